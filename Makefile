@@ -35,11 +35,11 @@ test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -q -m slow -n 2 --ignore $(LOOPBACK)
 	$(BIN)/python -m pytest -q -m slow $(LOOPBACK)
 
-$(VENV)/.docs: $(VENV)/.dev
+$(VENV)/.docs: $(VENV)/.core
 	$(PIP) -e '.[docs]'
 	@touch $@
 
-# The site, in build/site; a warning (a broken link, a page that nobody can reach) is an error.
+# The site, in build/site; a warning (a broken link, a page outside the navigation) is an error.
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 	@echo "open build/site/index.html"

@@ -57,6 +57,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: objec
     source = page.file.src_uri
     if not source.startswith("../"):
         return markdown
+    page.meta["search"] = {"boost": 0.1}  # below the pages that explain
 
     def linked(match: re.Match[str]) -> str:
         if ":" in match["to"]:

@@ -91,6 +91,13 @@ def compare(
     keys     as in `fit`; an option is for the methods that have it. A list, as lr=[0.01, 0.1],
              spans a grid, from which validation chooses for each method
 
+    >>> columns = {"client": "hospital", "label": "outcome"}
+    >>> task = fs.Task.from_csv("patients.csv", **columns, target="north")
+    >>> methods = ["fedavg", fs.method("fedpals", ess=0.5)]
+    >>> table = fs.compare(task, "linear", methods, rounds=2, seeds=2, jobs=1)
+    >>> [row.label for row in table.rows]
+    ['fedavg', 'fedpals(ess=0.5)']
+
     Raises InputError for what does not go together, with the cure, before anything is trained.
     """
     check_task(task)

@@ -115,6 +115,12 @@ def fit(
                    then ends the run after the round under way, and a second one at once
     resume         go on with the run in `folder`; the result of one that is complete
 
+    >>> columns = {"client": "hospital", "label": "outcome"}
+    >>> task = fs.Task.from_csv("patients.csv", **columns, target="north")
+    >>> result = fs.fit(task, "mlp", method="fedpals", ess=0.5, rounds=5)
+    >>> result.accuracy > 0.8
+    True
+
     Raises InputError for what does not go together, with the cure, before anything is trained.
     """
     planned = plan(
@@ -143,10 +149,18 @@ def fit(
 def load(folder: str | Path, *, net: Any = None) -> Result:
     """The result of `fit` that is saved in a folder.
 
-    net: the network that was trained, or the function that made it, where the folder does not say:
-    one from a notebook, a script or with arguments. Without it, the module that the folder names is
-    imported and makes the network, so load such folders of your own only. Raises InputError where
-    net is needed and left out, and for a folder that is none of a complete run.
+    net  the network that was trained, or the function that made it, where the folder does not say:
+         one from a notebook, a script or with arguments. Without it, the module that the folder
+         names is imported and makes the network, so load such folders of your own only
+
+    >>> columns = {"client": "hospital", "label": "outcome"}
+    >>> task = fs.Task.from_csv("patients.csv", **columns, target="north")
+    >>> result = fs.fit(task, "linear", rounds=2, folder="run")
+    >>> fs.load("run").accuracy == result.accuracy
+    True
+
+    Raises InputError where net is needed and left out, and for a folder that is none of a complete
+    run.
     """
     place = Path(folder)
     config = complete_config(place)

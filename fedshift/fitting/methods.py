@@ -46,11 +46,14 @@ def method(
 ) -> Method:
     """A method with its options, for `fit` and `compare`.
 
-    given: a recipe's name; a function of `Setting` that makes an `Algorithm`, whose keyword-only
-    arguments are its options; or an `Algorithm`, which has none. Raises InputError for an unknown
-    name or option, with the nearest match, and for values without a name.
+    given    a recipe's name; a function of `Setting` that makes an `Algorithm`, whose keyword-only
+             arguments are its options; or an `Algorithm`, which has none
+    options  the method's, by name
 
-    >>> method("fedprox", mu=0.1).label
+    Raises InputError for an unknown name or option, with the nearest match, and for values without
+    a name.
+
+    >>> fs.method("fedprox", mu=0.1).label
     'fedprox(mu=0.1)'
     """
     if isinstance(given, str):

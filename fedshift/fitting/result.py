@@ -37,8 +37,14 @@ from fedshift.tasks.encoding import Encoding
 class Result:
     """A trained model, all that was measured, and how raw rows become its inputs.
 
-    `print(result)` shows the main numbers. summary has all of them, by the names of summary.json.
-    notes say what a reader of the numbers should know.
+    `print(result)` shows the main numbers; `summary` has all of them, by the names of summary.json,
+    and `notes` what a reader of the numbers should know.
+
+    >>> columns = {"client": "hospital", "label": "outcome"}
+    >>> task = fs.Task.from_csv("patients.csv", **columns, target="north")
+    >>> result = fs.fit(task, "linear", rounds=2)
+    >>> sorted(result.accuracies)
+    ['coast', 'east', 'south', 'west']
     """
 
     run: RunResult

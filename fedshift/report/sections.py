@@ -6,10 +6,20 @@ from collections.abc import Sequence
 
 from fedshift.record.folder import RunResult
 from fedshift.record.rounds import other_columns
-from fedshift.report.heat_map import heat_map
+from fedshift.record.summary import CurvePoint
+from fedshift.report.charts import (
+    Axis,
+    BarChart,
+    Bars,
+    HeatMap,
+    LineChart,
+    Series,
+)
 from fedshift.report.layout import figure, fold, note, section, table
+from fedshift.report.looks import GREY, Look
 from fedshift.report.splits import (
     Split,
+    by_round,
     client_names,
     heading,
     left_out,
@@ -18,7 +28,6 @@ from fedshift.report.splits import (
     splits,
 )
 from fedshift.report.spread import spread_table
-from fedshift.report.svg import Axis, Bars, Series, grouped_bars, line_chart
 from fedshift.report.tables import Cell, Table, finite, from_columns
 
 
@@ -93,95 +102,128 @@ def weights(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     """Weights beside FedAvg's, per client."""
     parts = []
     for split in splits(runs, labels):
-        first, names, drawn = split.runs[0], client_names(split.runs[0]), split.drawn()
-        columns = [("FedAvg: n / N", first.summary.fedavg_weights, 0)]
-        equal = []
-        for run, label, place in zip(split.runs, split.labels, split.places, strict=True):
-            if weighs(run):
-                columns.append((label, run.summary.weights, place + 1))
-            else:
-                equal.append(label)
-        shown = [Bars(name, tuple(w[i] for i in drawn), colour) for name, w, colour in columns]
-        title = f"Weight of each client in the average ({split.name})"
-        drawing = grouped_bars(title, [names[i] for i in drawn], shown, Axis("weight", True))
+        equal = [b for r, b in zip(split.runs, split.labels, strict=True) if not weighs(r)]
         note_equal = f"{', '.join(equal)}: equal to n / N. " if equal else ""
-        sizes = [("n", tuple(c.n for c in first.clients), ".0f")]
-        numbers = from_columns("Client", names, [c[:2] for c in columns], ".2%", sizes)
-        parts += [
-            heading(split, runs),
-            figure(drawing, note_equal + left_out(split)),
-            fold(numbers),
-        ]
+        names, sizes = client_names(split.runs[0]), [c.n for c in split.runs[0].clients]
+        numbers = from_columns("Client", names, _weights(split), ".2%", [("n", sizes, ".0f")])
+        drawing = figure(weights_chart(split), note_equal + left_out(split))
+        parts += [heading(split, runs), drawing, fold(numbers)]
     means = _cohort_note(runs, labels).strip()
     return section("weights", "Weights", *parts, *([note(means)] if means else []))
 
 
+def weights_chart(split: Split) -> BarChart:
+    """The weight of each client that is drawn; n / N in grey."""
+    names, drawn = client_names(split.runs[0]), split.drawn()
+    bars = [
+        Bars(name, tuple(column[i] for i in drawn), look=None if k else Look(GREY))
+        for k, (name, column) in enumerate(_weights(split))
+    ]
+    title = f"Weight of each client in the average ({split.name})"
+    axis = Axis("weight", percent=True)
+    return BarChart(title, tuple(names[i] for i in drawn), tuple(bars), axis)
+
+
+def _weights(split: Split) -> list[tuple[str, Sequence[float]]]:
+    """n / N and the weights that differ from it, by name."""
+    weighed = zip(split.labels, split.runs, strict=True)
+    base = ("n / N", split.runs[0].summary.fedavg_weights)
+    return [base, *((b, r.summary.weights) for b, r in weighed if weighs(r))]
+
+
 def curves(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     """ESS share against the L1 gap for each set of clients, with a point for every run."""
-    series, parts = [], []
-    for k, split in enumerate(splits(runs, labels)):
-        # One curve for all runs of a split: it depends on clients and target, not on the run.
-        curve = next((r.summary.curve for r in split.runs if r.summary.curve), ())
-        if curve:
-            name = "attainable" + (f" ({split.name})" if len(split.runs) < len(runs) else "")
-            ordered = sorted(curve, key=lambda p: p.ess_fraction)
-            x, y = tuple(p.ess_fraction for p in ordered), tuple(p.l1 for p in ordered)
-            series.append(Series(name, x, y, 0, dash=k, points=True))
-            # Grid points with an ESS below that of lambda = 0 all repeat that point.
-            distinct = {(round(p.ess_fraction, 9), round(p.l1, 9)): p for p in curve}.values()
-            rows = tuple((finite(p.lam), p.ess_fraction, p.distance, p.l1) for p in distinct)
-            head = ("λ", "ESS share", "L2 distance", "L1 gap")
-            parts.append(table(Table(head, rows, (".4g", ".1%", ".6f", ".6f"), name)))
-        for run, label, place in zip(split.runs, split.labels, split.places, strict=True):
-            if run.summary.ess_fraction is not None and run.summary.l1_distance is not None:
-                point = ((run.summary.ess_fraction,), (run.summary.l1_distance,))
-                series.append(Series(f"chosen: {label}", *point, place + 1, line=False))
-    title = "Effective sample size against the gap to the target"
-    x_axis = Axis("effective sample size, share of all examples", percent=True)
-    drawing = line_chart(title, series, x_axis, Axis("L1 gap", zero=True))
+    parts = []
+    for name, curve in _attainable(runs, labels):
+        # Grid points with an ESS below that of lambda = 0 all repeat that point.
+        distinct = {(round(p.ess_fraction, 9), round(p.l1, 9)): p for p in curve}.values()
+        rows = tuple((finite(p.lam), p.ess_fraction, p.distance, p.l1) for p in distinct)
+        head = ("λ", "ESS share", "L2 distance", "L1 gap")
+        parts.append(table(Table(head, rows, (".4g", ".1%", ".6f", ".6f"), name)))
     caption = (
-        "Down is a mixture closer to the target, right is less variance. The rings are the "
-        "weights that the runs used."
+        "Down is a mixture closer to the target, right is less variance. The large markers are "
+        "the weights that the runs used."
     ) + _cohort_note(runs, labels)
-    return section("ess", "What closeness to the target costs", figure(drawing, caption), *parts)
+    drawing = figure(curve_chart(runs, labels), caption)
+    return section("ess", "What closeness to the target costs", drawing, *parts)
+
+
+def _attainable(
+    runs: Sequence[RunResult], labels: Sequence[str]
+) -> list[tuple[str, tuple[CurvePoint, ...]]]:
+    """The curve of each set of clients, by name: it depends on clients and target, not on runs."""
+    several = len(groups := splits(runs, labels)) > 1
+    curves = ((s, next((r.summary.curve for r in s.runs if r.summary.curve), ())) for s in groups)
+    return [("attainable" + f" ({s.name})" * several, curve) for s, curve in curves if curve]
+
+
+def curve_chart(runs: Sequence[RunResult], labels: Sequence[str]) -> LineChart:
+    """Gap to the target against the effective sample size: attainable in grey, chosen as points."""
+    series = []
+    for name, curve in _attainable(runs, labels):
+        ordered = sorted(curve, key=lambda p: p.ess_fraction)
+        x, y = tuple(p.ess_fraction for p in ordered), tuple(p.l1 for p in ordered)
+        series.append(Series(name, x, y, look=Look(GREY), points=True))
+    for run, label in zip(runs, labels, strict=True):
+        if run.summary.ess_fraction is not None and run.summary.l1_distance is not None:
+            point = ((run.summary.ess_fraction,), (run.summary.l1_distance,))
+            series.append(Series(f"chosen: {label}", *point, line=False))
+    title = "Effective sample size against the gap to the target"
+    across = Axis("effective sample size, share of all examples", percent=True)
+    return LineChart(title, tuple(series), across, Axis("L1 gap", zero=True))
 
 
 def rounds(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
-    """Accuracy or error per round, all runs in one chart, estimates dashed."""
-    series, tables = [], []
-    errors = runs[0].summary.kind == "regression"
-    main = ("rmse", "estimated_rmse") if errors else ("target_accuracy", "estimated_accuracy")
-    what = "Error" if errors else "Accuracy"
-    for place, (run, label) in enumerate(zip(runs, labels, strict=True)):
-        x = tuple(float(r.round) for r in run.rounds)
-        target, estimate = (tuple(r.values[name] for r in run.rounds) for name in main)
-        # Dots help with few rounds; with many they hide the line.
-        few = len(x) <= 30
-        # A method without a global model has no target accuracy; its line would be a name without
-        # points.
-        if any(v is not None for v in target):
-            series.append(Series(label, x, target, place + 1, points=few))
-        if any(v is not None for v in estimate):
-            series.append(Series(f"{label}, estimated", x, estimate, place + 1, dash=1, points=few))
+    """Accuracy or error per round, all runs in one chart."""
+    chart = rounds_chart(runs, labels)
+    errors, tables = runs[0].summary.kind == "regression", []
+    for run, label in zip(runs, labels, strict=True):
         columns = tuple(run.rounds[0].values) if run.rounds else ()
         rows = tuple((r.round, *r.values.values()) for r in run.rounds)
         shares = [not errors and ("accuracy" in c or c.endswith("_se")) for c in columns]
         formats = tuple(".1%" if share else ".5g" for share in shares)
         head = tuple(c.replace("_", " ") for c in ("round", *columns))
         tables.append(fold(Table(head, rows, ("d", *formats), label)))
+    caption = (
+        "Thick: on the target's test data. Thin, dotted: estimated from the clients' validation "
+        "data alone."
+    )
+    return section("rounds", chart.title, figure(chart, caption), *tables)
+
+
+def rounds_chart(runs: Sequence[RunResult], labels: Sequence[str]) -> LineChart:
+    """Accuracy or error at the target by round, and its estimate as a thin line."""
+    errors = runs[0].summary.kind == "regression"
+    target, estimate = (
+        ("rmse", "estimated_rmse") if errors else ("target_accuracy", "estimated_accuracy")
+    )
+    series = [
+        one
+        for run, label in zip(runs, labels, strict=True)
+        for one in (
+            by_round(run.rounds, label, target),
+            by_round(run.rounds, f"{label}, estimated", estimate, thin=True),
+        )
+        # A method without a global model has no target accuracy: a name without points.
+        if any(v is not None for v in one.y)
+    ]
     axis = Axis("RMSE", zero=True) if errors else Axis("accuracy", percent=True)
-    drawing = line_chart(f"{what} per round", series, Axis("round", zero=True), axis)
-    caption = "Solid: on the target's test data. Dashed: estimated from the clients alone."
-    return section("rounds", f"{what} per round", figure(drawing, caption), *tables)
+    title = f"{'Error' if errors else 'Accuracy'} per round"
+    return LineChart(title, tuple(series), Axis("round", zero=True), axis)
+
+
+def recall_chart(title: str, runs: Sequence[RunResult], labels: Sequence[str]) -> BarChart:
+    """Recall per class of every run."""
+    pairs = zip(labels, runs, strict=True)
+    bars = tuple(Bars(label, run.summary.final.target_recall) for label, run in pairs)
+    return BarChart(title, runs[0].summary.classes, bars, Axis("recall", percent=True))
 
 
 def per_class(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     """Recall per class at the last evaluation, beside the class's mass in the target."""
     classes = runs[0].summary.classes
     pairs = list(zip(runs, labels, strict=True))
-    bars = [Bars(b, r.summary.final.target_recall, i + 1) for i, (r, b) in enumerate(pairs)]
-    title = "Accuracy per class on the target's test data"
-    drawing = grouped_bars(title, classes, bars, Axis("recall", percent=True))
+    drawing = recall_chart("Accuracy per class on the target's test data", runs, labels)
     columns: list[tuple[str, Sequence[Cell]]] = []
     for run, label in pairs:
         columns.append((label, run.summary.final.target_recall))
@@ -223,7 +265,7 @@ def _result(run: RunResult, label: str) -> tuple[Cell, ...]:
     return (label, *final, *ess, s.final.round)
 
 
-def _label_map(split: Split) -> str:
+def _label_map(split: Split) -> HeatMap:
     s, names, drawn = split.runs[0].summary, looked_names(split.runs[0]), split.drawn()
     shares, notes = [], []
     for i in drawn:
@@ -233,9 +275,10 @@ def _label_map(split: Split) -> str:
         notes.append([f"{names[i]}, {c}: {v:g} examples, {v / n:.1%}" for c, v in cells])
     last = _target_name(split)
     notes.append([f"{last}, {c}: {t:.1%}" for c, t in zip(s.classes, s.target, strict=True)])
-    rows = [*(names[i] for i in drawn), last]
+    rows = (*(names[i] for i in drawn), last)
     title = f"Share of each label per client, and of the {last} ({split.name})"
-    return heat_map(title, rows, s.classes, [*shares, s.target], notes=notes)
+    values = (*map(tuple, shares), s.target)
+    return HeatMap(title, rows, s.classes, values, tuple(map(tuple, notes)))
 
 
 def _counts_table(split: Split) -> str:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fedshift.record.folder import RunResult
-from fedshift.record.summary import Last
-from fedshift.report.heat_map import ACCURACY, heat_map
+from fedshift.record.summary import Last, Serving
+from fedshift.report.charts import ACCURACY, Axis, HeatMap, LineChart, Series
 from fedshift.report.layout import figure, fold, note, section, table
+from fedshift.report.looks import Look
+from fedshift.report.sections import recall_chart
 from fedshift.report.splits import (
     Split,
     by_client,
+    by_round,
     client_names,
     heading,
     left_out,
@@ -23,7 +26,6 @@ from fedshift.report.splits import (
     splits,
 )
 from fedshift.report.spread import spread_table
-from fedshift.report.svg import PALETTE, Axis, Bars, Series, grouped_bars, line_chart
 from fedshift.report.tables import MISSING, Cell, Table, from_columns
 from fedshift.report.ways import WAYS, over_rounds
 
@@ -77,53 +79,64 @@ def answers(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
 
 def curves(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     """One run: its accuracies by round. Several: a chart per accuracy with a line per run."""
-    across = Axis("round", zero=True)
     parts = []
     if len(runs) == 1:
-        series = [_curve(runs[0], name, key, i) for i, (name, key, _) in enumerate(CURVES)]
-        drawable = [s for s in series if _has_values(s)]
-        drawing = line_chart("Accuracy per round", drawable, across, Axis("accuracy", percent=True))
-        parts.append(figure(drawing, "On the clients' test examples."))
+        series = [
+            by_round(runs[0].served, name, key, look=Look(i))
+            for i, (name, key, _) in enumerate(CURVES, start=1)
+        ]
+        chart = _line_chart("Accuracy per round", series, "accuracy")
+        parts.append(figure(chart, "On the clients' test examples."))
     for name, key, meaning in CURVES if len(runs) > 1 else ():
-        series = [_curve(r, b, key, i) for i, (r, b) in enumerate(zip(runs, labels, strict=True))]
-        drawable = [s for s in series if _has_values(s)]
-        if drawable:
-            title = f"Accuracy per round: {name}"
-            drawing = line_chart(title, drawable, across, Axis(name, percent=True))
-            parts.append(figure(drawing, meaning))
+        chart = served_chart(runs, labels, key, name)
+        if chart.series:
+            parts.append(figure(chart, meaning))
     parts += [fold(_rounds(r, label)) for r, label in zip(runs, labels, strict=True)]
     return section("served", "Accuracy per round", *parts)
+
+
+def served_chart(
+    runs: Sequence[RunResult], labels: Sequence[str], key: str, name: str
+) -> LineChart:
+    """One accuracy by round, a line per run."""
+    series = [by_round(r.served, b, key) for r, b in zip(runs, labels, strict=True)]
+    return _line_chart(f"Accuracy per round: {name}", series, name)
+
+
+def _line_chart(title: str, series: Sequence[Series], what: str) -> LineChart:
+    measured = tuple(s for s in series if any(v is not None for v in s.y))
+    return LineChart(title, measured, Axis("round", zero=True), Axis(what, percent=True))
 
 
 def served_models(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     """How well each client's own model does on its own test examples, class by class."""
     parts = []
     for run, label, serving in serving_runs(runs, labels):
-        alone = Split((run,), (label,), (0,))
-        drawn = alone.drawn()
-        classes, names = run.summary.classes, looked_names(run)
-        rows = [serving.class_accuracy[i] for i in drawn]
-        notes = [
-            [f"{names[i]}, {c}: {percent(v)}" for c, v in zip(classes, row, strict=True)]
-            for i, row in zip(drawn, rows, strict=True)
-        ]
-        title = f"Accuracy of each client's own model by class ({label})"
-        drawing = heat_map(
-            title, [names[i] for i in drawn], classes, rows, notes=notes, shades=ACCURACY
-        )
-        numbers = by_client(run, classes, serving.class_accuracy)
-        parts += [run_heading(runs, label), figure(drawing, left_out(alone)), fold(numbers)]
+        drawing = figure(own_map(run, label, serving), left_out(Split((run,), (label,), (0,))))
+        numbers = by_client(run, run.summary.classes, serving.class_accuracy)
+        parts += [run_heading(runs, label), drawing, fold(numbers)]
     text = "Of the last round. An empty cell: the client has no test examples of this class."
     return section("own", "Own models on their own client's classes", note(text), *parts)
+
+
+def own_map(run: RunResult, label: str, serving: Serving) -> HeatMap:
+    """Accuracy of each client's own model by class."""
+    drawn, names = Split((run,), (label,), (0,)).drawn(), looked_names(run)
+    classes = run.summary.classes
+    rows = tuple(serving.class_accuracy[i] for i in drawn)
+    notes = tuple(
+        tuple(f"{names[i]}, {c}: {percent(v)}" for c, v in zip(classes, row, strict=True))
+        for i, row in zip(drawn, rows, strict=True)
+    )
+    title = f"Accuracy of each client's own model by class ({label})"
+    return HeatMap(title, tuple(names[i] for i in drawn), classes, rows, notes, ACCURACY)
 
 
 def per_class(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     """The system's recall per class on all test examples, beside the class's share of them."""
     classes = runs[0].summary.classes
     pairs = list(zip(runs, labels, strict=True))
-    bars = [Bars(b, r.summary.final.target_recall, i + 1) for i, (r, b) in enumerate(pairs)]
-    title = "Accuracy per class on all clients' test examples"
-    drawing = grouped_bars(title, classes, bars, Axis("recall", percent=True))
+    drawing = recall_chart("Accuracy per class on all clients' test examples", runs, labels)
     columns = [(label, r.summary.final.target_recall) for r, label in pairs]
     numbers = from_columns("Class", classes, columns, ".1%", mass_columns(runs, "Share of tests"))
     caption = (
@@ -165,16 +178,6 @@ def _client_table(split: Split) -> Table:
     first_columns += [("Look or site", looks(first), "")] if looks(first) else []
     first_columns.append(("Training examples", tuple(c.n for c in first.clients), ".0f"))
     return from_columns("Client", client_names(first), columns, ".1%", first_columns)
-
-
-def _curve(run: RunResult, name: str, key: str, place: int) -> Series:
-    x = tuple(float(r.round) for r in run.served)
-    y = tuple(r.values[key] for r in run.served)
-    return Series(name, x, y, place + 1, dash=(place + 1) // len(PALETTE), points=len(x) <= 30)
-
-
-def _has_values(series: Series) -> bool:
-    return any(v is not None for v in series.y)
 
 
 def _rounds(run: RunResult, label: str) -> Table:

@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedshift.record.folder import RunResult
+from fedshift.record.rounds import Round
 from fedshift.record.summary import Serving
+from fedshift.report.charts import Series
+from fedshift.report.looks import Look
 from fedshift.report.shapes import escape
 from fedshift.report.tables import MISSING, Cell, Table
 
@@ -93,6 +96,20 @@ def mass_columns(runs: Sequence[RunResult], name: str) -> list[tuple[str, Sequen
     masses = list(dict.fromkeys(run.summary.target for run in runs))
     names = [name] if len(masses) == 1 else [f"{name} #{i + 1}" for i in range(len(masses))]
     return [(column, mass, ".1%") for column, mass in zip(names, masses, strict=True)]
+
+
+def by_round(
+    rounds: Sequence[Round],
+    name: str,
+    column: str,
+    *,
+    thin: bool = False,
+    look: Look | None = None,
+) -> Series:
+    """A column of the rounds as a line; with few rounds it has dots, which would hide many."""
+    x = tuple(float(r.round) for r in rounds)
+    y = tuple(r.values.get(column) for r in rounds)
+    return Series(name, x, y, thin=thin, look=look, points=len(x) <= 30)
 
 
 def percent(value: float | None) -> str:

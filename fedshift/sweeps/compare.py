@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -18,6 +17,7 @@ from fedshift.experiments.progress import Asked, no_stop
 from fedshift.experiments.training import Listener, silent
 from fedshift.files import clean, is_folder, make_folder, write
 from fedshift.record.folder import METRICS, SERVED, read_run
+from fedshift.report.intervals import Moments, bounds_of, moments
 from fedshift.sweeps.execute import Report, execute
 from fedshift.sweeps.measured import (
     Measured,
@@ -188,14 +188,14 @@ def _choice(plan: Plan, rows: Sequence[Row]) -> str:
     return chosen + why
 
 
-def _curve(runs: Iterable[Measured], store: Store, metric: str) -> dict[int, float]:
-    """The metric's mean over the seeds by round; empty where no round was measured by it."""
+def _curve(runs: Iterable[Measured], store: Store, metric: str) -> dict[int, Moments]:
+    """The metric over the seeds by round; empty where no round was measured by it."""
     curves: list[dict[int, float]] = []
     for file in (METRICS, SERVED):
         with contextlib.suppress(DataError):  # it has no such column
             curves = curves or [store.curve(m.run, metric, file) for m in runs if m.state == "done"]
     common = sorted(set(curves[0]).intersection(*curves[1:])) if curves else []
-    return {t: math.fsum(c[t] for c in curves) / len(curves) for t in common}
+    return {t: moments([c[t] for c in curves], within=bounds_of(metric)) for t in common}
 
 
 def write_table(table: Table) -> None:

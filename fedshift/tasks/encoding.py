@@ -57,6 +57,7 @@ class Encoding:
     layout   how several tensors are packed, None where x is not
     missing  "refuse" raises InputError for a missing value
 
+    >>> from fedshift.tasks.encoding import Column, Encoding
     >>> age = Encoding(("no", "yes"), columns=(Column("age", mean=40.0, sd=10.0),))
     >>> age.apply({"age": [30.0, 45.0]}).tolist()
     [[-1.0], [0.5]]

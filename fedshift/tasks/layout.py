@@ -46,6 +46,8 @@ class Layout:
 
     Engine, backends and messages thereby see plain rows, whatever the network's inputs are.
 
+    >>> import torch
+    >>> from fedshift.tasks.layout import Layout, Part
     >>> both = Layout((Part("ids", (3,), "int64"), Part("mask", (3,), "bool")), "tuple")
     >>> row = both.pack((torch.tensor([[5, 7, 0]]), torch.tensor([[True, True, False]])))
     >>> row.tolist()

@@ -34,8 +34,10 @@ if TYPE_CHECKING:
 class Task(TaskFields):
     """Clients with their examples, and a target; `build` cuts and encodes them.
 
-    Made by `from_arrays`, `from_csv`, `from_frame` and the like. clients are the names of those
-    that train, in order; classes the names of the labels, in the order of the network's outputs.
+    Made by `from_arrays`, `from_csv`, `from_frame` and the like. `fedshift.fit` trains on it.
+
+    clients  the names of those that train, in order
+    classes  the names of the labels, in the order of the network's outputs
     """
 
     def __init__(self, *given: Any, **fields: Any) -> None:
@@ -64,7 +66,7 @@ class Task(TaskFields):
         Raises InputError for lengths that differ, and for a target that is none of these.
 
         >>> x, y = [[0.0], [1.0], [0.2], [0.9], [0.1]], ["no", "yes", "no", "yes", "no"]
-        >>> task = Task.from_arrays(x, y, client=["a", "a", "b", "b", "c"], target="c")
+        >>> task = fs.Task.from_arrays(x, y, client=["a", "a", "b", "b", "c"], target="c")
         >>> task.clients, task.classes
         (('a', 'b'), ('no', 'yes'))
         """
@@ -83,7 +85,12 @@ class Task(TaskFields):
         drop: Sequence[str] = (),
         **options: Unpack[Options],
     ) -> Task:
-        """Rows of a pandas DataFrame (or a dict of columns): `from_csv` says how they are read."""
+        """Rows of a pandas DataFrame (or a dict of columns): `from_csv` says how they are read.
+
+        >>> ages = {"age": [30, 45, 28, 61, 50], "ill": [0, 1, 0, 1, 1], "site": list("aabbc")}
+        >>> fs.Task.from_frame(ages, client="site", label="ill", target="c").clients
+        ('a', 'b')
+        """
         client, label = str(client), str(label) if is_whole(label) else label
         # Of several labels True and False are numbers.
         labels = [label] if isinstance(label, str) else []
@@ -121,6 +128,10 @@ class Task(TaskFields):
         columns  those to learn from, or all but those to `drop`
         separator, decimal, encoding, header (names of the columns)  are looked up in the file
                  where they are not given
+
+        >>> columns = {"client": "hospital", "label": "outcome"}
+        >>> fs.Task.from_csv("patients.csv", **columns, target="north").clients
+        ('coast', 'east', 'south', 'west')
 
         Raises DataError for a file that is no such table, InputError for columns that it lacks.
         """
@@ -207,7 +218,7 @@ class Task(TaskFields):
 
         >>> import torch
         >>> pair = torch.utils.data.TensorDataset(torch.zeros(4, 2), torch.tensor([0, 1, 0, 1]))
-        >>> Task.from_datasets({"a": pair, "b": pair, "c": pair}, target="c").clients
+        >>> fs.Task.from_datasets({"a": pair, "b": pair, "c": pair}, target="c").clients
         ('a', 'b')
         """
         return cls(**task_fields(rows_of_datasets(datasets, x, y), target, options))
@@ -227,6 +238,11 @@ class Task(TaskFields):
         """One data set (see `from_datasets`) and the row numbers of each client.
 
         indices  lists of row numbers by client's name, or in order: clients are then "0", "1", ...
+
+        >>> import torch
+        >>> data = torch.utils.data.TensorDataset(torch.zeros(6, 2), torch.tensor([0, 1] * 3))
+        >>> fs.Task.from_partition(data, {"a": [0, 1], "b": [2, 3, 4, 5]}, target="b").clients
+        ('a',)
 
         Raises InputError for a row that is not there or that two clients have.
         """
@@ -250,7 +266,7 @@ class Task(TaskFields):
 
         >>> from fedshift.shifts import Sparsity
         >>> y = [0, 1, 2, 3] * 30
-        >>> task = Task.from_split([[v] for v in y], y, Sparsity(2), clients=3, target="pooled")
+        >>> task = fs.Task.from_split([[v] for v in y], y, Sparsity(2), clients=3, target="pooled")
         >>> task.clients
         ('0', '1', '2')
         """

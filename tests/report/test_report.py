@@ -171,7 +171,7 @@ def test_a_run_without_target_labels_still_has_a_page(tmp_path: Path) -> None:
     text = page([made(tmp_path / "a", edit=blind)])
     outline = Outline(text)
     assert outline.row("FedPALS")[1:5] == ["–", "–", "75.0%", "∞"]
-    assert text.count("no values recorded") == 2
+    assert sum("no values recorded" in "".join(d.itertext()) for d in drawings(text)) == 2
     assert all(a.get("id") != "selection" for _, a in outline.tags)
 
 

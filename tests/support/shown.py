@@ -11,7 +11,7 @@ def alike(shown: str, printed: str) -> bool:
     """Whether the words are the same and the numbers close; a line of ... stands for any lines.
 
     Training gives slightly other numbers on other processors. So numbers may differ by a twentieth,
-    and those with one decimal or none (percentages, counts) by 1.5.
+    and percentages and small counts (up to 100, with one decimal or none) by 2.
     """
     lines = shown.splitlines()
     match = re.fullmatch("".join(map(_pattern, lines)), printed)
@@ -24,9 +24,11 @@ def _pattern(line: str) -> str:
     if line.strip() == "...":
         return r"(?:.*\n)*?"
     words = (NUMBER.split(word) for word in line.split())
-    return r" *" + r" +".join(f"({NUMBER.pattern})".join(map(re.escape, w)) for w in words) + r"\n"
+    pattern = r" +".join(f"({NUMBER.pattern})".join(map(re.escape, w)) for w in words)
+    return rf" *{pattern} *\n"
 
 
 def _close(a: str, b: str) -> bool:
-    least = 1.5 if len(a.partition(".")[2]) < 2 else 0.0
-    return abs(float(a) - float(b)) <= max(least, abs(float(a)) / 20)
+    size = abs(float(a))
+    few_decimals = len(a.partition(".")[2]) < 2
+    return abs(float(a) - float(b)) <= (2 if few_decimals and size <= 100 else size / 20)
