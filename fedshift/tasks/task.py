@@ -276,8 +276,8 @@ class Task(TaskFields):
         kind = options.get("kind", "classification")
         if kind != "classification":
             raise InputError(
-                f'a shift deals rows by their labels, and this task is "{kind}"; name the client of '
-                "each row by client= of from_arrays"
+                f'a shift deals rows by their labels, and this task is "{kind}"; name the client '
+                "of each row by client= of from_arrays"
             )
         labels = coded(y, "y")
         if (labels.codes < 0).any():
