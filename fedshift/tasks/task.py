@@ -278,7 +278,13 @@ class Task(TaskFields):
         if not callable(shift):
             raise InputError(f"shift is {called(shift)}; give one of fedshift.shifts")
         check_whole("clients", clients, 1)
-        labels = coded(y)
+        kind = options.get("kind", "classification")
+        if kind != "classification":
+            raise InputError(
+                f'a shift deals rows by their labels, and this task is "{kind}"; name the client '
+                "of each row by client= of from_arrays"
+            )
+        labels = coded(y, "y")
         if (labels.codes < 0).any():
             raise InputError("some rows have no label, by which a shift deals; leave them out")
         rng = numpy_generator(options.get("seed", 0), "split")
