@@ -10,7 +10,7 @@ from typing import Any
 from fedshift.errors import unknown
 from fedshift.record.headline import OWN
 from fedshift.sweeps.execute import Report
-from fedshift.sweeps.plan import Contender, Plan
+from fedshift.sweeps.plan import Contender, Plan, seeds_in_words
 from fedshift.sweeps.statistics import Moments, moments, paired
 from fedshift.sweeps.store import Run, Store
 
@@ -68,8 +68,11 @@ class Row:
     @property
     def note(self) -> str:
         """The seeds that are missing, and why."""
-        gone = [m for m in self.runs if m.state != "done"]
-        return "; ".join(f"seed {m.seed} {m.state}{f': {m.why}' * bool(m.why)}" for m in gone)
+        gone: dict[str, list[int]] = {}
+        for m in self.runs:
+            if m.state != "done":
+                gone.setdefault(f"{m.state}{f': {m.why}' * bool(m.why)}", []).append(m.seed)
+        return "; ".join(f"{seeds_in_words(of).lower()} {how}" for how, of in gone.items())
 
 
 def measured(plan: Plan, store: Store, report: Report) -> tuple[Measured, ...]:
