@@ -178,7 +178,7 @@ def _tensor(name: str, values: Any) -> Tensor:
     try:
         if isinstance(values, list) and all(isinstance(one, np.ndarray) for one in values):
             values = np.array(values)  # torch reads a list of arrays slowly, and warns
-        v = values.detach().cpu() if isinstance(values, Tensor) else torch.as_tensor(values)
+        v = values.detach().cpu() if isinstance(values, Tensor) else tensor_of(values)
     except (TypeError, ValueError, RuntimeError) as e:
         arrays = isinstance(values, list) and values and isinstance(values[0], np.ndarray | Tensor)
         if arrays and str(values[0].dtype) != "object":
@@ -192,6 +192,15 @@ def _tensor(name: str, values: Any) -> Tensor:
     if v.ndim == 0:
         raise InputError(f'"{shown(name)}" is a single number; give one row per example, [n, ...]')
     return v
+
+
+def tensor_of(values: Any) -> Tensor:
+    """`torch.as_tensor`; an array that is not to be written is copied, or torch would warn of it.
+
+    Such are those of pandas, of Arrow and of mapped files.
+    """
+    locked = isinstance(values, np.ndarray) and not values.flags.writeable
+    return torch.as_tensor(values.copy() if locked else values)
 
 
 def as_numbers(name: str, v: Tensor) -> Tensor:
