@@ -377,3 +377,15 @@ def test_what_shares_a_colour_has_another_dash() -> None:
     assert len({k.colour for k in drawn}) == 1
     assert drawn[0].style != drawn[1].style
     assert drawn[0] == drawn[2]  # a thin line beside its method's
+
+
+def test_a_legend_names_a_method_once() -> None:
+    def words(*series: Series) -> list[str]:
+        drawn = svg(LineChart("t", series, Axis("x"), Axis("y")))
+        return [t.text or "" for t in ET.fromstring(drawn).iter(f"{SVG}text")]
+
+    thick = Series("fedavg", (0, 1), (0.5, 0.6))
+    thin = Series("fedavg, estimated", (0, 1), (0.4, 0.5), thin=True)
+    assert "fedavg, estimated" not in words(thick, thin)
+    assert "fedavg" in words(thick, thin)
+    assert "fedavg, estimated" in words(thin)  # alone, nothing else names it
