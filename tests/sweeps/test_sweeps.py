@@ -212,7 +212,7 @@ def test_training_that_diverged_is_a_line_and_is_not_chosen(tmp_path: Path) -> N
     alone = compared(plan(tmp_path, ("fedavg",), overrides=("training.lr=3e38",)), tmp_path / "o2")
     (row,) = alone.table.rows
     assert row.moments is None
-    assert row.note.startswith("seed 0 diverged: ")
+    assert row.note.startswith("seeds 0 to 2 diverged: ")
     assert len(alone.report.diverged) == 3
     assert "–" in repr(alone.table)
 
