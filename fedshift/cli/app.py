@@ -147,16 +147,18 @@ def init(
         typer.Option(help="A client, shares (ill=0.7,well=0.3), pooled, clients. Default: pooled."),
     ] = None,
     folder: Annotated[Path, typer.Option(help="Where to write.")] = Path(),
+    config: Overrides = [],  # noqa: B006
     format: FormatOption = Format.table,
 ) -> None:
     """Look at a table of yours, and write an experiment on it that runs.
 
-    TABLE: a CSV or Parquet file with one row per example.
+    TABLE: a CSV or Parquet file with one row per example. -c sets keys of [data], which are written
+    to the experiment, as in -c 'data.drop=["patient"]'.
     """
     with loading():
         from fedshift.cli.init import Asked, init
 
-    init(Asked(source, client, label, target, folder), as_json=format is Format.json)
+    init(Asked(source, client, label, target, folder, config), as_json=format is Format.json)
 
 
 @app.command()

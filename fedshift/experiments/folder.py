@@ -228,6 +228,8 @@ def write_profile(folder: Path, profile: Mapping[str, Any]) -> None:
 
 def lock(config: Config, prepared: Prepared, backend: str = "loop") -> dict[str, Any]:
     """What is needed to get the same numbers again: versions, backend, checksums, seeds."""
+    clients = prepared.custom.clients
+    names = {"names_sha256": _hash(*clients, *prepared.task.classes)} if clients else {}
     return {
         "packages": {
             n: package_version(n) for n in (*PACKAGES, *extra_packages(config.data, config.model))
@@ -239,6 +241,7 @@ def lock(config: Config, prepared: Prepared, backend: str = "loop") -> dict[str,
         "data": config.data.name,
         "data_sha256": prepared.data.sha256,
         "split_sha256": prepared.split_sha256,
+        **names,
         "seeds": vars(prepared.seeds),
     }
 

@@ -62,6 +62,7 @@ def moments(values: Sequence[float], level: float = LEVEL, within: Bounds = UNBO
 
     Raises InputError without values, for a level outside (0, 1) and for values that are not within.
 
+    >>> from fedshift.report.intervals import moments
     >>> moments([0.90, 0.95, 1.00], within=(0.0, 1.0)).high
     1.0
     """

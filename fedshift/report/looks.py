@@ -73,6 +73,7 @@ class Look:
 def look_of(name: str) -> Look:
     """The look of a method, by the first words of a label: "FedPALS, ess=25%" is fedpals'.
 
+    >>> from fedshift.report.looks import look_of
     >>> look_of("FedAvg (second trial)") == look_of("fedavg")
     True
     """

@@ -38,6 +38,7 @@ def reader_of(
 ) -> Callable[[str], float]:
     """What makes numbers of a column's texts: `truth` or `seconds` where all are such.
 
+    >>> from fedshift.tasks.values import reader_of
     >>> reader_of(["False", "?"])("True"), reader_of(["1", "True"])("1")
     (1.0, 1.0)
     """

@@ -35,7 +35,7 @@ PAGE, RESULTS = "table.md", "results.json"
 BOOTSTRAP = (
     "Intervals: percentile bootstrap over seeds, 10,000 resamples, the same for all cells of "
     "equally many seeds. With three seeds that is the range of the seeds, which covers a mean in "
-    "75 % of cases and not in 95 %."
+    "75 % of cases and not in 95 %; fewer seeds have none."
 )
 
 
