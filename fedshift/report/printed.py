@@ -151,7 +151,7 @@ def _columns(chart: BarChart, axes: Axes) -> dict[str, Any]:
 
 
 def _side_bars(chart: SideBars, axes: Axes) -> None:
-    of = looks(chart.names, [look_of(n) for n in chart.of or chart.names])
+    of = [look_of(name) for name in chart.of or chart.names]
     for i, (value, look) in enumerate(zip(_numbers(chart.values), of, strict=True)):
         axes.barh(i, value, 0.8, **_fill(look))
     bars = Bars("", chart.values, chart.low, chart.high)
@@ -184,6 +184,8 @@ def _whiskers(axes: Axes, at: Sequence[float], bars: Bars, *, upright: bool) -> 
     # Lines, and not matplotlib's error bars, which are lengths: an interval lies where it lies.
     for x, (low, high) in zip(at, ends, strict=True):
         xy = ([x, x], [low, high]) if upright else ([low, high], [x, x])
+        # Light around dark, to be seen on bars of any colour.
+        axes.plot(*xy, color="white", linewidth=2.2, zorder=4)
         axes.plot(*xy, color=INK, linewidth=0.9, zorder=4)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypedDict, get_type_hints
@@ -14,7 +15,18 @@ from fedshift.arguments import called
 from fedshift.data import first_not_finite
 from fedshift.errors import InputError, nearest, shown, unknown
 from fedshift.tasks.columns import Rules
-from fedshift.tasks.names import Coded, Mask, coded, listed, many, named, ordered, plain, reordered
+from fedshift.tasks.names import (
+    Coded,
+    Mask,
+    as_number,
+    coded,
+    listed,
+    many,
+    named,
+    ordered,
+    plain,
+    reordered,
+)
 from fedshift.tasks.rows import Columns, Inputs, inputs_of
 from fedshift.tasks.target import Target, is_test_set, target_of
 from fedshift.tasks.tensors import Tensors
@@ -145,14 +157,15 @@ def labels_of(
         labels = reordered(labels, classes, "label")
     many = len(labels.names)
     if many > 100 and 2 * many > n:
-        raise InputError(
-            f"y has {many:,} different values in {n:,} rows; for numbers to predict give "
-            'kind="regression"'
-        )
+        text = any(map(math.isnan, map(as_number, labels.names)))
+        what, cure = "values", 'for numbers to predict give kind="regression"'
+        if text:
+            what, cure = "texts", "as names or free text have; give a column of few values"
+        raise InputError(f"y has {many:,} different {what} in {n:,} rows; {cure}")
     if many < 2:
         raise InputError(
             f"y has {many} class{'' if many == 1 else 'es'} ({listed(labels.names)}); at least 2 "
-            "are needed, or name them all in classes="
+            "are needed"
         )
     return labels, None, ()
 

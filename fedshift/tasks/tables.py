@@ -67,6 +67,8 @@ def of_frame(
     names are columns that are categories or names, as those of pandas' type "category" are; True
     and False are names there, and 1 and 0 elsewhere. aside: as of `read_table`.
     """
+    if hasattr(frame, "to_pandas"):
+        frame = frame.to_pandas()
     _check_frame(frame, names)
     given = {str(name): frame[name] for name in frame}
     mask = named(given[aside[0]], aside[1]) if aside and aside[0] in given else None

@@ -24,7 +24,7 @@ from fedshift.tasks.making import Options, Rows, task_fields
 from fedshift.tasks.names import Coded, coded, listed, many
 from fedshift.tasks.rows import Columns
 from fedshift.tasks.showing import html_of
-from fedshift.tasks.sources import rows_of_datasets, rows_of_partition
+from fedshift.tasks.sources import rows_of_datasets, rows_of_partition, tested
 from fedshift.tasks.tables import labelled, of_frame, read_parquet, read_table, rows_of
 from fedshift.tasks.values import about_kinds
 
@@ -87,10 +87,12 @@ class Task(TaskFields):
         drop: Sequence[str] = (),
         **options: Unpack[Options],
     ) -> Task:
-        """Rows of a pandas DataFrame (or a dict of columns): `from_csv` says how they are read.
+        """Rows of a pandas DataFrame, or a dict of columns; `from_csv` says how they are read.
 
-        >>> ages = {"age": [30, 45, 28, 61, 50], "ill": [0, 1, 0, 1, 1], "site": list("aabbc")}
-        >>> fs.Task.from_frame(ages, client="site", label="ill", target="c").clients
+        Also of what has `to_pandas`: a HuggingFace data set, a table of Arrow or Polars.
+
+        >>> rows = {"age": [30, 45, 28, 61, 50], "ill": [0, 1, 0, 1, 1], "site": list("aabbc")}
+        >>> fs.Task.from_frame(rows, client="site", label="ill", target="c").clients
         ('a', 'b')
         """
         client, label = str(client), str(label) if is_whole(label) else label
@@ -217,13 +219,15 @@ class Task(TaskFields):
 
         Rows are pairs (x, y), or dicts, of which x and y name the input (or inputs) and the label
         where that is not clear. All rows are read once. Names of labels are the data set's own.
+        A data set as target is a test set.
 
         >>> import torch
         >>> pair = torch.utils.data.TensorDataset(torch.zeros(4, 2), torch.tensor([0, 1, 0, 1]))
         >>> fs.Task.from_datasets({"a": pair, "b": pair, "c": pair}, target="c").clients
         ('a', 'b')
         """
-        return cls(**task_fields(rows_of_datasets(datasets, x, y), target, options))
+        goal = tested(target, x, y)
+        return cls(**task_fields(rows_of_datasets(datasets, x, y), goal, options))
 
     @classmethod
     @called_as('fs.Task.from_partition(dataset, indices, target="0")')
@@ -248,7 +252,8 @@ class Task(TaskFields):
 
         Raises InputError for a row that is not there or that two clients have.
         """
-        return cls(**task_fields(rows_of_partition(dataset, indices, x, y), target, options))
+        goal = tested(target, x, y)
+        return cls(**task_fields(rows_of_partition(dataset, indices, x, y), goal, options))
 
     @classmethod
     @called_as('fs.Task.from_split(x, y, shift, clients=10, target="pooled")')
@@ -268,8 +273,8 @@ class Task(TaskFields):
 
         >>> from fedshift.shifts import Sparsity
         >>> y = [0, 1, 2, 3] * 30
-        >>> task = fs.Task.from_split([[v] for v in y], y, Sparsity(2), clients=3, target="pooled")
-        >>> task.clients
+        >>> x, two = [[v] for v in y], Sparsity(2)
+        >>> fs.Task.from_split(x, y, two, clients=3, target="pooled").clients
         ('0', '1', '2')
         """
         if not callable(shift):

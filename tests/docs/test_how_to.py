@@ -14,7 +14,7 @@ INDEX = DOCS / "how-to" / "README.md"
 PAGES = sorted(set(INDEX.parent.glob("*.md")) - {INDEX})
 TASKS = 35
 # Pages that take less than a second; all others are slow.
-QUICK: set[str] = set()
+QUICK = {"diagnose-from-counts", "resume", "trackers"}
 
 
 @pytest.mark.parametrize(

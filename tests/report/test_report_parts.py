@@ -7,13 +7,16 @@ import io
 import itertools
 import math
 import xml.etree.ElementTree as ET
+from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from fedshift import recipes
 from fedshift.errors import InputError
 from fedshift.report.charts import (
     ACCURACY,
+    MOST_POINTS,
     SENT,
     Axis,
     BarChart,
@@ -23,11 +26,13 @@ from fedshift.report.charts import (
     Series,
     Shades,
     SideBars,
+    thinned,
     ticks,
 )
 from fedshift.report.looks import DARK, LIGHT, METHODS, THEME, look_of, looks
+from fedshift.report.shapes import alone
 from fedshift.report.spread import spread
-from fedshift.report.svg import svg
+from fedshift.report.svg import NARROW, WIDE, svg
 from fedshift.report.tables import Table, csv_text, html_table, latex, markdown, show
 from support.report_fixtures import Outline
 
@@ -145,6 +150,73 @@ def test_bars_from_the_side_are_as_long_as_their_values() -> None:
     assert "no values recorded" in svg(SideBars("t", ("p",), (None,), Axis("y")))
 
 
+def test_a_value_of_0_is_drawn_and_a_missing_one_is_not() -> None:
+    bars = (Bars("fedavg", (0.0, None)), Bars("fedpals", (0.5, 0.25)))
+    drawn = ET.fromstring(svg(BarChart("t", ("p", "q"), bars, Axis("recall", percent=True))))
+    heights = {
+        str(title): float(r.get("height") or 0)
+        for r in drawn.iter(f"{SVG}rect")
+        if (title := r.findtext(f"{SVG}title"))
+    }
+    assert heights["p, fedavg: 0.0 %"] == 2.0
+    assert "q, fedavg" not in "".join(heights)
+    assert "–" in [t.text for t in drawn.iter(f"{SVG}text")]
+
+
+def test_error_bars_and_bands_end_where_their_intervals_do() -> None:
+    low, high = (0.25, None), (0.75, None)
+    drawn = ET.fromstring(
+        svg(BarChart("t", ("p", "q"), (Bars("s", (0.5, 1.0), low, high),), Axis("y")))
+    )
+    tall = next(r for r in drawn.iter(f"{SVG}rect") if r.findtext(f"{SVG}title") == "q, s: 1")
+    top, whole = float(tall.get("y") or 0), float(tall.get("height") or 0)
+    ends = [
+        [float(e.get(k) or 0) for k in ("y1", "y2")]
+        for e in drawn.iter(f"{SVG}line")
+        if e.get("x1") == e.get("x2") and e.get("stroke") == "var(--ink)"
+    ]
+    assert ends == [[pytest.approx(top + 0.75 * whole, abs=0.02), pytest.approx(top + whole / 4)]]
+    line = Series("s", (0, 1, 2), (0.5, 0.5, 0.5), (0.4, None, 0.4), (0.6, None, 0.6))
+    drawn = ET.fromstring(svg(LineChart("t", (line,), Axis("x"), Axis("y"))))
+    (band,) = (p.get("points") or "" for p in drawn.iter(f"{SVG}polygon"))
+    assert len(band.split()) == 4  # the two rounds that have an interval
+
+
+def test_a_long_line_keeps_its_highs_and_lows() -> None:
+    y = [0.5] * 10_000
+    y[1234], y[8765] = 0.9, 0.1
+    long = Series("s", tuple(map(float, range(10_000))), tuple(y), tuple(y), tuple(y))
+    short = thinned(long)
+    assert len(short.x) <= MOST_POINTS
+    assert {0.1, 0.5, 0.9} == set(short.y)
+    assert len(short.low) == len(short.high) == len(short.x)
+    assert thinned(short) == short
+    gap = thinned(Series("s", long.x, (None,) * 5_000 + (1.0,) * 5_000))
+    assert None in gap.y
+
+
+def test_a_drawing_alone_is_on_white_paper_with_plain_colours() -> None:
+    chart = LineChart("t", (Series("fedavg", (0, 1), (0.5, 0.6)),), Axis("x"), Axis("y"))
+    text = alone(svg(chart))
+    assert "var(" not in text
+    assert LIGHT[look_of("fedavg").colour] in text
+    first = ET.fromstring(text).find(f"{SVG}rect")
+    assert first is not None
+    assert (first.get("width"), first.get("fill")) == ("100%", "#fff")
+    assert "var(--ink)" in svg(chart)  # the control: in a page, its style sheet decides
+
+
+def test_a_telephone_has_narrow_drawings_without_notes() -> None:
+    bars = (Bars("fedavg", (0.5,)),)
+    wide, narrow = (svg(BarChart("t", ("p",), bars, Axis("y")), w) for w in (WIDE, NARROW))
+    assert f'width="{NARROW:.0f}"' in narrow
+    assert "p, fedavg: 0.5" in wide
+    assert "p, fedavg: 0.5" not in narrow
+    assert len(list(ET.fromstring(narrow).iter(f"{SVG}rect"))) == len(
+        list(ET.fromstring(wide).iter(f"{SVG}rect"))
+    )
+
+
 @pytest.mark.slow
 def test_names_do_not_overlap_on_crowded_axes() -> None:
     for K in (10, 62):
@@ -209,6 +281,43 @@ def luminance(colour: str) -> float:
 def contrast(one: str, other: str) -> float:
     low, high = sorted((luminance(one), luminance(other)))
     return (high + 0.05) / (low + 0.05)
+
+
+# What is left of linear red, green and blue without one kind of cone (Machado et al. 2009).
+VISIONS = {
+    "all cones": np.eye(3),
+    "protanopia": np.array(
+        [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216],
+         [-0.003882, -0.048116, 1.051998]]
+    ),
+    "deuteranopia": np.array(
+        [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413],
+         [-0.011820, 0.042940, 0.968881]]
+    ),
+    "tritanopia": np.array(
+        [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602],
+         [0.004733, 0.691367, 0.303900]]
+    ),
+}  # fmt: skip
+
+
+def nearest(palette: Sequence[str], vision: str) -> float:
+    """The smallest distance in CIELAB of two colours of a palette; 2.3 can just be told apart."""
+    rgb = np.array([[int(c[i : i + 2], 16) / 255 for i in (1, 3, 5)] for c in palette])
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    xyz = np.clip(linear @ VISIONS[vision].T, 0, 1) @ np.array(
+        [[0.4339, 0.2126, 0.0178], [0.3762, 0.7152, 0.1095], [0.1899, 0.0722, 0.8727]]
+    )
+    f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    lab = np.stack([116 * f[:, 1], 500 * (f[:, 0] - f[:, 1]), 200 * (f[:, 1] - f[:, 2])], axis=1)
+    return min(float(np.linalg.norm(a - b)) for a, b in itertools.combinations(lab, 2))
+
+
+@pytest.mark.parametrize("vision", VISIONS)
+def test_colours_are_safe_for_the_colour_blind(vision: str) -> None:
+    assert min(nearest(LIGHT, vision), nearest(DARK, vision)) >= 15.0
+    # Control: red and green of one lightness, blue and green, sky and blue.
+    assert nearest(("#b05a5a", "#6b7f3a", "#0072b2", "#00807a", "#0072c2"), vision) < 15.0
 
 
 def test_colours_stand_out_from_what_is_behind_them() -> None:
