@@ -137,6 +137,8 @@ def tensors_of(of: Mapping[str, Any], form: str) -> Tensors:
     for name, values in of.items():
         if isinstance(values, np.ndarray) and values.dtype == object:
             values = list(values)
+        if isinstance(values, list):
+            _check_steps(name, values)
         if isinstance(values, list) and values and len({len(v) for v in values if is_row(v)}) > 1:
             made[name], made[mask_of(name)] = _padded(values)
             form = "tuple" if form == "one" else form
@@ -146,6 +148,18 @@ def tensors_of(of: Mapping[str, Any], form: str) -> Tensors:
         lengths = ", ".join(f"{shown(n)}: {len(v)}" for n, v in made.items())
         raise InputError(f"inputs of unequal length ({lengths}); give one row per example in each")
     return Tensors({n: _as_used(n, v, form, mask_of(n) in made) for n, v in made.items()}, form)
+
+
+def _check_steps(name: str, rows: Sequence[Any]) -> None:
+    """Raise InputError for arrays that differ in more than their length."""
+    shapes = [(i, tuple(v.shape)) for i, v in enumerate(rows) if getattr(v, "ndim", 0) > 0]
+    for i, shape in shapes[1:]:
+        first, like = shapes[0]
+        if shape[1:] != like[1:]:
+            raise InputError(
+                f'"{shown(name)}": row {i} has shape {shape}, row {first} {like}; rows may differ '
+                "in their length alone"
+            )
 
 
 def _as_used(name: str, v: Tensor, form: str, padded: bool) -> Tensor:
@@ -162,6 +176,8 @@ def is_images(inputs: Tensors, name: str) -> bool:
 
 def _tensor(name: str, values: Any) -> Tensor:
     try:
+        if isinstance(values, list) and all(isinstance(one, np.ndarray) for one in values):
+            values = np.array(values)  # torch reads a list of arrays slowly, and warns
         v = values.detach().cpu() if isinstance(values, Tensor) else tensor_of(values)
     except (TypeError, ValueError, RuntimeError) as e:
         arrays = isinstance(values, list) and values and isinstance(values[0], np.ndarray | Tensor)

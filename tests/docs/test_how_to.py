@@ -16,7 +16,7 @@ PAGES = sorted(set(INDEX.parent.glob("*.md")) - {INDEX})
 TASKS = 35
 OPTIONAL = {"datasets", "flwr_datasets", "matplotlib", "onnxruntime", "sklearn"}
 # Pages that take less than a second; all others are slow.
-QUICK: set[str] = set()
+QUICK = {"diagnose-from-counts", "resume", "trackers"}
 
 
 @pytest.mark.parametrize(
