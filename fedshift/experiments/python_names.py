@@ -5,12 +5,13 @@ Loading runs the file. Only commands whose user names the experiment do so, neve
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
 import re
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -63,15 +64,30 @@ class PythonName:
         try:
             value = self.value(*given, **options)
         except (Exception, SystemExit) as e:
+            place = "" if _line_in(self.path, e) else f"{self.place}: "
             raise InputError(
-                f"{self.where}: {_raised(e, self.path)}; expected {self.expects}"
+                f"{self.where}: {place}{_raised(e, self.path)}; expected {self.expects}"
             ) from e
         if not fits(value):
             raise InputError(
-                f"{self.where} ({self.path}, line {self.line}) returned {_described(value)}; "
-                f"expected {self.expects}"
+                f"{self.where} ({self.place}) returned {_described(value)}; expected {self.expects}"
             )
         return value
+
+    @contextlib.contextmanager
+    def placing(self) -> Iterator[None]:
+        """Errors of what it has made, raised later on: with its file, and the line at fault."""
+        try:
+            yield
+        except InputError as e:
+            place = _line_in(self.path, e.__cause__ or e) or f"{self.place}: "
+            e.args = (f"{self.where}: {place}{e}",)
+            raise
+
+    @property
+    def place(self) -> str:
+        """ "net.py, line 3"."""
+        return f"{self.path}, line {self.line}"
 
     @property
     def line(self) -> int:
@@ -188,10 +204,16 @@ def _raised(error: BaseException, path: Path) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         what = f"{type(error).__name__}: {error.msg}"
         return f"{error.filename}, line {error.lineno}: {shown(what, 300)}"
+    if isinstance(error, ImportError) and "relative import" in what:
+        what += "; files beside it are imported by their names alone, as in import other"
+    return _line_in(path, error) + shown(what, 300)
+
+
+def _line_in(path: Path, error: BaseException) -> str:
+    """ "net.py, line 3: ", of the last line that is the user's; "" where there is none."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [f for f in frames if Path(f.filename).parent == path.parent]
-    where = f"{lines[-1].filename}, line {lines[-1].lineno}: " if lines else ""
-    return where + shown(what, 300)
+    return f"{lines[-1].filename}, line {lines[-1].lineno}: " if lines else ""
 
 
 def _described(value: object) -> str:
