@@ -22,6 +22,7 @@ def called_as(example: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     example: a call of it, which names it, as `fs.fit(task, net, method="fedavg")`.
 
     >>> from fedshift.calls import called_as
+    >>> from fedshift.calls import called_as
     >>> @called_as("half(x=2)")
     ... def half(*, x):
     ...     return x / 2

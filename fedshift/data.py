@@ -353,6 +353,12 @@ def last_columns(x: Tensor, count: int) -> Tensor:
 def register(clients: Sequence[ClientData], classes: int) -> dict[str, Tensor]:
     """The server's table of the clients: n [M] and labels [M, K], float64.
 
+    >>> import torch
+    >>> from fedshift.data import client_data, register
+    >>> client = client_data(torch.zeros(3, 2), torch.tensor([0, 1, 1]), 0)
+    >>> register([client], classes=2)["labels"].tolist()
+    [[1.0, 2.0]]
+
     Raises InputError without clients, for a label that is not below K, and for importances that are
     not one number per example, finite and 0 or more.
     """

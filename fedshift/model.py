@@ -320,7 +320,17 @@ class Model:
 
 
 def build(make: Callable[[], nn.Module], seed: int, *, freeze_norm: bool = False) -> Model:
-    """A model whose first weights depend on `seed` alone; no global generator is left changed."""
+    """A model whose first weights depend on `seed` alone; no global generator is left changed.
+
+    make         makes the network, as torch does: its layers draw their first weights
+    freeze_norm  as in `Model`
+
+    >>> import torch
+    >>> from fedshift.model import build
+    >>> one, other = (build(lambda: torch.nn.Linear(4, 2), seed=0).init()[0] for _ in range(2))
+    >>> one["weight"].equal(other["weight"])
+    True
+    """
     with seeded(key(seed, "init")):
         return Model(make(), freeze_norm)
 

@@ -9,12 +9,13 @@ from typing import Any
 import griffe
 
 # "name    what it is" or "one, other (both)  what they are"; lines that go on are indented.
-ENTRY = re.compile(r"(?P<names>[\w\"'][\w\"',.*=() ]*?)(?: {2,})(?P<text>\S.*)")
+ENTRY = re.compile(r"(?P<names>[\w\"'][\w\"',.*=()\[\] ]*?)(?: {2,})(?P<text>\S.*)")
 NUMBERED = re.compile(r"\d+\. ")
 LABEL = re.compile(r"(Reference|Note|Source):")
 # What is shown as it is written: code in backticks, on one line or two.
 CODE = re.compile(r"(`[^`]+`)")
 NAME = re.compile(r"`([A-Za-z_][\w.]*)`")
+PAGE = re.compile(r"\bdocs/([\w-]+)\.md")
 ERROR = re.compile(r"\b(?:Input|Data|Network|Training|Fedshift)Error\b")
 
 
@@ -69,6 +70,7 @@ def _shown(block: list[str], of: griffe.Object) -> list[str]:
         else:
             part = part.replace("<", "&lt;").replace("*", r"\*").replace("][", r"]\[")
             part = re.sub(r"(?<!\w)_|_(?!\w)", r"\\_", part)
+            part = PAGE.sub(r"[\g<0>](../\1.md)", part)
             parts[i] = ERROR.sub(lambda match: _link(match[0], match[0], of), part)
     return "".join(parts).split("\n")
 

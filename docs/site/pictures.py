@@ -8,11 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from runpy import run_path
 
+from plain_bars import WIDTH, Bar, bars
 from readme_picture import readme
 from split_pictures import split_pictures
 
 import fedshift as fs
-from fedshift.report.svg import Axis, side_bars
+from fedshift.report.looks import look_of
+from fedshift.report.shapes import alone, document
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "pictures"
@@ -32,11 +34,19 @@ def tutorial() -> str:
     built, diagnosis = task.build(), task.diagnose()
     counts = built.task.table()["labels"].numpy()
     malignant = diagnosis.labels[1]
-    names = [*built.clients, "FedAvg's mixture", "FedPALS' mixture"]
-    shares = [*(counts[:, 1] / counts.sum(1)).tolist(), malignant.fedavg, malignant.pals]
-    axis = Axis("malignant tumours; the line is north, the target", percent=True)
+    shares = [
+        (name, "var(--heat)", row[1] / row.sum())
+        for name, row in zip(built.clients, counts, strict=True)
+    ]
+    shares += [
+        ("FedAvg's mixture", look_of("fedavg").ink, malignant.fedavg),
+        ("FedPALS' mixture", look_of("fedpals").ink, malignant.pals),
+    ]
+    rows = [Bar(name, share, f"{share:.0%}", colour) for name, colour, share in shares]
+    heading = "malignant; the line: north, the target"
+    drawing, height = bars(heading, rows, 20, left=130, mark=malignant.target)
     title = "Malignant tumours of each hospital and of two mixtures, beside the target's"
-    return side_bars(title, names, shares, axis, mark=malignant.target)
+    return document(title, WIDTH, height, [drawing])
 
 
 PICTURES: dict[str, Callable[[], str]] = {
@@ -47,9 +57,8 @@ PICTURES: dict[str, Callable[[], str]] = {
 
 
 def drawn(name: str) -> str:
-    """A picture with a white ground, so that it is read on dark pages, too."""
-    head, title, rest = PICTURES[name]().partition("</title>")
-    return f'{head}{title}<rect width="100%" height="100%" rx="6" fill="#ffffff"/>{rest}\n'
+    """A picture on white paper, which is read on dark pages, too."""
+    return alone(PICTURES[name]()) + "\n"
 
 
 def main() -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from plain_bars import WIDTH, Bar, bars
+
 from fedshift import datasets, shifts
-from fedshift.report.heat_map import SENT, heat_map
-from fedshift.report.svg import Axis, side_bars
+from fedshift.report.charts import SENT, HeatMap
+from fedshift.report.shapes import document
+from fedshift.report.svg import svg
 from fedshift.seeds import numpy_generator
 
 CLIENTS, CLASSES = 6, 10
@@ -30,20 +33,17 @@ def picture(name: str) -> str:
     counts = shifts.label_counts(labels, parts, CLASSES)
     sizes = counts.sum(1).tolist()
     title = f"Six clients, split by {name.replace('-', ' ')}"
-    names = [f"client {i}: {size:,} rows" for i, size in enumerate(sizes)]
     if name == "quantity":
-        most = max(sizes)
-        return side_bars(
-            title,
-            names,
-            [size / most for size in sizes],
-            Axis("rows, of the largest client's", True),
-        )
-    classes = [str(y) for y in range(CLASSES)]
-    notes = [[f"{n} of label {y}" for y, n in enumerate(row)] for row in counts.tolist()]
-    return heat_map(
-        title, names, classes, shifts.marginals(counts).tolist(), notes=notes, shades=SENT
-    )
+        rows = [
+            Bar(f"client {i}", n / max(sizes), f"{n:,}", "var(--heat)") for i, n in enumerate(sizes)
+        ]
+        drawing, height = bars("numbers of rows", rows, 20)
+        return document(title, WIDTH, height, [drawing])
+    names = tuple(f"client {i}: {n:,}" for i, n in enumerate(sizes))
+    classes = tuple(str(y) for y in range(CLASSES))
+    notes = tuple(tuple(f"{n} of label {y}" for y, n in enumerate(row)) for row in counts.tolist())
+    shares = tuple(map(tuple, shifts.marginals(counts).tolist()))
+    return svg(HeatMap(title, names, classes, shares, notes, SENT), WIDTH)
 
 
 def split_pictures() -> dict[str, Callable[[], str]]:

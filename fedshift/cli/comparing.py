@@ -12,7 +12,9 @@ import typer
 from fedshift.cli import console
 from fedshift.cli.many_runs import progress_of_runs
 from fedshift.cli.stopping import asked_to_stop
+from fedshift.errors import InputError
 from fedshift.experiments.custom import Custom
+from fedshift.experiments.experiment import check_method
 from fedshift.fitting.keys import with_names
 from fedshift.sweeps.compare import PAGE, Compared, check_folder, compare, jobs_that_fit
 from fedshift.sweeps.from_file import plan_of
@@ -75,8 +77,18 @@ def _check_tasks(plan: Plan, populations: Populations) -> Custom:
 
     Loads the data and builds every network once, so that what cannot be is met before training.
     """
-    first = [populations(point.runs[plan.seeds[0]]) for point in plan.points]
-    return first[0].custom
+    custom = None
+    for contender in plan.contenders:
+        for point in contender.points:
+            run = point.runs[plan.seeds[0]]
+            ready = populations(run)
+            custom = custom or ready.custom
+            try:
+                check_method(run.config, ready)
+            except InputError as e:
+                raise InputError(f"{contender.label}: {e}") from None
+    assert custom is not None  # a plan has a method
+    return custom
 
 
 def _show(done: Compared, as_json: bool) -> None:

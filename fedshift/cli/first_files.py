@@ -18,9 +18,9 @@ name = {name}
 source = {source}   # paths are relative to this file
 client = {client}   # the column that says whose row it is
 label = {label}   # the column to predict
-{kind}target = {target}   # where the model is used: a client, label shares, "pooled", "clients"
-validation = 0.2   # share of each client's rows to choose by
-test = 0.2         # share for testing, where no client is the target
+{more}target = {target}   # where the model is used: a client, label shares, "pooled", "clients"
+validation = {validation!r}   # share of each client's rows to choose by
+test = {test!r}         # share for testing, where no client is the target
 
 [model]
 name = "net.py:Net"
@@ -70,6 +70,7 @@ class Net(nn.Module):
 
 def config_text(data: Data, task: Task) -> str:
     """An experiment on the task that [data] describes, with paths as they are from its file."""
+    more = {k: v for k, v in data.task_keys.items() if k not in ("client", "label", "target")}
     # FedPALS weighs clients by their labels: where numbers are predicted, FedAvg comes first.
     aware = task.kind == "classification" and task.target.kind not in ("pooled", "clients")
     # It becomes the name of the run folder, which has no other characters than these.
@@ -79,7 +80,9 @@ def config_text(data: Data, task: Task) -> str:
         source=_text(data.source),
         client=_text(data.client),
         label=_text(data.label),
-        kind="" if data.kind is None else f"kind = {_text(data.kind)}\n",
+        more="".join(f"{key} = {json.dumps(v, ensure_ascii=False)}\n" for key, v in more.items()),
+        validation=data.validation,
+        test=data.test,
         target=_target(data.target),
         method=_AWARE if aware else _PLAIN,
     )

@@ -14,19 +14,25 @@ from typing import Any
 from fedshift.cli.console import counted, percent, put, say, show_json, show_table
 from fedshift.cli.first_files import CONFIG, NET, config_text, net_text
 from fedshift.diagnosis import Diagnosis
-from fedshift.errors import InputError, shown
-from fedshift.experiments.config_data import Data
-from fedshift.experiments.custom_source import task_of
+from fedshift.errors import InputError, nearest, shown
+from fedshift.experiments.config_data import OF_TASK, Data
+from fedshift.experiments.custom_source import OF_CSV, note_in_file_words, task_of
+from fedshift.experiments.load import apply_overrides, validate
 from fedshift.experiments.python_names import TABLES
-from fedshift.files import write
+from fedshift.experiments.wording import in_file_words
+from fedshift.files import make_folder, write
+from fedshift.tasks.building import Built
+from fedshift.tasks.doubts import doubts
 from fedshift.tasks.look import MOST_CLASSES, ColumnLook, candidates, look
-from fedshift.tasks.names import Coded
+from fedshift.tasks.names import Coded, coded, listed
 from fedshift.tasks.rows import Columns
 from fedshift.tasks.tables import read_table
 from fedshift.tasks.task import Task
 
+SHARES = "label shares or counts (a table by name, or one number per class)"
 # Rows of a printed table; of a longer one only the rest is counted.
 MOST = 24
+TYPED = ("client", "label", "target")
 QUESTIONS = {
     "client": "which column says whose row it is",
     "label": "which column is to be predicted",
@@ -42,6 +48,7 @@ class Asked:
     label: str | None
     target: str | None
     folder: Path
+    overrides: Sequence[str] = ()
 
     @property
     def files(self) -> tuple[Path, Path]:
@@ -51,58 +58,123 @@ class Asked:
 
 def init(asked: Asked, *, as_json: bool) -> None:
     """Look, diagnose, write. Raises InputError where a file to be written is there already."""
-    for path in asked.files:
-        if os.path.lexists(path):
-            raise InputError(f"{path}: is there already, and nothing is overwritten; give --folder")
-    if not asked.source.name.lower().endswith(TABLES):
-        raise InputError(
-            f"{asked.source}: init looks at tables ({', '.join(TABLES)}); an experiment file names "
-            "arrays (.npz), folders of images and functions as well, with data.source"
-        )
-    table, _ = read_table(asked.source, [name for name in (asked.client, asked.label) if name])
-    data, columns = _section(asked, table), look(table)
+    _check_places(asked)
+    given = _given(asked)
     with _in_words():
+        table = _table(asked, given)
+        data, columns = _section(asked, table, given), look(table)
+        _check_client(table, data)
         task = task_of(data, seed=0)  # which reads the file as a run does
         built, diagnosis = task.build(), task.diagnose()
-    asked.folder.mkdir(parents=True, exist_ok=True)
+    notes = [
+        _worded(note_in_file_words(note)) for note in (*built.notes, *_doubts(table, data, built))
+    ]
+    make_folder(asked.folder)
     texts = config_text(_from(asked.folder, data), task), net_text()
     for path, text in zip(asked.files, texts, strict=True):
         write(path, text)
     if as_json:
-        show_json(_facts(asked, columns, task, built.notes, diagnosis))
+        show_json(_facts(asked, columns, task, notes, diagnosis))
         return
     say(f"{shown(asked.source.name)}: {counted(len(table), 'row')}, {len(columns)} columns.")
     _show_columns(columns)
     _show_clients(task)
-    for sentence in (*built.notes, *diagnosis.verdict):
+    if task.kind == "regression":
+        say(f'"{shown(str(data.label))}" holds numbers, which are predicted as such (regression).')
+    for sentence in (*notes, *diagnosis.verdict):
         say(sentence)
     put(f"Wrote {' and '.join(map(str, asked.files))}. Next: fedshift run {asked.files[0]}")
 
 
+def _check_places(asked: Asked) -> None:
+    for path in asked.files:
+        if os.path.lexists(path):
+            raise InputError(f"{path}: is there already, and nothing is overwritten; give --folder")
+    if not asked.source.name.lower().endswith(TABLES):
+        cure = "unpack it, or save it as CSV"
+        if asked.source.is_dir() or asked.source.suffix in (".npz", ".py"):
+            cure = "an experiment file names arrays (.npz), folders of images and functions as well"
+            cure += ", with data.source"
+        raise InputError(f"{asked.source}: init looks at tables ({', '.join(TABLES)}); {cure}")
+
+
 @contextlib.contextmanager
 def _in_words() -> Iterator[None]:
-    """Errors about keys of [data] as such about this command's options."""
+    """Errors about arguments, and keys of [data], as such about this command's options."""
     try:
-        yield
+        with in_file_words("data", {key: key for key in Data.model_fields}):
+            yield
     except InputError as e:
-        e.args = (re.sub(r"\bdata\.(client|label|target)(?: =|:)? ", r"--\1 ", str(e)),)
+        e.args = (_worded(str(e)),)
         raise
 
 
-def _section(asked: Asked, table: Columns) -> Data:
+def _worded(message: str) -> str:
+    """What is set by a key of [data], as what is typed for it."""
+    message = message.removeprefix("[data]: ").replace(SHARES, "label shares, as ill=0.7,well=0.3")
+    message = re.sub(r"\bdata\.(client|label|target)\b(?: =|:)?", r"--\1", message)
+    value = r"\[[^]]*\]|\"[^\"]*\"|[\w.]+"
+    return re.sub(rf"\bdata\.(\w+) = ({value})", r"-c 'data.\1=\2'", message)
+
+
+def _given(asked: Asked) -> dict[str, Any]:
+    """The keys of [data] that -c gives. Raises InputError for others."""
+    tables: dict[str, Any] = {}
+    apply_overrides(tables, asked.overrides)
+    keys = [f"{section}.{key}" for section, of in tables.items() for key in dict(of)]
+    allowed = [f"data.{key}" for key in (*OF_TASK, "validation", "test") if key not in TYPED]
+    if odd := [key for key in keys if key not in allowed]:
+        raise InputError(
+            f"-c {shown(odd[0])}: init takes {', '.join(allowed)}; the rest is set in the "
+            f"experiment that it writes.{nearest(odd[0], allowed)}"
+        )
+    given = dict(tables.get("data", {}))
+    validate({"data": given | {"source": str(asked.source)}}, overrides=asked.overrides)
+    return given
+
+
+def _table(asked: Asked, given: dict[str, Any]) -> Columns:
+    """The table as the task will have it."""
+    drop, names = given.get("drop", []), given.get("categories", [])
+    wanted = [name for name in (asked.client, asked.label, *drop, *names) if name]
+    written = {key: given[key] for key in OF_CSV if key in given}
+    return read_table(asked.source, wanted, leave=drop, names=names, **written)[0]
+
+
+def _section(asked: Asked, table: Columns, given: dict[str, Any]) -> Data:
     """[data] for the table. Raises InputError that lists candidates where a column is not named."""
-    names = {what: getattr(asked, what) or _ask(asked, table, what) for what in QUESTIONS}
-    if names["label"] not in table.of:  # which the reader has left out
-        raise InputError(f'--label "{names["label"]}" holds free text; give a column of few values')
-    numbers = [
-        c for c in look(table)
-        if c.kind == "numbers" and (c.values > MOST_CLASSES or not c.whole)
-    ]  # fmt: skip
-    kind = {"kind": "regression"} if names["label"] in {c.name for c in numbers} else {}
-    whose = table.of.get(names["client"])  # a number holds no "="
+    client, label = (getattr(asked, what) or _ask(asked, table, what) for what in QUESTIONS)
+    if client == label:
+        raise InputError(f'--client and --label are both "{shown(client)}"; give two columns')
+    looked = {column.name: column for column in look(table)}.get(label)
+    if looked is None or (looked.kind == "text" and 2 * looked.values > len(table)):
+        raise InputError(f'--label "{shown(label)}" holds free text; give a column of few values')
+    numbers = looked.kind == "numbers" and (looked.values > MOST_CLASSES or not looked.whole)
+    kind = {"kind": "regression"} if numbers else {}
+    whose = table.of.get(client)  # a number holds no "="
     clients = whose.names if isinstance(whose, Coded) else ()
-    given = {"source": str(asked.source), "target": _target(asked.target or "pooled", clients)}
-    return Data.model_validate(names | kind | given)
+    names = {"source": str(asked.source), "client": client, "label": label}
+    target = {"target": _target(asked.target or "pooled", clients)}
+    return validate({"data": kind | given | names | target}).data
+
+
+def _check_client(table: Columns, data: Data) -> None:
+    """Raise InputError for a column of which most values are in one row alone."""
+    counts = coded(table.of[str(data.client)]).counts()
+    if (alone := int((counts == 1).sum())) * 2 > len(counts):
+        named = [
+            c.name for c in candidates(table, "client") if c.name not in (data.client, data.label)
+        ]
+        may = f" It may be {listed(named)}." if named else ""
+        raise InputError(
+            f'--client "{shown(str(data.client))}": {alone:,} of its {len(counts):,} values are in '
+            f"one row alone; give the column that says whose row it is, such as a site.{may}"
+        )
+
+
+def _doubts(table: Columns, data: Data, built: Built) -> list[str]:
+    learned = [column.name for column in built.encoding.columns if column.name in table.of]
+    return doubts(table, str(data.client), str(data.label), learned)
 
 
 def _target(typed: str, clients: Sequence[str]) -> str | dict[str, float]:

@@ -14,7 +14,7 @@ import numpy as np
 from fedshift.errors import DataError, InputError, nearest, shown
 from fedshift.experiments.config_data import Data
 from fedshift.experiments.python_names import NATURAL, TABLES, is_python, load_python
-from fedshift.experiments.wording import in_file_words
+from fedshift.experiments.wording import in_file_words, reworded
 from fedshift.files import is_folder
 from fedshift.tasks.task import Task
 
@@ -56,8 +56,14 @@ def _in_words() -> Iterator[None]:
     except InputError as e:
         # An experiment file cannot hold arrays, and calls y what [data] calls it.
         message = str(e).replace("a labelled test set (x, y)", "a table of labelled examples")
+        message = message.replace("(a dict by name,", "(a table by name,")
         e.args = (re.sub(r"^(\[data\]: )?y (?=has|holds|is)", "data.label ", message),)
         raise
+
+
+def note_in_file_words(note: str) -> str:
+    """A note of a task with keys of [data] for the arguments of `fedshift.Task`."""
+    return reworded(note, {key: f"data.{key}" for key in Data.model_fields}, " = ")
 
 
 def _reader(path: Path) -> Callable[[Path, dict[str, Any]], Task]:

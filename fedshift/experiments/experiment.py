@@ -171,8 +171,7 @@ def run_experiment(
     """
     torch.set_num_threads(config.training.threads)
     ready = prepare(config) if prepared is None else prepared
-    options, make = config.method.options, method_of(config, ready)
-    recipe = recipe_of(config, ready.custom)
+    options = config.method.options
     check_stopping(config.training, ready.task)
     try_metrics(ready.custom.metrics, ready.model, ready.task)
     federation = federation_of(config, ready)
@@ -181,10 +180,7 @@ def run_experiment(
         federation = replace(federation, shelf=keeper.shelf)
 
     def fit(label: str, given: dict[str, Any]) -> tuple[Algorithm, Outcome]:
-        # The user wrote a file, so errors name its keys and not arguments of Python.
-        with in_file_words("method", named_alike(recipe)):
-            algorithm = make(**given)
-            check_first_round(algorithm, federation, config.training, ready.task)
+        algorithm = _checked(config, ready, federation, given)
         trained = train(
             algorithm, federation, ready.task, config.training, given, label=label, listen=listen,
             engine=engine or InProcess(), keeper=keeper, clock=clock, metrics=ready.custom.metrics,
@@ -194,6 +190,25 @@ def run_experiment(
     if options.get("ess") != "auto":
         return Experiment(config, ready, *fit(config.name, options), None)
     return _automatic(config, ready, federation, fit)
+
+
+def check_method(config: Config, ready: Prepared) -> None:
+    """Raise InputError for a method that cannot be used on this task, before any is trained."""
+    given = dict(config.method.options)
+    if given.get("ess") == "auto":  # any of its candidates
+        given = {k: v for k, v in given.items() if k != "ess"} | {"lam": 0.0}
+    _checked(config, ready, federation_of(config, ready), given)
+
+
+def _checked(
+    config: Config, ready: Prepared, federation: Federation, given: dict[str, Any]
+) -> Algorithm:
+    """The method with these options, whose first round can be played."""
+    # The user wrote a file, so errors name its keys and not arguments of Python.
+    with in_file_words("method", named_alike(recipe_of(config, ready.custom))):
+        algorithm = method_of(config, ready)(**given)
+        check_first_round(algorithm, federation, config.training, ready.task)
+    return algorithm
 
 
 def _automatic(config: Config, ready: Prepared, federation: Federation, fit: Fit) -> Experiment:

@@ -18,7 +18,7 @@ from fedshift.experiments.config import Config, Method
 from fedshift.experiments.custom import Custom
 from fedshift.experiments.custom_data import about, prepare_built
 from fedshift.experiments.custom_metrics import check_metrics
-from fedshift.experiments.custom_source import task_of
+from fedshift.experiments.custom_source import note_in_file_words, task_of
 from fedshift.experiments.prepared import Prepared
 from fedshift.experiments.python_names import digest_of, is_python, load_python
 from fedshift.record.folder import FIT
@@ -86,7 +86,8 @@ def prepare_source(config: Config, custom: Custom, task: Task | None = None) -> 
     """
     task = source_of(config) if task is None else task
     built = task.build()
-    custom = replace(custom, texts={FIT: about(built, built.notes)}, notes=built.notes, task=task)
+    notes = tuple(map(note_in_file_words, built.notes))
+    custom = replace(custom, texts={FIT: about(built, notes)}, notes=notes, task=task)
     return prepare_built(config, built, custom=custom)
 
 

@@ -82,7 +82,7 @@ def evaluate(
     else:
         pair = (current.server["params"], current.server["buffers"])
         pairs = [pair] * len(task.clients)
-        test = rate(pair, task.test)
+        test = rate(pair, task.test, confusion=True)
     clients = tuple(map(rate, pairs, task.validation))
     data = task.target_validation
     validation = None if data is None else rate(pairs[0], data)
@@ -118,7 +118,8 @@ def check_first_round(
     if not task.tests and not whole(server, federation):
         raise InputError(
             "this method leaves every client with a model of its own, and there is none for a "
-            'target elsewhere. Set shift.target = "clients" to test on the clients\' own data'
+            'target elsewhere. Set shift.target = "clients" (or data.target, for data of your own) '
+            "to test on the clients' own data"
         )
 
 

@@ -51,6 +51,7 @@ from fedshift.record.folder import CONFIG, FIT, SUMMARY, read_run
 from fedshift.tasks.encoding import Encoding
 from fedshift.tasks.task import Task
 
+ELSEWHERE = "fs.load reads it, and another folder= takes a new one"
 AGAIN, INTERRUPTED = 'fs.fit(..., folder="{}", resume=True)', 130
 
 
@@ -296,10 +297,17 @@ def _identified(planned: Plan) -> Plan:
 
 def _complete(place: Path, planned: Plan) -> Result:
     """The result of a run that is complete. Raises InputError for one of anything else."""
-    now = json.loads(planned.prepared.custom.texts[FIT])["identity"]
+    ready = planned.prepared
+    now = json.loads(ready.custom.texts[FIT])["identity"]
     if not is_file(place / FIT) or read_object(place / FIT).get("identity") != now:
         raise InputError(
             f"{place}: a complete run of another configuration, data, network or code than these; "
-            "fs.load reads it, and another folder= takes a new one"
+            f"{ELSEWHERE}"
         )
-    return _result(place, planned.prepared.model)
+    result = _result(place, ready.model)
+    names = (tuple(client.name for client in result.run.clients), result.classes)
+    if names != (ready.custom.clients, ready.task.classes):
+        raise InputError(
+            f"{place}: a complete run of other names of clients or classes; {ELSEWHERE}"
+        )
+    return result

@@ -23,6 +23,7 @@ from fedshift.experiments.custom_loss import loss_term
 from fedshift.experiments.custom_metrics import check_metrics
 from fedshift.experiments.load import validate
 from fedshift.experiments.task import Prepared
+from fedshift.fitting.calls import call_of
 from fedshift.fitting.class_weights import Weights, weights_of
 from fedshift.fitting.keys import in_python_words, sorted_keys
 from fedshift.fitting.methods import Method, as_method, made_by_user
@@ -66,9 +67,7 @@ def plan(
     check_task(task)
     check_whole("seed", seed, 0)
     chosen = as_method(method)
-    schedule = keys.pop("schedule") if callable(keys.get("schedule")) else None
-    if schedule is not None and "lr" in keys:
-        raise InputError("lr and a schedule that is a function both give the rate; leave out lr")
+    schedule = _own_schedule(keys)
     with in_python_words():
         tables = sorted_keys(chosen, keys, with_options=not isinstance(method, Method))
         config = _config(task, net, chosen, tables, seed, name)
@@ -84,10 +83,21 @@ def plan(
     check_metrics(added.metrics, task.kind)
     model = _model(task, net, chosen, config, made)
     notes = made.notes + ((ALIKE,) if _alike(net, chosen) else ())
-    reference = None if model is None else reference_of(net)
-    texts = {FIT: about(made, notes, reference)}
+    call = call_of(
+        net, method, keys, schedule=schedule, metrics=metrics, loss=loss,
+        class_weights=class_weights, head=head, name=name,
+    )  # fmt: skip
+    texts = {FIT: about(made, notes, None if model is None else reference_of(net), call)}
     added = replace(added, mark=_mark(chosen, added, loss, made), texts=texts)
     return Plan(config, prepare_built(config, made, model, added), notes)
+
+
+def _own_schedule(keys: dict[str, Any]) -> Any:
+    """A function that gives the learning rate, taken out of the keys; None without one."""
+    schedule = keys.pop("schedule") if callable(keys.get("schedule")) else None
+    if schedule is not None and "lr" in keys:
+        raise InputError("lr and a schedule that is a function both give the rate; leave out lr")
+    return schedule
 
 
 def _mark(chosen: Method, added: Custom, loss: Loss | None, built: Built) -> str:

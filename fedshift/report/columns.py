@@ -23,11 +23,11 @@ def column_names(
         ]
         return "".join(labels), depth
     # Turned names need a line's height each; if there is too little room, write every k-th.
-    every = max(1, math.ceil(9.0 / step))
+    every = max(1, math.ceil(10.0 / step))
     depth, anchor = longest * 5.8 + 10, "end" if down else "start"
     baseline = y + 2 if down else y + depth - 5
     labels = [
-        text(left + (i + 0.5) * step + 3, baseline, n, anchor, min(10.0, max(9.0, step)), turn=-90)
+        text(left + (i + 0.5) * step + 3, baseline, n, anchor, min(10.0, max(9.5, step)), turn=-90)
         for i, n in enumerate(short)
         if i % every == 0
     ]

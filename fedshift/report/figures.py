@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedshift.record.folder import RunResult
+from fedshift.report.by_round import accuracy_chart, loss_chart
 from fedshift.report.charts import Chart
-from fedshift.report.page import run_labels
+from fedshift.report.pools import firsts, pools
 from fedshift.report.printed import save
 from fedshift.report.routing import risk_of_runs
-from fedshift.report.sections import curve_chart, recall_chart, rounds_chart, weights_chart
+from fedshift.report.sections import curve_chart, recall_chart, weights_chart
 from fedshift.report.serving import own_map, served_chart
 from fedshift.report.splits import serving_runs, splits
 
@@ -18,28 +19,29 @@ from fedshift.report.splits import serving_runs, splits
 def save_figures(runs: Sequence[RunResult], folder: Path) -> tuple[Path, ...]:
     """The page's charts as PDF and PNG in `folder`; returns what was written.
 
-    accuracy, recall, weights and ess-curve of runs with one target; system-accuracy, own-accuracy
-    and, of those with a router, risk-coverage of runs whose clients serve models of their own.
+    accuracy, loss, recall, weights and ess-curve of runs with one target; system-accuracy,
+    own-accuracy and, of those with a router, risk-coverage of runs whose clients serve models of
+    their own.
 
     Raises InputError without matplotlib or where the folder cannot be written.
     """
-    pairs = list(zip(runs, run_labels(runs), strict=True))
-    # A run is in one group or the other: its accuracies mean different things.
-    served = [(run, label) for run, label in pairs if run.summary.serving]
-    single = [(run, label) for run, label in pairs if not run.summary.serving]
+    lines = pools(runs)
+    # A line is in one group or the other: its accuracies mean different things.
+    served = [line for line in lines if line.first.summary.serving]
+    single = [line for line in lines if line not in served]
     charts: dict[str, Sequence[Chart]] = {}
     if single:
-        of, labels = zip(*single, strict=True)
-        charts["accuracy"] = [rounds_chart(of, labels)]
+        of, labels = firsts(single)
+        charts["accuracy"] = [accuracy_chart(single)]
+        charts["loss"] = [loss_chart(single)]
         if all(run.summary.kind != "regression" for run in of):
-            charts["recall"] = [recall_chart("Accuracy per class", of, labels)]
+            charts["recall"] = [recall_chart("Accuracy per class", single)]
         charts["weights"] = [weights_chart(split) for split in splits(of, labels)]
         charts["ess-curve"] = [curve_chart(of, labels)]
     if served:
-        of, labels = zip(*served, strict=True)
+        of, labels = firsts(served)
         details = serving_runs(of, labels)
-        system = served_chart(of, labels, "system_accuracy", "system accuracy")
-        charts["system-accuracy"] = [system]
+        charts["system-accuracy"] = [served_chart(served, "system_accuracy", "system accuracy")]
         charts["own-accuracy"] = [own_map(run, label, s) for run, label, s in details]
         routed = [(label, s.router) for _, label, s in details if s.router is not None]
         charts |= {"risk-coverage": [risk_of_runs(routed)]} if routed else {}

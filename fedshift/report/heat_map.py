@@ -26,9 +26,9 @@ class _Row:
 def heat_map(chart: HeatMap, width: float) -> str:
     """The map, `width` pixels wide."""
     rows, columns, shades, largest = chart.rows, chart.columns, chart.shades, chart.largest
-    # Longer names are shortened in the middle. 6.2 px: a little more than a letter's mean width.
+    # Longer names are shortened in the middle. 6.6 px: a little more than a letter's mean width.
     longest = 48 if width > 500 else 18
-    left = 14 + min(longest, max(len(r) for r in rows)) * 6.2
+    left = 14 + min(longest, max(len(r) for r in rows)) * 6.6
     across = min(68.0, (width - left - 10) / len(columns))
     # All rows on about one screen, as long as they stay legible.
     down = min(24.0, max(10.0, 520 / len(rows)))
@@ -37,7 +37,7 @@ def heat_map(chart: HeatMap, width: float) -> str:
     for i, name in enumerate(rows):
         is_last = shades.apart and i == len(rows) - 1
         place = _Row(left, top + i * down + (8 if is_last else 0), across, down)
-        size = min(11.0, down - 0.5)
+        size = min(11.0, max(9.5, down - 0.5))
         y = place.y + down / 2 + size * 0.35
         body.append(text(left - 6, y, shortened(name, longest), "end", size, is_last))
         body.append(_cells(place, chart.values[i], chart.notes[i], shades, largest))
@@ -81,11 +81,11 @@ def _ramp(left: float, y: float, shades: Shades, largest: float) -> str:
     x = left + 98
     parts = [text(left, y + 9, shades.label, "start", 10)]
     parts.append(rect(x, y, 22, 11, "var(--paper)", style='stroke="var(--rule)"'))
-    parts.append(text(x + 11, y + 22, shades.empty, "middle", 9))
+    parts.append(text(x + 11, y + 22, shades.empty, "middle", 9.5))
     for k in range(0 if shades.zero else 1, 6):
         share, left_edge = largest * k / 5, x + 12 + 24 * (k + shades.zero)
         parts.append(_shade(left_edge, y, 24, 11, shades.strength(share, largest) or 0.0))
-        parts.append(text(left_edge + 12, y + 22, _percent(share), "middle", 9))
+        parts.append(text(left_edge + 12, y + 22, _percent(share), "middle", 9.5))
     return "".join(parts)
 
 

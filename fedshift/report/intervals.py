@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -61,6 +62,7 @@ def moments(values: Sequence[float], level: float = LEVEL, within: Bounds = UNBO
 
     Raises InputError without values, for a level outside (0, 1) and for values that are not within.
 
+    >>> from fedshift.report.intervals import moments
     >>> moments([0.90, 0.95, 1.00], within=(0.0, 1.0)).high
     1.0
     """
@@ -79,5 +81,11 @@ def moments(values: Sequence[float], level: float = LEVEL, within: Bounds = UNBO
     sd = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1))
     if n < LEAST or (sd == 0.0 and within != UNBOUNDED):
         return Moments(n, mean, sd, None, None)
-    half = float(stats.t.ppf((1 + level) / 2, n - 1)) * sd / math.sqrt(n)
+    half = _quantile(level, n) * sd / math.sqrt(n)
     return Moments(n, mean, sd, mean - half, mean + half).cut(within)
+
+
+@functools.cache
+def _quantile(level: float, n: int) -> float:
+    """Student's, of n - 1 degrees of freedom; a curve asks for the same one in every round."""
+    return float(stats.t.ppf((1 + level) / 2, n - 1))

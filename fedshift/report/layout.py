@@ -29,13 +29,13 @@ _STYLE = (
 """
     + """
 body { margin: 0 auto; max-width: 54rem; padding: 1.5rem 1.25rem 4rem; background: var(--paper);
-  color: var(--ink);
+  color: var(--ink); overflow-wrap: anywhere;
   font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
-h1 { font-size: 1.7rem; line-height: 1.2; margin: 0 0 .25rem; overflow-wrap: anywhere; }
+h1 { font-size: 1.7rem; line-height: 1.2; margin: 0 0 .25rem; }
 h2 { font-size: 1.2rem; margin: 2.5rem 0 .5rem; padding-top: .75rem;
-  border-top: 1px solid var(--rule); overflow-wrap: anywhere; }
-h3 { font-size: 1rem; margin: 1.5rem 0 .25rem; overflow-wrap: anywhere; }
-p, ul { margin: .4rem 0 .8rem; overflow-wrap: anywhere; }
+  border-top: 1px solid var(--rule); }
+h3 { font-size: 1rem; margin: 1.5rem 0 .25rem; }
+p, ul { margin: .4rem 0 .8rem; }
 .lead { color: var(--soft); margin-bottom: 1rem; }
 .why { background: var(--box); border-left: 4px solid var(--c1); padding: .6rem 1rem;
   margin: 1rem 0; }
@@ -54,10 +54,10 @@ th, td { max-width: 22rem; overflow-wrap: break-word; }
 td:first-child { min-width: 6rem; }
 thead th { border-bottom: 2px solid var(--rule); vertical-align: bottom; }
 .num { text-align: right; } td.num { white-space: nowrap; }
-summary { cursor: pointer; color: var(--link); font-size: .875rem; overflow-wrap: anywhere; }
+summary { cursor: pointer; color: var(--link); font-size: .875rem; }
 a { color: var(--link); }
 pre { background: var(--box); padding: .75rem; font-size: .8rem; overflow-x: auto; }
-code { overflow-wrap: anywhere; }
+code { }
 @media print {
   body { max-width: none; padding: 0; font-size: 10.5pt; }
   figure, tr { break-inside: avoid; } h2, h3, summary { break-after: avoid; }

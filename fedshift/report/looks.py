@@ -11,11 +11,12 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-# Grey, which is no method's, and Okabe and Ito's (2008) hues, distinguishable with common
-# colour-vision deficiencies. Darkened for white paper and lightened for dark pages, until each has
-# a contrast of at least 3 to 1 with what is behind it (WCAG 2.1, criterion 1.4.11).
-LIGHT = ("#5f6b76", "#0072b2", "#d55e00", "#00805a", "#a3548f", "#8a6d00", "#2b8cbe", "#7a3b10")
-DARK = ("#9aa5b1", "#4a9fe0", "#ff8a3d", "#2fc191", "#e08fc9", "#e0c030", "#8fd3ff", "#c98a5e")
+# Grey, which is no method's, and seven hues: blue, orange, green, purple, red, sky and tan. Chosen
+# so that any two differ, also as seen with each kind of colour blindness (Machado et al. 2009), by
+# 11 or more (CIEDE2000; 2 can be told apart), and each from white paper or a dark page by a
+# contrast of 3 to 1 (WCAG 2.1, criterion 1.4.11).
+LIGHT = ("#4a4f55", "#0b45d9", "#cf7a12", "#1f8a78", "#662f75", "#7a2a08", "#4a94f5", "#9a6640")
+DARK = ("#c3c9d0", "#6977ff", "#f79d1e", "#4fb38c", "#b56a9a", "#e0553f", "#2fd0ff", "#fff0b8")
 GREY = 0
 # Name of a style sheet's variable -> (on white paper, on a dark page). The inks on cells are for
 # weak and for strong shades of `heat`.
@@ -34,6 +35,8 @@ THEME = {
 }
 # On and off in pixels, as SVG's stroke-dasharray.
 DASHES = ("", "7 3", "2 3", "9 3 2 3", "13 4", "5 2 1 2 1 2")
+# How much of a bar's colour is in its fill.
+FILLS = (1.0, 0.4, 0.7, 0.2, 0.55, 0.85)
 # In units of the marker's radius; the first is a disc.
 MARKERS: tuple[tuple[tuple[float, float], ...], ...] = (
     (),
@@ -58,7 +61,7 @@ _VARIANT = re.compile(r"^(?:labelset_|chosen_)+|_(?:drm_repo|uniform)(?=_|$)")
 
 @dataclass(frozen=True)
 class Look:
-    """colour indexes LIGHT and DARK, style DASHES and MARKERS."""
+    """colour indexes LIGHT and DARK, style DASHES, FILLS and MARKERS."""
 
     colour: int
     style: int = 0
@@ -72,6 +75,7 @@ class Look:
 def look_of(name: str) -> Look:
     """The look of a method, by the first words of a label: "FedPALS, ess=25%" is fedpals'.
 
+    >>> from fedshift.report.looks import look_of
     >>> look_of("FedAvg (second trial)") == look_of("fedavg")
     True
     """

@@ -62,7 +62,7 @@ def routing(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
 
 def _destinations(run: RunResult, label: str, q: RouterDetails) -> list[str]:
     alone = Split((run,), (label,), (0,))
-    drawn = alone.drawn()
+    drawn = alone.drawn(MOST_DRAWN)
     names, short = looked_names(run), [c.name for c in run.clients]
     rows = tuple(tuple(q.sent[i][j] for j in drawn) for i in drawn)
     notes = tuple(
@@ -73,7 +73,7 @@ def _destinations(run: RunResult, label: str, q: RouterDetails) -> list[str]:
     clients, columns = (tuple(of[i] for i in drawn) for of in (names, short))
     drawing = HeatMap(title, clients, columns, rows, notes, SENT)
     caption = "Rows: whose test example it is. Columns: the client that it is sent to. "
-    parts = [figure(drawing, caption + left_out(alone))]
+    parts = [figure(drawing, caption + left_out(alone, MOST_DRAWN))]
     if len(short) <= MOST_DRAWN:
         auc = by_client(run, short, q.auc, ".3f", AUC_CAPTION)
         parts += [fold(by_client(run, short, q.sent)), fold(auc)]

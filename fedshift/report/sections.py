@@ -15,11 +15,14 @@ from fedshift.report.charts import (
     LineChart,
     Series,
 )
+from fedshift.report.folding import of_clients, pool_tables
 from fedshift.report.layout import figure, fold, note, section, table
 from fedshift.report.looks import GREY, Look
+from fedshift.report.means import mean_column, moments_of, with_intervals
+from fedshift.report.pools import Pool, firsts, runs_of
 from fedshift.report.splits import (
     Split,
-    by_round,
+    classes_drawn,
     client_names,
     heading,
     left_out,
@@ -31,7 +34,7 @@ from fedshift.report.spread import spread_table
 from fedshift.report.tables import Cell, Table, finite, from_columns
 
 
-def results(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
+def results(lines: Sequence[Pool]) -> str:
     """The methods' table."""
     header = (
         "Run",
@@ -46,7 +49,7 @@ def results(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
         "λ",
         "Round",
     )
-    rows = tuple(_result(r, label) for r, label in zip(runs, labels, strict=True))
+    rows = tuple(_result(run, name) for run, name in runs_of(lines))
     formats = ("", ".1%", ".3f", ".1%", ".1%", ".0f", ".1%", ".4f", ".4f", ".4g", "d")
     text = (
         "Target accuracy is measured on the target's own labelled test data, and so is macro F1, "
@@ -57,24 +60,24 @@ def results(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
         "from every possible mixture of the clients; the L1 gap is how far it is from the "
         "mixture that this run trained on (0 equal, 2 disjoint)."
     )
-    doubtful = [
-        label for r, label in zip(runs, labels, strict=True) if r.summary.certified is False
-    ]
+    doubtful = [name for run, name in runs_of(lines) if run.summary.certified is False]
     if doubtful:
         text += f" The weights of {', '.join(doubtful)} are not certified optimal."
-    text += _cohort_note(runs, labels)
-    return section("results", "Results", table(Table(header, rows, formats)), note(text))
+    text += _cohort_note(*firsts(lines))
+    numbers = pool_tables(Table(header, rows, formats), lines)
+    return section("results", "Results", *numbers, note(text))
 
 
-def other_metrics(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
+def other_metrics(lines: Sequence[Pool]) -> str:
     """The user's own metrics of the kept round; "" where no run has any."""
+    runs = [run for run, _ in runs_of(lines)]
     columns = (other_columns(run.rounds, run.summary.final.others) for run in runs)
     names = list(dict.fromkeys(name for row in columns for name in row))
     if not names:
         return ""
     rows = tuple(
         (label, *(finite(run.summary.final.others.get(name)) for name in names))
-        for run, label in zip(runs, labels, strict=True)
+        for run, label in runs_of(lines)
     )
     numbers = Table(("Run", *names), rows, ("", *([".4g"] * len(names))))
     name, text = "Own metrics", "Measured by the user's own functions on the target's test data."
@@ -84,14 +87,16 @@ def other_metrics(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
             "On the target's test data; what begins with estimated or source is of the clients' "
             "validation data alone. The accuracy of labels is the mean over all of them."
         )
-    return section("metrics", name, table(numbers), note(text))
+    return section("metrics", name, *pool_tables(numbers, lines), note(text))
 
 
 def label_shift(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     """Label-by-client heat map with the target as its last row, one per set of clients."""
     parts = []
     for split in splits(runs, labels):
-        drawing = figure(_label_map(split), left_out(split))
+        columns, others = classes_drawn(split.runs[0])
+        words = " ".join(filter(None, (left_out(split, len(columns)), others)))
+        drawing = figure(_label_map(split), words)
         parts += [heading(split, runs), drawing, _counts_table(split)]
     everywhere = all(run.summary.serving for run in runs)
     mixture = "their test examples together" if everywhere else "the target"
@@ -107,7 +112,7 @@ def weights(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
         names, sizes = client_names(split.runs[0]), [c.n for c in split.runs[0].clients]
         numbers = from_columns("Client", names, _weights(split), ".2%", [("n", sizes, ".0f")])
         drawing = figure(weights_chart(split), note_equal + left_out(split))
-        parts += [heading(split, runs), drawing, fold(numbers)]
+        parts += [heading(split, runs), drawing, fold(of_clients(numbers, split))]
     means = _cohort_note(runs, labels).strip()
     return section("weights", "Weights", *parts, *([note(means)] if means else []))
 
@@ -173,67 +178,36 @@ def curve_chart(runs: Sequence[RunResult], labels: Sequence[str]) -> LineChart:
     return LineChart(title, tuple(series), across, Axis("L1 gap", zero=True))
 
 
-def rounds(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
-    """Accuracy or error per round, all runs in one chart."""
-    chart = rounds_chart(runs, labels)
-    errors, tables = runs[0].summary.kind == "regression", []
-    for run, label in zip(runs, labels, strict=True):
-        columns = tuple(run.rounds[0].values) if run.rounds else ()
-        rows = tuple((r.round, *r.values.values()) for r in run.rounds)
-        shares = [not errors and ("accuracy" in c or c.endswith("_se")) for c in columns]
-        formats = tuple(".1%" if share else ".5g" for share in shares)
-        head = tuple(c.replace("_", " ") for c in ("round", *columns))
-        tables.append(fold(Table(head, rows, ("d", *formats), label)))
-    caption = (
-        "Thick: on the target's test data. Thin, dotted: estimated from the clients' validation "
-        "data alone."
-    )
-    return section("rounds", chart.title, figure(chart, caption), *tables)
+def recall_chart(title: str, lines: Sequence[Pool]) -> BarChart:
+    """Recall per class of every line: means over its seeds with their intervals."""
+    classes, bars = lines[0].first.summary.classes, []
+    columns, _ = classes_drawn(lines[0].first)
+    for line in lines:
+        each = [run.summary.final.target_recall for run in line.runs]
+        over = [moments_of([of[k] for of in each], "recall") for k in columns]
+        bars.append(Bars(line.label, *with_intervals(over)))
+    names = tuple(classes[k] for k in columns)
+    return BarChart(title, names, tuple(bars), Axis("recall", percent=True))
 
 
-def rounds_chart(runs: Sequence[RunResult], labels: Sequence[str]) -> LineChart:
-    """Accuracy or error at the target by round, and its estimate as a thin line."""
-    errors = runs[0].summary.kind == "regression"
-    target, estimate = (
-        ("rmse", "estimated_rmse") if errors else ("target_accuracy", "estimated_accuracy")
-    )
-    series = [
-        one
-        for run, label in zip(runs, labels, strict=True)
-        for one in (
-            by_round(run.rounds, label, target),
-            by_round(run.rounds, f"{label}, estimated", estimate, thin=True),
-        )
-        # A method without a global model has no target accuracy: a name without points.
-        if any(v is not None for v in one.y)
-    ]
-    axis = Axis("RMSE", zero=True) if errors else Axis("accuracy", percent=True)
-    title = f"{'Error' if errors else 'Accuracy'} per round"
-    return LineChart(title, tuple(series), Axis("round", zero=True), axis)
-
-
-def recall_chart(title: str, runs: Sequence[RunResult], labels: Sequence[str]) -> BarChart:
-    """Recall per class of every run."""
-    pairs = zip(labels, runs, strict=True)
-    bars = tuple(Bars(label, run.summary.final.target_recall) for label, run in pairs)
-    return BarChart(title, runs[0].summary.classes, bars, Axis("recall", percent=True))
-
-
-def per_class(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
+def per_class(lines: Sequence[Pool]) -> str:
     """Recall per class at the last evaluation, beside the class's mass in the target."""
-    classes = runs[0].summary.classes
-    pairs = list(zip(runs, labels, strict=True))
-    drawing = recall_chart("Accuracy per class on the target's test data", runs, labels)
+    runs = [run for run, _ in runs_of(lines)]
+    drawing = recall_chart("Accuracy per class on the target's test data", lines)
     columns: list[tuple[str, Sequence[Cell]]] = []
-    for run, label in pairs:
-        columns.append((label, run.summary.final.target_recall))
-        columns.append((f"{label}, estimated", run.summary.final.recall_estimate))
-    numbers = from_columns("Class", classes, columns, ".1%", mass_columns(runs, "Target mass"))
+    for line in lines:
+        ends = [run.summary.final for run in line.runs]
+        columns.append((line.label, mean_column([end.target_recall for end in ends])))
+        near = mean_column([end.recall_estimate for end in ends])
+        columns.append((f"{line.label}, estimated", near))
+    classes, masses = runs[0].summary.classes, mass_columns(runs, "Target mass")
+    numbers = from_columns("Class", classes, columns, ".1%", masses)
     caption = "– marks a class without target test data. Estimates come from the clients alone."
+    caption = " ".join(filter(None, (caption, classes_drawn(runs[0])[1])))
     return section("classes", "Accuracy per class", figure(drawing, caption), fold(numbers))
 
 
-def client_spread(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
+def client_spread(lines: Sequence[Pool]) -> str:
     """Worst client, bottom decile, sd and Gini, and every client's accuracy."""
     text = (
         "Accuracy of the final model on the validation data of each of the task's clients (for the "
@@ -241,19 +215,19 @@ def client_spread(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
         "clients. Gini: 0 when all clients are served alike."
     )
     spreads = spread_table(
-        (label, client_names(run), run.summary.final.client_accuracy)
-        for run, label in zip(runs, labels, strict=True)
+        (name, client_names(run), run.summary.final.client_accuracy) for run, name in runs_of(lines)
     )
-    parts = [table(spreads), note(text)]
+    parts = [*pool_tables(spreads, lines), note(text)]
+    runs, labels = firsts(lines)
     for split in splits(runs, labels):
         columns = [
-            (b, r.summary.final.client_accuracy)
-            for b, r in zip(split.labels, split.runs, strict=True)
+            (lines[i].label, mean_column([r.summary.final.client_accuracy for r in lines[i].alike]))
+            for i in split.places
         ]
         sizes = [c.n_validation for c in split.runs[0].clients]
         size_column = [("validation examples", sizes, ".0f")]
         numbers = from_columns("Client", client_names(split.runs[0]), columns, ".1%", size_column)
-        parts += [heading(split, runs), fold(numbers)]
+        parts += [heading(split, runs), fold(of_clients(numbers, split))]
     return section("clients", "The clients", *parts)
 
 
@@ -266,19 +240,20 @@ def _result(run: RunResult, label: str) -> tuple[Cell, ...]:
 
 
 def _label_map(split: Split) -> HeatMap:
-    s, names, drawn = split.runs[0].summary, looked_names(split.runs[0]), split.drawn()
-    shares, notes = [], []
+    s, names = split.runs[0].summary, looked_names(split.runs[0])
+    columns, _ = classes_drawn(split.runs[0])
+    drawn, shares, notes = split.drawn(len(columns)), [], []
     for i in drawn:
         counts, n = s.label_counts[i], sum(s.label_counts[i]) or 1.0
-        shares.append([v / n for v in counts])
-        cells = zip(s.classes, counts, strict=True)
-        notes.append([f"{names[i]}, {c}: {v:g} examples, {v / n:.1%}" for c, v in cells])
+        shares.append(tuple(counts[k] / n for k in columns))
+        cells = ((s.classes[k], counts[k]) for k in columns)
+        notes.append(tuple(f"{names[i]}, {c}: {v:g} examples, {v / n:.1%}" for c, v in cells))
     last = _target_name(split)
-    notes.append([f"{last}, {c}: {t:.1%}" for c, t in zip(s.classes, s.target, strict=True)])
+    notes.append(tuple(f"{last}, {s.classes[k]}: {s.target[k]:.1%}" for k in columns))
     rows = (*(names[i] for i in drawn), last)
     title = f"Share of each label per client, and of the {last} ({split.name})"
-    values = (*map(tuple, shares), s.target)
-    return HeatMap(title, rows, s.classes, values, tuple(map(tuple, notes)))
+    values = (*shares, tuple(s.target[k] for k in columns))
+    return HeatMap(title, rows, tuple(s.classes[k] for k in columns), values, tuple(notes))
 
 
 def _counts_table(split: Split) -> str:
@@ -289,7 +264,7 @@ def _counts_table(split: Split) -> str:
     ]
     rows.append((_target_name(split), *(f"{t:.1%}" for t in s.target)))
     formats = ("", *([".0f"] * len(s.classes)))
-    return fold(Table(("Client", *s.classes), tuple(rows), formats))
+    return fold(of_clients(Table(("Client", *s.classes), tuple(rows), formats), split))
 
 
 def weighs(run: RunResult) -> bool:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 
 from fedshift.errors import visible
-from fedshift.report.looks import DASHES, MARKERS, THEME, Look
+from fedshift.report.looks import DASHES, FILLS, MARKERS, THEME, Look
 
 INK = "var(--ink)"
 Point = tuple[float, float]
@@ -78,7 +78,8 @@ def rect(
 
 def bar(x: float, y: float, width: float, height: float, look: Look, note: str = "") -> str:
     """A bar; one whose colour others have, too, is pale with an edge that is dashed as its line."""
-    edge = f'fill-opacity="0.35" stroke="{look.ink}" stroke-dasharray="{DASHES[look.style]}"'
+    fill, dash = FILLS[look.style], DASHES[look.style]
+    edge = f'fill-opacity="{fill}" stroke="{look.ink}" stroke-dasharray="{dash}"'
     return rect(x, y, width, height, look.ink, note, edge if look.style else "")
 
 
@@ -86,6 +87,11 @@ def line(x1: float, y1: float, x2: float, y2: float, stroke: str, width: float =
     """A straight line."""
     ends = f'x1="{number(x1)}" y1="{number(y1)}" x2="{number(x2)}" y2="{number(y2)}"'
     return f'<line {ends} stroke="{stroke}" stroke-width="{number(width)}"/>'
+
+
+def whisker(x1: float, y1: float, x2: float, y2: float) -> str:
+    """An error bar: light around dark, to be seen on bars of any colour."""
+    return line(x1, y1, x2, y2, "var(--paper)", 3.5) + line(x1, y1, x2, y2, INK, 1.5)
 
 
 def path(points: Sequence[Point]) -> str:

@@ -23,6 +23,7 @@ from fedshift.report.charts import (
     SideBars,
     Values,
     drawn_values,
+    named,
     number_text,
     shortened,
     span_of,
@@ -31,10 +32,10 @@ from fedshift.report.charts import (
 )
 from fedshift.report.columns import column_names
 from fedshift.report.looks import Look, look_of, looks
-from fedshift.report.shapes import INK, band, bar, document, dot, line, polyline, text
+from fedshift.report.shapes import INK, band, bar, document, dot, line, polyline, text, whisker
 
 # Beside one another in a page's text, and on a telephone of 390 px.
-WIDE, NARROW = 760.0, 350.0
+WIDE, NARROW = 760.0, 335.0
 NOTES = re.compile(r"><title>[^<]*</title></(?:rect|circle|polygon)>")
 
 
@@ -82,7 +83,8 @@ def _lines(chart: LineChart, width: float) -> str:
     if not xs or not drawn_values(*(s.y for s in drawn)):
         return _empty_chart(chart.title, width)
     of = looks([s.name for s in drawn], [s.look for s in drawn], [s.thin for s in drawn])
-    legend, top = _legend([(s.name, k, s) for s, k in zip(drawn, of, strict=True)], width)
+    pairs = zip(drawn, of, strict=True)
+    legend, top = _legend([(s.name, k, s) for s, k in pairs if named(s, k, drawn, of)], width)
     y_ticks = ticks(*span_of(ys, chart.y))
     # More on a wide axis than on the other: labels must not touch.
     steps = 7 if width == WIDE else 4
@@ -124,12 +126,12 @@ def _side_bars(chart: SideBars, width: float) -> str:
     if not numbers:
         return _empty_chart(chart.title, width)
     limit = 48 if width == WIDE else 22
-    left = 14 + min(limit, max(map(len, chart.names))) * 6.2
+    left = 14 + min(limit, max(map(len, chart.names))) * 6.6
     scale = ticks(0.0, max(*numbers, 1e-9), 5 if width == WIDE else 3)
     plot = width - left - 64
     frame = _Frame(left, 6, plot, 19.0 * len(chart.names), _span(scale), (0.0, 1.0))
     body = [_x_axis(frame, chart.x, scale)]
-    of = looks(chart.names, [look_of(n) for n in chart.of or chart.names])
+    of = [look_of(name) for name in chart.of or chart.names]
     for i, (name, value) in enumerate(zip(chart.names, chart.values, strict=True)):
         y = frame.top + 19 * i
         body.append(text(left - 6, y + 13, shortened(name, limit), "end", 11))
@@ -139,7 +141,7 @@ def _side_bars(chart: SideBars, width: float) -> str:
         body.append(text(width - 8, y + 13, words, "end", 10))
         if (ends := _ends(chart.low, chart.high, i)) is not None:
             low, high = (frame.at(v, 0.0)[0] for v in ends)
-            body.append(line(low, y + 9.5, high, y + 9.5, INK, 1.5))
+            body.append(whisker(low, y + 9.5, high, y + 9.5))
     if chart.mark is not None:
         x, _ = frame.at(chart.mark, 0.0)
         body.append(line(x, frame.top, x, frame.base, INK))
@@ -181,7 +183,7 @@ def _bars(frame: _Frame, chart: BarChart, bars: Bars, look: Look, index: int) ->
     for g, value in enumerate(bars.values):
         x = frame.left + g * step + step * 0.1 + index * width
         if value is None:
-            parts.append(text(x + width / 2, frame.base - 3, "–", "middle", 9))
+            parts.append(text(x + width / 2, frame.base - 3, "–", "middle", 9.5))
             continue
         # 0 is drawn, as a bar of two pixels: it is not the same as a missing value.
         height = max(2.0, frame.base - frame.at(0.0, value)[1])
@@ -190,7 +192,7 @@ def _bars(frame: _Frame, chart: BarChart, bars: Bars, look: Look, index: int) ->
         parts.append(bar(x, frame.base - height, width * 0.94, height, look, note))
         if (ends := _ends(bars.low, bars.high, g)) is not None:
             low, high = (frame.at(0.0, v)[1] for v in ends)
-            parts.append(line(x + width * 0.47, low, x + width * 0.47, high, INK, 1.5))
+            parts.append(whisker(x + width * 0.47, low, x + width * 0.47, high))
     return "".join(parts)
 
 
@@ -222,13 +224,11 @@ def _x_axis(frame: _Frame, axis: Axis, scale: Sequence[float]) -> str:
         parts.append(line(x, frame.base, x, frame.base + 4, INK))
         words = number_text(t, axis.percent, tick=True)
         parts.append(text(x, frame.base + 16, words, "middle", 10))
-    # Centred under the whole drawing where the axis is shorter than its label.
-    width = len(axis.label) * 5.6
-    middle = max(frame.left + frame.width / 2, 0.0)
-    middle = (
-        min(middle, frame.left + frame.width + 18 - width / 2) if width > frame.width else middle
-    )
-    parts.append(text(middle, frame.base + 36, axis.label, "middle", 11))
+    # Under the middle of the axis, or as far to the left as a long label needs.
+    right = frame.left + frame.width
+    label = shortened(axis.label, int(right / 5.8))
+    middle = min(frame.left + frame.width / 2, right + 10 - len(label) * 2.9)
+    parts.append(text(middle, frame.base + 36, label, "middle", 11))
     return "".join(parts)
 
 

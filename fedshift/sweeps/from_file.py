@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 
-from fedshift.errors import InputError
+from fedshift.errors import InputError, shown
 from fedshift.experiments.custom import recipe_of
 from fedshift.experiments.from_files import custom_of, files_of
 from fedshift.experiments.load import load_with_source
@@ -77,6 +77,12 @@ def plan_of(
 def _recipe(file: Path, name: str) -> Recipe:
     """A method by its name, or by FILE.py:NAME, which is run."""
     if not is_python(name):
+        first, _, options = name.partition(":")
+        if options:
+            raise InputError(
+                f'--methods "{shown(name)}": give {first}, and its options by -c, as in '
+                f"-c method.{shown(options)}"
+            )
         return recipe(name)
     config, _ = load_with_source(file, [f"method.name={name}"])
     return recipe_of(config, custom_of(config))

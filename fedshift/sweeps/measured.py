@@ -11,7 +11,7 @@ from fedshift.errors import unknown
 from fedshift.record.headline import OWN
 from fedshift.report.intervals import Moments, bounds_of, moments
 from fedshift.sweeps.execute import Report
-from fedshift.sweeps.plan import Contender, Plan
+from fedshift.sweeps.plan import Contender, Plan, seeds_in_words
 from fedshift.sweeps.statistics import paired
 from fedshift.sweeps.store import Run, Store
 
@@ -67,8 +67,11 @@ class Row:
     @property
     def note(self) -> str:
         """The seeds that are missing, and why."""
-        gone = [m for m in self.runs if m.state != "done"]
-        return "; ".join(f"seed {m.seed} {m.state}{f': {m.why}' * bool(m.why)}" for m in gone)
+        gone: dict[str, list[int]] = {}
+        for m in self.runs:
+            if m.state != "done":
+                gone.setdefault(f"{m.state}{f': {m.why}' * bool(m.why)}", []).append(m.seed)
+        return "; ".join(f"{seeds_in_words(of).lower()} {how}" for how, of in gone.items())
 
 
 def measured(plan: Plan, store: Store, report: Report) -> tuple[Measured, ...]:

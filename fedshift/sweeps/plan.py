@@ -80,7 +80,7 @@ class Plan:
     @property
     def varied(self) -> str:
         """A sentence on what differs between seeds and what stays."""
-        seeds = _listed(self.seeds)
+        seeds = seeds_in_words(self.seeds)
         if self.vary == "split":
             return (
                 f"{seeds}: each cuts the data into clients and target anew; first weights, cohorts "
@@ -92,7 +92,8 @@ class Plan:
         )
 
 
-def _listed(seeds: Sequence[int]) -> str:
+def seeds_in_words(seeds: Sequence[int]) -> str:
+    """ "Seed 3", "Seeds 0 and 2", "Seeds 0 to 4"."""
     if len(seeds) == 1:
         return f"Seed {seeds[0]}"
     whole = list(seeds) == list(range(seeds[0], seeds[-1] + 1))
@@ -123,8 +124,8 @@ def seeded(config: Config, seed: int, vary: str) -> Config:
 def check_metric(metric: str | None, added: Iterable[str]) -> None:
     """Raise InputError for a number that no run has; added: metrics of the user's."""
     names = {*measured(), *(one.name for one in fields(Metrics)), *added, "ess", "distance"}
-    if metric is not None and metric not in names:
-        raise unknown("metric", metric, names - {"round", "clients_trained"})
+    if metric is not None and metric not in names - {"others"}:
+        raise unknown("metric", metric, names - {"round", "clients_trained", "others"})
 
 
 def check_vary(vary: str) -> None:

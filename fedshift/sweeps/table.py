@@ -47,6 +47,12 @@ class Table:
     notes   what a reader has to know, a sentence each
     curves  by method, the metric over the seeds by round
     folder  where the runs are
+
+    >>> columns = {"client": "hospital", "label": "outcome"}
+    >>> task = fs.Task.from_csv("patients.csv", **columns, target="north")
+    >>> table = fs.compare(task, "linear", ["fedavg", "fedrs"], rounds=2, seeds=2, jobs=1)
+    >>> table.frame()["method"].tolist(), table.row("fedrs").moments.n
+    (['fedavg', 'fedrs'], 2)
     """
 
     title: str

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedshift.errors import InputError, shown
 from fedshift.tasks.encoding import Column, refused
-from fedshift.tasks.names import Coded, Ints, coded
+from fedshift.tasks.names import Coded, Ints, coded, cure_of
 from fedshift.tasks.rows import Columns, Numbers, fits_float32
 
 # A column of text with more different values than MANY is taken for free text, or for names; so is
@@ -99,15 +99,16 @@ def _categories(name: str, values: Coded, rows: Ints, asked: bool) -> Column | s
     counts = values.counts(rows)
     kinds = int((counts > 0).sum())
     absent = bool((values.codes[rows] < 0).any())
+    names = tuple(n for n, count in zip(values.names, counts, strict=True) if count)
     if is_free_text(kinds, len(rows)) and not asked:
         return (
             f'Column "{shown(name)}" holds {kinds:,} different texts in {len(rows):,} rows, as '
             f'free text or names do; it was left out. categories=["{shown(name)}"] encodes it.'
+            f"{cure_of(names)}"
         )
     if kinds + absent < 2:
         what = "constant" if kinds else "empty"
         return f'Column "{shown(name)}" is {what} in training; it was left out.'
-    names = tuple(n for n, count in zip(values.names, counts, strict=True) if count)
     return Column(name, categories=names, indicator=absent)
 
 

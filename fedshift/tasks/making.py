@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypedDict, get_type_hints
@@ -14,7 +15,18 @@ from fedshift.arguments import called
 from fedshift.data import first_not_finite
 from fedshift.errors import InputError, nearest, shown, unknown
 from fedshift.tasks.columns import Rules
-from fedshift.tasks.names import Coded, Mask, coded, listed, many, named, ordered, plain, reordered
+from fedshift.tasks.names import (
+    Coded,
+    Mask,
+    as_number,
+    coded,
+    listed,
+    many,
+    named,
+    ordered,
+    plain,
+    reordered,
+)
 from fedshift.tasks.rows import Columns, Inputs, inputs_of
 from fedshift.tasks.target import Target, is_test_set, target_of
 from fedshift.tasks.tensors import Tensors
@@ -74,6 +86,7 @@ def task_fields(rows: Rows, target: Any, options: Options) -> dict[str, Any]:
     if odd := [name for name in options if name not in get_type_hints(Options)]:
         raise unknown("option of a task", odd[0], get_type_hints(Options))
     fields: dict[str, Any] = {"kind": "classification", "seed": 0, "name": "yours", **options}
+    _check_kind(fields["kind"], target, options)
     classes, missing = fields.pop("classes", None), fields.pop("missing", "mean")
     categories = fields.pop("categories", ())
     inputs, outside = inputs_of(rows.x, _aside(rows, target)), 0
@@ -87,11 +100,6 @@ def task_fields(rows: Rows, target: Any, options: Options) -> dict[str, Any]:
     classes = rows.labels if rows.labels and classes is None else classes
     labels, values, outputs = labels_of(y, fields["kind"], classes, len(inputs), outside)
     goal = Target("test set") if outside else target_of(target, places.names, labels.names)
-    if fields["kind"] == "regression" and goal.shares:
-        raise InputError(
-            'target: label shares have no meaning where y is numbers; give a client, "pooled", '
-            '"clients" or a test set'
-        )
     clients, empty = _clients_with_labels(places, labels, goal)
     _check_finite(inputs, places)
     notes += _about_rows(places, labels, outside, empty)
@@ -107,6 +115,20 @@ def task_fields(rows: Rows, target: Any, options: Options) -> dict[str, Any]:
         "rules": Rules(tuple(categories), missing),
         "notes": tuple(notes),
     }
+
+
+def _check_kind(kind: str, target: Any, options: Options) -> None:
+    """Raise InputError for what has no meaning where a task of this kind is made."""
+    shares = hasattr(target, "__len__") and not isinstance(target, str)
+    if kind == "regression" and shares and not is_test_set(target):
+        raise InputError(
+            'target: label shares have no meaning where y is numbers; give a client, "pooled", '
+            '"clients" or a test set'
+        )
+    if kind == "regression" and options.get("classes") is not None:
+        raise InputError("classes name labels, and y is numbers; give bins=10 for as many bins")
+    if kind != "regression" and "bins" in options:
+        raise InputError(f'bins are of numbers to predict, and this task is "{kind}"; leave it out')
 
 
 def _places(client: Any, n: int, outside: int) -> Coded:
@@ -135,14 +157,15 @@ def labels_of(
         labels = reordered(labels, classes, "label")
     many = len(labels.names)
     if many > 100 and 2 * many > n:
-        raise InputError(
-            f"y has {many:,} different values in {n:,} rows; for numbers to predict give "
-            'kind="regression"'
-        )
+        text = any(map(math.isnan, map(as_number, labels.names)))
+        what, cure = "values", 'for numbers to predict give kind="regression"'
+        if text:
+            what, cure = "texts", "as names or free text have; give a column of few values"
+        raise InputError(f"y has {many:,} different {what} in {n:,} rows; {cure}")
     if many < 2:
         raise InputError(
             f"y has {many} class{'' if many == 1 else 'es'} ({listed(labels.names)}); at least 2 "
-            "are needed, or name them all in classes="
+            "are needed"
         )
     return labels, None, ()
 

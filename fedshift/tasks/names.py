@@ -16,6 +16,10 @@ from fedshift.errors import InputError, nearest, shown
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
+# Texts by which a column of such is judged.
+MOST_READ = 100
+_DATE = re.compile(r"\d{1,4}([-./])\d{1,2}\1\d{1,4}([ T]\d.*)?", re.ASCII)
+_AMOUNT = re.compile(r"[^\w\s]?\s?[+-]?\d[\d.,' ]*(\s?[^\w\s]|\s?[a-zA-Z]{1,4})?")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
@@ -94,6 +98,18 @@ def ordered(names: Iterable[str]) -> tuple[str, ...]:
 def as_number(text: str) -> float:
     """The number that a text is, NaN for other texts, such as "nan", "inf" and "1_000"."""
     return float(text) if _NUMBER.fullmatch(text) else math.nan
+
+
+def cure_of(texts: Sequence[str]) -> str:
+    """A sentence on texts that are dates, or amounts with signs that no number has; else empty."""
+    first = list(texts[:MOST_READ])
+    for form, what in (
+        (_DATE, "dates; put days or years"),
+        (_AMOUNT, "amounts; put plain numbers"),
+    ):
+        if first and sum(map(bool, map(form.fullmatch, first))) > 0.9 * len(first):
+            return f' "{shown(first[0])}" and the like are {what} in their place.'
+    return ""
 
 
 def reordered(given: Coded, names: Sequence[Any], what: str) -> Coded:

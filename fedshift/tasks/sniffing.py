@@ -187,7 +187,7 @@ def _check_names(
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise DataError(
             f'{path}: {names.count(twice[0])} columns are named "{shown(twice[0])}"; give each its '
-            "own name, or all of them in header=[...]"
+            "own name in the first line"
         )
     for name in wanted:
         if name not in names:

@@ -26,6 +26,7 @@ from fedshift.tasks.rows import Columns
 from fedshift.tasks.showing import html_of
 from fedshift.tasks.sources import rows_of_datasets, rows_of_partition, tested
 from fedshift.tasks.tables import labelled, of_frame, read_parquet, read_table, rows_of
+from fedshift.tasks.values import about_kinds
 
 if TYPE_CHECKING:
     from fedshift.diagnosis import Diagnosis
@@ -70,7 +71,8 @@ class Task(TaskFields):
         >>> task.clients, task.classes
         (('a', 'b'), ('no', 'yes'))
         """
-        return cls(**task_fields(Rows(x, y, client), target, options))
+        notes = about_kinds(x) if hasattr(x, "iloc") else ()
+        return cls(**task_fields(Rows(x, y, client, notes), target, options))
 
     @classmethod
     @called_as('fs.Task.from_frame(frame, client="hospital", label="outcome", target="north")')
@@ -89,8 +91,8 @@ class Task(TaskFields):
 
         Also of what has `to_pandas`: a HuggingFace data set, a table of Arrow or Polars.
 
-        >>> ages = {"age": [30, 45, 28, 61, 50], "ill": [0, 1, 0, 1, 1], "site": list("aabbc")}
-        >>> fs.Task.from_frame(ages, client="site", label="ill", target="c").clients
+        >>> rows = {"age": [30, 45, 28, 61, 50], "ill": [0, 1, 0, 1, 1], "site": list("aabbc")}
+        >>> fs.Task.from_frame(rows, client="site", label="ill", target="c").clients
         ('a', 'b')
         """
         client, label = str(client), str(label) if is_whole(label) else label
@@ -271,14 +273,20 @@ class Task(TaskFields):
 
         >>> from fedshift.shifts import Sparsity
         >>> y = [0, 1, 2, 3] * 30
-        >>> task = fs.Task.from_split([[v] for v in y], y, Sparsity(2), clients=3, target="pooled")
-        >>> task.clients
+        >>> x, two = [[v] for v in y], Sparsity(2)
+        >>> fs.Task.from_split(x, y, two, clients=3, target="pooled").clients
         ('0', '1', '2')
         """
         if not callable(shift):
             raise InputError(f"shift is {called(shift)}; give one of fedshift.shifts")
         check_whole("clients", clients, 1)
-        labels = coded(y)
+        kind = options.get("kind", "classification")
+        if kind != "classification":
+            raise InputError(
+                f'a shift deals rows by their labels, and this task is "{kind}"; name the client '
+                "of each row by client= of from_arrays"
+            )
+        labels = coded(y, "y")
         if (labels.codes < 0).any():
             raise InputError("some rows have no label, by which a shift deals; leave them out")
         rng = numpy_generator(options.get("seed", 0), "split")

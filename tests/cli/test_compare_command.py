@@ -94,6 +94,47 @@ def test_a_network_that_does_not_fit_a_method_is_met_first(call: Call, tmp_path:
     assert [p.name for p in tmp_path.iterdir()] == ["f.toml"]
 
 
+@pytest.mark.parametrize(
+    ("methods", "message"),
+    [
+        (
+            "fedavg,local_only",
+            "local_only: this method leaves every client with a model of its own, and",
+        ),
+        ("fedavg,multikrum", "multikrum: 3 clients' changes are too few for method.byzantine = 1"),
+        ("fedprox:mu=0.1", "give fedprox, and its options by -c, as in -c method.mu=0.1"),
+        ("fedavg,fedpax", 'Did you mean "fedpac"?'),
+    ],
+)
+def test_a_method_that_cannot_do_the_task_is_met_first(
+    call: Call, methods: str, message: str
+) -> None:
+    """Control: without it the comparison runs."""
+    code, _, err = call("compare", "f.toml", "--methods", methods, "--seeds", "0,1")
+    assert code == 2
+    assert message in err
+    assert not Path("runs").exists()
+    assert call("compare", "f.toml", "--methods", "fedavg", "--seeds", "0")[0] == 0
+
+
+def test_a_run_that_fails_is_a_line_and_the_others_go_on(call: Call) -> None:
+    """The seeds of one reason are named together; their curves are not needed."""
+    Path("m.py").write_text(
+        "from fedshift import recipes\n"
+        "def odd(setting):\n"
+        "    if setting.seed in (1, 2):\n"
+        "        raise ValueError('no such seed')\n"
+        "    return recipes.fedavg(setting)\n"
+    )
+    code, out, _ = call("compare", "f.toml", "--methods", "fedavg,m.py:odd", "--seeds", "0-2")
+    assert code == 4
+    assert "seeds 1 and 2 failed: method.name" in " ".join(out.replace("│", " ").split())
+    rows = [line.split("│") for line in out.splitlines() if "│" in line]
+    assert [[row[1].strip(), row[2].strip()] for row in rows if row[1].strip()] == [
+        ["fedavg", "3"], ["odd", "1"]
+    ]  # fmt: skip
+
+
 def test_training_that_diverges_has_its_exit_code(call: Call) -> None:
     code, out, _ = call("compare", "f.toml", "--seeds", "0", "-c", "training.lr=3e38,0.05")
     assert code == 4

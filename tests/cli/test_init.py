@@ -6,10 +6,14 @@ import json
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedshift.cli.app import app
 from fedshift.cli.ending import perform
+from fedshift.tasks.doubts import doubts
+from fedshift.tasks.names import coded
+from fedshift.tasks.rows import Columns, column_of
 from support.custom_files import table
 
 GIVEN = ("--client", "hospital", "--label", "outcome")
@@ -111,6 +115,16 @@ def test_nothing_is_overwritten(patients: Path, capsys: pytest.CaptureFixture[st
          'well. Did you mean "well"?'),
         ((*GIVEN, "--target", "ill=0.7,well=0.7"), "--target sums to 1.4; give shares that sum"),
         ((*GIVEN, "--target", "nort"), '--target "nort" is no client; there are east, north, s'),
+        ((*GIVEN, "--target", "nort"), "name, label shares, as ill=0.7,well=0.3"),
+        (("--client", "age", *GIVEN[2:]), "values are in one row alone; give the column that says "
+         "whose row it is, such as a site. It may be hospital, sex."),
+        ((*GIVEN[:2], "--label", "hospital"), "--client and --label are both"),
+        ((*GIVEN[:2], "--label", "ward"), "--label has 1 class (one); at least 2 are needed"),
+        ((*GIVEN, "-c", "training.rounds=2"), "-c training.rounds: init takes data.kind, data."),
+        ((*GIVEN, "-c", "data.dorp=age"), 'it writes. Did you mean "data.drop"?'),
+        ((*GIVEN, "-c", "data.drop=age"), 'data.drop = "age": must be a list'),
+        ((*GIVEN, "-c", "data.drop=['agee']"), 'has no column "agee"; it has hospital, age, s'),
+        ((*GIVEN, "--folder", "patients.csv"), "patients.csv: is not a folder; give another place"),
     ],
 )  # fmt: skip
 def test_nothing_is_guessed(
@@ -120,6 +134,85 @@ def test_nothing_is_guessed(
     assert init(*arguments) in (2, 3)
     assert message in capsys.readouterr().err
     assert [p.name for p in patients.iterdir()] == ["patients.csv"]
+
+
+@pytest.mark.parametrize("name", ["patients.csv.zip", "patients.xlsx", "patients.dat"])
+def test_other_files_are_to_be_unpacked(
+    patients: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (patients / name).write_bytes(b"PK\x03\x04")
+    assert perform(app, ["init", name, *GIVEN]) == 2
+    assert (
+        f"{name}: init looks at tables (.csv, .tsv, .txt, .gz, .parquet); unpack it, or save"
+        in (capsys.readouterr().err)
+    )
+
+
+def test_a_mixed_column_is_left_out_as_the_message_says(
+    patients: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is typed for it is written to the experiment, which runs."""
+    (patients / "patients.csv").write_text(table().replace("east,", "east,o", 9))
+    assert init(*GIVEN) == 2
+    error = capsys.readouterr().err
+    assert 'column "age" holds numbers and "o' in error
+    assert """or give -c 'data.categories=["age"]' or -c 'data.drop=["age"]'""" in error
+    assert init(*GIVEN, "-c", 'data.drop=["age"]', "-c", "data.validation=0.3") == 0
+    data = tomllib.loads((patients / "experiment.toml").read_text())["data"]
+    assert (data["drop"], data["validation"], data["test"]) == (["age"], 0.3, 0.2)
+    assert perform(app, ["run", "experiment.toml", "--out", "o", "-c", "training.rounds=1"]) == 0
+    assert "age" not in (patients / "o" / "encoding.json").read_text()
+
+
+def test_a_table_without_header(patients: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (patients / "patients.csv").write_text(table().partition("\n")[2])
+    assert init(*GIVEN) == 3
+    assert "looks like data: give -c 'data.header=[names of the columns]'." in (
+        capsys.readouterr().err
+    )
+    assert init(*GIVEN, "-c", 'data.header=["hospital","age","sex","ward","outcome"]') == 0
+    assert perform(app, ["run", "experiment.toml", "--out", "o", "-c", "training.rounds=1"]) == 0
+
+
+def test_what_to_look_at_is_named(patients: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A column that is the label by another name, one of row numbers, and others."""
+    head, *rows = table().splitlines()
+    more = (
+        (row, row.endswith("ill"), 1000 + i, f"{2000 + i // 2}-01-05", i % 30 if i % 9 else -99)
+        for i, row in enumerate(rows)
+    )
+    lines = [f"{head},sick,patient,day,stay", *(",".join(map(str, row)) for row in more)]
+    (patients / "patients.csv").write_text("\n".join(lines).replace("south", "East", 3))
+    assert init(*GIVEN) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    for sentence in (
+        'Column "sick" tells the label "outcome" in every row. If it is the label by another '
+        "name, give -c 'data.drop=[\"sick\"]'.",
+        'Column "patient" holds another whole number in every row, as numbers of rows or people',
+        'Column "stay" holds -99 several times, far from its other values.',
+        "Clients that differ by case alone: East, east. Write each in one way.",
+        '-01-05" and the like are dates; put days or years in their place.',
+    ):
+        assert sentence in out
+    for name in ("age", "sex"):
+        assert f'Column "{name}"' not in out
+
+
+def test_doubts_about_numbers() -> None:
+    """A label that is another column in other units, or a limit of one; a code of the clients."""
+    rng = np.random.default_rng(0)
+    n = 200
+    site, cm = rng.integers(0, 4, n), rng.normal(170, 9, n)
+    columns = {
+        "site": coded([f"s{i}" for i in site]), "cm": column_of("cm", cm),
+        "inch": column_of("inch", cm / 2.54), "tall": coded(cm > 170),
+        "code": column_of("code", site * 10.0), "noise": column_of("noise", rng.normal(size=n)),
+    }  # fmt: skip
+    given = [name for name in columns if name != "site"]
+    told = doubts(Columns(columns), "site", "inch", [*given[:1], "noise", "code"])
+    assert [sentence[:20] for sentence in told] == ['Column "cm" tells th', 'Column "code" names ']
+    told = doubts(Columns(columns), "site", "tall", ["cm", "noise"])
+    assert [sentence[:20] for sentence in told] == ['Column "cm" tells th']
 
 
 def test_a_label_of_numbers_makes_a_regression_that_runs(

@@ -1,9 +1,10 @@
-"""The examples of docstrings are executed, each as for a reader who has imported `fs` alone."""
+"""The examples of docstrings are executed; those of the reference have imported `fs` alone."""
 
 from __future__ import annotations
 
 import doctest
 import importlib
+import re
 import runpy
 from pathlib import Path
 
@@ -17,7 +18,17 @@ FILES = {
     for path in sorted((ROOT / "fedshift").rglob("*.py"))
     if ">>> " in path.read_text(encoding="utf-8")
 }
-LONG = ("fedshift.fitting.fit", "fedshift.fitting.compare", "fedshift.fitting.result")
+SHOWN = {
+    name
+    for page in (ROOT / "docs/reference").glob("*.md")
+    for name in re.findall(r"^::: \S+\.(\w+)", page.read_text(encoding="utf-8"), re.M)
+}
+LONG = (
+    "fedshift.fitting.compare",
+    "fedshift.fitting.fit",
+    "fedshift.fitting.result",
+    "fedshift.sweeps.table",
+)
 PENGUINS = ("fedshift.datasets.natural.loading", "fedshift.datasets.natural.table")
 
 
@@ -32,9 +43,13 @@ def test_examples_run(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         pytest.importorskip("sklearn", reason="scikit-learn is not installed (extra dev)")
         runpy.run_path(str(ROOT / "examples/breast_cancer.py"))["write"]("patients.csv")
     module = importlib.import_module(name)
-    done = doctest.testmod(module, globs={"fs": fs}, optionflags=doctest.ELLIPSIS)
-    assert done.attempted
-    assert not done.failed
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    for one in doctest.DocTestFinder().find(module):
+        shown = one.name.removeprefix(f"{name}.").split(".")[0] in SHOWN
+        one.globs = {**({} if shown else vars(module)), "fs": fs}
+        runner.run(one)
+    assert runner.tries
+    assert not runner.failures
 
 
 def test_a_wrong_example_is_noticed() -> None:

@@ -138,7 +138,7 @@ def test_fedavg_and_feddrm_start_from_one_body_and_head() -> None:
 def test_a_personal_method_needs_the_clients_own_tests(tmp_path: Path) -> None:
     shift = {"target": "drawn", "transform": "none", "kind": "iid"}
     shift["shards_per_client"] = None  # type: ignore[assignment]
-    with pytest.raises(InputError, match='Set shift.target = "clients" to test on the clients'):
+    with pytest.raises(InputError, match='Set shift.target = "clients" .or data.target, for data'):
         run("fedrep", tmp_path, shift=shift)
 
 

@@ -15,6 +15,7 @@ from fedshift.algorithms.fedavg import FedAvg
 from fedshift.experiments import experiment
 from fedshift.fitting.class_weights import weights_of
 from fedshift.recipes import Setting
+from fedshift.shifts import Sparsity
 from support.custom_tasks import Net, hospitals
 from support.number_tasks import Net as OfNumbers
 from support.number_tasks import prices, symptoms
@@ -178,3 +179,43 @@ def test_networks_without_what_a_method_looks_at(
     if method in ("moon", "fedpac", "fedper"):
         fs.fit(task, "mlp", method=method, hidden=(4,), folder=folder, **QUICK)
         assert (folder / "config.resolved.toml").exists()
+
+
+X, SITE = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32), ["a", "b", "c"] * 20
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys", "match"),
+    [
+        ("regression", {"classes": ["low", "high"]}, "classes name labels, and y is numbers"),
+        ("regression", {"target": {"low": 0.5, "high": 0.5}}, "label shares have no meaning where"),
+        ("regression", {"target": [0.5, 0.5]}, "label shares have no meaning where y is numbers"),
+        (
+            "multilabel",
+            {"bins": 4},
+            'bins are of numbers to predict, and this task is "multilabel"',
+        ),
+        ("classification", {"bins": 4}, "bins are of numbers to predict"),
+    ],
+)
+def test_what_has_no_meaning_for_a_kind_of_task(kind: str, keys: Any, match: str) -> None:
+    y = {"regression": X[:, 0], "multilabel": X[:, :2] > 0}.get(kind, X[:, 0] > 0)
+    given: dict[str, Any] = {"client": SITE, "target": "a", "kind": kind}
+    with pytest.raises(fs.InputError, match=match):
+        fs.Task.from_arrays(X, y, **given | keys)
+    fs.Task.from_arrays(X, y, **given).build()  # control
+
+
+@pytest.mark.parametrize("kind", ["regression", "multilabel"])
+def test_shifts_deal_labels_alone(kind: Any) -> None:
+    """They dealt numbers as if each were a class of its own, and most rows went to no client."""
+    y = X[:, 0] if kind == "regression" else X[:, :2] > 0
+    with pytest.raises(fs.InputError, match=f'a shift deals rows by their labels, .* "{kind}"'):
+        fs.Task.from_split(X, y, Sparsity(2), clients=3, target="pooled", kind=kind)
+    fs.Task.from_split(X, X[:, 0] > 0, Sparsity(2), clients=3, target="pooled")
+
+
+def test_a_rule_that_the_task_has_no_rows_for(task: fs.Task) -> None:
+    with pytest.raises(fs.InputError) as refused:
+        fs.fit(task, Net, method="fedpals", rule="validation", **QUICK)
+    assert str(refused.value).endswith('with this target there are none; use "estimate"')

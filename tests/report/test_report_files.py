@@ -187,7 +187,7 @@ def test_unreadable_files_are_named(tmp_path: Path) -> None:
         read_counts(tmp_path / "b.csv")
 
 
-FIGURES = ("accuracy", "recall", "weights", "ess-curve")
+FIGURES = ("accuracy", "loss", "recall", "weights", "ess-curve")
 
 
 @pytest.mark.slow

@@ -10,10 +10,10 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from fedshift import recipes
 from fedshift.errors import InputError
 from fedshift.report.charts import (
     ACCURACY,
+    MOST_POINTS,
     SENT,
     Axis,
     BarChart,
@@ -23,11 +23,13 @@ from fedshift.report.charts import (
     Series,
     Shades,
     SideBars,
+    thinned,
     ticks,
 )
-from fedshift.report.looks import DARK, LIGHT, METHODS, THEME, look_of, looks
+from fedshift.report.looks import LIGHT, look_of
+from fedshift.report.shapes import alone
 from fedshift.report.spread import spread
-from fedshift.report.svg import svg
+from fedshift.report.svg import NARROW, WIDE, svg
 from fedshift.report.tables import Table, csv_text, html_table, latex, markdown, show
 from support.report_fixtures import Outline
 
@@ -145,6 +147,73 @@ def test_bars_from_the_side_are_as_long_as_their_values() -> None:
     assert "no values recorded" in svg(SideBars("t", ("p",), (None,), Axis("y")))
 
 
+def test_a_value_of_0_is_drawn_and_a_missing_one_is_not() -> None:
+    bars = (Bars("fedavg", (0.0, None)), Bars("fedpals", (0.5, 0.25)))
+    drawn = ET.fromstring(svg(BarChart("t", ("p", "q"), bars, Axis("recall", percent=True))))
+    heights = {
+        str(title): float(r.get("height") or 0)
+        for r in drawn.iter(f"{SVG}rect")
+        if (title := r.findtext(f"{SVG}title"))
+    }
+    assert heights["p, fedavg: 0.0 %"] == 2.0
+    assert "q, fedavg" not in "".join(heights)
+    assert "–" in [t.text for t in drawn.iter(f"{SVG}text")]
+
+
+def test_error_bars_and_bands_end_where_their_intervals_do() -> None:
+    low, high = (0.25, None), (0.75, None)
+    drawn = ET.fromstring(
+        svg(BarChart("t", ("p", "q"), (Bars("s", (0.5, 1.0), low, high),), Axis("y")))
+    )
+    tall = next(r for r in drawn.iter(f"{SVG}rect") if r.findtext(f"{SVG}title") == "q, s: 1")
+    top, whole = float(tall.get("y") or 0), float(tall.get("height") or 0)
+    ends = [
+        [float(e.get(k) or 0) for k in ("y1", "y2")]
+        for e in drawn.iter(f"{SVG}line")
+        if e.get("x1") == e.get("x2") and e.get("stroke") == "var(--ink)"
+    ]
+    assert ends == [[pytest.approx(top + 0.75 * whole, abs=0.02), pytest.approx(top + whole / 4)]]
+    line = Series("s", (0, 1, 2), (0.5, 0.5, 0.5), (0.4, None, 0.4), (0.6, None, 0.6))
+    drawn = ET.fromstring(svg(LineChart("t", (line,), Axis("x"), Axis("y"))))
+    (band,) = (p.get("points") or "" for p in drawn.iter(f"{SVG}polygon"))
+    assert len(band.split()) == 4  # the two rounds that have an interval
+
+
+def test_a_long_line_keeps_its_highs_and_lows() -> None:
+    y = [0.5] * 10_000
+    y[1234], y[8765] = 0.9, 0.1
+    long = Series("s", tuple(map(float, range(10_000))), tuple(y), tuple(y), tuple(y))
+    short = thinned(long)
+    assert len(short.x) <= MOST_POINTS
+    assert {0.1, 0.5, 0.9} == set(short.y)
+    assert len(short.low) == len(short.high) == len(short.x)
+    assert thinned(short) == short
+    gap = thinned(Series("s", long.x, (None,) * 5_000 + (1.0,) * 5_000))
+    assert None in gap.y
+
+
+def test_a_drawing_alone_is_on_white_paper_with_plain_colours() -> None:
+    chart = LineChart("t", (Series("fedavg", (0, 1), (0.5, 0.6)),), Axis("x"), Axis("y"))
+    text = alone(svg(chart))
+    assert "var(" not in text
+    assert LIGHT[look_of("fedavg").colour] in text
+    first = ET.fromstring(text).find(f"{SVG}rect")
+    assert first is not None
+    assert (first.get("width"), first.get("fill")) == ("100%", "#fff")
+    assert "var(--ink)" in svg(chart)  # the control: in a page, its style sheet decides
+
+
+def test_a_telephone_has_narrow_drawings_without_notes() -> None:
+    bars = (Bars("fedavg", (0.5,)),)
+    wide, narrow = (svg(BarChart("t", ("p",), bars, Axis("y")), w) for w in (WIDE, NARROW))
+    assert f'width="{NARROW:.0f}"' in narrow
+    assert "p, fedavg: 0.5" in wide
+    assert "p, fedavg: 0.5" not in narrow
+    assert len(list(ET.fromstring(narrow).iter(f"{SVG}rect"))) == len(
+        list(ET.fromstring(wide).iter(f"{SVG}rect"))
+    )
+
+
 @pytest.mark.slow
 def test_names_do_not_overlap_on_crowded_axes() -> None:
     for K in (10, 62):
@@ -200,25 +269,16 @@ def test_ticks_cover_the_range_in_round_steps() -> None:
         assert 2 <= len(t) <= 12
 
 
-def luminance(colour: str) -> float:
-    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+def test_a_legend_names_a_method_once() -> None:
+    def words(*series: Series) -> list[str]:
+        drawn = svg(LineChart("t", series, Axis("x"), Axis("y")))
+        return [t.text or "" for t in ET.fromstring(drawn).iter(f"{SVG}text")]
 
-
-def contrast(one: str, other: str) -> float:
-    low, high = sorted((luminance(one), luminance(other)))
-    return (high + 0.05) / (low + 0.05)
-
-
-def test_colours_stand_out_from_what_is_behind_them() -> None:
-    for palette, paper in zip((LIGHT, DARK), THEME["paper"], strict=True):
-        assert min(contrast(c, paper) for c in palette) >= 3.0
-    for name in ("ink", "soft", "link"):
-        for which in (0, 1):
-            assert contrast(THEME[name][which], THEME["paper"][which]) >= 4.5
-            assert contrast(THEME[name][which], THEME["box"][which]) >= 4.5
-    assert contrast("#ffd000", THEME["paper"][0]) < 3.0
+    thick = Series("fedavg", (0, 1), (0.5, 0.6))
+    thin = Series("fedavg, estimated", (0, 1), (0.4, 0.5), thin=True)
+    assert "fedavg, estimated" not in words(thick, thin)
+    assert "fedavg" in words(thick, thin)
+    assert "fedavg, estimated" in words(thin)  # alone, nothing else names it
 
 
 # --------------------------------------------------------------------------- statistics
@@ -235,36 +295,3 @@ def test_spread_by_hand() -> None:
     assert spread([0.0, 0.0]).gini == 0.0
     assert spread([None]).worst is None
     assert spread([k / 20 for k in range(20)]).bottom_decile == pytest.approx(0.025)
-
-
-# --------------------------------------------------------------------------- looks
-
-
-def test_a_method_looks_the_same_whatever_else_is_drawn() -> None:
-    assert look_of("FedPALS, ess=25%") == look_of("fedpals (second)") == look_of("chosen: fedpals")
-    assert look_of("labelset_scaffold") == look_of("SCAFFOLD") != look_of("fedavg")
-    assert look_of("ditto_drm_repo") == look_of("Ditto, vote") == look_of("ditto")
-    assert look_of("fedprox+fedpals") not in (look_of("fedprox"), look_of("fedpals"))
-    # A method of another package.
-    assert look_of("mine") == look_of("Mine (trial)")
-    assert looks(["scaffold", "fedavg"], [None, None])[1] == looks(["fedavg"], [None])[0]
-
-
-def test_every_recipe_has_a_look_of_its_own() -> None:
-    variants = {"fedavg_uniform", "moon_uniform"}
-    names = [
-        name
-        for name in recipes.__all__
-        if not name.endswith("_drm_repo") and not name.startswith("labelset_")
-    ]
-    assert set(names) - variants <= set(METHODS)
-    assert len({look_of(name) for name in METHODS}) == len(METHODS)
-
-
-def test_what_shares_a_colour_has_another_dash() -> None:
-    drawn = looks(
-        ["fedpals 1", "fedpals 2", "fedpals 1, estimated"], [None] * 3, [False, False, True]
-    )
-    assert len({k.colour for k in drawn}) == 1
-    assert drawn[0].style != drawn[1].style
-    assert drawn[0] == drawn[2]  # a thin line beside its method's

@@ -157,6 +157,17 @@ def test_every_form_has_the_same_numbers(done: tuple[Plan, Compared]) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
+def test_a_comparisons_drawings_are_figures_for_papers(
+    done: tuple[Plan, Compared], tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib", reason="figures need the extra `report`")
+    written = done[1].table.figures(tmp_path)
+    assert {p.name for p in written} == {
+        "means.pdf", "means.png", "rounds.pdf", "rounds.png",
+    }  # fmt: skip
+
+
 def test_a_report_elsewhere(done: tuple[Plan, Compared], tmp_path: Path) -> None:
     table = done[1].table
     assert table.report(tmp_path / "page.html").read_text().startswith("<!DOCTYPE html>")
@@ -201,7 +212,7 @@ def test_training_that_diverged_is_a_line_and_is_not_chosen(tmp_path: Path) -> N
     alone = compared(plan(tmp_path, ("fedavg",), overrides=("training.lr=3e38",)), tmp_path / "o2")
     (row,) = alone.table.rows
     assert row.moments is None
-    assert row.note.startswith("seed 0 diverged: ")
+    assert row.note.startswith("seeds 0 to 2 diverged: ")
     assert len(alone.report.diverged) == 3
     assert "–" in repr(alone.table)
 

@@ -35,7 +35,7 @@ PAGE, RESULTS = "table.md", "results.json"
 BOOTSTRAP = (
     "Intervals: percentile bootstrap over seeds, 10,000 resamples, the same for all cells of "
     "equally many seeds. With three seeds that is the range of the seeds, which covers a mean in "
-    "75 % of cases and not in 95 %."
+    "75 % of cases and not in 95 %; fewer seeds have none."
 )
 
 
@@ -242,7 +242,7 @@ def _html(outcome: Outcome, drawn: Mapping[str, Drawn], store: Store) -> str:
     study = outcome.plan.study
     like = paper_table(study, outcome.cells)
     beside = "Beside the paper" if study.printed else "The table"
-    parts = [note(study.title), f"<p><code>{escape(outcome.command)}</code></p>"]
+    parts = [note(study.name), f"<p><code>{escape(outcome.command)}</code></p>"]
     parts += [section("problems", "Not run", items(outcome.problems))] if outcome.problems else []
     parts += [section("table", beside, table(like))] if like else []
     parts += [section("plots", "Drawings", *(figure(c.chart, c.caption) for c in drawn.values()))]
@@ -250,7 +250,7 @@ def _html(outcome: Outcome, drawn: Mapping[str, Drawn], store: Store) -> str:
     parts += [section("cells", "Every cell, with its runs", linked)]
     foot = "What was found, chosen" if study.verdict else "What was chosen"
     parts += [section("notes", f"{foot}, tuned or changed", items(outcome.notes))]
-    return html_page(study.name, parts)
+    return html_page(study.title, parts)
 
 
 def _html_links(cells: Table, sources: Sequence[Cell], store: Store) -> str:
