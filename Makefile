@@ -9,7 +9,7 @@ ifneq ($(wildcard ../shared/data),)
 export FEDSHIFT_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: demo test test-slow lint format bench bench-qp clean
+.PHONY: demo test test-slow docs lint format bench bench-qp clean
 
 $(VENV)/.core: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else \
@@ -34,6 +34,15 @@ LOOPBACK := tests/deploy/test_loopback.py
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -q -m slow -n 2 --ignore $(LOOPBACK)
 	$(BIN)/python -m pytest -q -m slow $(LOOPBACK)
+
+$(VENV)/.docs: $(VENV)/.core
+	$(PIP) -e '.[docs]'
+	@touch $@
+
+# The site, in build/site; a warning (a broken link, a page outside the navigation) is an error.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+	@echo "open build/site/index.html"
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

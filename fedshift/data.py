@@ -91,7 +91,15 @@ class Plan(NamedTuple):
 def client_data(x: Tensor, y: Tensor, client: int) -> ClientData:
     """A client with importance 1 for each example; labels of any integer type become int64.
 
-    x [n, ...], y [n] with labels 0, 1, ...; `client` is the client's position in the federation.
+    x       inputs [n, ...]
+    y       labels [n], from 0 on
+    client  the client's position in the federation
+
+    >>> import torch
+    >>> from fedshift.data import client_data
+    >>> client_data(torch.zeros(3, 2), torch.tensor([0, 1, 1]), 0).w.tolist()
+    [1.0, 1.0, 1.0]
+
     Raises InputError for unequal lengths, labels that are not such a vector, inputs that are not
     finite, and an id that is not a whole number of at least 0.
     """
@@ -344,6 +352,12 @@ def last_columns(x: Tensor, count: int) -> Tensor:
 
 def register(clients: Sequence[ClientData], classes: int) -> dict[str, Tensor]:
     """The server's table of the clients: n [M] and labels [M, K], float64.
+
+    >>> import torch
+    >>> from fedshift.data import client_data, register
+    >>> client = client_data(torch.zeros(3, 2), torch.tensor([0, 1, 1]), 0)
+    >>> register([client], classes=2)["labels"].tolist()
+    [[1.0, 2.0]]
 
     Raises InputError without clients, for a label that is not below K, and for importances that are
     not one number per example, finite and 0 or more.

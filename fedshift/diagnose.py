@@ -51,13 +51,22 @@ def diagnose(
 ) -> Diagnosis:
     """Coverage, ESS-gap curve, weights and their risks, before any training.
 
-    label_counts [M, K], target [K]; classes and clients name the axes (default "0", "1", ...).
     With S_i = counts_i / n_i and a(lambda) the FedPALS weights: the target is covered when
-    min_a ||T - S^T a||_2 <= `TOLERANCE`; the L1 gap is ||T - S^T a(lambda)||_1. Without `lam` and
-    `ess` the setting is recommended by `RULE` (see `cost`). `bootstrap` > 0 draws an interval
-    for the distance (`distance_interval`).
+    min_a ||T - S^T a||_2 <= `TOLERANCE`; the L1 gap is ||T - S^T a(lambda)||_1.
 
-    Raises `InputError` as `pals_weights` does, and for names that do not fit the counts.
+    label_counts, target  [M, K] and [K], as in `pals_weights`
+    classes, clients      names of the axes; left out: "0", "1", ...
+    lam, ess, cap         a setting of `pals_weights`; without lam and ess it is recommended by
+                          `RULE`, which is the least `cost`
+    bootstrap             draws for an interval for the distance (`distance_interval`); 0: none
+    seed                  of these draws
+
+    >>> from fedshift.diagnose import diagnose
+    >>> diagnosis = diagnose([[90, 10], [20, 80]], [0.5, 0.5], classes=["healthy", "ill"])
+    >>> diagnosis.covered, diagnosis.case, round(diagnosis.chosen.ess)
+    (True, 'inside', 196)
+
+    Raises InputError as `pals_weights` does, and for names that do not fit the counts.
     Source: Zec et al., FedPALS, eq. 8 and 9 and App. B.3 (the ESS heuristic).
     """
     # First, because it checks counts and target for everything below.

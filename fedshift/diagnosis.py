@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
+from html import escape
 from typing import Any, Literal
 
+from fedshift.errors import visible
 from fedshift.files import clean
 
 # Differences below one percent of the label mass are not worth a sentence.
@@ -86,9 +88,9 @@ class Interval:
     draws: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Diagnosis:
-    """Whether M clients can be mixed into the target, and at what price.
+    """Whether M clients can be mixed into the target, and at what price; `print` shows the verdict.
 
     covered         the hull distance is at most `tolerance`
     distance        min_a ||T - S^T a||_2 over all weightings (no cap)
@@ -169,6 +171,15 @@ class Diagnosis:
     def chosen(self) -> CurvePoint:
         """The recommended setting, or the requested one."""
         return next(p for p in self.curve if p.chosen)
+
+    def __str__(self) -> str:
+        return visible("\n".join(self.verdict), keep="\n")
+
+    def __repr__(self) -> str:
+        return f"Diagnosis({self.case}: distance {self.distance:.3f}, chosen {self.chosen.name})"
+
+    def _repr_html_(self) -> str:
+        return "".join(f"<p>{escape(visible(sentence))}</p>" for sentence in self.verdict)
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary for `json.dumps(..., allow_nan=False)`: infinity is the text "inf"."""

@@ -22,7 +22,8 @@ LEAST, MOST = 1e-12, 1e18
 class AccuracyEstimate:
     """Estimated target accuracy and its standard error.
 
-    recall [K] is NaN for a label that no client has; unmeasured_mass is the target's mass on these.
+    recall           [K], NaN for a label that no client has
+    unmeasured_mass  the target's mass on these labels
     """
 
     accuracy: float
@@ -44,8 +45,16 @@ def estimate_target_accuracy(
     """sum_y T(y) recall(y), recall(y) = (sum_i correct_iy) / (sum_i total_iy).
 
     Exact in expectation under label shift, because p(x | y) and with it each label's recall is then
-    the same at the clients and at the target. `correct` and `total` are clients' own validation
-    counts, [K] or [M, K] (pooled by sums, which a secure sum can compute); `target` is T [K].
+    the same at the clients and at the target.
+
+    correct  right answers on the clients' own validation examples, by label: [K], or [M, K], which
+             are pooled by sums (a secure sum can compute them)
+    total    how many examples there were, in the same form
+    target   T [K]
+
+    >>> estimate = fs.estimate_target_accuracy([90, 10], [100, 20], [0.2, 0.8])
+    >>> round(estimate.accuracy, 3), [round(end, 3) for end in estimate.interval]
+    (0.58, [0.404, 0.756])
 
     Standard error: sqrt(sum_y T(y)^2 r(1 - r) / n_y) with r = (correct_y + 1) / (n_y + 2), so that
     a few examples that are all right (or all wrong) do not give certainty.
@@ -122,6 +131,7 @@ def estimate_target_loss(
     all examples for a bin of one. Losses have no upper bound, so that a bin without examples is
     left out, and its mass returned. Where nothing of T is measured, both are NaN.
 
+    >>> from fedshift.estimate import estimate_target_loss
     >>> estimate_target_loss([2.0, 30.0], [2.0, 300.0], [2, 3], [0.5, 0.5]).loss
     5.5
     """

@@ -47,21 +47,27 @@ class Model:
     The module's tensors are never read after `init` and never written: parameters and buffers come
     from outside at each call. A module may return a tensor (its logits) or a dictionary.
 
-    freeze_norm: BatchNorm keeps to the running statistics that it was given, in training as well,
-    and leaves them as they are; its scale and shift are trained. (DomainBed's `freeze_bn`, which
-    the FedPALS authors' code uses with pretrained weights.)
-    augment: (x, seed) -> x of the same shape, what inputs go through before a gradient is taken
-    (`client.local.gradient_of`); no other pass, evaluation least of all, uses it.
-
-    outputs: the number of its outputs where what is predicted is no class; None for classes.
+    freeze_norm  BatchNorm keeps to the running statistics that it was given, in training as well,
+                 and leaves them as they are; its scale and shift are trained. (DomainBed's
+                 `freeze_bn`, which the FedPALS authors' code uses with pretrained weights.)
+    augment      (x, seed) -> x of the same shape, what inputs go through before a gradient is
+                 taken; no other pass, evaluation least of all, uses it
+    outputs      the number of its outputs where what is predicted is no class; None for classes
+    mixes        whether an example's output in training depends on the others of its batch, as
+                 with BatchNorm
+    fixed        names of the parameters whose `requires_grad` is False, as a run begins. They stay
+                 as they are in all training, bit for bit, and no client sends them. A BatchNorm
+                 whose parameters are all among them is frozen whole: it keeps to its running
+                 statistics, too
 
     In an `nn.Sequential` called as one, max-pools take the way that costs less, and a rectifier
     right before one is computed after it (`fedshift.kernels.pools`).
 
-    mixes: whether an example's output in training depends on the others of its batch (BatchNorm).
-    fixed: names of the parameters whose `requires_grad` is False, as a run begins. They stay as
-    they are in all training, bit for bit, and no client sends them. A BatchNorm whose parameters
-    are all among them is frozen whole: it keeps to its running statistics, too.
+    >>> import torch
+    >>> model = fs.Model(torch.nn.Linear(4, 3))
+    >>> params, buffers = model.init()
+    >>> {name: tuple(v.shape) for name, v in params.items()}
+    {'weight': (3, 4), 'bias': (3,)}
 
     Raises InputError for freeze_norm with a module that has no BatchNorm.
     """
@@ -314,7 +320,17 @@ class Model:
 
 
 def build(make: Callable[[], nn.Module], seed: int, *, freeze_norm: bool = False) -> Model:
-    """A model whose first weights depend on `seed` alone; no global generator is left changed."""
+    """A model whose first weights depend on `seed` alone; no global generator is left changed.
+
+    make         makes the network, as torch does: its layers draw their first weights
+    freeze_norm  as in `Model`
+
+    >>> import torch
+    >>> from fedshift.model import build
+    >>> one, other = (build(lambda: torch.nn.Linear(4, 2), seed=0).init()[0] for _ in range(2))
+    >>> one["weight"].equal(other["weight"])
+    True
+    """
     with seeded(key(seed, "init")):
         return Model(make(), freeze_norm)
 

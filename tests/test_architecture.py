@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from fedshift import recipes
+from fedshift.report.looks import METHODS
 
 PACKAGE = Path(__file__).parents[1] / "fedshift"
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -22,6 +23,7 @@ CORE = {"tree", "seeds", "errors", "arguments", "real", "sketch"}
 MAY = {
     "tree": {"errors", "arguments"},
     "arguments": {"errors", "real"},
+    "calls": {"errors"},
     "real": {"errors"},
     "sketch": set(),
     "seeds": {"arguments"},
@@ -52,11 +54,11 @@ MAY = {
     "flower": CORE
     | {"data", "examples", "engine", "evaluation", "server", "algorithms.base", "repeating"},
     "pooled": CORE | {"data"},
-    "tasks": CORE | {"data", "holdout", "datasets", "shifts", "diagnose", "diagnosis"},
+    "tasks": CORE | {"calls", "data", "holdout", "datasets", "shifts", "diagnose", "diagnosis"},
     "errors": set(),
     "plugins": {"errors"},
     "audit": {"errors"},
-    "diagnosis": {"files"},
+    "diagnosis": {"files", "errors"},
     "verdict": {"diagnosis", "errors"},
     "diagnose": {"diagnosis", "verdict", "server", "errors", "real", "seeds"},
     "deploy": {"errors", "files", "flower", "record"},
@@ -164,6 +166,9 @@ NAMED = {
     "experiments/task.py": {"oracle"},
     "cli/results.py": {"oracle"},
     "report/selection.py": {"oracle"},
+    # A method looks the same in every chart, and the weights of a diagnosis look like FedPALS.
+    "report/looks.py": set(METHODS) & set(recipes.__all__),
+    "report/diagnosis_page.py": {"fedpals"},
     "models/made.py": {"made"},
     "server/confree.py": {"confree"},
 }

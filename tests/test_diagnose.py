@@ -29,6 +29,14 @@ def said(d: Diagnosis) -> str:
     return "\n".join(d.verdict)
 
 
+def test_it_shows_its_verdict_and_a_short_repr() -> None:
+    d = diagnose(CORNERS, [0.5, 0.3, 0.2], classes=NAMES, clients=["<b>", "b", "c"])
+    assert str(d) == said(d)
+    assert repr(d) == "Diagnosis(inside: distance 0.000, chosen λ = 0)"
+    assert d._repr_html_().count("<p>") == len(d.verdict)
+    assert "<b>" not in d._repr_html_()
+
+
 # --------------------------------------------------------------------------- coverage
 
 

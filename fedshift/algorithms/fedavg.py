@@ -34,6 +34,11 @@ class FedAvg:
     combine    how changes are combined, by which weights; `Mean(Pals(T, ess=0.5))` is FedPALS
     server     the server's optimiser
 
+    >>> import torch
+    >>> from fedshift.client.objectives import CrossEntropy, Proximal
+    >>> model = fs.Model(torch.nn.Linear(4, 3))
+    >>> fedprox = fs.FedAvg(model, CrossEntropy() + Proximal(0.1), fs.Local(lr=0.05, epochs=2))
+
     Floating buffers are combined with the same weights, as values (so that variances stay
     non-negative under the convex weights); counters take the largest value of the clients that
     count. Published codes average counters as floats; we do not.

@@ -219,18 +219,13 @@ def report(
 ) -> None:
     """Draw the report of one run, or one page that compares several.
 
-    FOLDER...: run folders, as left by `fedshift run` and `fedshift demo`.
+    FOLDER...: run folders, or folders of them, as `fedshift run`, `compare` and `demo` leave them.
+    Runs that differ in the seed alone are one line.
     """
     with loading():
-        from fedshift.cli.results import draw, figure_files
+        from fedshift.cli.reporting import report_asked
 
-    page = draw(folders, out)
-    drawn = [] if figures is None else [str(path) for path in figure_files(folders, figures)]
-    if format is Format.json:
-        console.show_json({"report": str(page), "figures": drawn})
-    else:
-        for path in (str(page), *drawn):
-            console.put(path)
+    report_asked(folders, out, figures, as_json=format is Format.json)
 
 
 @app.command()

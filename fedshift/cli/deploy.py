@@ -61,7 +61,7 @@ def server(
         place = _unfinished(resume, out)
     with console.progress() as listen:
         serve(folder, place, host=host, port=port, listen=listen, **waits)
-    page = draw([place], None)
+    page = draw([place], place)
     if as_json:
         console.show_json(run_json(place, page))
     else:

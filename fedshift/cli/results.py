@@ -3,41 +3,29 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fedshift.cli.console import percent, put, say, show_table
-from fedshift.errors import InputError
 from fedshift.experiments.folder import summary_of
 from fedshift.experiments.outcome import Candidate, Choice, Experiment
 from fedshift.files import check_page, clean, write
 from fedshift.recipes import traits_of
 from fedshift.record.folder import PROFILE, REPORT, read_run
 from fedshift.record.headline import digits
-from fedshift.report.figures import save_figures
 from fedshift.report.page import page
 from fedshift.report.ways import WAYS, over_rounds
 
 Done = Sequence[tuple[Path, Experiment]]
 
 
-def draw(folders: Sequence[Path], out: Path | None) -> Path:
-    """Write the page of the given run folders, to `out` or else into or beside them."""
-    if not folders:
-        raise InputError("give at least one run folder")
-    target = out or (folders[0] if len(folders) == 1 else folders[0].parent) / REPORT
-    if os.path.isdir(target):  # other errors show when it is written
-        target = target / REPORT
+def draw(folders: Sequence[Path], out: Path) -> Path:
+    """Write the page of complete run folders into a folder."""
+    target = out / REPORT
     check_page(target)
     write(target, page([read_run(folder) for folder in folders]))
     return target
-
-
-def figure_files(folders: Sequence[Path], out: Path) -> tuple[Path, ...]:
-    """PDF and PNG figures of the given run folders."""
-    return save_figures([read_run(folder) for folder in folders], out)
 
 
 def comparison(folders: Sequence[Path]) -> list[dict[str, Any]]:

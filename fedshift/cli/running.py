@@ -82,7 +82,7 @@ def _run(asked: Asked, config: Config, *, as_json: bool) -> None:
                 experiment = record(folder, config, prepared, listen, engine, keeper, clock)
         else:
             experiment = record(folder, config, prepared, listen, engine)
-    page = draw([folder], None)
+    page = draw([folder], folder)
     if as_json:
         console.show_json(run_json(folder, page))
     else:

@@ -78,6 +78,10 @@ class Local:
                round, as the FedPALS authors' code does, and momentum must be 0
     precision  "bfloat16": the network's matrix products and convolutions, forward and backward, in
                bfloat16, by `torch.autocast`; all else, the objective included, stays float32
+
+    >>> fs.Local(lr=lambda t: 0.1 / t, steps=20, momentum=0.9).rate(2)
+    0.05
+
     Raises InputError for values outside these ranges; `check` compares the prefixes with the
     network's names before round 1.
     """

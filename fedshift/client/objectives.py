@@ -82,6 +82,10 @@ class Term(ABC):
         """Whether it learns which client an example comes from, as `ClientEntropy`; a sum: any."""
         return any(term.trains_router() for term in self.summands() if term is not self)
 
+    def reads_features(self) -> bool:
+        """Whether it looks at the network's "features", as `Contrastive`; a sum: any."""
+        return any(term.reads_features() for term in self.summands() if term is not self)
+
     def reads_data(self) -> bool:
         """Whether the value depends on the client's examples; else it teaches nothing by itself."""
         return True
@@ -272,6 +276,9 @@ class Contrastive(Term):
         check_fields(self)
         for name, v in (("mu", self.mu), ("tau", self.tau)):
             check_positive(f"Contrastive {name}", v)
+
+    def reads_features(self) -> bool:
+        return True
 
     def remember(self, params: Params, buffers: Params, data: ClientData) -> Parts:
         return {"previous": params, "previous_buffers": buffers}

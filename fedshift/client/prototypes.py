@@ -32,7 +32,8 @@ def features_of(out: Params) -> Tensor:
     if "features" not in out:
         raise InputError(
             f'this method looks at "features", and the model returns {sorted(out)}; let its '
-            'forward return {"features": z, "logits": ...}, z being what the head is given'
+            'forward return {"features": z, "logits": ...}, z being what the head is given, as '
+            '"mlp" and "lenet" do'
         )
     return out["features"].flatten(1)
 

@@ -25,11 +25,17 @@ TABLE = "make it with fedshift.data.register(clients, classes)"
 class Federation:
     """Clients, first model and seeds: all that a run needs besides the algorithm.
 
-    Clients' ids are their positions. `table` is what they registered (n [N], labels [N, K]); `gate`
-    says which replies are let through, `shelf` where clients' states are kept. Examples of
-    importance 0 are left out (`fedshift.data.of_importance`).
-    Raises InputError for clients that do not fit together (`fedshift.data.check_clients`), a table
-    without a row per client, and fields that are not what they must be.
+    clients          as `fedshift.data.client_data` makes them; their ids are their positions.
+                     Examples of importance 0 are left out
+    params, buffers  the first model, most often `Model.init()`
+    table            what clients registered (n [N], labels [N, K]): `fedshift.data.register`
+    seeds            `fedshift.seeds.Seeds.of(seed)`
+    gate             which replies are let through
+    shelf            where clients' states are kept
+
+    `fedshift.run` has an example. Raises InputError for clients that do not fit together
+    (`fedshift.data.check_clients`), a table without a row per client, and fields that are not what
+    they must be.
     """
 
     clients: Sequence[ClientData]

@@ -30,11 +30,18 @@ AHEAD = 16
 class Round(NamedTuple):
     """The state after round t (1-based), the clients drawn, those that trained, and the weights.
 
-    dropped: clients that were drawn but are not in `cohort`, because a message was lost or a reply
-    could not be used. In one process there are none unless the gate drops (`Gate.on_bad`):
-    otherwise one bad reply ends the run.
-    skipped: why the round left everything as it was; "" if it was played. The weights are all 0
-    where no client of the cohort has an example. skips: rounds skipped in a row, with this one.
+    t        the round
+    server   the server's parts, such as "params" and "buffers"
+    states   what the clients keep, by id
+    cohort   ids [C] of the clients drawn, ascending
+    weights  [C], all 0 where no client of the cohort has an example
+    trained  ids of the clients that trained
+    loss     the clients' mean training loss by their weights
+    dropped  clients that were drawn but are not in `cohort`, because a message was lost or a reply
+             could not be used. In one process there are none unless the gate drops
+             (`Gate.on_bad`): otherwise one bad reply ends the run
+    skipped  why the round left everything as it was; "" if it was played
+    skips    rounds skipped in a row, with this one
     """
 
     t: int

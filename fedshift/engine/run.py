@@ -31,6 +31,7 @@ from fedshift.engine.round import (
 from fedshift.engine.sums.summing import in_turn, streamed, terms
 from fedshift.engine.traffic import Meter, metered
 from fedshift.engine.trial import (
+    check_features,
     check_model,
     check_router,
     check_schedule,
@@ -160,7 +161,23 @@ def run(
 ) -> Iterator[Round]:
     """Rounds one by one, from round 1 or from where `after` stands.
 
-    cohort: clients drawn per round; None means all. meter: counts the bytes of messages.
+    cohort   clients drawn per round; None means all
+    backend  how clients are trained: in this process one by one, in others, or stacked
+    after    the round to go on from; None begins
+    meter    counts the bytes of messages
+
+    >>> import torch
+    >>> from fedshift.data import client_data, register
+    >>> from fedshift.seeds import Seeds
+    >>> x, y = torch.eye(6), torch.tensor([0, 1, 0, 1, 0, 1])
+    >>> clients = [client_data(x, y, 0), client_data(x[:4], y[:4], 1)]
+    >>> model = fs.Model(torch.nn.Linear(6, 2))
+    >>> federation = fs.Federation(clients, *model.init(), register(clients, 2), Seeds.of(0))
+    >>> for played in fs.run(fs.FedAvg(model, local=fs.Local(lr=0.1)), federation, rounds=2):
+    ...     print(played.t, played.weights.tolist())
+    1 [0.6, 0.4]
+    2 [0.6, 0.4]
+
     Raises InputError, when it is called, for what cannot be run: other things than those named
     here, impossible sizes, a network that does not fit the clients' examples or the first model,
     and a schedule without a rate for one of the rounds.
@@ -179,6 +196,7 @@ def run(
     check_router(algorithm, federation, cohort)
     check_training(algorithm, federation.params, rounds)
     current = start(algorithm, federation)
+    check_features(algorithm, federation)
     if after is not None:
         check_after(after, current, total, rounds)
         current = after

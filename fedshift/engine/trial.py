@@ -13,6 +13,7 @@ from torch import Tensor
 from fedshift.algorithms.base import Algorithm, Capabilities, ask, rows
 from fedshift.client.objectives import Term
 from fedshift.client.origin import client_logits
+from fedshift.client.prototypes import features_of
 from fedshift.data import ClientData, Surveyed, largest_label
 from fedshift.engine.federation import Federation
 from fedshift.errors import InputError, NeedlessWarning
@@ -78,6 +79,20 @@ def check_router(algorithm: Algorithm, federation: Federation, cohort: int | Non
     if data is not None:
         outputs = dry_pass(algorithm.model, federation.params, federation.buffers, data.x[:2])
         client_logits(outputs, len(federation.clients))
+
+
+@torch.inference_mode(False)
+def check_features(algorithm: Algorithm, federation: Federation) -> None:
+    """InputError for a method that looks at what the network does not return beside its logits.
+
+    A client's first state is made on trial, since methods such as FedPAC look there.
+    """
+    data, params, buffers = _first_with_examples(federation), federation.params, federation.buffers
+    if data is None:
+        return
+    if any(term.reads_features() for term in _objectives(algorithm)):
+        features_of(dry_pass(algorithm.model, params, buffers, data.x[:2]))
+    algorithm.init_client(params, buffers, data)
 
 
 def check_company(algorithm: Algorithm, clients: int, cohort: int | None) -> None:

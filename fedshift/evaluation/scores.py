@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Self
 
 import torch
@@ -22,6 +22,8 @@ from fedshift.tree import Params
 # Input values of one block: 1,000 colour images of 96 pixels. A ResNet-50 keeps some hundred bytes
 # for each, so that a block of 448-pixel images would else take tens of gigabytes.
 LARGEST = 1000 * 3 * 96 * 96
+# With more, a table of which label is taken for which would take more than 8 MB.
+MOST_CLASSES = 1000
 
 
 class Scored(ABC):
@@ -32,7 +34,8 @@ class Scored(ABC):
 
     def __add__(self, other: Self) -> Self:
         names = [one.name for one in fields(self)]  # type: ignore[arg-type]
-        return type(self)(*(getattr(self, name) + getattr(other, name) for name in names))
+        pairs = ((getattr(self, name), getattr(other, name)) for name in names)
+        return type(self)(*(None if a is None or b is None else a + b for a, b in pairs))
 
     @property
     def n(self) -> int:
@@ -73,6 +76,8 @@ class Score(Scored):
     correct    [K] int64: examples of label y that were predicted as y
     total      [K] int64: examples of label y
     predicted  [K] int64: examples predicted as y, whatever they are
+    confusion  [K, K] int64: examples of label y (row) by what they were predicted as (column);
+               None where it was not counted
     accuracy = sum_y correct_y / sum_y total_y; recall_y = correct_y / total_y.
     """
 
@@ -80,6 +85,7 @@ class Score(Scored):
     total: Tensor
     predicted: Tensor
     loss_sum: float
+    confusion: Tensor | None = field(default=None, repr=False)
 
     @property
     def accuracy(self) -> float:
@@ -121,8 +127,12 @@ def score(
     classes: int,
     *,
     batch: int = 1000,
+    confusion: bool = False,
 ) -> Score:
-    """Score one model on examples x [n, ...], y [n], in blocks of `batch`, fewer for large ones."""
+    """Score one model on examples x [n, ...], y [n], in blocks of `batch`, fewer for large ones.
+
+    confusion: also count which label is taken for which.
+    """
     check_kind("model", model, Model, "give Model(net)")
     if model.outputs is not None:
         raise InputError(
@@ -131,22 +141,32 @@ def score(
         )
     if len(examples) and not 0 <= int(examples.y.min()) <= int(examples.y.max()) < classes:
         raise InputError(f"labels must lie in 0..{classes - 1}")
-    return repeatable(lambda: _score(model, params, buffers, examples, classes, batch))
+    counted = confusion and classes <= MOST_CLASSES
+    return repeatable(lambda: _score(model, params, buffers, examples, classes, batch, counted))
 
 
 def _score(
-    model: Model, params: Params, buffers: Params, examples: Examples, classes: int, batch: int
-) -> Score:
+    model: Model, params: Params, buffers: Params, examples: Examples, classes: int, batch: int,
+    counted: bool,
+) -> Score:  # fmt: skip
     # Counts, not rates: they add up over blocks and clients exactly.
     correct, predicted = torch.zeros(2, classes, dtype=torch.int64)
-    loss = 0.0
+    loss, confused = 0.0, confusion_of(examples.y[:0], examples.y[:0], classes) if counted else None
     for logits, _, y in answered(model, params, buffers, examples, batch):
         given = logits.argmax(1)
         correct += torch.bincount(y[given == y], minlength=classes)
         predicted += torch.bincount(given, minlength=classes)
+        confused = None if confused is None else confused + confusion_of(given, y, classes)
         # A sum in float64, so that the size of the blocks hardly matters.
         loss += float(F.cross_entropy(logits.double(), y, reduction="sum"))
-    return Score(correct, torch.bincount(examples.y, minlength=classes), predicted, loss)
+    total = torch.bincount(examples.y, minlength=classes)
+    return Score(correct, total, predicted, loss, confused)
+
+
+def confusion_of(given: Tensor, truth: Tensor, classes: int) -> Tensor:
+    """Counts [K, K] of true labels (rows) by given ones (columns)."""
+    pairs = torch.bincount(truth * classes + given, minlength=classes * classes)
+    return pairs.reshape(classes, classes)
 
 
 def answered(

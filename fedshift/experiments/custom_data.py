@@ -19,10 +19,13 @@ from fedshift.record.folder import ENCODING
 from fedshift.tasks.building import Built
 
 
-def about(built: Built, notes: Sequence[str], net: str | None = None) -> str:
+def about(
+    built: Built, notes: Sequence[str], net: str | None = None, call: str | None = None
+) -> str:
     """What a run folder says of the data beside the encoding, for `fedshift.load`: JSON.
 
-    net: "module:Name" of what makes the network, where a program gave it.
+    net: "module:Name" of what makes the network, where a program gave it. call: the arguments of
+    that program's call, for reports.
     """
     facts = {
         "notes": list(notes),
@@ -30,6 +33,7 @@ def about(built: Built, notes: Sequence[str], net: str | None = None) -> str:
         "net": net,
         "x": list(built.task.clients[0].x.shape[1:]),
         "input_shape": list(built.input_shape),
+        **({} if call is None else {"call": call}),
     }
     return json.dumps(facts, indent=1) + "\n"
 

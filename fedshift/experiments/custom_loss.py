@@ -14,6 +14,7 @@ from fedshift.client.objectives import CrossEntropy, Term, View, batch_mean
 from fedshift.client.targets import LabelEntropy, SquaredError, plain_outputs
 from fedshift.data import Task, last_columns
 from fedshift.errors import InputError
+from fedshift.experiments.user_code import file_of, raised
 from fedshift.model import Model
 
 
@@ -75,7 +76,7 @@ def check_loss(loss: Term | None, model: Model, x: Tensor, y: Tensor) -> None:
     except Exception as e:
         raise InputError(
             f"loss fails on logits {tuple(logits.shape)} and labels {tuple(due.shape)}: "
-            f"{type(e).__name__}: {e}"
+            f"{raised(e, file_of(loss.loss))}"
         ) from e
     if not isinstance(values, Tensor) or values.shape != y.shape:
         given = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else called(values)

@@ -18,7 +18,9 @@ from fedshift.errors import InputError, shown
 from fedshift.experiments.custom import Metric
 from fedshift.experiments.measuring import EXTRA, truth
 from fedshift.experiments.served import measured
+from fedshift.experiments.user_code import file_of, place_of, raised
 from fedshift.model import Model
+from fedshift.randomness import put_back, states
 from fedshift.record.rounds import ESTIMATES, Metrics
 from fedshift.record.summary import Final
 from fedshift.repeating import repeatable
@@ -27,6 +29,12 @@ from fedshift.tree import Params
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 BATCH = 1000
+# What a metric is, by the kind of the task.
+EXPECTED = {
+    "classification": "(probabilities [n, K], labels [n])",
+    "regression": "(predicted [n], true [n])",
+    "multilabel": "(probabilities [n, L], labels [n, L])",
+}
 
 
 def check_metrics(metrics: Mapping[str, Metric], kind: str = "classification") -> None:
@@ -46,8 +54,8 @@ def check_metrics(metrics: Mapping[str, Metric], kind: str = "classification") -
             raise InputError(f'metrics: results have another number named "{name}"; rename yours')
         if not callable(metric):
             raise InputError(
-                f'metrics["{name}"] is {called(metric)}; give a function of (probabilities [n, K], '
-                "labels [n]) that returns a number"
+                f'metrics["{name}"] is {called(metric)}; give a function of {EXPECTED[kind]} that '
+                "returns one number"
             )
 
 
@@ -83,26 +91,59 @@ def metric_values(
 ) -> dict[str, float]:
     """Every metric on all test sets together, each answered by the model of its place.
 
-    Raises InputError for a metric that fails, or gives no number.
+    NaN where a metric has no finite value. Raises InputError for one that fails, or gives no
+    number.
     """
     if not metrics:
         return {}
     both = list(zip(pairs, tests, strict=True))
     p = torch.cat([answers(model, *pair, one.x, task.kind) for pair, one in both]).numpy()
     y = torch.cat([truth(task, one) for one in tests]).numpy()
-    return {name: _value(name, metric, p.copy(), y.copy()) for name, metric in metrics.items()}
+    values = {name: _value(name, f, p.copy(), y.copy(), task) for name, f in metrics.items()}
+    return {name: v if math.isfinite(v) else math.nan for name, v in values.items()}
 
 
-def _value(name: str, metric: Metric, p: Floats, y: Ints) -> float:
+def try_metrics(metrics: Mapping[str, Metric], model: Model, task: Task) -> None:
+    """Raise InputError for a metric that fails before anything is trained.
+
+    It gets what it will get of a trained model: the labels of all test rows (on a few rows an
+    honest metric may fail), and the first model's answers. Random numbers that it draws are put
+    back, so that the run is the same.
+    """
+    if not metrics:
+        return
+    before, examples = states(), task.test
+    p = answers(model, *model.init(), examples.x, task.kind).numpy()
+    y = truth(task, examples).numpy()
+    try:
+        for name, metric in metrics.items():
+            value = _value(name, metric, p.copy(), y.copy(), task)
+            if math.isinf(value):
+                cure = "or NaN where it has none"
+                raise InputError(f"{_named(name, metric)} gave {value}; {_due(task)}, {cure}")
+    finally:
+        put_back(before)
+
+
+def _value(name: str, metric: Metric, p: Floats, y: Ints, task: Task) -> float:
     try:
         value = metric(p, y)
-    except Exception as e:
+    except (Exception, SystemExit) as e:
         raise InputError(
-            f"metric {name} fails on probabilities {p.shape} and labels {y.shape}: "
-            f"{type(e).__name__}: {e}"
+            f"{_named(name, metric)} fails on arrays {p.shape} and {y.shape}: "
+            f"{raised(e, file_of(metric))}; {_due(task)}"
         ) from e
     if isinstance(value, Tensor | np.ndarray) and value.ndim == 0:
         value = value.item()
     if not is_number(value):
-        raise InputError(f"metric {name} gave {called(value)}; it must return one number")
-    return float(value) if math.isfinite(value) else math.nan
+        raise InputError(f"{_named(name, metric)} gave {called(value)}; {_due(task)}")
+    return float(value)
+
+
+def _named(name: str, metric: Metric) -> str:
+    place = place_of(metric)
+    return f"metric {name} ({place})" if place else f"metric {name}"
+
+
+def _due(task: Task) -> str:
+    return f"a metric is a function of {EXPECTED[task.kind]} that returns one number"

@@ -32,6 +32,7 @@ from fedshift.errors import DivergedError, NeedlessWarning, UnfitError
 from fedshift.experiments.config import Config, Training
 from fedshift.experiments.custom import Metric, recipe_of
 from fedshift.experiments.custom_loss import loss_of, with_loss
+from fedshift.experiments.custom_metrics import try_metrics
 from fedshift.experiments.engines import Engine, InProcess
 from fedshift.experiments.folder import (
     EventLog,
@@ -172,6 +173,7 @@ def run_experiment(
     ready = prepare(config) if prepared is None else prepared
     options = config.method.options
     check_stopping(config.training, ready.task)
+    try_metrics(ready.custom.metrics, ready.model, ready.task)
     federation = federation_of(config, ready)
     # The keeper reads checkpoints into this shelf, so new states go there, too.
     if keeper is not None:

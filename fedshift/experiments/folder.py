@@ -17,6 +17,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedshift.errors import DataError, FedshiftError, InputError
+from fedshift.evaluation.scores import Score
 from fedshift.experiments.config import PYTHON, Config
 from fedshift.experiments.config_data import OF_TASK
 from fedshift.experiments.extras import extra_packages
@@ -35,6 +36,7 @@ from fedshift.record.folder import (
     CHECKPOINTS,
     CLIENTS,
     CONFIG,
+    CONFUSION,
     EVENTS,
     LOCK,
     METRICS,
@@ -43,7 +45,7 @@ from fedshift.record.folder import (
     SERVED,
     SUMMARY,
 )
-from fedshift.record.rounds import Client, clients_csv, rounds_csv
+from fedshift.record.rounds import Client, clients_csv, confusion_csv, rounds_csv
 from fedshift.record.summary import written
 from fedshift.tree import Parts, flatten
 
@@ -226,6 +228,8 @@ def write_profile(folder: Path, profile: Mapping[str, Any]) -> None:
 
 def lock(config: Config, prepared: Prepared, backend: str = "loop") -> dict[str, Any]:
     """What is needed to get the same numbers again: versions, backend, checksums, seeds."""
+    clients = prepared.custom.clients
+    names = {"names_sha256": _hash(*clients, *prepared.task.classes)} if clients else {}
     return {
         "packages": {
             n: package_version(n) for n in (*PACKAGES, *extra_packages(config.data, config.model))
@@ -237,6 +241,7 @@ def lock(config: Config, prepared: Prepared, backend: str = "loop") -> dict[str,
         "data": config.data.name,
         "data_sha256": prepared.data.sha256,
         "split_sha256": prepared.split_sha256,
+        **names,
         "seeds": vars(prepared.seeds),
     }
 
@@ -271,6 +276,8 @@ def write_run(folder: Path, experiment: Experiment, backend: str) -> None:
     write(folder / METRICS, rounds_csv(outcome.metrics))
     classes = experiment.prepared.task.classes
     write(folder / CLIENTS, clients_csv(_clients(experiment), classes))
+    if isinstance(outcome.test, Score) and outcome.test.confusion is not None:
+        write(folder / CONFUSION, confusion_csv(outcome.test.confusion.tolist(), classes))
     if outcome.served:
         write(folder / SERVED, rounds_csv(outcome.served))
     # Copies, because clients may share tensors, which the format refuses.

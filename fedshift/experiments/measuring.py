@@ -23,14 +23,20 @@ EXTRA = {
 }
 
 
-def scored(task: Task, model: Model, pair: tuple[Params, Params], examples: Examples) -> Scored:
-    """One model on examples of the task; pair: its parameters and buffers."""
+def scored(
+    task: Task, model: Model, pair: tuple[Params, Params], examples: Examples, *,
+    confusion: bool = False,
+) -> Scored:  # fmt: skip
+    """One model on examples of the task; pair: its parameters and buffers.
+
+    confusion: also count which class is taken for which, where classes are predicted.
+    """
     classes = len(task.classes)
     if task.kind == "regression":
         return score_numbers(model, *pair, examples, classes)
     if task.kind == "multilabel":
         return score_labels(model, *pair, examples, classes, len(task.outputs))
-    return score(model, *pair, examples, classes)
+    return score(model, *pair, examples, classes, confusion=confusion)
 
 
 def estimated(task: Task, pooled: Scored) -> tuple[AccuracyEstimate, dict[str, float]]:

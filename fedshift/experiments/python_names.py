@@ -10,7 +10,6 @@ import hashlib
 import inspect
 import re
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -18,7 +17,8 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
 
-from fedshift.errors import FedshiftError, InputError, nearest, shown
+from fedshift.errors import InputError, nearest, shown
+from fedshift.experiments.user_code import described, line_in, line_of, raised
 
 # The source of data, and the name of a network or method, that a program gave.
 PYTHON = "python"
@@ -64,13 +64,13 @@ class PythonName:
         try:
             value = self.value(*given, **options)
         except (Exception, SystemExit) as e:
-            place = "" if _line_in(self.path, e) else f"{self.place}: "
+            place = "" if line_in(self.path, e) else f"{self.place}: "
             raise InputError(
-                f"{self.where}: {place}{_raised(e, self.path)}; expected {self.expects}"
+                f"{self.where}: {place}{raised(e, self.path)}; expected {self.expects}"
             ) from e
         if not fits(value):
             raise InputError(
-                f"{self.where} ({self.place}) returned {_described(value)}; expected {self.expects}"
+                f"{self.where} ({self.place}) returned {described(value)}; expected {self.expects}"
             )
         return value
 
@@ -80,7 +80,7 @@ class PythonName:
         try:
             yield
         except InputError as e:
-            place = _line_in(self.path, e.__cause__ or e) or f"{self.place}: "
+            place = line_in(self.path, e.__cause__ or e) or f"{self.place}: "
             e.args = (f"{self.where}: {place}{e}",)
             raise
 
@@ -92,10 +92,7 @@ class PythonName:
     @property
     def line(self) -> int:
         """Where it is defined in its file; 1 for what is not written there."""
-        try:
-            return max(1, inspect.getsourcelines(inspect.unwrap(self.value))[1])
-        except (OSError, TypeError):
-            return 1
+        return line_of(self.value)
 
     @property
     def needs(self) -> int:
@@ -124,7 +121,7 @@ def load_python(key: str, text: str) -> PythonName:
     try:
         module, files = _module(path, source)
     except (Exception, SystemExit) as e:
-        raise InputError(f"{where}: {_raised(e, path)}") from e
+        raise InputError(f"{where}: {raised(e, path)}") from e
     names = [
         one for one, v in vars(module).items()
         if callable(v) and getattr(v, "__module__", None) == module.__name__
@@ -136,7 +133,7 @@ def load_python(key: str, text: str) -> PythonName:
         )
     value = getattr(module, name)
     if not callable(value):
-        raise InputError(f"{where} is {_described(value)}; expected {expects}")
+        raise InputError(f"{where} is {described(value)}; expected {expects}")
     return PythonName(where, value, path, expects, files)
 
 
@@ -196,25 +193,3 @@ def _look_in(folder: Path) -> None:
     sys.path[:] = [one for one in sys.path if one not in (*_FOLDERS, place)]
     _FOLDERS[:] = [place, *(one for one in _FOLDERS if one != place)]
     sys.path += _FOLDERS  # last, so that they hide no other package
-
-
-def _raised(error: BaseException, path: Path) -> str:
-    """ "net.py, line 3: NameError: ...": the last line that is the user's, and the error."""
-    what = str(error) if isinstance(error, FedshiftError) else f"{type(error).__name__}: {error}"
-    if isinstance(error, SyntaxError) and error.filename:
-        what = f"{type(error).__name__}: {error.msg}"
-        return f"{error.filename}, line {error.lineno}: {shown(what, 300)}"
-    if isinstance(error, ImportError) and "relative import" in what:
-        what += "; files beside it are imported by their names alone, as in import other"
-    return _line_in(path, error) + shown(what, 300)
-
-
-def _line_in(path: Path, error: BaseException) -> str:
-    """ "net.py, line 3: ", of the last line that is the user's; "" where there is none."""
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [f for f in frames if Path(f.filename).parent == path.parent]
-    return f"{lines[-1].filename}, line {lines[-1].lineno}: " if lines else ""
-
-
-def _described(value: object) -> str:
-    return "nothing (None)" if value is None else f"{type(value).__name__} {shown(repr(value))}"

@@ -56,6 +56,15 @@ def begun_by(folder: Path) -> tuple[str, int | None]:
         raise DataError(f"{folder / LOCK}: {e}; name the backend with --backend") from None
 
 
+# What must be as it was when a run began, by the key of lock.json.
+NAMES = "names_sha256"
+SUMS = {
+    "data_sha256": "data",
+    "split_sha256": "clients' examples",
+    NAMES: "names of clients and classes",
+}
+
+
 @contextlib.contextmanager
 def reopened(
     folder: Path, config: Config, prepared: Prepared, backend: str = "loop", again: str = COMMAND
@@ -72,8 +81,9 @@ def reopened(
         check_links(folder)
         # Other data end the run, other versions only change last digits: see `_changes`.
         then, now = read_object(folder / LOCK), lock(config, prepared, backend)
-        for key, what in (("data_sha256", "data"), ("split_sha256", "clients' examples")):
-            if then.get(key) != now[key]:
+        for key, what in SUMS.items():
+            # Runs of versions before have no sum of the names.
+            if then.get(key) != now.get(key) and (key in then or key != NAMES):
                 raise DataError(
                     f"{folder}: the {what} are not those with which the run began; start a new run"
                 )

@@ -217,6 +217,12 @@ def sizes_in(path: Path) -> Tensor:
     return torch.tensor(n, dtype=torch.float64)
 
 
+def input_shape(config: Config, folder: Path) -> tuple[int, ...]:
+    """The shape of one input in the run's data set, which must be there as it was."""
+    check_files(folder, "")
+    return tuple(prepare(config).task.clients[0].x.shape[1:])
+
+
 def network_of(config: Config, folder: Path, clients: int, shape: tuple[int, ...] | None) -> Model:
     """The run's network; for inputs of this shape, or of those of its data set."""
     check_files(folder, "" if shape is None else ".py")

@@ -16,7 +16,7 @@ from fedshift.algorithms.base import Algorithm
 from fedshift.data import ClientData, Task
 from fedshift.engine.run import Federation, Round, state_of
 from fedshift.errors import FedshiftError
-from fedshift.evaluation.scores import Score
+from fedshift.evaluation.scores import MOST_CLASSES, Score, confusion_of
 from fedshift.evaluation.serving import (
     Served,
     accuracy,
@@ -114,7 +114,8 @@ def score_of(given: Tensor, truth: Tensor, classes: int) -> Score:
     """Counts of given labels [n] against the truth [n]; a loss is not defined for a system."""
     correct = torch.bincount(truth[given == truth], minlength=classes)
     total, predicted = (torch.bincount(v, minlength=classes) for v in (truth, given))
-    return Score(correct, total, predicted, math.nan)
+    confused = confusion_of(given, truth, classes) if classes <= MOST_CLASSES else None
+    return Score(correct, total, predicted, math.nan, confused)
 
 
 @dataclass(frozen=True, eq=False)

@@ -82,7 +82,7 @@ def evaluate(
     else:
         pair = (current.server["params"], current.server["buffers"])
         pairs = [pair] * len(task.clients)
-        test = rate(pair, task.test)
+        test = rate(pair, task.test, confusion=True)
     clients = tuple(map(rate, pairs, task.validation))
     data = task.target_validation
     validation = None if data is None else rate(pairs[0], data)

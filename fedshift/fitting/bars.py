@@ -98,7 +98,7 @@ class NotebookProgress:
     """One line per run in a notebook's output, drawn anew after each round."""
 
     def __init__(self) -> None:
-        from IPython.display import HTML, display  # type: ignore[import-not-found]
+        from IPython.display import HTML, display
 
         self.html = HTML
         self.handle = display(HTML(""), display_id=True)

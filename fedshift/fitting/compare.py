@@ -15,15 +15,19 @@ from typing import Any
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.arguments import called, check_whole
+from fedshift.calls import called_as
 from fedshift.errors import InputError
 from fedshift.experiments.custom import Metric
+from fedshift.experiments.custom_metrics import try_metrics
+from fedshift.experiments.experiment import method_of
 from fedshift.experiments.task import Prepared
 from fedshift.fitting.bars import shown_progress
+from fedshift.fitting.class_weights import Weights
 from fedshift.fitting.fit import leaving_torch, remove
 from fedshift.fitting.keys import SECTIONS, by_name, with_names
 from fedshift.fitting.many_bars import LiveRuns, NotebookRuns
 from fedshift.fitting.methods import Method, as_method
-from fedshift.fitting.planning import Loss, Weights, check_task
+from fedshift.fitting.planning import Loss, check_task
 from fedshift.fitting.planning import Plan as Fit
 from fedshift.fitting.planning import plan as plan_fit
 from fedshift.fitting.sources import mark_of
@@ -48,6 +52,7 @@ NONE_HERE = {
 }
 
 
+@called_as('fs.compare(task, net, ["fedavg", "fedpals"], seeds=5)')
 @leaving_torch()
 def compare(
     task: Task,
@@ -85,6 +90,13 @@ def compare(
              one, as long as the table lives
     keys     as in `fit`; an option is for the methods that have it. A list, as lr=[0.01, 0.1],
              spans a grid, from which validation chooses for each method
+
+    >>> columns = {"client": "hospital", "label": "outcome"}
+    >>> task = fs.Task.from_csv("patients.csv", **columns, target="north")
+    >>> methods = ["fedavg", fs.method("fedpals", ess=0.5)]
+    >>> table = fs.compare(task, "linear", methods, rounds=2, seeds=2, jobs=1)
+    >>> [row.label for row in table.rows]
+    ['fedavg', 'fedpals(ess=0.5)']
 
     Raises InputError for what does not go together, with the cure, before anything is trained.
     """
@@ -198,6 +210,7 @@ class _Tasks:
                 for setting, method, there in _points(given, its):
                     planned, run = self._run(_Asked(method, there, seed))
                     runs.setdefault((label, setting), {})[seed] = run
+                    _try(planned, metrics=first is None, method=seed == seeds[0])
                     first = first or planned
         contenders = tuple(
             Contender(name, tuple(Point(s, of) for (label, s), of in runs.items() if label == name))
@@ -236,6 +249,15 @@ class _Tasks:
     def load(self, run: Run) -> None:
         """Cut the run's task here."""
         self._cut(self.asked[run.name]).build()
+
+
+def _try(planned: Fit, *, metrics: bool, method: bool) -> None:
+    """Raise InputError for functions of the user's that would fail in every run."""
+    prepared = planned.prepared
+    if metrics:
+        try_metrics(prepared.custom.metrics, prepared.model, prepared.task)
+    if method and prepared.custom.method is not None:
+        method_of(planned.config, prepared)(**planned.config.method.options)
 
 
 def _keys_for(given: Given, all_: Any, keys: Mapping[str, Any]) -> dict[str, Any]:

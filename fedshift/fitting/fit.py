@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from fedshift.algorithms.base import Algorithm
+from fedshift.calls import called_as
 from fedshift.errors import DataError, InputError
 from fedshift.experiments.config import PYTHON
 from fedshift.experiments.custom import Metric
@@ -30,17 +31,19 @@ from fedshift.experiments.resume import reopened
 from fedshift.experiments.run_models import (
     complete_config,
     encoding_in,
+    input_shape,
     load_models,
     network_of,
 )
 from fedshift.experiments.training import listeners
 from fedshift.files import is_file, read_object
 from fedshift.fitting.bars import shown_progress
+from fedshift.fitting.class_weights import Weights
 from fedshift.fitting.following import Callback, Logger, following, several
 from fedshift.fitting.keys import by_name
 from fedshift.fitting.methods import Method
 from fedshift.fitting.networks import first_model, referred
-from fedshift.fitting.planning import Loss, Plan, Weights, plan
+from fedshift.fitting.planning import Loss, Plan, plan
 from fedshift.fitting.result import Result
 from fedshift.model import Model
 from fedshift.randomness import put_back, states
@@ -48,6 +51,7 @@ from fedshift.record.folder import CONFIG, FIT, SUMMARY, read_run
 from fedshift.tasks.encoding import Encoding
 from fedshift.tasks.task import Task
 
+ELSEWHERE = "fs.load reads it, and another folder= takes a new one"
 AGAIN, INTERRUPTED = 'fs.fit(..., folder="{}", resume=True)', 130
 
 
@@ -62,6 +66,7 @@ def leaving_torch() -> Iterator[None]:
         put_back(generators)
 
 
+@called_as('fs.fit(task, net, method="fedavg")')
 @leaving_torch()
 def fit(
     task: Task,
@@ -98,7 +103,7 @@ def fit(
                    of numbers f(predicted [n], true [n]), of several labels f([n, L], [n, L])
     loss           a `Term`, or loss(logits [B, K], y [B]) -> losses [B], in place of the
                    cross-entropy, of the squared error of numbers, of the labels' binary one
-    class_weights  "balanced", weights by class name, or one per class
+    class_weights  "balanced", or a weight for each class, by name or in order
     head           prefixes of the last layers' parameters, as ("4.",), for methods that treat them
                    apart (fedper, fedrep, ...); left out: "head."
     callbacks      each called after every round with a dict of its numbers
@@ -109,6 +114,12 @@ def fit(
     folder         where the run folder goes; left out: to a temporary one, until `save`. Ctrl-C
                    then ends the run after the round under way, and a second one at once
     resume         go on with the run in `folder`; the result of one that is complete
+
+    >>> columns = {"client": "hospital", "label": "outcome"}
+    >>> task = fs.Task.from_csv("patients.csv", **columns, target="north")
+    >>> result = fs.fit(task, "mlp", method="fedpals", ess=0.5, rounds=5)
+    >>> result.accuracy > 0.8
+    True
 
     Raises InputError for what does not go together, with the cure, before anything is trained.
     """
@@ -134,13 +145,22 @@ def fit(
     return result
 
 
+@called_as('fs.load("runs/north", net=net)')
 def load(folder: str | Path, *, net: Any = None) -> Result:
     """The result of `fit` that is saved in a folder.
 
-    net: the network that was trained, or the function that made it, where the folder does not say:
-    one from a notebook, a script or with arguments. Without it, the module that the folder names is
-    imported and makes the network, so load such folders of your own only. Raises InputError where
-    net is needed and left out, and for a folder that is none of a complete run.
+    net  the network that was trained, or the function that made it, where the folder does not say:
+         one from a notebook, a script or with arguments. Without it, the module that the folder
+         names is imported and makes the network, so load such folders of your own only
+
+    >>> columns = {"client": "hospital", "label": "outcome"}
+    >>> task = fs.Task.from_csv("patients.csv", **columns, target="north")
+    >>> result = fs.fit(task, "linear", rounds=2, folder="run")
+    >>> fs.load("run").accuracy == result.accuracy
+    True
+
+    Raises InputError where net is needed and left out, and for a folder that is none of a complete
+    run.
     """
     place = Path(folder)
     config = complete_config(place)
@@ -154,6 +174,9 @@ def load(folder: str | Path, *, net: Any = None) -> Result:
                 f"{place}: encoding.json makes {width} numbers of a row, fit.json {shape}"
             )
     if config.model.name != PYTHON:
+        if shape is None:  # a set of the library's, whose runs have no fit.json
+            shape = input_shape(config, place)
+            about["x"] = list(shape)
         model = network_of(config, place, len(run.clients), shape)
     else:
         model = _network(place, net, about, run.summary.classes, encoding)
@@ -274,10 +297,17 @@ def _identified(planned: Plan) -> Plan:
 
 def _complete(place: Path, planned: Plan) -> Result:
     """The result of a run that is complete. Raises InputError for one of anything else."""
-    now = json.loads(planned.prepared.custom.texts[FIT])["identity"]
+    ready = planned.prepared
+    now = json.loads(ready.custom.texts[FIT])["identity"]
     if not is_file(place / FIT) or read_object(place / FIT).get("identity") != now:
         raise InputError(
             f"{place}: a complete run of another configuration, data, network or code than these; "
-            "fs.load reads it, and another folder= takes a new one"
+            f"{ELSEWHERE}"
         )
-    return _result(place, planned.prepared.model)
+    result = _result(place, ready.model)
+    names = (tuple(client.name for client in result.run.clients), result.classes)
+    if names != (ready.custom.clients, ready.task.classes):
+        raise InputError(
+            f"{place}: a complete run of other names of clients or classes; {ELSEWHERE}"
+        )
+    return result

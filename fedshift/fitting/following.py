@@ -45,7 +45,7 @@ def following(
                 f"loggers has {called(logger)}; give fs.TensorBoard(folder), fs.MLflow() or "
                 "fs.WandB(project)"
             )
-    flat = flat_keys(config.model_dump(exclude_defaults=True))
+    flat = tracked_keys(config)
     waiting: dict[str, Any] = {}
 
     def listen(event: dict[str, Any]) -> None:
@@ -73,6 +73,16 @@ def following(
 def several(given: Any) -> Sequence[Any]:
     """A list of what may be one alone."""
     return given if isinstance(given, Sequence) and not isinstance(given, str) else [given]
+
+
+def tracked_keys(config: Config) -> dict[str, Any]:
+    """The keys that were given, and all of method, training and seed: runs are told apart by them.
+
+    Those left out are defaults of today's version, which a tracker that keeps runs for years lacks.
+    """
+    everything = config.model_dump(exclude_none=True)
+    shown = {name: everything[name] for name in ("method", "training", "seeds")}
+    return flat_keys(config.model_dump(exclude_defaults=True) | shown)
 
 
 def flat_keys(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -54,7 +54,9 @@ class TensorBoard:
 class MLflow:
     """Parameters and metrics of an MLflow run; a candidate of ess="auto" is a run within it.
 
-    uri: the tracking server or store, MLflow's own setting if left out. experiment: its name.
+    uri         the tracking server or store, MLflow's own setting if left out
+    experiment  its name; left out: "fedshift"
+
     Raises InputError where mlflow is not installed.
     """
 
@@ -87,8 +89,10 @@ class MLflow:
 class WandB:
     """A Weights & Biases run for each run; candidates of ess="auto" share a group.
 
-    options: further arguments of `wandb.init`, such as mode="offline". Raises InputError where
-    wandb is not installed.
+    project  its name
+    options  further arguments of `wandb.init`, such as mode="offline"
+
+    Raises InputError where wandb is not installed.
     """
 
     def __init__(self, project: str = "fedshift", **options: Any) -> None:

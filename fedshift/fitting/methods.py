@@ -10,8 +10,12 @@ from typing import Any
 from fedshift import recipes
 from fedshift.algorithms.base import Algorithm, check_method
 from fedshift.arguments import called
+from fedshift.calls import too_many
 from fedshift.errors import InputError, nearest
-from fedshift.recipes import Recipe, Traits
+from fedshift.experiments.user_code import file_of, place_of, raised
+from fedshift.recipes import Recipe, Setting, Traits
+
+DUE = "it must return an Algorithm, such as FedAvg(setting.model, local=setting.local)"
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,14 +41,19 @@ class Method:
         return f"method: {self.label}"
 
 
-def method(given: str | Callable[..., Algorithm] | Algorithm, **options: Any) -> Method:
+def method(
+    given: str | Callable[..., Algorithm] | Algorithm | None = None, *values: Any, **options: Any
+) -> Method:
     """A method with its options, for `fit` and `compare`.
 
-    given: a recipe's name; a function of `Setting` that makes an `Algorithm`, whose keyword-only
-    arguments are its options; or an `Algorithm`, which has none. Raises InputError for an unknown
-    name or option, with the nearest match.
+    given    a recipe's name; a function of `Setting` that makes an `Algorithm`, whose keyword-only
+             arguments are its options; or an `Algorithm`, which has none
+    options  the method's, by name
 
-    >>> method("fedprox", mu=0.1).label
+    Raises InputError for an unknown name or option, with the nearest match, and for values without
+    a name.
+
+    >>> fs.method("fedprox", mu=0.1).label
     'fedprox(mu=0.1)'
     """
     if isinstance(given, str):
@@ -59,9 +68,33 @@ def method(given: str | Callable[..., Algorithm] | Algorithm, **options: Any) ->
             f"method is {called(given)}; give a name, fs.method(name, ...), a function of Setting "
             "or an Algorithm"
         )
+    if values:
+        names = [name for name in made.recipe.options if name not in options]
+        raise InputError(too_many("fs.method", ["the method"], values, names))
     for name in options:
         if name not in made.recipe.options and not _takes_any(made):
             raise InputError(foreign_option(name, made.recipe))
+    return made
+
+
+def made_by_user(make: Callable[..., Algorithm], setting: Setting, **options: Any) -> Algorithm:
+    """What a function of the user's makes of a setting.
+
+    Raises InputError, with file and line, where it raises or makes no `Algorithm`.
+    """
+    name, place = getattr(make, "__name__", type(make).__name__), place_of(make)
+    where = f"method={name} ({place})" if place else f"method={name}"
+    try:
+        made = make(setting, **options)
+    except InputError as e:  # of the library, on what the function gave it
+        e.args = (f"{e} ({where})",)
+        raise
+    except (Exception, SystemExit) as e:
+        raise InputError(f"{where}: {raised(e, file_of(make))}; {DUE}") from e
+    try:
+        check_method(made)
+    except InputError:
+        raise InputError(f"{where} returned {called(made)}; {DUE}") from None
     return made
 
 

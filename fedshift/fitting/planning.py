@@ -9,14 +9,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.arguments import called, check_whole
 from fedshift.client.objectives import Term
-from fedshift.errors import InputError, nearest, shown
+from fedshift.errors import InputError
 from fedshift.experiments.config import PYTHON, Config
 from fedshift.experiments.custom import Custom, Metric
 from fedshift.experiments.custom_data import about, prepare_built
@@ -24,8 +23,10 @@ from fedshift.experiments.custom_loss import loss_term
 from fedshift.experiments.custom_metrics import check_metrics
 from fedshift.experiments.load import validate
 from fedshift.experiments.task import Prepared
+from fedshift.fitting.calls import call_of
+from fedshift.fitting.class_weights import Weights, weights_of
 from fedshift.fitting.keys import in_python_words, sorted_keys
-from fedshift.fitting.methods import Method, as_method
+from fedshift.fitting.methods import Method, as_method, made_by_user
 from fedshift.fitting.networks import ALIKE, first_model, reference_of
 from fedshift.fitting.sources import mark_of
 from fedshift.model import Model
@@ -34,7 +35,6 @@ from fedshift.tasks.building import Built
 from fedshift.tasks.task import Task
 
 Loss = Term | Callable[[Tensor, Tensor], Tensor]
-Weights = str | Mapping[str, float] | Tensor | np.ndarray | tuple[float, ...] | list[float]
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,9 +67,7 @@ def plan(
     check_task(task)
     check_whole("seed", seed, 0)
     chosen = as_method(method)
-    schedule = keys.pop("schedule") if callable(keys.get("schedule")) else None
-    if schedule is not None and "lr" in keys:
-        raise InputError("lr and a schedule that is a function both give the rate; leave out lr")
+    schedule = _own_schedule(keys)
     with in_python_words():
         tables = sorted_keys(chosen, keys, with_options=not isinstance(method, Method))
         config = _config(task, net, chosen, tables, seed, name)
@@ -85,10 +83,21 @@ def plan(
     check_metrics(added.metrics, task.kind)
     model = _model(task, net, chosen, config, made)
     notes = made.notes + ((ALIKE,) if _alike(net, chosen) else ())
-    reference = None if model is None else reference_of(net)
-    texts = {FIT: about(made, notes, reference)}
+    call = call_of(
+        net, method, keys, schedule=schedule, metrics=metrics, loss=loss,
+        class_weights=class_weights, head=head, name=name,
+    )  # fmt: skip
+    texts = {FIT: about(made, notes, None if model is None else reference_of(net), call)}
     added = replace(added, mark=_mark(chosen, added, loss, made), texts=texts)
     return Plan(config, prepare_built(config, made, model, added), notes)
+
+
+def _own_schedule(keys: dict[str, Any]) -> Any:
+    """A function that gives the learning rate, taken out of the keys; None without one."""
+    schedule = keys.pop("schedule") if callable(keys.get("schedule")) else None
+    if schedule is not None and "lr" in keys:
+        raise InputError("lr and a schedule that is a function both give the rate; leave out lr")
+    return schedule
 
 
 def _mark(chosen: Method, added: Custom, loss: Loss | None, built: Built) -> str:
@@ -174,7 +183,7 @@ def _custom_recipe(chosen: Method) -> Any:
     if not chosen.custom:
         return None
     others = {k: v for k, v in chosen.options.items() if not _plain(v)}
-    return replace(chosen.recipe, make=partial(chosen.recipe.make, **others))
+    return replace(chosen.recipe, make=partial(made_by_user, chosen.recipe.make, **others))
 
 
 def _model(task: Task, net: Any, chosen: Method, config: Config, built: Built) -> Model | None:
@@ -207,36 +216,3 @@ def _model(task: Task, net: Any, chosen: Method, config: Config, built: Built) -
 
 def _alike(net: Any, chosen: Method) -> bool:
     return chosen.algorithm is not None or isinstance(net, torch.nn.Module | Model)
-
-
-def weights_of(given: Weights | None, built: Built) -> Tensor | None:
-    """Class weights [K]: "balanced" is n / (K n_y) over all clients; else by name or in order.
-
-    Raises InputError for other lengths, unknown classes and weights that are not positive.
-    """
-    if given is None:
-        return None
-    classes, counts = built.task.classes, built.task.table()["labels"].sum(0)
-    if isinstance(given, str):
-        if given != "balanced":
-            raise InputError(
-                f'class_weights="{shown(given)}": give "balanced", a dict by class, or one weight '
-                "per class"
-            )
-        present = counts > 0
-        balanced = counts.sum() / (present.sum() * counts.clamp(min=1))
-        return torch.where(present, balanced, 1.0)
-    if isinstance(given, Mapping):
-        for one in given:
-            if str(one) not in classes:
-                near = nearest(str(one), classes)
-                raise InputError(f'class_weights: there is no class "{shown(str(one))}".{near}')
-        named = {str(k): v for k, v in given.items()}
-        given = [named.get(name, 1.0) for name in classes]
-    weights = torch.as_tensor(given, dtype=torch.float64)
-    if weights.shape != (len(classes),) or not bool(((weights > 0) & weights.isfinite()).all()):
-        raise InputError(
-            f"class_weights must be {len(classes)} numbers above 0, one per class, got "
-            f"{shown(str(weights.tolist()))}"
-        )
-    return weights

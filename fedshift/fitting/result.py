@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedshift.calls import called_as
 from fedshift.errors import InputError, unknown
 from fedshift.experiments.custom_metrics import answers
 from fedshift.experiments.folder import check_unused
@@ -22,7 +23,7 @@ from fedshift.fitting.export import export
 from fedshift.fitting.keys import in_python_words
 from fedshift.fitting.networks import inner
 from fedshift.fitting.predicting import Numbers, Prediction, label_sets, prediction
-from fedshift.fitting.showing import facts_of, html_of, text_of
+from fedshift.fitting.showing import Facts, facts_of, html_of, text_of
 from fedshift.record.folder import RunResult
 from fedshift.record.headline import headline, main_accuracy
 from fedshift.record.rounds import other_columns
@@ -36,8 +37,14 @@ from fedshift.tasks.encoding import Encoding
 class Result:
     """A trained model, all that was measured, and how raw rows become its inputs.
 
-    `print(result)` shows the main numbers. summary has all of them, by the names of summary.json.
-    notes say what a reader of the numbers should know.
+    `print(result)` shows the main numbers; `summary` has all of them, by the names of summary.json,
+    and `notes` what a reader of the numbers should know.
+
+    >>> columns = {"client": "hospital", "label": "outcome"}
+    >>> task = fs.Task.from_csv("patients.csv", **columns, target="north")
+    >>> result = fs.fit(task, "linear", rounds=2)
+    >>> sorted(result.accuracies)
+    ['coast', 'east', 'south', 'west']
     """
 
     run: RunResult
@@ -63,7 +70,7 @@ class Result:
     @property
     def target(self) -> str:
         """What the model is for, in words."""
-        return str(self.about.get("target", "the target"))
+        return str(self.about.get("target", "the data set's test examples"))
 
     @property
     def clients(self) -> tuple[str, ...]:
@@ -128,13 +135,16 @@ class Result:
             for r in self.run.rounds
         ]
 
-    def module(self, client: str | None = None) -> nn.Module:
+    def module(self, client: str | None = None, *, server: bool = False) -> nn.Module:
         """The trained network in evaluation mode, a copy of its own; a client's, by name.
 
-        Raises InputError for an unknown client, and where there is no one model for all.
+        server: the server's network, where each client serves one of its own. Raises InputError for
+        an unknown client, where clients' networks differ and neither is given, and where there is
+        no one model for all.
         """
-        return inner(self.models.model.loaded(*self._pair(client)))
+        return inner(self.models.model.loaded(*self._pair(client, server)))
 
+    @called_as('result.predict(rows, client="south")')
     def predict(self, rows: Any, *, client: str | None = None) -> Prediction | Numbers:
         """Names and probabilities for raw rows, in the form that the task was made of.
 
@@ -145,18 +155,14 @@ class Result:
         Raises InputError for rows that lack a column, or are not of the task's form, and without
         client= where each client serves a model of its own.
         """
-        if client is None and self.models.personal:
-            raise InputError(
-                f"with {self.summary.method} every client serves a model of its own; give client= "
-                f"one of {', '.join(self.clients)}"
-            )
+        pair = self._pair(client)
         if self.encoding is not None:
             x, kind = self.encoding.apply(rows), self.encoding.kind
         elif isinstance(rows, torch.Tensor | np.ndarray):
             x, kind = torch.as_tensor(rows), "classification"
         else:
             raise InputError("this run has no encoding; give a tensor or array x [n, ...]")
-        given = answers(self.models.model, *self._pair(client), x, kind).numpy()
+        given = answers(self.models.model, *pair, x, kind).numpy()
         if kind == "regression":
             return Numbers(given)
         outputs = () if self.encoding is None else self.encoding.outputs
@@ -183,23 +189,31 @@ class Result:
             raise InputError(f"{place}: cannot be written: {e}") from None
         return place
 
-    def export(self, path: str | Path, *, client: str | None = None) -> Path:
+    @called_as('result.export("model.pt", client="south")')
+    def export(self, path: str | Path, *, client: str | None = None, server: bool = False) -> Path:
         """Write the network for other programs: .pt (state_dict), .ts (TorchScript) or .onnx.
 
-        Raises InputError for another ending, and where the network cannot be written so.
+        client, server: as of `module`. Raises InputError for another ending, and where the network
+        cannot be written so.
         """
         layout = None if self.encoding is None else self.encoding.layout
         x = torch.zeros(2, *self.about.get("x", ()))
         example = x if layout is None else layout.unpack(x)
-        return export(self.module(client), example, Path(path))
+        return export(self.module(client, server=server), example, Path(path))
 
-    def _pair(self, client: str | None) -> Pair:
-        models = self.models
+    def _pair(self, client: str | None, server: bool = False) -> Pair:
+        models, names = self.models, ", ".join(self.clients)
+        if client is not None and server:
+            raise InputError(f'client="{client}" and server=True are two models; give one of them')
         if client is None:
             if models.shared[0].keys() != models.model.init()[0].keys():
                 raise InputError(
-                    f"{self.summary.method} leaves no model for all; give client= one of "
-                    f"{', '.join(self.clients)}"
+                    f"{self.summary.method} leaves no model for all; give client= one of {names}"
+                )
+            if models.personal and not server:
+                raise InputError(
+                    f"with {self.summary.method} every client serves a model of its own; give "
+                    f"client= one of {names} (module and export: or server=True, the server's)"
                 )
             return models.shared
         if client not in self.clients:
@@ -211,8 +225,14 @@ class Result:
             )
         return models.served[self.clients.index(client)]
 
+    def _facts(self) -> Facts:
+        one = self.clients[0]
+        each = f'Every client serves a model of its own: module(client="{one}"), and so predict.'
+        notes = (*([each] if self.models.personal else []), *self.notes)
+        return facts_of(self.summary, self.target, self.metrics, notes)
+
     def __str__(self) -> str:
-        return text_of(facts_of(self.summary, self.target, self.metrics, self.notes))
+        return text_of(self._facts())
 
     def __repr__(self) -> str:
         main = headline(self.summary)
@@ -222,7 +242,7 @@ class Result:
         )
 
     def _repr_html_(self) -> str:
-        return html_of(facts_of(self.summary, self.target, self.metrics, self.notes))
+        return html_of(self._facts())
 
 
 def _number(value: Any) -> float:

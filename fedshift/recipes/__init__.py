@@ -109,6 +109,7 @@ def made_by(make: Callable[..., Algorithm]) -> Recipe:
 
     Its options are its keyword-only arguments. Raises InputError for what cannot be called so.
 
+    >>> from fedshift.recipes import fedprox, made_by
     >>> def mine(setting, *, mu=0.1):
     ...     return fedprox(setting, mu=mu)
     >>> made_by(mine).name, list(made_by(mine).options)

@@ -22,13 +22,20 @@ Part = Literal["steps", "few", "head"]
 class Setting:
     """The network, the target T [K], local SGD and the server's optimiser.
 
-    head     name prefixes of the parameters that make the classifier; all others are the body
-    rounds   rounds of the whole run, for methods whose last rounds differ
-    clients  number of clients N, for methods that distinguish clients
+    head           name prefixes of the parameters that make the classifier; all others are the body
+    rounds         rounds of the whole run, for methods whose last rounds differ
+    clients        number of clients N, for methods that distinguish clients
     server_inputs  unlabeled inputs [n, ...] that the server holds, for methods that tune there
-    shape    of one input, for methods that fit a network of their own to inputs
-    seed     of the first weights (and masks) of such networks, the same for all clients; and, on
-             the server alone, of the orders of label sets' slots
+    shape          of one input, for methods that fit a network of their own to inputs
+    seed           of the first weights (and masks) of such networks, the same for all clients; and,
+                   on the server alone, of the orders of label sets' slots
+
+    >>> import torch
+    >>> from fedshift.recipes import Setting, fedprox
+    >>> model = fs.Model(torch.nn.Linear(4, 2))
+    >>> setting = Setting(model, target=(0.5, 0.5), local=fs.Local(lr=0.2))
+    >>> fedprox(setting, mu=0.1).local.lr
+    0.2
     """
 
     model: Model

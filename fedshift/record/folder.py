@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
+import tomllib
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from fedshift.errors import DataError, shown
-from fedshift.files import is_file, is_folder
+from fedshift.files import is_file, is_folder, read_object
+from fedshift.record.events import Events, read_events
 from fedshift.record.rounds import (
     REDO,
     ROUND_COLUMNS,
     SERVED_COLUMNS,
     Client,
+    Confusion,
     Round,
     read_clients,
+    read_confusion,
     read_rounds,
 )
 from fedshift.record.summary import Summary, parsed
 
 CONFIG, LOCK, EVENTS = "config.resolved.toml", "lock.json", "events.jsonl"
 METRICS, SERVED, CLIENTS = "metrics.csv", "served.csv", "clients.csv"
+CONFUSION = "confusion.csv"
 MODEL, SUMMARY, REPORT = "model.safetensors", "summary.json", "report.html"
 # Of runs on data of one's own: how rows became inputs; and what `fedshift.fit` has beside.
 ENCODING, FIT = "encoding.json", "fit.json"
@@ -34,7 +43,11 @@ CHECKPOINTS, CANDIDATES, PROFILE, DIVERGED = (
 
 @dataclass(frozen=True)
 class RunResult:
-    """All of a run folder that a report shows; `served` are the rows of `served.csv`."""
+    """All of a run folder that a report shows; `served` are the rows of `served.csv`.
+
+    seconds: what each round took, by round; empty where events.jsonl is missing or damaged.
+    fit: fit.json of what `fedshift.fit` trained. confusion: empty in folders of older versions.
+    """
 
     folder: Path
     summary: Summary
@@ -43,6 +56,88 @@ class RunResult:
     lock: Mapping[str, Any]
     config: str
     served: tuple[Round, ...] = ()
+    seconds: Mapping[int, float] = field(default_factory=dict)
+    fit: Mapping[str, Any] = field(default_factory=dict)
+    confusion: Confusion = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A run without a summary, as far as it goes; state: how far that is, in words."""
+
+    folder: Path
+    name: str
+    method: str
+    dataset: str
+    rounds: tuple[Round, ...]
+    lock: Mapping[str, Any]
+    config: str
+    seconds: Mapping[int, float]
+    fit: Mapping[str, Any]
+    state: str
+
+
+def has_run(folder: Path) -> bool:
+    """Whether a folder has the files of a run, be it complete or not."""
+    return any(is_file(folder / name) for name in (SUMMARY, CONFIG))
+
+
+def read_any(folder: Path) -> RunResult | Begun:
+    """The run in a folder. Raises DataError where it has none, or a file of it is damaged."""
+    if is_folder(folder) and not is_file(folder / SUMMARY) and is_file(folder / CONFIG):
+        return _begun(folder)
+    return read_run(folder)
+
+
+def _begun(folder: Path) -> Begun:
+    config = _text(folder / CONFIG)
+    try:
+        tables = tomllib.loads(config)
+        name, method, data = (str(of["name"]) for of in (tables, tables["method"], tables["data"]))
+    except (ValueError, RecursionError, LookupError, TypeError) as e:
+        raise DataError(f"{folder / CONFIG}: {shown(str(e), 200)}; {REDO}") from None
+    events = _events(folder)
+    course = events.course()
+    stopped, last = events.stopped, max(course.rows, default=0)
+    # Runs of a table say so in a file; they keep no summary when training diverges.
+    if is_file(folder / DIVERGED):
+        stopped = (
+            f"training diverged: {shown(str(read_object(folder / DIVERGED).get('error')), 300)}"
+        )
+    state = f"stopped after round {last} of {course.of}: {stopped}"
+    if not stopped:
+        state = f"not complete, round {last} of {course.of}: it is still going on, or was killed"
+    lock = _lock(folder / LOCK) if is_file(folder / LOCK) else {}
+    return Begun(
+        folder, name, method, data, course.rounds, lock, config, course.seconds, _fit(folder), state
+    )
+
+
+def _confusion(folder: Path, summary: Summary) -> Confusion:
+    path = folder / CONFUSION
+    if not is_file(path):
+        return {}
+    counts = read_confusion(path, _text(path), summary.classes)
+    totals = Counter[int]()
+    for (true, _), n in counts.items():
+        totals[true] += n
+    for k, recall in enumerate(summary.final.target_recall):
+        right = counts.get((k, k), 0) / totals[k] if totals[k] else -1.0
+        if abs(right - (-1.0 if recall is None else recall)) > 1e-9:
+            differs = f'recall of class "{shown(summary.classes[k])}" differs from summary.json'
+            raise DataError(f"{path}: {differs}; {REDO}")
+    return counts
+
+
+def _fit(folder: Path) -> Mapping[str, Any]:
+    # For words alone: a report is drawn without them.
+    with contextlib.suppress(DataError):
+        return read_object(folder / FIT) if is_file(folder / FIT) else {}
+    return {}
+
+
+def _events(folder: Path) -> Events:
+    return read_events(folder / EVENTS) if is_file(folder / EVENTS) else Events()
 
 
 def read_run(folder: Path) -> RunResult:
@@ -67,7 +162,23 @@ def read_run(folder: Path) -> RunResult:
     if summary.serving is not None:
         path = folder / SERVED
         served = read_rounds(path, _text(path), SERVED_COLUMNS)
-    return RunResult(folder, summary, rounds, clients, lock, config, served)
+    chosen = None if summary.selection is None else summary.selection.chosen
+    seconds: Mapping[int, float] = {}
+    # No number of the run is in this file alone: a damaged one takes the times away, no more.
+    with contextlib.suppress(DataError):
+        seconds = _events(folder).course(chosen).seconds
+    return RunResult(
+        folder,
+        summary,
+        rounds,
+        clients,
+        lock,
+        config,
+        served,
+        seconds,
+        _fit(folder),
+        _confusion(folder, summary),
+    )
 
 
 def _summary(path: Path) -> Summary:
@@ -75,11 +186,28 @@ def _summary(path: Path) -> Summary:
     try:
         summary = parsed(text)
     except ValueError as error:
-        raise DataError(f"{path}: {error}; {REDO}") from error
+        raise DataError(f"{path}: {error}; {_cure(path, text)}") from error
     # One run writes both or neither; the report's sections would contradict one another.
     if (summary.last is None) != (summary.serving is None):
         raise DataError(f'{path}: only one of "last" and "serving" is there; {REDO}')
     return summary
+
+
+def _cure(path: Path, text: str) -> str:
+    """What to do about a summary that cannot be read: is it of another program, or a later one?"""
+    if not is_file(path.parent / CONFIG):
+        return f"without {CONFIG} beside it, this is no run folder of fedshift: leave it out"
+    written = re.match(r'\{\s*"fedshift": "(\d[\d.]*)', text)
+    with contextlib.suppress(PackageNotFoundError):
+        here = version("fedshift")
+        if written and _numbers(written[1]) > _numbers(here):
+            return f"fedshift {written[1]} wrote it, and this is {here}: pip install -U fedshift"
+    return REDO
+
+
+def _numbers(of: str) -> list[int]:
+    """The numbers of a version, which compare as it does."""
+    return [int(part) for part in re.findall(r"\d+", of)[:3]]
 
 
 def _agree(path: Path, summary: Summary, clients: Sequence[Client]) -> None:
@@ -116,4 +244,4 @@ def _text(path: Path) -> str:
         why = "its training diverged" if ended else "the run did not finish or is not a run folder"
         raise DataError(f"{path.parent} has no {path.name}: {why}") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read {path}: {error}") from error
+        raise DataError(f"cannot read {path}: {error}; {REDO}") from error

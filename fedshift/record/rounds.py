@@ -1,4 +1,4 @@
-"""metrics.csv, served.csv and clients.csv: the one schema by which they are written and read."""
+"""The tables of a run folder: the one schema by which they are written and read."""
 
 from __future__ import annotations
 
@@ -109,6 +109,8 @@ def other_columns(rounds: Sequence[Round], final: Collection[str]) -> tuple[str,
     return tuple(name for name in (rounds[0].values if rounds else ()) if name in names)
 
 
+# (true class, predicted class) -> test examples, without zeros.
+Confusion = Mapping[tuple[int, int], int]
 # Columns that every version wrote.
 ROUND_COLUMNS = (
     "round", "train_loss", "target_accuracy", "target_loss", "estimated_accuracy", "estimated_se",
@@ -118,6 +120,7 @@ SERVED_COLUMNS = (
     "round", "system_accuracy", "average_accuracy", "global_accuracy", "router_accuracy",
 )  # fmt: skip
 CLIENT_COLUMNS = ("client", "n", "weight", "fedavg_weight", "accuracy", "n_validation")
+CONFUSION_COLUMNS = ("true", "predicted", "examples")
 LABEL = "label_"
 REDO = "the file is damaged or from another version: run the experiment again"
 
@@ -159,6 +162,14 @@ def clients_csv(clients: Sequence[Client], classes: Sequence[str]) -> str:
     return _csv([header, *rows])
 
 
+def confusion_csv(counts: Sequence[Sequence[int]], classes: Sequence[str]) -> str:
+    """One row per pair of classes that occurs; counts [K, K], true classes by predicted ones."""
+    pairs = [
+        [classes[i], classes[j], n] for i, row in enumerate(counts) for j, n in enumerate(row) if n
+    ]
+    return _csv([CONFUSION_COLUMNS, *pairs])
+
+
 def _csv(rows: Sequence[Sequence[Any]]) -> str:
     out = io.StringIO()
     # The same bytes on every system: csv's default is the line ending of Windows.
@@ -197,6 +208,20 @@ def read_clients(path: Path, text: str, classes: Sequence[str]) -> tuple[Client,
         counts = tuple(_given(path, line, k, row[k]) for k in labels)
         clients.append(Client(row["client"], n, weight, fedavg, accuracy, checked, counts))
     return tuple(clients)
+
+
+def read_confusion(path: Path, text: str, classes: Sequence[str]) -> Confusion:
+    """The rows of confusion.csv. Raises DataError with line and column."""
+    places = {visible(name): i for i, name in enumerate(classes)}
+    counts = dict[tuple[int, int], int]()
+    for line, row in _rows(path, text, CONFUSION_COLUMNS):
+        for name in (row["true"], row["predicted"]):
+            if name not in places:
+                where = f'{path}, line {line}: "{shown(name)}"'
+                raise DataError(f"{where} is no class of summary.json; {REDO}")
+        pair = places[row["true"]], places[row["predicted"]]
+        counts[pair] = int(_given(path, line, "examples", row["examples"]))
+    return counts
 
 
 def _rows(path: Path, text: str, needed: Sequence[str]) -> list[tuple[int, dict[str, str]]]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from fedshift.diagnosis import Diagnosis
+from fedshift.report.charts import Axis, BarChart, Bars, LineChart, Series
 from fedshift.report.layout import figure, fold, html_page, items, note, section, table, why
-from fedshift.report.svg import Axis, Bars, Series, grouped_bars, line_chart
+from fedshift.report.looks import GREY, Look, look_of
 from fedshift.report.tables import Table
 
 # More bars than this are too thin to read; the table has all clients.
 MOST_DRAWN = 50
+# The weights that it chooses are FedPALS', and look like it.
+PALS = look_of("fedpals")
 
 
 def diagnosis_page(d: Diagnosis, *, title: str = "Diagnosis") -> str:
@@ -61,13 +64,13 @@ def carrier_table(d: Diagnosis) -> Table:
 
 
 def _labels(d: Diagnosis) -> str:
-    names = [x.name for x in d.labels]
-    bars = [
-        Bars("target", tuple(x.target for x in d.labels), 0),
-        Bars("FedAvg", tuple(x.fedavg for x in d.labels), 1),
-        Bars("chosen weights", tuple(x.pals for x in d.labels), 2),
-    ]
-    drawing = grouped_bars("Mass of each label", names, bars, Axis("label mass", percent=True))
+    names = tuple(x.name for x in d.labels)
+    bars = (
+        Bars("target", tuple(x.target for x in d.labels), look=Look(GREY)),
+        Bars("FedAvg", tuple(x.fedavg for x in d.labels)),
+        Bars("chosen weights", tuple(x.pals for x in d.labels), look=PALS),
+    )
+    drawing = BarChart("Mass of each label", names, bars, Axis("label mass", percent=True))
     caption = "The label distribution that training would see, beside the target's."
     return section("labels", "Labels", figure(drawing, caption), fold(label_table(d)))
 
@@ -75,14 +78,14 @@ def _labels(d: Diagnosis) -> str:
 def _curve(d: Diagnosis) -> str:
     x, y = tuple(p.ess_fraction for p in d.curve), tuple(p.l1 for p in d.curve)
     c = d.chosen
-    series = [
-        Series("attainable", x, y, 0, points=True),
-        Series("FedAvg", (1.0,), (d.fedavg_gap,), 1, line=False),
-        Series(f"chosen: {c.name}", (c.ess_fraction,), (c.l1,), 2, line=False),
-    ]
+    series = (
+        Series("attainable", x, y, look=Look(GREY), points=True),
+        Series("FedAvg", (1.0,), (d.fedavg_gap,), line=False),
+        Series(f"chosen: {c.name}", (c.ess_fraction,), (c.l1,), look=PALS, line=False),
+    )
     across = Axis("effective sample size, share of all examples", percent=True)
     name = "Effective sample size against the gap to the target"
-    drawing = line_chart(name, series, across, Axis("L1 gap", zero=True))
+    drawing = LineChart(name, series, across, Axis("L1 gap", zero=True))
     rule = f"Recommended: {d.rule}." if d.chosen_by == "rule" else "Chosen by you."
     parts = [figure(drawing, rule), table(curve_table(d))]
     return section("ess", "What closeness to the target costs", *parts)
@@ -91,12 +94,12 @@ def _curve(d: Diagnosis) -> str:
 def _carriers(d: Diagnosis) -> str:
     # They are sorted by weight.
     largest = d.carriers[:MOST_DRAWN]
-    bars = [
-        Bars("FedAvg: n / N", tuple(c.n_share for c in largest), 0),
-        Bars("chosen weights", tuple(c.weight for c in largest), 2),
-    ]
-    names = [c.name for c in largest]
-    drawing = grouped_bars("Weight of each client", names, bars, Axis("weight", percent=True))
+    bars = (
+        Bars("FedAvg: n / N", tuple(c.n_share for c in largest)),
+        Bars("chosen weights", tuple(c.weight for c in largest), look=PALS),
+    )
+    names = tuple(c.name for c in largest)
+    drawing = BarChart("Weight of each client", names, bars, Axis("weight", percent=True))
     rest = len(d.carriers) - len(largest)
     caption = f"The largest weights; {rest} more clients are in the table." if rest else ""
     parts = [figure(drawing, caption), fold(carrier_table(d))]

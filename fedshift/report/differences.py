@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 from fedshift.record.folder import RunResult
 from fedshift.record.summary import Differences
-from fedshift.report.heat_map import Shades, heat_map
+from fedshift.report.charts import Axis, BarChart, Bars, HeatMap, Shades
 from fedshift.report.layout import figure, fold, note, section, table
 from fedshift.report.splits import client_names, heading, left_out, looked_names, splits
-from fedshift.report.svg import Axis, Bars, grouped_bars
 from fedshift.report.tables import Cell, Table, from_columns
 
 AUC_SHADES = Shades("AUC, %:", "none", zero=True, even=True)
@@ -44,17 +43,16 @@ def differences(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
 
 def _auc_map(run: RunResult, d: Differences) -> str:
     names, short = looked_names(run), client_names(run)
-    rows = [names[i] for i in d.clients]
-    notes = [
-        [
+    notes = tuple(
+        tuple(
             f"{names[i]} against {names[j]}: {'–' if value is None else f'{value:.1%}'}"
             for j, value in zip(d.clients, line, strict=True)
-        ]
+        )
         for i, line in zip(d.clients, d.domain_auc, strict=True)
-    ]
+    )
     title = "How well two clients' inputs can be told apart"
-    columns = [short[j] for j in d.clients]
-    drawing = heat_map(title, rows, columns, d.domain_auc, notes=notes, shades=AUC_SHADES)
+    rows, columns = (tuple(of[i] for i in d.clients) for of in (names, short))
+    drawing = HeatMap(title, rows, columns, d.domain_auc, notes, AUC_SHADES)
     return figure(drawing, f"Training inputs of {len(d.clients)} of {len(names)} clients.")
 
 
@@ -77,18 +75,18 @@ def importance(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     parts: list[str] = []
     for split in splits(runs, labels):
         weighted = [
-            (label, run.summary.importance, place + 1)
-            for label, run, place in zip(split.labels, split.runs, split.places, strict=True)
+            (label, run.summary.importance)
+            for label, run in zip(split.labels, split.runs, strict=True)
             if run.summary.importance is not None
         ]
         if not weighted:
             continue
         names, drawn = client_names(split.runs[0]), split.drawn()
-        bars = [Bars(b, tuple(i.share[k] for k in drawn), colour) for b, i, colour in weighted]
+        bars = tuple(Bars(b, tuple(i.share[k] for k in drawn)) for b, i in weighted)
         title = "Effective share of each client's examples"
         axis = Axis("effective sample size, share of n", percent=True)
-        drawing = grouped_bars(title, [names[k] for k in drawn], bars, axis)
-        columns: list[tuple[str, Sequence[Cell]]] = [(b, i.ess) for b, i, _ in weighted]
+        drawing = BarChart(title, tuple(names[k] for k in drawn), bars, axis)
+        columns: list[tuple[str, Sequence[Cell]]] = [(b, i.ess) for b, i in weighted]
         numbers = from_columns("Client", names, columns, ".1f", [_sizes(split.runs[0])])
         parts += [heading(split, runs), figure(drawing, left_out(split)), fold(numbers)]
     if not parts:

@@ -2,45 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fedshift.report.charts import HeatMap, Shades, Values, shortened
+from fedshift.report.columns import column_names
 from fedshift.report.shapes import INK, document, rect, text
-from fedshift.report.svg import FAINT, WIDTH, column_names, shortened
 
-# Longer names of rows are shortened in the middle.
-LONGEST = 48
-
-
-@dataclass(frozen=True)
-class Shades:
-    """How values in [0, 1] become shades.
-
-    label   the text before the legend's ramp
-    empty   what a cell without a shade means
-    zero    0 has a shade; otherwise its cell is empty, like that of None
-    even    linear from 0 to 1; otherwise the square root up to the largest value, which keeps
-            small shares visible
-    apart   the last row is drawn with a gap above it
-    """
-
-    label: str
-    empty: str
-    zero: bool = False
-    even: bool = False
-    apart: bool = False
-
-    def strength(self, value: float | None, largest: float) -> float | None:
-        """How dark, 0 to 1; None for an empty cell."""
-        if value is None or (value <= 0 and not self.zero):
-            return None
-        return min(1.0, value) if self.even else math.sqrt(min(1.0, value / largest))
-
-
-LABELS = Shades("share of row, %:", "none", apart=True)
-SENT = Shades("share of row, %:", "none")
-ACCURACY = Shades("accuracy, %:", "no tests", zero=True, even=True)
+# Above it, the ink for strong shades has the higher contrast.
+STRONG = 0.6
 
 
 @dataclass(frozen=True)
@@ -53,89 +23,69 @@ class _Row:
     down: float
 
 
-def heat_map(
-    title: str,
-    rows: Sequence[str],
-    columns: Sequence[str],
-    values: Sequence[Sequence[float | None]],
-    *,
-    notes: Sequence[Sequence[str]],
-    shades: Shades = LABELS,
-) -> str:
-    """Values in [0, 1] as shades; None for an empty cell.
-
-    values, notes: one row per name in `rows`; a note is the text alternative of its cell.
-    """
-    # 6.2 px: a little more than the mean width of a letter at this size.
-    left = 14 + min(LONGEST, max(len(r) for r in rows)) * 6.2
-    across = min(68.0, (WIDTH - left - 10) / len(columns))
+def heat_map(chart: HeatMap, width: float) -> str:
+    """The map, `width` pixels wide."""
+    rows, columns, shades, largest = chart.rows, chart.columns, chart.shades, chart.largest
+    # Longer names are shortened in the middle. 6.6 px: a little more than a letter's mean width.
+    longest = 48 if width > 500 else 18
+    left = 14 + min(longest, max(len(r) for r in rows)) * 6.6
+    across = min(68.0, (width - left - 10) / len(columns))
     # All rows on about one screen, as long as they stay legible.
-    down = min(24.0, max(9.0, 520 / len(rows)))
+    down = min(24.0, max(10.0, 520 / len(rows)))
     names, top = column_names(columns, left, across, 0.0, down=False)
-    numbers = [v for row in values for v in row if v is not None]
-    largest = 1.0 if shades.even else max(numbers, default=0.0) or 1.0
     body = [names]
     for i, name in enumerate(rows):
         is_last = shades.apart and i == len(rows) - 1
         place = _Row(left, top + i * down + (8 if is_last else 0), across, down)
-        body.append(_name(place, name, is_last))
-        body.append(_cells(place, values[i], notes[i], shades, largest))
+        size = min(11.0, max(9.5, down - 0.5))
+        y = place.y + down / 2 + size * 0.35
+        body.append(text(left - 6, y, shortened(name, longest), "end", size, is_last))
+        body.append(_cells(place, chart.values[i], chart.notes[i], shades, largest))
         if is_last:
-            body.append(rect(left, place.y, across * len(columns), down, "none", INK, 1.2))
+            frame = f'stroke="{INK}" stroke-width="1.2"'
+            body.append(rect(left, place.y, across * len(columns), down, "none", style=frame))
     bottom = top + len(rows) * down + (20 if shades.apart else 12)
-    body.append(_ramp(left, bottom, shades, largest))
-    return document(title, WIDTH, bottom + 34, body)
-
-
-def colour(strength: float) -> str:
-    """White-blue at 0 to dark blue at 1."""
-    stops = ((222, 235, 247), (107, 174, 214), (8, 48, 107))
-    part = strength * 2
-    low, high = stops[0 if part < 1 else 1], stops[1 if part < 1 else 2]
-    mix = part - (0 if part < 1 else 1)
-    return "#" + "".join(f"{round(a + (b - a) * mix):02x}" for a, b in zip(low, high, strict=True))
-
-
-def _name(place: _Row, name: str, bold: bool) -> str:
-    size = min(11.0, place.down - 0.5)
-    y = place.y + place.down / 2 + size * 0.35
-    return text(place.left - 6, y, shortened(name, LONGEST), "end", size, bold)
+    body.append(_ramp(left if width > 500 else 8.0, bottom, shades, largest))
+    return document(chart.title, width, bottom + 34, body)
 
 
 def _cells(
-    place: _Row,
-    values: Sequence[float | None],
-    notes: Sequence[str],
-    shades: Shades,
-    largest: float,
+    place: _Row, values: Values, notes: Sequence[str], shades: Shades, largest: float
 ) -> str:
     across, down = place.across, place.down
-    parts = [rect(place.left, place.y, across * len(values), down, "#ffffff", FAINT, 0.5)]
+    edge = 'stroke="var(--grid)" stroke-width="0.5"'
+    # An empty cell shows this rectangle, the row's.
+    parts = [rect(place.left, place.y, across * len(values), down, "var(--paper)", style=edge)]
     for j, (value, note) in enumerate(zip(values, notes, strict=True)):
         strength = shades.strength(value, largest)
-        # The row's frame is drawn below, so an empty cell is white.
         if value is None or strength is None:
             continue
         x = place.left + j * across
-        parts.append(rect(x, place.y, across, down, colour(strength), "#ffffff", 0.5, note))
+        parts.append(_shade(x, place.y, across, down, strength, note))
         # In smaller cells numbers would overlap; the cell's title has them all the same.
         if across >= 27 and down >= 14:
-            # White text on dark cells, for contrast.
-            ink = "#ffffff" if strength > 0.67 else INK
+            ink = "var(--strong)" if strength > STRONG else "var(--weak)"
             middle = x + across / 2, place.y + down / 2 + 3.6
             parts.append(text(*middle, _percent(value), "middle", 10, ink=ink))
     return "".join(parts)
 
 
+def _shade(x: float, y: float, width: float, height: float, strength: float, note: str = "") -> str:
+    # The weakest shade still differs from an empty cell.
+    opacity = f'fill-opacity="{0.12 + 0.88 * strength:.3f}"'
+    gap = min(0.5, width / 8)
+    return rect(x + gap / 2, y + gap / 2, width - gap, height - gap, "var(--heat)", note, opacity)
+
+
 def _ramp(left: float, y: float, shades: Shades, largest: float) -> str:
     x = left + 98
     parts = [text(left, y + 9, shades.label, "start", 10)]
-    parts.append(rect(x, y, 22, 11, "#ffffff", "#9aa5b1", 0.8))
-    parts.append(text(x + 11, y + 22, shades.empty, "middle", 9))
+    parts.append(rect(x, y, 22, 11, "var(--paper)", style='stroke="var(--rule)"'))
+    parts.append(text(x + 11, y + 22, shades.empty, "middle", 9.5))
     for k in range(0 if shades.zero else 1, 6):
         share, left_edge = largest * k / 5, x + 12 + 24 * (k + shades.zero)
-        parts.append(rect(left_edge, y, 24, 11, colour(shades.strength(share, largest) or 0.0)))
-        parts.append(text(left_edge + 12, y + 22, _percent(share), "middle", 9))
+        parts.append(_shade(left_edge, y, 24, 11, shades.strength(share, largest) or 0.0))
+        parts.append(text(left_edge + 12, y + 22, _percent(share), "middle", 9.5))
     return "".join(parts)
 
 

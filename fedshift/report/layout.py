@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fedshift.report.charts import Chart
+from fedshift.report.looks import THEME
 from fedshift.report.shapes import escape
+from fedshift.report.svg import NARROW, svg
 from fedshift.report.tables import Table, html_table
 
 LONG_TABLE = 14
@@ -12,31 +15,49 @@ LONG_TABLE = 14
 # No sources at all: a browser that follows the policy loads nothing for this page.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
-_STYLE = """
-:root { color-scheme: light; }
-body { margin: 0 auto; max-width: 54rem; padding: 1.5rem 1.25rem 4rem; background: #fff;
-  color: #1f2933; font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
-h1 { font-size: 1.7rem; line-height: 1.2; margin: 0 0 .25rem; overflow-wrap: anywhere; }
+
+def _variables(which: int) -> str:
+    return " ".join(f"--{name}: {pair[which]};" for name, pair in THEME.items())
+
+
+# Charts are drawn twice: shrunk to the width of a telephone, the wide one could not be read.
+_STYLE = (
+    f"""
+:root {{ color-scheme: light dark; {_variables(0)} }}
+@media (prefers-color-scheme: dark) {{ :root {{ {_variables(1)} }} }}
+@media print {{ :root {{ color-scheme: light; {_variables(0)} }} }}
+"""
+    + """
+body { margin: 0 auto; max-width: 54rem; padding: 1.5rem 1.25rem 4rem; background: var(--paper);
+  color: var(--ink); overflow-wrap: anywhere;
+  font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
+h1 { font-size: 1.7rem; line-height: 1.2; margin: 0 0 .25rem; }
 h2 { font-size: 1.2rem; margin: 2.5rem 0 .5rem; padding-top: .75rem;
-  border-top: 1px solid #d5dbe1; }
-h3 { font-size: 1rem; margin: 1.5rem 0 .25rem; overflow-wrap: anywhere; }
-p, ul { margin: .4rem 0 .8rem; } .lead { color: #52606d; margin-bottom: 1rem; }
-.why { background: #f3f7fb; border-left: 4px solid #0072b2; padding: .6rem 1rem; margin: 1rem 0; }
+  border-top: 1px solid var(--rule); }
+h3 { font-size: 1rem; margin: 1.5rem 0 .25rem; }
+p, ul { margin: .4rem 0 .8rem; }
+.lead { color: var(--soft); margin-bottom: 1rem; }
+.why { background: var(--box); border-left: 4px solid var(--c1); padding: .6rem 1rem;
+  margin: 1rem 0; }
 .why ul { margin: 0; padding-left: 1.1rem; } .why h3 { margin: .3rem 0; }
-figure { margin: .75rem 0; } figcaption { color: #52606d; font-size: .875rem; }
-svg { display: block; max-width: 100%; height: auto; }
+figure { margin: .75rem 0; } figcaption { color: var(--soft); font-size: .875rem; }
+svg { display: block; width: 100%; height: auto; } .page svg { max-width: 760px; }
+.phone { display: none; max-width: 480px; }
+@media screen and (max-width: 720px) { .page { display: none; } .phone { display: block; } }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .875rem; margin: .5rem 0;
   font-variant-numeric: tabular-nums; }
 caption { text-align: left; font-weight: 600; padding-bottom: .25rem; }
-th, td { padding: .25rem .6rem; border-bottom: 1px solid #e3e8ed; text-align: left;
+th, td { padding: .25rem .6rem; border-bottom: 1px solid var(--grid); text-align: left;
   vertical-align: baseline; }
 th, td { max-width: 22rem; overflow-wrap: break-word; }
 td:first-child { min-width: 6rem; }
-thead th { border-bottom: 2px solid #9aa5b1; vertical-align: bottom; }
+thead th { border-bottom: 2px solid var(--rule); vertical-align: bottom; }
 .num { text-align: right; } td.num { white-space: nowrap; }
-summary { cursor: pointer; color: #005a8d; font-size: .875rem; }
-pre { background: #f5f7fa; padding: .75rem; font-size: .8rem; overflow-x: auto; }
+summary { cursor: pointer; color: var(--link); font-size: .875rem; }
+a { color: var(--link); }
+pre { background: var(--box); padding: .75rem; font-size: .8rem; overflow-x: auto; }
+code { }
 @media print {
   body { max-width: none; padding: 0; font-size: 10.5pt; }
   figure, tr { break-inside: avoid; } h2, h3, summary { break-after: avoid; }
@@ -44,6 +65,7 @@ pre { background: #f5f7fa; padding: .75rem; font-size: .8rem; overflow-x: auto; 
   details::details-content { content-visibility: visible; block-size: auto; }
 }
 """
+)
 
 
 def html_page(heading: str, parts: Sequence[str]) -> str:
@@ -72,10 +94,14 @@ def section(name: str, heading: str, *parts: str) -> str:
     return f'<section id="{name}"><h2>{escape(heading)}</h2>\n' + "\n".join(parts) + "</section>"
 
 
-def figure(drawing: str, caption: str) -> str:
-    """A drawing with its caption."""
+def figure(chart: Chart, caption: str) -> str:
+    """A chart with its caption, drawn for a page and for a telephone."""
     words = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
-    return f"<figure>{drawing}{words}</figure>"
+    narrow = svg(chart, NARROW)
+    return (
+        f'<figure><div class="page">{svg(chart)}</div><div class="phone">{narrow}</div>'
+        f"{words}</figure>"
+    )
 
 
 def note(text: str) -> str:

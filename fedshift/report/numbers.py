@@ -6,24 +6,31 @@ from collections.abc import Sequence
 
 from fedshift.record.folder import RunResult
 from fedshift.record.headline import headline
-from fedshift.report.layout import fold, note, section, table
+from fedshift.report.folding import of_clients, pool_tables
+from fedshift.report.layout import fold, note, section
+from fedshift.report.pools import Pool, runs_of
 from fedshift.report.splits import client_names, heading, splits
 from fedshift.report.tables import Cell, Table, finite, from_columns
 
+MEASURES = ("rmse", "estimated_rmse", "mae", "r2")
 
-def results(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
+
+def results(lines: Sequence[Pool]) -> str:
     """The methods' table."""
     header = (
         "Run", "Target RMSE", "MAE", "R²", "Estimated RMSE", "ESS", "ESS share", "Hull distance",
         "L1 gap", "Round",
     )  # fmt: skip
-    rows = []
-    for run, label in zip(runs, labels, strict=True):
+    rows: list[tuple[Cell, ...]] = []
+    for run, label in runs_of(lines):
         s, main = run.summary, headline(run.summary)
-        errors: list[Cell] = [finite(s.final.others.get(k)) for k in ("mae", "r2")]
+        # A single run's estimate has an error of its own; the deviation over seeds is another.
+        alone = all(len(line.runs) == 1 for line in lines)
+        rmse, near, *errors = (finite(s.final.others.get(k)) for k in MEASURES)
+        estimate = main.estimate if alone else near
         weights = (s.ess, s.ess_fraction, s.hull, s.l1_distance)
-        rows.append((label, main.value, *errors, main.estimate, *weights, s.final.round))
-    formats = ("", "", ".4g", ".3f", "", ".0f", ".1%", ".4f", ".4f", "d")
+        rows.append((label, rmse, *errors, estimate, *weights, s.final.round))
+    formats = ("", ".4g", ".4g", ".3f", ".4g", ".0f", ".1%", ".4f", ".4f", "d")
     text = (
         "Errors are in the units of what is predicted, and are measured on the target's own test "
         "data: root mean squared error, mean absolute error, and the share of the variance that "
@@ -32,7 +39,8 @@ def results(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
         "standard error. ESS, the effective sample size, is the number of examples that equally "
         "weighted data would need for the same variance."
     )
-    return section("results", "Results", table(Table(header, tuple(rows), formats)), note(text))
+    numbers = pool_tables(Table(header, tuple(rows), formats), lines)
+    return section("results", "Results", *numbers, note(text))
 
 
 def clients(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
@@ -45,6 +53,6 @@ def clients(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
             for name, values in run.summary.final.client_metrics.items()
         ]
         numbers = from_columns("Client", client_names(split.runs[0]), columns, ".4g")
-        parts += [heading(split, runs), fold(numbers)]
+        parts += [heading(split, runs), fold(of_clients(numbers, split))]
     text = "On each client's own test data where it has some, else on its validation data."
     return section("clients", "The clients", note(text), *parts)

@@ -2,98 +2,119 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from fedshift.errors import InputError
 from fedshift.record.folder import RunResult
-from fedshift.report import differences, label_sets, numbers, routing, sections, selection, serving
-from fedshift.report.layout import html_page, items, note, table, why
+from fedshift.report import (
+    by_round,
+    confusion,
+    differences,
+    label_sets,
+    numbers,
+    routing,
+    sections,
+    selection,
+    serving,
+)
+from fedshift.report.charts import shortened
+from fedshift.report.layout import html_page, items, note, why
+from fedshift.report.pools import Pool, Run, dataset_of, firsts, name_of, pools
+from fedshift.report.repeating import repeating
 from fedshift.report.shapes import escape
-from fedshift.report.tables import Table
 
-Section = Callable[[Sequence[RunResult], Sequence[str]], str]
+# Longer names would fill the page: some of its tables and drawings have each a dozen times.
+LONGEST, LONGEST_SENTENCE = 60, 2_000
+Section = Callable[[Sequence[Pool]], str]
 
 
-def page(runs: Sequence[RunResult], *, title: str | None = None) -> str:
+def page(runs: Sequence[Run], *, title: str | None = None) -> str:
     """The report on one or several runs, as the text of an HTML file.
 
-    Raises `InputError` when there are no runs, or when two have different classes: their
-    accuracies and label distributions then cannot be compared.
+    Runs that differ in the seed alone are one line. Raises `InputError` when there are no runs, or
+    when two have different classes: their accuracies and label distributions then cannot be
+    compared.
     """
     _check_comparable(runs)
-    labels = run_labels(runs)
-    heading = title or _title(runs)
-    parts = [
-        _lead(runs),
-        _why(runs, labels),
-        *_sections(runs, labels),
-        label_sets.label_sets(runs, labels),
-        selection.selection(runs, labels),
-        _provenance(runs, labels),
-    ]
-    return html_page(heading, parts)
+    lines = pools([with_short_names(run) for run in runs])
+    parts = [_lead(runs, lines), _why(lines), *_sections(lines), repeating(lines)]
+    return html_page(title or _title(runs), parts)
 
 
-def _sections(runs: Sequence[RunResult], labels: Sequence[str]) -> list[str]:
+def with_short_names(run: Run) -> Run:
+    """The run with names of clients and classes that a page has room for; files have them whole."""
+    if not isinstance(run, RunResult):
+        return run
+    clients = tuple(replace(c, name=shortened(c.name, LONGEST)) for c in run.clients)
+    s = run.summary
+    classes, why = (
+        tuple(shortened(text, most) for text in of)
+        for of, most in ((s.classes, LONGEST), (s.why, LONGEST_SENTENCE))
+    )
+    looks = {
+        name: replace(part, looks=tuple(shortened(look, LONGEST) for look in part.looks))
+        for name in ("serving", "differences")
+        if (part := getattr(s, name)) is not None and part.looks
+    }
+    return replace(run, clients=clients, summary=replace(s, classes=classes, why=why, **looks))
+
+
+def _sections(lines: Sequence[Pool]) -> list[str]:
     """Sections for runs with one target, and for runs whose clients serve their own models."""
-    served = [i for i, r in enumerate(runs) if r.summary.serving]
-    single = [i for i in range(len(runs)) if i not in served]
-    errors = [i for i in single if runs[i].summary.kind == "regression"]
-    right = [i for i in single if i not in errors]
+    complete = [line for line in lines if line.runs]
+    served = [line for line in complete if line.first.summary.serving]
+    single = [line for line in complete if line not in served]
+    errors = [line for line in single if line.first.summary.kind == "regression"]
+    right = [line for line in single if line not in errors]
+    begun = [line for line in lines if line.begun]
     # A chart of weights that all equal n / N would say nothing.
-    weighted = [i for i in range(len(runs)) if i in single or sections.weighs(runs[i])]
-    plan: tuple[tuple[Section, Sequence[int]], ...] = (
+    weighted = [p for p in complete if p in single or any(map(sections.weighs, p.runs))]
+    plan: tuple[tuple[Section, Sequence[Pool]], ...] = (
         (sections.results, right),
         (numbers.results, errors),
         (serving.answers, served),
-        (sections.other_metrics, range(len(runs))),
-        (sections.label_shift, range(len(runs))),
-        (differences.differences, range(len(runs))),
-        (differences.importance, range(len(runs))),
-        (sections.weights, weighted),
-        (sections.curves, single),
-        (sections.rounds, right),
-        (sections.rounds, errors),
+        (sections.other_metrics, complete),
+        (by_round.accuracy, [*right, *(p for p in begun if not by_round.of_numbers(p))]),
+        (by_round.accuracy, [*errors, *filter(by_round.of_numbers, begun)]),
         (serving.curves, served),
-        (serving.served_models, served),
-        (routing.routing, served),
+        (by_round.loss, lines),
+        (confusion.confusion, [*right, *served]),
         (sections.per_class, right),
         (serving.per_class, served),
         (sections.client_spread, right),
-        (numbers.clients, errors),
-        (serving.clients, served),
+        (_of_first(numbers.clients), errors),
+        (_of_first(serving.clients), served),
+        (_of_first(sections.weights), weighted),
+        (_of_first(sections.label_shift), complete),
+        (_of_first(sections.curves), single),
+        (_of_first(differences.differences), complete),
+        (_of_first(differences.importance), complete),
+        (_of_first(serving.served_models), served),
+        (_of_first(routing.routing), served),
+        (_of_first(label_sets.label_sets), complete),
+        (_of_first(selection.selection), complete),
+        (by_round.time, lines),
     )
-    return [
-        draw([runs[i] for i in places], [labels[i] for i in places])
-        for draw, places in plan
-        if places
-    ]
+    return [draw(of) for draw, of in plan if of]
 
 
-def run_labels(runs: Sequence[RunResult]) -> tuple[str, ...]:
-    """A short name per run, all different: the method, else with the name, else the folder."""
-    methods = [r.summary.method for r in runs]
-    both = [f"{r.summary.method} ({r.summary.name})" for r in runs]
-    folders = [f"{r.summary.method} ({r.folder})" for r in runs]
-    # The shortest names that tell all runs apart.
-    for names in (methods, both, folders):
-        if len(set(names)) == len(names):
-            return tuple(names)
-    return tuple(f"{name} #{i + 1}" for i, name in enumerate(both))
+def _of_first(draw: Callable[[Sequence[RunResult], Sequence[str]], str]) -> Section:
+    """A section of one run for each line, whose seeds have the like."""
+    return lambda lines: draw(*firsts(lines))
 
 
-def _check_comparable(runs: Sequence[RunResult]) -> None:
+def _check_comparable(runs: Sequence[Run]) -> None:
     if not runs:
         raise InputError("no runs to report on; give at least one run folder")
-    first = runs[0]
-    for other in runs[1:]:
-        if other.summary.classes != first.summary.classes:
-            ours, theirs = first.summary.classes, other.summary.classes
+    complete = [run for run in runs if isinstance(run, RunResult)]
+    for other in complete[1:]:
+        ours, theirs = complete[0].summary.classes, other.summary.classes
+        if theirs != ours:
             raise InputError(
                 f"cannot compare {other.folder} ({len(theirs)} classes: {_some(theirs)}) with "
-                f"{first.folder} ({len(ours)} classes: {_some(ours)}): runs on one page must have "
-                "the same classes in the same order; report on them one by one"
+                f"{complete[0].folder} ({len(ours)} classes: {_some(ours)}): runs on one page must "
+                "have the same classes in the same order; report on them one by one"
             )
 
 
@@ -101,60 +122,72 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
 
 
-def _title(runs: Sequence[RunResult]) -> str:
-    names = list(dict.fromkeys(r.summary.name for r in runs))
-    return names[0] if len(names) == 1 else f"{len(runs)} runs compared"
+def _title(runs: Sequence[Run]) -> str:
+    """The name that all runs have; else that of the folder which they are in."""
+    names = list(dict.fromkeys(name_of(run) for run in runs))
+    above = list(dict.fromkeys(run.folder.absolute().parent.name for run in runs))
+    if len(names) == 1:
+        return names[0]
+    return above[0] if len(above) == 1 and above[0] not in ("runs", "") else f"{len(runs)} runs"
 
 
-def _lead(runs: Sequence[RunResult]) -> str:
-    data = ", ".join(dict.fromkeys(r.summary.dataset for r in runs))
-    clients = sorted({len(r.summary.weights) for r in runs})
-    first = runs[0].summary
-    what = {"regression": "bins of numbers", "multilabel": "sets of labels"}.get(first.kind or "")
-    text = (
-        f"{data}: {len(first.classes)} {what or 'classes'}, "
-        f"{' or '.join(map(str, clients))} clients, {len(runs)} run{'s' * (len(runs) > 1)}."
-    )
-    if len({r.summary.target for r in runs}) > 1:
+def _lead(runs: Sequence[Run], lines: Sequence[Pool]) -> str:
+    data = ", ".join(dict.fromkeys(dataset_of(run) for run in runs))
+    complete = [run.summary for run in runs if isinstance(run, RunResult)]
+    facts = []
+    if complete:
+        first = complete[0]
+        bins = {"regression": "bins of numbers", "multilabel": "sets of labels"}
+        facts.append(f"{len(first.classes)} {bins.get(first.kind or '', 'classes')}")
+        facts.append(f"{' or '.join(map(str, sorted({len(s.weights) for s in complete})))} clients")
+    facts.append(f"{len(runs)} run{'s' * (len(runs) > 1)}")
+    text = f"{data}: {', '.join(facts)}."
+    if len({s.target for s in complete}) > 1:
         text += (
             " The runs have different targets, so their target accuracies are about different "
             "populations."
         )
+    targets = list(dict.fromkeys(str(run.fit["target"]) for run in runs if "target" in run.fit))
+    if len(targets) == 1:
+        text += f" Target: {targets[0]}."
+    if len(lines) < len(runs):
+        text += (
+            " Runs that differ in the seed alone are one line: the mean over its seeds, ± the "
+            "standard deviation. What is shown of one run is that of the line's first seed."
+        )
     return note(text)
 
 
-def _why(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
-    """The runs' sentences; runs that say the same share one list."""
-    labels_of: dict[tuple[str, ...], list[str]] = {}
-    for run, label in zip(runs, labels, strict=True):
-        if run.summary.why:
-            labels_of.setdefault(run.summary.why, []).append(label)
-    blocks = []
-    # Without a heading where there is one run: its name is the page's.
-    for sentences, same in labels_of.items():
-        name = f"<h3>{escape(', '.join(same))}</h3>" if len(runs) > 1 else ""
-        blocks.append(name + items(sentences))
-    return why("".join(blocks)) if blocks else ""
-
-
-def _provenance(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
-    parts = ['<section id="provenance"><h2>Versions and configuration</h2>']
-    for run, label in zip(runs, labels, strict=True):
-        rows = tuple(_flat(run.lock))
-        lock = Table(("Key", "Value"), (("fedshift", run.summary.fedshift), *rows), ("", ""))
-        parts.append(
-            f"<h3>{escape(label)}</h3><p>Folder: {escape(str(run.folder))}</p>"
-            f"<details><summary>lock.json</summary>{table(lock)}</details>"
-            f"<details><summary>config.resolved.toml</summary><pre>{escape(run.config)}</pre>"
-            "</details>"
+def _why(lines: Sequence[Pool]) -> str:
+    """The runs' sentences, each once: what all say, what some lines do, what single seeds do."""
+    names: dict[str, list[str]] = {}
+    for line in lines:
+        for name, run in zip(line.names, line.all, strict=True):
+            for text in run.summary.why if isinstance(run, RunResult) else (f"{run.state}.",):
+                names.setdefault(text, []).append(name)
+    blocks: dict[tuple[bool, str], list[str]] = {}
+    for text, of in names.items():
+        blocks.setdefault(_together(of, lines), []).append(text)
+    alone = sum(len(line.all) for line in lines) == 1
+    shown = [
+        (seeds, (f"<h3>{escape(of)}</h3>" if of and not alone else "") + items(texts))
+        for (seeds, of), texts in sorted(blocks.items(), key=lambda one: one[0][1] != "")
+    ]
+    text = "".join(block for seeds, block in shown if not seeds)
+    of_seeds = [block for seeds, block in shown if seeds]
+    if of_seeds:
+        state = " open" if len(of_seeds) <= 3 else ""
+        text += (
+            f"<details{state}><summary>What single seeds say</summary>{''.join(of_seeds)}</details>"
         )
-    return "".join(parts) + "</section>"
+    return why(text) if text else ""
 
 
-def _flat(value: object, prefix: str = "") -> list[tuple[str, str]]:
-    """Nested objects as dotted keys, with the names of the file."""
-    if isinstance(value, dict):
-        return [
-            row for k, v in value.items() for row in _flat(v, f"{prefix}.{k}" if prefix else str(k))
-        ]
-    return [(prefix, value if isinstance(value, str) else json.dumps(value))]
+def _together(names: Sequence[str], lines: Sequence[Pool]) -> tuple[bool, str]:
+    """(whether only some seeds of a line are meant, the runs in few words); "" stands for all."""
+    words, left = list[str](), list(names)
+    for line in lines:
+        if set(line.names) <= set(left):
+            words.append(line.label)
+            left = [name for name in left if name not in line.names]
+    return bool(left), "" if len(words) == len(lines) else ", ".join([*words, *left])

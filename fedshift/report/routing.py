@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fedshift.record.folder import RunResult
 from fedshift.record.summary import RouterDetails
-from fedshift.report.heat_map import SENT, heat_map
+from fedshift.report.charts import SENT, Axis, HeatMap, LineChart, Series
 from fedshift.report.layout import figure, fold, note, section, table
 from fedshift.report.splits import (
     MOST_DRAWN,
@@ -18,7 +18,6 @@ from fedshift.report.splits import (
     run_heading,
     serving_runs,
 )
-from fedshift.report.svg import PALETTE, Axis, Series, line_chart
 from fedshift.report.tables import Table
 
 # Risk at less coverage comes from a handful of queries, and would dominate the scale.
@@ -49,7 +48,13 @@ def routing(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
         "score: squared error of the probabilities (0 best, 2 worst). AURC: area under the curve "
         "of risk against coverage (0 best). All of the last round, before refitting."
     )
-    parts = [table(quality), note(text), _risk([(label, q) for _, label, q in routed])]
+    caption = (
+        "Queries are answered in the order of the router's largest posterior. To the left only "
+        "those are answered of which the router is surest; on the right edge all are. Drawn from "
+        f"{LEAST_COVERAGE:.0%} on."
+    )
+    risk = figure(risk_of_runs([(label, q) for _, label, q in routed]), caption)
+    parts = [table(quality), note(text), risk]
     for run, label, q in routed:
         parts += [run_heading(runs, label), *_destinations(run, label, q)]
     return section("routing", "The router", *parts)
@@ -57,38 +62,33 @@ def routing(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
 
 def _destinations(run: RunResult, label: str, q: RouterDetails) -> list[str]:
     alone = Split((run,), (label,), (0,))
-    drawn = alone.drawn()
+    drawn = alone.drawn(MOST_DRAWN)
     names, short = looked_names(run), [c.name for c in run.clients]
-    rows = [[q.sent[i][j] for j in drawn] for i in drawn]
-    notes = [
-        [f"from {names[i]} to {names[j]}: {percent(q.sent[i][j])}" for j in drawn] for i in drawn
-    ]
+    rows = tuple(tuple(q.sent[i][j] for j in drawn) for i in drawn)
+    notes = tuple(
+        tuple(f"from {names[i]} to {names[j]}: {percent(q.sent[i][j])}" for j in drawn)
+        for i in drawn
+    )
     title = f"Where each client's queries are sent ({label})"
-    columns = [short[j] for j in drawn]
-    drawing = heat_map(title, [names[i] for i in drawn], columns, rows, notes=notes, shades=SENT)
+    clients, columns = (tuple(of[i] for i in drawn) for of in (names, short))
+    drawing = HeatMap(title, clients, columns, rows, notes, SENT)
     caption = "Rows: whose test example it is. Columns: the client that it is sent to. "
-    parts = [figure(drawing, caption + left_out(alone))]
+    parts = [figure(drawing, caption + left_out(alone, MOST_DRAWN))]
     if len(short) <= MOST_DRAWN:
         auc = by_client(run, short, q.auc, ".3f", AUC_CAPTION)
         parts += [fold(by_client(run, short, q.sent)), fold(auc)]
     return parts
 
 
-def _risk(routed: Sequence[tuple[str, RouterDetails]]) -> str:
-    series = []
-    # From 1: the first colour is that of FedAvg's bars in the other charts.
-    for i, (label, q) in enumerate(routed, start=1):
-        x, y = shown_curve(q.coverage, q.risk)
-        series.append(Series(label, tuple(x), tuple(y), i, dash=i // len(PALETTE)))
-    caption = (
-        "Queries are answered in the order of the router's largest posterior. To the left only "
-        "those are answered of which the router is surest; on the right edge all are. Drawn from "
-        f"{LEAST_COVERAGE:.0%} on."
-    )
-    return figure(risk_chart("Risk against coverage", series), caption)
+def risk_of_runs(routed: Sequence[tuple[str, RouterDetails]]) -> LineChart:
+    """The risk of each run with a router, from LEAST_COVERAGE on."""
+    curves = [(label, shown_curve(q.coverage, q.risk)) for label, q in routed]
+    series = [Series(label, tuple(x), tuple(y)) for label, (x, y) in curves]
+    return risk_chart("Risk against coverage", series)
 
 
-def risk_chart(title: str, series: Sequence[Series]) -> str:
+def risk_chart(title: str, series: Sequence[Series]) -> LineChart:
     """Errors among the answered queries over the share that is answered."""
     across = Axis("coverage: share of queries that are answered", percent=True, zero=True)
-    return line_chart(title, series, across, Axis("risk: share of wrong answers", True, True))
+    axis = Axis("risk: share of wrong answers", percent=True, zero=True)
+    return LineChart(title, tuple(series), across, axis)

@@ -6,10 +6,23 @@ from collections.abc import Sequence
 
 from fedshift.record.folder import RunResult
 from fedshift.record.rounds import other_columns
-from fedshift.report.heat_map import heat_map
+from fedshift.record.summary import CurvePoint
+from fedshift.report.charts import (
+    Axis,
+    BarChart,
+    Bars,
+    HeatMap,
+    LineChart,
+    Series,
+)
+from fedshift.report.folding import of_clients, pool_tables
 from fedshift.report.layout import figure, fold, note, section, table
+from fedshift.report.looks import GREY, Look
+from fedshift.report.means import mean_column, moments_of, with_intervals
+from fedshift.report.pools import Pool, firsts, runs_of
 from fedshift.report.splits import (
     Split,
+    classes_drawn,
     client_names,
     heading,
     left_out,
@@ -18,11 +31,10 @@ from fedshift.report.splits import (
     splits,
 )
 from fedshift.report.spread import spread_table
-from fedshift.report.svg import Axis, Bars, Series, grouped_bars, line_chart
 from fedshift.report.tables import Cell, Table, finite, from_columns
 
 
-def results(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
+def results(lines: Sequence[Pool]) -> str:
     """The methods' table."""
     header = (
         "Run",
@@ -37,7 +49,7 @@ def results(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
         "λ",
         "Round",
     )
-    rows = tuple(_result(r, label) for r, label in zip(runs, labels, strict=True))
+    rows = tuple(_result(run, name) for run, name in runs_of(lines))
     formats = ("", ".1%", ".3f", ".1%", ".1%", ".0f", ".1%", ".4f", ".4f", ".4g", "d")
     text = (
         "Target accuracy is measured on the target's own labelled test data, and so is macro F1, "
@@ -48,24 +60,24 @@ def results(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
         "from every possible mixture of the clients; the L1 gap is how far it is from the "
         "mixture that this run trained on (0 equal, 2 disjoint)."
     )
-    doubtful = [
-        label for r, label in zip(runs, labels, strict=True) if r.summary.certified is False
-    ]
+    doubtful = [name for run, name in runs_of(lines) if run.summary.certified is False]
     if doubtful:
         text += f" The weights of {', '.join(doubtful)} are not certified optimal."
-    text += _cohort_note(runs, labels)
-    return section("results", "Results", table(Table(header, rows, formats)), note(text))
+    text += _cohort_note(*firsts(lines))
+    numbers = pool_tables(Table(header, rows, formats), lines)
+    return section("results", "Results", *numbers, note(text))
 
 
-def other_metrics(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
+def other_metrics(lines: Sequence[Pool]) -> str:
     """The user's own metrics of the kept round; "" where no run has any."""
+    runs = [run for run, _ in runs_of(lines)]
     columns = (other_columns(run.rounds, run.summary.final.others) for run in runs)
     names = list(dict.fromkeys(name for row in columns for name in row))
     if not names:
         return ""
     rows = tuple(
         (label, *(finite(run.summary.final.others.get(name)) for name in names))
-        for run, label in zip(runs, labels, strict=True)
+        for run, label in runs_of(lines)
     )
     numbers = Table(("Run", *names), rows, ("", *([".4g"] * len(names))))
     name, text = "Own metrics", "Measured by the user's own functions on the target's test data."
@@ -75,14 +87,16 @@ def other_metrics(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
             "On the target's test data; what begins with estimated or source is of the clients' "
             "validation data alone. The accuracy of labels is the mean over all of them."
         )
-    return section("metrics", name, table(numbers), note(text))
+    return section("metrics", name, *pool_tables(numbers, lines), note(text))
 
 
 def label_shift(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     """Label-by-client heat map with the target as its last row, one per set of clients."""
     parts = []
     for split in splits(runs, labels):
-        drawing = figure(_label_map(split), left_out(split))
+        columns, others = classes_drawn(split.runs[0])
+        words = " ".join(filter(None, (left_out(split, len(columns)), others)))
+        drawing = figure(_label_map(split), words)
         parts += [heading(split, runs), drawing, _counts_table(split)]
     everywhere = all(run.summary.serving for run in runs)
     mixture = "their test examples together" if everywhere else "the target"
@@ -93,105 +107,107 @@ def weights(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     """Weights beside FedAvg's, per client."""
     parts = []
     for split in splits(runs, labels):
-        first, names, drawn = split.runs[0], client_names(split.runs[0]), split.drawn()
-        columns = [("FedAvg: n / N", first.summary.fedavg_weights, 0)]
-        equal = []
-        for run, label, place in zip(split.runs, split.labels, split.places, strict=True):
-            if weighs(run):
-                columns.append((label, run.summary.weights, place + 1))
-            else:
-                equal.append(label)
-        shown = [Bars(name, tuple(w[i] for i in drawn), colour) for name, w, colour in columns]
-        title = f"Weight of each client in the average ({split.name})"
-        drawing = grouped_bars(title, [names[i] for i in drawn], shown, Axis("weight", True))
+        equal = [b for r, b in zip(split.runs, split.labels, strict=True) if not weighs(r)]
         note_equal = f"{', '.join(equal)}: equal to n / N. " if equal else ""
-        sizes = [("n", tuple(c.n for c in first.clients), ".0f")]
-        numbers = from_columns("Client", names, [c[:2] for c in columns], ".2%", sizes)
-        parts += [
-            heading(split, runs),
-            figure(drawing, note_equal + left_out(split)),
-            fold(numbers),
-        ]
+        names, sizes = client_names(split.runs[0]), [c.n for c in split.runs[0].clients]
+        numbers = from_columns("Client", names, _weights(split), ".2%", [("n", sizes, ".0f")])
+        drawing = figure(weights_chart(split), note_equal + left_out(split))
+        parts += [heading(split, runs), drawing, fold(of_clients(numbers, split))]
     means = _cohort_note(runs, labels).strip()
     return section("weights", "Weights", *parts, *([note(means)] if means else []))
 
 
+def weights_chart(split: Split) -> BarChart:
+    """The weight of each client that is drawn; n / N in grey."""
+    names, drawn = client_names(split.runs[0]), split.drawn()
+    bars = [
+        Bars(name, tuple(column[i] for i in drawn), look=None if k else Look(GREY))
+        for k, (name, column) in enumerate(_weights(split))
+    ]
+    title = f"Weight of each client in the average ({split.name})"
+    axis = Axis("weight", percent=True)
+    return BarChart(title, tuple(names[i] for i in drawn), tuple(bars), axis)
+
+
+def _weights(split: Split) -> list[tuple[str, Sequence[float]]]:
+    """n / N and the weights that differ from it, by name."""
+    weighed = zip(split.labels, split.runs, strict=True)
+    base = ("n / N", split.runs[0].summary.fedavg_weights)
+    return [base, *((b, r.summary.weights) for b, r in weighed if weighs(r))]
+
+
 def curves(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     """ESS share against the L1 gap for each set of clients, with a point for every run."""
-    series, parts = [], []
-    for k, split in enumerate(splits(runs, labels)):
-        # One curve for all runs of a split: it depends on clients and target, not on the run.
-        curve = next((r.summary.curve for r in split.runs if r.summary.curve), ())
-        if curve:
-            name = "attainable" + (f" ({split.name})" if len(split.runs) < len(runs) else "")
-            ordered = sorted(curve, key=lambda p: p.ess_fraction)
-            x, y = tuple(p.ess_fraction for p in ordered), tuple(p.l1 for p in ordered)
-            series.append(Series(name, x, y, 0, dash=k, points=True))
-            # Grid points with an ESS below that of lambda = 0 all repeat that point.
-            distinct = {(round(p.ess_fraction, 9), round(p.l1, 9)): p for p in curve}.values()
-            rows = tuple((finite(p.lam), p.ess_fraction, p.distance, p.l1) for p in distinct)
-            head = ("λ", "ESS share", "L2 distance", "L1 gap")
-            parts.append(table(Table(head, rows, (".4g", ".1%", ".6f", ".6f"), name)))
-        for run, label, place in zip(split.runs, split.labels, split.places, strict=True):
-            if run.summary.ess_fraction is not None and run.summary.l1_distance is not None:
-                point = ((run.summary.ess_fraction,), (run.summary.l1_distance,))
-                series.append(Series(f"chosen: {label}", *point, place + 1, line=False))
-    title = "Effective sample size against the gap to the target"
-    x_axis = Axis("effective sample size, share of all examples", percent=True)
-    drawing = line_chart(title, series, x_axis, Axis("L1 gap", zero=True))
+    parts = []
+    for name, curve in _attainable(runs, labels):
+        # Grid points with an ESS below that of lambda = 0 all repeat that point.
+        distinct = {(round(p.ess_fraction, 9), round(p.l1, 9)): p for p in curve}.values()
+        rows = tuple((finite(p.lam), p.ess_fraction, p.distance, p.l1) for p in distinct)
+        head = ("λ", "ESS share", "L2 distance", "L1 gap")
+        parts.append(table(Table(head, rows, (".4g", ".1%", ".6f", ".6f"), name)))
     caption = (
-        "Down is a mixture closer to the target, right is less variance. The rings are the "
-        "weights that the runs used."
+        "Down is a mixture closer to the target, right is less variance. The large markers are "
+        "the weights that the runs used."
     ) + _cohort_note(runs, labels)
-    return section("ess", "What closeness to the target costs", figure(drawing, caption), *parts)
+    drawing = figure(curve_chart(runs, labels), caption)
+    return section("ess", "What closeness to the target costs", drawing, *parts)
 
 
-def rounds(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
-    """Accuracy or error per round, all runs in one chart, estimates dashed."""
-    series, tables = [], []
-    errors = runs[0].summary.kind == "regression"
-    main = ("rmse", "estimated_rmse") if errors else ("target_accuracy", "estimated_accuracy")
-    what = "Error" if errors else "Accuracy"
-    for place, (run, label) in enumerate(zip(runs, labels, strict=True)):
-        x = tuple(float(r.round) for r in run.rounds)
-        target, estimate = (tuple(r.values[name] for r in run.rounds) for name in main)
-        # Dots help with few rounds; with many they hide the line.
-        few = len(x) <= 30
-        # A method without a global model has no target accuracy; its line would be a name without
-        # points.
-        if any(v is not None for v in target):
-            series.append(Series(label, x, target, place + 1, points=few))
-        if any(v is not None for v in estimate):
-            series.append(Series(f"{label}, estimated", x, estimate, place + 1, dash=1, points=few))
-        columns = tuple(run.rounds[0].values) if run.rounds else ()
-        rows = tuple((r.round, *r.values.values()) for r in run.rounds)
-        shares = [not errors and ("accuracy" in c or c.endswith("_se")) for c in columns]
-        formats = tuple(".1%" if share else ".5g" for share in shares)
-        head = tuple(c.replace("_", " ") for c in ("round", *columns))
-        tables.append(fold(Table(head, rows, ("d", *formats), label)))
-    axis = Axis("RMSE", zero=True) if errors else Axis("accuracy", percent=True)
-    drawing = line_chart(f"{what} per round", series, Axis("round", zero=True), axis)
-    caption = "Solid: on the target's test data. Dashed: estimated from the clients alone."
-    return section("rounds", f"{what} per round", figure(drawing, caption), *tables)
+def _attainable(
+    runs: Sequence[RunResult], labels: Sequence[str]
+) -> list[tuple[str, tuple[CurvePoint, ...]]]:
+    """The curve of each set of clients, by name: it depends on clients and target, not on runs."""
+    several = len(groups := splits(runs, labels)) > 1
+    curves = ((s, next((r.summary.curve for r in s.runs if r.summary.curve), ())) for s in groups)
+    return [("attainable" + f" ({s.name})" * several, curve) for s, curve in curves if curve]
 
 
-def per_class(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
+def curve_chart(runs: Sequence[RunResult], labels: Sequence[str]) -> LineChart:
+    """Gap to the target against the effective sample size: attainable in grey, chosen as points."""
+    series = []
+    for name, curve in _attainable(runs, labels):
+        ordered = sorted(curve, key=lambda p: p.ess_fraction)
+        x, y = tuple(p.ess_fraction for p in ordered), tuple(p.l1 for p in ordered)
+        series.append(Series(name, x, y, look=Look(GREY), points=True))
+    for run, label in zip(runs, labels, strict=True):
+        if run.summary.ess_fraction is not None and run.summary.l1_distance is not None:
+            point = ((run.summary.ess_fraction,), (run.summary.l1_distance,))
+            series.append(Series(f"chosen: {label}", *point, line=False))
+    title = "Effective sample size against the gap to the target"
+    across = Axis("effective sample size, share of all examples", percent=True)
+    return LineChart(title, tuple(series), across, Axis("L1 gap", zero=True))
+
+
+def recall_chart(title: str, lines: Sequence[Pool]) -> BarChart:
+    """Recall per class of every line: means over its seeds with their intervals."""
+    classes, bars = lines[0].first.summary.classes, []
+    columns, _ = classes_drawn(lines[0].first)
+    for line in lines:
+        each = [run.summary.final.target_recall for run in line.runs]
+        over = [moments_of([of[k] for of in each], "recall") for k in columns]
+        bars.append(Bars(line.label, *with_intervals(over)))
+    names = tuple(classes[k] for k in columns)
+    return BarChart(title, names, tuple(bars), Axis("recall", percent=True))
+
+
+def per_class(lines: Sequence[Pool]) -> str:
     """Recall per class at the last evaluation, beside the class's mass in the target."""
-    classes = runs[0].summary.classes
-    pairs = list(zip(runs, labels, strict=True))
-    bars = [Bars(b, r.summary.final.target_recall, i + 1) for i, (r, b) in enumerate(pairs)]
-    title = "Accuracy per class on the target's test data"
-    drawing = grouped_bars(title, classes, bars, Axis("recall", percent=True))
+    runs = [run for run, _ in runs_of(lines)]
+    drawing = recall_chart("Accuracy per class on the target's test data", lines)
     columns: list[tuple[str, Sequence[Cell]]] = []
-    for run, label in pairs:
-        columns.append((label, run.summary.final.target_recall))
-        columns.append((f"{label}, estimated", run.summary.final.recall_estimate))
-    numbers = from_columns("Class", classes, columns, ".1%", mass_columns(runs, "Target mass"))
+    for line in lines:
+        ends = [run.summary.final for run in line.runs]
+        columns.append((line.label, mean_column([end.target_recall for end in ends])))
+        near = mean_column([end.recall_estimate for end in ends])
+        columns.append((f"{line.label}, estimated", near))
+    classes, masses = runs[0].summary.classes, mass_columns(runs, "Target mass")
+    numbers = from_columns("Class", classes, columns, ".1%", masses)
     caption = "– marks a class without target test data. Estimates come from the clients alone."
+    caption = " ".join(filter(None, (caption, classes_drawn(runs[0])[1])))
     return section("classes", "Accuracy per class", figure(drawing, caption), fold(numbers))
 
 
-def client_spread(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
+def client_spread(lines: Sequence[Pool]) -> str:
     """Worst client, bottom decile, sd and Gini, and every client's accuracy."""
     text = (
         "Accuracy of the final model on the validation data of each of the task's clients (for the "
@@ -199,19 +215,19 @@ def client_spread(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
         "clients. Gini: 0 when all clients are served alike."
     )
     spreads = spread_table(
-        (label, client_names(run), run.summary.final.client_accuracy)
-        for run, label in zip(runs, labels, strict=True)
+        (name, client_names(run), run.summary.final.client_accuracy) for run, name in runs_of(lines)
     )
-    parts = [table(spreads), note(text)]
+    parts = [*pool_tables(spreads, lines), note(text)]
+    runs, labels = firsts(lines)
     for split in splits(runs, labels):
         columns = [
-            (b, r.summary.final.client_accuracy)
-            for b, r in zip(split.labels, split.runs, strict=True)
+            (lines[i].label, mean_column([r.summary.final.client_accuracy for r in lines[i].alike]))
+            for i in split.places
         ]
         sizes = [c.n_validation for c in split.runs[0].clients]
         size_column = [("validation examples", sizes, ".0f")]
         numbers = from_columns("Client", client_names(split.runs[0]), columns, ".1%", size_column)
-        parts += [heading(split, runs), fold(numbers)]
+        parts += [heading(split, runs), fold(of_clients(numbers, split))]
     return section("clients", "The clients", *parts)
 
 
@@ -223,19 +239,21 @@ def _result(run: RunResult, label: str) -> tuple[Cell, ...]:
     return (label, *final, *ess, s.final.round)
 
 
-def _label_map(split: Split) -> str:
-    s, names, drawn = split.runs[0].summary, looked_names(split.runs[0]), split.drawn()
-    shares, notes = [], []
+def _label_map(split: Split) -> HeatMap:
+    s, names = split.runs[0].summary, looked_names(split.runs[0])
+    columns, _ = classes_drawn(split.runs[0])
+    drawn, shares, notes = split.drawn(len(columns)), [], []
     for i in drawn:
         counts, n = s.label_counts[i], sum(s.label_counts[i]) or 1.0
-        shares.append([v / n for v in counts])
-        cells = zip(s.classes, counts, strict=True)
-        notes.append([f"{names[i]}, {c}: {v:g} examples, {v / n:.1%}" for c, v in cells])
+        shares.append(tuple(counts[k] / n for k in columns))
+        cells = ((s.classes[k], counts[k]) for k in columns)
+        notes.append(tuple(f"{names[i]}, {c}: {v:g} examples, {v / n:.1%}" for c, v in cells))
     last = _target_name(split)
-    notes.append([f"{last}, {c}: {t:.1%}" for c, t in zip(s.classes, s.target, strict=True)])
-    rows = [*(names[i] for i in drawn), last]
+    notes.append(tuple(f"{last}, {s.classes[k]}: {s.target[k]:.1%}" for k in columns))
+    rows = (*(names[i] for i in drawn), last)
     title = f"Share of each label per client, and of the {last} ({split.name})"
-    return heat_map(title, rows, s.classes, [*shares, s.target], notes=notes)
+    values = (*shares, tuple(s.target[k] for k in columns))
+    return HeatMap(title, rows, tuple(s.classes[k] for k in columns), values, tuple(notes))
 
 
 def _counts_table(split: Split) -> str:
@@ -246,7 +264,7 @@ def _counts_table(split: Split) -> str:
     ]
     rows.append((_target_name(split), *(f"{t:.1%}" for t in s.target)))
     formats = ("", *([".0f"] * len(s.classes)))
-    return fold(Table(("Client", *s.classes), tuple(rows), formats))
+    return fold(of_clients(Table(("Client", *s.classes), tuple(rows), formats), split))
 
 
 def weighs(run: RunResult) -> bool:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from fedshift.record.folder import RunResult
-from fedshift.record.summary import Last
-from fedshift.report.heat_map import ACCURACY, heat_map
+from fedshift.record.folder import SERVED, RunResult
+from fedshift.record.rounds import Round
+from fedshift.record.summary import Serving
+from fedshift.report.by_round import round_chart, series_of, words_on
+from fedshift.report.charts import ACCURACY, Axis, HeatMap, LineChart
+from fedshift.report.folding import each_run, of_clients
 from fedshift.report.layout import figure, fold, note, section, table
+from fedshift.report.looks import Look
+from fedshift.report.means import mean_cell, mean_column, moments_of
+from fedshift.report.pools import Pool, Run, runs_of
+from fedshift.report.sections import recall_chart
 from fedshift.report.splits import (
     Split,
     by_client,
+    classes_drawn,
     client_names,
     heading,
     left_out,
@@ -23,7 +31,6 @@ from fedshift.report.splits import (
     splits,
 )
 from fedshift.report.spread import spread_table
-from fedshift.report.svg import PALETTE, Axis, Bars, Series, grouped_bars, line_chart
 from fedshift.report.tables import MISSING, Cell, Table, from_columns
 from fedshift.report.ways import WAYS, over_rounds
 
@@ -49,20 +56,21 @@ CURVES = (
 )
 
 
-def answers(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
-    """Every way to answer a query that some run has, run by run."""
-    lasts = [r.summary.last or {} for r in runs]
+def answers(lines: Sequence[Pool]) -> str:
+    """Every way to answer a query that some run has, line by line."""
+    lasts = [run.summary.last or {} for run, _ in runs_of(lines)]
     ways = [w for w in WAYS if any(last.get(w.key) is not None for last in lasts)]
-    columns = [
-        (label, tuple(_cell(last, w.key) for w in ways))
-        for label, last in zip(labels, lasts, strict=True)
-    ]
+    columns = [(line.label, tuple(_cell(line, w.key) for w in ways)) for line in lines]
     shown = from_columns("How a query is answered", [w.label for w in ways], columns, ".1%")
     rounds = over_rounds([int(_number(last["rounds"])) for last in lasts])
     single = rounds == "last round"
     over = "in the last round" if single else f"mean of the {rounds} that were evaluated"
+    if any(len(line.runs) > 1 for line in lines):
+        over += ", ± the deviation over seeds"
+    elif not single:
+        over += ", ± the deviation over these rounds"
     text = (
-        f"Share of right answers, {over}{'' if single else ', ± the deviation over these rounds'}. "
+        f"Share of right answers, {over}. "
         "Own models answer their own client's test examples, weighted by training sizes; all else "
         "is measured on all clients' test examples together. Oracle: the query's origin is known."
     )
@@ -71,60 +79,76 @@ def answers(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
             " Refitted and moment routers are of the last round alone: the router's last layer, "
             "fitted once more."
         )
-    verdicts = [note(sentence) for sentence in [verdict(runs, labels)] if sentence]
+    verdicts = [note(sentence) for sentence in [verdict(lines)] if sentence]
     return section("answers", "How queries are answered", *verdicts, table(shown), note(text))
 
 
-def curves(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
-    """One run: its accuracies by round. Several: a chart per accuracy with a line per run."""
-    across = Axis("round", zero=True)
+def curves(lines: Sequence[Pool]) -> str:
+    """One line: its accuracies by round. Several: a chart per accuracy with a line for each."""
     parts = []
-    if len(runs) == 1:
-        series = [_curve(runs[0], name, key, i) for i, (name, key, _) in enumerate(CURVES)]
-        drawable = [s for s in series if _has_values(s)]
-        drawing = line_chart("Accuracy per round", drawable, across, Axis("accuracy", percent=True))
-        parts.append(figure(drawing, "On the clients' test examples."))
-    for name, key, meaning in CURVES if len(runs) > 1 else ():
-        series = [_curve(r, b, key, i) for i, (r, b) in enumerate(zip(runs, labels, strict=True))]
-        drawable = [s for s in series if _has_values(s)]
-        if drawable:
-            title = f"Accuracy per round: {name}"
-            drawing = line_chart(title, drawable, across, Axis(name, percent=True))
-            parts.append(figure(drawing, meaning))
-    parts += [fold(_rounds(r, label)) for r, label in zip(runs, labels, strict=True)]
-    return section("served", "Accuracy per round", *parts)
+    if len(lines) == 1:
+        series = [
+            one
+            for i, (name, key, _) in enumerate(CURVES, start=1)
+            for one in series_of(lines[0], key, name, rows=_served, look=Look(i))
+        ]
+        chart = round_chart("Accuracy per round", series, Axis("accuracy", percent=True))
+        parts.append(figure(chart, words_on("On the clients' test examples.", lines)))
+    for name, key, meaning in CURVES if len(lines) > 1 else ():
+        chart = served_chart(lines, key, name)
+        if chart.series:
+            parts.append(figure(chart, words_on(meaning, lines)))
+    tables = [_rounds(run, name) for run, name in runs_of(lines)]
+    return section("served", "Accuracy per round", *parts, *each_run(tables, len(lines), SERVED))
+
+
+def served_chart(lines: Sequence[Pool], key: str, name: str) -> LineChart:
+    """One accuracy by round."""
+    series = [one for line in lines for one in series_of(line, key, rows=_served)]
+    return round_chart(f"Accuracy per round: {name}", series, Axis(name, percent=True))
+
+
+def _served(run: Run) -> Sequence[Round]:
+    return run.served if isinstance(run, RunResult) else ()
 
 
 def served_models(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     """How well each client's own model does on its own test examples, class by class."""
     parts = []
     for run, label, serving in serving_runs(runs, labels):
-        alone = Split((run,), (label,), (0,))
-        drawn = alone.drawn()
-        classes, names = run.summary.classes, looked_names(run)
-        rows = [serving.class_accuracy[i] for i in drawn]
-        notes = [
-            [f"{names[i]}, {c}: {percent(v)}" for c, v in zip(classes, row, strict=True)]
-            for i, row in zip(drawn, rows, strict=True)
-        ]
-        title = f"Accuracy of each client's own model by class ({label})"
-        drawing = heat_map(
-            title, [names[i] for i in drawn], classes, rows, notes=notes, shades=ACCURACY
-        )
-        numbers = by_client(run, classes, serving.class_accuracy)
-        parts += [run_heading(runs, label), figure(drawing, left_out(alone)), fold(numbers)]
+        alone, (columns, others) = Split((run,), (label,), (0,)), classes_drawn(run)
+        words = " ".join(filter(None, (left_out(alone, len(columns)), others)))
+        numbers = by_client(run, run.summary.classes, serving.class_accuracy)
+        drawing = figure(own_map(run, label, serving), words)
+        parts += [run_heading(runs, label), drawing, fold(of_clients(numbers, alone))]
     text = "Of the last round. An empty cell: the client has no test examples of this class."
     return section("own", "Own models on their own client's classes", note(text), *parts)
 
 
-def per_class(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
+def own_map(run: RunResult, label: str, serving: Serving) -> HeatMap:
+    """Accuracy of each client's own model by class."""
+    names, classes = looked_names(run), run.summary.classes
+    columns, _ = classes_drawn(run)
+    drawn = Split((run,), (label,), (0,)).drawn(len(columns))
+    rows = tuple(tuple(serving.class_accuracy[i][k] for k in columns) for i in drawn)
+    notes = tuple(
+        tuple(f"{names[i]}, {classes[k]}: {percent(v)}" for k, v in zip(columns, row, strict=True))
+        for i, row in zip(drawn, rows, strict=True)
+    )
+    title = f"Accuracy of each client's own model by class ({label})"
+    shown = tuple(classes[k] for k in columns)
+    return HeatMap(title, tuple(names[i] for i in drawn), shown, rows, notes, ACCURACY)
+
+
+def per_class(lines: Sequence[Pool]) -> str:
     """The system's recall per class on all test examples, beside the class's share of them."""
+    runs = [run for run, _ in runs_of(lines)]
     classes = runs[0].summary.classes
-    pairs = list(zip(runs, labels, strict=True))
-    bars = [Bars(b, r.summary.final.target_recall, i + 1) for i, (r, b) in enumerate(pairs)]
-    title = "Accuracy per class on all clients' test examples"
-    drawing = grouped_bars(title, classes, bars, Axis("recall", percent=True))
-    columns = [(label, r.summary.final.target_recall) for r, label in pairs]
+    drawing = recall_chart("Accuracy per class on all clients' test examples", lines)
+    columns = [
+        (line.label, mean_column([run.summary.final.target_recall for run in line.runs]))
+        for line in lines
+    ]
     numbers = from_columns("Class", classes, columns, ".1%", mass_columns(runs, "Share of tests"))
     caption = (
         "The system's answers after the last round: routed by the largest posterior where there "
@@ -147,7 +171,7 @@ def clients(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     )
     parts = [table(spreads), note(text)]
     for split in splits([run for run, _, _ in measured], [label for _, label, _ in measured]):
-        parts += [heading(split, runs), fold(_client_table(split))]
+        parts += [heading(split, runs), fold(of_clients(_client_table(split), split))]
     return section("own-clients", "The clients", *parts)
 
 
@@ -167,16 +191,6 @@ def _client_table(split: Split) -> Table:
     return from_columns("Client", client_names(first), columns, ".1%", first_columns)
 
 
-def _curve(run: RunResult, name: str, key: str, place: int) -> Series:
-    x = tuple(float(r.round) for r in run.served)
-    y = tuple(r.values[key] for r in run.served)
-    return Series(name, x, y, place + 1, dash=(place + 1) // len(PALETTE), points=len(x) <= 30)
-
-
-def _has_values(series: Series) -> bool:
-    return any(v is not None for v in series.y)
-
-
 def _rounds(run: RunResult, label: str) -> Table:
     """All of served.csv, with the training loss."""
     losses = {r.round: r.values["train_loss"] for r in run.rounds}
@@ -190,7 +204,11 @@ def _rounds(run: RunResult, label: str) -> Table:
     return Table(head, rows, ("d", ".5g", *[".1%"] * len(present)), label)
 
 
-def _cell(last: Mapping[str, Cell], key: str) -> str:
+def _cell(line: Pool, key: str) -> Cell:
+    """Over the seeds; of a single run, over its last rounds."""
+    if len(line.runs) > 1:
+        return mean_cell([_number((run.summary.last or {}).get(key)) for run in line.runs], ".1%")
+    last = line.first.summary.last or {}
     value, sd = last.get(key), last.get(f"{key}_sd")
     if value is None:
         return MISSING
@@ -206,19 +224,18 @@ def _number(value: Cell) -> float:
     return float("nan") if value is None else float(value)
 
 
-def verdict(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
-    """One sentence per run with a router against the best global model; "" without both.
+def verdict(lines: Sequence[Pool]) -> str:
+    """One sentence per line with a router against the best global model; "" without both.
 
-    The difference is between single runs and says nothing about other seeds.
+    The difference is between the runs of the page and says nothing about other seeds.
     """
-    lasts = [(r.summary.last or {}, label) for r, label in zip(runs, labels, strict=True)]
-    shared = _measured(lasts, "global_accuracy")
-    # Alone, or without a global model, a run has nothing to be compared with.
-    if len(runs) < 2 or not shared:
+    shared = _measured(lines, "global_accuracy")
+    # Alone, or without a global model, a line has nothing to be compared with.
+    if len(lines) < 2 or not shared:
         return ""
     best, name = max(shared)
     parts = []
-    for share, label in _measured(lasts, "routed_posterior"):
+    for share, label in _measured(lines, "routed_posterior"):
         word = "beats" if share > best else "does not beat"
         parts.append(
             f"Routing ({label}) {word} one global model ({name}) here: {share:.1%} against "
@@ -227,5 +244,10 @@ def verdict(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     return " ".join(parts)
 
 
-def _measured(lasts: Sequence[tuple[Last, str]], key: str) -> list[tuple[float, str]]:
-    return [(float(v), label) for last, label in lasts if (v := last.get(key)) is not None]
+def _measured(lines: Sequence[Pool], key: str) -> list[tuple[float, str]]:
+    """(mean over the seeds, label) of the lines that have it."""
+    each = [
+        (moments_of([_number((run.summary.last or {}).get(key)) for run in line.runs], key), line)
+        for line in lines
+    ]
+    return [(over.mean, line.label) for over, line in each if over is not None]

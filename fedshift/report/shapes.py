@@ -1,14 +1,19 @@
-"""The shapes of the charts as SVG text; all names are escaped."""
+"""The shapes of the charts as SVG text; all names are escaped.
+
+Colours are variables of the page's style sheet (`looks.THEME`), so that a dark page has its own.
+"""
 
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Sequence
 
 from fedshift.errors import visible
+from fedshift.report.looks import DASHES, MARKERS, THEME, Look
 
-DASHES = ("", "7 3", "2 3", "9 3 2 3")
-INK = "#1f2933"
+INK = "var(--ink)"
+Point = tuple[float, float]
 
 
 def escape(text: str) -> str:
@@ -34,6 +39,13 @@ def document(title: str, width: float, height: float, body: Sequence[str]) -> st
     )
 
 
+def alone(drawing: str) -> str:
+    """The drawing as a file: on white paper, since no page's style sheet stands around it."""
+    # Plain colours, which every viewer knows, and not all know variables.
+    plain = re.sub(r"var\(--(\w+)\)", lambda m: THEME[m[1]][0], drawing)
+    return plain.replace("</title>", '</title><rect width="100%" height="100%" fill="#fff"/>', 1)
+
+
 def text(
     x: float,
     y: float,
@@ -55,43 +67,65 @@ def text(
 
 
 def rect(
-    x: float,
-    y: float,
-    width: float,
-    height: float,
-    fill: str,
-    stroke: str = "none",
-    stroke_width: float = 0.0,
-    note: str = "",
+    x: float, y: float, width: float, height: float, fill: str, note: str = "", style: str = ""
 ) -> str:
-    """A rectangle; `note` is its text alternative."""
-    edge = f' stroke="{stroke}" stroke-width="{number(stroke_width)}"' if stroke_width else ""
+    """A rectangle; `note` is its text alternative, `style` further attributes."""
     # Rounding may leave a height just below 0, which SVG refuses.
-    size = f'width="{number(width)}" height="{number(max(0.0, height))}"'
-    start = f'<rect x="{number(x)}" y="{number(y)}" {size} fill="{fill}"{edge}'
+    size = f'width="{number(max(0.0, width))}" height="{number(max(0.0, height))}"'
+    start = f'<rect x="{number(x)}" y="{number(y)}" {size} fill="{fill}"{style and " " + style}'
     return f"{start}><title>{escape(note)}</title></rect>" if note else f"{start}/>"
 
 
-def line(x1: float, y1: float, x2: float, y2: float, stroke: str) -> str:
-    """A thin straight line."""
+def bar(x: float, y: float, width: float, height: float, look: Look, note: str = "") -> str:
+    """A bar; one whose colour others have, too, is pale with an edge that is dashed as its line."""
+    edge = f'fill-opacity="0.35" stroke="{look.ink}" stroke-dasharray="{DASHES[look.style]}"'
+    return rect(x, y, width, height, look.ink, note, edge if look.style else "")
+
+
+def line(x1: float, y1: float, x2: float, y2: float, stroke: str, width: float = 1) -> str:
+    """A straight line."""
     ends = f'x1="{number(x1)}" y1="{number(y1)}" x2="{number(x2)}" y2="{number(y2)}"'
-    return f'<line {ends} stroke="{stroke}" stroke-width="1"/>'
+    return f'<line {ends} stroke="{stroke}" stroke-width="{number(width)}"/>'
 
 
-def polyline(points: Sequence[tuple[float, float]], stroke: str, dash: int) -> str:
-    """A line through points, dashed as DASHES says."""
-    pattern = DASHES[dash % len(DASHES)]
+def whisker(x1: float, y1: float, x2: float, y2: float) -> str:
+    """An error bar: light around dark, to be seen on bars of any colour."""
+    return line(x1, y1, x2, y2, "var(--paper)", 3.5) + line(x1, y1, x2, y2, INK, 1.5)
+
+
+def path(points: Sequence[Point]) -> str:
+    """Points as SVG lists them."""
+    return " ".join(f"{number(x)},{number(y)}" for x, y in points)
+
+
+def polyline(points: Sequence[Point], look: Look, *, thin: bool = False) -> str:
+    """A line through points; a thin one is dotted."""
+    pattern = "1.5 2.5" if thin else DASHES[look.style]
     dashes = f' stroke-dasharray="{pattern}"' if pattern else ""
-    path = " ".join(f"{number(x)},{number(y)}" for x, y in points)
-    return f'<polyline points="{path}" fill="none" stroke="{stroke}" stroke-width="2"{dashes}/>'
-
-
-def dot(
-    centre: tuple[float, float], radius: float, colour: str, *, hollow: bool, note: str = ""
-) -> str:
-    """A disc, or a ring where `hollow`."""
-    style = f'fill="none" stroke="{colour}" stroke-width="2.5"' if hollow else f'fill="{colour}"'
-    start = (
-        f'<circle cx="{number(centre[0])}" cy="{number(centre[1])}" r="{number(radius)}" {style}'
+    width = 1.3 if thin else 2
+    return (
+        f'<polyline points="{path(points)}" fill="none" stroke="{look.ink}" '
+        f'stroke-width="{width}"{dashes}/>'
     )
-    return f"{start}><title>{escape(note)}</title></circle>" if note else f"{start}/>"
+
+
+def band(upper: Sequence[Point], lower: Sequence[Point], look: Look) -> str:
+    """The area between two lines with the same x."""
+    around = path([*upper, *reversed(lower)])
+    return f'<polygon points="{around}" fill="{look.ink}" fill-opacity="0.16"/>'
+
+
+def dot(centre: Point, radius: float, look: Look, *, hollow: bool, note: str = "") -> str:
+    """The look's marker, or its outline where `hollow`."""
+    (x, y), shape = centre, MARKERS[look.style]
+    style = (
+        f'fill="none" stroke="{look.ink}" stroke-width="2.5"' if hollow else f'fill="{look.ink}"'
+    )
+    if shape:
+        name = "polygon"
+        start = f'<polygon points="{path([(x + radius * a, y + radius * b) for a, b in shape])}"'
+    else:
+        name, start = "circle", f'<circle cx="{number(x)}" cy="{number(y)}" r="{number(radius)}"'
+    return (
+        f"{start} {style}><title>{escape(note)}</title></{name}>" if note else f"{start} {style}/>"
+    )

@@ -12,6 +12,8 @@ from fedshift.report.tables import MISSING, Cell, Table
 
 # More rows than this are unreadable at the width of a page; the tables have them all.
 MOST_DRAWN = 100
+# Cells of one heat map, which a page has twice, with a text for each.
+MOST_CELLS = 6_400
 
 
 @dataclass(frozen=True)
@@ -26,13 +28,14 @@ class Split:
     def name(self) -> str:
         return ", ".join(self.labels)
 
-    def drawn(self) -> tuple[int, ...]:
+    def drawn(self, columns: int = 1) -> tuple[int, ...]:
         """The clients that fit a figure: those with the largest weights, in their own order."""
+        most = min(MOST_DRAWN, max(10, MOST_CELLS // columns))
         first = self.runs[0].summary
         weights = [first.fedavg_weights, *(r.summary.weights for r in self.runs)]
         largest = [max(column) for column in zip(*weights, strict=True)]
         ranked = sorted(range(len(largest)), key=lambda i: -largest[i])
-        return tuple(sorted(ranked[:MOST_DRAWN]))
+        return tuple(sorted(ranked[:most]))
 
 
 def splits(runs: Sequence[RunResult], labels: Sequence[str]) -> tuple[Split, ...]:
@@ -110,8 +113,19 @@ def heading(split: Split, runs: Sequence[RunResult]) -> str:
     return f"<h3>{escape(split.name)}</h3>" if len(split.runs) < len(runs) else ""
 
 
-def left_out(split: Split) -> str:
-    """How many clients a figure does not show, in a sentence."""
-    count = len(split.runs[0].clients) - len(split.drawn())
-    largest = f"The {MOST_DRAWN} clients with the largest weights; "
+def left_out(split: Split, columns: int = 1) -> str:
+    """How many clients a figure of so many columns does not show, in a sentence."""
+    shown = len(split.drawn(columns))
+    count = len(split.runs[0].clients) - shown
+    largest = f"The {shown} clients with the largest weights; "
     return f"{largest}{count} more are in the table." if count else ""
+
+
+def classes_drawn(run: RunResult) -> tuple[tuple[int, ...], str]:
+    """(the classes that fit a figure, in order; a sentence on the others)."""
+    s = run.summary
+    sizes = [sum(column) for column in zip(*s.label_counts, strict=True)]
+    ranked = sorted(range(len(s.classes)), key=lambda k: (-s.target[k], -sizes[k]))
+    shown, more = tuple(sorted(ranked[:MOST_DRAWN])), len(ranked) - MOST_DRAWN
+    text = f"The {MOST_DRAWN} classes that are most of the target; {more} more are in the table."
+    return shown, text if more > 0 else ""

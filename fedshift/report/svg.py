@@ -1,4 +1,4 @@
-"""Charts as SVG text: grouped bars, lines. No script, no external resource.
+"""Charts as SVG text: no script, no external resource.
 
 Every chart is an `<svg role="img">` with a `<title>`, and every mark whose value cannot be read
 off an axis has a `<title>` of its own. Sizes are in CSS pixels of the drawing's own view box.
@@ -7,47 +7,50 @@ off an axis has a `<title>` of its own. Sizes are in CSS pixels of the drawing's
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedshift.report.shapes import INK, document, dot, line, polyline, rect, text
+from fedshift.report import heat_map
+from fedshift.report.charts import (
+    Axis,
+    BarChart,
+    Bars,
+    Chart,
+    HeatMap,
+    LineChart,
+    Series,
+    SideBars,
+    Values,
+    drawn_values,
+    number_text,
+    shortened,
+    span_of,
+    thinned,
+    ticks,
+)
+from fedshift.report.columns import column_names
+from fedshift.report.looks import Look, look_of, looks
+from fedshift.report.shapes import INK, band, bar, document, dot, line, polyline, text, whisker
 
-# Okabe and Ito's (2008) hues, distinguishable with common colour-vision deficiencies, darkened
-# until each has a contrast of at least 3 to 1 with white (WCAG 2.1, criterion 1.4.11).
-PALETTE = ("#5f6b76", "#0072b2", "#d55e00", "#00805a", "#a3548f", "#8a6d00", "#2b8cbe", "#7a3b10")
-FAINT = "#e3e8ed"
-WIDTH = 760.0
-
-
-@dataclass(frozen=True)
-class Series:
-    """A line or a set of points: x [P], y [P] (None where missing); `colour` indexes PALETTE."""
-
-    name: str
-    x: tuple[float, ...]
-    y: tuple[float | None, ...]
-    colour: int = 0
-    dash: int = 0
-    line: bool = True
-    points: bool = False
-
-
-@dataclass(frozen=True)
-class Bars:
-    """One value per group [G], None where missing."""
-
-    name: str
-    values: tuple[float | None, ...]
-    colour: int = 0
+# Beside one another in a page's text, and on a telephone of 390 px.
+WIDE, NARROW = 760.0, 335.0
+NOTES = re.compile(r"><title>[^<]*</title></(?:rect|circle|polygon)>")
 
 
-@dataclass(frozen=True)
-class Axis:
-    """What an axis shows: `percent` writes 0.5 as 50 %, `zero` lets it start there."""
-
-    label: str
-    percent: bool = False
-    zero: bool = False
+def svg(chart: Chart, width: float = WIDE) -> str:
+    """The chart as the text of an SVG element, `width` pixels wide; a legend stands above it."""
+    match chart:
+        case LineChart():
+            drawing = _lines(chart, width)
+        case BarChart():
+            drawing = _columns(chart, width)
+        case SideBars():
+            drawing = _side_bars(chart, width)
+        case HeatMap():
+            drawing = heat_map.heat_map(chart, width)
+    # Marks have notes for a mouse, which a telephone does not have.
+    return drawing if width >= WIDE else NOTES.sub(r"/>", drawing)
 
 
 @dataclass(frozen=True)
@@ -61,211 +64,196 @@ class _Frame:
     x: tuple[float, float]
     y: tuple[float, float]
 
+    @property
+    def base(self) -> float:
+        return self.top + self.height
+
     def at(self, x: float, y: float) -> tuple[float, float]:
         across = (x - self.x[0]) / (self.x[1] - self.x[0])
         up = (y - self.y[0]) / (self.y[1] - self.y[0])
         return self.left + across * self.width, self.top + (1 - up) * self.height
 
 
-def line_chart(title: str, series: Sequence[Series], x: Axis, y: Axis) -> str:
-    """Several series over one pair of axes, with a legend; missing points break a line."""
-    xs = [v for s in series for v in s.x]
-    ys = [v for s in series for v in s.y if v is not None and math.isfinite(v)]
+def _lines(chart: LineChart, width: float) -> str:
+    drawn = [thinned(s) for s in chart.series]
+    xs = [v for s in drawn for v in s.x]
+    ys = drawn_values(*(v for s in drawn for v in (s.y, s.low, s.high)))
     # An empty chart with a sentence, since the section around it is there all the same.
-    if not xs or not ys:
-        return _empty_chart(title)
-    legend, top = _legend([(s.name, s.colour, s.dash, s.line) for s in series])
-    y_ticks = ticks(*_range(ys, y))
-    # Seven on the wide axis, five on the other: labels must not touch.
-    x_ticks = [t for t in ticks(*_range(xs, x), 7) if x.percent or _tick_makes_sense(xs, t)]
-    frame = _Frame(62, top + 8, WIDTH - 84, 260, _span([*x_ticks, *xs]), _span(y_ticks))
-    marks = [_series(frame, s, y) for s in series]
-    body = [legend, _y_axis(frame, y, y_ticks), _x_axis(frame, x, x_ticks), *marks]
-    return document(title, WIDTH, frame.top + frame.height + 48, body)
+    if not xs or not drawn_values(*(s.y for s in drawn)):
+        return _empty_chart(chart.title, width)
+    of = looks([s.name for s in drawn], [s.look for s in drawn], [s.thin for s in drawn])
+    legend, top = _legend([(s.name, k, s) for s, k in zip(drawn, of, strict=True)], width)
+    y_ticks = ticks(*span_of(ys, chart.y))
+    # More on a wide axis than on the other: labels must not touch.
+    steps = 7 if width == WIDE else 4
+    x_ticks = [
+        t
+        for t in ticks(*span_of(xs, chart.x), steps)
+        if chart.x.percent or _tick_makes_sense(xs, t)
+    ]
+    left = _left(width)
+    across = _span([*x_ticks, *xs])
+    frame = _Frame(left, top + 8, width - left - 22, 260, across, _span([*y_ticks, *ys]))
+    marks = [_series(frame, s, k, chart.y) for s, k in zip(drawn, of, strict=True)]
+    body = [legend, _y_axis(frame, chart.y, y_ticks), _x_axis(frame, chart.x, x_ticks), *marks]
+    return document(chart.title, width, frame.base + 48, body)
 
 
-def grouped_bars(title: str, groups: Sequence[str], bars: Sequence[Bars], y: Axis) -> str:
-    """Bars side by side per group, from zero; a missing value is left out and says so."""
-    values = [v for b in bars for v in b.values if v is not None]
+def _columns(chart: BarChart, width: float) -> str:
+    values = drawn_values(*(v for b in chart.bars for v in (b.values, b.high)))
     if not values:
-        return _empty_chart(title)
-    legend, top = _legend([(b.name, b.colour, -1, True) for b in bars])
+        return _empty_chart(chart.title, width)
+    of = looks([b.name for b in chart.bars], [b.look for b in chart.bars])
+    legend, top = _legend([(b.name, k, None) for b, k in zip(chart.bars, of, strict=True)], width)
     # 1e-9: bars that are all 0 still need an axis of some length.
     scale = ticks(0.0, max(*values, 1e-9))
-    frame = _Frame(62, top + 8, WIDTH - 76, 220, (0.0, float(len(groups))), _span(scale))
+    left, groups = _left(width), chart.groups
+    frame = _Frame(left, top + 8, width - left - 14, 220, (0.0, len(groups)), _span(scale))
+    marks = [
+        _bars(frame, chart, b, k, i) for i, (b, k) in enumerate(zip(chart.bars, of, strict=True))
+    ]
     step = frame.width / len(groups)
-    marks = [_bars(frame, groups, b, i, len(bars), y) for i, b in enumerate(bars)]
-    names, depth = column_names(groups, frame.left, step, frame.top + frame.height + 6, down=True)
-    body = [legend, _y_axis(frame, y, scale), *marks, names]
-    return document(title, WIDTH, frame.top + frame.height + depth + 12, body)
+    names, depth = column_names(groups, left, step, frame.base + 6, down=True)
+    base = line(left, frame.base, left + frame.width, frame.base, INK)
+    body = [legend, _y_axis(frame, chart.y, scale), *marks, base, names]
+    return document(chart.title, width, frame.base + depth + 12, body)
 
 
-def side_bars(
-    title: str,
-    names: Sequence[str],
-    values: Sequence[float | None],
-    axis: Axis,
-    *,
-    mark: float | None = None,
-) -> str:
-    """A bar per name from the left, from zero, its value on the right edge; a line at `mark`."""
-    numbers = [v for v in (*values, mark) if v is not None]
+def _side_bars(chart: SideBars, width: float) -> str:
+    numbers = drawn_values(chart.values, chart.high, (chart.mark,))
     if not numbers:
-        return _empty_chart(title)
-    left = 14 + min(48, max(map(len, names))) * 6.2
-    scale = ticks(0.0, max(*numbers, 1e-9))
-    frame = _Frame(left, 6, WIDTH - left - 64, 19.0 * len(names), _span(scale), (0.0, 1.0))
-    body = [_x_axis(frame, axis, scale)]
-    for i, (name, value) in enumerate(zip(names, values, strict=True)):
+        return _empty_chart(chart.title, width)
+    limit = 48 if width == WIDE else 22
+    left = 14 + min(limit, max(map(len, chart.names))) * 6.6
+    scale = ticks(0.0, max(*numbers, 1e-9), 5 if width == WIDE else 3)
+    plot = width - left - 64
+    frame = _Frame(left, 6, plot, 19.0 * len(chart.names), _span(scale), (0.0, 1.0))
+    body = [_x_axis(frame, chart.x, scale)]
+    of = [look_of(name) for name in chart.of or chart.names]
+    for i, (name, value) in enumerate(zip(chart.names, chart.values, strict=True)):
         y = frame.top + 19 * i
-        body.append(text(left - 6, y + 13, shortened(name, 48), "end", 11))
-        end = left if value is None else frame.at(value, 0.0)[0]
-        words = "–" if value is None else _value(value, axis.percent)
-        note = f"{name}: {words}"
-        body.append(rect(left, y + 2, end - left, 15, PALETTE[1], note=note))
-        body.append(text(WIDTH - 8, y + 13, words, "end", 10))
-    if mark is not None:
-        x, _ = frame.at(mark, 0.0)
-        body.append(line(x, frame.top, x, frame.top + frame.height, PALETTE[2]))
-    return document(title, WIDTH, frame.top + frame.height + 48, body)
+        body.append(text(left - 6, y + 13, shortened(name, limit), "end", 11))
+        words = "–" if value is None else number_text(value, chart.x.percent)
+        end = left if value is None else max(left + 2, frame.at(value, 0.0)[0])
+        body.append(bar(left, y + 2, end - left, 15, of[i], f"{name}: {words}"))
+        body.append(text(width - 8, y + 13, words, "end", 10))
+        if (ends := _ends(chart.low, chart.high, i)) is not None:
+            low, high = (frame.at(v, 0.0)[0] for v in ends)
+            body.append(whisker(low, y + 9.5, high, y + 9.5))
+    if chart.mark is not None:
+        x, _ = frame.at(chart.mark, 0.0)
+        body.append(line(x, frame.top, x, frame.base, INK))
+    return document(chart.title, width, frame.base + 48, body)
 
 
-def ticks(low: float, high: float, count: int = 5) -> tuple[float, ...]:
-    """About `count` numbers, steps of 1, 2, 2.5 or 5 times a power of ten, that cover a range."""
-    if high - low < 1e-12:
-        # A single value: an axis around it, but none below 0 if the value is 0.
-        low, high = low - 0.5 * (low != 0.0), low + 1.0
-    # The smallest round step that covers the range in about `count` steps.
-    raw = (high - low) / count
-    power = 10.0 ** math.floor(math.log10(raw))
-    step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * (1 - 1e-9))
-    # 1e-9: a limit that is a multiple of the step but for rounding is a tick, and none beyond it.
-    first = math.floor(low / step + 1e-9)
-    last = math.ceil(high / step - 1e-9)
-    return tuple(round(k * step, 12) for k in range(first, last + 1))
-
-
-def _series(frame: _Frame, series: Series, y: Axis) -> str:
-    colour = PALETTE[series.colour % len(PALETTE)]
+def _series(frame: _Frame, series: Series, look: Look, y: Axis) -> str:
     # A missing value ends one stretch of the line and begins the next.
-    runs: list[list[tuple[float, float]]] = [[]]
+    runs: list[list[int]] = [[]]
     dots = []
-    for a, b in zip(series.x, series.y, strict=True):
+    for i, (a, b) in enumerate(zip(series.x, series.y, strict=True)):
         if b is None or not math.isfinite(b):
             runs.append([])
             continue
-        point = frame.at(a, b)
-        runs[-1].append(point)
+        runs[-1].append(i)
         if series.points or not series.line:
-            radius = 3.0 if series.line else 6.0
-            note = f"{series.name}: {a:.6g}, {_value(b, y.percent)}"
-            dots.append(dot(point, radius, colour, hollow=not series.line, note=note))
-    lines = [polyline(run, colour, series.dash) for run in runs if series.line and run]
+            radius = 6.0 if not series.line else 2.0 if series.thin else 3.0
+            note = f"{series.name}: {a:.6g}, {number_text(b, y.percent)}"
+            dots.append(dot(frame.at(a, b), radius, look, hollow=not series.line, note=note))
+    lines: list[str] = []
+    for run in runs if series.line else ():
+        banded = [i for i in run if _ends(series.low, series.high, i) is not None]
+        if banded:
+            low, high = (
+                [frame.at(series.x[i], v[i] or 0.0) for i in banded]
+                for v in (series.low, series.high)
+            )
+            lines.insert(0, band(high, low, look))
+        points = [frame.at(series.x[i], series.y[i] or 0.0) for i in run]
+        lines += [polyline(points, look, thin=series.thin)] if run else []
     return "".join(lines + dots)
 
 
-def _bars(frame: _Frame, groups: Sequence[str], bars: Bars, index: int, count: int, y: Axis) -> str:
-    step = frame.width / len(groups)
+def _bars(frame: _Frame, chart: BarChart, bars: Bars, look: Look, index: int) -> str:
+    step = frame.width / len(chart.groups)
     # A fifth of each group is the gap to the next.
-    width = step * 0.8 / count
-    colour = PALETTE[bars.colour % len(PALETTE)]
+    width = step * 0.8 / len(chart.bars)
     parts = []
     for g, value in enumerate(bars.values):
         x = frame.left + g * step + step * 0.1 + index * width
         if value is None:
-            parts.append(text(x + width / 2, frame.top + frame.height - 3, "–", "middle", 9))
+            parts.append(text(x + width / 2, frame.base - 3, "–", "middle", 9.5))
             continue
-        _, top = frame.at(0.0, value)
-        note = f"{groups[g]}, {bars.name}: {_value(value, y.percent)}"
-        height = frame.top + frame.height - top
+        # 0 is drawn, as a bar of two pixels: it is not the same as a missing value.
+        height = max(2.0, frame.base - frame.at(0.0, value)[1])
+        note = f"{chart.groups[g]}, {bars.name}: {number_text(value, chart.y.percent)}"
         # A thin gap between bars, so that equal ones do not merge.
-        parts.append(rect(x, top, width * 0.94, height, colour, note=note))
+        parts.append(bar(x, frame.base - height, width * 0.94, height, look, note))
+        if (ends := _ends(bars.low, bars.high, g)) is not None:
+            low, high = (frame.at(0.0, v)[1] for v in ends)
+            parts.append(whisker(x + width * 0.47, low, x + width * 0.47, high))
     return "".join(parts)
+
+
+def _ends(low: Values, high: Values, i: int) -> tuple[float, float] | None:
+    """The i-th interval; None where there is none."""
+    a, b = (low[i], high[i]) if low and high else (None, None)
+    return None if a is None or b is None else (a, b)
+
+
+def _left(width: float) -> float:
+    return 62.0 if width == WIDE else 54.0
 
 
 def _y_axis(frame: _Frame, axis: Axis, scale: Sequence[float]) -> str:
     parts = []
     for t in scale:
         x, y = frame.at(frame.x[0], t)
-        parts.append(line(x, y, x + frame.width, y, FAINT))
-        parts.append(text(x - 6, y + 3.5, _value(t, axis.percent, tick=True), "end", 10))
+        parts.append(line(x, y, x + frame.width, y, "var(--grid)"))
+        parts.append(text(x - 6, y + 3.5, number_text(t, axis.percent, tick=True), "end", 10))
     middle = frame.top + frame.height / 2
-    parts.append(text(13, middle, axis.label, "middle", 11, turn=-90))
+    parts.append(text(12, middle, shortened(axis.label, 44), "middle", 11, turn=-90))
     return "".join(parts)
 
 
 def _x_axis(frame: _Frame, axis: Axis, scale: Sequence[float]) -> str:
-    base = frame.top + frame.height
-    parts = [line(frame.left, base, frame.left + frame.width, base, INK)]
+    parts = [line(frame.left, frame.base, frame.left + frame.width, frame.base, INK)]
     for t in scale:
         x, _ = frame.at(t, frame.y[0])
-        parts.append(line(x, base, x, base + 4, INK))
-        parts.append(text(x, base + 16, _value(t, axis.percent, tick=True), "middle", 10))
-    parts.append(text(frame.left + frame.width / 2, base + 36, axis.label, "middle", 11))
+        parts.append(line(x, frame.base, x, frame.base + 4, INK))
+        words = number_text(t, axis.percent, tick=True)
+        parts.append(text(x, frame.base + 16, words, "middle", 10))
+    # Under the middle of the axis, or as far to the left as a long label needs.
+    right = frame.left + frame.width
+    label = shortened(axis.label, int(right / 5.8))
+    middle = min(frame.left + frame.width / 2, right + 10 - len(label) * 2.9)
+    parts.append(text(middle, frame.base + 36, label, "middle", 11))
     return "".join(parts)
 
 
-def column_names(
-    names: Sequence[str], left: float, step: float, y: float, *, down: bool
-) -> tuple[str, float]:
-    """Names under (`down`) or over columns, upright, and turned when they would overlap."""
-    short = [shortened(n, 20) for n in names]
-    longest = max(len(n) for n in short)
-    if longest * 5.6 <= step:
-        depth = 18.0
-        baseline = y + 12 if down else y + depth - 6
-        labels = [
-            text(left + (i + 0.5) * step, baseline, n, "middle", 10) for i, n in enumerate(short)
-        ]
-        return "".join(labels), depth
-    # Turned names need a line's height each; if there is too little room, write every k-th.
-    every = max(1, math.ceil(9.0 / step))
-    depth, anchor = longest * 5.8 + 10, "end" if down else "start"
-    baseline = y + 2 if down else y + depth - 5
-    labels = [
-        text(left + (i + 0.5) * step + 3, baseline, n, anchor, min(10.0, max(8.5, step)), turn=-90)
-        for i, n in enumerate(short)
-        if i % every == 0
-    ]
-    return "".join(labels), depth
-
-
-def _legend(entries: Sequence[tuple[str, int, int, bool]]) -> tuple[str, float]:
-    """Swatches and names, wrapped over lines, and the height they take; dash -1 draws a box."""
-    x, y, parts = 62.0, 14.0, []
-    for name, colour, dash, is_line in entries:
-        words, ink = shortened(name, 44), PALETTE[colour % len(PALETTE)]
+def _legend(entries: Sequence[tuple[str, Look, Series | None]], page: float) -> tuple[str, float]:
+    """Swatches and names, wrapped over lines, and the height they take; None draws a bar."""
+    start = 62.0 if page == WIDE else 8.0
+    x, y, parts = start, 14.0, []
+    for name, look, series in entries:
+        words = shortened(name, 44)
         width = 34 + len(words) * 6.3 + 14
-        if x > 62 and x + width > WIDTH:
-            x, y = 62.0, y + 18
-        if dash < 0:
-            parts.append(rect(x + 8, y - 9, 12, 11, ink))
-        elif is_line:
-            parts.append(polyline([(x, y - 4), (x + 26, y - 4)], ink, dash))
-        else:
-            parts.append(dot((x + 14, y - 4), 5, ink, hollow=True))
+        if x > start and x + width > page:
+            x, y = start, y + 18
+        if series is None:
+            parts.append(bar(x + 8, y - 9, 12, 11, look))
+        elif series.line:
+            parts.append(polyline([(x, y - 4), (x + 26, y - 4)], look, thin=series.thin))
+        if series is not None and (series.points or not series.line):
+            radius = 5.0 if not series.line else 3.0
+            parts.append(dot((x + 14, y - 4), radius, look, hollow=not series.line))
         parts.append(text(x + 31, y, words, "start", 11))
         x += width
     return "".join(parts), y + 6
 
 
-def _empty_chart(title: str) -> str:
-    body = [text(WIDTH / 2, 24, "no values recorded", "middle", 12)]
-    return document(title, WIDTH, 40, body)
-
-
-def _range(values: Sequence[float], axis: Axis) -> tuple[float, float]:
-    """The range of an axis. A single value gets five points of a share, else a tenth, on each side.
-
-    For shares the range stays within 0 % and 100 %.
-    """
-    low, high = 0.0 if axis.zero else min(values), max(values)
-    if high - low >= 1e-12:
-        return low, high
-    if axis.percent:
-        return max(low - 0.05, min(low, 0.0)), min(low + 0.05, max(low, 1.0))
-    pad = 0.1 * abs(low) or 0.5
-    return low - pad, low + pad
+def _empty_chart(title: str, width: float) -> str:
+    body = [text(width / 2, 24, "no values recorded", "middle", 12)]
+    return document(title, width, 40, body)
 
 
 def _span(values: Sequence[float]) -> tuple[float, float]:
@@ -276,15 +264,3 @@ def _span(values: Sequence[float]) -> tuple[float, float]:
 def _tick_makes_sense(xs: Sequence[float], tick: float) -> bool:
     """Whether a tick makes sense: none between two rounds."""
     return tick == round(tick) or any(v != round(v) for v in xs)
-
-
-def shortened(words: str, limit: int) -> str:
-    """Shorten in the middle, since names in a list often share their beginning."""
-    half = (limit - 1) // 2
-    return words if len(words) <= limit else f"{words[: limit - 1 - half]}…{words[-half:]}"
-
-
-def _value(value: float, percent: bool, *, tick: bool = False) -> str:
-    if not percent:
-        return f"{value:.6g}" if tick else f"{value:.4g}"
-    return f"{100 * value:.4g} %" if tick else f"{100 * value:.1f} %"

@@ -133,9 +133,10 @@ def csv_text(table: Table) -> str:
 def latex(table: Table) -> str:
     r"""A booktabs `tabular` (in a `table` with a caption where there is one)."""
     columns = "".join("r" if spec else "l" for spec in table.formats)
-    head, *body = (
-        " & ".join(escape_latex(c) for c in row) + r" \\" for row in (table.header, *shown(table))
-    )
+    rows = [[escape_latex(cell) for cell in row] for row in (table.header, *shown(table))]
+    for row in rows[1:]:
+        row[:] = [_minus(c) if spec else c for c, spec in zip(row, table.formats, strict=True)]
+    head, *body = (" & ".join(row) + r" \\" for row in rows)
     lines = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule", *body]
     lines += [r"\bottomrule", r"\end{tabular}"]
     if table.caption:
@@ -170,6 +171,11 @@ def escape_markdown(text: str) -> str:
 def escape_latex(text: str) -> str:
     """Text that LaTeX typesets literally, on one line."""
     return "".join(_LATEX.get(c, c) for c in visible(" ".join(text.split())))
+
+
+def _minus(text: str) -> str:
+    """Numbers with LaTeX's minus sign: its "-" is a hyphen."""
+    return re.sub(r"(?<![^ (])-(?=[\d$])", "$-$", text)
 
 
 def _csv_cell(cell: Cell) -> str:

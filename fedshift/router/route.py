@@ -57,14 +57,18 @@ def best(score: Tensor, k: int) -> Tensor:
 class Router:
     """Client models, and scores that decide which of them answers. Frozen; `of` builds it.
 
-    model     the network: "logits", "client_logits", and "client_features" for refits and novelty
-    shared    (parameters, buffers) with which client logits are computed
-    served    client id -> (parameters, buffers) that this client would answer with
-    sizes     n [N]; 0 for clients that cannot be routed to (N in formulas is then the others' sum)
-    prior     the rule when a call names none, see `fedshift.router.score.scores`
-    head      a refitted client head, used in place of the model's
-    gaussians client features' moments, for novelty
+    model        the network: "logits", "client_logits", and "client_features" for refits and
+                 novelty
+    shared       (parameters, buffers) with which client logits are computed
+    served       client id -> (parameters, buffers) that this client would answer with
+    sizes        n [N]; 0 for clients that cannot be routed to (N in formulas is then the others'
+                 sum)
+    prior        the rule when a call names none, see `fedshift.router.score.scores`
+    head         a refitted client head, used in place of the model's
+    gaussians    client features' moments, for novelty
     calibration  held-out figures of a refit, and of the router before it
+
+    docs/routing.md has an example.
     """
 
     model: Model

@@ -49,14 +49,20 @@ L1_TOLERANCE = 1e-6
 class PalsWeights:
     """Weights and the evidence for them.
 
-    `weights` [M] sum to 1; `ess` = 1 / sum_i a_i^2/n_i in examples and `ess_fraction` = ess / N;
-    `distance` is ||T - S^T a0||, a0 the answer at lam = 0: how far T lies outside what the clients
-    can mix (under the cap); `residual` [K] = T - S^T a; `gap` is the Frank-Wolfe gap, a bound on
-    f(a) - f*; `l1_bound` = sqrt(N gap / lam) bounds ||a - a*||_1 (inf at lam = 0). `certified`: the
-    gap is at most 1e-12 max(1, |f|), a is on the simplex to 1e-12, and ||a - a*||_1 <= 1e-6 by the
-    duality gap of the active set and a charge for rounding and for the projection at lam = 0. a* is
-    the optimum for the very numbers given, at `lam`; at lam = 0 the max-ESS minimiser. `note` says
-    so where `ess` changes nothing because lam = 0 already has as much.
+    weights       a [M], which sum to 1
+    ess           1 / sum_i a_i^2/n_i, in examples; ess_fraction is ess / N
+    distance      ||T - S^T a0||, a0 the answer at lam = 0: how far T lies outside what the clients
+                  can mix (under the cap)
+    residual      [K], T - S^T a
+    gap           the Frank-Wolfe gap, a bound on f(a) - f*
+    l1_bound      sqrt(N gap / lam), which bounds ||a - a*||_1; inf at lam = 0
+    certified     the gap is at most 1e-12 max(1, |f|), a is on the simplex to 1e-12, and
+                  ||a - a*||_1 <= 1e-6 by the duality gap of the active set and a charge for
+                  rounding and for the projection at lam = 0
+    lam           the lambda of these weights; where `ess` was given, the smallest that reaches it
+    note          says so where `ess` changes nothing because lam = 0 already has as much
+
+    a* is the optimum for the very numbers given, at `lam`; at lam = 0 the max-ESS minimiser.
     """
 
     weights: Floats
@@ -76,6 +82,10 @@ def effective_sample_size(weights: ArrayLike, sizes: ArrayLike) -> float:
 
     It is N at a = n / N, its largest value, and n_i when client i has all the weight. Raises
     InputError when the lengths differ or a client without examples has a positive weight.
+
+    >>> from fedshift.server.pals import effective_sample_size
+    >>> effective_sample_size([0.5, 0.5], [100, 300])
+    300.0
     """
     try:
         a, n = numbers(weights), numbers(sizes)
@@ -111,14 +121,21 @@ def pals_weights(
 ) -> PalsWeights:
     """FedPALS weights: argmin_a ||T - S^T a||^2 + lam sum_i a_i^2/n_i, sum a = 1, 0 <= a_i <= cap.
 
-    `label_counts` [M, K] are non-negative, S_i = counts_i / n_i; `target` [K] sums to 1 within 1e-6
-    (rescaled only with `normalise_target`); a label that no client has stays in `residual`.
-    Give exactly one of `lam`, in units of examples, 0 <= lam <= inf, and `ess`, a fraction in
-    (0, 1]: the smallest lam with ESS / N >= ess. lam = 0 is the limit lam -> 0+, the minimiser of
-    the distance with the largest ESS, and so is any lam below 1e-12 N; lam = inf is n / N (with a
-    cap, the largest ESS under it). Clients without examples get 0. `cap` in (0, 1] bounds every
-    weight. `fidelity="norm"` minimises ||T - S^T a|| + lam sum_i a_i^2/n_i, not squared; it is
-    solved as alpha_norm(lam) = alpha_squared(2 r lam) with r = ||T - S^T a|| at the solution.
+    label_counts  [M, K], 0 or more; S_i = counts_i / n_i. Clients without examples get 0
+    target        T [K], which sums to 1 within 1e-6 (rescaled only with `normalise_target`); a
+                  label that no client has stays in `residual`
+    lam           in units of examples, 0 <= lam <= inf; or
+    ess           a fraction in (0, 1]: the smallest lam with ESS / N >= ess
+    cap           in (0, 1], bounds every weight
+    fidelity      "norm" minimises ||T - S^T a|| + lam sum_i a_i^2/n_i, not squared; it is solved
+                  as a_norm(lam) = a_squared(2 r lam) with r = ||T - S^T a|| at the solution
+
+    lam = 0 is the limit lam -> 0+, the minimiser of the distance with the largest ESS, and so is
+    any lam below 1e-12 N; lam = inf is n / N (with a cap, the largest ESS under it).
+
+    >>> solved = fs.pals_weights([[90, 10], [20, 80]], [0.5, 0.5], lam=0)
+    >>> solved.weights.round(3).tolist(), round(solved.ess), solved.certified
+    ([0.429, 0.571], 196, True)
 
     Raises InputError for counts or a target of another form, for clients of less than 1e-12
     or more than 1e18 examples, for lam and ess both or neither or out of range (lam > 0 goes from
@@ -143,7 +160,14 @@ def ess_curve(
     cap: float | None = None,
     fidelity: Fidelity = "squared",
 ) -> tuple[PalsWeights, ...]:
-    """`pals_weights` at each ESS fraction, in the order given; the hull is searched only once."""
+    """`pals_weights` at each ESS fraction, in the order given; the hull is searched only once.
+
+    Raises InputError as `pals_weights` does, and for fractions outside (0, 1].
+
+    >>> curve = fs.ess_curve([[90, 10], [10, 90], [50, 0]], [0.1, 0.9], (0.5, 0.75, 1))
+    >>> [weights.weights.round(2).tolist() for weights in curve]
+    [[0.11, 0.89, 0.0], [0.23, 0.68, 0.09], [0.4, 0.4, 0.2]]
+    """
     if isinstance(fractions, str) or not isinstance(fractions, Iterable):
         raise InputError(
             f"fractions must be a list of ESS fractions, as (0.25, 0.5); got {described(fractions)}"

@@ -26,7 +26,7 @@ def head_rows(params: Params, head: tuple[str, ...], labels: int) -> tuple[str, 
         close = nearest(head[0], params) if head else ""
         raise InputError(
             f"Setting.head = {list(head)} matches no parameter; the model has "
-            f"{', '.join(list(params)[:8])}.{close}"
+            f"{', '.join(list(params)[:8])}.{close} Name the last linear layer by Setting(head=...)"
         )
     for name in names:
         rows = tuple(params[name].shape)[:1]  # () for a scalar, which has no rows

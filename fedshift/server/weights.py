@@ -36,7 +36,13 @@ class Weights(Protocol):
 
 @dataclass(frozen=True)
 class BySize:
-    """a_i = n_i / sum_j n_j over the cohort. McMahan et al. 2017, Algorithm 1."""
+    """a_i = n_i / sum_j n_j over the cohort. McMahan et al. 2017, Algorithm 1.
+
+    >>> import torch
+    >>> from fedshift.server.weights import BySize
+    >>> BySize()({"n": torch.tensor([100.0, 300.0])}).tolist()
+    [0.25, 0.75]
+    """
 
     needs = ("n",)
 
@@ -69,6 +75,13 @@ class Pals:
 
     Solved over every cohort, with `lam` fixed or `ess` (a fraction of the cohort's examples)
     reached by the smallest lam. See `fedshift.pals_weights` for the arguments and the solver.
+
+    >>> import torch
+    >>> from fedshift.server.weights import Pals
+    >>> labels = torch.tensor([[80.0, 20.0], [20.0, 80.0]])
+    >>> weights = Pals((0.5, 0.5), lam=0)({"n": labels.sum(1), "labels": labels})
+    >>> weights.numpy().round(3).tolist()
+    [0.5, 0.5]
     """
 
     target: tuple[float, ...]

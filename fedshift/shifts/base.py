@@ -30,6 +30,12 @@ class Shift(Protocol):
     arrays into `labels`, each ascending, no index in two of them. Every draw comes from `rng`.
     Implementations are frozen dataclasses; bad input is an `InputError`. To split off a target
     in the same way as the clients, ask for M + 1 parts and take the last one.
+
+    >>> import numpy as np
+    >>> from fedshift.shifts import Shards
+    >>> parts = Shards(1)([0, 1] * 6, 2, 2, np.random.default_rng(0))
+    >>> sorted(part.tolist() for part in parts)
+    [[0, 2, 4, 6, 8, 10], [1, 3, 5, 7, 9, 11]]
     """
 
     def __call__(

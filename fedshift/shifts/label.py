@@ -51,6 +51,8 @@ class Iid:
 class Sparsity:
     """Every client has C labels, drawn at random, with the same number of samples of each.
 
+    C is `labels_per_client`.
+
     Client i draws a set Y_i of C labels uniformly without replacement. With n_y samples and m_y
     clients holding label y, n_iy = floor(min_{y: m_y > 0} n_y / m_y) for y in Y_i and 0 elsewhere,
     the largest number that is equal for all (i, y) and shares no sample. So all n_i are equal and
@@ -260,6 +262,8 @@ def _cut_with_capacity(q: Floats, supply: Ints) -> Ints:
 @dataclass(frozen=True)
 class Shards:
     """Sort by label, cut into M * s shards, deal s shards to each client at random.
+
+    s is `per_client`.
 
     Shard j holds floor(n/(M s)) + [j < n mod (M s)] samples, so every sample is used and the sizes
     of two clients differ by at most s. A shard holds one label plus one for each border between

@@ -41,6 +41,10 @@ class LabelDistances:
 def label_distances(counts: ArrayLike) -> LabelDistances:
     """The distances between the rows of a label table: counts [M, K].
 
+    >>> from fedshift.shifts import label_distances
+    >>> label_distances([[50, 50], [100, 0]]).variation.tolist()
+    [[0.0, 0.5], [0.5, 0.0]]
+
     Raises InputError for negative, non-finite or non-rectangular counts.
     """
     share = marginals(counts)

@@ -78,6 +78,12 @@ def resample_to(
     size = floor(min_{y: T_y > 0} n_y / T_y), the largest with size * T_y <= n_y for every label.
     `labels` [n], `marginal` [K]; the result is int64 [size], ascending.
 
+    >>> import numpy as np
+    >>> from fedshift.shifts import resample_to
+    >>> labels = np.array([0, 0, 0, 0, 1, 1])
+    >>> labels[resample_to(labels, [0.5, 0.5], 2, np.random.default_rng(0))].tolist()
+    [0, 0, 1, 1]
+
     `InputError`: T is not a distribution over K labels; a label with mass has no samples; `size`
     below 1 or above the largest.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -12,12 +11,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedshift.engine.quicker import forks_safely
-from fedshift.errors import DataError, InputError
+from fedshift.errors import DataError, InputError, shown
 from fedshift.experiments.in_use import alone_in
 from fedshift.experiments.progress import Asked, no_stop
 from fedshift.experiments.training import Listener, silent
 from fedshift.files import clean, is_folder, make_folder, write
-from fedshift.record.folder import METRICS, SERVED
+from fedshift.record.folder import METRICS, SERVED, read_run
+from fedshift.report.intervals import Moments, bounds_of, moments
 from fedshift.sweeps.execute import Report, execute
 from fedshift.sweeps.measured import (
     Measured,
@@ -131,18 +131,30 @@ def _by_label(plan: Plan, listen: Listener) -> Listener:
 
 
 def _check_data(plan: Plan, store: Store, means: Means) -> None:
-    """Raise DataError where a complete run was trained on other data than the same run now."""
-    populations: dict[str, Run] = {}
+    """Raise DataError where a complete run was trained on other data than the same run now.
+
+    Names of clients and classes are no data, and stand in the run's files.
+    """
+    populations: dict[tuple[str, tuple[str, ...]], Run] = {}
     for run in filter(store.done, plan.runs.values()):
-        lock = store.read(run).lock
-        populations.setdefault(f"{lock.get('data_sha256')} {lock.get('split_sha256')}", run)
-    for key, run in populations.items():
-        now = means.prepare(run)
+        lock, its = store.read(run).lock, read_run(store.path(run))
+        names = (*(client.name for client in its.clients), *its.summary.classes)
+        populations.setdefault(
+            (f"{lock.get('data_sha256')} {lock.get('split_sha256')}", names), run
+        )
+    for (key, names), run in populations.items():
+        now, where = means.prepare(run), store.path(run)
+        cure = "give another folder, or delete this one to train its runs again"
         if key != f"{now.data.sha256} {now.split_sha256}":
             raise DataError(
-                f"{store.path(run)}: trained on other data, or on another cut of them, than there "
-                "are now; give another folder, or delete this one to train its runs again"
+                f"{where}: trained on other data, or on another cut of them, than there are now; "
+                f"{cure}"
             )
+        numbers = map(str, range(len(now.task.clients)))
+        present = (*(now.custom.clients or numbers), *now.task.classes)
+        if changed := [pair for pair in zip(names, present, strict=False) if pair[0] != pair[1]]:
+            was, name = (shown(text) for text in changed[0])
+            raise DataError(f'{where}: there "{name}" was named "{was}"; {cure}')
 
 
 def table_of(
@@ -176,14 +188,14 @@ def _choice(plan: Plan, rows: Sequence[Row]) -> str:
     return chosen + why
 
 
-def _curve(runs: Iterable[Measured], store: Store, metric: str) -> dict[int, float]:
-    """The metric's mean over the seeds by round; empty where no round was measured by it."""
+def _curve(runs: Iterable[Measured], store: Store, metric: str) -> dict[int, Moments]:
+    """The metric over the seeds by round; empty where no round was measured by it."""
     curves: list[dict[int, float]] = []
     for file in (METRICS, SERVED):
         with contextlib.suppress(DataError):  # it has no such column
             curves = curves or [store.curve(m.run, metric, file) for m in runs if m.state == "done"]
     common = sorted(set(curves[0]).intersection(*curves[1:])) if curves else []
-    return {t: math.fsum(c[t] for c in curves) / len(curves) for t in common}
+    return {t: moments([c[t] for c in curves], within=bounds_of(metric)) for t in common}
 
 
 def write_table(table: Table) -> None:

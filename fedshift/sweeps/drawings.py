@@ -1,26 +1,37 @@
-"""A comparison as drawings."""
+"""A comparison as charts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fedshift.report.svg import PALETTE, Axis, Series, line_chart, side_bars
+from fedshift.report.charts import Axis, Chart, LineChart, Series, SideBars
+from fedshift.report.intervals import Moments
 
-Curves = Mapping[str, Mapping[int, float]]
+Curves = Mapping[str, Mapping[int, Moments]]
 
 
 def drawings(
-    title: str, axis: Axis, means: Mapping[str, float | None], base: str, curves: Curves
-) -> dict[str, str]:
-    """SVG by caption: a bar per method with a line at the base, and the curves over rounds."""
-    bars = side_bars(title, list(means), list(means.values()), axis, mark=means[base])
-    drawn = {f"{axis.label}, mean over seeds; the line: {base}": bars}
-    series = [
-        Series(name, tuple(curve), tuple(curve.values()), i % len(PALETTE), i // len(PALETTE))
-        for i, (name, curve) in enumerate(curves.items())
-        if curve
-    ]
+    title: str, axis: Axis, rows: Mapping[str, Moments | None], base: str, curves: Curves
+) -> dict[str, Chart]:
+    """Charts by caption: a bar per method with a line at the base, and the curves over rounds."""
+    means, low, high = (
+        tuple(None if m is None else getattr(m, name) for m in rows.values())
+        for name in ("mean", "low", "high")
+    )
+    mark = None if (m := rows[base]) is None else m.mean
+    bars = SideBars(title, tuple(rows), means, axis, mark, low, high)
+    what = f"{axis.label}, mean over seeds"
+    whiskers = ", with its 95 % interval" * any(v is not None for v in low)
+    drawn: dict[str, Chart] = {f"{what}{whiskers}; the line: {base}": bars}
+    series = tuple(_series(name, curve) for name, curve in curves.items() if curve)
     if series:
-        caption = f"{axis.label} by round, mean over seeds"
-        drawn[caption] = line_chart(f"{title} by round", series, Axis("round"), axis)
+        bands = "; the bands: 95 % intervals" * any(v is not None for s in series for v in s.low)
+        lines = LineChart(f"{title} by round", series, Axis("round"), axis)
+        drawn[f"{axis.label} by round, mean over seeds{bands}"] = lines
     return drawn
+
+
+def _series(name: str, curve: Mapping[int, Moments]) -> Series:
+    x, of = tuple(map(float, curve)), curve.values()
+    mean, low, high = (tuple(getattr(m, k) for m in of) for k in ("mean", "low", "high"))
+    return Series(name, x, mean, low, high)

@@ -9,13 +9,12 @@ from typing import Any
 
 from fedshift.errors import unknown
 from fedshift.record.headline import OWN
+from fedshift.report.intervals import Moments, bounds_of, moments
 from fedshift.sweeps.execute import Report
 from fedshift.sweeps.plan import Contender, Plan, seeds_in_words
-from fedshift.sweeps.statistics import Moments, moments, paired
+from fedshift.sweeps.statistics import paired
 from fedshift.sweeps.store import Run, Store
 
-# Fewer seeds have no interval: with two, it is twelve times the standard error.
-LEAST = 3
 Facts = Mapping[str, Any]
 
 
@@ -144,9 +143,8 @@ def _row(plan: Plan, contender: Contender, runs: Sequence[Measured], metric: str
     row = rows[max(rows, key=merit)]  # of equals the first
     values = list(row.values(metric).values())
     several = merits if len(merits) > 1 else {}
-    return replace(
-        row, moments=_without_pairs(moments(values)) if values else None, validation=several
-    )
+    summed = moments(values, within=bounds_of(metric)) if values else None
+    return replace(row, moments=summed, validation=several)
 
 
 def chosen_by(plan: Plan, runs: Sequence[Measured]) -> str:
@@ -167,9 +165,4 @@ def smaller_is_better(metric: str) -> bool:
 
 
 def _difference(row: Row, base: Row, metric: str) -> Moments | None:
-    result = paired(row.values(metric), base.values(metric))
-    return None if result is None else _without_pairs(result)
-
-
-def _without_pairs(result: Moments) -> Moments:
-    return result if result.n >= LEAST else replace(result, low=None, high=None)
+    return paired(row.values(metric), base.values(metric), within=bounds_of(metric))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,11 +11,12 @@ from fedshift.errors import unknown
 from fedshift.files import check_page, write
 from fedshift.record.headline import OWN, OWN_MODELS
 from fedshift.report import tables
+from fedshift.report.charts import Axis, Chart
+from fedshift.report.intervals import Moments
 from fedshift.report.layout import figure, html_page, items, note, section, table
-from fedshift.report.svg import Axis
-from fedshift.sweeps.drawings import drawings
+from fedshift.report.printed import save
+from fedshift.sweeps.drawings import Curves, drawings
 from fedshift.sweeps.measured import Measured, Row
-from fedshift.sweeps.statistics import Moments
 from fedshift.sweeps.texts import difference, spread
 
 if TYPE_CHECKING:
@@ -45,8 +45,14 @@ class Table:
     rows    one per method, at the setting that validation chose
     runs    every run, of settings that were not chosen, too
     notes   what a reader has to know, a sentence each
-    curves  by method, the metric's mean over the seeds by round
+    curves  by method, the metric over the seeds by round
     folder  where the runs are
+
+    >>> columns = {"client": "hospital", "label": "outcome"}
+    >>> task = fs.Task.from_csv("patients.csv", **columns, target="north")
+    >>> table = fs.compare(task, "linear", ["fedavg", "fedrs"], rounds=2, seeds=2, jobs=1)
+    >>> table.frame()["method"].tolist(), table.row("fedrs").moments.n
+    (['fedavg', 'fedrs'], 2)
     """
 
     title: str
@@ -55,7 +61,7 @@ class Table:
     rows: tuple[Row, ...]
     runs: tuple[Measured, ...]
     notes: tuple[str, ...]
-    curves: Mapping[str, Mapping[int, float]]
+    curves: Curves
     folder: Path
 
     def row(self, method: str) -> Row:
@@ -182,11 +188,17 @@ class Table:
         table = self.all_runs() if runs else self.numbers()
         return pandas.DataFrame(list(table.rows), columns=list(table.header))
 
-    def plots(self) -> dict[str, str]:
-        """Drawings as SVG by what they show: means over the seeds, and the metric by round."""
+    def plots(self) -> dict[str, Chart]:
+        """Charts by what they show: means over the seeds, and the metric by round."""
         axis, title = Axis(self.words, percent=self.percent), f"{self.title}: {self.words}"
-        means = {row.label: row.moments.mean if row.moments else None for row in self.rows}
-        return drawings(title, axis, means, self.base, self.curves)
+        rows = {row.label: row.moments for row in self.rows}
+        return drawings(title, axis, rows, self.base, self.curves)
+
+    def figures(self, folder: str | Path) -> tuple[Path, ...]:
+        """The drawings as PDF and PNG for a paper. Raises InputError without matplotlib."""
+        names = ("means", "rounds")
+        charts = {name: [chart] for name, chart in zip(names, self.plots().values(), strict=False)}
+        return save(charts, Path(folder))
 
     def report(self, path: str | Path) -> Path:
         """Write one page with the table, drawings and every run. Raises InputError for no .html."""

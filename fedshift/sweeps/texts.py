@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from fedshift.report.intervals import Moments
 from fedshift.report.tables import MISSING
-from fedshift.sweeps.statistics import Moments
 
 
 def spread(result: Moments | None, digits: int) -> str:

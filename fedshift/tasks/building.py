@@ -20,11 +20,12 @@ from fedshift.shifts.target import resample_to
 from fedshift.sketch import sketched
 from fedshift.tasks.columns import fit_columns
 from fedshift.tasks.cutting import Cut, cut_rows
-from fedshift.tasks.encoding import Column, Encoding, codes_in, scaled
+from fedshift.tasks.encoding import Column, Encoding, codes_in
 from fedshift.tasks.fields import TaskFields
-from fedshift.tasks.layout import Layout, Part, part_of
+from fedshift.tasks.layout import Layout, Part, part_of, scaled
 from fedshift.tasks.names import Coded, Ints, listed, many
-from fedshift.tasks.rows import Columns, Tensors
+from fedshift.tasks.rows import Columns
+from fedshift.tasks.tensors import Tensors, is_images
 from fedshift.tasks.transforms import Transformed
 
 # Numbers to predict of this size on average are named.
@@ -153,8 +154,10 @@ def _encoding(task: TaskFields, cut: Cut, classes: tuple[str, ...]) -> tuple[Enc
         return Encoding(classes, task.kind, (), tuple(x.shape[1:]), pixels), notes
     # Of one tensor bytes are an image, here as where classes are predicted.
     pixels = inputs.form == "one" and inputs.of["x"].dtype == torch.uint8
-    named = inputs.of.items()
-    parts = tuple(part_of(name, scaled(v[:1]) if pixels else v) for name, v in named)
+    parts = tuple(
+        part_of(name, scaled(v[:1])) if pixels else part_of(name, v, images=is_images(inputs, name))
+        for name, v in inputs.of.items()
+    )
     layout = Layout((*parts, *ahead), inputs.form, bool(ahead))
     return Encoding(classes, task.kind, pixels=pixels, layout=layout), []
 

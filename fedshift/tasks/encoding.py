@@ -14,17 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedshift.errors import InputError, shown
-from fedshift.tasks.layout import Layout
-from fedshift.tasks.names import Coded, Ints, as_number, coded
-from fedshift.tasks.rows import (
-    Columns,
-    Inputs,
-    Numbers,
-    Tensors,
-    check_column,
-    inputs_like,
-    inputs_of,
-)
+from fedshift.tasks.layout import Layout, scaled
+from fedshift.tasks.names import Coded, Ints, coded
+from fedshift.tasks.rows import Columns, Inputs, Numbers, check_column, inputs_of
+from fedshift.tasks.tensors import Tensors, inputs_like
+from fedshift.tasks.values import alike, reader_of
 
 Floats = NDArray[np.float32]
 
@@ -63,6 +57,7 @@ class Encoding:
     layout   how several tensors are packed, None where x is not
     missing  "refuse" raises InputError for a missing value
 
+    >>> from fedshift.tasks.encoding import Column, Encoding
     >>> age = Encoding(("no", "yes"), columns=(Column("age", mean=40.0, sd=10.0),))
     >>> age.apply({"age": [30.0, 45.0]}).tolist()
     [[-1.0], [0.5]]
@@ -154,11 +149,6 @@ class Encoding:
         return made
 
 
-def scaled(x: Tensor) -> Tensor:
-    """Bytes 0..255 to (x/255 - 0.5) / 0.5 in float32; floats as they are."""
-    return x.float().div_(127.5).sub_(1.0) if x.dtype == torch.uint8 else x
-
-
 def _fill(places: Floats, column: Column, values: NDArray[Any]) -> None:
     """Write numbers, or categories by their codes, to the places [rows, width] of their column."""
     if column.categories is None:
@@ -181,6 +171,8 @@ def codes_in(values: Numbers | Coded, categories: Sequence[str]) -> Ints:
     """Which category each value is: len(categories) for any other, -1 where it is missing."""
     given = coded(values)
     place = {name: i for i, name in enumerate(categories)}
+    for name, i in [*place.items()]:
+        place = dict.fromkeys(alike(name), i) | place
     codes = [place.get(name, len(categories)) for name in given.names]
     return np.array([*codes, -1], dtype=np.int64)[given.codes]
 
@@ -196,7 +188,7 @@ def refused(name: str, count: int) -> InputError:
 def _as_numbers(name: str, values: Numbers | Coded) -> Numbers:
     if not isinstance(values, Coded):
         return values
-    numbers = [as_number(text) for text in values.names]
+    numbers = [*map(reader_of(values.names), values.names)]
     if odd := [n for n, v in zip(values.names, numbers, strict=True) if not math.isfinite(v)]:
         raise InputError(
             f'column "{shown(name)}" holds "{shown(odd[0])}"; it is a column of numbers'

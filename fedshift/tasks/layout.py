@@ -15,11 +15,16 @@ from fedshift.errors import InputError, shown
 
 # Whole numbers up to this one are exact in float32.
 LARGEST = 1 << 24
+# Images, whose bytes become floats from -1 to 1 as they are packed.
+PIXELS = "pixels"
 
 
 @dataclass(frozen=True)
 class Part:
-    """One tensor of an example: its name, its shape without the batch, "float32"|"int64"|"bool"."""
+    """One tensor of an example: its name, and its shape without the batch.
+
+    dtype: what a network gets, "float32", "int64" or "bool"; PIXELS are float32 made of bytes.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -41,6 +46,8 @@ class Layout:
 
     Engine, backends and messages thereby see plain rows, whatever the network's inputs are.
 
+    >>> import torch
+    >>> from fedshift.tasks.layout import Layout, Part
     >>> both = Layout((Part("ids", (3,), "int64"), Part("mask", (3,), "bool")), "tuple")
     >>> row = both.pack((torch.tensor([[5, 7, 0]]), torch.tensor([[True, True, False]])))
     >>> row.tolist()
@@ -109,8 +116,13 @@ class Layout:
         return TypeAdapter(cls).validate_python(read)
 
 
-def part_of(name: str, v: Tensor) -> Part:
-    """The part that a tensor [n, *shape] is. Raises InputError for complex numbers."""
+def part_of(name: str, v: Tensor, *, images: bool = False) -> Part:
+    """The part that a tensor [n, *shape] is; images: it holds bytes of such.
+
+    Raises InputError for complex numbers.
+    """
+    if images:
+        return Part(name, tuple(v.shape[1:]), PIXELS)
     if v.is_complex():
         raise InputError(f'"{shown(name)}" holds complex numbers; give two real parts of it')
     kind = "bool" if v.dtype == torch.bool else "float32" if v.is_floating_point() else "int64"
@@ -128,9 +140,17 @@ def _flat(part: Part, v: Tensor) -> Tensor:
             f'"{shown(part.name)}" holds a whole number beyond 2^24, which 32-bit numbers change; '
             "number the values anew from 0"
         )
+    v = scaled(v) if part.dtype == PIXELS else v
     return v.reshape(len(v), -1).float()
+
+
+def scaled(x: Tensor) -> Tensor:
+    """Bytes 0..255 to (x/255 - 0.5) / 0.5 in float32; floats as they are."""
+    return x.float().div_(127.5).sub_(1.0) if x.dtype == torch.uint8 else x
 
 
 def _shaped(part: Part, columns: Tensor) -> Tensor:
     v = columns.reshape(len(columns), *part.shape)
-    return v if part.dtype == "float32" else v != 0 if part.dtype == "bool" else v.long()
+    if part.dtype in ("float32", PIXELS):
+        return v
+    return v != 0 if part.dtype == "bool" else v.long()

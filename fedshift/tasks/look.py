@@ -43,6 +43,7 @@ class ColumnLook:
 def look(table: Columns) -> tuple[ColumnLook, ...]:
     """All columns of a table, in order.
 
+    >>> from fedshift.tasks.look import look
     >>> from fedshift.tasks.rows import inputs_of
     >>> [c.kind for c in look(inputs_of({"age": [30.0, None], "site": ["a", "b"]}))]
     ['constant', 'categories']

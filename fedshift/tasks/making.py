@@ -27,8 +27,10 @@ from fedshift.tasks.names import (
     plain,
     reordered,
 )
-from fedshift.tasks.rows import Columns, Inputs, Tensors, inputs_of
+from fedshift.tasks.rows import Columns, Inputs, inputs_of
 from fedshift.tasks.target import Target, is_test_set, target_of
+from fedshift.tasks.tensors import Tensors
+from fedshift.tasks.values import plain_column, reader_of
 
 # Sets of labels beyond this number count as one class of the label table.
 SETS = 20
@@ -84,6 +86,7 @@ def task_fields(rows: Rows, target: Any, options: Options) -> dict[str, Any]:
     if odd := [name for name in options if name not in get_type_hints(Options)]:
         raise unknown("option of a task", odd[0], get_type_hints(Options))
     fields: dict[str, Any] = {"kind": "classification", "seed": 0, "name": "yours", **options}
+    _check_kind(fields["kind"], target, options)
     classes, missing = fields.pop("classes", None), fields.pop("missing", "mean")
     categories = fields.pop("categories", ())
     inputs, outside = inputs_of(rows.x, _aside(rows, target)), 0
@@ -97,11 +100,6 @@ def task_fields(rows: Rows, target: Any, options: Options) -> dict[str, Any]:
     classes = rows.labels if rows.labels and classes is None else classes
     labels, values, outputs = labels_of(y, fields["kind"], classes, len(inputs), outside)
     goal = Target("test set") if outside else target_of(target, places.names, labels.names)
-    if fields["kind"] == "regression" and goal.shares:
-        raise InputError(
-            'target: label shares have no meaning where y is numbers; give a client, "pooled", '
-            '"clients" or a test set'
-        )
     clients, empty = _clients_with_labels(places, labels, goal)
     _check_finite(inputs, places)
     notes += _about_rows(places, labels, outside, empty)
@@ -119,9 +117,23 @@ def task_fields(rows: Rows, target: Any, options: Options) -> dict[str, Any]:
     }
 
 
+def _check_kind(kind: str, target: Any, options: Options) -> None:
+    """Raise InputError for what has no meaning where a task of this kind is made."""
+    shares = hasattr(target, "__len__") and not isinstance(target, str)
+    if kind == "regression" and shares and not is_test_set(target):
+        raise InputError(
+            'target: label shares have no meaning where y is numbers; give a client, "pooled", '
+            '"clients" or a test set'
+        )
+    if kind == "regression" and options.get("classes") is not None:
+        raise InputError("classes name labels, and y is numbers; give bins=10 for as many bins")
+    if kind != "regression" and "bins" in options:
+        raise InputError(f'bins are of numbers to predict, and this task is "{kind}"; leave it out')
+
+
 def _places(client: Any, n: int, outside: int) -> Coded:
     """The client of each of n rows; of none for the last ones, a test set's."""
-    places = coded(_per_row("client", client, n - outside))
+    places = coded(_per_row("client", client, n - outside), "client")
     if not places.names:
         what = "is empty in every row" if n else "has no rows, and neither has x"
         raise InputError(f"client {what}; nothing is left to train on")
@@ -140,7 +152,7 @@ def labels_of(
         return Coded(codes, ("any",)), values, ("value",)
     if kind == "multilabel":
         return _sets(_matrix(y, n), classes, n - outside)
-    labels = coded(_per_row("y", y, n))
+    labels = coded(_per_row("y", y, n), "y")
     if classes is not None:
         labels = reordered(labels, classes, "label")
     many = len(labels.names)
@@ -251,17 +263,25 @@ def _per_row(name: str, values: Any, n: int) -> Any:
 def _floats(values: Any) -> Tensor:
     import pandas as pd
 
+    if isinstance(values, Coded):
+        numbers = [*map(reader_of(values.names), values.names)]
+        if odd := [n for n, v in zip(values.names, numbers, strict=True) if np.isnan(v)]:
+            raise InputError(_no_number(f'"{shown(odd[0])}"'))
+        values = np.array([*numbers, np.nan])[values.codes]
+    column = plain_column("y", values)
+    if getattr(column.dtype, "kind", "") == "M":
+        raise InputError(_no_number("dates"))
     try:
-        if isinstance(values, Coded):
-            values = np.array([*values.names, None], dtype=object)[values.codes]
-        numbers = pd.to_numeric(pd.Series(values)).to_numpy(np.float32, na_value=np.nan)
+        numbers = pd.to_numeric(pd.Series(column)).to_numpy(np.float32, na_value=np.nan)
     except (ValueError, TypeError) as e:
-        raise InputError(
-            f"y holds what is no number ({shown(str(e), 80)}), and regression predicts numbers"
-        ) from None
+        raise InputError(_no_number(shown(str(e), 80))) from None
     if np.isinf(numbers).any():
         raise InputError("y holds infinity; leave such rows out")
     return torch.from_numpy(numbers.copy())
+
+
+def _no_number(what: str) -> str:
+    return f"y holds what is no number ({what}), and regression predicts numbers"
 
 
 def _matrix(y: Any, n: int) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedshift.arguments import called
 from fedshift.errors import InputError, nearest, shown
 
 Ints = NDArray[np.int64]
@@ -34,17 +35,26 @@ class Coded(NamedTuple):
         return np.bincount(codes, minlength=len(self.names) + 1)[1:]
 
 
-def coded(values: Any) -> Coded:
+def coded(values: Any, what: str = "a column") -> Coded:
     """Values as numbers of their names, which come in order (see `ordered`).
 
     NaN, None and empty text are missing. Space around a text does not count, whole numbers are
-    named without a decimal point: " a" is "a", and 1.0 is "1".
+    named without a decimal point: " a" is "a", and 1.0 is "1". Raises InputError for a list, a dict
+    or an array in the place of a value; what: the values in words, for it.
     """
     if isinstance(values, Coded):
         return values
     import pandas as pd  # loading it takes a while, and few commands need it
 
-    codes, distinct = pd.factorize(pd.Series(plain(values)))
+    column = pd.Series(plain(values))
+    try:
+        codes, distinct = pd.factorize(column)
+    except TypeError:
+        row, odd = next((i, v) for i, v in enumerate(column) if type(v).__hash__ is None)
+        raise InputError(
+            f"{what} holds {called(odd)} in row {row + 1}; give one value per row, or several "
+            "columns"
+        ) from None
     texts = [text_of(one) for one in distinct]
     names = ordered({text for text in texts if text})
     place = {name: i for i, name in enumerate(names)} | {"": -1}
@@ -53,10 +63,10 @@ def coded(values: Any) -> Coded:
 
 
 def named(values: Any, name: Any) -> Mask | None:
-    """Which values are called `name`; None where that is no name but a list, a dict, a table."""
+    """Which clients are called `name`; None where that is no name but a list, a dict, a table."""
     if name is None or (hasattr(name, "__len__") and not isinstance(name, str)):
         return None
-    given = coded(values)
+    given = coded(values, "client")
     text = text_of(name)
     place = given.names.index(text) if text in given.names else len(given.names)
     return np.asarray(given.codes == place)

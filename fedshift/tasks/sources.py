@@ -12,7 +12,8 @@ from fedshift.arguments import called
 from fedshift.errors import InputError, nearest, shown
 from fedshift.tasks.making import Rows
 from fedshift.tasks.names import listed, plain
-from fedshift.tasks.rows import Tensors, inputs_of
+from fedshift.tasks.rows import inputs_of
+from fedshift.tasks.tensors import Tensors, tensor_of
 
 LABELS = ("label", "labels", "y", "target", "class", "fine_label")
 INPUTS = ("image", "img", "x", "pixel_values", "features", "data")
@@ -66,6 +67,19 @@ def rows_of_partition(dataset: Any, indices: Any, x: Keys, y: str | None) -> Row
     return Rows(stacked(examples.x), examples.y, client)
 
 
+def tested(target: Any, x: Keys, y: str | None) -> Any:
+    """A target that is a data set, as the pair (x, y) of its rows; all others as they are."""
+    others = isinstance(target, str | Mapping | list | tuple | np.ndarray | torch.Tensor)
+    pair_or_table = hasattr(target, "x") or hasattr(target, "iloc")
+    by_number = hasattr(target, "__len__") and hasattr(target, "__getitem__")
+    if others or pair_or_table or not by_number:
+        return target
+    rows = taken(target, None, x, y, "the target")
+    if not rows.x:
+        raise InputError("the target is an empty data set; there is nothing to test on")
+    return stacked(rows.x), rows.y
+
+
 def taken(source: Any, rows: Any, x: Keys, y: str | None, whose: str) -> Taken:
     """Inputs and labels at `rows` of a data set (None: of all), with the names of its labels."""
     numbers = range(_length(source, whose)) if rows is None else rows.tolist()
@@ -108,6 +122,12 @@ def stacked(values: list[Any]) -> Any:
 def _length(source: Any, whose: str) -> int:
     if hasattr(source, "dataset") and not hasattr(source, "__getitem__"):
         raise InputError(f"{shown(whose)} is {called(source)}, of batches; give its .dataset")
+    if isinstance(source, Mapping):  # such as HuggingFace's DatasetDict, of splits
+        keys = listed([str(key) for key in source])
+        raise InputError(
+            f'{shown(whose)} is {called(source)} of {keys}; give one data set, as ["train"] of it, '
+            "or a pair (x, y)"
+        )
     pair = _pair(source)
     if pair is not None:
         if len(pair[0]) != len(pair[1]):
@@ -196,15 +216,18 @@ def _value(value: Any) -> Any:
         grey = value.mode in ("1", "L")
         pixels = torch.from_numpy(np.array(value.convert("L" if grey else "RGB")))
         return pixels[None] if grey else pixels.permute(2, 0, 1).contiguous()
-    return torch.as_tensor(plain(value))
+    return tensor_of(plain(value))
 
 
 def _label(label: Any, names: Sequence[str] | None) -> Any:
-    """A label by its name, where the data set has names for numbers."""
+    """A label by its name, where the data set has names for numbers; there -1 is no label."""
     label = plain(label)
     label = label.item() if hasattr(label, "item") and label.ndim == 0 else label
-    by_number = names is not None and isinstance(label, int) and 0 <= label < len(names)
-    return names[label] if by_number and names is not None else label
+    if names is None or not isinstance(label, int):
+        return label
+    if label == -1:  # as HuggingFace writes rows that nobody has labelled
+        return None
+    return names[label] if 0 <= label < len(names) else label
 
 
 def _classes(source: Any) -> Sequence[str] | None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedshift.arguments import called
 from fedshift.errors import DataError, InputError, shown
 from fedshift.tasks.making import Rows
 from fedshift.tasks.names import Coded, Mask, as_number, coded, named, ordered
@@ -20,15 +21,15 @@ from fedshift.tasks.rows import (
     check_column,
     column_of,
     inputs_of,
+    single,
     take_columns,
 )
 from fedshift.tasks.sniffing import Format, sniffed
+from fedshift.tasks.values import MARKS, about_kind, in_seconds, is_truth, reader_of, seconds
 
 # Rows of a piece, and different texts that are collected of one column.
 PIECE, TEXTS = 1 << 16, 20_000
 FILES = (".csv", ".tsv", ".txt", ".gz", ".parquet")
-# What stands for a missing number, beside empty cells and what pandas knows (NA, null, ...).
-MARKS = {"?", "-", "--", ".", "*", "missing", "unknown", "n.a.", "none", "nil"}
 
 
 def rows_of(
@@ -63,30 +64,57 @@ def of_frame(
 ) -> tuple[Columns, list[str]]:
     """(the columns of a DataFrame or a dict of columns, notes): text that is numbers is numbers.
 
-    names are columns that are categories or names, as those of pandas' type "category" are.
-    aside: as of `read_table`.
+    names are columns that are categories or names, as those of pandas' type "category" are; True
+    and False are names there, and 1 and 0 elsewhere. aside: as of `read_table`.
     """
-    mask = named(frame[aside[0]], aside[1]) if aside and aside[0] in frame else None
+    if hasattr(frame, "to_pandas"):
+        frame = frame.to_pandas()
+    _check_frame(frame, names)
+    given = {str(name): frame[name] for name in frame}
+    mask = named(given[aside[0]], aside[1]) if aside and aside[0] in given else None
     table = inputs_of(frame, mask)
     if not isinstance(table, Columns):
         raise InputError("frame holds no named columns; give a DataFrame, or use from_arrays")
-    kinds = {str(name): str(getattr(frame[name], "dtype", "")) for name in frame}
     notes: list[str] = []
-    made = {
-        name: _numbers_in(name, column, notes, mask)
-        if isinstance(column, Coded) and name not in names and kinds.get(name) != "category"
-        else column
-        for name, column in table.of.items()
-    }
+    made: dict[str, Numbers | Coded] = {}
+    for name, column in table.of.items():
+        if name in names:
+            column = coded(given[name]) if is_truth(given[name]) else column
+        elif not isinstance(column, Coded):
+            notes += about_kind(name, given[name])
+        elif str(getattr(given[name], "dtype", "")) != "category":
+            notes += about_kind(name, given[name])
+            column = _numbers_in(name, column, notes, mask)
+        made[name] = column
     return Columns(made), notes
 
 
-def labelled(target: Any, label: str | Sequence[str], read: Any = None) -> Any:
-    """A target that is a table, or the name of its file, as the pair (x, y); others as they are."""
+def _check_frame(frame: Any, names: Sequence[str]) -> None:
+    """Raise InputError for what has no columns, several by one name, or names of several levels."""
+    if not isinstance(frame, Mapping) and not hasattr(frame, "columns"):
+        raise InputError(f"frame is {called(frame)}; give a DataFrame, or use from_arrays")
+    if getattr(getattr(frame, "columns", None), "nlevels", 1) > 1:
+        raise InputError(
+            "the table's columns have names of several levels; give each one name, as by "
+            'frame.columns = ["_".join(name) for name in frame.columns]'
+        )
+    columns, index = single([*frame]), getattr(getattr(frame, "index", None), "names", ())
+    for name in names:
+        if name not in map(str, columns) and name in index:
+            raise InputError(f'"{shown(name)}" is the table\'s index; give frame.reset_index()')
+
+
+def labelled(
+    target: Any, label: str | Sequence[str], names: Sequence[str] = (), read: Any = None
+) -> Any:
+    """A target that is a table, or the name of its file, as the pair (x, y); others as they are.
+
+    names: as of `of_frame`, beside a single label.
+    """
     if isinstance(target, str | os.PathLike) and str(target).lower().endswith(FILES):
-        target = read(Path(target)) if read else read_table(Path(target), [])[0]
+        target = read(Path(target)) if read else read_table(Path(target), [], label=label)[0]
     elif hasattr(target, "iloc") and getattr(target, "ndim", 1) == 2:
-        target = inputs_of(target)
+        target = of_frame(target, [*names, *([label] if isinstance(label, str) else [])])[0]
     if not isinstance(target, Columns):
         return target
     labels = [label] if isinstance(label, str) else list(label)
@@ -108,17 +136,20 @@ def read_table(
     *,
     leave: Sequence[str] = (),
     names: Sequence[str] = (),
+    label: str | Sequence[str] = "",
     aside: tuple[str, Any] | None = None,
     **given: Any,
 ) -> tuple[Columns, list[str]]:
     """(the columns of a CSV or Parquet file but those to leave, notes for the user).
 
     wanted must be there; names are columns that are categories or names, however many they have.
+    label: of a single column, texts such as "True" are names of its classes.
     aside: the column of clients and the one that is the target, by whose rows nothing is decided.
     Raises DataError for a file that is no such table.
     """
     if path.suffix == ".parquet":
-        table, notes = of_frame(read_parquet(path), names, aside)
+        classes = [label] if isinstance(label, str) else []
+        table, notes = of_frame(read_parquet(path), [*names, *classes], aside)
         return Columns({n: v for n, v in table.of.items() if n not in leave}), notes
     form = sniffed(path, wanted, **given)
     use = [name for name in form.header if name not in leave]
@@ -138,7 +169,7 @@ def read_table(
             continue
         column = _merged(parts)
         if isinstance(column, Coded) and name not in names:
-            column = _numbers_in(name, column, notes, mask, form.number)
+            column = _numbers_in(name, column, notes, mask, form.number, classes=name == label)
         made[name] = column
     return Columns(made), notes
 
@@ -257,20 +288,29 @@ def _merged(parts: list[Numbers | Coded]) -> Numbers | Coded:
 
 def _numbers_in(
     name: str, column: Coded, notes: list[str], mask: Mask | None,
-    number: Callable[[str], float] = as_number,
+    number: Callable[[str], float] = as_number, *, classes: bool = False,
 ) -> Numbers | Coded:  # fmt: skip
-    """Numbers where most entries are; InputError for others that are no mark of a missing one."""
-    numbers = np.array([*map(number, column.names), math.nan])
-    is_number = np.isfinite(numbers[:-1])
+    """Numbers where most entries are; InputError for others that are no mark of a missing one.
+
+    So are true and false, and durations, where no other text is; of classes they are names.
+    """
     judged = column.counts(None if mask is None else np.flatnonzero(~mask))
+    used = [text for text, count in zip(column.names, judged, strict=True) if count]
+    read = number if classes else reader_of(used, number)
+    numbers = np.array([*map(read, column.names), math.nan])
+    is_number = np.isfinite(numbers[:-1])
     if 2 * judged[is_number].sum() <= judged.sum():
         return column
     odd = [text for text, ok in zip(column.names, is_number, strict=True) if not ok]
     if others := [text for text in odd if text.lower() not in MARKS]:
+        words = {"truth": "True or False", "seconds": "durations"}
+        what = words.get(read.__name__, "numbers")
         raise InputError(
-            f'column "{shown(name)}" holds numbers and "{shown(others[0])}"; empty that cell, or '
+            f'column "{shown(name)}" holds {what} and "{shown(others[0])}"; empty that cell, or '
             f'give categories=["{shown(name)}"] or drop=["{shown(name)}"]'
         )
+    if read is seconds:
+        notes.append(in_seconds(name))
     if odd:
         count = int(column.counts()[~is_number].sum())
         marks = " and ".join(f'"{shown(text)}"' for text in odd)

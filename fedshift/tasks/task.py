@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 
 from fedshift.arguments import called, check_path, check_whole
+from fedshift.calls import called_as
 from fedshift.datasets import load_table
 from fedshift.errors import InputError
+from fedshift.real import is_whole
 from fedshift.seeds import numpy_generator
 from fedshift.shifts import Shift
 from fedshift.tasks.building import Built, built
@@ -22,7 +24,7 @@ from fedshift.tasks.making import Options, Rows, task_fields
 from fedshift.tasks.names import Coded, coded, listed, many
 from fedshift.tasks.rows import Columns
 from fedshift.tasks.showing import html_of
-from fedshift.tasks.sources import rows_of_datasets, rows_of_partition
+from fedshift.tasks.sources import rows_of_datasets, rows_of_partition, tested
 from fedshift.tasks.tables import labelled, of_frame, read_parquet, read_table, rows_of
 
 if TYPE_CHECKING:
@@ -32,20 +34,31 @@ if TYPE_CHECKING:
 class Task(TaskFields):
     """Clients with their examples, and a target; `build` cuts and encodes them.
 
-    Made by `from_arrays`, `from_csv`, `from_frame` and the like. clients are the names of those
-    that train, in order; classes the names of the labels, in the order of the network's outputs.
+    Made by `from_arrays`, `from_csv`, `from_frame` and the like. `fedshift.fit` trains on it.
+
+    clients  the names of those that train, in order
+    classes  the names of the labels, in the order of the network's outputs
     """
 
+    def __init__(self, *given: Any, **fields: Any) -> None:
+        if given or not fields:
+            raise InputError(
+                "a task is made by fs.Task.from_arrays(x, y, client=..., target=...), from_csv, "
+                "from_frame, from_folder or from_datasets"
+            )
+        super().__init__(**fields)
+
     @classmethod
+    @called_as('fs.Task.from_arrays(x, y, client=hospital, target="north")')
     def from_arrays(
         cls, x: Any, y: Any, *, client: Any, target: Any, **options: Unpack[Options]
     ) -> Task:
         """Rows of arrays or tensors: x [n, ...], y [n] and the client of each row.
 
         x   an array or a tensor [n, ...], taken as it is; bytes [n, channels, height, width] are
-            images, which are scaled to [-1, 1]. A tuple or a dict of arrays are several inputs,
-            and a list of sequences of unequal length is padded and gets a mask. A table (DataFrame,
-            dict of columns) is encoded by column.
+            images, which are scaled to [-1, 1], also among several inputs: a tuple or a dict of
+            arrays. A list of sequences of unequal length is padded and gets a mask. A table
+            (DataFrame, dict of columns) is encoded by column.
         y   numbers or text, one per row; see `Options` for regression and several labels per row
         target  a client's name; label shares or counts, as a dict by name or one per class;
             "pooled", "clients", or a labelled test set (x, y)
@@ -53,13 +66,14 @@ class Task(TaskFields):
         Raises InputError for lengths that differ, and for a target that is none of these.
 
         >>> x, y = [[0.0], [1.0], [0.2], [0.9], [0.1]], ["no", "yes", "no", "yes", "no"]
-        >>> task = Task.from_arrays(x, y, client=["a", "a", "b", "b", "c"], target="c")
+        >>> task = fs.Task.from_arrays(x, y, client=["a", "a", "b", "b", "c"], target="c")
         >>> task.clients, task.classes
         (('a', 'b'), ('no', 'yes'))
         """
         return cls(**task_fields(Rows(x, y, client), target, options))
 
     @classmethod
+    @called_as('fs.Task.from_frame(frame, client="hospital", label="outcome", target="north")')
     def from_frame(
         cls,
         frame: Any,
@@ -71,14 +85,26 @@ class Task(TaskFields):
         drop: Sequence[str] = (),
         **options: Unpack[Options],
     ) -> Task:
-        """Rows of a pandas DataFrame (or a dict of columns): `from_csv` says how they are read."""
-        labels = [label] if isinstance(label, str) else list(label)
-        names = (client, *labels, *options.get("categories", ()))
-        table, notes = of_frame(frame, names, (client, target))
+        """Rows of a pandas DataFrame, or a dict of columns; `from_csv` says how they are read.
+
+        Also of what has `to_pandas`: a HuggingFace data set, a table of Arrow or Polars.
+
+        >>> rows = {"age": [30, 45, 28, 61, 50], "ill": [0, 1, 0, 1, 1], "site": list("aabbc")}
+        >>> fs.Task.from_frame(rows, client="site", label="ill", target="c").clients
+        ('a', 'b')
+        """
+        client, label = str(client), str(label) if is_whole(label) else label
+        # Of several labels True and False are numbers.
+        labels = [label] if isinstance(label, str) else []
+        names = options.get("categories", ())
+        table, notes = of_frame(frame, (client, *labels, *names), (client, target))
         rows = rows_of(table, client, label, columns, drop, notes)
-        return cls(**task_fields(rows, labelled(target, label), options))
+        return cls(**task_fields(rows, labelled(target, label, names), options))
 
     @classmethod
+    @called_as(
+        'fs.Task.from_csv("patients.csv", client="hospital", label="outcome", target="north")'
+    )
     def from_csv(
         cls,
         path: str | Path,
@@ -105,6 +131,10 @@ class Task(TaskFields):
         separator, decimal, encoding, header (names of the columns)  are looked up in the file
                  where they are not given
 
+        >>> columns = {"client": "hospital", "label": "outcome"}
+        >>> fs.Task.from_csv("patients.csv", **columns, target="north").clients
+        ('coast', 'east', 'south', 'west')
+
         Raises DataError for a file that is no such table, InputError for columns that it lacks.
         """
         check_path("path", path)
@@ -114,16 +144,22 @@ class Task(TaskFields):
 
         def read(path: Path, wanted: Sequence[str]) -> tuple[Columns, list[str]]:
             aside = (client, target)
-            return read_table(path, wanted, leave=drop, names=names, aside=aside, **given)
+            return read_table(
+                path, wanted, leave=drop, names=names, label=label, aside=aside, **given
+            )
 
         wanted = (client, *labels, *(columns or ()), *drop)
         table, notes = read(Path(path), wanted)
         rows = rows_of(table, client, label, columns, (), notes)
-        tested = labelled(target, label, lambda path: read(path, labels)[0])
+        tested = labelled(target, label, names[1:], lambda path: read(path, labels)[0])
         options = {"name": Path(path).stem, **options}
         return cls(**task_fields(rows, tested, options))
 
     @classmethod
+    @called_as(
+        'fs.Task.from_parquet("patients.parquet", client="hospital", label="outcome", '
+        'target="north")'
+    )
     def from_parquet(
         cls,
         path: str | Path,
@@ -143,6 +179,7 @@ class Task(TaskFields):
         )
 
     @classmethod
+    @called_as('fs.Task.from_folder("photos", target="north")')
     def from_folder(
         cls,
         path: str | Path,
@@ -166,6 +203,7 @@ class Task(TaskFields):
         return cls(**task_fields(rows, target, options))
 
     @classmethod
+    @called_as('fs.Task.from_datasets({"north": one, "south": two}, target="north")')
     def from_datasets(
         cls,
         datasets: Mapping[str, Any],
@@ -179,15 +217,18 @@ class Task(TaskFields):
 
         Rows are pairs (x, y), or dicts, of which x and y name the input (or inputs) and the label
         where that is not clear. All rows are read once. Names of labels are the data set's own.
+        A data set as target is a test set.
 
         >>> import torch
         >>> pair = torch.utils.data.TensorDataset(torch.zeros(4, 2), torch.tensor([0, 1, 0, 1]))
-        >>> Task.from_datasets({"a": pair, "b": pair, "c": pair}, target="c").clients
+        >>> fs.Task.from_datasets({"a": pair, "b": pair, "c": pair}, target="c").clients
         ('a', 'b')
         """
-        return cls(**task_fields(rows_of_datasets(datasets, x, y), target, options))
+        goal = tested(target, x, y)
+        return cls(**task_fields(rows_of_datasets(datasets, x, y), goal, options))
 
     @classmethod
+    @called_as('fs.Task.from_partition(dataset, indices, target="0")')
     def from_partition(
         cls,
         dataset: Any,
@@ -202,11 +243,18 @@ class Task(TaskFields):
 
         indices  lists of row numbers by client's name, or in order: clients are then "0", "1", ...
 
+        >>> import torch
+        >>> data = torch.utils.data.TensorDataset(torch.zeros(6, 2), torch.tensor([0, 1] * 3))
+        >>> fs.Task.from_partition(data, {"a": [0, 1], "b": [2, 3, 4, 5]}, target="b").clients
+        ('a',)
+
         Raises InputError for a row that is not there or that two clients have.
         """
-        return cls(**task_fields(rows_of_partition(dataset, indices, x, y), target, options))
+        goal = tested(target, x, y)
+        return cls(**task_fields(rows_of_partition(dataset, indices, x, y), goal, options))
 
     @classmethod
+    @called_as('fs.Task.from_split(x, y, shift, clients=10, target="pooled")')
     def from_split(
         cls,
         x: Any,
@@ -223,14 +271,20 @@ class Task(TaskFields):
 
         >>> from fedshift.shifts import Sparsity
         >>> y = [0, 1, 2, 3] * 30
-        >>> task = Task.from_split([[v] for v in y], y, Sparsity(2), clients=3, target="pooled")
-        >>> task.clients
+        >>> x, two = [[v] for v in y], Sparsity(2)
+        >>> fs.Task.from_split(x, y, two, clients=3, target="pooled").clients
         ('0', '1', '2')
         """
         if not callable(shift):
             raise InputError(f"shift is {called(shift)}; give one of fedshift.shifts")
         check_whole("clients", clients, 1)
-        labels = coded(y)
+        kind = options.get("kind", "classification")
+        if kind != "classification":
+            raise InputError(
+                f'a shift deals rows by their labels, and this task is "{kind}"; name the client '
+                "of each row by client= of from_arrays"
+            )
+        labels = coded(y, "y")
         if (labels.codes < 0).any():
             raise InputError("some rows have no label, by which a shift deals; leave them out")
         rng = numpy_generator(options.get("seed", 0), "split")
@@ -242,6 +296,7 @@ class Task(TaskFields):
         return cls(**task_fields(Rows(x, labels, client), target, options))
 
     @classmethod
+    @called_as('fs.Task.from_name("chem97", target="pooled")')
     def from_name(cls, name: str, /, *, target: Any, **options: Unpack[Options]) -> Task:
         """A table of the library's with natural clients (`fedshift datasets` lists them).
 

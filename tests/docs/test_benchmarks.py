@@ -317,3 +317,14 @@ def test_who_is_not_for_a_network_is_left_out(load, capsys: pytest.CaptureFixtur
     contenders = {"loop": lambda t: moved, "odd": refused, "dense": lambda t: moved}
     assert engine.check(work, algorithm, federation, contenders) == {"dense": 0.0}
     assert capsys.readouterr().out == "W5: odd is out: not for chains\n"
+
+
+def test_the_default_backend_is_compared_in_equal_bits(load) -> None:  # type: ignore[no-untyped-def]
+    """On a tiny task; the ratio by processor time counts workers as side by side."""
+    benchmark = load("default_backend.py")
+    work = benchmark.Workload("tiny", lambda: None, "mlp", {"hidden": [4], "rounds": 2})
+    (figure,) = benchmark.played(benchmark.task(300, 4), work, turns=1)
+    assert all(seconds >= 0 for name in ("loop", "default") for seconds in figure[name])
+    cores = benchmark.os.cpu_count()
+    given = {"loop": (6.0, 4.0, 0.0), "default": (3.0, 1.0, 2.0 * cores)}
+    assert benchmark.ratios(given) == (2.0, 4.0 / 3.0)

@@ -44,6 +44,9 @@ def test_every_round_is_told_once() -> None:
     assert rounds[-1]["target_accuracy"] == result.accuracy
     start, *logs, end = logger.lines
     assert start[1]["training.rounds"] == 3
+    assert start[1]["method.name"] == "fedavg"  # left out above: trackers sort runs by it
+    assert {"training.lr": 0.1, "seeds.run": 0}.items() <= start[1].items()
+    assert "shift.samples" not in start[1]
     assert [log[1] for log in logs] == [1, 2, 3]
     assert "target_accuracy" in logs[1][2]
     assert end == "finished"

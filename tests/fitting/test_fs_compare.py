@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -18,7 +19,7 @@ import fedshift as fs
 from fedshift.algorithms.base import Algorithm
 from fedshift.errors import InputError
 from fedshift.recipes import Setting, fedprox
-from support.custom_tasks import Net, hospitals
+from support.custom_tasks import Net, hospitals, rows
 
 FAST: dict[str, Any] = {"rounds": 3, "steps": 2, "evaluate_every": 1}
 
@@ -139,6 +140,33 @@ def test_another_task_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     fs.compare(hospitals(), Net, ["fedavg"], seeds=1, jobs=1, folder=tmp_path, **FAST)
     with pytest.raises(InputError, match="trained on other data"):
         fs.compare(hospitals(n=300), Net, ["fedavg"], seeds=1, jobs=1, folder=tmp_path, **FAST)
+
+
+@pytest.mark.parametrize("of", ["client", "class"])
+def test_other_names_in_the_same_folder_are_refused(tmp_path: Path, of: str) -> None:
+    """Of a complete run and of one under way; the same names go on."""
+    x, y, site = rows(100)
+    y_now, site_now = y, ["a" if s == "east" else s for s in site]
+    if of == "class":
+        y_now, site_now = np.where(y == "ill", "bad", y), site
+    task = fs.Task.from_arrays(x, y, client=site, target="north")
+    renamed = fs.Task.from_arrays(x, y_now, client=site_now, target="north")
+    assert task.build().data.sha256 == renamed.build().data.sha256
+    keys: dict[str, Any] = {"seeds": 1, "jobs": 1, "folder": tmp_path / "table", **FAST}
+    for given in (task, task):
+        fs.compare(given, Net, ["fedavg"], **keys)
+    now, was = ("a", "east") if of == "client" else ("bad", "ill")
+    with pytest.raises(InputError, match=f'there "{now}" was named "{was}"; give another folder'):
+        fs.compare(renamed, Net, ["fedavg"], **keys)
+    one: dict[str, Any] = {**FAST, "folder": tmp_path / "run", "resume": True, "progress": False}
+    for given in (task, task):
+        fs.fit(given, Net, **one)
+    with pytest.raises(InputError, match="a complete run of other names of clients or classes"):
+        fs.fit(renamed, Net, **one)
+    (tmp_path / "run" / "summary.json").unlink()  # as if it had been stopped
+    with pytest.raises(InputError, match="the names of clients and classes are not those with wh"):
+        fs.fit(renamed, Net, **one)
+    fs.fit(task, Net, **one)
 
 
 def test_an_interruption_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from fedshift.experiments import progress
 from fedshift.fitting.result import Result
 from fedshift.record.folder import read_run
 from support.custom_tasks import RATES, Net, hospitals, rows
+from support.small_runs import config_of, record_until
 
 QUICK: dict[str, Any] = {"rounds": 2, "steps": 2, "evaluate_every": 1, "progress": False}
 
@@ -104,6 +105,17 @@ def test_named_networks_and_tables_load(tmp_path: Path) -> None:
         again.predict(new.drop(columns="ward"))
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_a_run_of_a_shipped_set_loads_and_is_exported(tmp_path: Path) -> None:
+    """Its folder has no fit.json: the shape of an input is looked up in the data set."""
+    record_until(tmp_path / "run", config_of("fedavg"), None)
+    loaded = fs.load(tmp_path / "run")
+    images = torch.rand(3, 1, 28, 28)
+    script = torch.jit.load(str(loaded.export(tmp_path / "m.ts")))  # type: ignore[no-untyped-call]
+    assert torch.allclose(script(images), loaded.module()(images)["logits"], atol=1e-6)
+
+
 def test_personal_models() -> None:
     """Where clients are the target, each serves its own model, by name."""
     x, _, _ = rows()
@@ -115,6 +127,21 @@ def test_personal_models() -> None:
     assert not np.array_equal(north, south)
     with pytest.raises(fs.InputError, match='Did you mean "north"'):
         result.module(client="norht")
+    assert 'Every client serves a model of its own: module(client="east")' in str(result)
+    ends = (lambda **of: result.module(**of), lambda **of: result.export("a.pt", **of))
+    for given in (*ends, lambda: result.predict(x)):
+        with pytest.raises(fs.InputError, match="serves a model of its own; give client= one of e"):
+            given()
+    server = result.module(server=True).state_dict()
+    assert all(torch.equal(v, server[k]) for k, v in result.models.shared[0].items())
+    assert not torch.equal(
+        server["head.weight"], result.module("north").state_dict()["head.weight"]
+    )
+    with pytest.raises(fs.InputError, match="give one of them"):
+        result.module("north", server=True)
+    one = fs.fit(hospitals("clients"), Net, **QUICK)  # control: FedAvg's model is that of all
+    assert "serves a model of its own" not in str(one)
+    assert len(one.module().state_dict()) == len(server)
     with pytest.raises(fs.InputError, match="leaves no model for all"):
         fs.fit(hospitals("clients"), Net, method="local_only", **QUICK).module()
 
@@ -132,7 +159,7 @@ def test_accuracy_is_of_the_clients_own_models() -> None:
     for client, test in zip(result.clients, cut.tests, strict=True):
         with torch.no_grad():
             right += int((result.module(client)(test.x).argmax(1) == test.y).sum())
-            whole += int((result.module()(test.x).argmax(1) == test.y).sum())
+            whole += int((result.module(server=True)(test.x).argmax(1) == test.y).sum())
         total += len(test)
     assert result.accuracy == pytest.approx(right / total)
     assert result.accuracy > whole / total + 0.05

@@ -26,9 +26,9 @@ from fedshift.papers.reproduce.routing_charts import COVERAGES, mean_defined, me
 from fedshift.papers.reproduce.verdict import verdicts
 from fedshift.record.folder import read_run
 from fedshift.record.summary import RouterDetails
+from fedshift.report.intervals import Moments
 from fedshift.report.page import page
 from fedshift.sweeps.records import RECORDS, read_records, write_records
-from fedshift.sweeps.statistics import Moments
 from fedshift.sweeps.store import run_of
 
 PAPERS = Path(feddrm.__file__).parent
@@ -223,7 +223,7 @@ def test_the_foot_says_whether_routing_beats_the_global_model(
         assert d is not None
         assert d.mean == pytest.approx(sum(cells[label].by_seed[s] - base[s] for s in (0, 1)) / 2)
         assert f'"{label}"' in said
-        assert f"{d.mean:+.2f} ({d.low:+.2f} to {d.high:+.2f}), 2 seeds" in said
+        assert f"on 2 seeds: {d.mean:+.2f}" in said
     assert said in (drawn[0] / "out" / "heart" / "index.html").read_text().replace("&quot;", '"')
 
 

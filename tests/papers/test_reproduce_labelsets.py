@@ -15,8 +15,9 @@ from fedshift.errors import InputError
 from fedshift.papers.reproduce.catalogue import studies, study
 from fedshift.papers.reproduce.plan import Plan, config_of
 from fedshift.papers.reproduce.reproduce import Reproduced, Request, make_plan, reproduce
+from fedshift.report.intervals import moments
 from fedshift.shifts import LabelSetSplit
-from fedshift.sweeps.statistics import bootstrapped, moments, paired
+from fedshift.sweeps.statistics import bootstrapped, paired
 from fedshift.sweeps.store import Store, run_of
 
 NAMES = sorted(name for name in studies() if name.startswith("labelsets/"))

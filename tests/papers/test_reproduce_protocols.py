@@ -24,10 +24,11 @@ from fedshift.papers.reproduce.plan import Plan, config_of
 from fedshift.papers.reproduce.reproduce import Request, reproduce
 from fedshift.papers.reproduce.results import pick
 from fedshift.papers.reproduce.tuning import read_tuned
+from fedshift.report.intervals import moments
 from fedshift.seeds import numpy_generator
 from fedshift.server.pals import pals_weights
 from fedshift.sweeps.spans import parse_seeds
-from fedshift.sweeps.statistics import moments, paired
+from fedshift.sweeps.statistics import paired
 from fedshift.sweeps.store import Finished, run_of
 
 PAPERS = Path(fedpals.__file__).parent

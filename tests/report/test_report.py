@@ -11,7 +11,8 @@ import pytest
 from fedshift.diagnose import diagnose
 from fedshift.errors import InputError
 from fedshift.report.diagnosis_page import diagnosis_page
-from fedshift.report.page import page, run_labels
+from fedshift.report.page import page
+from fedshift.report.pools import pools
 from support.report_fixtures import HOSTILE, Outline, drawings, made
 
 
@@ -27,11 +28,11 @@ def test_a_page_has_every_section_and_well_formed_drawings(tmp_path: Path) -> No
     outline = Outline(text)
     names = [a["id"] for tag, a in outline.tags if tag == "section"]
     assert names == [
-        "results", "labels", "weights", "ess", "rounds", "classes", "clients", "selection",
-        "provenance",
+        "results", "rounds", "loss", "confusion", "classes", "clients", "weights", "labels", "ess",
+        "selection", "time", "provenance",
     ]  # fmt: skip
     svgs = drawings(text)
-    assert len(svgs) == 5
+    assert len(svgs) == 6
     for svg in svgs:
         assert svg.get("role") == "img"
         title = svg.find("{http://www.w3.org/2000/svg}title")
@@ -111,12 +112,12 @@ def test_hostile_names_are_text(tmp_path: Path) -> None:
     assert HOSTILE[0] in "".join(outline.text)
     for name in HOSTILE:
         assert any(row and row[0] == name for row in outline.rows), name
-    assert len(drawings(text)) == 5
+    assert len(drawings(text)) == 6
 
 
 def test_control_characters_do_not_break_the_drawing(tmp_path: Path) -> None:
     text = page([made(tmp_path / "a", classes=("a\x00b", "c\x1bd", "e"))])
-    assert len(drawings(text)) == 5
+    assert len(drawings(text)) == 6
     assert "\x00" not in text
 
 
@@ -126,14 +127,17 @@ def test_several_runs_share_what_they_have_in_common(tmp_path: Path) -> None:
 
     runs = [made(tmp_path / "a"), made(tmp_path / "b", method="FedAvg", edit=sized)]
     text = page(runs)
-    assert len(drawings(text)) == 5
+    assert len(drawings(text)) == 6
     assert "FedAvg: equal to n / N." in text
-    # The same sentences are said once, under both names.
+    # What all say is said once, without names; what one says, under its own.
     assert text.count("FedAvg under-weights &lt;b&gt;owl") == 1
-    assert "<h3>FedPALS, FedAvg</h3>" in text
+    assert "<h3>FedAvg</h3><ul>" not in text
+    apart = made(tmp_path / "d", method="Oracle", edit=lambda d: d["why"].append("It cheats."))
+    assert "<h3>Oracle</h3><ul><li>It cheats.</li></ul>" in page([*runs, apart])
+    assert page([*runs, apart]).count("FedAvg under-weights &lt;b&gt;owl") == 1
     assert Outline(text).row("FedAvg", "81.2%")[9] == "∞"
     other = made(tmp_path / "c", clients=tuple("abcdef"), method="Oracle")
-    assert len(drawings(page([*runs, other]))) == 7
+    assert len(drawings(page([*runs, other]))) == 8
 
 
 def test_runs_of_different_classes_cannot_be_compared(tmp_path: Path) -> None:
@@ -155,9 +159,12 @@ def test_different_targets_are_pointed_out(tmp_path: Path) -> None:
 
 def test_labels_of_runs_are_distinct(tmp_path: Path) -> None:
     a, b = made(tmp_path / "a"), made(tmp_path / "b")
-    assert run_labels([a]) == ("FedPALS",)
-    assert run_labels([a, b]) == (f"FedPALS ({tmp_path}/a)", f"FedPALS ({tmp_path}/b)")
-    assert run_labels([a, a]) == ("FedPALS (trial) #1", "FedPALS (trial) #2")
+    labels = [[line.label for line in pools(runs)] for runs in ([a], [a, b], [a, a])]
+    assert labels == [
+        ["FedPALS"],
+        [f"FedPALS ({tmp_path}/a)", f"FedPALS ({tmp_path}/b)"],
+        ["FedPALS (trial) #1", "FedPALS (trial) #2"],
+    ]
 
 
 def test_a_run_without_target_labels_still_has_a_page(tmp_path: Path) -> None:
@@ -171,7 +178,7 @@ def test_a_run_without_target_labels_still_has_a_page(tmp_path: Path) -> None:
     text = page([made(tmp_path / "a", edit=blind)])
     outline = Outline(text)
     assert outline.row("FedPALS")[1:5] == ["–", "–", "75.0%", "∞"]
-    assert text.count("no values recorded") == 2
+    assert sum("no values recorded" in "".join(d.itertext()) for d in drawings(text)) == 2
     assert all(a.get("id") != "selection" for _, a in outline.tags)
 
 

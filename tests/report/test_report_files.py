@@ -187,13 +187,16 @@ def test_unreadable_files_are_named(tmp_path: Path) -> None:
         read_counts(tmp_path / "b.csv")
 
 
+FIGURES = ("accuracy", "loss", "recall", "weights", "ess-curve")
+
+
 @pytest.mark.slow
 def test_figures_are_written_twice_the_same(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="figures need the extra `report`")
     runs = [read_run(write_run(tmp_path / name)) for name in ("a", "b")]
     first = save_figures(runs, tmp_path / "one")
     second = save_figures(runs, tmp_path / "two")
-    names = {f"{n}.{s}" for n in ("accuracy", "weights", "ess-curve") for s in ("pdf", "png")}
+    names = {f"{n}.{s}" for n in FIGURES for s in ("pdf", "png")}
     assert {p.name for p in first} == names
     for one, two in zip(first, second, strict=True):
         assert one.read_bytes() == two.read_bytes()

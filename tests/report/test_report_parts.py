@@ -7,23 +7,32 @@ import io
 import itertools
 import math
 import xml.etree.ElementTree as ET
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
+from fedshift import recipes
 from fedshift.errors import InputError
-from fedshift.report.heat_map import ACCURACY, SENT, Shades, heat_map
-from fedshift.report.spread import spread
-from fedshift.report.svg import (
-    PALETTE,
+from fedshift.report.charts import (
+    ACCURACY,
+    MOST_POINTS,
+    SENT,
     Axis,
+    BarChart,
     Bars,
+    HeatMap,
+    LineChart,
     Series,
-    grouped_bars,
-    line_chart,
-    side_bars,
+    Shades,
+    SideBars,
+    thinned,
     ticks,
 )
+from fedshift.report.looks import DARK, LIGHT, METHODS, THEME, look_of, looks
+from fedshift.report.shapes import alone
+from fedshift.report.spread import spread
+from fedshift.report.svg import NARROW, WIDE, svg
 from fedshift.report.tables import Table, csv_text, html_table, latex, markdown, show
 from support.report_fixtures import Outline
 
@@ -59,6 +68,16 @@ def test_latex_is_literal() -> None:
     assert text.startswith("\\begin{table}\n\\centering\n\\caption{C \\& D}\n\\begin{tabular}{lr}")
 
 
+def test_numbers_in_latex_have_a_minus_sign() -> None:
+    """Control: hyphens of names and within words stay."""
+    rows = (("run-1 -2", "-0.1 (-1.5 to +2.0)"), ("-3", -0.25), ("x", "a-1"))
+    text = latex(Table(("Name", "x"), rows, ("", ".2f")))
+    body = text.split("\\midrule\n")[1].split("\n\\bottomrule")[0]
+    assert body.splitlines() == [
+        r"run-1 -2 & $-$0.1 ($-$1.5 to +2.0) \\", r"-3 & $-$0.25 \\", r"x & a-1 \\",
+    ]  # fmt: skip
+
+
 def test_html_is_literal() -> None:
     outline = Outline(html_table(TABLE))
     assert outline.rows == [["Name", "Share"], [r"a|b_*[x]* \ <i>", "50.0%"], ["[y] & 5%", "–"]]
@@ -79,8 +98,10 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def test_bars_are_as_high_as_their_values() -> None:
-    svg = ET.fromstring(grouped_bars("t", ["p", "q"], [Bars("s", (0.5, 0.25))], Axis("y")))
-    bars = [r for r in svg.iter(f"{SVG}rect") if r.find(f"{SVG}title") is not None]
+    chart = BarChart("t", ("p", "q"), (Bars("s", (0.5, 0.25)),), Axis("y"))
+    bars = [
+        r for r in ET.fromstring(svg(chart)).iter(f"{SVG}rect") if r.find(f"{SVG}title") is not None
+    ]
     heights = [float(r.get("height") or 0) for r in bars]
     assert heights[0] == pytest.approx(2 * heights[1], abs=0.02)
     assert [r.findtext(f"{SVG}title") for r in bars] == ["p, s: 0.5", "q, s: 0.25"]
@@ -88,19 +109,19 @@ def test_bars_are_as_high_as_their_values() -> None:
 
 def test_a_missing_point_breaks_a_line() -> None:
     series = Series("s", (0, 1, 2, 3), (0.0, 1.0, None, math.nan))
-    svg = ET.fromstring(line_chart("t", [series], Axis("x"), Axis("y")))
-    lines = [p.get("points") or "" for p in svg.iter(f"{SVG}polyline")]
+    drawing = ET.fromstring(svg(LineChart("t", (series,), Axis("x"), Axis("y"))))
+    lines = [p.get("points") or "" for p in drawing.iter(f"{SVG}polyline")]
     assert sorted(len(p.split()) for p in lines) == [2, 2]  # the legend's and the two known points
     whole = Series("s", (0, 1, 2, 3), (0.0, 1.0, 1.0, 0.5))
-    svg = ET.fromstring(line_chart("t", [whole], Axis("x"), Axis("y")))
-    assert max(len((p.get("points") or "").split()) for p in svg.iter(f"{SVG}polyline")) == 4
+    drawing = ET.fromstring(svg(LineChart("t", (whole,), Axis("x"), Axis("y"))))
+    assert max(len((p.get("points") or "").split()) for p in drawing.iter(f"{SVG}polyline")) == 4
 
 
 def test_no_value_and_zero_are_different_cells() -> None:
     def texts(shades: Shades) -> list[str | None]:
-        notes = [["a", "b", "c"]]
-        svg = heat_map("t", ["r"], ["x", "y", "z"], [[0.0, None, 0.5]], notes=notes, shades=shades)
-        return [r.findtext(f"{SVG}title") for r in ET.fromstring(svg).iter(f"{SVG}rect")]
+        values, notes = ((0.0, None, 0.5),), (("a", "b", "c"),)
+        drawing = svg(HeatMap("t", ("r",), ("x", "y", "z"), values, notes, shades))
+        return [r.findtext(f"{SVG}title") for r in ET.fromstring(drawing).iter(f"{SVG}rect")]
 
     assert [t for t in texts(ACCURACY) if t] == ["a", "c"]
     assert [t for t in texts(SENT) if t] == ["c"]
@@ -115,40 +136,109 @@ def test_accuracies_are_shaded_evenly_and_small_shares_stand_out() -> None:
 
 
 def test_bars_from_the_side_are_as_long_as_their_values() -> None:
-    svg = ET.fromstring(side_bars("t", ["p", "q", "r"], [50.0, 25.0, None], Axis("%"), mark=40.0))
-    bars = [r for r in svg.iter(f"{SVG}rect") if r.find(f"{SVG}title") is not None]
+    chart = SideBars("t", ("p", "q", "r"), (50.0, 25.0, None), Axis("%"), mark=40.0)
+    drawing = ET.fromstring(svg(chart))
+    bars = [r for r in drawing.iter(f"{SVG}rect") if r.find(f"{SVG}title") is not None]
     widths = [float(r.get("width") or 0) for r in bars]
     assert widths[0] == pytest.approx(2 * widths[1], abs=0.02)
     assert widths[2] == 0.0
     left = float(bars[0].get("x") or 0)
-    marks = [float(e.get("x1") or 0) for e in svg.iter(f"{SVG}line") if e.get("x1") == e.get("x2")]
+    marks = [
+        float(e.get("x1") or 0) for e in drawing.iter(f"{SVG}line") if e.get("x1") == e.get("x2")
+    ]
     assert any(x - left == pytest.approx(0.8 * widths[0], abs=0.02) for x in marks)
-    assert "no values recorded" in side_bars("t", ["p"], [None], Axis("y"))
+    assert "no values recorded" in svg(SideBars("t", ("p",), (None,), Axis("y")))
+
+
+def test_a_value_of_0_is_drawn_and_a_missing_one_is_not() -> None:
+    bars = (Bars("fedavg", (0.0, None)), Bars("fedpals", (0.5, 0.25)))
+    drawn = ET.fromstring(svg(BarChart("t", ("p", "q"), bars, Axis("recall", percent=True))))
+    heights = {
+        str(title): float(r.get("height") or 0)
+        for r in drawn.iter(f"{SVG}rect")
+        if (title := r.findtext(f"{SVG}title"))
+    }
+    assert heights["p, fedavg: 0.0 %"] == 2.0
+    assert "q, fedavg" not in "".join(heights)
+    assert "–" in [t.text for t in drawn.iter(f"{SVG}text")]
+
+
+def test_error_bars_and_bands_end_where_their_intervals_do() -> None:
+    low, high = (0.25, None), (0.75, None)
+    drawn = ET.fromstring(
+        svg(BarChart("t", ("p", "q"), (Bars("s", (0.5, 1.0), low, high),), Axis("y")))
+    )
+    tall = next(r for r in drawn.iter(f"{SVG}rect") if r.findtext(f"{SVG}title") == "q, s: 1")
+    top, whole = float(tall.get("y") or 0), float(tall.get("height") or 0)
+    ends = [
+        [float(e.get(k) or 0) for k in ("y1", "y2")]
+        for e in drawn.iter(f"{SVG}line")
+        if e.get("x1") == e.get("x2") and e.get("stroke") == "var(--ink)"
+    ]
+    assert ends == [[pytest.approx(top + 0.75 * whole, abs=0.02), pytest.approx(top + whole / 4)]]
+    line = Series("s", (0, 1, 2), (0.5, 0.5, 0.5), (0.4, None, 0.4), (0.6, None, 0.6))
+    drawn = ET.fromstring(svg(LineChart("t", (line,), Axis("x"), Axis("y"))))
+    (band,) = (p.get("points") or "" for p in drawn.iter(f"{SVG}polygon"))
+    assert len(band.split()) == 4  # the two rounds that have an interval
+
+
+def test_a_long_line_keeps_its_highs_and_lows() -> None:
+    y = [0.5] * 10_000
+    y[1234], y[8765] = 0.9, 0.1
+    long = Series("s", tuple(map(float, range(10_000))), tuple(y), tuple(y), tuple(y))
+    short = thinned(long)
+    assert len(short.x) <= MOST_POINTS
+    assert {0.1, 0.5, 0.9} == set(short.y)
+    assert len(short.low) == len(short.high) == len(short.x)
+    assert thinned(short) == short
+    gap = thinned(Series("s", long.x, (None,) * 5_000 + (1.0,) * 5_000))
+    assert None in gap.y
+
+
+def test_a_drawing_alone_is_on_white_paper_with_plain_colours() -> None:
+    chart = LineChart("t", (Series("fedavg", (0, 1), (0.5, 0.6)),), Axis("x"), Axis("y"))
+    text = alone(svg(chart))
+    assert "var(" not in text
+    assert LIGHT[look_of("fedavg").colour] in text
+    first = ET.fromstring(text).find(f"{SVG}rect")
+    assert first is not None
+    assert (first.get("width"), first.get("fill")) == ("100%", "#fff")
+    assert "var(--ink)" in svg(chart)  # the control: in a page, its style sheet decides
+
+
+def test_a_telephone_has_narrow_drawings_without_notes() -> None:
+    bars = (Bars("fedavg", (0.5,)),)
+    wide, narrow = (svg(BarChart("t", ("p",), bars, Axis("y")), w) for w in (WIDE, NARROW))
+    assert f'width="{NARROW:.0f}"' in narrow
+    assert "p, fedavg: 0.5" in wide
+    assert "p, fedavg: 0.5" not in narrow
+    assert len(list(ET.fromstring(narrow).iter(f"{SVG}rect"))) == len(
+        list(ET.fromstring(wide).iter(f"{SVG}rect"))
+    )
 
 
 @pytest.mark.slow
 def test_names_do_not_overlap_on_crowded_axes() -> None:
     for K in (10, 62):
-        columns = [f"class {k}" for k in range(K)]
-        rows = [*(f"client {i}" for i in range(100)), "target"]
-        values = np.full((101, K), 1 / K).tolist()
-        notes = [["n"] * K] * 101
-        svg = ET.fromstring(heat_map("t", rows, columns, values, notes=notes))
-        words = [t for t in svg.iter(f"{SVG}text") if str(t.text).startswith("class")]
+        columns = tuple(f"class {k}" for k in range(K))
+        rows = (*(f"client {i}" for i in range(100)), "target")
+        values, notes = ((1 / K,) * K,) * 101, (("n",) * K,) * 101
+        drawing = ET.fromstring(svg(HeatMap("t", rows, columns, values, notes)))
+        words = [t for t in drawing.iter(f"{SVG}text") if str(t.text).startswith("class")]
         at = sorted(float(t.get("x") or 0) for t in words)
         assert min(b - a for a, b in itertools.pairwise(at)) >= 8.5
-        width = float((svg.get("viewBox") or "").split()[2])
+        width = float((drawing.get("viewBox") or "").split()[2])
         assert all(0 <= x <= width for x in at)
 
 
 def test_empty_drawings_say_so() -> None:
-    for text in (
-        line_chart("t", [], Axis("x"), Axis("y")),
-        line_chart("t", [Series("s", (1.0,), (None,))], Axis("x"), Axis("y")),
-        grouped_bars("t", ["p"], [Bars("s", (None,))], Axis("y")),
+    for chart in (
+        LineChart("t", (), Axis("x"), Axis("y")),
+        LineChart("t", (Series("s", (1.0,), (None,)),), Axis("x"), Axis("y")),
+        BarChart("t", ("p",), (Bars("s", (None,)),), Axis("y")),
     ):
-        assert "no values recorded" in "".join(ET.fromstring(text).itertext())
-    ET.fromstring(line_chart("t", [Series("s", (1.0,), (0.0,))], Axis("x"), Axis("y")))
+        assert "no values recorded" in "".join(ET.fromstring(svg(chart)).itertext())
+    ET.fromstring(svg(LineChart("t", (Series("s", (1.0,), (0.0,)),), Axis("x"), Axis("y"))))
 
 
 @pytest.mark.parametrize("value", [0.0, 0.031, 0.5, 0.98, 1.0])
@@ -156,8 +246,8 @@ def test_an_axis_around_one_share_stays_close_and_within_0_and_1(value: float) -
     """One evaluated round, or several with the same accuracy."""
 
     axis = Axis("y", percent=True)
-    chart = line_chart("t", [Series("s", (1.0,), (value,))], Axis("x"), axis)
-    words = [t.text or "" for t in ET.fromstring(chart).iter(f"{SVG}text")]
+    chart = LineChart("t", (Series("s", (1.0,), (value,)),), Axis("x"), axis)
+    words = [t.text or "" for t in ET.fromstring(svg(chart)).iter(f"{SVG}text")]
     shown = [float(w.removesuffix(" %")) / 100 for w in words if w.endswith(" %")]
     assert len(shown) >= 2
     assert 0.0 <= min(shown) <= value <= max(shown) <= 1.0
@@ -166,8 +256,8 @@ def test_an_axis_around_one_share_stays_close_and_within_0_and_1(value: float) -
 
 def test_an_axis_around_one_loss_stays_above_0() -> None:
     def scale(value: float) -> list[str]:
-        chart = line_chart("t", [Series("s", (1.0,), (value,))], Axis("x"), Axis("loss"))
-        return [t.text or "" for t in ET.fromstring(chart).iter(f"{SVG}text")]
+        chart = LineChart("t", (Series("s", (1.0,), (value,)),), Axis("x"), Axis("loss"))
+        return [t.text or "" for t in ET.fromstring(svg(chart)).iter(f"{SVG}text")]
 
     assert [w for w in scale(0.002) if w.startswith("-")] == []
     assert "0.0018" in scale(0.002)
@@ -182,14 +272,62 @@ def test_ticks_cover_the_range_in_round_steps() -> None:
         assert 2 <= len(t) <= 12
 
 
-def test_colours_stand_out_from_white() -> None:
-    def luminance(colour: str) -> float:
-        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+def luminance(colour: str) -> float:
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
-    assert all(1.05 / (luminance(c) + 0.05) >= 3.0 for c in PALETTE)
-    assert 1.05 / (luminance("#ffd000") + 0.05) < 3.0
+
+def contrast(one: str, other: str) -> float:
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+# What is left of linear red, green and blue without one kind of cone (Machado et al. 2009).
+VISIONS = {
+    "all cones": np.eye(3),
+    "protanopia": np.array(
+        [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216],
+         [-0.003882, -0.048116, 1.051998]]
+    ),
+    "deuteranopia": np.array(
+        [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413],
+         [-0.011820, 0.042940, 0.968881]]
+    ),
+    "tritanopia": np.array(
+        [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602],
+         [0.004733, 0.691367, 0.303900]]
+    ),
+}  # fmt: skip
+
+
+def nearest(palette: Sequence[str], vision: str) -> float:
+    """The smallest distance in CIELAB of two colours of a palette; 2.3 can just be told apart."""
+    rgb = np.array([[int(c[i : i + 2], 16) / 255 for i in (1, 3, 5)] for c in palette])
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    xyz = np.clip(linear @ VISIONS[vision].T, 0, 1) @ np.array(
+        [[0.4339, 0.2126, 0.0178], [0.3762, 0.7152, 0.1095], [0.1899, 0.0722, 0.8727]]
+    )
+    f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    lab = np.stack([116 * f[:, 1], 500 * (f[:, 0] - f[:, 1]), 200 * (f[:, 1] - f[:, 2])], axis=1)
+    return min(float(np.linalg.norm(a - b)) for a, b in itertools.combinations(lab, 2))
+
+
+@pytest.mark.parametrize("vision", VISIONS)
+def test_colours_are_safe_for_the_colour_blind(vision: str) -> None:
+    assert min(nearest(LIGHT, vision), nearest(DARK, vision)) >= 15.0
+    # Control: red and green of one lightness, blue and green, sky and blue.
+    assert nearest(("#b05a5a", "#6b7f3a", "#0072b2", "#00807a", "#0072c2"), vision) < 15.0
+
+
+def test_colours_stand_out_from_what_is_behind_them() -> None:
+    for palette, paper in zip((LIGHT, DARK), THEME["paper"], strict=True):
+        assert min(contrast(c, paper) for c in palette) >= 3.0
+    for name in ("ink", "soft", "link"):
+        for which in (0, 1):
+            assert contrast(THEME[name][which], THEME["paper"][which]) >= 4.5
+            assert contrast(THEME[name][which], THEME["box"][which]) >= 4.5
+    assert contrast("#ffd000", THEME["paper"][0]) < 3.0
 
 
 # --------------------------------------------------------------------------- statistics
@@ -206,3 +344,36 @@ def test_spread_by_hand() -> None:
     assert spread([0.0, 0.0]).gini == 0.0
     assert spread([None]).worst is None
     assert spread([k / 20 for k in range(20)]).bottom_decile == pytest.approx(0.025)
+
+
+# --------------------------------------------------------------------------- looks
+
+
+def test_a_method_looks_the_same_whatever_else_is_drawn() -> None:
+    assert look_of("FedPALS, ess=25%") == look_of("fedpals (second)") == look_of("chosen: fedpals")
+    assert look_of("labelset_scaffold") == look_of("SCAFFOLD") != look_of("fedavg")
+    assert look_of("ditto_drm_repo") == look_of("Ditto, vote") == look_of("ditto")
+    assert look_of("fedprox+fedpals") not in (look_of("fedprox"), look_of("fedpals"))
+    # A method of another package.
+    assert look_of("mine") == look_of("Mine (trial)")
+    assert looks(["scaffold", "fedavg"], [None, None])[1] == looks(["fedavg"], [None])[0]
+
+
+def test_every_recipe_has_a_look_of_its_own() -> None:
+    variants = {"fedavg_uniform", "moon_uniform"}
+    names = [
+        name
+        for name in recipes.__all__
+        if not name.endswith("_drm_repo") and not name.startswith("labelset_")
+    ]
+    assert set(names) - variants <= set(METHODS)
+    assert len({look_of(name) for name in METHODS}) == len(METHODS)
+
+
+def test_what_shares_a_colour_has_another_dash() -> None:
+    drawn = looks(
+        ["fedpals 1", "fedpals 2", "fedpals 1, estimated"], [None] * 3, [False, False, True]
+    )
+    assert len({k.colour for k in drawn}) == 1
+    assert drawn[0].style != drawn[1].style
+    assert drawn[0] == drawn[2]  # a thin line beside its method's

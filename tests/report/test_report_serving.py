@@ -16,6 +16,7 @@ from fedshift.record.folder import RunResult, read_run
 from fedshift.record.rounds import ServedMetrics
 from fedshift.report.figures import save_figures
 from fedshift.report.page import page
+from fedshift.report.pools import pools
 from fedshift.report.routing import shown_curve
 from fedshift.report.serving import verdict
 from fedshift.report.ways import WAYS, over_rounds
@@ -93,10 +94,11 @@ def test_a_serving_run_has_sections_of_its_own(tmp_path: Path) -> None:
     text = page([serving_run(tmp_path / "a")])
     outline = Outline(text)
     assert [a["id"] for tag, a in outline.tags if tag == "section"] == [
-        "answers", "labels", "served", "own", "routing", "system", "own-clients", "provenance",
+        "answers", "served", "loss", "confusion", "system", "own-clients", "labels", "own",
+        "routing", "time", "provenance",
     ]  # fmt: skip
-    # Labels, rounds, own models, risk, sent, classes.
-    assert len(drawings(text)) == 6
+    # Rounds, loss, classes, labels, own models, risk, sent.
+    assert len(drawings(text)) == 7
     assert "Imperfect routing costs 21.0 points." in "".join(outline.text)
     for word in ("ESS", "Hull distance", "Estimated", "Target accuracy"):
         assert word not in "".join(outline.text), word
@@ -158,7 +160,7 @@ def test_rows_of_heat_maps_have_the_looks(tmp_path: Path) -> None:
     ):
         words = [t.text for t in found[title].iter(f"{SVG}text")]
         assert [w for w in words if w in names] == names, title
-    cells = [t.text for t in found[next(iter(found))].iter(f"{SVG}title")]
+    cells = [t.text for t in found[title].iter(f"{SVG}title")]
     assert any("tests of all, cat: 100.0%" in str(t) for t in cells)
 
 
@@ -183,7 +185,7 @@ def test_several_runs_are_drawn_over_one_another(tmp_path: Path) -> None:
 def test_runs_of_both_kinds_share_a_page(tmp_path: Path) -> None:
     text = page([serving_run(tmp_path / "a"), made(tmp_path / "b")])
     names = [a["id"] for tag, a in Outline(text).tags if tag == "section"]
-    assert names[:3] == ["results", "answers", "labels"]
+    assert names[:3] == ["results", "answers", "rounds"]
     assert len(set(names)) == len(names)
     assert Outline(text).row("FedPALS", "81.2%")
     assert all(row[:2] != ["FedDRM", "81.2%"] for row in Outline(text).rows)
@@ -277,19 +279,17 @@ def test_the_risk_of_a_handful_of_queries_is_not_drawn() -> None:
 def test_a_comparison_says_whether_routing_pays(tmp_path: Path) -> None:
     routed = serving_run(tmp_path / "a", serves)
     shared = serving_run(tmp_path / "b", one_model, method="FedAvg")
-    told = verdict([routed, shared], ["routed", "shared"])
-    assert told == (
-        "Routing (routed) beats one global model (shared) here: 71.2% against 64.2%, +7.0 points."
+    assert verdict(pools([routed, shared])) == (
+        "Routing (FedDRM) beats one global model (FedAvg) here: 71.2% against 64.2%, +7.0 points."
     )
     assert "beats one global model" in page([routed, shared])
     assert "one global model (" not in page([routed])
     assert routed.summary.last is not None
     worse = routed.summary.last | {"routed_posterior": 0.5}
     poor = replace(routed, summary=replace(routed.summary, last=worse))
-    assert "does not beat one global model (shared) here: 50.0%" in verdict(
-        [poor, shared], ["poor", "shared"]
-    )
-    assert verdict([routed], ["routed"]) == verdict([routed, routed], ["a", "b"]) == ""
+    words = "does not beat one global model (FedAvg) here: 50.0%"
+    assert words in verdict(pools([poor, shared]))
+    assert verdict(pools([routed])) == verdict(pools([routed, routed])) == ""
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ CURVE = [("inf", 1.0, 0.6), (50.0, 0.5, 0.3), (0.0, 0.2, 0.125)]
 def summary(classes: tuple[str, ...], counts: list[list[int]], method: str) -> dict[str, Any]:
     M, K, n = len(counts), len(classes), [sum(row) for row in counts]
     return {
-        "fedshift": "9.9.9",
+        "fedshift": "0.0.9",
         "name": "trial",
         "method": method,
         "dataset": "toy",
@@ -78,8 +78,12 @@ def write_run(
     clients: tuple[str, ...] = ("0", "1", "2", "3"),
     method: str = "FedPALS",
     edit: Edit | None = None,
+    seed: int | None = None,
 ) -> Path:
-    """A complete run folder; `edit` changes its summary before it is written."""
+    """A complete run folder; `edit` changes its summary before it is written.
+
+    seed: written into its configuration; without one the run is of no line of several seeds.
+    """
     rng = np.random.default_rng(0)
     counts = rng.integers(0, 50, (len(clients), len(classes)))
     counts[:, 0] += 1
@@ -103,7 +107,34 @@ def write_run(
         folder / "metrics.csv", [head, one, [2, 0.5, 0.8125, 0.5, 0.75, 0.0625, 4, 123.0, 0.5]]
     )
     (folder / "lock.json").write_text(json.dumps({"packages": {"torch": "8.7.6"}, "threads": 2}))
-    (folder / "config.resolved.toml").write_text('[run]\nname = "<trial>"\n')
+    config = '[run]\nname = "<trial>"\n' if seed is None else configuration(method, seed)
+    (folder / "config.resolved.toml").write_text(config)
+    return folder
+
+
+def configuration(method: str, seed: int) -> str:
+    return (
+        f'name = "trial"\n[data]\nname = "toy"\n[method]\nname = "{method}"\n'
+        f"[training]\nlr = 0.1\n[seeds]\nrun = {seed}\n"
+    )
+
+
+def write_begun(folder: Path, rounds: int, *, of: int = 9, end: str = "", seed: int = 0) -> Path:
+    """The folder of a run that is not complete, evaluated every second round; end: last line."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.resolved.toml").write_text(configuration("FedPALS", seed))
+    events: list[dict[str, Any]] = [{"event": "start", "run": "trial", "rounds": of}]
+    for t in range(1, rounds + 1):
+        about = {"time": 1.0, "run": "trial", "round": t}
+        events.append(
+            {"event": "round", **about, "rounds": of, "train_loss": 2.0 / t, "clients": [0, 1],
+             "seconds": 0.25}
+        )  # fmt: skip
+        if t % 2 == 0:
+            numbers = {"train_loss": 2.0 / t, "target_accuracy": 0.5, "target_loss": None}
+            events.append({"event": "evaluation", **about, **numbers})
+    text = "".join(json.dumps(event) + "\n" for event in events)
+    (folder / "events.jsonl").write_text(text + end)
     return folder
 
 
@@ -159,4 +190,6 @@ class Outline(HTMLParser):
 
 
 def drawings(text: str) -> list[ET.Element]:
+    """The drawings for a page; each stands there a second time, for a telephone."""
+    text = re.sub(r'<div class="phone">.*?</div>', "", text, flags=re.S)
     return [ET.fromstring(found) for found in re.findall(r"<svg.*?</svg>", text, re.S)]

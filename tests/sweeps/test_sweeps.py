@@ -23,6 +23,7 @@ from fedshift.sweeps.from_file import plan_of
 from fedshift.sweeps.plan import Plan
 from fedshift.sweeps.populations import Populations
 from fedshift.sweeps.worker import Means
+from support.report_fixtures import drawings
 from support.small_runs import results, text_of
 
 SEEDS = (0, 1, 2)
@@ -148,11 +149,22 @@ def test_every_form_has_the_same_numbers(done: tuple[Plan, Compared]) -> None:
     assert len(table.frame(runs=True)) == 9
     assert set(table.frame(runs=True).state) == {"done"}
     page = (table.folder / "compare.html").read_text()
-    assert page.count("<svg") == 2
+    assert len(drawings(page)) == 2
     assert "What was tried" in page
     written = {p.name for p in table.folder.iterdir() if p.is_file()}
     assert written == {
         "table.md", "table.csv", "runs.csv", "table.tex", "results.json", "compare.html",
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_comparisons_drawings_are_figures_for_papers(
+    done: tuple[Plan, Compared], tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib", reason="figures need the extra `report`")
+    written = done[1].table.figures(tmp_path)
+    assert {p.name for p in written} == {
+        "means.pdf", "means.png", "rounds.pdf", "rounds.png",
     }  # fmt: skip
 
 

@@ -128,7 +128,7 @@ def german(text: str) -> str:
         (",", "{:,}"), ("\t", "{:,}"), (";", "{:,}"), (",", "{:.1f}"), (";", german),
         (",", german),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", value),  # workers see the same names
 )  # fmt: skip
 def test_signs_within_numbers(tmp_path: Path, sep: str, write: Any, missing: bool) -> None:
     """Commas between thousands, and decimal commas, also where "?" stands for some numbers.

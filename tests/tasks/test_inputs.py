@@ -55,6 +55,21 @@ def test_sequences_of_unequal_length_get_a_mask() -> None:
     assert (x[~mask] == 0).all()
 
 
+@pytest.mark.filterwarnings("error")
+def test_arrays_of_one_length_need_no_mask() -> None:
+    rows = [np.full((4, 3), i, "float32") for i in range(12)]
+    built = fs.Task.from_arrays(rows, Y, client=CLIENT, target="b").build()
+    assert torch.equal(built.task.test.x, torch.tensor(np.array(rows[6:])))
+
+
+@pytest.mark.parametrize("long", [4, 5])
+def test_rows_may_differ_in_their_length_alone(long: int) -> None:
+    rows = [np.zeros((4, 3)) if i != 7 else np.zeros((long, 2)) for i in range(12)]
+    due = rf'"x": row 7 has shape \({long}, 2\), row 0 \(4, 3\); rows may differ in their length'
+    with pytest.raises(InputError, match=due):
+        fs.Task.from_arrays(rows, Y, client=CLIENT, target="b")
+
+
 def test_whole_numbers_that_float32_would_change_are_refused() -> None:
     ids = torch.full((12, 2), 2**24 + 1)
     with pytest.raises(InputError, match='"input 0" holds a whole number beyond 2\\^24'):

@@ -67,6 +67,54 @@ def test_images_of_pillow_and_tokens() -> None:
     assert x["input_ids"].dtype == torch.int64
 
 
+def test_a_data_set_is_a_test_set() -> None:
+    train = Hub([{"v": [float(i)], "label": i % 2} for i in range(8)], ["cat", "dog"])
+    test = Hub([{"v": [10.0], "label": 1}, {"v": [11.0], "label": 0}], ["cat", "dog"])
+    task = fs.Task.from_datasets({"a": train, "b": train}, target=test)
+    assert task.clients == ("a", "b")
+    assert task.build().task.test.x.tolist() == [[10.0], [11.0]]
+    assert task.build().task.test.y.tolist() == [1, 0]
+    parts = fs.Task.from_partition(train, [[0, 1, 2, 3], [4, 5, 6, 7]], target=test)
+    assert parts.build().task.test.y.tolist() == [1, 0]
+    tensors = TensorDataset(X[:2] + 100, Y[:2])
+    task = fs.Task.from_datasets({"a": TensorDataset(X, Y)}, target=tensors)
+    assert torch.equal(task.build().task.test.x, X[:2] + 100)
+    with pytest.raises(InputError, match="the target is an empty data set"):
+        fs.Task.from_datasets({"a": train}, target=Hub([]))
+    with pytest.raises(InputError, match='rows have no "kind"'):
+        fs.Task.from_datasets({"a": train}, target=test, y="kind")
+
+
+def test_rows_without_a_label_are_left_out() -> None:
+    """Where numbers have names, -1 stands for none; else it is a label as others are."""
+    rows = [{"v": [float(i)], "label": i % 3 - 1} for i in range(12)]
+    named = fs.Task.from_datasets({"a": Hub(rows, ["cat", "dog"]), "b": Hub(rows)}, target="a")
+    assert fs.Task.from_datasets({"b": Hub(rows)}, target="pooled").classes == ("-1", "0", "1")
+    assert "-1" in named.classes
+    both = {"a": Hub(rows, ["cat", "dog"]), "b": Hub(rows, ["cat", "dog"])}
+    task = fs.Task.from_datasets(both, target="b")
+    assert task.classes == ("cat", "dog")
+    assert len(task.build().task.test.y) == 8
+    assert "Left out without a label: 8 rows (a: 4, b: 4)." in str(task)
+
+
+def test_arrays_that_cannot_be_written_are_copied(recwarn: pytest.WarningsRecorder) -> None:
+    x = X.numpy().copy()
+    x.flags.writeable = False
+    task = fs.Task.from_datasets({"a": (x, Y), "b": (x, Y)}, target="b")
+    assert torch.equal(task.build().task.test.x, X)
+    assert not [w for w in recwarn if "writable" in str(w.message)]
+
+
+def test_what_becomes_a_dataframe_is_a_table() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"site": ["a", "b"] * 6, "v": range(12), "y": [0, 0, 1, 1] * 3})
+    arrow = SimpleNamespace(to_pandas=lambda: frame)
+    about = {"client": "site", "label": "y", "target": "b"}
+    one, other = (fs.Task.from_frame(table, **about) for table in (frame, arrow))
+    assert one.build().digest == other.build().digest
+
+
 def test_rows_of_columns_are_a_table() -> None:
     rows = [{"age": i, "ward": "AB"[i % 2], "label": i % 2} for i in range(8)]
     built = fs.Task.from_datasets({"a": Hub(rows), "b": Hub(rows)}, target="b").build()
@@ -98,6 +146,7 @@ GOOD = TensorDataset(X, Y)
         ({"a": Hub([{"q": [1.0], "z": 0}])}, 'rows hold q, z; name the label by y="..."'),
         ({"a": Hub([{"p": [1.0], "q": [1.0], "y": 0}])}, 'name what to learn from by x="..."'),
         ({"a": Hub([])}, "the data sets are empty"),
+        ({"a": {"train": GOOD, "test": GOOD}}, r'a is a dict of train, test; .*\["train"\] of it'),
     ],
 )
 def test_what_is_no_data_set_is_refused(sources: Any, message: str) -> None:

@@ -54,6 +54,7 @@ def load_table(name: str, folders: Sequence[Path | str] | None = None) -> Table:
         DataError: a package that is absent, with the command that gets it; one that is damaged, or
             has other rows than expected.
 
+    >>> from fedshift.datasets.natural.loading import load_table
     >>> load_table("penguins").clients  # needs: pip install palmerpenguins
     ('Biscoe', 'Dream', 'Torgersen')
     """

@@ -53,8 +53,9 @@ def hashed_words(texts: Sequence[str], size: int = WORDS) -> NDArray[np.float32]
 
     A word is 2 to 20 letters a-z; its hash is CRC-32 modulo `size`, the same on every machine.
 
+    >>> from fedshift.datasets.natural.mail import hashed_words
     >>> hashed_words(["red red", ""], size=2).tolist()
-    [[1.0, 0.0], [0.0, 0.0]]
+    [[0.0, 1.0], [0.0, 0.0]]
     """
     counts = np.zeros((len(texts), size), dtype=np.float32)
     for row, text in zip(counts, texts, strict=True):

@@ -32,8 +32,9 @@ def label_shift(counts: ArrayLike, draws: int = DRAWS, seed: int = 0) -> LabelSh
 
     Raises InputError for other than whole numbers, or a client without rows.
 
+    >>> from fedshift.datasets.natural.shift import label_shift
     >>> label_shift([[50, 50], [100, 0]])
-    LabelShift(mean=0.25, most=0.25, chance=0.03...)
+    LabelShift(mean=0.25, most=0.25, chance=0.02...)
     """
     table = _checked(counts)
     source = numpy_generator(seed, "label-shift")

@@ -10,6 +10,7 @@ from fedshift import recipes
 from fedshift.datasets import known
 from fedshift.datasets.images import check_not_enlarged
 from fedshift.errors import DataError, InputError, unknown
+from fedshift.report.intervals import Bounds, bounds_of
 
 Options = Mapping[str, Any]
 Plot = Literal["bars", "sweep", "distance", "curves", "routing", "lines"]
@@ -38,6 +39,11 @@ class Metric:
     digits: int = 1
     stop: Literal["best", "final", "last"] = "best"
     last: int = 0
+
+    @property
+    def within(self) -> Bounds:
+        """Where a cell can lie."""
+        return bounds_of(self.key, self.scale)
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from fedshift.papers.protocols.study import Column, Row, Study
+from fedshift.papers.protocols.study import Column, Printed, Row, Study
 from fedshift.papers.reproduce.results import Cell, mean_curve
-from fedshift.papers.reproduce.routing_charts import Chart, routing_charts
-from fedshift.report.svg import PALETTE, Axis, Bars, Series, grouped_bars, line_chart, side_bars
+from fedshift.papers.reproduce.routing_charts import Drawn, routing_charts
+from fedshift.report.charts import Axis, BarChart, Bars, LineChart, Series, SideBars, Values
+from fedshift.report.intervals import Moments
+from fedshift.report.looks import look_of
 from fedshift.sweeps.store import Store
 
 AXES = {
@@ -20,7 +22,7 @@ AXES = {
 }
 
 
-def charts(study: Study, cells: Sequence[Cell], store: Store) -> dict[str, Chart]:
+def charts(study: Study, cells: Sequence[Cell], store: Store) -> dict[str, Drawn]:
     """File name -> drawing, in the order to show them."""
     if study.plot == "bars":
         return _bars(study, cells)
@@ -35,48 +37,70 @@ def charts(study: Study, cells: Sequence[Cell], store: Store) -> dict[str, Chart
     return drawn | _distances(study, cells)
 
 
-def _bars(study: Study, cells: Sequence[Cell]) -> dict[str, Chart]:
-    groups = [column.heading for column in study.columns]
-    ours = _means(cells)
-    theirs = {_place(c): None if c.printed is None else c.printed.mean for c in cells}
-    axis = Axis(study.metric.name)
-    title = f"{study.title}: here"
-    drawn = {"plot.svg": Chart(grouped_bars(title, groups, _side(study, ours), axis), title)}
-    # A drawing of its own: bars of both side by side would be too thin to compare.
-    if any(v is not None for v in theirs.values()):
-        title = f"{study.title}: as printed"
-        drawing = grouped_bars(title, groups, _side(study, theirs), axis)
-        drawn["printed.svg"] = Chart(drawing, title)
+def _bars(study: Study, cells: Sequence[Cell]) -> dict[str, Drawn]:
+    groups = tuple(column.heading for column in study.columns)
+    axis, drawn = Axis(study.metric.name), {}
+    printed = {_place(c): None if c.printed is None else _printed(c.printed) for c in cells}
+    # A drawing of its own for each: bars of both side by side would be too thin to compare.
+    for name, words, of in (
+        ("plot.svg", "here", _moments(cells)),
+        ("printed.svg", "as printed", printed),
+    ):
+        title = f"{study.title}: {words}"
+        chart = BarChart(title, groups, _side(study, of), axis)
+        if name == "plot.svg" or any(of.values()):
+            drawn[name] = Drawn(chart, title + _whiskers(of.values()))
     return drawn
 
 
-def _rows(study: Study, cells: Sequence[Cell]) -> dict[str, Chart]:
+def _rows(study: Study, cells: Sequence[Cell]) -> dict[str, Drawn]:
     """A bar per row, for tables of many rows; a line marks the baseline."""
-    drawn, means = {}, _means(cells)
+    drawn, at = {}, _moments(cells)
     for column in study.columns:
-        values = [means[column.key, row.label] for row in study.rows]
-        base = means.get((column.key, study.baseline))
+        of = [at[column.key, row.label] for row in study.rows]
+        base = at.get((column.key, study.baseline))
         title = f"{column.heading}: {study.metric.name}"
         caption = title + (f"; the line: {study.baseline}" if base is not None else "")
-        names = [row.label for row in study.rows]
-        drawing = side_bars(title, names, values, Axis(study.metric.name), mark=base)
-        drawn[f"{column.file}.svg"] = Chart(drawing, caption)
+        names, methods = (tuple(getattr(r, k) for r in study.rows) for k in ("label", "method"))
+        mark = None if base is None else base.mean
+        mean, low, high = _columns(of)
+        chart = SideBars(title, names, mean, Axis(study.metric.name), mark, low, high, methods)
+        drawn[f"{column.file}.svg"] = Drawn(chart, caption + _whiskers(of))
     return drawn
+
+
+def _columns(of: Iterable[Moments | None]) -> tuple[Values, Values, Values]:
+    """Means and ends of the intervals."""
+    each = list(of)
+    mean, low, high = (
+        tuple(None if m is None else getattr(m, name) for m in each)
+        for name in ("mean", "low", "high")
+    )
+    return mean, low, high
+
+
+def _whiskers(of: Iterable[Moments | None]) -> str:
+    return "; error bars: 95 % intervals" * any(m is not None and m.low is not None for m in of)
+
+
+def _printed(cell: Printed) -> Moments:
+    """What a paper printed, without an interval: a deviation is not one."""
+    return Moments(0, cell.mean, cell.sd, None, None)
 
 
 def _place(cell: Cell) -> tuple[str, str]:
     return cell.column.key, cell.row.label
 
 
-def _means(cells: Sequence[Cell]) -> dict[tuple[str, str], float | None]:
-    return {_place(c): None if c.moments is None else c.moments.mean for c in cells}
+def _moments(cells: Sequence[Cell]) -> dict[tuple[str, str], Moments | None]:
+    return {_place(c): c.moments for c in cells}
 
 
-def _side(study: Study, values: Mapping[tuple[str, str], float | None]) -> list[Bars]:
-    return [
-        Bars(row.label, tuple(values[c.key, row.label] for c in study.columns), i)
-        for i, row in enumerate(study.rows)
-    ]
+def _side(study: Study, of: Mapping[tuple[str, str], Moments | None]) -> tuple[Bars, ...]:
+    return tuple(
+        Bars(row.label, *_columns(of[c.key, row.label] for c in study.columns), look_of(row.method))
+        for row in study.rows
+    )
 
 
 def _groups(study: Study) -> dict[tuple[str, str], list[Column]]:
@@ -90,31 +114,28 @@ def _groups(study: Study) -> dict[tuple[str, str], list[Column]]:
 
 def _sweeps(
     study: Study, cells: Sequence[Cell], methods: Iterable[str | None] = (None,)
-) -> dict[str, Chart]:
+) -> dict[str, Drawn]:
     """A line per row over each axis of a data set; of given methods, a drawing for each."""
-    drawn, means = {}, _means(cells)
+    drawn, at = {}, _moments(cells)
     for (dataset, axis), group in _groups(study).items():
         x = [float(c.x or 0.0) for c in group]
         for key in methods:
             rows = [row for row in study.rows if key in (None, row.key)]
-            series = [
-                _line(row, i, x, [means[c.key, row.label] for c in group])
-                for i, row in enumerate(rows)
-            ]
+            series = [_line(row, x, [at[c.key, row.label] for c in group]) for row in rows]
             of, end = ("", "") if key is None else (f"{key}, ", f"-{key}")
             title = f"{study.title}: {of}{group[0].title}"
             across = Axis(AXES.get(axis, axis))
-            drawing = line_chart(title, series, across, Axis(study.metric.name))
-            drawn[f"{dataset}-{axis}{end}.svg"] = Chart(drawing, title)
+            chart = LineChart(title, tuple(series), across, Axis(study.metric.name))
+            drawn[f"{dataset}-{axis}{end}.svg"] = Drawn(chart, title + _bands(series))
     return drawn
 
 
-def _distances(study: Study, cells: Sequence[Cell]) -> dict[str, Chart]:
+def _distances(study: Study, cells: Sequence[Cell]) -> dict[str, Drawn]:
     """Every seed as a point over the distance of its target from the clients' hull."""
     drawn = {}
     for dataset in dict.fromkeys(c.dataset for c in study.columns):
         series = []
-        for i, row in enumerate(study.rows):
+        for row in study.rows:
             points = [
                 (v.distance, v.value)
                 for c in cells
@@ -123,34 +144,36 @@ def _distances(study: Study, cells: Sequence[Cell]) -> dict[str, Chart]:
                 if v.distance is not None
             ]
             x, y = tuple(p[0] for p in points), tuple(p[1] for p in points)
-            series.append(Series(row.label, x, y, i, line=False, points=True))
+            series.append(Series(row.label, x, y, look=look_of(row.method), line=False))
         title = f"{study.metric.name} by projection distance: {dataset}"
         across = Axis("distance of T from the clients' hull", percent=False)
-        chart = line_chart(title, series, across, Axis(study.metric.name))
-        drawn[f"{dataset}-distance.svg"] = Chart(chart, title)
+        chart = LineChart(title, tuple(series), across, Axis(study.metric.name))
+        drawn[f"{dataset}-distance.svg"] = Drawn(chart, title)
     return drawn
 
 
-def _curves(study: Study, cells: Sequence[Cell], store: Store) -> dict[str, Chart]:
+def _curves(study: Study, cells: Sequence[Cell], store: Store) -> dict[str, Drawn]:
     drawn = {}
     for column in study.columns:
         series = []
-        for i, row in enumerate(study.rows):
+        for row in study.rows:
             cell = next(c for c in cells if c.column is column and c.row is row)
             # Rounds in which densities are fitted come before those that the paper counts.
             before = row.rounds_before(cell.options)
             means = mean_curve(cell, store, study.metric)
             curve = {t - before: value for t, value in means.items() if t > before}
-            series.append(_line(row, i, list(curve), list(curve.values()), points=False))
+            series.append(_line(row, list(curve), list(curve.values()), points=False))
         title = f"{study.title}: {column.heading}"
-        chart = line_chart(title, series, Axis("round"), Axis(study.metric.name))
-        drawn[f"{column.file}.svg"] = Chart(chart, title)
+        chart = LineChart(title, tuple(series), Axis("round"), Axis(study.metric.name))
+        drawn[f"{column.file}.svg"] = Drawn(chart, title + _bands(series))
     return drawn
 
 
 def _line(
-    row: Row, place: int, x: Sequence[float], y: Sequence[float | None], *, points: bool = True
+    row: Row, x: Sequence[float], of: Sequence[Moments | None], *, points: bool = True
 ) -> Series:
-    """A row's line; colours that come round again are dashed."""
-    dash = place // len(PALETTE)
-    return Series(row.label, tuple(x), tuple(y), place % len(PALETTE), dash, points=points)
+    return Series(row.label, tuple(x), *_columns(of), look_of(row.method), points=points)
+
+
+def _bands(series: Iterable[Series]) -> str:
+    return "; bands: 95 % intervals" * any(v is not None for s in series for v in s.low)

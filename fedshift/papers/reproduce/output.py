@@ -15,7 +15,7 @@ from fedshift.files import clean, write
 from fedshift.papers.reproduce.charts import charts
 from fedshift.papers.reproduce.plan import Plan
 from fedshift.papers.reproduce.results import Cell, Value
-from fedshift.papers.reproduce.routing_charts import Chart
+from fedshift.papers.reproduce.routing_charts import Drawn
 from fedshift.papers.reproduce.tables import (
     cell_table,
     numbers_table,
@@ -25,7 +25,8 @@ from fedshift.papers.reproduce.tables import (
 )
 from fedshift.papers.reproduce.verdict import stopped_early, verdicts, without_value
 from fedshift.report.layout import figure, html_page, items, note, section, table
-from fedshift.report.shapes import escape
+from fedshift.report.shapes import alone, escape
+from fedshift.report.svg import svg
 from fedshift.report.tables import Table, csv_text, escape_markdown, latex, markdown, shown
 from fedshift.sweeps.records import RECORDS, read_records, write_records
 from fedshift.sweeps.store import Store
@@ -34,7 +35,7 @@ PAGE, RESULTS = "table.md", "results.json"
 BOOTSTRAP = (
     "Intervals: percentile bootstrap over seeds, 10,000 resamples, the same for all cells of "
     "equally many seeds. With three seeds that is the range of the seeds, which covers a mean in "
-    "75 % of cases and not in 95 %."
+    "75 % of cases and not in 95 %; fewer seeds have none."
 )
 
 
@@ -135,9 +136,9 @@ def publish(folder: Path, outcome: Outcome, store: Store) -> Path:
     return _write_page(place, outcome, charts(outcome.plan.study, outcome.cells, small), small)
 
 
-def _write_page(folder: Path, outcome: Outcome, drawn: Mapping[str, Chart], store: Store) -> Path:
+def _write_page(folder: Path, outcome: Outcome, drawn: Mapping[str, Drawn], store: Store) -> Path:
     for name, chart in drawn.items():
-        write(folder / name, chart.svg)
+        write(folder / name, alone(svg(chart.chart)))
     write(folder / PAGE, markdown_page(outcome, drawn, store))
     return folder / PAGE
 
@@ -209,7 +210,7 @@ def _value(value: Value) -> dict[str, Any]:
     }
 
 
-def markdown_page(outcome: Outcome, drawn: Mapping[str, Chart], store: Store) -> str:
+def markdown_page(outcome: Outcome, drawn: Mapping[str, Drawn], store: Store) -> str:
     """The tables, links to runs, drawings and the foot."""
     study = outcome.plan.study
     parts = [f"# {study.name}: {escape_markdown(study.title)}\n", f"`{outcome.command}`\n"]
@@ -237,19 +238,19 @@ def _latex(outcome: Outcome) -> str:
     return "\n".join([*tables, *(f"% {note}" for note in (*outcome.problems, *outcome.notes)), ""])
 
 
-def _html(outcome: Outcome, drawn: Mapping[str, Chart], store: Store) -> str:
+def _html(outcome: Outcome, drawn: Mapping[str, Drawn], store: Store) -> str:
     study = outcome.plan.study
     like = paper_table(study, outcome.cells)
     beside = "Beside the paper" if study.printed else "The table"
-    parts = [note(study.title), f"<p><code>{escape(outcome.command)}</code></p>"]
+    parts = [note(study.name), f"<p><code>{escape(outcome.command)}</code></p>"]
     parts += [section("problems", "Not run", items(outcome.problems))] if outcome.problems else []
     parts += [section("table", beside, table(like))] if like else []
-    parts += [section("plots", "Drawings", *(figure(c.svg, c.caption) for c in drawn.values()))]
+    parts += [section("plots", "Drawings", *(figure(c.chart, c.caption) for c in drawn.values()))]
     linked = _html_links(cell_table(study, outcome.cells), outcome.cells, store)
     parts += [section("cells", "Every cell, with its runs", linked)]
     foot = "What was found, chosen" if study.verdict else "What was chosen"
     parts += [section("notes", f"{foot}, tuned or changed", items(outcome.notes))]
-    return html_page(study.name, parts)
+    return html_page(study.title, parts)
 
 
 def _html_links(cells: Table, sources: Sequence[Cell], store: Store) -> str:

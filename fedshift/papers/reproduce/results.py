@@ -10,7 +10,8 @@ from typing import Any
 from fedshift.errors import DataError
 from fedshift.papers.protocols.study import Column, Metric, Options, Printed, Row
 from fedshift.papers.reproduce.plan import Candidate, Plan, runs_of
-from fedshift.sweeps.statistics import INTERVALS, LEVEL, Moments, paired
+from fedshift.report.intervals import LEVEL, Moments, moments
+from fedshift.sweeps.statistics import INTERVALS, paired
 from fedshift.sweeps.store import Finished, Run, Store
 
 
@@ -119,7 +120,9 @@ def collect(plan: Plan, store: Store, failures: Mapping[str, str]) -> tuple[Cell
         for cell in (replace(c, twin=_twin(c, cells)) for c in cells):
             base = by_label.get(cell.row.against or study.baseline)
             if base is not None and cell.row is not base.row:
-                difference = paired(cell.by_seed, base.by_seed, kind=study.interval)
+                difference = paired(
+                    cell.by_seed, base.by_seed, kind=study.interval, within=study.metric.within
+                )
                 cell = replace(cell, difference=difference)
             results.append(cell)
     return tuple(results)
@@ -164,7 +167,8 @@ def _cell(plan: Plan, row: Row, column: Column, store: Store, failures: Mapping[
             absent += [_why_not(seed, done, store, metric)] if value is None else []
             diverged += [] if early else [f"{label} of seed {seed}" for label in lost]
     over_seeds = INTERVALS[plan.study.interval]
-    summed = over_seeds([v.value for v in values], LEVEL) if values else None
+    within = plan.study.metric.within
+    summed = over_seeds([v.value for v in values], LEVEL, within) if values else None
     return replace(
         cell,
         values=tuple(values),
@@ -257,8 +261,8 @@ def pick(done: Sequence[Finished], metric: Metric) -> int:
     return max(range(len(done)), key=merit)
 
 
-def mean_curve(cell: Cell, store: Store, metric: Metric) -> dict[int, float]:
-    """Per round, the mean of the metric over the cell's seeds, for rounds that all have.
+def mean_curve(cell: Cell, store: Store, metric: Metric) -> dict[int, Moments]:
+    """Per round, the metric over the cell's seeds, for rounds that all have.
 
     Without seeds whose training diverged, unless it is all of them.
     """
@@ -268,4 +272,4 @@ def mean_curve(cell: Cell, store: Store, metric: Metric) -> dict[int, float]:
     if not curves:
         return {}
     common = sorted(set(curves[0]).intersection(*curves[1:]))
-    return {t: metric.scale * math.fsum(c[t] for c in curves) / len(curves) for t in common}
+    return {t: moments([metric.scale * c[t] for c in curves], within=metric.within) for t in common}

@@ -16,9 +16,8 @@ from fedshift.experiments.client_looks import look_names
 from fedshift.papers.protocols.study import Column, Study
 from fedshift.papers.reproduce.results import Cell
 from fedshift.record.summary import RouterDetails, Serving, parsed
-from fedshift.report.heat_map import ACCURACY, SENT, Shades, heat_map
+from fedshift.report.charts import ACCURACY, SENT, Chart, HeatMap, Series, Shades
 from fedshift.report.routing import LEAST_COVERAGE, risk_chart
-from fedshift.report.svg import PALETTE, Series
 from fedshift.sweeps.store import Run, Store
 
 Floats = NDArray[np.float64]
@@ -27,10 +26,10 @@ COVERAGES = tuple(np.linspace(LEAST_COVERAGE, 1.0, 39).tolist())
 
 
 @dataclass(frozen=True)
-class Chart:
-    """A drawing of a table: SVG text, and what it shows in one line."""
+class Drawn:
+    """A chart of a table, and what it shows in one line."""
 
-    svg: str
+    chart: Chart
     caption: str
 
 
@@ -49,12 +48,12 @@ class Routed:
         return [d.router for d in self.details if d.router is not None]
 
 
-def routing_charts(study: Study, cells: Sequence[Cell], store: Store) -> dict[str, Chart]:
+def routing_charts(study: Study, cells: Sequence[Cell], store: Store) -> dict[str, Drawn]:
     """Per column two heat maps of its first router and the risk curves of all; none without runs.
 
     Raises DataError for a damaged run folder.
     """
-    drawn: dict[str, Chart] = {}
+    drawn: dict[str, Drawn] = {}
     for column in study.columns:
         routers = routed([c for c in cells if c.column is column], store)
         if routers:
@@ -106,14 +105,14 @@ def mean_defined(matrices: Sequence[Sequence[Sequence[float | None]]]) -> tuple[
     return np.where(count > 0, total / np.maximum(count, 1), np.nan), count
 
 
-def _accuracy_maps(column: Column, one: Routed) -> dict[str, Chart]:
+def _accuracy_maps(column: Column, one: Routed) -> dict[str, Drawn]:
     title = f"Accuracy of each client's own model by class: {one.label}, {column.heading}"
     # Which classes a client has differs from seed to seed.
     matrices = [d.class_accuracy for d in one.details]
     return {f"{column.file}-own.svg": _map(title, one, one.classes, matrices, ACCURACY)}
 
 
-def _routing_maps(column: Column, one: Routed) -> dict[str, Chart]:
+def _routing_maps(column: Column, one: Routed) -> dict[str, Drawn]:
     title = f"Where each client's queries (rows) are sent: {one.label}, {column.heading}"
     clients = [str(i) for i in range(len(one.details[0].class_accuracy))]
     matrices = [r.sent for r in one.routers]
@@ -126,19 +125,19 @@ def _map(
     columns: Sequence[str],
     matrices: Sequence[Sequence[Sequence[float | None]]],
     shades: Shades,
-) -> Chart:
+) -> Drawn:
     mean, count = mean_defined(matrices)
-    rows = _names(one)
-    values = [[None if np.isnan(v) else float(v) for v in row] for row in mean]
-    notes = [
-        [
+    rows = tuple(_names(one))
+    values = tuple(tuple(None if np.isnan(v) else float(v) for v in row) for row in mean)
+    notes = tuple(
+        tuple(
             f"{name}, {column}: {value:.1%} (seeds: {n:.0f})"
             for column, value, n in zip(columns, means, counts, strict=True)
-        ]
+        )
         for name, means, counts in zip(rows, mean, count, strict=True)
-    ]
-    drawing = heat_map(title, rows, columns, values, notes=notes, shades=shades)
-    return Chart(drawing, f"{title}; {_seeds(one)}{' that have a value' * (len(one.runs) > 1)}")
+    )
+    drawing = HeatMap(title, rows, tuple(columns), values, notes, shades)
+    return Drawn(drawing, f"{title}; {_seeds(one)}{' that have a value' * (len(one.runs) > 1)}")
 
 
 def _names(one: Routed) -> list[str]:
@@ -149,15 +148,14 @@ def _names(one: Routed) -> list[str]:
     return [f"client {i}" + (f": {look}" if look else "") for i, look in enumerate(looks)]
 
 
-def _risk(column: Column, routers: Sequence[Routed]) -> dict[str, Chart]:
+def _risk(column: Column, routers: Sequence[Routed]) -> dict[str, Drawn]:
     series = []
-    # From 1, as in the report of a run: the first colour is FedAvg's.
-    for i, one in enumerate(routers, start=1):
+    for one in routers:
         y = tuple(mean_risk(one.routers).tolist())
         name = f"{one.label}, {_seeds(one)}"
-        series.append(Series(name, COVERAGES, y, i % len(PALETTE), dash=i // len(PALETTE)))
+        series.append(Series(name, COVERAGES, y))
     title = f"Risk against coverage, by the posterior of the trained router: {column.heading}"
-    return {f"{column.file}-risk.svg": Chart(risk_chart(title, series), title)}
+    return {f"{column.file}-risk.svg": Drawn(risk_chart(title, series), title)}
 
 
 def mean_risk(routers: Sequence[RouterDetails]) -> Floats:

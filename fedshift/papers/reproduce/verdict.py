@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fedshift.papers.protocols.study import Study
 from fedshift.papers.reproduce.results import Cell
-from fedshift.sweeps.statistics import Moments
+from fedshift.report.intervals import Moments
 from fedshift.sweeps.texts import difference
 
 
@@ -14,7 +14,7 @@ def verdicts(study: Study, cells: Sequence[Cell]) -> tuple[str, ...]:
     """For every column with runs: whether the rows that `study.verdict` names beat the baseline.
 
     "beats": the 95 % t-interval of the paired difference lies above 0; "is worse than": below 0;
-    else "does not clearly beat". A single seed has no interval, and its sentence says so.
+    else "does not clearly beat". Below three seeds there is no interval, and the sentence says so.
     """
     lines = []
     for column in study.columns:
@@ -58,7 +58,8 @@ def _compare(label: str, result: Moments, study: Study) -> str:
     row, baseline = f'"{label}"', f'"{study.baseline}"'
     if result.low is None or result.high is None:
         side = "above" if result.mean > 0 else "not above"
-        return f"{row} is {side} {baseline} on a single seed: {value}"
+        seeds = "a single seed" if result.n == 1 else f"{result.n} seeds"
+        return f"{row} is {side} {baseline} on {seeds}: {value}"
     if result.low > 0:
         outcome = "beats"
     else:

@@ -1,0 +1,60 @@
+"""`fedshift report`: the page and the figures of the run folders that are meant."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from fedshift.cli import console
+from fedshift.errors import InputError
+from fedshift.files import check_page, write
+from fedshift.record.choosing import choose
+from fedshift.record.folder import REPORT, RunResult, read_any
+from fedshift.report.figures import save_figures
+from fedshift.report.page import page
+
+# Seconds of silence before a line says how far reading has come.
+BETWEEN = 3.0
+
+
+def report_asked(
+    given: Sequence[Path], out: Path | None, figures: Path | None, *, as_json: bool
+) -> None:
+    """Draw what was typed after `fedshift report`, and say where it is."""
+    chosen = choose(given)
+    if chosen.left_out:
+        console.tell(f"note: no run folder, so left out: {_some(chosen.left_out)}")
+    target = chosen.place if out is None else out
+    if os.path.isdir(target):  # other errors show when it is written
+        target = target / REPORT
+    check_page(target)
+    runs = [read_any(folder) for folder in _counted(chosen.folders)]
+    write(target, page(runs, title=chosen.title))
+    drawn: list[str] = []
+    if figures is not None:
+        complete = [run for run in runs if isinstance(run, RunResult)]
+        if not complete:
+            raise InputError("--figures needs a complete run, and none of these is; leave it out")
+        drawn = [str(path) for path in save_figures(complete, figures)]
+    if as_json:
+        console.show_json({"report": str(target), "figures": drawn})
+    else:
+        for path in (str(target), *drawn):
+            console.put(path)
+
+
+def _counted(folders: Sequence[Path]) -> Iterator[Path]:
+    """The folders; a line on stderr now and then where reading them takes long."""
+    spoken = time.monotonic()
+    for i, folder in enumerate(folders):
+        if time.monotonic() - spoken > BETWEEN:
+            spoken = time.monotonic()
+            console.tell(f"read {i} of {len(folders)} run folders")
+        yield folder
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(names[:5]) + more

@@ -1,0 +1,97 @@
+"""events.jsonl read back: what each round measured and took, and why a run stopped."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedshift.errors import DataError, shown
+from fedshift.record.rounds import REDO, Round
+
+# What round and evaluation events have beside the columns of metrics.csv.
+BESIDE = {"time", "event", "run", "round", "rounds", "clients", "seconds"}
+
+
+@dataclass
+class Course:
+    """How one model was trained: `of` rounds were planned; both tables are by round."""
+
+    of: int = 0
+    rows: dict[int, dict[str, float | None]] = field(default_factory=dict)
+    seconds: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def rounds(self) -> tuple[Round, ...]:
+        """What was measured, as rows of metrics.csv; the training loss alone between them."""
+        return tuple(Round(t, row) for t, row in sorted(self.rows.items()))
+
+
+@dataclass
+class Events:
+    """The courses by the model's name, of which a run has several where it chooses its ESS.
+
+    stopped: why it did, "" where it did not, or nothing says so.
+    """
+
+    courses: dict[str, Course] = field(default_factory=dict)
+    stopped: str = ""
+
+    def course(self, chosen: object = None) -> Course:
+        """That of the candidate that was chosen, else the latest; an empty one without events."""
+        ends = "" if chosen is None else f" {chosen}"
+        kept = [of for name, of in self.courses.items() if name.endswith(ends)]
+        return kept[-1] if kept else Course()
+
+
+def read_events(path: Path) -> Events:
+    """All of the file. Raises DataError, with the line, for what no run writes."""
+    events, number = Events(), 0
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for line in lines:
+                number += 1
+                # A killed process may have left its last line cut.
+                if line.endswith("\n"):
+                    _enter(events, json.loads(line))
+    except OSError as e:
+        raise DataError(f"{path}: cannot be read: {e.strerror}") from None
+    except (
+        ValueError,
+        RecursionError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        ArithmeticError,
+    ) as e:
+        why = shown(f"{type(e).__name__}: {e}", 100)
+        raise DataError(f"{path}, line {number}: no event of a run ({why}); {REDO}") from None
+    return events
+
+
+def _enter(events: Events, event: Mapping[str, Any]) -> None:
+    kind = event["event"]
+    events.stopped = shown(str(event["error"]), 300) if kind == "failed" else ""
+    if kind not in ("start", "round", "evaluation"):
+        return
+    course = events.courses.setdefault(str(event["run"]), Course())
+    if kind == "start":
+        course.of = int(event["rounds"])
+        return
+    t = int(event["round"])
+    if kind == "round":
+        # Afresh: a run that went on has played the rounds since its checkpoint again.
+        course.seconds[t] = float(event["seconds"])
+        course.rows[t] = {"train_loss": _finite(event["train_loss"])}
+    else:
+        numbers = {k: _finite(v) for k, v in event.items() if k not in BESIDE}
+        course.rows.setdefault(t, {}).update(numbers)
+
+
+def _finite(value: Any) -> float | None:
+    """None for null and for infinity, which files hold as text."""
+    number = math.nan if value is None else float(value)
+    return number if math.isfinite(number) else None

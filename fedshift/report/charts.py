@@ -1,0 +1,215 @@
+"""What charts show, apart from how: `svg` draws them for pages, `printed` for papers.
+
+Values of shares are fractions, which `Axis.percent` writes in percent.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from fedshift.report.looks import Look
+
+Values = tuple[float | None, ...]
+# More points than a page has pixels for.
+MOST_POINTS = 400
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What an axis shows: `percent` writes 0.5 as 50 %, `zero` lets it start there."""
+
+    label: str
+    percent: bool = False
+    zero: bool = False
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line or a set of points: x [P], y [P] (None where missing).
+
+    low, high  a band around the line, [P]; empty, or None where there is none
+    look       None for that of the method which the name begins with
+    thin       beside the line of the same method, as its estimate
+    """
+
+    name: str
+    x: tuple[float, ...]
+    y: Values
+    low: Values = ()
+    high: Values = ()
+    look: Look | None = None
+    thin: bool = False
+    line: bool = True
+    points: bool = False
+
+
+@dataclass(frozen=True)
+class Bars:
+    """One value per group [G], None where missing; low, high: error bars, [G] or empty.
+
+    look: as in `Series`.
+    """
+
+    name: str
+    values: Values
+    low: Values = ()
+    high: Values = ()
+    look: Look | None = None
+
+
+@dataclass(frozen=True)
+class LineChart:
+    """Several series over one pair of axes; missing points break a line."""
+
+    title: str
+    series: tuple[Series, ...]
+    x: Axis
+    y: Axis
+
+
+@dataclass(frozen=True)
+class BarChart:
+    """Bars side by side per group, from zero; a missing value is left out and says so."""
+
+    title: str
+    groups: tuple[str, ...]
+    bars: tuple[Bars, ...]
+    y: Axis
+
+
+@dataclass(frozen=True)
+class SideBars:
+    """A bar per name from the left, from zero; a line at `mark`.
+
+    low, high: error bars, one per name or empty. of: the methods whose looks they have, where
+    these are not what the names begin with.
+    """
+
+    title: str
+    names: tuple[str, ...]
+    values: Values
+    x: Axis
+    mark: float | None = None
+    low: Values = ()
+    high: Values = ()
+    of: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Shades:
+    """How values in [0, 1] become shades.
+
+    label   the text before the legend's ramp
+    empty   what a cell without a shade means
+    zero    0 has a shade; otherwise its cell is empty, like that of None
+    even    linear from 0 to 1; otherwise the square root up to the largest value, which keeps
+            small shares visible
+    apart   the last row is drawn with a gap above it
+    """
+
+    label: str
+    empty: str
+    zero: bool = False
+    even: bool = False
+    apart: bool = False
+
+    def strength(self, value: float | None, largest: float) -> float | None:
+        """How strong, 0 to 1; None for an empty cell."""
+        if value is None or (value <= 0 and not self.zero):
+            return None
+        return min(1.0, value) if self.even else math.sqrt(min(1.0, value / largest))
+
+
+LABELS = Shades("share of row, %:", "none", apart=True)
+SENT = Shades("share of row, %:", "none")
+ACCURACY = Shades("accuracy, %:", "no tests", zero=True, even=True)
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    """Values in [0, 1] as shades, a row per name in `rows`; None for an empty cell.
+
+    notes: the text alternative of each cell
+    """
+
+    title: str
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    values: tuple[Values, ...]
+    notes: tuple[tuple[str, ...], ...]
+    shades: Shades = LABELS
+
+    @property
+    def largest(self) -> float:
+        """The value of the strongest shade."""
+        numbers = [v for row in self.values for v in row if v is not None]
+        return 1.0 if self.shades.even else max(numbers, default=0.0) or 1.0
+
+
+Chart = LineChart | BarChart | SideBars | HeatMap
+
+
+def ticks(low: float, high: float, count: int = 5) -> tuple[float, ...]:
+    """About `count` numbers, steps of 1, 2, 2.5 or 5 times a power of ten, that cover a range."""
+    if high - low < 1e-12:
+        # A single value: an axis around it, but none below 0 if the value is 0.
+        low, high = low - 0.5 * (low != 0.0), low + 1.0
+    # The smallest round step that covers the range in about `count` steps.
+    raw = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * (1 - 1e-9))
+    # 1e-9: a limit that is a multiple of the step but for rounding is a tick, and none beyond it.
+    first = math.floor(low / step + 1e-9)
+    last = math.ceil(high / step - 1e-9)
+    return tuple(round(k * step, 12) for k in range(first, last + 1))
+
+
+def span_of(values: Sequence[float], axis: Axis) -> tuple[float, float]:
+    """The range of an axis. A single value gets five points of a share, else a tenth, on each side.
+
+    For shares the range stays within 0 % and 100 %.
+    """
+    low, high = 0.0 if axis.zero else min(values), max(values)
+    if high - low >= 1e-12:
+        return low, high
+    if axis.percent:
+        return max(low - 0.05, min(low, 0.0)), min(low + 0.05, max(low, 1.0))
+    pad = 0.1 * abs(low) or 0.5
+    return low - pad, low + pad
+
+
+def thinned(series: Series) -> Series:
+    """The series with its highs and lows alone where it has more points than pixels."""
+    if len(series.x) <= MOST_POINTS:
+        return series
+    each = math.ceil(2 * len(series.x) / MOST_POINTS)
+    kept: list[int] = []
+    for start in range(0, len(series.x), each):
+        part = range(start, min(start + each, len(series.x)))
+        valued = [(y, i) for i in part if (y := series.y[i]) is not None and math.isfinite(y)]
+        # A stretch without values stays a gap.
+        kept += sorted({min(valued)[1], max(valued)[1]}) if valued else [start]
+    at = operator.itemgetter(*kept)
+    low, high = (at(v) if v else () for v in (series.low, series.high))
+    return replace(series, x=at(series.x), y=at(series.y), low=low, high=high)
+
+
+def drawn_values(*columns: Values) -> list[float]:
+    """The finite numbers of all columns."""
+    return [v for column in columns for v in column if v is not None and math.isfinite(v)]
+
+
+def shortened(words: str, limit: int) -> str:
+    """Shorten in the middle, since names in a list often share their beginning."""
+    half = (limit - 1) // 2
+    return words if len(words) <= limit else f"{words[: limit - 1 - half]}…{words[-half:]}"
+
+
+def number_text(value: float, percent: bool, *, tick: bool = False) -> str:
+    """A value as drawings write it."""
+    if not percent:
+        return f"{value:.6g}" if tick else f"{value:.4g}"
+    return f"{100 * value:.4g} %" if tick else f"{100 * value:.1f} %"

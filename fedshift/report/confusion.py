@@ -1,0 +1,91 @@
+"""The part of the report on which class is taken for which, on test data of the target."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from fedshift.record.folder import RunResult
+from fedshift.report.charts import SENT, HeatMap
+from fedshift.report.layout import figure, fold, note, section
+from fedshift.report.pools import Pool
+from fedshift.report.tables import Table
+
+# Classes of a drawing: more are too small to read. Mistakes of a table: the most frequent ones.
+MOST_CLASSES, MOST_MISTAKES = 40, 10
+Counts = Mapping[tuple[int, int], int]
+
+
+def confusion(lines: Sequence[Pool]) -> str:
+    """A heat map per line, over the examples of all its seeds, and the most frequent mistakes."""
+    served = all(line.first.summary.serving for line in lines)
+    heading = f"Confusion {'on the tests of all clients' if served else 'at the target'}"
+    counted = [(line, counts) for line in lines if (counts := _counts(line.runs))]
+    missing = [line.label for line in lines if line not in [one for one, _ in counted]]
+    parts = []
+    if missing:
+        parts.append(note(f"Folders of older versions lack it: {', '.join(missing)}."))
+    # The same rows and columns for all lines.
+    shown, left = _shown([counts for _, counts in counted])
+    classes = lines[0].first.summary.classes
+    for line, counts in counted:
+        text = "Rows: the true class. Columns: what the model says."
+        if len(line.runs) > 1:
+            text += f" The examples of all {len(line.runs)} seeds together."
+        text += f" The {len(shown)} largest classes; {left} more are left out." * (left > 0)
+        parts.append(figure(_map(line.label, counts, classes, shown), f"{line.label}. {text}"))
+    parts += [fold(_mistakes(line.label, counts, classes)) for line, counts in counted]
+    return section("confusion", heading, *parts)
+
+
+def _counts(runs: Sequence[RunResult]) -> Counts:
+    """The sum over runs; empty where one of them has none."""
+    total = Counter[tuple[int, int]]()
+    for run in runs:
+        if not run.confusion:
+            return {}
+        total.update(run.confusion)
+    return total
+
+
+def _totals(counts: Counts) -> Counter[int]:
+    """Test examples by class."""
+    totals = Counter[int]()
+    for (true, _), n in counts.items():
+        totals[true] += n
+    return totals
+
+
+def _shown(each: Sequence[Counts]) -> tuple[list[int], int]:
+    """(the classes with the most examples, true or predicted, in order; how many are left out)."""
+    sizes = Counter[int]()
+    for counts in each:
+        for pair, n in counts.items():
+            sizes.update(dict.fromkeys(pair, n))
+    shown = sorted(k for k, _ in sizes.most_common(MOST_CLASSES))
+    return shown, len(sizes) - len(shown)
+
+
+def _map(label: str, counts: Counts, classes: Sequence[str], shown: Sequence[int]) -> HeatMap:
+    """Each true class that has tests, by the shares of what the model says of them."""
+    totals = _totals(counts)
+    rows = [i for i in shown if totals[i]]
+    values = tuple(tuple(counts.get((i, j), 0) / totals[i] for j in shown) for i in rows)
+    notes = tuple(
+        tuple(f"{classes[i]} taken for {classes[j]}: {counts.get((i, j), 0)}" for j in shown)
+        for i in rows
+    )
+    title = f"What each class is taken for ({label})"
+    names, columns = (tuple(classes[i] for i in of) for of in (rows, shown))
+    return HeatMap(title, names, columns, values, notes, SENT)
+
+
+def _mistakes(label: str, counts: Counts, classes: Sequence[str]) -> Table:
+    totals = _totals(counts)
+    wrong = [(n, i, j) for (i, j), n in counts.items() if i != j]
+    # The first of equals, so that the same counts give the same page.
+    wrong.sort(key=lambda one: (-one[0], *one[1:]))
+    rows = tuple((classes[i], classes[j], n, n / totals[i]) for n, i, j in wrong[:MOST_MISTAKES])
+    head = ("True class", "Taken for", "Examples", "Share of the class")
+    name = f"the most frequent mistakes of {label}"
+    return Table(head, rows, ("", "", "d", ".1%"), name)

@@ -1,0 +1,91 @@
+"""Mean, standard deviation and Student's t-interval over seeds."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from scipy import stats
+
+from fedshift.errors import InputError
+
+LEVEL = 0.95
+# Fewer seeds have no interval: with two, it is twelve times the standard error.
+LEAST = 3
+Bounds = tuple[float, float]
+UNBOUNDED = (-math.inf, math.inf)
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Over n seeds: the mean, the sample standard deviation, and an interval of the mean.
+
+    sd is None for a single seed; low and high are None where there is no interval.
+    """
+
+    n: int
+    mean: float
+    sd: float | None
+    low: float | None
+    high: float | None
+
+    def cut(self, within: Bounds) -> Moments:
+        """The same with the part of the interval that lies within bounds."""
+        if self.low is None or self.high is None:
+            return self
+        return replace(self, low=max(within[0], self.low), high=min(within[1], self.high))
+
+    def scaled(self, by: float) -> Moments:
+        """The same in another unit, as 100 for percent."""
+        sd, low, high = (None if v is None else by * v for v in (self.sd, self.low, self.high))
+        return Moments(self.n, by * self.mean, sd, low, high)
+
+
+def bounds_of(name: str, scale: float = 1.0) -> Bounds:
+    """Where a measurement can lie, by its name: an accuracy, an F1 or a recall in [0, scale]."""
+    share = "accuracy" in name or name.endswith(("f1", "recall"))
+    return (0.0, scale) if share else UNBOUNDED
+
+
+def moments(values: Sequence[float], level: float = LEVEL, within: Bounds = UNBOUNDED) -> Moments:
+    """Mean m, sd and interval m +- t sd / sqrt(n), t the (1 + level)/2 quantile, n - 1 d.o.f.
+
+    sd^2 = sum_i (x_i - m)^2 / (n - 1). Student 1908. Chosen: divisor n - 1; the papers do not
+    state theirs.
+
+    within: where the values, and so their mean, can lie. The interval is cut there, which takes
+    away no value that the mean can have: it covers the mean exactly as often as the whole one.
+    There is none below three values; nor for equal values of a bounded measurement, since these do
+    not say how far others would be.
+
+    Raises InputError without values, for a level outside (0, 1) and for values that are not within.
+
+    >>> from fedshift.report.intervals import moments
+    >>> moments([0.90, 0.95, 1.00], within=(0.0, 1.0)).high
+    1.0
+    """
+    n = len(values)
+    if not n:
+        raise InputError("no values; give at least one")
+    if not 0 < level < 1:
+        raise InputError(f"level = {level}; allowed: a probability between 0 and 1, as in 0.95")
+    for value in values:
+        # 1e-9: means of shares may pass their bound by rounding.
+        if not within[0] - 1e-9 * abs(within[0]) <= value <= within[1] + 1e-9 * abs(within[1]):
+            raise InputError(f"{value} is not between {within[0]:g} and {within[1]:g}")
+    mean = math.fsum(values) / n
+    if n == 1:
+        return Moments(1, mean, None, None, None)
+    sd = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1))
+    if n < LEAST or (sd == 0.0 and within != UNBOUNDED):
+        return Moments(n, mean, sd, None, None)
+    half = _quantile(level, n) * sd / math.sqrt(n)
+    return Moments(n, mean, sd, mean - half, mean + half).cut(within)
+
+
+@functools.cache
+def _quantile(level: float, n: int) -> float:
+    """Student's, of n - 1 degrees of freedom; a curve asks for the same one in every round."""
+    return float(stats.t.ppf((1 + level) / 2, n - 1))

@@ -1,0 +1,111 @@
+"""Colours, dashes and markers of charts: a method looks the same on every page and figure.
+
+A colour is that of the method's name alone, whatever else is drawn. There are seven hues; methods
+that share one differ by dash, marker and the edge of their bars.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+# Grey, which is no method's, and seven hues: blue, orange, green, purple, red, sky and tan. Chosen
+# so that any two differ, also as seen with each kind of colour blindness (Machado et al. 2009), by
+# 11 or more (CIEDE2000; 2 can be told apart), and each from white paper or a dark page by a
+# contrast of 3 to 1 (WCAG 2.1, criterion 1.4.11).
+LIGHT = ("#4a4f55", "#0b45d9", "#cf7a12", "#1f8a78", "#662f75", "#7a2a08", "#4a94f5", "#9a6640")
+DARK = ("#c3c9d0", "#6977ff", "#f79d1e", "#4fb38c", "#b56a9a", "#e0553f", "#2fd0ff", "#fff0b8")
+GREY = 0
+# Name of a style sheet's variable -> (on white paper, on a dark page). The inks on cells are for
+# weak and for strong shades of `heat`.
+THEME = {
+    "paper": ("#ffffff", "#14181d"),
+    "ink": ("#1f2933", "#e4e9ee"),
+    "soft": ("#52606d", "#a9b4bf"),
+    "grid": ("#e3e8ed", "#333c45"),
+    "rule": ("#9aa5b1", "#66717c"),
+    "box": ("#f3f7fb", "#1d242b"),
+    "link": ("#005a8d", "#7cc4f4"),
+    "heat": ("#08306b", "#86b6e6"),
+    "weak": ("#000000", "#ffffff"),
+    "strong": ("#ffffff", "#000000"),
+    **{f"c{i}": pair for i, pair in enumerate(zip(LIGHT, DARK, strict=True))},
+}
+# On and off in pixels, as SVG's stroke-dasharray.
+DASHES = ("", "7 3", "2 3", "9 3 2 3", "13 4", "5 2 1 2 1 2")
+# In units of the marker's radius; the first is a disc.
+MARKERS: tuple[tuple[tuple[float, float], ...], ...] = (
+    (),
+    ((-0.9, -0.9), (0.9, -0.9), (0.9, 0.9), (-0.9, 0.9)),
+    ((0, -1.2), (1.1, 0.8), (-1.1, 0.8)),
+    ((0, -1.3), (1.3, 0), (0, 1.3), (-1.3, 0)),
+    ((0, 1.2), (1.1, -0.8), (-1.1, -0.8)),
+    ((-1.3, -0.4), (1.3, -0.4), (1.3, 0.4), (-1.3, 0.4)),
+)
+# Seven to a style. New names go to the end: those before keep their looks.
+METHODS = (
+    "fedavg", "fedpals", "fedprox", "scaffold", "afl", "fedrs", "oracle",
+    "local_only", "feddrm", "ditto", "fedrep", "fedper", "fedbabu", "fedala",
+    "fedas", "fedpac", "confree", "fedavgft", "fedproxft", "fedsamft", "fedsam",
+    "feddisk", "made", "moon", "feddyn", "fednova", "fedprox+fedpals", "feddrm_shared_head",
+    "fedadam", "fedyogi", "fedavgm", "krum", "multikrum", "rfa", "fedmedian", "fedtrimmed",
+)  # fmt: skip
+_HUES = len(LIGHT) - 1
+# Variants of a method, which have its colour.
+_VARIANT = re.compile(r"^(?:labelset_|chosen_)+|_(?:drm_repo|uniform)(?=_|$)")
+
+
+@dataclass(frozen=True)
+class Look:
+    """colour indexes LIGHT and DARK, style DASHES and MARKERS."""
+
+    colour: int
+    style: int = 0
+
+    @property
+    def ink(self) -> str:
+        """Its colour in a page's style sheet."""
+        return f"var(--c{self.colour})"
+
+
+def look_of(name: str) -> Look:
+    """The look of a method, by the first words of a label: "FedPALS, ess=25%" is fedpals'.
+
+    >>> from fedshift.report.looks import look_of
+    >>> look_of("FedAvg (second trial)") == look_of("fedavg")
+    True
+    """
+    words = _VARIANT.sub("", _slug(name))
+    # The longest first, since fedprox+fedpals begins with fedprox.
+    begun = [m for m in METHODS if words == m or words.startswith(f"{m}_")]
+    if begun:
+        place = METHODS.index(max(begun, key=len))
+    else:
+        # Another package's method: the same look for the same name in every process.
+        first = _VARIANT.sub("", _slug(re.split(r"[(,]", name)[0]))
+        place = zlib.crc32(first.encode()) % (_HUES * len(DASHES))
+    return Look(1 + place % _HUES, place // _HUES)
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9+]+", "_", name.lower()).strip("_")
+
+
+def looks(
+    names: Sequence[str], given: Sequence[Look | None], thin: Sequence[bool] = ()
+) -> list[Look]:
+    """Looks of what is drawn in one chart: those that are given, others by name.
+
+    Where two would look alike, as the settings of one method, the later one has another dash.
+    Those that are thin look like their method, and are told apart by being thin.
+    """
+    drawn: list[Look] = []
+    taken: set[tuple[Look, bool]] = set()
+    for i, (name, one) in enumerate(zip(names, given, strict=True)):
+        look, pale = one or look_of(name), bool(thin) and thin[i]
+        others = (replace(look, style=(look.style + k) % len(DASHES)) for k in range(len(DASHES)))
+        drawn.append(next((other for other in others if (other, pale) not in taken), look))
+        taken.add((drawn[-1], pale))
+    return drawn

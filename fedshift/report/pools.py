@@ -1,0 +1,193 @@
+"""Runs that differ in the seed alone, as one line of the report: its label, its means."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedshift.record.folder import Begun, RunResult
+from fedshift.report.charts import shortened
+
+# A longer list of settings is no name; then names or folders tell lines apart.
+LONGEST, LONGEST_LABEL = 60, 120
+NOT_COMPLETE = "not complete"
+Run = RunResult | Begun
+
+
+@dataclass(frozen=True)
+class Pool:
+    """One line of the report: runs of one configuration, each with another seed.
+
+    seeds: in words, one per run.
+    begun: runs without a summary in the place of `runs`, since means are of complete runs.
+    """
+
+    label: str
+    seeds: tuple[str, ...]
+    runs: tuple[RunResult, ...] = ()
+    begun: tuple[Begun, ...] = ()
+
+    @property
+    def first(self) -> RunResult:
+        """The complete run that stands for all where they are alike."""
+        return self.runs[0]
+
+    @property
+    def alike(self) -> tuple[RunResult, ...]:
+        """The complete runs with the clients of the first; other seeds may cut the data anew."""
+        cut = self.first.summary.label_counts
+        return tuple(run for run in self.runs if run.summary.label_counts == cut)
+
+    @property
+    def all(self) -> tuple[Run, ...]:
+        """The runs, complete or not."""
+        return self.runs or self.begun
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """A name for each run: the label, with the seed where there are several."""
+        several = len(self.seeds) > 1
+        return tuple(f"{self.label}, seed {s}" if several else self.label for s in self.seeds)
+
+
+@dataclass(frozen=True)
+class _Identity:
+    """What a run is but for its seeds: the configuration, and what else only complete runs say."""
+
+    configured: str
+    measured: str
+    seeds: str
+    method: str
+    name: str
+    folder: str
+    settings: Mapping[str, Any]
+
+
+def pools(runs: Sequence[Run]) -> tuple[Pool, ...]:
+    """The runs by what they are but for the seed, in the order of their first ones."""
+    groups: dict[tuple[str, str, int], dict[str, int]] = {}
+    of = [_identity(run) for run in runs]
+    for i, one in enumerate(of):
+        again = 0
+        # Two runs of one seed differ in something that their files do not say.
+        while one.seeds in groups.get((one.configured, one.measured, again), ()):
+            again += 1
+        groups.setdefault((one.configured, one.measured, again), {})[one.seeds] = i
+    lines = list(groups.values())
+    labels = _line_labels([of[next(iter(line.values()))] for line in lines])
+    short = [shortened(label, LONGEST_LABEL) for label in labels]
+    if len(set(short)) < len(short):
+        short = [f"{label} #{i + 1}" for i, label in enumerate(short)]
+    return tuple(
+        Pool(
+            label,
+            tuple(map(_seed_words, line)),
+            tuple(run for i in line.values() if isinstance(run := runs[i], RunResult)),
+            tuple(run for i in line.values() if isinstance(run := runs[i], Begun)),
+        )
+        for label, line in zip(short, lines, strict=True)
+    )
+
+
+def runs_of(lines: Sequence[Pool]) -> list[tuple[RunResult, str]]:
+    """Every complete run with its name, line by line."""
+    return [pair for line in lines for pair in zip(line.runs, line.names, strict=False)]
+
+
+def firsts(lines: Sequence[Pool]) -> tuple[list[RunResult], list[str]]:
+    """(the first complete run of every line, the labels)."""
+    return [line.first for line in lines], [line.label for line in lines]
+
+
+def name_of(run: Run) -> str:
+    """What its user calls it."""
+    return run.summary.name if isinstance(run, RunResult) else run.name
+
+
+def dataset_of(run: Run) -> str:
+    """The data set by name."""
+    return run.summary.dataset if isinstance(run, RunResult) else run.dataset
+
+
+def _identity(run: Run) -> _Identity:
+    try:
+        tables = tomllib.loads(run.config)
+    except (ValueError, RecursionError):
+        tables = {}
+    seeds, name = tables.pop("seeds", None), tables.pop("name", "")
+    method = run.summary.method if isinstance(run, RunResult) else run.method
+    facts = [tables, method, dataset_of(run), run.lock.get("data_sha256"), run.lock.get("files")]
+    # What `fedshift.fit` was given, which no configuration can hold.
+    facts += [run.fit.get(key) for key in ("target", "net", "call")]
+    measured = NOT_COMPLETE
+    if isinstance(run, RunResult):
+        measured = f"{run.summary.classes} {run.summary.final.bytes_model}"
+    return _Identity(
+        # Without a seed in its file, a run is a line of its own.
+        json.dumps(facts, sort_keys=True, default=str) if seeds else str(run.folder),
+        measured,
+        json.dumps(seeds, default=str) if seeds else "",
+        method,
+        str(name or name_of(run)),
+        str(run.folder),
+        dict(_flat(tables)),
+    )
+
+
+def _seed_words(seeds: str) -> str:
+    """ "3", or "run 3, split 0" where the streams have seeds of their own."""
+    table = json.loads(seeds) if seeds else {}
+    if set(table) <= {"run"}:
+        return str(table.get("run", "0"))
+    return ", ".join(f"{key} {value}" for key, value in table.items())
+
+
+def _line_labels(of: Sequence[_Identity]) -> list[str]:
+    """A label of each line; runs that are not complete have that of those that are."""
+    complete = [one.configured for one in of if one.measured != NOT_COMPLETE]
+    main = [one for one in of if one.measured != NOT_COMPLETE or one.configured not in complete]
+    labels = dict(zip(map(id, main), _labels(main), strict=True))
+    like = {one.configured: labels[id(one)] for one in reversed(main)}
+    return [
+        f"{like[one.configured]}, {NOT_COMPLETE}"
+        if one.measured == NOT_COMPLETE
+        else labels[id(one)]
+        for one in of
+    ]
+
+
+def _labels(of: Sequence[_Identity]) -> tuple[str, ...]:
+    """The shortest names that tell all lines apart."""
+    named = [f"{one.method} ({one.name})" for one in of]
+    choices = (
+        [one.method for one in of],
+        [_with_settings(one, of) for one in of],
+        named,
+        [f"{one.method} ({one.folder})" for one in of],
+    )
+    for names in choices:
+        if len(set(names)) == len(names):
+            return tuple(names)
+    return tuple(f"{name} #{i + 1}" for i, name in enumerate(named))
+
+
+def _with_settings(one: _Identity, of: Sequence[_Identity]) -> str:
+    """The method with the settings that other lines of the same method have otherwise."""
+    alike = [other.settings for other in of if other.method == one.method]
+    keys = [k for k in one.settings if any(o.get(k) != one.settings[k] for o in alike)]
+    words = ", ".join(f"{k.rpartition('.')[2]} = {_value(one.settings[k])}" for k in keys)
+    return f"{one.method} ({words})" if 0 < len(words) <= LONGEST else one.method
+
+
+def _value(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _flat(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value by its whole key, as in "training.lr"."""
+    for key, value in tables.items():
+        inner = isinstance(value, dict)
+        yield from _flat(value, f"{prefix}{key}.") if inner else [(prefix + key, value)]

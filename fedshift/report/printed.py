@@ -1,0 +1,240 @@
+"""Charts as figures for papers: PDF and PNG through matplotlib, which is the extra `report`."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedshift.errors import InputError, visible
+from fedshift.files import write
+from fedshift.report.charts import (
+    Axis,
+    BarChart,
+    Bars,
+    Chart,
+    HeatMap,
+    LineChart,
+    Series,
+    SideBars,
+    Values,
+    number_text,
+    shortened,
+)
+from fedshift.report.looks import DASHES, LIGHT, MARKERS, THEME, Look, look_of, looks
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+WIDTH, HEIGHT = 4.5, 2.8  # inches: a column of most proceedings, and the height of one chart
+INK, GRID, HEAT = (THEME[name][0] for name in ("ink", "grid", "heat"))
+# TrueType, which publishers ask for; names are no formulas. No dates in the files: the same charts
+# give the same bytes.
+STYLE: Any = {
+    "pdf.fonttype": 42, "text.parse_math": False, "font.size": 8, "axes.edgecolor": INK,
+    "axes.labelcolor": INK, "text.color": INK, "xtick.color": INK, "ytick.color": INK,
+}  # fmt: skip
+_METADATA: dict[str, dict[str, Any]] = {"pdf": {"CreationDate": None}, "png": {"Software": None}}
+
+
+def save(figures: Mapping[str, Sequence[Chart]], folder: Path) -> tuple[Path, ...]:
+    """Each name's charts, one below the other, as NAME.pdf and NAME.png; returns what was written.
+
+    Raises InputError without matplotlib or where the folder cannot be written.
+    """
+    try:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise InputError('figures need matplotlib: pip install "fedshift[report]"') from None
+    except (OSError, RuntimeError) as e:
+        # matplotlib makes folders below the user's home, or among the temporary files.
+        raise InputError(
+            f"figures need matplotlib, which cannot begin: {e}; name a folder that it may write to "
+            "in $MPLCONFIGDIR"
+        ) from None
+    written = []
+    for name, charts in figures.items():
+        with rc_context(STYLE):
+            figure = Figure(layout="constrained")
+            draw(charts, figure)
+            for suffix in ("pdf", "png"):
+                buffer = io.BytesIO()
+                figure.savefig(buffer, format=suffix, dpi=200, metadata=_METADATA[suffix])
+                written.append(folder / f"{name}.{suffix}")
+                write(written[-1], buffer.getvalue())
+    return tuple(written)
+
+
+def draw(charts: Sequence[Chart], figure: Figure) -> None:
+    """Draw charts one below the other; a legend stands below its axes and hides nothing."""
+    parts = figure.subfigures(len(charts), 1, squeeze=False)[:, 0]
+    height = 0.0
+    for chart, part in zip(charts, parts, strict=True):
+        axes = part.subplots()
+        if len(charts) > 1:
+            axes.set_title(visible(chart.title), fontsize=8)
+        match chart:
+            case LineChart():
+                height += HEIGHT + _legend(part, _lines(chart, axes))
+            case BarChart():
+                height += HEIGHT + _legend(part, _columns(chart, axes))
+            case SideBars():
+                _side_bars(chart, axes)
+                height += 0.8 + 0.17 * len(chart.names)
+            case HeatMap():
+                _heat(chart, axes, part)
+                height += 1.2 + 0.2 * len(chart.rows)
+    figure.set_size_inches(WIDTH, height)
+
+
+def _lines(chart: LineChart, axes: Axes) -> dict[str, Any]:
+    of = looks(
+        [s.name for s in chart.series],
+        [s.look for s in chart.series],
+        [s.thin for s in chart.series],
+    )
+    handles = {}
+    for series, look in zip(chart.series, of, strict=True):
+        (handles[series.name],) = axes.plot(
+            series.x, _numbers(series.y), color=LIGHT[look.colour], **_marks(series, look)
+        )
+        if series.low:
+            low, high = _numbers(series.low), _numbers(series.high)
+            axes.fill_between(series.x, low, high, color=LIGHT[look.colour], alpha=0.16, lw=0)
+    _axis(axes.xaxis, chart.x)
+    _axis(axes.yaxis, chart.y)
+    if all(v == round(v) for s in chart.series for v in s.x):
+        # No tick between two rounds.
+        axes.locator_params(axis="x", integer=True)
+    if chart.y.zero:
+        axes.set_ylim(bottom=0)
+    return handles
+
+
+def _marks(series: Series, look: Look) -> dict[str, Any]:
+    """Dash and marker, as on a page."""
+    shape = [(x, -y) for x, y in MARKERS[look.style]] or "o"
+    hollow = {"markerfacecolor": "none", "markersize": 7, "markeredgewidth": 1.6}
+    dash = "1 1.7" if series.thin else DASHES[look.style]
+    # Dashes are in units of the line's width, which is 2 on a page.
+    pattern = (0, tuple(float(v) / 2 for v in dash.split())) if dash else "solid"
+    return {
+        "linestyle": pattern if series.line else "none",
+        "linewidth": 0.9 if series.thin else 1.4,
+        "marker": shape if series.points or not series.line else None,
+        **({"markersize": 2 if series.thin else 3} if series.line else hollow),
+    }
+
+
+def _columns(chart: BarChart, axes: Axes) -> dict[str, Any]:
+    of = looks([b.name for b in chart.bars], [b.look for b in chart.bars])
+    width, handles = 0.8 / len(chart.bars), {}
+    for k, (bars, look) in enumerate(zip(chart.bars, of, strict=True)):
+        at = [g + (k - (len(chart.bars) - 1) / 2) * width for g in range(len(chart.groups))]
+        handles[bars.name] = axes.bar(at, _numbers(bars.values), width * 0.94, **_fill(look))
+        _whiskers(axes, at, bars, upright=True)
+        for x, value in zip(at, bars.values, strict=True):
+            if value is None:
+                axes.annotate("–", (x, 0), ha="center", va="bottom", fontsize=6)
+    names = [visible(shortened(n, 20)) for n in chart.groups]
+    fits = max(map(len, names)) * len(names) <= 70
+    axes.set_xticks(range(len(names)), names, rotation=0 if fits else 90)
+    if len(names) > 40:
+        axes.tick_params(axis="x", labelsize=4)
+    _axis(axes.yaxis, chart.y)
+    axes.set(xlim=(-0.5, len(names) - 0.5), ylim=(0, None))
+    return handles
+
+
+def _side_bars(chart: SideBars, axes: Axes) -> None:
+    of = [look_of(name) for name in chart.of or chart.names]
+    for i, (value, look) in enumerate(zip(_numbers(chart.values), of, strict=True)):
+        axes.barh(i, value, 0.8, **_fill(look))
+    bars = Bars("", chart.values, chart.low, chart.high)
+    _whiskers(axes, range(len(chart.names)), bars, upright=False)
+    if chart.mark is not None:
+        axes.axvline(chart.mark, color=INK, linewidth=0.8, zorder=4)
+    names = [visible(shortened(n, 32)) for n in chart.names]
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    _axis(axes.xaxis, chart.x)
+    axes.set_xlim(left=0)
+
+
+def _fill(look: Look) -> dict[str, Any]:
+    """A bar as on a page: pale with a dashed edge where its colour is others', too."""
+    colour = LIGHT[look.colour]
+    # Above the axis, a bar of height 0 is a line: it is not the same as a missing one.
+    style = {"facecolor": colour, "edgecolor": colour, "linewidth": 1.2, "zorder": 3}
+    if not look.style:
+        return style
+    dash = (0, tuple(float(v) for v in DASHES[look.style].split()))
+    # 59 of 255: 0.35 in hexadecimal.
+    return style | {"facecolor": f"{colour}59", "linestyle": dash}
+
+
+def _whiskers(axes: Axes, at: Sequence[float], bars: Bars, *, upright: bool) -> None:
+    if not bars.low:
+        return
+    ends = zip(_numbers(bars.low), _numbers(bars.high), strict=True)
+    # Lines, and not matplotlib's error bars, which are lengths: an interval lies where it lies.
+    for x, (low, high) in zip(at, ends, strict=True):
+        xy = ([x, x], [low, high]) if upright else ([low, high], [x, x])
+        # Light around dark, to be seen on bars of any colour.
+        axes.plot(*xy, color="white", linewidth=2.2, zorder=4)
+        axes.plot(*xy, color=INK, linewidth=0.9, zorder=4)
+
+
+def _heat(chart: HeatMap, axes: Axes, part: Any) -> None:
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import LinearSegmentedColormap
+
+    # The weakest shade differs from an empty cell, as on a page.
+    shades = LinearSegmentedColormap.from_list("shades", ["#e1e6ed", HEAT])
+    strength = [
+        [math.nan if (s := chart.shades.strength(v, chart.largest)) is None else s for v in row]
+        for row in chart.values
+    ]
+    axes.imshow(strength, cmap=shades, vmin=0, vmax=1, aspect="auto")
+    axes.set_xticks(range(len(chart.columns)), map(visible, chart.columns), rotation=90, fontsize=6)
+    names = [visible(shortened(n, 48)) for n in chart.rows]
+    axes.set_yticks(range(len(names)), names, fontsize=6)
+    if chart.shades.apart:
+        axes.axhline(len(names) - 1.5, color=INK, linewidth=0.8)
+    bar = part.colorbar(ScalarMappable(cmap=shades), ax=axes)
+    marks = [chart.largest * k / 5 for k in range(6)]
+    at = [chart.shades.strength(v, chart.largest) or 0.0 for v in marks]
+    bar.set_ticks(at, labels=[f"{100 * v:.0f}" for v in marks], fontsize=6)
+    bar.set_label(f"{chart.shades.label.rstrip(':')}\nwhite: {chart.shades.empty}", fontsize=6)
+
+
+def _legend(part: Any, handles: Mapping[str, Any]) -> float:
+    """The legend of what is drawn, and the height that it takes in inches."""
+    if not handles:
+        return 0.0
+    names = [visible(shortened(n, 44)) for n in handles]
+    # About twelve letters to an inch, and half an inch for the line and the gap.
+    columns = max(1, min(len(names), int(WIDTH / (0.5 + max(map(len, names)) / 14))))
+    # A name that begins with _ would be left out.
+    shown = [f" {n}" if n.startswith("_") else n for n in names]
+    part.legend(
+        list(handles.values()), shown, loc="outside lower center", ncols=columns, frameon=False,
+        fontsize=7,
+    )  # fmt: skip
+    return 0.15 * math.ceil(len(names) / columns)
+
+
+def _axis(axis: Any, of: Axis) -> None:
+    axis.set_label_text(visible(of.label))
+    if of.percent:
+        axis.set_major_formatter(lambda value, _: number_text(value, percent=True, tick=True))
+    axis.axes.set_axisbelow(True)
+    axis.axes.grid(axis=axis.axis_name, color=GRID, linewidth=0.6)
+
+
+def _numbers(values: Values) -> list[float]:
+    return [math.nan if v is None else v for v in values]

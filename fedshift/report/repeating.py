@@ -1,0 +1,89 @@
+"""The part of the report on how to get the same numbers again: the commands."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import tomllib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from fedshift.record.folder import CONFIG, Begun, RunResult
+from fedshift.report.layout import note, table
+from fedshift.report.pools import Pool
+from fedshift.report.shapes import escape
+from fedshift.report.tables import Table
+
+# Files of more runs would be most of the page; each folder has its own.
+MOST_FILES = 10
+
+
+def repeating(lines: Sequence[Pool]) -> str:
+    """The command of every run, and the files that say what it followed from."""
+    runs = [pair for line in lines for pair in zip(line.names, line.all, strict=True)]
+    commands = "".join(
+        f"<h3>{escape(name)}</h3><p>Folder: {escape(str(run.folder))}</p>"
+        f"<pre>{escape(command(run))}</pre>"
+        for name, run in runs
+    )
+    if len(runs) > len(lines):
+        commands = f"<details open><summary>{len(runs)} runs</summary>{commands}</details>"
+    parts = [note(_words(lines)), commands, *(_files(*pair) for pair in runs[:MOST_FILES])]
+    if len(runs) > MOST_FILES:
+        more = len(runs) - MOST_FILES
+        parts.append(note(f"The files of {more} more runs are in their folders."))
+    body = "".join(parts)
+    return f'<section id="provenance"><h2>The commands that repeat this</h2>{body}</section>'
+
+
+def command(run: RunResult | Begun) -> str:
+    """What was typed, or called in Python, up to names of files; the numbers are the same."""
+    name, _, processes = str(run.lock.get("backend", "loop")).partition(" in ")
+    name = name.rpartition(", then ")[2]
+    if "call" in run.fit:
+        backend = "" if name == "loop" else f', backend="{name}"'
+        if processes:
+            backend += f", workers={processes.split()[0]}"
+        return f"fs.fit({run.fit['call']}, seed={_seed(run.config)}{backend})"
+    words = ["fedshift", "run", str(run.folder / CONFIG)]
+    words += [] if name == "loop" else ["--backend", name]
+    words += ["--workers", processes.split()[0]] if processes else []
+    return shlex.join(words)
+
+
+def _seed(config: str) -> Any:
+    return tomllib.loads(config).get("seeds", {}).get("run", 0)
+
+
+def _words(lines: Sequence[Pool]) -> str:
+    runs = [run for line in lines for run in line.all]
+    text = "Each command gives the same numbers again with the versions of lock.json."
+    if any("call" in run.fit for run in runs):
+        text += (
+            " fs.fit needs the same task, cut by the task's seed, and the same network and "
+            "functions, which no file holds."
+        )
+    if any(", then " in str(run.lock.get("backend")) for run in runs):
+        text += " A run went on by another backend than it began with; its last digits may differ."
+    return text
+
+
+def _files(name: str, run: RunResult | Begun) -> str:
+    rows = tuple(_flat(run.lock))
+    if isinstance(run, RunResult):
+        rows = (("fedshift", run.summary.fedshift or ""), *rows)
+    lock = table(Table(("Key", "Value"), rows, ("", "")))
+    return (
+        f"<details><summary>{escape(name)}: lock.json</summary>{lock}</details>"
+        f"<details><summary>{escape(name)}: config.resolved.toml</summary>"
+        f"<pre>{escape(run.config)}</pre></details>"
+    )
+
+
+def _flat(value: object, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Nested objects as dotted keys, with the names of the file."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _flat(inner, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield prefix, value if isinstance(value, str) else json.dumps(value)

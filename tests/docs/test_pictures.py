@@ -1,0 +1,49 @@
+"""The pictures of the pages are what docs/site draws now."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from fedshift.experiments.config_shift import Split
+from support.shown import alike
+
+DOCS = Path(__file__).parents[2] / "docs"
+PICTURES, README = DOCS / "pictures", (DOCS.parent / "README.md").read_text()
+DETERMINISTIC = sorted(p.stem for p in PICTURES.glob("*.svg") if p.stem != "readme")
+
+
+@pytest.mark.parametrize("name", DETERMINISTIC)
+def test_pictures_are_what_is_drawn_now(name: str, site: Any) -> None:
+    if name == "tutorial":
+        pytest.importorskip("sklearn", reason="scikit-learn is not installed (extra dev)")
+    stored = (PICTURES / f"{name}.svg").read_text()
+    assert site("pictures").drawn(name) == stored
+
+
+def test_every_picture_is_drawn_and_shown(site: Any) -> None:
+    text = README + "".join(p.read_text() for p in DOCS.rglob("*.md"))
+    names = {p.stem for p in PICTURES.iterdir()}
+    assert names == site("pictures").PICTURES.keys()
+    assert all(f"pictures/{name}.svg)" in text for name in names)
+
+
+def test_every_split_stands_on_the_page() -> None:
+    text = (DOCS / "label-splits.md").read_text()
+    assert all(f'`"{kind}"`' in text for kind in get_args(Split.model_fields["kind"].annotation))
+    keys = {"rule", "capacity", "min_size", "common_labels", "cover"}
+    assert all(f"`shift.{key}`" in text for key in keys)
+
+
+@pytest.mark.slow
+def test_the_picture_of_the_readme_is_that_of_the_demo(site: Any) -> None:
+    """Training gives other digits on other processors; what README prints is in the picture."""
+    stored = (PICTURES / "readme.svg").read_text()
+    lines = [svg.replace(">", ">\n") for svg in (stored, site("pictures").drawn("readme"))]
+    assert alike(*lines)
+    table = re.findall(r"│ (?:FedAvg|FedPALS|Oracle) +│ +([\d.]+) │", README)
+    assert len(table) == 3
+    assert all(f">{accuracy}%<" in stored for accuracy in table)

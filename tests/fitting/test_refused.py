@@ -1,0 +1,221 @@
+"""What `fit` refuses at the door: one sentence with the cure, before anything is trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from torch import nn
+
+import fedshift as fs
+from fedshift.algorithms.fedavg import FedAvg
+from fedshift.experiments import experiment
+from fedshift.fitting.class_weights import weights_of
+from fedshift.recipes import Setting
+from fedshift.shifts import Sparsity
+from support.custom_tasks import Net, hospitals
+from support.number_tasks import Net as OfNumbers
+from support.number_tasks import prices, symptoms
+
+QUICK: dict[str, Any] = {"rounds": 2, "steps": 2, "progress": False}
+
+
+@pytest.fixture(scope="module")
+def task() -> fs.Task:
+    return hospitals()
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"ill": 3.0}, 'no weight for well; give each class one, or "balanced"'),
+        (
+            {"ills": 3.0, "well": 1},
+            'no class "ills". Did you mean "ill"? The classes are ill, well',
+        ),
+        ({}, "no weight for ill, well"),
+        ([1.0], "2 numbers above 0, one per class, got [1.0]"),
+        (["a", "b"], "2 numbers above 0, one per class, got a list: ['a', 'b']"),
+        ({"ill": None, "well": 1}, "2 numbers above 0"),
+        ({1.0, 2.0}, "2 numbers above 0"),
+        (True, "2 numbers above 0"),
+        ("even", 'give "balanced", a dict by class'),
+    ],
+)
+def test_class_weights_are_of_every_class(task: fs.Task, given: Any, match: str) -> None:
+    with pytest.raises(fs.InputError) as refused:
+        fs.fit(task, Net, class_weights=given, **QUICK)
+    assert match in str(refused.value)
+
+
+def test_class_weights_by_name_are_in_the_order_of_the_classes(task: fs.Task) -> None:
+    for given in ({"well": 1, "ill": 3.0}, pd.Series({"well": 1.0, "ill": 3.0}), [3.0, 1.0]):
+        weights = weights_of(given, task.build())
+        assert weights is not None
+        assert weights.tolist() == [3.0, 1.0]
+
+
+@pytest.mark.parametrize("made", [prices, symptoms])
+def test_class_weights_are_refused_where_there_are_no_classes(made: Any) -> None:
+    with pytest.raises(fs.InputError, match="class_weights are of classes, and this task is"):
+        weights_of("balanced", made(n=100).build())
+
+
+def fails(p: Any, y: Any) -> float:
+    return float(p.nothing)
+
+
+@pytest.mark.parametrize(
+    ("metric", "match"),
+    [
+        (fails, "test_refused.py, line [0-9]+: AttributeError: .* no attribute 'nothing'"),
+        (lambda p, y: "many", 'gave the text "many"'),
+        (lambda p, y: None, "gave None"),
+        (lambda p, y: p, "gave a ndarray"),
+        (lambda p, y: np.inf, "gave inf; .* or NaN where it has none"),
+        (lambda p: 1.0, "takes 1 positional argument"),
+    ],
+)
+def test_metrics_are_tried_before_anything_is_trained(
+    task: fs.Task, metric: Any, match: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("trained")
+
+    monkeypatch.setattr(experiment, "train", never)
+    due = r".*metric auc \(.*test_refused.py, line [0-9]+\).*"
+    due += r"function of \(probabilities \[n, K\], labels \[n\]\) that returns one number"
+    keys: dict[str, Any] = {"metrics": {"auc": metric}, **QUICK}
+    folder = tmp_path / "run"
+    for run in (
+        lambda: fs.fit(task, Net, folder=folder, **keys),
+        lambda: fs.compare(task, Net, ["fedavg"], seeds=1, **keys),
+    ):
+        with pytest.raises(fs.InputError, match=match) as refused:
+            run()
+        refused.match(due)
+    assert not (folder / "config.resolved.toml").exists()
+    with pytest.raises(AssertionError, match="trained"):  # control: a metric that is one
+        fs.fit(task, Net, metrics={"auc": lambda p, y: np.nan}, **QUICK)
+
+
+def test_metrics_get_what_the_kind_of_task_has(task: fs.Task) -> None:
+    with pytest.raises(fs.InputError, match=r"\(predicted \[n\], true \[n\]\)"):
+        fs.fit(prices(n=100), OfNumbers, metrics={"mine": fails}, **QUICK)
+    with pytest.raises(fs.InputError, match=r"\(probabilities \[n, L\], labels \[n, L\]\)"):
+        fs.fit(symptoms(n=100), OfNumbers, metrics={"mine": fails}, **QUICK)
+
+
+def test_trying_a_metric_that_draws_changes_no_number(task: fs.Task) -> None:
+    """A metric of bootstrap draws: once at the door, once after round 2, each from one state."""
+    seen: list[float] = []
+
+    def drawn(p: Any, y: Any) -> float:
+        seen.append(float(np.random.random()))
+        return seen[-1]
+
+    np.random.seed(3)
+    expected = np.random.random()
+    np.random.seed(3)
+    fs.fit(task, Net, metrics={"drawn": drawn}, **QUICK)
+    assert seen == [expected, expected]
+    assert np.random.random() == expected  # control: the program's own draw is still to come
+
+
+def broken(setting: Setting) -> FedAvg:
+    return FedAvg(setting.nothing)  # type: ignore[attr-defined]
+
+
+def misused(setting: Setting) -> FedAvg:
+    return FedAvg(setting.model, 3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("method", "match"),
+    [
+        (broken, "line [0-9]+: AttributeError: .* no attribute 'nothing'; it must return an Algor"),
+        (misused, "FedAvg objective must be a Term, got 3; .*CrossEntropy.*method=misused"),
+        (lambda setting: 3, "returned 3; it must return an Algorithm, such as FedAvg"),
+        (lambda setting: None, "returned None; it must return an Algorithm"),
+        (lambda setting: FedAvg, "returned the class FedAvg; it must return an Algorithm"),
+        (lambda setting, mu: 3, "whose options are keyword-only"),
+    ],
+)
+def test_methods_of_ones_own_that_make_none(task: fs.Task, method: Any, match: str) -> None:
+    for run in (fs.fit, lambda *given, method, **keys: fs.compare(*given, [method], **keys)):
+        with pytest.raises(fs.InputError, match=match) as refused:
+            run(task, Net, method=method, **QUICK)
+        refused.match("test_refused.py, line|keyword-only")
+
+
+@pytest.mark.parametrize(
+    ("method", "keys", "match"),
+    [
+        ("moon", {}, r'"features".*returns \[\'logits\'\]; let its forward return .*as "mlp"'),
+        ("moon_uniform", {}, '"features"'),
+        ("fedpac", {"head": ("2.",)}, '"features"'),
+        ("fedas", {"head": ("2.",)}, '"features"'),
+        ("feddrm", {"head": ("2.",)}, '"client_logits"'),
+        ("fedper", {}, r"^head=\('head.',\) must match .* Name the last by head=.*\"2.\""),
+        (
+            "labelset_fedavg",
+            {},
+            r"^head=\('head.',\) matches no .*last linear layer by head=\(...\)",
+        ),
+    ],
+)
+def test_networks_without_what_a_method_looks_at(
+    method: str, keys: Any, match: str, tmp_path: Path
+) -> None:
+    """Nothing is written; control: a network that gives it trains."""
+    net, folder = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), tmp_path / "run"
+    task = hospitals("clients", n=100)
+    with pytest.raises(fs.InputError, match=match):
+        fs.fit(task, net, method=method, folder=folder, **keys, **QUICK)
+    assert not (folder / "config.resolved.toml").exists()
+    if method in ("moon", "fedpac", "fedper"):
+        fs.fit(task, "mlp", method=method, hidden=(4,), folder=folder, **QUICK)
+        assert (folder / "config.resolved.toml").exists()
+
+
+X, SITE = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32), ["a", "b", "c"] * 20
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys", "match"),
+    [
+        ("regression", {"classes": ["low", "high"]}, "classes name labels, and y is numbers"),
+        ("regression", {"target": {"low": 0.5, "high": 0.5}}, "label shares have no meaning where"),
+        ("regression", {"target": [0.5, 0.5]}, "label shares have no meaning where y is numbers"),
+        (
+            "multilabel",
+            {"bins": 4},
+            'bins are of numbers to predict, and this task is "multilabel"',
+        ),
+        ("classification", {"bins": 4}, "bins are of numbers to predict"),
+    ],
+)
+def test_what_has_no_meaning_for_a_kind_of_task(kind: str, keys: Any, match: str) -> None:
+    y = {"regression": X[:, 0], "multilabel": X[:, :2] > 0}.get(kind, X[:, 0] > 0)
+    given: dict[str, Any] = {"client": SITE, "target": "a", "kind": kind}
+    with pytest.raises(fs.InputError, match=match):
+        fs.Task.from_arrays(X, y, **given | keys)
+    fs.Task.from_arrays(X, y, **given).build()  # control
+
+
+@pytest.mark.parametrize("kind", ["regression", "multilabel"])
+def test_shifts_deal_labels_alone(kind: Any) -> None:
+    """They dealt numbers as if each were a class of its own, and most rows went to no client."""
+    y = X[:, 0] if kind == "regression" else X[:, :2] > 0
+    with pytest.raises(fs.InputError, match=f'a shift deals rows by their labels, .* "{kind}"'):
+        fs.Task.from_split(X, y, Sparsity(2), clients=3, target="pooled", kind=kind)
+    fs.Task.from_split(X, X[:, 0] > 0, Sparsity(2), clients=3, target="pooled")
+
+
+def test_a_rule_that_the_task_has_no_rows_for(task: fs.Task) -> None:
+    with pytest.raises(fs.InputError) as refused:
+        fs.fit(task, Net, method="fedpals", rule="validation", **QUICK)
+    assert str(refused.value).endswith('with this target there are none; use "estimate"')

@@ -1,0 +1,171 @@
+"""Lines of several seeds; which folders are meant; runs without a summary."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedshift.errors import DataError, InputError
+from fedshift.record.choosing import choose
+from fedshift.record.folder import Begun, read_any, read_run
+from fedshift.report.means import mean_cell, moments_of, with_intervals
+from fedshift.report.page import page
+from fedshift.report.pools import pools
+from support.report_fixtures import Outline, drawings, made, write_begun, write_run
+
+
+def scored(accuracy: float) -> Any:
+    def edit(data: dict[str, Any]) -> None:
+        data["final"]["target_accuracy"] = accuracy
+        data["final"]["target_recall"][0] = accuracy
+
+    return edit
+
+
+def test_seeds_are_one_line_with_mean_deviation_and_number(tmp_path: Path) -> None:
+    values = (0.5, 0.6, 0.7)
+    runs = [made(tmp_path / f"s{s}", seed=s, edit=scored(v)) for s, v in enumerate(values)]
+    other = made(tmp_path / "avg", seed=0, method="FedAvg")
+    (line, alone) = pools([*runs, other])
+    assert (line.label, line.seeds, alone.label) == ("FedPALS", ("0", "1", "2"), "FedAvg")
+    outline = Outline(page([*runs, other]))
+    assert outline.row("FedPALS", "3")[:4] == ["FedPALS", "3", "60.0% ± 10.0%", "–"]
+    assert outline.row("FedAvg", "1")[2] == "81.2%"
+    # Each run's own numbers are there as well.
+    for seed, value in enumerate(values):
+        assert outline.row(f"FedPALS, seed {seed}")[1] == f"{value:.1%}"
+
+
+def test_what_differs_in_more_than_the_seed_is_a_line_of_its_own(tmp_path: Path) -> None:
+    """Control: the same folders with the same learning rate are one line."""
+    a, b = write_run(tmp_path / "a", seed=0), write_run(tmp_path / "b", seed=1)
+    assert [line.label for line in pools([read_run(a), read_run(b)])] == ["FedPALS"]
+    file = b / "config.resolved.toml"
+    file.write_text(file.read_text().replace("lr = 0.1", "lr = 0.2"))
+    labels = [line.label for line in pools([read_run(a), read_run(b)])]
+    assert labels == ["FedPALS (lr = 0.1)", "FedPALS (lr = 0.2)"]
+
+
+@pytest.mark.parametrize("of", ["data_sha256", "files"])
+def test_other_data_or_code_are_no_other_seed(tmp_path: Path, of: str) -> None:
+    folders = [write_run(tmp_path / f"s{s}", seed=s) for s in range(2)]
+    for k, folder in enumerate(folders):
+        (folder / "lock.json").write_text(json.dumps({of: f"{k}"}))
+    assert len(pools([read_run(folder) for folder in folders])) == 2
+
+
+def test_one_seed_twice_is_no_pool(tmp_path: Path) -> None:
+    runs = [made(tmp_path / name, seed=0) for name in "ab"]
+    labels = [line.label for line in pools(runs)]
+    assert labels == [f"FedPALS ({tmp_path}/a)", f"FedPALS ({tmp_path}/b)"]
+
+
+def test_means_by_hand() -> None:
+    over = moments_of([1.0, 2.0, 3.0, None], "train_loss")
+    assert over is not None
+    assert (over.mean, over.sd, over.n) == (2.0, 1.0, 3)
+    assert moments_of([None, float("nan")], "train_loss") is None
+    assert mean_cell([0.5, 0.7], ".1%") == "60.0% ± 14.1%"
+    assert mean_cell([0.5, None], ".1%") == "50.0% (1 of 2)"
+    assert mean_cell([None, None], ".1%") is None
+
+
+def test_intervals_are_of_three_seeds_or_more_and_of_shares_within_bounds() -> None:
+    assert with_intervals([moments_of([0.5, 0.7], "target_accuracy"), None]) == (
+        (0.6, None), (None, None), (None, None),
+    )  # fmt: skip
+    values = [0.9, 1.0, 1.0, 1.0]
+    (low,), (high,) = with_intervals([moments_of(values, "target_accuracy")])[1:]
+    assert high == 1.0
+    assert low is not None
+    assert low > 0.8
+    # Control: a loss may be larger than 1; shares that are none are no reason to stop.
+    assert (with_intervals([moments_of(values, "train_loss")])[2][0] or 0) > 1
+    assert (with_intervals([moments_of([1.5, 1.0, 1.0], "target_accuracy")])[2][0] or 0) > 1
+
+
+# --------------------------------------------------------------------------- which folders
+
+
+def test_a_page_of_an_earlier_call_is_no_run(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / f"s{s}", seed=s) for s in range(2)]
+    before = choose(sorted(tmp_path.iterdir()))
+    (tmp_path / "report.html").write_text("<!doctype html>")
+    assert before == choose(sorted(tmp_path.iterdir()))
+    assert (before.folders, before.place, before.left_out) == (tuple(runs), tmp_path, ())
+    (tmp_path / "notes.txt").write_text("")
+    (tmp_path / "logs").mkdir()
+    given = choose(sorted(tmp_path.iterdir()))
+    assert given.folders == tuple(runs)
+    assert given.left_out == (str(tmp_path / "logs"), str(tmp_path / "notes.txt"))
+
+
+def test_the_folder_of_a_comparison_gives_its_runs_title_and_order(tmp_path: Path) -> None:
+    for name in "ab":
+        write_run(tmp_path / "runs" / name)
+    table = {"title": "hospitals", "runs": [{"run": "b"}, {"run": "a"}]}
+    (tmp_path / "results.json").write_text(json.dumps(table))
+    chosen = choose([tmp_path])
+    assert [f.name for f in chosen.folders] == ["b", "a"]
+    assert (chosen.title, chosen.place) == ("hospitals", tmp_path)
+    whole = choose(sorted(tmp_path.iterdir()))
+    assert (whole.folders, whole.title, whole.place) == (chosen.folders, "hospitals", tmp_path)
+
+
+def test_nothing_that_is_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="give at least one run folder"):
+        choose([])
+    with pytest.raises(DataError, match=r"no run folder .*gone; `fedshift run FILE.toml` makes"):
+        choose([tmp_path / "gone"])
+    (tmp_path / "mlruns").mkdir()
+    (tmp_path / "mlruns" / "meta.yaml").write_text("")
+    with pytest.raises(DataError, match=r"mlruns: no run folder; give one that `fedshift run`"):
+        choose([tmp_path / "mlruns"])
+
+
+# --------------------------------------------------------------------------- not complete
+
+
+def test_a_run_without_a_summary_is_drawn_as_far_as_it_goes(tmp_path: Path) -> None:
+    run = read_any(write_begun(tmp_path / "a", 4))
+    assert isinstance(run, Begun)
+    assert [r.round for r in run.rounds] == [1, 2, 3, 4]
+    text = page([run])
+    state = "not complete, round 4 of 9: it is still going on, or was killed."
+    assert state in "".join(Outline(text).text)
+    assert drawings(text)
+    # Beside complete ones it has a line of its own: it does not go into their means.
+    complete = [made(tmp_path / f"s{s}", seed=s) for s in (1, 2)]
+    lines = pools([*complete, run])
+    assert [line.label for line in lines] == ["FedPALS", "FedPALS, not complete"]
+    outline = Outline(page([*complete, run]))
+    assert outline.row("FedPALS", "2")[2] == "81.2%"
+
+
+def test_why_a_run_stopped_is_said(tmp_path: Path) -> None:
+    end = json.dumps({"time": 1.0, "event": "failed", "error": "interrupted"}) + "\n"
+    run = read_any(write_begun(tmp_path / "a", 3, end=end))
+    assert isinstance(run, Begun)
+    assert run.state == "stopped after round 3 of 9: interrupted"
+    # A run that went on after that is not stopped; a last line that is cut is none.
+    again = json.dumps({"time": 1.0, "event": "start", "run": "trial", "rounds": 9}) + "\n"
+    run = read_any(write_begun(tmp_path / "b", 3, end=end + again + '{"time": 1'))
+    assert isinstance(run, Begun)
+    assert run.state.startswith("not complete, round 3")
+
+
+@pytest.mark.parametrize(
+    "line", ["{}", "[1]", "x", '{"event": "round", "run": "t"}', '{"event": 3']
+)
+def test_damaged_events_are_named_where_they_are_needed(tmp_path: Path, line: str) -> None:
+    folder = write_begun(tmp_path / "a", 1, end=line + "\n")
+    with pytest.raises(DataError, match=r"events.jsonl, line 3: no event of a run"):
+        read_any(folder)
+    # Of a complete run they have the times alone.
+    complete = write_run(tmp_path / "b")
+    (complete / "events.jsonl").write_text(line + "\n")
+    assert not read_run(complete).seconds
+    assert "No times: events.jsonl is missing or damaged." in page([read_run(complete)])

@@ -1,0 +1,92 @@
+"""A page of docs/how-to as its reader uses it: files are saved, Python and commands are run."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import importlib.util
+import io
+import re
+import shlex
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from fedshift.cli.app import app
+from fedshift.cli.ending import perform
+from support.shown import alike
+
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
+FILE = re.compile(r"# (\w+\.(?:py|toml))\n")
+ELSEWHERE = {"pip", "tensorboard", "mlflow", "wandb"}  # commands of others are not run
+
+# Extras by what needs them; a block of one that is not installed is left out, with its output.
+EXTRAS = {
+    "fs.TensorBoard(": "tensorboard",
+    "fs.MLflow(": "mlflow",
+    "fs.WandB(": "wandb",
+    "import onnx": "onnx",
+    "from onnx": "onnx",
+    "matplotlib": "matplotlib",
+    "--figures": "matplotlib",
+}
+
+
+def follow(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do all that a page says, in its order, in the current folder.
+
+    A block of Python or TOML whose first line is a comment with a file's name is that file; other
+    Python runs, all in one namespace. In blocks of `sh`, `fedshift` and `python FILE` run. An
+    output that follows is what was printed: `text` exactly, `console` but for the last digits.
+    """
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    module = ModuleType("example")
+    monkeypatch.setitem(sys.modules, "example", module)  # dataclasses look their module up
+    printed: str | None = ""
+    for match in BLOCK.finditer(text):
+        kind, code = match.groups()
+        if kind in ("text", "console"):
+            assert printed is None or is_shown(kind, code, printed), printed
+        else:
+            printed = _done(kind, code, module) if _can_run(code) else None
+
+
+def _can_run(code: str) -> bool:
+    needs = {extra for word, extra in EXTRAS.items() if word in code}
+    return all(importlib.util.find_spec(extra) for extra in needs)
+
+
+def is_shown(kind: str, shown: str, printed: str) -> bool:
+    """Whether an output on a page is what was printed."""
+    return printed == shown or (kind == "console" and alike(shown, printed))
+
+
+def _done(kind: str, code: str, module: ModuleType) -> str:
+    """What a block prints when it is used."""
+    out = io.StringIO()
+    name = FILE.match(code)
+    if name:
+        Path(name[1]).write_text(code)
+    elif kind == "python":
+        with contextlib.redirect_stdout(out):
+            exec(code, vars(module))
+    elif kind == "sh":
+        with contextlib.redirect_stdout(out):
+            for line in code.replace("\\\n", " ").splitlines():
+                _run(line)
+    else:
+        raise AssertionError(f"a block of {kind} that is no file: begin it with # NAME.{kind}")
+    return out.getvalue()
+
+
+def _run(line: str) -> None:
+    """A line of a shell."""
+    name, *arguments = shlex.split(line, comments=True) or [""]
+    if name == "fedshift":
+        files = [f for a in arguments for f in (sorted(glob.glob(a)) if "*" in a else [a])]
+        assert perform(app, files) == 0, line
+    else:
+        assert name in {"", *ELSEWHERE}, line
