@@ -197,6 +197,12 @@ def thinned(series: Series) -> Series:
     return replace(series, x=at(series.x), y=at(series.y), low=low, high=high)
 
 
+def named(series: Series, look: Look, others: Sequence[Series], looks: Sequence[Look]) -> bool:
+    """Whether a legend has the series: not a thin line beside its method's, which names both."""
+    beside = zip(others, looks, strict=True)
+    return not series.thin or all(other.thin or its != look for other, its in beside)
+
+
 def drawn_values(*columns: Values) -> list[float]:
     """The finite numbers of all columns."""
     return [v for column in columns for v in column if v is not None and math.isfinite(v)]

@@ -35,6 +35,8 @@ THEME = {
 }
 # On and off in pixels, as SVG's stroke-dasharray.
 DASHES = ("", "7 3", "2 3", "9 3 2 3", "13 4", "5 2 1 2 1 2")
+# How much of a bar's colour is in its fill.
+FILLS = (1.0, 0.4, 0.7, 0.2, 0.55, 0.85)
 # In units of the marker's radius; the first is a disc.
 MARKERS: tuple[tuple[tuple[float, float], ...], ...] = (
     (),
@@ -59,7 +61,7 @@ _VARIANT = re.compile(r"^(?:labelset_|chosen_)+|_(?:drm_repo|uniform)(?=_|$)")
 
 @dataclass(frozen=True)
 class Look:
-    """colour indexes LIGHT and DARK, style DASHES and MARKERS."""
+    """colour indexes LIGHT and DARK, style DASHES, FILLS and MARKERS."""
 
     colour: int
     style: int = 0

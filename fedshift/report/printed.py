@@ -20,10 +20,11 @@ from fedshift.report.charts import (
     Series,
     SideBars,
     Values,
+    named,
     number_text,
     shortened,
 )
-from fedshift.report.looks import DASHES, LIGHT, MARKERS, THEME, Look, look_of, looks
+from fedshift.report.looks import DASHES, FILLS, LIGHT, MARKERS, THEME, Look, look_of, looks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -97,11 +98,12 @@ def _lines(chart: LineChart, axes: Axes) -> dict[str, Any]:
         [s.look for s in chart.series],
         [s.thin for s in chart.series],
     )
-    handles = {}
+    handles: dict[str, Any] = {}
     for series, look in zip(chart.series, of, strict=True):
-        (handles[series.name],) = axes.plot(
+        (line,) = axes.plot(
             series.x, _numbers(series.y), color=LIGHT[look.colour], **_marks(series, look)
         )
+        handles |= {series.name: line} if named(series, look, chart.series, of) else {}
         if series.low:
             low, high = _numbers(series.low), _numbers(series.high)
             axes.fill_between(series.x, low, high, color=LIGHT[look.colour], alpha=0.16, lw=0)
@@ -173,8 +175,7 @@ def _fill(look: Look) -> dict[str, Any]:
     if not look.style:
         return style
     dash = (0, tuple(float(v) for v in DASHES[look.style].split()))
-    # 59 of 255: 0.35 in hexadecimal.
-    return style | {"facecolor": f"{colour}59", "linestyle": dash}
+    return style | {"facecolor": (colour, FILLS[look.style]), "linestyle": dash}
 
 
 def _whiskers(axes: Axes, at: Sequence[float], bars: Bars, *, upright: bool) -> None:

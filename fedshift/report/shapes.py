@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 
 from fedshift.errors import visible
-from fedshift.report.looks import DASHES, MARKERS, THEME, Look
+from fedshift.report.looks import DASHES, FILLS, MARKERS, THEME, Look
 
 INK = "var(--ink)"
 Point = tuple[float, float]
@@ -78,7 +78,8 @@ def rect(
 
 def bar(x: float, y: float, width: float, height: float, look: Look, note: str = "") -> str:
     """A bar; one whose colour others have, too, is pale with an edge that is dashed as its line."""
-    edge = f'fill-opacity="0.35" stroke="{look.ink}" stroke-dasharray="{DASHES[look.style]}"'
+    fill, dash = FILLS[look.style], DASHES[look.style]
+    edge = f'fill-opacity="{fill}" stroke="{look.ink}" stroke-dasharray="{dash}"'
     return rect(x, y, width, height, look.ink, note, edge if look.style else "")
 
 

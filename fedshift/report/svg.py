@@ -23,6 +23,7 @@ from fedshift.report.charts import (
     SideBars,
     Values,
     drawn_values,
+    named,
     number_text,
     shortened,
     span_of,
@@ -82,7 +83,8 @@ def _lines(chart: LineChart, width: float) -> str:
     if not xs or not drawn_values(*(s.y for s in drawn)):
         return _empty_chart(chart.title, width)
     of = looks([s.name for s in drawn], [s.look for s in drawn], [s.thin for s in drawn])
-    legend, top = _legend([(s.name, k, s) for s, k in zip(drawn, of, strict=True)], width)
+    pairs = zip(drawn, of, strict=True)
+    legend, top = _legend([(s.name, k, s) for s, k in pairs if named(s, k, drawn, of)], width)
     y_ticks = ticks(*span_of(ys, chart.y))
     # More on a wide axis than on the other: labels must not touch.
     steps = 7 if width == WIDE else 4
