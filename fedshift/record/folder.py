@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import tomllib
 from collections import Counter
@@ -84,7 +85,7 @@ def has_run(folder: Path) -> bool:
 
 def read_any(folder: Path) -> RunResult | Begun:
     """The run in a folder. Raises DataError where it has none, or a file of it is damaged."""
-    if is_folder(folder) and not is_file(folder / SUMMARY) and is_file(folder / CONFIG):
+    if not os.path.lexists(folder / SUMMARY) and is_folder(folder) and is_file(folder / CONFIG):
         return _begun(folder)
     return read_run(folder)
 

@@ -18,7 +18,9 @@ from fedshift.report.tables import Cell, Table
 Rows = Callable[[Run], Sequence[Round]]
 # Dots help with few rounds; with many they hide the line.
 FEW = 30
-SEVERAL = "Lines are means over seeds, bands 95 % t-intervals of them (none below three seeds)."
+SEVERAL = (
+    "Lines are means over seeds, bands 95 % t-intervals of the thick ones (none below three seeds)."
+)
 SHORTER = "Seeds stopped after different rounds; lines end where the first of them did."
 
 
@@ -37,7 +39,10 @@ def series_of(
     look: Look | None = None,
 ) -> list[Series]:  # fmt: skip
     """One column by round: its mean over the seeds with its interval; [] where it is empty."""
-    runs = [{r.round: r.values.get(column) for r in rows(run)} for run in line.all]
+    # Of a run that is not complete, rounds between evaluations have no such column: no gap.
+    runs = [
+        {r.round: r.values[column] for r in rows(run) if column in r.values} for run in line.all
+    ]
     common = sorted(set(runs[0]).intersection(*runs[1:]))
     values = [[run[t] for run in runs] for t in common]
     # Without a seed, the mean would be of others than at the rounds beside it.
@@ -45,7 +50,10 @@ def series_of(
     if not any(over):
         return []
     x, name = tuple(map(float, common)), name or line.label
-    return [Series(name, x, *with_intervals(over), look=look, thin=thin, points=len(x) <= FEW)]
+    y, *ends = with_intervals(over)
+    # Bands of estimates would hide those of what was measured; of times they say little.
+    low, high = ((), ()) if thin or column == "seconds" else ends
+    return [Series(name, x, y, low, high, look=look, thin=thin, points=len(x) <= FEW)]
 
 
 def round_chart(title: str, series: Sequence[Series], y: Axis) -> LineChart:
@@ -125,8 +133,9 @@ def time(lines: Sequence[Pool]) -> str:
     series = [one for line in timed for one in series_of(line, "seconds", rows=times)]
     chart = round_chart("Seconds per round", series, Axis("seconds", zero=True))
     caption = "Training and sums of one round, without its evaluation, on the machine of the run."
+    caption += " Lines are means over seeds." * any(len(line.all) > 1 for line in timed)
     numbers = table(_seconds(timed))
-    return section("time", "Time per round", figure(chart, words_on(caption, timed)), numbers)
+    return section("time", "Time per round", figure(chart, caption), numbers)
 
 
 def _seconds(lines: Sequence[Pool]) -> Table:

@@ -34,7 +34,8 @@ def confusion(lines: Sequence[Pool]) -> str:
             text += f" The examples of all {len(line.runs)} seeds together."
         text += f" The {len(shown)} largest classes; {left} more are left out." * (left > 0)
         parts.append(figure(_map(line.label, counts, classes, shown), f"{line.label}. {text}"))
-    parts += [fold(_mistakes(line.label, counts, classes)) for line, counts in counted]
+    if counted:
+        parts.append(fold(_mistakes(counted, classes)))
     return section("confusion", heading, *parts)
 
 
@@ -80,12 +81,18 @@ def _map(label: str, counts: Counts, classes: Sequence[str], shown: Sequence[int
     return HeatMap(title, names, columns, values, notes, SENT)
 
 
-def _mistakes(label: str, counts: Counts, classes: Sequence[str]) -> Table:
-    totals = _totals(counts)
-    wrong = [(n, i, j) for (i, j), n in counts.items() if i != j]
+def _mistakes(counted: Sequence[tuple[Pool, Counts]], classes: Sequence[str]) -> Table:
+    """The pairs of classes that most examples of some line are wrong by; shares of the class."""
+    worst = Counter[tuple[int, int]]()
+    for _, counts in counted:
+        worst |= Counter({pair: n for pair, n in counts.items() if pair[0] != pair[1]})
     # The first of equals, so that the same counts give the same page.
-    wrong.sort(key=lambda one: (-one[0], *one[1:]))
-    rows = tuple((classes[i], classes[j], n, n / totals[i]) for n, i, j in wrong[:MOST_MISTAKES])
-    head = ("True class", "Taken for", "Examples", "Share of the class")
-    name = f"the most frequent mistakes of {label}"
-    return Table(head, rows, ("", "", "d", ".1%"), name)
+    pairs = sorted(worst, key=lambda pair: (-worst[pair], pair))[:MOST_MISTAKES]
+    totals = [(counts, _totals(counts)) for _, counts in counted]
+    rows = tuple(
+        (classes[i], classes[j], *(of.get((i, j), 0) / n[i] if n[i] else None for of, n in totals))
+        for i, j in pairs
+    )
+    head = ("True class", "Taken for", *(line.label for line, _ in counted))
+    name = "the most frequent mistakes, as shares of the true class"
+    return Table(head, rows, ("", "", *[".1%"] * len(counted)), name)

@@ -84,7 +84,7 @@ def pools(runs: Sequence[Run]) -> tuple[Pool, ...]:
     return tuple(
         Pool(
             label,
-            tuple(map(_seed_words, line)),
+            _seed_words(list(line)),
             tuple(run for i in line.values() if isinstance(run := runs[i], RunResult)),
             tuple(run for i in line.values() if isinstance(run := runs[i], Begun)),
         )
@@ -137,12 +137,14 @@ def _identity(run: Run) -> _Identity:
     )
 
 
-def _seed_words(seeds: str) -> str:
-    """ "3", or "run 3, split 0" where the streams have seeds of their own."""
-    table = json.loads(seeds) if seeds else {}
-    if set(table) <= {"run"}:
-        return str(table.get("run", "0"))
-    return ", ".join(f"{key} {value}" for key, value in table.items())
+def _seed_words(seeds: Sequence[str]) -> tuple[str, ...]:
+    """What tells the seeds of a line apart: "3", or "run 3, split 0"; "" where none is known."""
+    tables = [json.loads(one) if one else {} for one in seeds]
+    keys = dict.fromkeys(k for table in tables for k in table)
+    differ = [k for k in keys if any(t.get(k) != tables[0].get(k) for t in tables)] or ["run"]
+    if differ == ["run"]:
+        return tuple(str(table.get("run", "")) for table in tables)
+    return tuple(", ".join(f"{k} {table.get(k, '')}" for k in differ) for table in tables)
 
 
 def _line_labels(of: Sequence[_Identity]) -> list[str]:

@@ -9,31 +9,32 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fedshift.record.folder import CONFIG, Begun, RunResult
-from fedshift.report.layout import note, table
+from fedshift.report.layout import note, section, table
 from fedshift.report.pools import Pool
 from fedshift.report.shapes import escape
 from fedshift.report.tables import Table
 
-# Files of more runs would be most of the page; each folder has its own.
+# Files of more lines would be most of the page; each folder has its own.
 MOST_FILES = 10
 
 
 def repeating(lines: Sequence[Pool]) -> str:
-    """The command of every run, and the files that say what it followed from."""
-    runs = [pair for line in lines for pair in zip(line.names, line.all, strict=True)]
-    commands = "".join(
-        f"<h3>{escape(name)}</h3><p>Folder: {escape(str(run.folder))}</p>"
-        f"<pre>{escape(command(run))}</pre>"
-        for name, run in runs
-    )
-    if len(runs) > len(lines):
-        commands = f"<details open><summary>{len(runs)} runs</summary>{commands}</details>"
-    parts = [note(_words(lines)), commands, *(_files(*pair) for pair in runs[:MOST_FILES])]
-    if len(runs) > MOST_FILES:
-        more = len(runs) - MOST_FILES
-        parts.append(note(f"The files of {more} more runs are in their folders."))
-    body = "".join(parts)
-    return f'<section id="provenance"><h2>The commands that repeat this</h2>{body}</section>'
+    """The command of every run, and the files of the first run of each line."""
+    parts = [note(_words(lines))]
+    for line in lines:
+        commands = "\n".join(map(_line, line.seeds, line.all))
+        parts.append(f"<h3>{escape(line.label)}</h3><pre>{escape(commands)}</pre>")
+    parts += [_files(line.label, line.all[0]) for line in lines[:MOST_FILES]]
+    if sum(len(line.all) for line in lines) > len(lines[:MOST_FILES]):
+        parts.append(note("The files of the other runs are in their folders."))
+    return section("provenance", "The commands that repeat this", *parts)
+
+
+def _line(seed: str, run: RunResult | Begun) -> str:
+    """The command, and what else a reader looks for."""
+    beside = [f"seed {seed}"] * bool(seed)
+    beside += [f"folder: {run.folder}"] * ("call" in run.fit)
+    return "  # ".join([command(run), *filter(None, [", ".join(beside)])])
 
 
 def command(run: RunResult | Begun) -> str:
@@ -45,6 +46,8 @@ def command(run: RunResult | Begun) -> str:
         if processes:
             backend += f", workers={processes.split()[0]}"
         return f"fs.fit({run.fit['call']}, seed={_seed(run.config)}{backend})"
+    if isinstance(run, Begun):
+        return shlex.join(["fedshift", "run", "--resume", str(run.folder)])
     words = ["fedshift", "run", str(run.folder / CONFIG)]
     words += [] if name == "loop" else ["--backend", name]
     words += ["--workers", processes.split()[0]] if processes else []
@@ -58,6 +61,8 @@ def _seed(config: str) -> Any:
 def _words(lines: Sequence[Pool]) -> str:
     runs = [run for line in lines for run in line.all]
     text = "Each command gives the same numbers again with the versions of lock.json."
+    if any(isinstance(run, Begun) for run in runs):
+        text += " With --resume, a run that is not complete goes on."
     if any("call" in run.fit for run in runs):
         text += (
             " fs.fit needs the same task, cut by the task's seed, and the same network and "

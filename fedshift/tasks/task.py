@@ -26,6 +26,7 @@ from fedshift.tasks.rows import Columns
 from fedshift.tasks.showing import html_of
 from fedshift.tasks.sources import rows_of_datasets, rows_of_partition, tested
 from fedshift.tasks.tables import labelled, of_frame, read_parquet, read_table, rows_of
+from fedshift.tasks.values import about_kinds
 
 if TYPE_CHECKING:
     from fedshift.diagnosis import Diagnosis
@@ -70,7 +71,8 @@ class Task(TaskFields):
         >>> task.clients, task.classes
         (('a', 'b'), ('no', 'yes'))
         """
-        return cls(**task_fields(Rows(x, y, client), target, options))
+        notes = about_kinds(x) if hasattr(x, "iloc") else ()
+        return cls(**task_fields(Rows(x, y, client, notes), target, options))
 
     @classmethod
     @called_as('fs.Task.from_frame(frame, client="hospital", label="outcome", target="north")')

@@ -64,7 +64,7 @@ def is_truth(values: Any) -> bool:
 
 
 def plain_column(name: str, values: Any) -> Any:
-    """A pandas column, where its cells are durations or booleans as numbers of float64.
+    """A pandas column; durations, booleans and decimals as numbers.
 
     Raises InputError for complex numbers.
     """
@@ -76,6 +76,8 @@ def plain_column(name: str, values: Any) -> Any:
     kind = "complex" if values.dtype.kind == "c" else pd.api.types.infer_dtype(values)
     if kind == "boolean":
         return values.astype("boolean")
+    if kind == "decimal":
+        return values.astype("float64")
     if kind == "complex":
         raise InputError(
             f'column "{shown(name)}" holds complex numbers; give two columns, .real and .imag'
@@ -96,6 +98,11 @@ def about_kind(name: str, values: Any) -> list[str]:
             ".dt.year, to learn from time."
         ]
     return []
+
+
+def about_kinds(frame: Any) -> tuple[str, ...]:
+    """The sentences of `about_kind` on the columns of a DataFrame."""
+    return tuple(note for name in frame for note in about_kind(str(name), frame[name]))
 
 
 def in_seconds(name: str) -> str:

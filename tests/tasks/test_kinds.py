@@ -55,6 +55,12 @@ def test_kinds_that_are_numbers(name: str) -> None:
     assert made != column(np.asarray(plain, np.float64) + 1)[0]
     durations = 'Column "v" holds durations, which count in seconds.'
     assert (durations in notes) == name.startswith("timedelta")
+    if name != "text of numbers":
+        frame = pd.DataFrame({"num": FEW, "v": given})
+        ill = table()["y"]
+        built = fs.Task.from_arrays(frame, ill, client=SITE, target="a").build()
+        assert built.encoding.columns[1] == made
+        assert (durations in built.notes) == name.startswith("timedelta")
 
 
 @pytest.mark.parametrize(
