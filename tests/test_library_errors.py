@@ -138,10 +138,13 @@ def test_a_batch_of_one_says_what_to_do(normed: Model) -> None:
     assert str(caught.value) == (
         "client 1 failed: Expected more than 1 value per channel in training: client 1 has n = 9 "
         "examples, which a batch size of 8 cuts so that one batch is a single example, and "
-        "BatchNorm cannot normalise that. Use another batch size (one that leaves no remainder of "
-        "1), or GroupNorm in the network"
+        "BatchNorm cannot normalise that. Use another batch size, such as 9, or use GroupNorm in "
+        "the network"
     )
-    next(run(FedAvg(normed, local=Local(batch=7)), federation, 1))
+    next(run(FedAvg(normed, local=Local(batch=9)), federation, 1))
+    alone = make_federation(normed, make_clients(sizes=(16, 1)))
+    with pytest.raises(TrainingError, match=r"n = 1 examples, .* Leave this client out, or use"):
+        next(run(FedAvg(normed, local=Local(batch=8)), alone, 1))
 
 
 def test_a_prefix_that_matches_no_parameter_is_refused(mlp: Model) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import re
 
+import torch
+
 from fedshift.experiments.config_data import Data
+from fedshift.tasks.building import Built
 from fedshift.tasks.task import Task
 
 CONFIG, NET = "experiment.toml", "net.py"
@@ -32,7 +35,7 @@ name = "net.py:Net"
 rounds = 30
 epochs = 1         # of each client per round
 batch = 32
-lr = 0.1
+{steps}
 
 [seeds]
 run = 0
@@ -41,6 +44,8 @@ _AWARE = """\
 name = "fedpals"
 ess = "auto"       # tries several effective sample sizes and keeps the best\
 """
+# Adam's steps do not grow with the numbers to predict, as those of SGD do.
+_OF_NUMBERS, _OF_CLASSES = 'optimizer = "adam"\nlr = 0.01', "lr = 0.1"
 _PLAIN = 'name = "fedavg"    # `fedshift methods` lists all'
 
 _NET = '''\
@@ -64,7 +69,7 @@ class Net(nn.Module):
         self.head = nn.Linear(64, len(task.outputs or task.classes))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.body(x))
+        return {answer}
 '''
 
 
@@ -84,13 +89,22 @@ def config_text(data: Data, task: Task) -> str:
         validation=data.validation,
         test=data.test,
         target=_target(data.target),
+        steps=_OF_NUMBERS if task.kind == "regression" else _OF_CLASSES,
         method=_AWARE if aware else _PLAIN,
     )
 
 
-def net_text() -> str:
-    """A network with one hidden layer, for any task with inputs of one tensor."""
-    return _NET.format(config=CONFIG)
+def net_text(built: Built) -> str:
+    """A network with one hidden layer, for any task with inputs of one tensor.
+
+    Numbers to predict are those of a standardised scale, times sd plus mean over the clients' rows.
+    """
+    answer = "self.head(self.body(x))"
+    if built.task.kind == "regression":
+        due = torch.cat([client.x[:, -1] for client in built.task.clients]).double()
+        mean, sd = float(due.mean()), float(due.std(correction=0)) or 1.0
+        answer = f"{answer} * {sd:.4g} + {mean:.4g}  # their sd and mean at the clients"
+    return _NET.format(config=CONFIG, answer=answer)
 
 
 def _target(target: object) -> str:

@@ -70,7 +70,7 @@ def init(asked: Asked, *, as_json: bool) -> None:
         _worded(note_in_file_words(note)) for note in (*built.notes, *_doubts(table, data, built))
     ]
     make_folder(asked.folder)
-    texts = config_text(_from(asked.folder, data), task), net_text()
+    texts = config_text(_from(asked.folder, data), task), net_text(built)
     for path, text in zip(asked.files, texts, strict=True):
         write(path, text)
     if as_json:

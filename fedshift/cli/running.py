@@ -12,7 +12,7 @@ from fedshift.cli import console
 from fedshift.cli.results import draw, run_json, show_profile, show_run
 from fedshift.cli.stopping import asked_to_stop
 from fedshift.engine.profile import Clock, Idle, Stopwatch
-from fedshift.errors import InputError
+from fedshift.errors import FedshiftError, InputError
 from fedshift.experiments.client_looks import grey_note
 from fedshift.experiments.config import Config
 from fedshift.experiments.engines import Engine, backend_of, default_engine
@@ -23,6 +23,7 @@ from fedshift.experiments.places import Source
 from fedshift.experiments.progress import shelf_in
 from fedshift.experiments.resume import begun_by, configured, reopened
 from fedshift.experiments.task import Prepared, prepare
+from fedshift.fitting.keys import with_names
 from fedshift.record.folder import CONFIG
 
 
@@ -73,7 +74,8 @@ def _run(asked: Asked, config: Config, *, as_json: bool) -> None:
         console.tell(f"note: {grey}")
     for note in prepared.custom.notes:
         console.tell(f"note: {note}")
-    with _folder(asked, config, prepared, engine) as folder, console.progress() as listen:
+    names = _with_names(prepared.custom.clients)
+    with _folder(asked, config, prepared, engine) as folder, names, console.progress() as listen:
         if keeps:
             with asked_to_stop() as stop, shelf_in(folder, asked.state_memory) as shelf:
                 keeper = replace(kept_in(folder, config, prepared, asked.every, stop), shelf=shelf)
@@ -86,6 +88,16 @@ def _run(asked: Asked, config: Config, *, as_json: bool) -> None:
     else:
         show_run(folder, page, choice=experiment.choice)
         show_profile(folder)
+
+
+@contextlib.contextmanager
+def _with_names(clients: Sequence[str]) -> Iterator[None]:
+    """Errors about client 2 as such about `client "north"`."""
+    try:
+        yield
+    except FedshiftError as e:
+        e.args = (with_names(str(e), clients),)
+        raise
 
 
 def _engine(asked: Asked, config: Config) -> Engine:

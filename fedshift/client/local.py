@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Literal, get_args
 
 import torch
@@ -261,9 +262,17 @@ def _take_step(oracle: GradFn, at: Params, batch: Batch, data: ClientData, plan:
         raise InputError(
             f"Expected more than 1 value per channel in training: client {int(data.id)} has "
             f"n = {n} examples, which a batch size of {size} cuts so that one batch is a single "
-            "example, and BatchNorm cannot normalise that. Use another batch size (one that "
-            "leaves no remainder of 1), or GroupNorm in the network"
+            f"example, and BatchNorm cannot normalise that. {_without_remainder(n, size)}, or use "
+            "GroupNorm in the network"
         ) from e
+
+
+def _without_remainder(n: int, size: int) -> str:
+    """What to do where n examples leave a batch of one: the nearest size that leaves none."""
+    if n == 1:
+        return "Leave this client out"
+    near = (b for far in count(1) for b in (size + far, size - far) if b > 1)
+    return f"Use another batch size, such as {next(b for b in near if n % b != 1)}"
 
 
 def _keep(live: Tensor | None, new: Params, old: Params) -> Params:

@@ -78,8 +78,8 @@ def _refuse_tables(name: str) -> None:
         if one.name == name:
             raise InputError(
                 f'"{name}" is a table whose clients come with it, and not a set that is split '
-                f'here; fedshift.datasets.load_table("{name}") gives its rows. Its package: '
-                f"{one.package.how}"
+                f'here; an experiment file names it (data.name = "{name}"), and in Python '
+                f'fedshift.Task.from_name("{name}", ...). Its package: {one.package.how}'
             )
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from fedshift.experiments.python_names import load_python
+from fedshift.errors import InputError
+from fedshift.experiments.python_names import is_python, load_python
 from fedshift.model import Model, build
 from fedshift.tasks.layout import Layout
 
@@ -56,6 +58,11 @@ def custom_network(name: str, task: Any, seed: int, layout: Layout | None = None
     inputs. Raises InputError, with file and line, where no torch.nn.Module comes of it.
     """
     named = load_python("model.name", name)
+    if isinstance(named.value, nn.Module):
+        raise InputError(
+            f"{named.where} ({named.place}) is one network, and each run starts with its own; "
+            f"expected {named.expects}"
+        )
     outputs = len(task.outputs or task.classes)
     given = (task.input_shape, outputs) if named.needs == 2 else (task,)
 
@@ -63,3 +70,10 @@ def custom_network(name: str, task: Any, seed: int, layout: Layout | None = None
         return packed(named.call(lambda net: isinstance(net, nn.Module), *given), layout)
 
     return build(make, seed)
+
+
+def placing(name: str) -> contextlib.AbstractContextManager[None]:
+    """Errors of a network with the file and line of it where `model.name` names such."""
+    if not is_python(name):
+        return contextlib.nullcontext()
+    return load_python("model.name", name).placing()

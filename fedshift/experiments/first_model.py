@@ -8,7 +8,7 @@ from fedshift.data import Task
 from fedshift.datasets.augment import photos
 from fedshift.experiments.config import Config, Network
 from fedshift.experiments.custom import Custom, recipe_of
-from fedshift.experiments.custom_network import Shape, custom_network, packed
+from fedshift.experiments.custom_network import Shape, custom_network, packed, placing
 from fedshift.experiments.networks import network
 from fedshift.experiments.python_names import is_python
 from fedshift.model import Model
@@ -34,7 +34,8 @@ def first_model(
         model = named_network(config.model, shape, classes, seed, routed, layout)
     if task.outputs:
         model = replace(model, outputs=len(task.outputs))
-    check_classes(model, x, classes)
+    with placing(config.model.name):
+        check_classes(model, x, classes)
     if config.data.augment == "photos":
         photos(x, 0)  # raises for images that it cannot change
         model = replace(model, augment=photos)

@@ -5,11 +5,12 @@ Loading runs the file. Only commands whose user names the experiment do so, neve
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,7 +18,7 @@ from types import MappingProxyType, ModuleType
 from typing import Any
 
 from fedshift.errors import InputError, nearest, shown
-from fedshift.experiments.user_code import described, line_of, raised
+from fedshift.experiments.user_code import described, line_in, line_of, raised
 
 # The source of data, and the name of a network or method, that a program gave.
 PYTHON = "python"
@@ -63,15 +64,30 @@ class PythonName:
         try:
             value = self.value(*given, **options)
         except (Exception, SystemExit) as e:
+            place = "" if line_in(self.path, e) else f"{self.place}: "
             raise InputError(
-                f"{self.where}: {raised(e, self.path)}; expected {self.expects}"
+                f"{self.where}: {place}{raised(e, self.path)}; expected {self.expects}"
             ) from e
         if not fits(value):
             raise InputError(
-                f"{self.where} ({self.path}, line {self.line}) returned {described(value)}; "
-                f"expected {self.expects}"
+                f"{self.where} ({self.place}) returned {described(value)}; expected {self.expects}"
             )
         return value
+
+    @contextlib.contextmanager
+    def placing(self) -> Iterator[None]:
+        """Errors of what it has made, raised later on: with its file, and the line at fault."""
+        try:
+            yield
+        except InputError as e:
+            place = line_in(self.path, e.__cause__ or e) or f"{self.place}: "
+            e.args = (f"{self.where}: {place}{e}",)
+            raise
+
+    @property
+    def place(self) -> str:
+        """ "net.py, line 3"."""
+        return f"{self.path}, line {self.line}"
 
     @property
     def line(self) -> int:

@@ -38,3 +38,17 @@ def ends(training: Training, metrics: Sequence[Metrics]) -> bool:
     if training.patience is None or not metrics:
         return False
     return metrics[-1].round - best_round(metrics) >= training.patience
+
+
+def sentences(training: Training, metrics: Sequence[Metrics], kept: int) -> list[str]:
+    """Where training ended early, and that the model is of another round than the last."""
+    played = metrics[-1].round
+    lines: list[str] = []
+    if played < training.rounds:
+        lines.append(
+            f"Training ended after round {played} of {training.rounds}: the estimate has not "
+            f"become better for {training.patience} rounds."
+        )
+    if kept != played:
+        lines.append(f"The model is that of round {kept}, whose estimate is the best.")
+    return lines

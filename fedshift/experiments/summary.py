@@ -20,6 +20,7 @@ from fedshift.experiments.feature_shift import shifts_features
 from fedshift.experiments.outcome import Experiment, Outcome
 from fedshift.experiments.played import Played, ess_of
 from fedshift.experiments.shift_measures import importance, importance_sentences, measured_shift
+from fedshift.experiments.stopping import sentences
 from fedshift.record.summary import (
     Cohorts,
     CurvePoint,
@@ -79,6 +80,7 @@ def summary(experiment: Experiment) -> Summary:
         why=(
             *_reasons(experiment, last, by_size @ rows, weights @ rows),
             *_method_notes(experiment, sets),
+            *sentences(experiment.config.training, outcome.metrics, outcome.final.round),
             *_missing_answers(outcome),
         ),
     )

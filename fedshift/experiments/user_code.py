@@ -50,10 +50,16 @@ def raised(error: BaseException, path: Path | None) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         what = f"{type(error).__name__}: {error.msg}"
         return f"{error.filename}, line {error.lineno}: {shown(what, 300)}"
+    if isinstance(error, ImportError) and "relative import" in what:
+        what += "; files beside it are imported by their names alone, as in import other"
+    return line_in(path, error) + shown(what, 300)
+
+
+def line_in(path: Path | None, error: BaseException) -> str:
+    """ "net.py, line 3: ", of the last line that is the user's; "" where there is none."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [f for f in frames if path is not None and Path(f.filename).parent == path.parent]
-    where = f"{lines[-1].filename}, line {lines[-1].lineno}: " if lines else ""
-    return where + shown(what, 300)
+    return f"{lines[-1].filename}, line {lines[-1].lineno}: " if lines else ""
 
 
 def described(value: object) -> str:

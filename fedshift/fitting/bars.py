@@ -98,11 +98,10 @@ class NotebookProgress:
     """One line per run in a notebook's output, drawn anew after each round."""
 
     def __init__(self) -> None:
-        from IPython.display import HTML, display
+        from IPython.display import display
 
-        self.html = HTML
-        self.handle = display(HTML(""), display_id=True)
         self.lines: dict[str, tuple[int, int, str]] = {}
+        self.handle = display(self._drawn(), raw=True, display_id=True)
 
     def __call__(self, event: dict[str, Any]) -> None:
         run = event["run"]
@@ -112,12 +111,16 @@ class NotebookProgress:
         elif event["event"] == "evaluation":
             text = scores_in(event)
         self.lines[run] = (done, rounds, text)
-        self.handle.update(self.html("<br>".join(map(self._line, self.lines))))
+        self.handle.update(self._drawn(), raw=True)
 
-    def _line(self, run: str) -> str:
-        done, rounds, text = self.lines[run]
-        bar = f'<progress value="{done}" max="{rounds}"></progress>'
-        return f"{escape(visible(run))} {bar} {done}/{rounds} {escape(text)}"
+    def _drawn(self) -> dict[str, str]:
+        """The lines as HTML, and as text for where a notebook is shown without HTML."""
+        drawn, plain = [], []
+        for run, (done, rounds, text) in self.lines.items():
+            bar = f'<progress value="{done}" max="{rounds}"></progress>'
+            drawn.append(f"{escape(visible(run))} {bar} {done}/{rounds} {escape(text)}")
+            plain.append(f"{visible(run)} {done}/{rounds} {text}")
+        return {"text/html": "<br>".join(drawn), "text/plain": "\n".join(plain)}
 
 
 @contextlib.contextmanager

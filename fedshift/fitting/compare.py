@@ -19,7 +19,7 @@ from fedshift.calls import called_as
 from fedshift.errors import InputError
 from fedshift.experiments.custom import Metric
 from fedshift.experiments.custom_metrics import try_metrics
-from fedshift.experiments.experiment import method_of
+from fedshift.experiments.experiment import check_method
 from fedshift.experiments.task import Prepared
 from fedshift.fitting.bars import shown_progress
 from fedshift.fitting.class_weights import Weights
@@ -252,12 +252,12 @@ class _Tasks:
 
 
 def _try(planned: Fit, *, metrics: bool, method: bool) -> None:
-    """Raise InputError for functions of the user's that would fail in every run."""
+    """Raise InputError for metrics, or a method, that would fail in every run."""
     prepared = planned.prepared
     if metrics:
         try_metrics(prepared.custom.metrics, prepared.model, prepared.task)
-    if method and prepared.custom.method is not None:
-        method_of(planned.config, prepared)(**planned.config.method.options)
+    if method:
+        check_method(planned.config, prepared)
 
 
 def _keys_for(given: Given, all_: Any, keys: Mapping[str, Any]) -> dict[str, Any]:

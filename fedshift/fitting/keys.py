@@ -105,8 +105,6 @@ WORDS = (
     (r'Set shift\.target = "clients"', 'Make the task with target="clients"'),
     (r"\bSetting\.head = \[([^\]]*)\]", r"head=(\1,)"),
     (r"\bSetting\(head=\.\.\.\)", "head=(...)"),
-    (r',? (?:or shift\.target = "drawn"|or keep some with shift\.target = .*)$', ""),
-    (r"this shift\.target", "this target"),
     (r"\braise data\.validation", "raise validation= of the task"),
     (r"\b(?:training|method|model|selection|data|shift)\.(\w+) = ", r"\1="),
     (r"\b(?:training|method|model|selection|shift)\.(?=[a-z])", ""),

@@ -39,7 +39,10 @@ def series_of(
     look: Look | None = None,
 ) -> list[Series]:  # fmt: skip
     """One column by round: its mean over the seeds with its interval; [] where it is empty."""
-    runs = [{r.round: r.values.get(column) for r in rows(run)} for run in line.all]
+    # Of a run that is not complete, rounds between evaluations have no such column: no gap.
+    runs = [
+        {r.round: r.values[column] for r in rows(run) if column in r.values} for run in line.all
+    ]
     common = sorted(set(runs[0]).intersection(*runs[1:]))
     values = [[run[t] for run in runs] for t in common]
     # Without a seed, the mean would be of others than at the rounds beside it.

@@ -19,13 +19,14 @@ from fedshift.report import (
     serving,
 )
 from fedshift.report.charts import shortened
+from fedshift.report.folding import folded
 from fedshift.report.layout import html_page, items, note, why
 from fedshift.report.pools import Pool, Run, dataset_of, firsts, name_of, pools
 from fedshift.report.repeating import repeating
 from fedshift.report.shapes import escape
 
 # Longer names would fill the page: some of its tables and drawings have each a dozen times.
-LONGEST, LONGEST_SENTENCE = 60, 2_000
+LONGEST, LONGEST_SENTENCE, MOST_SENTENCES = 60, 2_000, 8
 Section = Callable[[Sequence[Pool]], str]
 
 
@@ -159,35 +160,21 @@ def _lead(runs: Sequence[Run], lines: Sequence[Pool]) -> str:
 
 
 def _why(lines: Sequence[Pool]) -> str:
-    """The runs' sentences, each once: what all say, what some lines do, what single seeds do."""
-    names: dict[str, list[str]] = {}
+    """The runs' sentences, each once: first what all lines say, then what only some do."""
+    said_by: dict[str, dict[str, None]] = {}
     for line in lines:
-        for name, run in zip(line.names, line.all, strict=True):
+        for run in line.all:
             for text in run.summary.why if isinstance(run, RunResult) else (f"{run.state}.",):
-                names.setdefault(text, []).append(name)
-    blocks: dict[tuple[bool, str], list[str]] = {}
-    for text, of in names.items():
-        blocks.setdefault(_together(of, lines), []).append(text)
-    alone = sum(len(line.all) for line in lines) == 1
-    shown = [
-        (seeds, (f"<h3>{escape(of)}</h3>" if of and not alone else "") + items(texts))
-        for (seeds, of), texts in sorted(blocks.items(), key=lambda one: one[0][1] != "")
-    ]
-    text = "".join(block for seeds, block in shown if not seeds)
-    of_seeds = [block for seeds, block in shown if seeds]
-    if of_seeds:
-        state = " open" if len(of_seeds) <= 3 else ""
-        text += (
-            f"<details{state}><summary>What single seeds say</summary>{''.join(of_seeds)}</details>"
-        )
-    return why(text) if text else ""
-
-
-def _together(names: Sequence[str], lines: Sequence[Pool]) -> tuple[bool, str]:
-    """(whether only some seeds of a line are meant, the runs in few words); "" stands for all."""
-    words, left = list[str](), list(names)
-    for line in lines:
-        if set(line.names) <= set(left):
-            words.append(line.label)
-            left = [name for name in left if name not in line.names]
-    return bool(left), "" if len(words) == len(lines) else ", ".join([*words, *left])
+                said_by.setdefault(text, {})[line.label] = None
+    blocks: dict[str, list[str]] = {}
+    for text, labels in said_by.items():
+        of_all = len(labels) == len(lines)
+        blocks.setdefault("" if of_all else ", ".join(labels), []).append(text)
+    shown = []
+    for name, texts in sorted(blocks.items(), key=lambda block: block[0] != ""):
+        # Seeds that cut the data anew say the same of other numbers.
+        content = items(texts[:MOST_SENTENCES])
+        if more := texts[MOST_SENTENCES:]:
+            content += folded(f"{len(more)} more of other seeds", items(more))
+        shown.append((f"<h3>{escape(name)}</h3>" if name else "") + content)
+    return why("".join(shown)) if shown else ""

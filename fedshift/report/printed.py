@@ -120,7 +120,10 @@ def _lines(chart: LineChart, axes: Axes) -> dict[str, Any]:
 def _marks(series: Series, look: Look) -> dict[str, Any]:
     """Dash and marker, as on a page."""
     shape = [(x, -y) for x, y in MARKERS[look.style]] or "o"
-    hollow = {"markerfacecolor": "none", "markersize": 7, "markeredgewidth": 1.6}
+    # Whole, too, where its value is at the end of an axis.
+    hollow = {
+        "markerfacecolor": "none", "markersize": 7, "markeredgewidth": 1.6, "clip_on": False,
+    }  # fmt: skip
     dash = "1 1.7" if series.thin else DASHES[look.style]
     # Dashes are in units of the line's width, which is 2 on a page.
     pattern = (0, tuple(float(v) / 2 for v in dash.split())) if dash else "solid"

@@ -46,6 +46,8 @@ def command(run: RunResult | Begun) -> str:
         if processes:
             backend += f", workers={processes.split()[0]}"
         return f"fs.fit({run.fit['call']}, seed={_seed(run.config)}{backend})"
+    if isinstance(run, Begun):
+        return shlex.join(["fedshift", "run", "--resume", str(run.folder)])
     words = ["fedshift", "run", str(run.folder / CONFIG)]
     words += [] if name == "loop" else ["--backend", name]
     words += ["--workers", processes.split()[0]] if processes else []
@@ -59,6 +61,8 @@ def _seed(config: str) -> Any:
 def _words(lines: Sequence[Pool]) -> str:
     runs = [run for line in lines for run in line.all]
     text = "Each command gives the same numbers again with the versions of lock.json."
+    if any(isinstance(run, Begun) for run in runs):
+        text += " With --resume, a run that is not complete goes on."
     if any("call" in run.fit for run in runs):
         text += (
             " fs.fit needs the same task, cut by the task's seed, and the same network and "

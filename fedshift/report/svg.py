@@ -203,7 +203,7 @@ def _ends(low: Values, high: Values, i: int) -> tuple[float, float] | None:
 
 
 def _left(width: float) -> float:
-    return 62.0 if width == WIDE else 54.0
+    return 62.0 if width == WIDE else 60.0
 
 
 def _y_axis(frame: _Frame, axis: Axis, scale: Sequence[float]) -> str:

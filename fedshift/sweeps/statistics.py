@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedshift.report.intervals import LEAST, LEVEL, UNBOUNDED, Bounds, Moments, moments
+from fedshift.report.intervals import LEVEL, UNBOUNDED, Bounds, Moments, moments
 from fedshift.seeds import numpy_generator
 
 RESAMPLES = 10_000
@@ -22,10 +22,10 @@ def bootstrapped(
     n values drawn with replacement (Efron 1979); they never leave the values' range. Which values a
     sample has depends on n alone, so that all cells of the same seeds are resampled alike. With
     n = 3 it is the range of the values, which covers the mean of a symmetric distribution in
-    1 - 2^(1 - n) = 75 % of all cases; fewer have no interval.
+    1 - 2^(1 - n) = 75 % of all cases. There is none where `moments` has none.
     """
     result = moments(values, level, within)
-    if result.n < LEAST:
+    if result.low is None:
         return result
     rows = numpy_generator(result.n, "bootstrap").integers(result.n, size=(RESAMPLES, result.n))
     means = np.asarray(values, dtype=np.float64)[rows].mean(axis=1)

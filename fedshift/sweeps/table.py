@@ -13,7 +13,7 @@ from fedshift.record.headline import OWN, OWN_MODELS
 from fedshift.report import tables
 from fedshift.report.charts import Axis, Chart
 from fedshift.report.intervals import Moments
-from fedshift.report.layout import figure, html_page, items, note, section, table
+from fedshift.report.layout import figure, fold, html_page, items, note, section, table
 from fedshift.report.printed import save
 from fedshift.sweeps.drawings import Curves, drawings
 from fedshift.sweeps.measured import Measured, Row
@@ -206,12 +206,24 @@ class Table:
         check_page(target)
         parts = [note(f"{len(self.rows)} methods, {len(self.runs)} runs in {self.folder}")]
         parts += [section("table", "The table", table(self.shown()), items(self.notes))]
-        parts += [section("plots", "Drawings", *(figure(v, k) for k, v in self.plots().items()))]
+        drawn = [figure(chart, caption) for caption, chart in self.plots().items()]
+        numbers = [fold(of)] if (of := self.by_round()).rows else []
+        parts += [section("plots", "Drawings", *drawn, *numbers)]
         if any(row.validation for row in self.rows):
             parts += [section("settings", "What was tried", table(self.tried()))]
         parts += [section("runs", "Every run", table(self.all_runs()))]
         write(target, html_page(self.title, parts))
         return target
+
+    def by_round(self) -> tables.Table:
+        """The metric's mean over the seeds, a row per round."""
+        rounds = sorted({t for curve in self.curves.values() for t in curve})
+        columns = [
+            (name, [m.mean if (m := curve.get(t)) else None for t in rounds])
+            for name, curve in self.curves.items()
+        ]
+        spec = ".1%" if self.percent else ".4g"
+        return tables.from_columns("Round", list(map(str, rounds)), columns, spec)
 
     def tried(self) -> tables.Table:
         """Every setting with what it was chosen by."""

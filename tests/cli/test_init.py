@@ -215,16 +215,22 @@ def test_doubts_about_numbers() -> None:
     assert [sentence[:20] for sentence in told] == ['Column "cm" tells th']
 
 
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e6])
 def test_a_label_of_numbers_makes_a_regression_that_runs(
-    patients: Path, capsys: pytest.CaptureFixture[str]
+    patients: Path, scale: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """As it is written, whatever the numbers' size, and better than their mean."""
+    head, *rows = table().splitlines()
+    cells = [row.split(",") for row in rows]
+    ages = [(hospital, f"{float(age) * scale:.9g}", *rest) for hospital, age, *rest in cells]
+    (patients / "patients.csv").write_text("\n".join([head, *map(",".join, ages)]))
     assert init("--client", "hospital", "--label", "age", "--target", "north") == 0
     assert 'kind = "regression"' in (patients / "experiment.toml").read_text()
-    few = ["-c", "training.rounds=1", "-c", "training.lr=1e-5"]
-    assert perform(app, ["run", "experiment.toml", "--out", "o", *few]) == 0
-    shown = capsys.readouterr()
-    assert "target RMSE" in shown.out
-    assert "divide them" in shown.out + shown.err
+    assert '"age" holds numbers, which are predicted as such' in capsys.readouterr().out
+    assert perform(app, ["run", "experiment.toml", "--out", "o"]) == 0
+    assert "target RMSE" in capsys.readouterr().out
+    final = json.loads((patients / "o" / "summary.json").read_text())["final"]
+    assert final["r2"] > 0.2
 
 
 def test_a_label_of_free_text(patients: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -246,7 +246,7 @@ def test_an_absent_package_is_named_with_its_command(
 def test_unknown_names(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r'unknown table "penguin".* Did you mean "penguins"\?'):
         load_table("penguin")
-    with pytest.raises(InputError, match=r"a table whose clients come with it.*load_table"):
+    with pytest.raises(InputError, match=r'whose clients come with it.* .data.name = "penguins".,'):
         entry("penguins")
     (line,) = (one for one in known([tmp_path]) if one.name == "mail")
     assert not line.available

@@ -88,6 +88,8 @@ def test_a_file_named_as_a_module_of_python_replaces_none(tmp_path: Path) -> Non
         ("import sys\nsys.exit(2)\n", "Net", "net.py, line 2: SystemExit: 2"),
         ("from fedshift.errors import InputError\nraise InputError('as is')\n", "Net",
          "net.py, line 2: as is"),
+        ("from .other import y\n", "Net", "line 1: ImportError: attempted relative import with no "
+         "known parent package; files beside it are imported by their names alone, as in import"),
     ],
 )  # fmt: skip
 def test_files_that_cannot_be_loaded(tmp_path: Path, source: str, name: str, message: str) -> None:
@@ -105,7 +107,8 @@ def test_files_that_cannot_be_loaded(tmp_path: Path, source: str, name: str, mes
          "net.py, line 2: AttributeError: 'int' object has no attribute 'nothing'; expected "),
         ("\ndef Net(task):\n    return 'net'\n", "net.py, line 2) returned str 'net'; expected "),
         ("def Net(task):\n    pass\n", "net.py, line 1) returned nothing (None); expected "),
-        ("def Net(a, b):\n    pass\n", "TypeError: Net() missing 1 required positional argument"),
+        ("\ndef Net(a, b):\n    pass\n",
+         "net.py, line 2: TypeError: Net() missing 1 required positional argument"),
     ],
 )  # fmt: skip
 def test_calls_that_go_wrong(tmp_path: Path, source: str, message: str) -> None:

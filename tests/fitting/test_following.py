@@ -147,6 +147,15 @@ def test_early_stopping_and_the_best_round() -> None:
     ends = next(t for t in range(2, 13) if t - 1 - estimates.index(max(estimates[:t])) >= 2)
     assert len(stopped.rounds) == ends < 12
     assert stopped.summary.final.round == ends
+    reason = f"Training ended after round {ends} of 12: the estimate has not become better for 2 "
+    assert any(note.startswith(reason) for note in stopped.summary.why)
+    which = f"The model is that of round {best}, whose estimate is the best."
+    assert which in kept.summary.why
+    assert not {which} & {*whole.summary.why, *stopped.summary.why, *short.summary.why}
+    assert not any(
+        "ended after" in note
+        for note in (*whole.summary.why, *kept.summary.why, *short.summary.why)
+    )
 
 
 def test_stopping_needs_validation_examples() -> None:

@@ -213,9 +213,3 @@ def test_shifts_deal_labels_alone(kind: Any) -> None:
     with pytest.raises(fs.InputError, match=f'a shift deals rows by their labels, .* "{kind}"'):
         fs.Task.from_split(X, y, Sparsity(2), clients=3, target="pooled", kind=kind)
     fs.Task.from_split(X, X[:, 0] > 0, Sparsity(2), clients=3, target="pooled")
-
-
-def test_a_rule_that_the_task_has_no_rows_for(task: fs.Task) -> None:
-    with pytest.raises(fs.InputError) as refused:
-        fs.fit(task, Net, method="fedpals", rule="validation", **QUICK)
-    assert str(refused.value).endswith('with this target there are none; use "estimate"')

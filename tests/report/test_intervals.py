@@ -10,7 +10,7 @@ from scipy import stats
 
 from fedshift.errors import InputError
 from fedshift.report.intervals import LEAST, bounds_of, moments
-from fedshift.sweeps.statistics import paired
+from fedshift.sweeps.statistics import bootstrapped, paired
 
 SHARE = (0.0, 1.0)
 
@@ -43,6 +43,7 @@ def test_few_or_equal_seeds_have_none() -> None:
     # A recall of 0 in all of three runs is no proof that the fourth will have 0.
     for value in (0.0, 0.5, 1.0):
         assert moments([value] * 3, within=SHARE).high is None
+        assert bootstrapped([value] * 3, within=SHARE).high is None
     assert moments([0.0, 0.0, 0.1], within=SHARE).high is not None
 
 

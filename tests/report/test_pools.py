@@ -136,13 +136,20 @@ def test_a_run_without_a_summary_is_drawn_as_far_as_it_goes(tmp_path: Path) -> N
     text = page([run])
     state = "not complete, round 4 of 9: it is still going on, or was killed."
     assert state in "".join(Outline(text).text)
-    assert drawings(text)
+    assert f"fedshift run --resume {tmp_path}/a" in "".join(Outline(text).text)
     # Beside complete ones it has a line of its own: it does not go into their means.
     complete = [made(tmp_path / f"s{s}", seed=s) for s in (1, 2)]
     lines = pools([*complete, run])
     assert [line.label for line in lines] == ["FedPALS", "FedPALS, not complete"]
     outline = Outline(page([*complete, run]))
     assert outline.row("FedPALS", "2")[2] == "81.2%"
+
+
+def test_rounds_between_evaluations_are_no_gaps(tmp_path: Path) -> None:
+    text = page([read_any(write_begun(tmp_path / "a", 8))])
+    chart = next(d for d in drawings(text) if d.get("aria-label") == "Accuracy per round")
+    lines = [e.get("points") for e in chart.iter() if e.tag.endswith("polyline")]
+    assert [len(str(points).split()) for points in lines] == [2, 4]  # of the legend, and the line
 
 
 def test_why_a_run_stopped_is_said(tmp_path: Path) -> None:
@@ -155,6 +162,15 @@ def test_why_a_run_stopped_is_said(tmp_path: Path) -> None:
     run = read_any(write_begun(tmp_path / "b", 3, end=end + again + '{"time": 1'))
     assert isinstance(run, Begun)
     assert run.state.startswith("not complete, round 3")
+
+
+def test_training_that_diverged_is_said_so(tmp_path: Path) -> None:
+    """As in a comparison, which keeps no summary of such a run."""
+    folder = write_begun(tmp_path / "a", 3)
+    (folder / "diverged.json").write_text(json.dumps({"error": "the loss is not finite"}))
+    run = read_any(folder)
+    assert isinstance(run, Begun)
+    assert run.state == "stopped after round 3 of 9: training diverged: the loss is not finite"
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from fedshift.diagnose import diagnose
 from fedshift.report.charts import Axis, BarChart, Bars, LineChart, Series, SideBars
+from fedshift.report.diagnosis_page import diagnosis_page
 from fedshift.report.layout import figure, html_page, section
 from fedshift.report.looks import THEME
 from fedshift.report.page import page
@@ -46,7 +49,14 @@ def charts(place: Path) -> str:
     return html_page(LONG, [section("s", LONG, *(figure(c, LONG) for c in drawn))])
 
 
-@pytest.mark.parametrize("build", [one_run, several_runs, charts])
+def diagnosis(place: Path) -> str:
+    counts = np.array([[60, 40, 0], [10, 50, 40], [0, 20, 80]])
+    names = ("short", LONG, HOSTILE[0])
+    target = [0.5, 0.25, 0.25]
+    return diagnosis_page(diagnose(counts, target, classes=names, clients=names, bootstrap=20))
+
+
+@pytest.mark.parametrize("build", [one_run, several_runs, charts, diagnosis])
 def test_pages_are_read_on_a_telephone_and_on_a_screen(tmp_path: Path, build: object) -> None:
     text = build(tmp_path)  # type: ignore[operator]
     papers = {}

@@ -9,6 +9,12 @@ CASES = (
     ("mine.py", "return recipes", "recipes", r"e.toml:10: method.name = .*mine.py, line 4\) "
      r"returned nothing \(None\); expected a function \(setting, \*, options\) that", 2),
     ("mine.py", "setting, *", "setting, other, *", r"mine.py, line 4\): expected a function", 2),
+    ("net.py", "nn.Linear(8, len(task.classes))", "nn.Linear(7, len(task.classes))",
+     r"e.toml:8: model.name = .*net.py, line 13: the model fails on inputs", 2),
+    ("net.py", "nn.Linear(8, len(task.classes))", "nn.Linear(8, 5)", r"e.toml:8: model.name = .*"
+     r"net.py, line 5: the model gives logits \(2, 5\) for 2 inputs; the task has 2 classes", 2),
+    ("net.py", "def of_shape", "Net = nn.Flatten()\ndef of_shape", r"net.py, line \d+\) is one "
+     r"network, and each run starts with its own; expected a class or function", 2),
     ("mine.py", "mu=0.1", "nu=0.1", r"e.toml:11: method.mu: make in .* has no such keyword-only "
      r'argument; allowed: name, nu. Did you mean "nu"\?', 2),
     ("m.py", "return float(", "return str(", r"expected a function of \(probabilities", 2),
