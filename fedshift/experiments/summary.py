@@ -47,8 +47,7 @@ def summary(experiment: Experiment) -> Summary:
     task, outcome = experiment.prepared.task, experiment.outcome
     table = outcome.federation.table
     counts, sizes, target = table["labels"].numpy(), table["n"].numpy(), task.target.numpy()
-    # A client without examples has a row of zeros, not 0/0.
-    rows = counts / np.maximum(sizes, 1.0)[:, None]
+    rows = _label_shares(counts, sizes)
     weights, by_size = np.asarray(outcome.weights), sizes / sizes.sum()
     choice, last, sets = experiment.choice, _last(experiment), _label_sets(experiment)
     return Summary(
@@ -84,6 +83,11 @@ def summary(experiment: Experiment) -> Summary:
             *_missing_answers(outcome),
         ),
     )
+
+
+def _label_shares(counts: Floats, sizes: Floats) -> Floats:
+    """Each client's label shares [M, K]; zeros, not 0/0, for a client without examples."""
+    return counts / np.maximum(sizes, 1.0)[:, None]
 
 
 def _reasons(
