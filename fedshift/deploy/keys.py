@@ -7,6 +7,7 @@ import ipaddress
 import os
 import re
 import ssl
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,27 +28,34 @@ from fedshift.errors import InputError
 
 DAYS = 365
 AGAIN = "take the one that `fedshift deploy init` made, or run that into a new folder"
+# Python checks certificates by RFC 5280 in full from here on (ssl.VERIFY_X509_STRICT).
+STRICT = sys.version_info >= (3, 13)
 
 
 def write_authority(folder: Path, hosts: Sequence[str], *, days: int = DAYS) -> None:
     """ca.crt with ca.key, and server.crt with server.key for these host names and addresses.
 
-    The certificate is for server authentication, valid for `days` from today. Private keys are
-    readable by their owner alone. Raises InputError for a host that is no name and no address, and
-    where a file exists or cannot be written.
+    The certificate is for server authentication, valid for `days` from today, with the extensions
+    that RFC 5280 (4.2.1) wants of both. Private keys are readable by their owner alone. Raises
+    InputError for a host that is no name and no address, and where a file exists or cannot be
+    written.
     """
     # The curve that Flower's own documentation uses for clients' keys.
     authority, server = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
+    issuer = authority.public_key()
     # path_length=0: it signs servers, and no other authority.
-    root = _builder("fedshift federation", authority, days).add_extension(
+    root = _builder(_AUTHORITY, authority, issuer, days).add_extension(
         x509.BasicConstraints(ca=True, path_length=0), critical=True
     )
+    root = root.add_extension(_usage("key_cert_sign", "crl_sign"), critical=True)
+    names = x509.SubjectAlternativeName([_general_name(h) for h in hosts])
     leaf = (
-        _builder("fedshift server", server, days)
-        .add_extension(
-            x509.SubjectAlternativeName([_general_name(h) for h in hosts]), critical=False
-        )
+        _builder("fedshift server", server, issuer, days)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        # A key on a curve signs the handshake, and encrypts nothing.
+        .add_extension(_usage("digital_signature"), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(names, critical=False)
     )
     for name, key, builder in (("ca", authority, root), ("server", server, leaf)):
         private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
@@ -66,7 +74,10 @@ def write_client_key(path: Path) -> None:
 
 
 def check_certificate(path: Path) -> None:
-    """Raise InputError for a certificate that is missing, unreadable, or not valid today."""
+    """Raise InputError for a certificate that is missing, unreadable, or not valid today.
+
+    On Python 3.13 and later also for one without the extensions that TLS asks for there.
+    """
     certificate = _certificate(path)
     first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     now = datetime.datetime.now(datetime.UTC)
@@ -74,6 +85,11 @@ def check_certificate(path: Path) -> None:
         raise InputError(
             f"{path}: valid from {first:%Y-%m-%d} to {last:%Y-%m-%d}, and today is "
             f"{now:%Y-%m-%d}; run `fedshift deploy init` into a new folder"
+        )
+    if STRICT and (missing := _missing(certificate)):
+        raise InputError(
+            f"{path}: has no {missing}, and Python 3.13 and later refuse such certificates; run "
+            "`fedshift deploy init` into a new folder and hand out the clients' folders again"
         )
 
 
@@ -122,8 +138,29 @@ def _certificate(path: Path) -> x509.Certificate:
         raise InputError(f"{path}: not a certificate; {AGAIN}") from None
 
 
-def _builder(subject: str, key: ec.EllipticCurvePrivateKey, days: int) -> x509.CertificateBuilder:
-    """An unsigned certificate of the federation's authority.
+def _missing(certificate: x509.Certificate) -> str:
+    """What a certificate lacks of RFC 5280 and OpenSSL's strict check looks at; "" for nothing."""
+    root = certificate.subject == certificate.issuer
+    wanted = (x509.SubjectKeyIdentifier, x509.KeyUsage) if root else (x509.AuthorityKeyIdentifier,)
+    present = {type(extension.value) for extension in certificate.extensions}
+    # SubjectKeyIdentifier as "Subject Key Identifier", the words of OpenSSL's messages.
+    names = [re.sub(r"(?<=[a-z])(?=[A-Z])", " ", w.__name__) for w in wanted if w not in present]
+    return " and no ".join(names)
+
+
+def _usage(*allowed: str) -> x509.KeyUsage:
+    """What a certificate's key may be used for, and nothing else."""
+    every = (
+        "digital_signature", "content_commitment", "key_encipherment", "data_encipherment",
+        "key_agreement", "key_cert_sign", "crl_sign", "encipher_only", "decipher_only",
+    )  # fmt: skip
+    return x509.KeyUsage(**{name: name in allowed for name in every})
+
+
+def _builder(
+    subject: str, key: ec.EllipticCurvePrivateKey, issuer: ec.EllipticCurvePublicKey, days: int
+) -> x509.CertificateBuilder:
+    """An unsigned certificate of the federation's authority, whose key is `issuer`.
 
     Valid from five minutes ago: clocks of other machines may be behind.
     """
@@ -138,6 +175,8 @@ def _builder(subject: str, key: ec.EllipticCurvePrivateKey, days: int) -> x509.C
         .serial_number(x509.random_serial_number())
         .not_valid_before(start)
         .not_valid_after(start + datetime.timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer), critical=False)
     )
 
 

@@ -6,6 +6,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
+
 from fedshift.experiments.config import Config
 from fedshift.experiments.custom import Custom
 from fedshift.experiments.custom_loss import check_loss, loss_of
@@ -33,6 +35,8 @@ def about(
         "net": net,
         "x": list(built.task.clients[0].x.shape[1:]),
         "input_shape": list(built.input_shape),
+        # Of all rows: whether two runs are of one table does not show in data that a seed cuts.
+        "labels": torch.cat([built.data.train.y, built.data.test.y]).bincount().tolist(),
         **({} if call is None else {"call": call}),
     }
     return json.dumps(facts, indent=1) + "\n"

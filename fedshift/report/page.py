@@ -80,7 +80,7 @@ def _sections(lines: Sequence[Pool]) -> list[str]:
         (by_round.accuracy, [*errors, *filter(by_round.of_numbers, begun)]),
         (serving.curves, served),
         (by_round.loss, lines),
-        (confusion.confusion, [*right, *served]),
+        (confusion.confusion, [p for p in complete if p.first.summary.kind is None]),
         (sections.per_class, right),
         (serving.per_class, served),
         (sections.client_spread, right),

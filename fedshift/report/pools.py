@@ -119,7 +119,9 @@ def _identity(run: Run) -> _Identity:
         tables = {}
     seeds, name = tables.pop("seeds", None), tables.pop("name", "")
     method = run.summary.method if isinstance(run, RunResult) else run.method
-    facts = [tables, method, dataset_of(run), run.lock.get("data_sha256"), run.lock.get("files")]
+    # A seed may cut data of one's own anew, and their checksum is of the cut.
+    data = run.fit.get("labels", run.lock.get("data_sha256"))
+    facts = [tables, method, dataset_of(run), data, run.lock.get("files")]
     # What `fedshift.fit` was given, which no configuration can hold.
     facts += [run.fit.get(key) for key in ("target", "net", "call")]
     measured = NOT_COMPLETE
@@ -142,8 +144,8 @@ def _seed_words(seeds: Sequence[str]) -> tuple[str, ...]:
     tables = [json.loads(one) if one else {} for one in seeds]
     keys = dict.fromkeys(k for table in tables for k in table)
     differ = [k for k in keys if any(t.get(k) != tables[0].get(k) for t in tables)] or ["run"]
-    if differ == ["run"]:
-        return tuple(str(table.get("run", "")) for table in tables)
+    if all(len({str(table.get(k)) for k in differ}) == 1 for table in tables):
+        return tuple(str(table.get(differ[0], "")) for table in tables)
     return tuple(", ".join(f"{k} {table.get(k, '')}" for k in differ) for table in tables)
 
 
