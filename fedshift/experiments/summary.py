@@ -79,7 +79,6 @@ def summary(experiment: Experiment) -> Summary:
         why=(
             *_reasons(experiment, last, by_size @ rows, weights @ rows),
             *_method_notes(experiment, sets),
-            *sentences(experiment.config.training, outcome.metrics, outcome.final.round),
             *_missing_answers(outcome),
         ),
     )
@@ -117,13 +116,14 @@ def _serving_reasons(experiment: Experiment, last: dict[str, Any]) -> list[str]:
 
 
 def _method_notes(experiment: Experiment, sets: LabelSets | None) -> list[str]:
-    """Sentences on options without effect, absent labels and example weights."""
+    """Sentences on options without effect, absent labels, example weights and early stopping."""
     outcome = experiment.outcome
     return [
         *_needless_ess(experiment),
         *_undefined_ess(outcome.played),
         *(label_sets.sentences(sets, experiment.prepared.task.classes) if sets else ()),
         *importance_sentences(importance(outcome.last.server)),
+        *sentences(experiment.config.training, outcome.metrics, outcome.final.round),
     ]
 
 
