@@ -126,10 +126,7 @@ def dataset_of(run: Run) -> str:
 
 
 def _identity(run: Run) -> _Identity:
-    try:
-        tables = tomllib.loads(run.config)
-    except (ValueError, RecursionError):
-        tables = {}
+    tables = tomllib.loads(run.config)
     seeds, name = tables.pop("seeds", None), tables.pop("name", "")
     method = run.summary.method if isinstance(run, RunResult) else run.method
     lock, cut = run.lock, run.lock.get("seeds")

@@ -17,6 +17,7 @@ from fedshift.record.folder import Begun, RunResult, read_any, read_run
 from fedshift.report.means import mean_cell, moments_of, with_intervals
 from fedshift.report.page import page
 from fedshift.report.pools import pools
+from fedshift.report.repeating import command
 from support.report_fixtures import Outline, drawings, made, write_begun, write_run
 
 
@@ -216,3 +217,19 @@ def test_seeds_that_cut_the_data_anew_are_one_line(tmp_path: Path, kind: str) ->
     other = cut(tmp_path / "other", 1, kind, shift=5.0)
     other = replace(other, config=other.config.replace("run = 1", "run = 7"))
     assert [len(of.runs) for of in pools([*runs, other])] == [3, 1]
+
+
+@pytest.mark.parametrize(
+    ("backend", "options"),
+    [
+        ("loop", ""),
+        ("dense in 2 workers", " --backend dense --workers 2"),
+        ("loop, then dense in 2 workers", " --backend dense --workers 2"),
+        ("dense in 2 workers, then stacked", " --backend stacked"),
+    ],
+)
+def test_the_command_has_the_backend_that_the_run_ended_on(
+    tmp_path: Path, backend: str, options: str
+) -> None:
+    run = replace(made(tmp_path / "a", seed=0), lock={"backend": backend})
+    assert command(run) == f"fedshift run {tmp_path}/a/config.resolved.toml{options}"
