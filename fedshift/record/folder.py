@@ -209,12 +209,12 @@ def _cure(path: Path, text: str) -> str:
     """What to do about a summary that cannot be read: is it of another program, or a later one?"""
     if not is_file(path.parent / CONFIG):
         return f"without {CONFIG} beside it, this is no run folder of fedshift: leave it out"
-    written = re.match(r'\{\s*"fedshift": "(\d[\d.]*)', text)
+    written = re.match(r'\{\s*"fedshift": "(\d[\d.]{0,20})', text)
     with contextlib.suppress(PackageNotFoundError):
         here = version("fedshift")
         if written and _numbers(written[1]) > _numbers(here):
             return (
-                f"fedshift {written[1][:20]} wrote it, and this is {here}: pip install -U fedshift"
+                f"fedshift {written[1]} wrote it, and this is {here}: pip install -U fedshift"
             )
     return REDO
 
