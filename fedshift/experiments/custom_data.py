@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -29,16 +30,17 @@ def about(
     net: "module:Name" of what makes the network, where a program gave it. call: the arguments of
     that program's call, for reports.
     """
-    facts = {
+    facts: dict[str, Any] = {
         "notes": list(notes),
         "target": built.target,
         "net": net,
         "x": list(built.task.clients[0].x.shape[1:]),
         "input_shape": list(built.input_shape),
-        # Of all rows: whether two runs are of one table does not show in data that a seed cuts.
-        "labels": torch.cat([built.data.train.y, built.data.test.y]).bincount().tolist(),
         **({} if call is None else {"call": call}),
     }
+    if built.task.kind != "regression":  # whose classes are quantiles, others in each cut
+        # Of all rows: whether two runs are of one table does not show in data that a seed cuts.
+        facts["labels"] = torch.cat([built.data.train.y, built.data.test.y]).bincount().tolist()
     return json.dumps(facts, indent=1) + "\n"
 
 

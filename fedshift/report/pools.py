@@ -132,10 +132,9 @@ def _identity(run: Run) -> _Identity:
     lock, cut = run.lock, run.lock.get("seeds")
     # Of one's own data, whose clients have names, it is of what a split seed makes of them.
     data, cut_anew = lock.get("data_sha256"), "names_sha256" in lock
-    rows = run.fit.get("labels", None if cut_anew else data)
-    facts = [tables, method, dataset_of(run), rows, lock.get("files")]
+    facts = [tables, method, dataset_of(run), None if cut_anew else data, lock.get("files")]
     # What `fedshift.fit` was given, which no configuration can hold.
-    facts += [run.fit.get(key) for key in ("target", "net", "call")]
+    facts += [run.fit.get(key) for key in ("target", "net", "call", "labels")]
     measured = NOT_COMPLETE
     if isinstance(run, RunResult):
         # Bins of numbers are quantiles, which are others in another cut.

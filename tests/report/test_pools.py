@@ -209,7 +209,7 @@ def test_seeds_that_cut_the_data_anew_are_one_line(tmp_path: Path, kind: str) ->
     runs = [cut(tmp_path / f"s{s}", s, kind) for s in range(3)]
     assert len({run.lock["data_sha256"] for run in runs}) == 3
     (line,) = pools(runs)
-    assert line.seeds == ("run 0, split 0", "run 1, split 1", "run 2, split 2")
+    assert line.seeds == ("0", "1", "2")
     name = "Target RMSE" if kind == "regression" else "Target accuracy"
     text = page(runs)
     assert Outline(text).row("Run")[:3] == ["Run", "Seeds", name]
