@@ -23,12 +23,12 @@ def report_asked(
     given: Sequence[Path], out: Path | None, figures: Path | None, *, as_json: bool
 ) -> None:
     """Draw what was typed after `fedshift report`, and say where it is."""
+    if out is not None:  # before many folders are read
+        check_page(_page_in(out))
     chosen = choose(given)
     if chosen.left_out:
         console.tell(f"note: no run folder, so left out: {_some(chosen.left_out)}")
-    target = chosen.place if out is None else out
-    if os.path.isdir(target):  # other errors show when it is written
-        target = target / REPORT
+    target = _page_in(chosen.place if out is None else out)
     check_page(target)
     runs = [read_any(folder) for folder in _counted(chosen.folders)]
     write(target, page(runs, title=chosen.title))
@@ -53,6 +53,11 @@ def _counted(folders: Sequence[Path]) -> Iterator[Path]:
             spoken = time.monotonic()
             console.tell(f"read {i} of {len(folders)} run folders")
         yield folder
+
+
+def _page_in(place: Path) -> Path:
+    # Other errors of the file system show when the page is written.
+    return place / REPORT if os.path.isdir(place) else place
 
 
 def _some(names: Sequence[str]) -> str:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
+
+import torch
 
 from fedshift.experiments.config import Config
 from fedshift.experiments.custom import Custom
@@ -27,7 +30,7 @@ def about(
     net: "module:Name" of what makes the network, where a program gave it. call: the arguments of
     that program's call, for reports.
     """
-    facts = {
+    facts: dict[str, Any] = {
         "notes": list(notes),
         "target": built.target,
         "net": net,
@@ -35,6 +38,9 @@ def about(
         "input_shape": list(built.input_shape),
         **({} if call is None else {"call": call}),
     }
+    if built.task.kind != "regression":  # whose classes are quantiles, others in each cut
+        # Of all rows: whether two runs are of one table does not show in data that a seed cuts.
+        facts["labels"] = torch.cat([built.data.train.y, built.data.test.y]).bincount().tolist()
     return json.dumps(facts, indent=1) + "\n"
 
 

@@ -128,6 +128,9 @@ def try_metrics(metrics: Mapping[str, Metric], model: Model, task: Task) -> None
 def _value(name: str, metric: Metric, p: Floats, y: Ints, task: Task) -> float:
     try:
         value = metric(p, y)
+    except InputError as e:  # of a function that a file names: it says what is expected
+        arrays = f"arrays {p.shape} and {y.shape}"
+        raise InputError(f"{_named(name, metric)} fails on {arrays}: {e}") from e
     except (Exception, SystemExit) as e:
         raise InputError(
             f"{_named(name, metric)} fails on arrays {p.shape} and {y.shape}: "

@@ -47,8 +47,7 @@ def summary(experiment: Experiment) -> Summary:
     task, outcome = experiment.prepared.task, experiment.outcome
     table = outcome.federation.table
     counts, sizes, target = table["labels"].numpy(), table["n"].numpy(), task.target.numpy()
-    # A client without examples has a row of zeros, not 0/0.
-    rows = counts / np.maximum(sizes, 1.0)[:, None]
+    rows = _label_shares(counts, sizes)
     weights, by_size = np.asarray(outcome.weights), sizes / sizes.sum()
     choice, last, sets = experiment.choice, _last(experiment), _label_sets(experiment)
     return Summary(
@@ -80,10 +79,14 @@ def summary(experiment: Experiment) -> Summary:
         why=(
             *_reasons(experiment, last, by_size @ rows, weights @ rows),
             *_method_notes(experiment, sets),
-            *sentences(experiment.config.training, outcome.metrics, outcome.final.round),
             *_missing_answers(outcome),
         ),
     )
+
+
+def _label_shares(counts: Floats, sizes: Floats) -> Floats:
+    """Each client's label shares [M, K]; zeros, not 0/0, for a client without examples."""
+    return counts / np.maximum(sizes, 1.0)[:, None]
 
 
 def _reasons(
@@ -113,13 +116,14 @@ def _serving_reasons(experiment: Experiment, last: dict[str, Any]) -> list[str]:
 
 
 def _method_notes(experiment: Experiment, sets: LabelSets | None) -> list[str]:
-    """Sentences on options without effect, absent labels and example weights."""
+    """Sentences on options without effect, absent labels, example weights and early stopping."""
     outcome = experiment.outcome
     return [
         *_needless_ess(experiment),
         *_undefined_ess(outcome.played),
         *(label_sets.sentences(sets, experiment.prepared.task.classes) if sets else ()),
         *importance_sentences(importance(outcome.last.server)),
+        *sentences(experiment.config.training, outcome.metrics, outcome.final.round),
     ]
 
 

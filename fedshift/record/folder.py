@@ -90,12 +90,23 @@ def read_any(folder: Path) -> RunResult | Begun:
     return read_run(folder)
 
 
-def _begun(folder: Path) -> Begun:
-    config = _text(folder / CONFIG)
+def _config(path: Path) -> tuple[str, Mapping[str, Any]]:
+    """The configuration as text, and its tables."""
+    text = _text(path)
     try:
-        tables = tomllib.loads(config)
+        tables = tomllib.loads(text)
+    except (ValueError, RecursionError) as e:
+        raise DataError(f"{path}: {shown(str(e), 200)}; {REDO}") from None
+    if not isinstance(tables.get("seeds", {}), dict):
+        raise DataError(f"{path}: a table of seeds is needed; {REDO}")
+    return text, tables
+
+
+def _begun(folder: Path) -> Begun:
+    config, tables = _config(folder / CONFIG)
+    try:
         name, method, data = (str(of["name"]) for of in (tables, tables["method"], tables["data"]))
-    except (ValueError, RecursionError, LookupError, TypeError) as e:
+    except (LookupError, TypeError) as e:
         raise DataError(f"{folder / CONFIG}: {shown(str(e), 200)}; {REDO}") from None
     events = _events(folder)
     course = events.course()
@@ -156,7 +167,7 @@ def read_run(folder: Path) -> RunResult:
     clients = read_clients(path, _text(path), summary.classes)
     _agree(path, summary, clients)
     lock = _lock(folder / LOCK)
-    config = _text(folder / CONFIG)
+    config, _ = _config(folder / CONFIG)
     path = folder / METRICS
     rounds, served = read_rounds(path, _text(path), ROUND_COLUMNS), tuple[Round, ...]()
     # served.csv is written by runs whose clients serve models of their own, and by no others.
@@ -198,11 +209,13 @@ def _cure(path: Path, text: str) -> str:
     """What to do about a summary that cannot be read: is it of another program, or a later one?"""
     if not is_file(path.parent / CONFIG):
         return f"without {CONFIG} beside it, this is no run folder of fedshift: leave it out"
-    written = re.match(r'\{\s*"fedshift": "(\d[\d.]*)', text)
+    written = re.match(r'\{\s*"fedshift": "(\d[\d.]{0,20})', text)
     with contextlib.suppress(PackageNotFoundError):
         here = version("fedshift")
         if written and _numbers(written[1]) > _numbers(here):
-            return f"fedshift {written[1]} wrote it, and this is {here}: pip install -U fedshift"
+            return (
+                f"fedshift {written[1]} wrote it, and this is {here}: pip install -U fedshift"
+            )
     return REDO
 
 

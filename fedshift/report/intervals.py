@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from scipy import stats
@@ -43,10 +43,18 @@ class Moments:
         return Moments(self.n, by * self.mean, sd, low, high)
 
 
-def bounds_of(name: str, scale: float = 1.0) -> Bounds:
-    """Where a measurement can lie, by its name: an accuracy, an F1 or a recall in [0, scale]."""
+def bounds_of(name: str, values: Iterable[float] = (), scale: float = 1.0) -> Bounds:
+    """Where a measurement can lie, by its name: an accuracy, an F1 or a recall in [0, scale].
+
+    A metric of the user's that is called so, and whose values lie elsewhere, has no bounds.
+    """
     share = "accuracy" in name or name.endswith(("f1", "recall"))
-    return (0.0, scale) if share else UNBOUNDED
+    return (0.0, scale) if share and all(_is_in(v, (0.0, scale)) for v in values) else UNBOUNDED
+
+
+def _is_in(value: float, bounds: Bounds) -> bool:
+    # 1e-9: means of shares may pass their bound by rounding.
+    return bounds[0] - 1e-9 <= value <= bounds[1] * (1 + 1e-9)
 
 
 def moments(values: Sequence[float], level: float = LEVEL, within: Bounds = UNBOUNDED) -> Moments:
@@ -71,10 +79,9 @@ def moments(values: Sequence[float], level: float = LEVEL, within: Bounds = UNBO
         raise InputError("no values; give at least one")
     if not 0 < level < 1:
         raise InputError(f"level = {level}; allowed: a probability between 0 and 1, as in 0.95")
-    for value in values:
-        # 1e-9: means of shares may pass their bound by rounding.
-        if not within[0] - 1e-9 * abs(within[0]) <= value <= within[1] + 1e-9 * abs(within[1]):
-            raise InputError(f"{value} is not between {within[0]:g} and {within[1]:g}")
+    outside = [v for v in values if not _is_in(v, within)]
+    if outside and within != UNBOUNDED:
+        raise InputError(f"{outside[0]} is not between {within[0]:g} and {within[1]:g}")
     mean = math.fsum(values) / n
     if n == 1:
         return Moments(1, mean, None, None, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedshift.report.charts import Values
-from fedshift.report.intervals import UNBOUNDED, Moments, bounds_of, moments
+from fedshift.report.intervals import Moments, bounds_of, moments
 from fedshift.report.pools import Pool
 from fedshift.report.tables import Cell, Table, show
 
@@ -21,9 +21,7 @@ def moments_of(values: Sequence[float | None], name: str) -> Moments | None:
     there = [v for v in values if v is not None and abs(v) < LARGEST]
     if not there:
         return None
-    low, high = bounds_of(name)
-    sound = all(low <= v <= high for v in there)
-    return moments(there, within=(low, high) if sound else UNBOUNDED)
+    return moments(there, within=bounds_of(name, there))
 
 
 def with_intervals(over: Sequence[Moments | None]) -> tuple[Values, Values, Values]:

@@ -80,7 +80,7 @@ def _sections(lines: Sequence[Pool]) -> list[str]:
         (by_round.accuracy, [*errors, *filter(by_round.of_numbers, begun)]),
         (serving.curves, served),
         (by_round.loss, lines),
-        (confusion.confusion, [*right, *served]),
+        (confusion.confusion, [p for p in complete if p.first.summary.kind is None]),
         (sections.per_class, right),
         (serving.per_class, served),
         (sections.client_spread, right),
@@ -111,7 +111,9 @@ def _check_comparable(runs: Sequence[Run]) -> None:
     complete = [run for run in runs if isinstance(run, RunResult)]
     for other in complete[1:]:
         ours, theirs = complete[0].summary.classes, other.summary.classes
-        if theirs != ours:
+        kinds = {complete[0].summary.kind, other.summary.kind}
+        # Bins of numbers follow from the cut; errors are compared without them.
+        if theirs != ours and kinds != {"regression"}:
             raise InputError(
                 f"cannot compare {other.folder} ({len(theirs)} classes: {_some(theirs)}) with "
                 f"{complete[0].folder} ({len(ours)} classes: {_some(ours)}): runs on one page must "
@@ -143,7 +145,7 @@ def _lead(runs: Sequence[Run], lines: Sequence[Pool]) -> str:
         facts.append(f"{' or '.join(map(str, sorted({len(s.weights) for s in complete})))} clients")
     facts.append(f"{len(runs)} run{'s' * (len(runs) > 1)}")
     text = f"{data}: {', '.join(facts)}."
-    if len({s.target for s in complete}) > 1:
+    if len({_target(run) for run in runs if isinstance(run, RunResult)}) > 1:
         text += (
             " The runs have different targets, so their target accuracies are about different "
             "populations."
@@ -157,6 +159,12 @@ def _lead(runs: Sequence[Run], lines: Sequence[Pool]) -> str:
             "standard deviation. What is shown of one run is that of the line's first seed."
         )
     return note(text)
+
+
+def _target(run: RunResult) -> object:
+    """What tells targets apart; of numbers in words, since bins follow from the cut."""
+    s = run.summary
+    return run.fit.get("target") if s.kind == "regression" else s.target
 
 
 def _why(lines: Sequence[Pool]) -> str:

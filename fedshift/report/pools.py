@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +64,19 @@ class _Identity:
     name: str
     folder: str
     settings: Mapping[str, Any]
+    split: object
+    data: object
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.configured, self.measured
+
+    def joins(self, line: Iterable[_Identity]) -> bool:
+        """Whether it is another seed of these: none of theirs, on the same data if cut alike."""
+        return all(
+            self.seeds != of.seeds and (self.split != of.split or self.data == of.data)
+            for of in line
+        )
 
 
 def pools(runs: Sequence[Run]) -> tuple[Pool, ...]:
@@ -73,9 +86,9 @@ def pools(runs: Sequence[Run]) -> tuple[Pool, ...]:
     for i, one in enumerate(of):
         again = 0
         # Two runs of one seed differ in something that their files do not say.
-        while one.seeds in groups.get((one.configured, one.measured, again), ()):
+        while not one.joins(of[k] for k in groups.get((*one.key, again), {}).values()):
             again += 1
-        groups.setdefault((one.configured, one.measured, again), {})[one.seeds] = i
+        groups.setdefault((*one.key, again), {})[one.seeds] = i
     lines = list(groups.values())
     labels = _line_labels([of[next(iter(line.values()))] for line in lines])
     short = [shortened(label, LONGEST_LABEL) for label in labels]
@@ -113,18 +126,21 @@ def dataset_of(run: Run) -> str:
 
 
 def _identity(run: Run) -> _Identity:
-    try:
-        tables = tomllib.loads(run.config)
-    except (ValueError, RecursionError):
-        tables = {}
+    tables = tomllib.loads(run.config)
     seeds, name = tables.pop("seeds", None), tables.pop("name", "")
     method = run.summary.method if isinstance(run, RunResult) else run.method
-    facts = [tables, method, dataset_of(run), run.lock.get("data_sha256"), run.lock.get("files")]
+    lock, cut = run.lock, run.lock.get("seeds")
+    # Of one's own data, whose clients have names, it is of what a split seed makes of them.
+    data, cut_anew = lock.get("data_sha256"), "names_sha256" in lock
+    facts = [tables, method, dataset_of(run), None if cut_anew else data, lock.get("files")]
     # What `fedshift.fit` was given, which no configuration can hold.
-    facts += [run.fit.get(key) for key in ("target", "net", "call")]
+    facts += [run.fit.get(key) for key in ("target", "net", "call", "labels")]
     measured = NOT_COMPLETE
     if isinstance(run, RunResult):
-        measured = f"{run.summary.classes} {run.summary.final.bytes_model}"
+        # Bins of numbers are quantiles, which are others in another cut.
+        classes = None if run.summary.kind == "regression" else run.summary.classes
+        clients = [client.name for client in run.clients]
+        measured = f"{run.summary.kind} {classes} {clients} {run.summary.final.bytes_model}"
     return _Identity(
         # Without a seed in its file, a run is a line of its own.
         json.dumps(facts, sort_keys=True, default=str) if seeds else str(run.folder),
@@ -134,6 +150,8 @@ def _identity(run: Run) -> _Identity:
         str(name or name_of(run)),
         str(run.folder),
         dict(_flat(tables)),
+        cut.get("split") if isinstance(cut, dict) else None,
+        data,
     )
 
 
@@ -142,8 +160,8 @@ def _seed_words(seeds: Sequence[str]) -> tuple[str, ...]:
     tables = [json.loads(one) if one else {} for one in seeds]
     keys = dict.fromkeys(k for table in tables for k in table)
     differ = [k for k in keys if any(t.get(k) != tables[0].get(k) for t in tables)] or ["run"]
-    if differ == ["run"]:
-        return tuple(str(table.get("run", "")) for table in tables)
+    if all(len({str(table.get(k)) for k in differ}) == 1 for table in tables):
+        return tuple(str(table.get(differ[0], "")) for table in tables)
     return tuple(", ".join(f"{k} {table.get(k, '')}" for k in differ) for table in tables)
 
 

@@ -167,7 +167,6 @@ def _side_bars(chart: SideBars, axes: Axes) -> None:
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
     _axis(axes.xaxis, chart.x)
-    axes.set_xlim(left=0)
 
 
 def _fill(look: Look) -> dict[str, Any]:

@@ -39,8 +39,8 @@ def _line(seed: str, run: RunResult | Begun) -> str:
 
 def command(run: RunResult | Begun) -> str:
     """What was typed, or called in Python, up to names of files; the numbers are the same."""
-    name, _, processes = str(run.lock.get("backend", "loop")).partition(" in ")
-    name = name.rpartition(", then ")[2]
+    last = str(run.lock.get("backend", "loop")).rpartition(", then ")[2]
+    name, _, processes = last.strip().partition(" in ")
     if "call" in run.fit:
         backend = "" if name == "loop" else f', backend="{name}"'
         if processes:

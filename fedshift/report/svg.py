@@ -122,12 +122,12 @@ def _columns(chart: BarChart, width: float) -> str:
 
 
 def _side_bars(chart: SideBars, width: float) -> str:
-    numbers = drawn_values(chart.values, chart.high, (chart.mark,))
+    numbers = drawn_values(chart.values, chart.low, chart.high, (chart.mark,))
     if not numbers:
         return _empty_chart(chart.title, width)
     limit = 48 if width == WIDE else 22
     left = 14 + min(limit, max(map(len, chart.names))) * 6.6
-    scale = ticks(0.0, max(*numbers, 1e-9), 5 if width == WIDE else 3)
+    scale = ticks(min(0.0, *numbers), max(1e-9, *numbers), 5 if width == WIDE else 3)
     plot = width - left - 64
     frame = _Frame(left, 6, plot, 19.0 * len(chart.names), _span(scale), (0.0, 1.0))
     body = [_x_axis(frame, chart.x, scale)]
@@ -136,8 +136,10 @@ def _side_bars(chart: SideBars, width: float) -> str:
         y = frame.top + 19 * i
         body.append(text(left - 6, y + 13, shortened(name, limit), "end", 11))
         words = "–" if value is None else number_text(value, chart.x.percent)
-        end = left if value is None else max(left + 2, frame.at(value, 0.0)[0])
-        body.append(bar(left, y + 2, end - left, 15, of[i], f"{name}: {words}"))
+        zero, end = (frame.at(v, 0.0)[0] for v in (0.0, value or 0.0))
+        # 0 is drawn, too, two pixels wide; a missing value is not.
+        long = 0.0 if value is None else max(2.0, abs(end - zero))
+        body.append(bar(min(zero, end), y + 2, long, 15, of[i], f"{name}: {words}"))
         body.append(text(width - 8, y + 13, words, "end", 10))
         if (ends := _ends(chart.low, chart.high, i)) is not None:
             low, high = (frame.at(v, 0.0)[0] for v in ends)

@@ -195,7 +195,8 @@ def _curve(runs: Iterable[Measured], store: Store, metric: str) -> dict[int, Mom
         with contextlib.suppress(DataError):  # it has no such column
             curves = curves or [store.curve(m.run, metric, file) for m in runs if m.state == "done"]
     common = sorted(set(curves[0]).intersection(*curves[1:])) if curves else []
-    return {t: moments([c[t] for c in curves], within=bounds_of(metric)) for t in common}
+    bounds = bounds_of(metric, (v for c in curves for v in c.values()))
+    return {t: moments([c[t] for c in curves], within=bounds) for t in common}
 
 
 def write_table(table: Table) -> None:

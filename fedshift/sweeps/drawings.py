@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from fedshift.report.charts import Axis, Chart, LineChart, Series, SideBars
 from fedshift.report.intervals import Moments
+from fedshift.report.means import with_intervals
 
 Curves = Mapping[str, Mapping[int, Moments]]
 
@@ -14,10 +15,7 @@ def drawings(
     title: str, axis: Axis, rows: Mapping[str, Moments | None], base: str, curves: Curves
 ) -> dict[str, Chart]:
     """Charts by caption: a bar per method with a line at the base, and the curves over rounds."""
-    means, low, high = (
-        tuple(None if m is None else getattr(m, name) for m in rows.values())
-        for name in ("mean", "low", "high")
-    )
+    means, low, high = with_intervals(tuple(rows.values()))
     mark = None if (m := rows[base]) is None else m.mean
     bars = SideBars(title, tuple(rows), means, axis, mark, low, high)
     what = f"{axis.label}, mean over seeds"
@@ -32,6 +30,4 @@ def drawings(
 
 
 def _series(name: str, curve: Mapping[int, Moments]) -> Series:
-    x, of = tuple(map(float, curve)), curve.values()
-    mean, low, high = (tuple(getattr(m, k) for m in of) for k in ("mean", "low", "high"))
-    return Series(name, x, mean, low, high)
+    return Series(name, tuple(map(float, curve)), *with_intervals(tuple(curve.values())))

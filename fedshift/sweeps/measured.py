@@ -143,7 +143,7 @@ def _row(plan: Plan, contender: Contender, runs: Sequence[Measured], metric: str
     row = rows[max(rows, key=merit)]  # of equals the first
     values = list(row.values(metric).values())
     several = merits if len(merits) > 1 else {}
-    summed = moments(values, within=bounds_of(metric)) if values else None
+    summed = moments(values, within=bounds_of(metric, values)) if values else None
     return replace(row, moments=summed, validation=several)
 
 
@@ -165,4 +165,5 @@ def smaller_is_better(metric: str) -> bool:
 
 
 def _difference(row: Row, base: Row, metric: str) -> Moments | None:
-    return paired(row.values(metric), base.values(metric), within=bounds_of(metric))
+    ours, theirs = row.values(metric), base.values(metric)
+    return paired(ours, theirs, within=bounds_of(metric, (*ours.values(), *theirs.values())))

@@ -127,7 +127,7 @@ SAID = [
         3,
         f"closed/x/summary.json: cannot be read: {DENIED}",
     ),
-    ("under a closed folder", "report FOLDER", 2, f"x/report.html: cannot be replaced: {DENIED}"),
+    ("under a closed folder", "report FOLDER", 3, f"x: cannot be read: {DENIED}"),
     ("under a closed folder", "diagnose --report", 2, f"x.html: cannot be replaced: {DENIED}"),
     ("under a closed folder", "audit FOLDER", 3, f"error: closed/x: cannot be read: {DENIED}"),
     ("under a closed folder", "client FOLDER", 2, f"x/client.json: cannot be read: {DENIED}"),

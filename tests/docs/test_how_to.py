@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,9 +13,15 @@ DOCS = Path(__file__).parents[2] / "docs"
 INDEX = DOCS / "how-to" / "README.md"
 PAGES = sorted(set(INDEX.parent.glob("*.md")) - {INDEX})
 TASKS = 35
-OPTIONAL = {"datasets", "flwr_datasets", "matplotlib", "onnxruntime", "sklearn"}
 # Pages that take less than a second; all others are slow.
-QUICK = {"diagnose-from-counts", "resume", "trackers"}
+QUICK = {
+    "data",
+    "diagnose-from-counts",
+    "network",
+    "resume",
+    "target",
+    "trackers",
+}
 
 
 @pytest.mark.parametrize(
@@ -27,14 +32,9 @@ QUICK = {"diagnose-from-counts", "resume", "trackers"}
     ],
 )
 def test_recipes_run(page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    text = page.read_text()
-    for name in sorted(OPTIONAL & {*re.findall(r"^(?:from|import) (\w+)", text, re.M)}):
-        # Without an origin it is a folder of these tests, such as tests/datasets.
-        if (spec := find_spec(name)) is None or spec.origin is None:
-            pytest.skip(f"{name} is not installed")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
-    follow(text, monkeypatch)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))  # where HuggingFace keeps what it reads
+    follow(page.read_text(), monkeypatch)
 
 
 def anchors(page: Path) -> set[str]:
@@ -69,6 +69,16 @@ def test_a_page_is_followed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     for wrong in ("text\n1 99.8", "console\n1 70.1", "console\none 99.7"):
         with pytest.raises(AssertionError):
             follow(f"{SAVED}{page}```{wrong}\n```\n", monkeypatch)
+
+
+def test_a_section_sees_the_top_and_no_other(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    top, first = "```python\na = 1\n```\n", "## B\n\n```python\nb = a\n```\n"
+    follow(f"{top}{first}## C\n\n```python\nassert a == 1\n```\n", monkeypatch)
+    with pytest.raises(NameError):
+        follow(f"{top}{first}## C\n\n```python\nprint(b)\n```\n", monkeypatch)
 
 
 @pytest.mark.parametrize(

@@ -15,15 +15,19 @@ from support.custom_tasks import Net, hospitals
 QUICK: dict[str, Any] = {"rounds": 2, "steps": 1, "evaluate_every": 1}
 
 
-def notebook(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A notebook in place of IPython, and what it shows one after the other."""
-    shown: list[str] = []
+def notebook(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
+    """A notebook in place of IPython, and what it shows one after the other, by type."""
+    shown: list[dict[str, str]] = []
+
+    def update(given: dict[str, str], raw: bool) -> None:
+        assert raw  # or IPython would show the dict itself
+        shown.append(given)
 
     class ZMQInteractiveShell:
         pass
 
-    handle = SimpleNamespace(update=shown.append)
-    display = SimpleNamespace(HTML=str, display=lambda html, display_id: handle)
+    handle = SimpleNamespace(update=update)
+    display = SimpleNamespace(display=lambda given, raw, display_id: handle)
     shell = SimpleNamespace(get_ipython=ZMQInteractiveShell, display=display)
     monkeypatch.setitem(sys.modules, "IPython", shell)
     monkeypatch.setitem(sys.modules, "IPython.display", display)
@@ -34,8 +38,9 @@ def test_a_bar_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = notebook(monkeypatch)
     assert in_notebook()
     fs.fit(hospitals(), Net, name="a run", **QUICK)
-    assert 'a run <progress value="2" max="2">' in shown[-1]
-    assert "target" in shown[-1]
+    assert 'a run <progress value="2" max="2">' in shown[-1]["text/html"]
+    assert "target" in shown[-1]["text/html"]
+    assert shown[-1]["text/plain"].startswith("a run 2/2 ")
     shown.clear()
     fs.fit(hospitals(), Net, progress=False, **QUICK)
     assert not shown

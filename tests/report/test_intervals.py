@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from fedshift.errors import InputError
-from fedshift.report.intervals import LEAST, bounds_of, moments
+from fedshift.report.intervals import LEAST, UNBOUNDED, bounds_of, moments
 from fedshift.sweeps.statistics import bootstrapped, paired
 
 SHARE = (0.0, 1.0)
@@ -69,9 +69,12 @@ def test_values_outside_the_bounds_are_refused() -> None:
 
 def test_shares_are_known_by_name() -> None:
     for name in ("target_accuracy", "target_macro_f1", "recall", "source_accuracy"):
-        assert bounds_of(name, 100.0) == (0.0, 100.0)
+        assert bounds_of(name, scale=100.0) == (0.0, 100.0)
     for name in ("rmse", "target_loss", "bytes_up", "drift_client"):
         assert bounds_of(name) == (-math.inf, math.inf)
+    # The user's, in percent, and one below 0.
+    assert bounds_of("my_accuracy", [0.5, 1.0]) == (0.0, 1.0)
+    assert bounds_of("my_accuracy", [50.0]) == bounds_of("accuracy_lost", [-0.1]) == UNBOUNDED
 
 
 @pytest.mark.parametrize(("a", "b", "least"), [(20, 20, 0.93), (8, 2, 0.89), (2, 0.5, 0.72)])

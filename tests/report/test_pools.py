@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import fedshift as fs
 from fedshift.errors import DataError, InputError
 from fedshift.record.choosing import choose
-from fedshift.record.folder import Begun, read_any, read_run
+from fedshift.record.folder import Begun, RunResult, read_any, read_run
 from fedshift.report.means import mean_cell, moments_of, with_intervals
 from fedshift.report.page import page
 from fedshift.report.pools import pools
+from fedshift.report.repeating import command
 from support.report_fixtures import Outline, drawings, made, write_begun, write_run
 
 
@@ -185,3 +189,47 @@ def test_damaged_events_are_named_where_they_are_needed(tmp_path: Path, line: st
     (complete / "events.jsonl").write_text(line + "\n")
     assert not read_run(complete).seconds
     assert "No times: events.jsonl is missing or damaged." in page([read_run(complete)])
+
+
+def cut(folder: Path, seed: int, kind: str, shift: float = 0.0) -> RunResult:
+    """A run of one's own rows, of which the seed cuts validation and test anew."""
+    x = torch.randn(90, 3, generator=torch.Generator().manual_seed(1)) + shift
+    y = x[:, 0] if kind == "regression" else (x[:, 0] > shift).long()
+    client = ["a", "b", "c"] * 30
+    task = fs.Task.from_arrays(
+        x, y, client=client, target="c", kind=kind, seed=seed, name="mine"
+    )  # fmt: skip
+    fs.fit(task, "linear", method="fedavg", rounds=1, seed=seed, folder=folder)
+    return read_run(folder)
+
+
+@pytest.mark.parametrize("kind", ["classification", "regression"])
+def test_seeds_that_cut_the_data_anew_are_one_line(tmp_path: Path, kind: str) -> None:
+    """Control: other rows under the same names, cut alike, are a line of their own."""
+    runs = [cut(tmp_path / f"s{s}", s, kind) for s in range(3)]
+    assert len({run.lock["data_sha256"] for run in runs}) == 3
+    (line,) = pools(runs)
+    assert line.seeds == ("0", "1", "2")
+    name = "Target RMSE" if kind == "regression" else "Target accuracy"
+    text = page(runs)
+    assert Outline(text).row("Run")[:3] == ["Run", "Seeds", name]
+    assert "different targets" not in text
+    other = cut(tmp_path / "other", 1, kind, shift=5.0)
+    other = replace(other, config=other.config.replace("run = 1", "run = 7"))
+    assert [len(of.runs) for of in pools([*runs, other])] == [3, 1]
+
+
+@pytest.mark.parametrize(
+    ("backend", "options"),
+    [
+        ("loop", ""),
+        ("dense in 2 workers", " --backend dense --workers 2"),
+        ("loop, then dense in 2 workers", " --backend dense --workers 2"),
+        ("dense in 2 workers, then stacked", " --backend stacked"),
+    ],
+)
+def test_the_command_has_the_backend_that_the_run_ended_on(
+    tmp_path: Path, backend: str, options: str
+) -> None:
+    run = replace(made(tmp_path / "a", seed=0), lock={"backend": backend})
+    assert command(run) == f"fedshift run {tmp_path}/a/config.resolved.toml{options}"

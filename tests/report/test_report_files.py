@@ -49,6 +49,8 @@ DAMAGE = {
     "other counts": ("clients.csv", lambda t: t.rstrip() + "9\n", 'of client "3" differ'),
     "no label": ("clients.csv", lambda t: t.replace("label_owl", "owl"), 'no column "label_owl"'),
     "lock": ("lock.json", lambda t: t[:-3], "lock.json, line 1:"),
+    "no TOML": ("config.resolved.toml", lambda t: t + "\nlr = ", "Invalid value"),
+    "no seeds": ("config.resolved.toml", lambda t: "seeds = 5", "a table of seeds is needed"),
     "lock list": ("lock.json", lambda t: "[]", "an object of versions is needed"),
 }
 

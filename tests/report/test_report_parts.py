@@ -147,6 +147,17 @@ def test_bars_from_the_side_are_as_long_as_their_values() -> None:
     assert "no values recorded" in svg(SideBars("t", ("p",), (None,), Axis("y")))
 
 
+def test_bars_of_numbers_below_0_end_at_0() -> None:
+    drawn = ET.fromstring(svg(SideBars("t", ("p", "q"), (-0.5, 1.0), Axis("R2"))))
+    below, above = (
+        [float(r.get(k) or 0) for k in ("x", "width")]
+        for r in drawn.iter(f"{SVG}rect")
+        if r.findtext(f"{SVG}title")
+    )
+    assert sum(below) == pytest.approx(above[0], abs=0.02)
+    assert above[1] == pytest.approx(2 * below[1], abs=0.02)
+
+
 def test_a_value_of_0_is_drawn_and_a_missing_one_is_not() -> None:
     bars = (Bars("fedavg", (0.0, None)), Bars("fedpals", (0.5, 0.25)))
     drawn = ET.fromstring(svg(BarChart("t", ("p", "q"), bars, Axis("recall", percent=True))))

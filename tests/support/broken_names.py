@@ -18,6 +18,7 @@ CASES = (
     ("mine.py", "mu=0.1", "nu=0.1", r"e.toml:11: method.mu: make in .* has no such keyword-only "
      r'argument; allowed: name, nu. Did you mean "nu"\?', 2),
     ("m.py", "return float(", "return str(", r"expected a function of \(probabilities", 2),
+    ("m.py", "return float(", "return 1 / 0 + float(", r"ZeroDivisionError[^;]*; expected [^;]*$", 2),
     ("m.py", "import numpy as np", "import nump", r'e.toml:13: metrics.extra = ".*m.py, line 1: '
      r"ModuleNotFoundError: No module named 'nump'", 2),
     ("m.py", "def brier", "def round", r'there is no "brier", it defines round', 2),

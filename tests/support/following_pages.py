@@ -11,6 +11,7 @@ import shlex
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from fedshift.cli.app import app
 from fedshift.cli.ending import perform
 from support.shown import alike
 
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
+STEP = re.compile(r"^```(\w+)\n(.*?)^```|^## ", re.M | re.S)  # a block, or where a section begins
 FILE = re.compile(r"# (\w+\.(?:py|toml))\n")
 ELSEWHERE = {"pip", "tensorboard", "mlflow", "wandb"}  # commands of others are not run
 
@@ -31,6 +32,9 @@ EXTRAS = {
     "from onnx": "onnx",
     "matplotlib": "matplotlib",
     "--figures": "matplotlib",
+    "from datasets import": "datasets",
+    "flwr_datasets": "flwr_datasets",
+    "from sklearn": "sklearn",
 }
 
 
@@ -38,17 +42,23 @@ def follow(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Do all that a page says, in its order, in the current folder.
 
     A block of Python or TOML whose first line is a comment with a file's name is that file; other
-    Python runs, all in one namespace. In blocks of `sh`, `fedshift` and `python FILE` run. An
-    output that follows is what was printed: `text` exactly, `console` but for the last digits.
+    Python runs. A section sees what stands above the first one, and nothing of the others: who
+    comes by a link has no more. In blocks of `sh`, `fedshift` runs. An output that follows is what
+    was printed: `text` exactly, `console` but for the last digits.
     """
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.syspath_prepend(str(Path.cwd()))
     module = ModuleType("example")
     monkeypatch.setitem(sys.modules, "example", module)  # dataclasses look their module up
     printed: str | None = ""
-    for match in BLOCK.finditer(text):
+    top: dict[str, Any] | None = None
+    for match in STEP.finditer(text):
         kind, code = match.groups()
-        if kind in ("text", "console"):
+        if kind is None:
+            top = dict(vars(module)) if top is None else top
+            vars(module).clear()
+            vars(module).update(top)
+        elif kind in ("text", "console"):
             assert printed is None or is_shown(kind, code, printed), printed
         else:
             printed = _done(kind, code, module) if _can_run(code) else None
@@ -56,7 +66,8 @@ def follow(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _can_run(code: str) -> bool:
     needs = {extra for word, extra in EXTRAS.items() if word in code}
-    return all(importlib.util.find_spec(extra) for extra in needs)
+    specs = map(importlib.util.find_spec, needs)
+    return all(spec and spec.origin for spec in specs)  # tests/datasets is a folder, no library
 
 
 def is_shown(kind: str, shown: str, printed: str) -> bool:

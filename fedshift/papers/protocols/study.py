@@ -43,7 +43,7 @@ class Metric:
     @property
     def within(self) -> Bounds:
         """Where a cell can lie."""
-        return bounds_of(self.key, self.scale)
+        return bounds_of(self.key, scale=self.scale)
 
 
 @dataclass(frozen=True)

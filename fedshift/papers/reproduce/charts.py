@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from fedshift.papers.protocols.study import Column, Printed, Row, Study
 from fedshift.papers.reproduce.results import Cell, mean_curve
 from fedshift.papers.reproduce.routing_charts import Drawn, routing_charts
-from fedshift.report.charts import Axis, BarChart, Bars, LineChart, Series, SideBars, Values
+from fedshift.report.charts import Axis, BarChart, Bars, LineChart, Series, SideBars
 from fedshift.report.intervals import Moments
 from fedshift.report.looks import look_of
+from fedshift.report.means import with_intervals
 from fedshift.sweeps.store import Store
 
 AXES = {
@@ -63,20 +64,10 @@ def _rows(study: Study, cells: Sequence[Cell]) -> dict[str, Drawn]:
         caption = title + (f"; the line: {study.baseline}" if base is not None else "")
         names, methods = (tuple(getattr(r, k) for r in study.rows) for k in ("label", "method"))
         mark = None if base is None else base.mean
-        mean, low, high = _columns(of)
+        mean, low, high = with_intervals(of)
         chart = SideBars(title, names, mean, Axis(study.metric.name), mark, low, high, methods)
         drawn[f"{column.file}.svg"] = Drawn(chart, caption + _whiskers(of))
     return drawn
-
-
-def _columns(of: Iterable[Moments | None]) -> tuple[Values, Values, Values]:
-    """Means and ends of the intervals."""
-    each = list(of)
-    mean, low, high = (
-        tuple(None if m is None else getattr(m, name) for m in each)
-        for name in ("mean", "low", "high")
-    )
-    return mean, low, high
 
 
 def _whiskers(of: Iterable[Moments | None]) -> str:
@@ -98,7 +89,11 @@ def _moments(cells: Sequence[Cell]) -> dict[tuple[str, str], Moments | None]:
 
 def _side(study: Study, of: Mapping[tuple[str, str], Moments | None]) -> tuple[Bars, ...]:
     return tuple(
-        Bars(row.label, *_columns(of[c.key, row.label] for c in study.columns), look_of(row.method))
+        Bars(
+            row.label,
+            *with_intervals([of[c.key, row.label] for c in study.columns]),
+            look_of(row.method),
+        )
         for row in study.rows
     )
 
@@ -172,7 +167,7 @@ def _curves(study: Study, cells: Sequence[Cell], store: Store) -> dict[str, Draw
 def _line(
     row: Row, x: Sequence[float], of: Sequence[Moments | None], *, points: bool = True
 ) -> Series:
-    return Series(row.label, tuple(x), *_columns(of), look_of(row.method), points=points)
+    return Series(row.label, tuple(x), *with_intervals(of), look_of(row.method), points=points)
 
 
 def _bands(series: Iterable[Series]) -> str:
