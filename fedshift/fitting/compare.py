@@ -27,7 +27,7 @@ from fedshift.fitting.fit import leaving_torch, remove
 from fedshift.fitting.keys import SECTIONS, by_name, with_names
 from fedshift.fitting.many_bars import LiveRuns, NotebookRuns
 from fedshift.fitting.methods import Method, as_method
-from fedshift.fitting.planning import Loss, check_task
+from fedshift.fitting.planning import Loss, check_task, checked_metrics
 from fedshift.fitting.planning import Plan as Fit
 from fedshift.fitting.planning import plan as plan_fit
 from fedshift.fitting.sources import mark_of
@@ -103,7 +103,7 @@ def compare(
     check_task(task)
     extras = {"metrics": metrics, "loss": loss, "class_weights": class_weights, "name": name}
     tasks = _Tasks(task, net, vary, extras)
-    check_metric(metric, metrics or ())
+    check_metric(metric, checked_metrics(metrics))
     with by_name(task.clients):
         plan = tasks.plan(_named(methods), _seeds(seeds), keys, base, metric)
         at_once, lowered = jobs_that_fit(jobs, workers, plan)

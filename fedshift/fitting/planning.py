@@ -76,7 +76,7 @@ def plan(
         method=_custom_recipe(chosen),
         loss=None if loss is None else loss_term(loss),
         schedule=schedule,
-        metrics=_metrics(metrics),
+        metrics=checked_metrics(metrics),
         class_weights=weights_of(class_weights, made),
         head=_head(head, made),
     )
@@ -116,7 +116,8 @@ def _mark(chosen: Method, added: Custom, loss: Loss | None, built: Built) -> str
     return hashlib.sha256(repr(given).encode()).hexdigest() if given else ""
 
 
-def _metrics(given: Mapping[str, Metric] | None) -> dict[str, Metric]:
+def checked_metrics(given: Mapping[str, Metric] | None) -> dict[str, Metric]:
+    """The metrics by name. Raises InputError for what is no dict."""
     if given is not None and not isinstance(given, Mapping):
         raise InputError(f'metrics is {called(given)}; give a dict, as {{"auc": f}}')
     return dict(given or {})

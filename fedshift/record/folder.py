@@ -213,9 +213,7 @@ def _cure(path: Path, text: str) -> str:
     with contextlib.suppress(PackageNotFoundError):
         here = version("fedshift")
         if written and _numbers(written[1]) > _numbers(here):
-            return (
-                f"fedshift {written[1]} wrote it, and this is {here}: pip install -U fedshift"
-            )
+            return f"fedshift {written[1]} wrote it, and this is {here}: pip install -U fedshift"
     return REDO
 
 

@@ -152,6 +152,13 @@ def _main(errors: bool) -> str:
     return "rmse" if errors else "target_accuracy"
 
 
+def _is_share(column: str, run: Run) -> bool:
+    """Whether a column is of fractions: an accuracy of the user's may be in percent already."""
+    return ("accuracy" in column or column.endswith("_se")) and all(
+        abs(r.values.get(column) or 0.0) <= 1 + 1e-9 for r in run.rounds
+    )
+
+
 def _over_seeds(lines: Sequence[Pool], errors: bool) -> list[str]:
     """The main column by round, a mean ± sd per line; nothing where each line is one run."""
     if all(len(line.all) == 1 for line in lines):
@@ -175,7 +182,7 @@ def _tables(lines: Sequence[Pool], errors: bool) -> list[str]:
         for name, run in zip(line.names, line.all, strict=True):
             columns = dict.fromkeys(c for r in run.rounds for c in r.values)
             rows = tuple((r.round, *map(r.values.get, columns)) for r in run.rounds)
-            shares = [not errors and ("accuracy" in c or c.endswith("_se")) for c in columns]
+            shares = [not errors and _is_share(c, run) for c in columns]
             formats = tuple(".1%" if share else ".5g" for share in shares)
             head = tuple(c.replace("_", " ") for c in ("round", *columns))
             shown.append(Table(head, rows, ("d", *formats), name))

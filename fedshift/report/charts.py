@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import math
 import operator
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from fedshift.errors import visible
 from fedshift.report.looks import Look
 
 Values = tuple[float | None, ...]
@@ -208,8 +210,18 @@ def drawn_values(*columns: Values) -> list[float]:
     return [v for column in columns for v in column if v is not None and math.isfinite(v)]
 
 
+def letters(words: str) -> float:
+    """How many Latin letters are as wide; those of East Asia are nearly twice as wide."""
+    return len(words) + 0.8 * sum(unicodedata.east_asian_width(c) in "WF" for c in words)
+
+
 def shortened(words: str, limit: int) -> str:
-    """Shorten in the middle, since names in a list often share their beginning."""
+    """Shorten in the middle, since names in a list often share their beginning.
+
+    limit: in Latin letters.
+    """
+    words = visible(words)  # what is not printed is shown by several letters
+    limit = int(limit * len(words) / max(1.0, letters(words)))
     half = (limit - 1) // 2
     return words if len(words) <= limit else f"{words[: limit - 1 - half]}…{words[-half:]}"
 

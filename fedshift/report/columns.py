@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from fedshift.report.charts import shortened
+from fedshift.report.charts import letters, shortened
 from fedshift.report.shapes import text
 
 
@@ -14,7 +14,7 @@ def column_names(
 ) -> tuple[str, float]:
     """Names under (`down`) or over columns, upright, and turned when they would overlap."""
     short = [shortened(n, 20) for n in names]
-    longest = max(len(n) for n in short)
+    longest = max(map(letters, short))
     if longest * 5.6 <= step:
         depth = 18.0
         baseline = y + 12 if down else y + depth - 6

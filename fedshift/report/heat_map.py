@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedshift.report.charts import HeatMap, Shades, Values, shortened
+from fedshift.report.charts import HeatMap, Shades, Values, letters, shortened
 from fedshift.report.columns import column_names
 from fedshift.report.shapes import INK, document, rect, text
 
@@ -28,18 +28,19 @@ def heat_map(chart: HeatMap, width: float) -> str:
     rows, columns, shades, largest = chart.rows, chart.columns, chart.shades, chart.largest
     # Longer names are shortened in the middle. 6.6 px: a little more than a letter's mean width.
     longest = 48 if width > 500 else 18
-    left = 14 + min(longest, max(len(r) for r in rows)) * 6.6
+    short = [shortened(row, longest) for row in rows]
+    left = 14 + max(map(letters, short)) * 6.6
     across = min(68.0, (width - left - 10) / len(columns))
     # All rows on about one screen, as long as they stay legible.
     down = min(24.0, max(10.0, 520 / len(rows)))
     names, top = column_names(columns, left, across, 0.0, down=False)
     body = [names]
-    for i, name in enumerate(rows):
+    for i, name in enumerate(short):
         is_last = shades.apart and i == len(rows) - 1
         place = _Row(left, top + i * down + (8 if is_last else 0), across, down)
         size = min(11.0, max(9.5, down - 0.5))
         y = place.y + down / 2 + size * 0.35
-        body.append(text(left - 6, y, shortened(name, longest), "end", size, is_last))
+        body.append(text(left - 6, y, name, "end", size, is_last))
         body.append(_cells(place, chart.values[i], chart.notes[i], shades, largest))
         if is_last:
             frame = f'stroke="{INK}" stroke-width="1.2"'

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,15 +127,17 @@ def dataset_of(run: Run) -> str:
 
 
 def _identity(run: Run) -> _Identity:
-    tables = tomllib.loads(run.config)
+    files = run.lock.get("files")
+    tables = _by_name(tomllib.loads(run.config), files if isinstance(files, dict) else {})
     seeds, name = tables.pop("seeds", None), tables.pop("name", "")
     method = run.summary.method if isinstance(run, RunResult) else run.method
     lock, cut = run.lock, run.lock.get("seeds")
-    # Of one's own data, whose clients have names, it is of what a split seed makes of them.
-    data, cut_anew = lock.get("data_sha256"), "names_sha256" in lock
-    facts = [tables, method, dataset_of(run), None if cut_anew else data, lock.get("files")]
-    # What `fedshift.fit` was given, which no configuration can hold.
-    facts += [run.fit.get(key) for key in ("target", "net", "call", "labels")]
+    # Of one's own data, which have a fit.json, it is of what a split seed makes of them.
+    data, cut_anew = lock.get("data_sha256"), "names_sha256" in lock or run.fit
+    facts = [tables, method, dataset_of(run), None if cut_anew else data, _by_name(files)]
+    # What `fedshift.fit` was given, which no configuration can hold; files have checksums.
+    beside = ("target", "net", "call", *["labels"] * (not files))
+    facts += [run.fit.get(key) for key in beside]
     measured = NOT_COMPLETE
     if isinstance(run, RunResult):
         # Bins of numbers are quantiles, which are others in another cut.
@@ -200,6 +203,23 @@ def _with_settings(one: _Identity, of: Sequence[_Identity]) -> str:
     keys = [k for k in one.settings if any(o.get(k) != one.settings[k] for o in alike)]
     words = ", ".join(f"{k.rpartition('.')[2]} = {_value(one.settings[k])}" for k in keys)
     return f"{one.method} ({words})" if 0 < len(words) <= LONGEST else one.method
+
+
+def _by_name(value: Any, files: Collection[str] | None = None) -> Any:
+    """Files by their names: it does not count where they lie, and they have checksums.
+
+    files: their paths, in values; None for keys that are all paths.
+    """
+    match value:
+        case dict() if files is None:
+            return {os.path.basename(path): digest for path, digest in value.items()}
+        case dict():
+            return {key: _by_name(of, files) for key, of in value.items()}
+        case list():
+            return [_by_name(of, files) for of in value]
+        case str() if files and {value, value.rpartition(":")[0]} & set(files):
+            return os.path.basename(value)
+    return value
 
 
 def _value(value: Any) -> str:

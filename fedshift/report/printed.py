@@ -20,6 +20,7 @@ from fedshift.report.charts import (
     Series,
     SideBars,
     Values,
+    letters,
     named,
     number_text,
     shortened,
@@ -145,8 +146,8 @@ def _columns(chart: BarChart, axes: Axes) -> dict[str, Any]:
         for x, value in zip(at, bars.values, strict=True):
             if value is None:
                 axes.annotate("–", (x, 0), ha="center", va="bottom", fontsize=6)
-    names = [visible(shortened(n, 20)) for n in chart.groups]
-    fits = max(map(len, names)) * len(names) <= 70
+    names = [shortened(n, 20) for n in chart.groups]
+    fits = max(map(letters, names)) * len(names) <= 70
     axes.set_xticks(range(len(names)), names, rotation=0 if fits else 90)
     if len(names) > 40:
         axes.tick_params(axis="x", labelsize=4)
@@ -163,7 +164,7 @@ def _side_bars(chart: SideBars, axes: Axes) -> None:
     _whiskers(axes, range(len(chart.names)), bars, upright=False)
     if chart.mark is not None:
         axes.axvline(chart.mark, color=INK, linewidth=0.8, zorder=4)
-    names = [visible(shortened(n, 32)) for n in chart.names]
+    names = [shortened(n, 32) for n in chart.names]
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
     _axis(axes.xaxis, chart.x)
@@ -203,8 +204,9 @@ def _heat(chart: HeatMap, axes: Axes, part: Any) -> None:
         for row in chart.values
     ]
     axes.imshow(strength, cmap=shades, vmin=0, vmax=1, aspect="auto")
-    axes.set_xticks(range(len(chart.columns)), map(visible, chart.columns), rotation=90, fontsize=6)
-    names = [visible(shortened(n, 48)) for n in chart.rows]
+    columns = [shortened(n, 20) for n in chart.columns]
+    axes.set_xticks(range(len(columns)), columns, rotation=90, fontsize=6)
+    names = [shortened(n, 48) for n in chart.rows]
     axes.set_yticks(range(len(names)), names, fontsize=6)
     if chart.shades.apart:
         axes.axhline(len(names) - 1.5, color=INK, linewidth=0.8)
@@ -219,9 +221,9 @@ def _legend(part: Any, handles: Mapping[str, Any]) -> float:
     """The legend of what is drawn, and the height that it takes in inches."""
     if not handles:
         return 0.0
-    names = [visible(shortened(n, 44)) for n in handles]
+    names = [shortened(n, 44) for n in handles]
     # About twelve letters to an inch, and half an inch for the line and the gap.
-    columns = max(1, min(len(names), int(WIDTH / (0.5 + max(map(len, names)) / 14))))
+    columns = max(1, min(len(names), int(WIDTH / (0.5 + max(map(letters, names)) / 14))))
     # A name that begins with _ would be left out.
     shown = [f" {n}" if n.startswith("_") else n for n in names]
     part.legend(

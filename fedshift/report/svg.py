@@ -23,6 +23,7 @@ from fedshift.report.charts import (
     SideBars,
     Values,
     drawn_values,
+    letters,
     named,
     number_text,
     shortened,
@@ -126,7 +127,8 @@ def _side_bars(chart: SideBars, width: float) -> str:
     if not numbers:
         return _empty_chart(chart.title, width)
     limit = 48 if width == WIDE else 22
-    left = 14 + min(limit, max(map(len, chart.names))) * 6.6
+    names = [shortened(name, limit) for name in chart.names]
+    left = 14 + max(map(letters, names)) * 6.6
     scale = ticks(min(0.0, *numbers), max(1e-9, *numbers), 5 if width == WIDE else 3)
     plot = width - left - 64
     frame = _Frame(left, 6, plot, 19.0 * len(chart.names), _span(scale), (0.0, 1.0))
@@ -134,7 +136,7 @@ def _side_bars(chart: SideBars, width: float) -> str:
     of = [look_of(name) for name in chart.of or chart.names]
     for i, (name, value) in enumerate(zip(chart.names, chart.values, strict=True)):
         y = frame.top + 19 * i
-        body.append(text(left - 6, y + 13, shortened(name, limit), "end", 11))
+        body.append(text(left - 6, y + 13, names[i], "end", 11))
         words = "–" if value is None else number_text(value, chart.x.percent)
         zero, end = (frame.at(v, 0.0)[0] for v in (0.0, value or 0.0))
         # 0 is drawn, too, two pixels wide; a missing value is not.
@@ -229,7 +231,7 @@ def _x_axis(frame: _Frame, axis: Axis, scale: Sequence[float]) -> str:
     # Under the middle of the axis, or as far to the left as a long label needs.
     right = frame.left + frame.width
     label = shortened(axis.label, int(right / 5.8))
-    middle = min(frame.left + frame.width / 2, right + 10 - len(label) * 2.9)
+    middle = min(frame.left + frame.width / 2, right + 10 - letters(label) * 2.9)
     parts.append(text(middle, frame.base + 36, label, "middle", 11))
     return "".join(parts)
 
@@ -240,7 +242,7 @@ def _legend(entries: Sequence[tuple[str, Look, Series | None]], page: float) -> 
     x, y, parts = start, 14.0, []
     for name, look, series in entries:
         words = shortened(name, 44)
-        width = 34 + len(words) * 6.3 + 14
+        width = 34 + letters(words) * 6.3 + 14
         if x > start and x + width > page:
             x, y = start, y + 18
         if series is None:

@@ -167,7 +167,7 @@ class Store:
 
         Raises DataError for a damaged file, and for a run of another configuration.
         """
-        text, config = self._text(run, CONFIG), self._named(run)
+        text, config = self._text(run, CONFIG), self.config(run)
         try:
             trained, now = (_keys(tomllib.loads(one)) for one in (text, dumps(config)))
         except (ValueError, RecursionError) as e:
@@ -184,7 +184,7 @@ class Store:
         summary = self._summary(run) if ended is None else ended.summary
         return Finished(run, summary, self._lock(run), digest)
 
-    def _named(self, run: Run) -> Config:
+    def config(self, run: Run) -> Config:
         """The run's configuration as its folder, which an earlier version may have made, has it."""
         record = self.record(run)
         name = self.path(run).name if record is None else run.name

@@ -112,8 +112,11 @@ class Table:
 
     @property
     def percent(self) -> bool:
-        """Whether the metric is a share, which tables show in percent."""
-        return self.metric == OWN or self.metric.endswith(("accuracy", "f1", "recall"))
+        """Whether the metric is a share, which tables show in percent; of 100, it is there."""
+        share = self.metric == OWN or self.metric.endswith(("accuracy", "f1", "recall"))
+        return share and all(
+            abs(v) <= 1 + 1e-9 for row in self.rows for v in row.values(self.metric).values()
+        )
 
     @property
     def digits(self) -> int:

@@ -169,6 +169,12 @@ def test_a_comparison_of_an_earlier_version_goes_on(
     capsys.readouterr()
     assert call(*COMPARE, "--out", "o", "--resume") == 0
     assert "0 runs to do, 4 complete" in capsys.readouterr().err
+    # One that was not complete is trained in its folder of then, and is found there.
+    (folder / "summary.json").unlink()
+    for times in ("1 run to do, 3 complete", "0 runs to do, 4 complete"):
+        assert call(*COMPARE, "--out", "o", "--resume") == 0
+        assert times in capsys.readouterr().err
+    text = (folder / "config.resolved.toml").read_text()
     assert "lr = 0.5" in text
     (folder / "config.resolved.toml").write_text(text.replace("lr = 0.5", "lr = 0.25"))
     assert call(*COMPARE, "--out", "o", "--resume") == 3

@@ -80,6 +80,27 @@ def test_a_seed_twice_and_metrics_without_names_are_refused() -> None:
 
 
 @pytest.mark.slow
+def test_a_metric_in_percent_is_not_taken_for_a_share(tmp_path: Path) -> None:
+    """Control: the same as a fraction is shown in percent."""
+
+    def right(p: Any, y: Any) -> float:
+        return float((p.argmax(1) == y).mean())
+
+    def of_100(p: Any, y: Any) -> float:
+        return 100 * right(p, y)
+
+    few = {"rounds": 1, "seeds": 2, "jobs": 1, "metric": "my_accuracy"}
+    tables = [
+        fs.compare(hospitals(), "linear", ["fedavg"], metrics={"my_accuracy": f}, **few)
+        for f in (right, of_100)
+    ]
+    assert [t.shown().header[2] for t in tables] == ["My accuracy, %", "My accuracy"]
+    share, percent = (t.shown().rows[0][2] for t in tables)
+    assert str(percent).startswith(str(share).split()[0])
+    with pytest.raises(InputError, match="metrics is a list; give a dict"):
+        fs.compare(hospitals(), "linear", ["fedavg"], metrics=[right], **few)  # type: ignore[arg-type]
+
+
 def test_a_grid_of_options_and_of_keys() -> None:
     """Options are for the methods that have them; a list of widths is no grid."""
     table = fs.compare(

@@ -233,3 +233,15 @@ def test_the_command_has_the_backend_that_the_run_ended_on(
 ) -> None:
     run = replace(made(tmp_path / "a", seed=0), lock={"backend": backend})
     assert command(run) == f"fedshift run {tmp_path}/a/config.resolved.toml{options}"
+
+
+def test_files_that_lie_elsewhere_make_no_other_line(tmp_path: Path) -> None:
+    """Control: another file of the same name does."""
+
+    def run(place: str, seed: int, digest: str) -> RunResult:
+        one = made(tmp_path / place, seed=seed)
+        config = f'model.name = "{place}/net.py:Net"\n{one.config}'
+        return replace(one, config=config, lock={"files": {f"{place}/net.py": digest}})
+
+    runs = [run("a", 0, "x"), run("b", 1, "x"), run("c", 2, "y")]
+    assert [line.seeds for line in pools(runs)] == [("0", "1"), ("2",)]

@@ -6,6 +6,7 @@ import csv
 import io
 import itertools
 import math
+import re
 import xml.etree.ElementTree as ET
 
 import pytest
@@ -306,3 +307,16 @@ def test_spread_by_hand() -> None:
     assert spread([0.0, 0.0]).gini == 0.0
     assert spread([None]).worst is None
     assert spread([k / 20 for k in range(20)]).bottom_decile == pytest.approx(0.025)
+
+
+@pytest.mark.parametrize("name", ["恶性肿瘤样本数据集合", "\u202e\u200f" * 20, "latin", "w" * 300])
+def test_names_have_the_room_that_they_are_drawn_in(name: str) -> None:
+    """An East Asian letter is as wide as it is high; what is not printed is shown by several."""
+    chart = HeatMap("t", (name, "b"), (name,), ((0.5,), (0.2,)), (("",), ("",)), SENT)
+    for width in (WIDE, NARROW):
+        (label,) = re.findall(
+            r'<text x="([\d.]+)"[^>]*text-anchor="end" font-size="11"[^>]*>([^<]+)<',
+            svg(chart, width).replace(">b<", "><"),
+        )
+        wide = sum(11.0 if ord(c) > 0x2E80 else 6.3 for c in label[1])
+        assert float(label[0]) - wide > 0
