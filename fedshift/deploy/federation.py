@@ -76,7 +76,7 @@ def superlink(folder: Path, *, host: str, port: int) -> Iterator[Link]:
     (folder / "flower" / "config.toml").write_text(config, encoding="utf-8")
     log = folder / "superlink.log"
     arguments = [
-        sys.executable, "-m", "fedshift.deploy.guard",
+        sys.executable, "-m", "fedshift.deploy.guard", str(folder),
         "--host", host, "--port", str(port), "--enable-supernode-auth",
         "--ssl-ca-certfile", str(folder / "ca.crt"), "--ssl-certfile", str(folder / "server.crt"),
         "--ssl-keyfile", str(folder / "server.key"),

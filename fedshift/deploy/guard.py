@@ -1,44 +1,137 @@
-"""Flower's SuperLink, controlled from its own machine only: `python -m fedshift.deploy.guard ...`.
+"""Flower's SuperLink behind a guard: `python -m fedshift.deploy.guard FOLDER ...`.
 
-It takes the arguments of `flower-superlink`. Flower serves all requests on one port. SuperNodes are
-identified by their keys (/v1/fleet/). Starting runs, registering keys (/v1/control/) and acting as
-the server of a run (/v1/runtime/) need no credentials at all. Any machine that reaches the port
-could therefore run an app of its own on the server and on all clients. With this guard, other
-machines only reach /v1/fleet/.
+FOLDER is the federation's; then come the arguments of `flower-superlink`. Flower serves all
+requests on one port. SuperNodes are identified by their keys (/v1/fleet/). Starting runs,
+registering keys (/v1/control/) and acting as the server of a run (/v1/runtime/) need no credentials
+at all. Any machine that reaches the port could therefore run an app of its own on the server and on
+all clients. With this guard, other machines only reach /v1/fleet/.
+
+Flower also reads a request's whole body before it looks at the key. The guard checks the key first,
+which is in the headers: without one a body may be small, with one it may be as large as Flower's
+pieces of a model. `door` limits the connections themselves.
 """
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import functools
 import ipaddress
 import os
-from collections.abc import Awaitable, Callable, MutableMapping
+import sys
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from pathlib import Path
 from typing import Any
 
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from fedshift.deploy.door import Callers, serve
+from fedshift.deploy.keys import read_client_key
+from fedshift.deploy.place import clients_of
+
 FLEET = "/v1/fleet/"
+# Bytes of a body: without a client's key, with one, and where pieces of models are sent. Flower
+# cuts arrays into pieces of 5 MiB; the server's app sends what it keeps (push-task-output) whole.
+UNPROVEN, PROVEN, LARGE = 2**12, 2**23, 2**25
+LARGE_ONES = ("/push-object", "/push-task-output")
+# Seconds without a byte of a body that was announced.
+STALLED = 60.0
+HERE = "this machine"
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
-REFUSAL = b"only the server's own machine may ask for this"
+Keys = Mapping[bytes, tuple[str, ec.EllipticCurvePublicKey]]
+REFUSAL = "only the server's own machine may ask for this"
 
 
-class OwnMachine:
-    """An ASGI application around `app`: other machines only get what SuperNodes need, else 403."""
+class Guard:
+    """An ASGI application around `app` that refuses by address, key and size of the body.
 
-    def __init__(self, app: App) -> None:
-        self.app = app
+    Other machines get what SuperNodes need, else 403. Bodies that are too large for who sends them
+    get 413, and those of unknown size 411, unread.
+    """
+
+    def __init__(self, app: App, keys: Keys, callers: Callers) -> None:
+        self.app, self.keys, self.callers = app, keys, callers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request, or refuse it."""
-        if scope["type"] == "lifespan" or from_here(scope) or for_nodes(scope):
+        if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
-        elif scope["type"] == "http":
-            headers = [(b"content-type", b"text/plain")]
-            await send({"type": "http.response.start", "status": 403, "headers": headers})
-            await send({"type": "http.response.body", "body": REFUSAL})
+        elif not (from_here(scope) or for_nodes(scope)):
+            await refuse(scope, send, 403, REFUSAL)
+        elif scope["type"] != "http":
+            await self.app(scope, receive, send)
         else:
-            # 1008: refused by policy.
-            await send({"type": "websocket.close", "code": 1008})
+            await self._handle(scope, receive, send)
+
+    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = dict(scope["headers"])
+        who = client_of(headers, self.keys) if for_nodes(scope) else HERE
+        if b"transfer-encoding" in headers:
+            await refuse(scope, send, 411, "say how long the body is")
+        elif int(headers.get(b"content-length", b"0")) > (allowed := body_limit(scope, who)):
+            await refuse(scope, send, 413, f"a body may have {allowed} bytes here")
+        else:
+            if who:
+                self.callers.prove(scope.get("client") or (), who)
+            await self.app(scope, in_time(receive), send)
+
+
+async def refuse(scope: Scope, send: Send, status: int, why: str) -> None:
+    """Answer a request without reading its body, and hang up."""
+    if scope["type"] == "http":
+        # Otherwise the server would read the body after all, to get at the next request.
+        headers = [(b"content-type", b"text/plain"), (b"connection", b"close")]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": why.encode()})
+    else:
+        # 1008: refused by policy.
+        await send({"type": "websocket.close", "code": 1008})
+
+
+def in_time(receive: Receive) -> Receive:
+    """`receive`, which counts a caller as gone whose body does not go on for a minute."""
+    more = True
+
+    async def received() -> MutableMapping[str, Any]:
+        nonlocal more
+        try:
+            # After the body it waits for the end of the connection, for as long as that takes.
+            message = await asyncio.wait_for(receive(), STALLED if more else None)
+        except TimeoutError:
+            return {"type": "http.disconnect"}
+        more = bool(message.get("more_body", False))
+        return message
+
+    return received
+
+
+def body_limit(scope: Scope, who: str) -> int:
+    """How many bytes a request's body may have."""
+    if not who:
+        return UNPROVEN
+    return LARGE if str(scope["path"]).endswith(LARGE_ONES) else PROVEN
+
+
+def client_of(headers: Mapping[bytes, bytes], keys: Keys) -> str:
+    """The client that has signed a request's headers; "" for none.
+
+    Flower checks later that the signed time is now, and that the key is the node's.
+    """
+    try:
+        key, signature = (
+            base64.b64decode(headers[name], validate=True)
+            for name in (b"flwr-public-key", b"flwr-signature")
+        )
+        name, public = keys[key]
+        public.verify(signature, headers[b"flwr-timestamp"], ec.ECDSA(hashes.SHA256()))
+    except (KeyError, ValueError, InvalidSignature):
+        return ""
+    return name
 
 
 def for_nodes(scope: Scope) -> bool:
@@ -59,22 +152,29 @@ def from_here(scope: Scope) -> bool:
     return (mapped or address).is_loopback or peer[0] == local[0]
 
 
-def put_up() -> None:
+def put_up(folder: Path) -> None:
     """Put the guard before the SuperLink that Flower makes in this process."""
+    import uvicorn
     from flwr.superlink import extensions
     from starlette.middleware import Middleware
 
     # Otherwise the server would believe a request's header about its origin.
     os.environ.pop("FORWARDED_ALLOW_IPS", None)
+    callers, keys = Callers(), dict[bytes, tuple[str, ec.EllipticCurvePublicKey]]()
+    for place in clients_of(folder):
+        sent, key = read_client_key(place / "key.pub")
+        keys[sent] = place.name, key
     # Flower's hook for middleware; it is the outermost layer.
-    extensions.get_middleware = lambda: (Middleware(OwnMachine),)
+    extensions.get_middleware = lambda: (Middleware(Guard, keys=keys, callers=callers),)
+    # For the server itself Flower has no hook.
+    uvicorn.run = functools.partial(serve, callers=callers)
 
 
 def main() -> None:
     """Run the SuperLink."""
     from flwr.superlink.cli import flower_superlink
 
-    put_up()
+    put_up(Path(sys.argv.pop(1)))
     flower_superlink()
 
 

@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     PublicFormat,
     load_ssh_private_key,
+    load_ssh_public_key,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
@@ -121,6 +122,17 @@ def check_client_key(path: Path) -> None:
         raise InputError(f"{path}: not a private key without a password; {AGAIN}") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise InputError(f"{path}: not a key on an elliptic curve; {AGAIN}")
+
+
+def read_client_key(path: Path) -> tuple[bytes, ec.EllipticCurvePublicKey]:
+    """A client's public key, first as its SuperNode sends it (PEM). Raises InputError."""
+    try:
+        key = load_ssh_public_key(_bytes(path))
+    except (ValueError, UnsupportedAlgorithm):
+        raise InputError(f"{path}: not a public key; {AGAIN}") from None
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise InputError(f"{path}: not a key on an elliptic curve; {AGAIN}")
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo), key
 
 
 def _bytes(path: Path) -> bytes:

@@ -7,31 +7,38 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
+import uvicorn
+
 from fedshift.deploy.federation import Link, _failure, _follow, environment, superlink
 from fedshift.deploy.guard import put_up
 from fedshift.deploy.place import make_place
 from fedshift.deploy.processes import free_port, running
 from fedshift.errors import DataError, FedshiftError, InputError, TrainingError
 
+Headers = Iterable[tuple[bytes, bytes]]
 
-def requested(app: Any, path: str, peer: str, own: str = "192.0.2.1") -> int:
+
+def requested(
+    app: Any, path: str, peer: str, own: str = "192.0.2.1", headers: Headers = (), body: bytes = b""
+) -> int:
     """The status of an answer to a POST from this address to that one."""
     sent: list[Any] = []
     scope = {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST",
         "scheme": "https", "path": path, "raw_path": path.encode(), "query_string": b"",
-        "headers": [(b"x-forwarded-for", b"127.0.0.1")], "client": (peer, 5), "server": (own, 8000),
+        "headers": [(b"x-forwarded-for", b"127.0.0.1"), *headers],
+        "client": (peer, 5), "server": (own, 8000),
     }  # fmt: skip
 
     async def receive() -> Any:
-        return {"type": "http.request", "body": b"", "more_body": False}
+        return {"type": "http.request", "body": body, "more_body": False}
 
     async def send(message: Any) -> None:
         sent.append(message)
@@ -42,7 +49,7 @@ def requested(app: Any, path: str, peer: str, own: str = "192.0.2.1") -> int:
 
 @pytest.mark.slow
 def test_other_machines_reach_what_nodes_need_and_no_more(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On Flower's own application: who starts runs or registers keys must be on its machine."""
     from flwr.superlink import extensions
@@ -52,7 +59,9 @@ def test_other_machines_reach_what_nodes_need_and_no_more(
     assert requested(create_app(), path, "192.0.2.9") != 403  # the control: Flower lets all in
     monkeypatch.setattr(extensions, "get_middleware", extensions.get_middleware)
     monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")
-    put_up()
+    monkeypatch.setattr(uvicorn, "run", uvicorn.run)
+    make_place(tmp_path / "f", "", 1, ["127.0.0.1"])
+    put_up(tmp_path / "f")
     assert "FORWARDED_ALLOW_IPS" not in os.environ
     guarded = create_app()
     for peer in ("192.0.2.9", "2001:db8::1", "::ffff:192.0.2.9", "somebody", ""):
@@ -82,7 +91,8 @@ def test_a_federations_superlink_is_guarded(
         superlink(tmp_path / "f", host="127.0.0.1", port=free_port()),
     ):
         pass
-    assert started[0][:3] == [sys.executable, "-m", "fedshift.deploy.guard"]
+    guard = [sys.executable, "-m", "fedshift.deploy.guard", str(tmp_path / "f")]
+    assert started[0][:4] == guard
     assert "--enable-supernode-auth" in started[0]
     assert "--insecure" not in started[0]
 

@@ -1,0 +1,303 @@
+"""What a federation's server reads and keeps of callers that have proved nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import importlib.util
+import socket
+import ssl
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+
+from fedshift.deploy import door
+from fedshift.deploy.door import Callers, Door, server
+from fedshift.deploy.guard import LARGE, PROVEN, STALLED, UNPROVEN, Guard, in_time
+from fedshift.deploy.keys import read_client_key, write_authority, write_client_key
+from fedshift.deploy.processes import free_port
+from fedshift.errors import InputError
+from support.loopback import loopback, processes
+
+PUSH, PULL, CONTROL = "/v1/fleet/push-object", "/v1/fleet/pull-messages", "/v1/control/start-run"
+ELSEWHERE = "192.0.2.9"
+
+
+def signed(folder: Path, claim: Path | None = None) -> list[tuple[bytes, bytes]]:
+    """A SuperNode's headers: signed with one key, and said to be from another (`claim`)."""
+    key = load_ssh_private_key((folder / "key").read_bytes(), None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    now = b"2026-01-01T00:00:00+00:00"
+    pem, _ = read_client_key((claim or folder) / "key.pub")
+    signature = key.sign(now, ec.ECDSA(hashes.SHA256()))
+    return [
+        (b"flwr-public-key", base64.b64encode(pem)),
+        (b"flwr-signature", base64.b64encode(signature)),
+        (b"flwr-timestamp", now),
+    ]
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A client's key, and one that the server does not have."""
+    place = tmp_path_factory.mktemp("keys")
+    for name in ("client", "stranger"):
+        (place / name).mkdir()
+        write_client_key(place / name / "key")
+    return place
+
+
+def posted(keys: Path, path: str, length: int, headers: Any = (), peer: str = ELSEWHERE) -> Any:
+    """(status, whether the body was read) of a POST that says this length."""
+    sent: list[Any] = []
+    reads = []
+
+    async def inner(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def receive() -> Any:
+        reads.append(1)
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    pem, public = read_client_key(keys / "client" / "key.pub")
+    guard = Guard(inner, {pem: ("client-0", public)}, Callers())
+    said = [] if length < 0 else [(b"content-length", str(length).encode())]
+    scope = {"type": "http", "path": path, "client": (peer, 5), "server": ("192.0.2.1", 8000),
+             "headers": [*said, *headers]}  # fmt: skip
+    asyncio.run(guard(scope, receive, send))
+    return sent[0]["status"], bool(reads), sent[0]["headers"]
+
+
+def test_bodies_are_as_long_as_who_sends_them_has_proved(keys: Path) -> None:
+    client = signed(keys / "client")
+    for path, headers, most in (
+        (PUSH, [], UNPROVEN),
+        (PUSH, signed(keys / "stranger"), UNPROVEN),
+        (PUSH, signed(keys / "stranger", claim=keys / "client"), UNPROVEN),
+        (PUSH, [*client[:1], (b"flwr-signature", b"?!"), client[2]], UNPROVEN),
+        (PUSH, client, LARGE),
+        (PULL, client, PROVEN),
+    ):
+        assert posted(keys, path, most, headers)[:2] == (200, True)
+        status, read, answer = posted(keys, path, most + 1, headers)
+        assert (status, read) == (413, False)
+        # Or the server would read on.
+        assert (b"connection", b"close") in answer
+    assert posted(keys, CONTROL, PROVEN, peer="127.0.0.1")[0] == 200
+    assert posted(keys, CONTROL, PROVEN + 1, peer="127.0.0.1")[:2] == (413, False)
+    # This machine's own address is no client's key.
+    assert posted(keys, PUSH, UNPROVEN + 1, peer="127.0.0.1")[:2] == (413, False)
+    assert posted(keys, CONTROL, 1)[:2] == (403, False)
+
+
+def test_bodies_of_unknown_length_are_refused(keys: Path) -> None:
+    pieces = [(b"transfer-encoding", b"chunked")]
+    assert posted(keys, PUSH, -1, [*pieces, *signed(keys / "client")])[:2] == (411, False)
+    assert posted(keys, PULL, -1)[0] == 200
+
+
+def test_a_body_that_does_not_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sender counts as gone; one whose body is complete is waited for."""
+    monkeypatch.setattr("fedshift.deploy.guard.STALLED", 0.05)
+    parts = [{"type": "http.request", "body": b"a", "more_body": more} for more in (True, False)]
+
+    def stalls_after(n: int) -> Any:
+        left = iter(parts[:n])
+
+        async def receive() -> Any:
+            for part in left:
+                return part
+            await asyncio.sleep(0.5)
+            return {"type": "late"}
+
+        return in_time(receive)
+
+    async def heard(n: int) -> list[str]:
+        receive = stalls_after(n)
+        return [(await receive())["type"] for _ in range(n + 1)]
+
+    assert asyncio.run(heard(1)) == ["http.request", "http.disconnect"]
+    assert asyncio.run(heard(2)) == ["http.request", "http.request", "late"]
+
+
+def test_the_page_says_the_limits() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "flower.md").read_text()
+    for row in (
+        f"key | {UNPROVEN // 1024} KiB, else 413",
+        f"machine | {PROVEN // 2**20} MiB; {LARGE // 2**20} MiB for",
+        f"key | {door.PATIENCE:g} s |",
+        f"announced | {STALLED:g} s |",
+        f"proof | {door.OF_ADDRESS} of one address, {door.IN_ALL} in all",
+        f"client | {door.OF_CLIENT}; the oldest",
+    ):
+        assert row in page
+
+
+def test_keys_that_are_no_keys(tmp_path: Path) -> None:
+    (tmp_path / "key.pub").write_text("hello")
+    with pytest.raises(InputError, match="key.pub: not a public key; take the one"):
+        read_client_key(tmp_path / "key.pub")
+
+
+@contextlib.contextmanager
+def serving(folder: Path) -> Iterator[tuple[int, Callers]]:
+    """The port of an application that proves whoever asks for /prove, and its connections."""
+    callers, port = Callers(), free_port()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/prove":
+            callers.prove(scope["client"], "client-0")
+        length = [(b"content-length", b"3")]
+        await send({"type": "http.response.start", "status": 200, "headers": length})
+        await send({"type": "http.response.body", "body": b"yes"})
+
+    write_authority(folder, ["localhost"])
+    running = server(
+        app, ssl_certfile=folder / "server.crt", ssl_keyfile=folder / "server.key",
+        lifespan="off", log_config=None, timeout_keep_alive=30, timeout_graceful_shutdown=1,
+    )  # fmt: skip
+    listening = Door("127.0.0.1", port, callers)
+    thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]})
+    thread.start()
+    try:
+        while not running.started:
+            time.sleep(0.01)
+        yield port, callers
+    finally:
+        running.should_exit = True
+        thread.join(30)
+        listening.close()
+
+
+def connect(port: int, address: str, *, tls: bool) -> socket.socket:
+    plain = socket.create_connection(("127.0.0.1", port), 10.0, source_address=(address, 0))
+    if not tls:
+        return plain
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context.wrap_socket(plain)
+
+
+def ask(caller: socket.socket, path: str) -> str:
+    """The status of the answer, which is read to its end."""
+    caller.sendall(f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
+    answer = b""
+    while not answer.endswith(b"yes") and (more := caller.recv(1000)):
+        answer += more
+    return answer[9:12].decode()
+
+
+def cut(caller: socket.socket) -> bool:
+    """Whether the server ends a connection within ten seconds."""
+    try:
+        return caller.recv(1) == b""
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
+
+
+here = pytest.mark.skipif(sys.platform != "linux", reason="127.0.0.2 is no address here")
+
+
+@here
+@pytest.mark.parametrize("tls", [False, True])
+def test_idle_connections_starve_no_one(
+    tls: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The oldest of the same address makes room, then the oldest of all."""
+    monkeypatch.setattr(door, "OF_ADDRESS", 4)
+    monkeypatch.setattr(door, "IN_ALL", 6)
+    with serving(tmp_path) as (port, callers), contextlib.ExitStack() as opened:
+        known = opened.enter_context(connect(port, "127.0.0.9", tls=True))
+        assert ask(known, "/prove") == "200"
+        idle = [opened.enter_context(connect(port, "127.0.0.2", tls=tls)) for _ in range(20)]
+        assert all(cut(one) for one in idle[:16])
+        idle += [opened.enter_context(connect(port, "127.0.0.3", tls=tls)) for _ in range(4)]
+        assert all(cut(one) for one in idle[16:18])
+        new = opened.enter_context(connect(port, "127.0.0.4", tls=True))
+        assert ask(new, "/") == "200"
+        assert len(callers) == 7
+        # The one with a proof is counted apart.
+        assert ask(known, "/") == "200"
+
+
+@here
+def test_without_limits_all_stay(tmp_path: Path) -> None:
+    """The control of the test above."""
+    with serving(tmp_path) as (port, callers), contextlib.ExitStack() as opened:
+        for _ in range(20):
+            opened.enter_context(connect(port, "127.0.0.2", tls=True))
+        assert len(callers) == 20
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_who_proves_nothing_is_cut_off(
+    tls: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the handshake and after it; who has proved its key stays."""
+    monkeypatch.setattr(door, "PATIENCE", 1.0)
+    with serving(tmp_path) as (port, callers), contextlib.ExitStack() as opened:
+        known = opened.enter_context(connect(port, "127.0.0.1", tls=True))
+        assert ask(known, "/prove") == "200"
+        idle = opened.enter_context(connect(port, "127.0.0.1", tls=tls))
+        if tls:
+            idle.sendall(b"GET / HTTP/1.1\r\n")  # and no end of the headers
+        assert cut(idle)
+        assert ask(known, "/") == "200"
+        assert len(callers) == 1
+
+
+def test_a_client_has_a_number_of_connections(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "OF_CLIENT", 2)
+    with serving(tmp_path) as (port, _), contextlib.ExitStack() as opened:
+        many = [opened.enter_context(connect(port, "127.0.0.1", tls=True)) for _ in range(3)]
+        for one in many:
+            assert ask(one, "/prove") == "200"
+        assert cut(many[0])
+        assert ask(many[2], "/") == "200"
+
+
+def test_headers_have_an_end(tmp_path: Path) -> None:
+    with serving(tmp_path) as (port, _), connect(port, "127.0.0.1", tls=True) as caller:
+        caller.sendall(b"GET / HTTP/1.1\r\n")
+        with contextlib.suppress(OSError):
+            for _ in range(1000):
+                caller.sendall(b"x-filler: " + b"a" * 1000 + b"\r\n")
+            pytest.fail("a megabyte of headers was taken")
+
+
+@pytest.mark.slow
+def test_a_superlink_under_floods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower's SuperLink grows by less than 50 MB, and has time for new callers."""
+    benchmarks = Path(__file__).parents[2] / "benchmarks"
+    monkeypatch.syspath_prepend(str(benchmarks))
+    spec = importlib.util.spec_from_file_location("floods", benchmarks / "floods.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "floods", module)
+    spec.loader.exec_module(module)
+    with loopback(tmp_path / "f", 'name = "x"\n', 1) as fed:
+        word = f"--port {fed.port}"
+        (pid,) = (p for p, a in processes("fedshift.deploy.guard").items() if word in a)
+        for flood in module.floods(pid, fed.port, 200, 600):
+            assert flood.growth < 50, flood
+            assert flood.seconds < 10, flood
