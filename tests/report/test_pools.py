@@ -254,3 +254,24 @@ def test_long_tables_of_runs_that_are_not_complete_say_where_all_rows_are(tmp_pa
     text = page([read_any(write_begun(tmp_path / "a", 12_000, of=20_000))])
     assert "are in metrics.csv or, of runs that are not complete, events.jsonl)" in text
     assert "events.jsonl)" not in page([read_any(write_begun(tmp_path / "b", 12))])
+
+
+def test_sentences_are_of_the_first_seed_and_those_of_others_are_folded(tmp_path: Path) -> None:
+    """Control: what all seeds say is there once, and of a single run nothing is folded."""
+
+    def says(*texts: str) -> Any:
+        return lambda data: data.update(why=list(texts))
+
+    runs = [
+        made(tmp_path / f"s{s}", seed=s, edit=says("All say this.", f"It gets {s} %."))
+        for s in range(3)
+    ]
+    box = page(runs).partition('id="why"')[2].partition("</div>")[0]
+    main, _, folded = box.partition("2 more of other seeds")
+    assert main.count("<li>") == 2
+    assert "It gets 0 %." in main
+    assert "FedPALS, seed 2: It gets 2 %." in folded
+    assert "All say this." not in folded
+    assert "of other seeds" not in page(runs[:1])
+    begun = [read_any(write_begun(tmp_path / f"b{s}", 3 + s, seed=s)) for s in range(2)]
+    assert "<li>seed 1: not complete, round 4 of 9" in page(begun)
