@@ -210,7 +210,7 @@ class _Tasks:
                 for setting, method, there in _points(given, its):
                     planned, run = self._run(_Asked(method, there, seed))
                     runs.setdefault((label, setting), {})[seed] = run
-                    _try(planned, metrics=first is None, method=seed == seeds[0])
+                    _try(planned, label if seed == seeds[0] else "", metrics=first is None)
                     first = first or planned
         contenders = tuple(
             Contender(name, tuple(Point(s, of) for (label, s), of in runs.items() if label == name))
@@ -251,13 +251,17 @@ class _Tasks:
         self._cut(self.asked[run.name]).build()
 
 
-def _try(planned: Fit, *, metrics: bool, method: bool) -> None:
-    """Raise InputError for metrics, or a method, that would fail in every run."""
+def _try(planned: Fit, method: str, *, metrics: bool) -> None:
+    """Raise InputError for metrics, or a method by name, that would fail in every run."""
     prepared = planned.prepared
     if metrics:
         try_metrics(prepared.custom.metrics, prepared.model, prepared.task)
     if method:
-        check_method(planned.config, prepared)
+        try:
+            check_method(planned.config, prepared)
+        except InputError as e:
+            e.args = (f"{method}: {e}",)
+            raise
 
 
 def _keys_for(given: Given, all_: Any, keys: Mapping[str, Any]) -> dict[str, Any]:
