@@ -60,8 +60,8 @@ def compare_asked(asked: Asked, *, as_json: bool) -> None:
     console.warn_of_data_folders()
     populations = Populations()
     with source.placing():
-        added = _check_tasks(plan, populations)
-    notes = [*added.notes, *[lowered] * bool(lowered)]
+        added, unused = _check_tasks(plan, populations)
+    notes = [*added.notes, *unused, *[lowered] * bool(lowered)]
     means = Means(asked.backend, asked.workers, populations, populations.load)
     with asked_to_stop() as stop, progress_of_runs() as listen:
         done = compare(
@@ -72,23 +72,23 @@ def compare_asked(asked: Asked, *, as_json: bool) -> None:
     _leave(done)
 
 
-def _check_tasks(plan: Plan, populations: Populations) -> Custom:
-    """What the runs have beside their configurations.
+def _check_tasks(plan: Plan, populations: Populations) -> tuple[Custom, list[str]]:
+    """What the runs have beside their configurations, and sentences on methods.
 
     Loads the data and builds every network once, so that what cannot be is met before training.
     """
-    custom = None
+    custom, notes = None, dict[str, None]()
     for contender in plan.contenders:
         for point in contender.points:
             run = point.runs[plan.seeds[0]]
             ready = populations(run)
             custom = custom or ready.custom
             try:
-                check_method(run.config, ready)
+                notes |= dict.fromkeys(check_method(run.config, ready))
             except InputError as e:
                 raise InputError(f"{contender.label}: {e}") from None
     assert custom is not None  # a plan has a method
-    return custom
+    return custom, [*notes]
 
 
 def _show(done: Compared, as_json: bool) -> None:

@@ -57,7 +57,8 @@ class Network(Section):
     """[model]: "lenet", "mlp" (with `hidden`), "linear", a ResNet, or yours as "net.py:Net".
 
     "resnet18-gn" has group normalisation, the other ResNets batch normalisation, which may start
-    from ImageNet weights (pretrained, through torchvision) and keep its statistics (freeze_norm).
+    from ImageNet weights (pretrained, through torchvision) and keep its statistics (freeze_norm;
+    also with a network of your own that has BatchNorm).
     projection: width of a linear layer between such a body and the classifier (none if left out).
     "lenet-gn", "lenet-gn-small", "resnet18-projected" and "mlp-projected" (with `hidden`) are for
     FedDRM and what it is compared with; `branches` says where its branches part in "lenet-gn".
@@ -75,15 +76,18 @@ class Network(Section):
 
     @model_validator(mode="after")
     def _takes(self) -> Network:
+        yours = self.name == PYTHON or is_python(self.name)
         for key, names in NETWORKS_WITH.items():
             # Run folders record every key: a default is no choice of the user's.
             if (
                 self.name not in names
+                and not (yours and key == "freeze_norm")
                 and getattr(self, key) != type(self).model_fields[key].default
             ):
                 *others, last = (f'"{name}"' for name in names)
                 allowed = f"{', '.join(others)} and {last}" if others else last
-                raise ValueError(f'{key} is for {allowed}, not for "{self.name}"')
+                given = "a network of your own" if yours else f'"{self.name}"'
+                raise ValueError(f"{key} is for {allowed}, not for {given}")
         return self
 
 

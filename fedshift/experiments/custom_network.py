@@ -50,7 +50,9 @@ def packed(net: nn.Module, layout: Layout | None) -> nn.Module:
     return net if layout is None else Unpacking(net, layout)
 
 
-def custom_network(name: str, task: Any, seed: int, layout: Layout | None = None) -> Model:
+def custom_network(
+    name: str, task: Any, seed: int, layout: Layout | None = None, *, freeze_norm: bool = False
+) -> Model:
     """The network that `model.name` names, first weights from `seed`.
 
     task: a `fedshift.Task`, or a `Shape`, which the class or function gets; one that needs two
@@ -69,7 +71,7 @@ def custom_network(name: str, task: Any, seed: int, layout: Layout | None = None
     def make() -> nn.Module:
         return packed(named.call(lambda net: isinstance(net, nn.Module), *given), layout)
 
-    return build(make, seed)
+    return build(make, seed, freeze_norm=freeze_norm)
 
 
 def placing(name: str) -> contextlib.AbstractContextManager[None]:

@@ -26,7 +26,7 @@ from fedshift.engine.profile import (
     Idle,
     Stopwatch,
 )
-from fedshift.engine.run import Federation, Round
+from fedshift.engine.run import Federation, Round, run
 from fedshift.engine.traffic import Meter
 from fedshift.errors import DivergedError, NeedlessWarning, UnfitError
 from fedshift.experiments.config import Config, Training
@@ -49,7 +49,7 @@ from fedshift.experiments.outcome import Experiment, Outcome
 from fedshift.experiments.played import describe_weights, registered
 from fedshift.experiments.progress import Keeper, Progress, Saver
 from fedshift.experiments.selection import candidates, choose
-from fedshift.experiments.served import LastRound, last_round
+from fedshift.experiments.served import LastRound, last_round, unused
 from fedshift.experiments.settings import setting
 from fedshift.experiments.stopping import best_round, check_stopping, ends
 from fedshift.experiments.task import Prepared, oracle_clients, prepare
@@ -192,12 +192,20 @@ def run_experiment(
     return _automatic(config, ready, federation, fit)
 
 
-def check_method(config: Config, ready: Prepared) -> None:
-    """Raise InputError for a method that cannot be used on this task, before any is trained."""
+def check_method(config: Config, ready: Prepared) -> list[str]:
+    """Raise InputError for a method that cannot be used on this task, before any is trained.
+
+    Returns sentences on what of it is of no use there.
+    """
     given = dict(config.method.options)
     if given.get("ess") == "auto":  # any of its candidates
         given = {k: v for k, v in given.items() if k != "ess"} | {"lam": 0.0}
-    _checked(config, ready, federation_of(config, ready), given)
+    federation = federation_of(config, ready)
+    algorithm, training = _checked(config, ready, federation, given), config.training
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NeedlessWarning)  # the summary says it
+        run(algorithm, federation, training.rounds, cohort=training.cohort)  # plays no round yet
+    return unused(recipe_of(config, ready.custom).name, algorithm, federation, ready.task)
 
 
 def _checked(

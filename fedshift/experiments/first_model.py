@@ -26,9 +26,8 @@ def first_model(
     x, classes = task.clients[0].x[:2], len(task.classes)
     shape = tuple(x.shape[1:])
     if is_python(config.model.name):
-        model = custom_network(
-            config.model.name, custom.task or Shape(shape, task.classes), seed, layout
-        )
+        made_for, freeze = custom.task or Shape(shape, task.classes), config.model.freeze_norm
+        model = custom_network(config.model.name, made_for, seed, layout, freeze_norm=freeze)
     else:
         routed = len(task.clients) if recipe_of(config, custom).traits.router else None
         model = named_network(config.model, shape, classes, seed, routed, layout)

@@ -52,6 +52,23 @@ def whole(server: dict[str, Params], federation: Federation) -> bool:
     return server.get("params", {}).keys() == federation.params.keys()
 
 
+def unused(name: str, algorithm: Algorithm, federation: Federation, task: Task) -> list[str]:
+    """A sentence where clients train models of their own that cannot serve the task's target.
+
+    name: the method's. Methods keep such a model as the part "personal" of a client's state.
+    """
+    if task.tests or "personal" not in state_of(algorithm, federation, {}, 0):
+        return []
+    inner = algorithm
+    while hasattr(inner, "inner"):
+        inner = inner.inner
+    whose = f", which is {type(inner).__name__}'s" if inner is not algorithm else ""
+    return [
+        f"{name}: the target is served by the global model{whose}; the clients' own models are not "
+        'used there, and not tested. With target = "clients" they are.'
+    ]
+
+
 def models(
     algorithm: Algorithm, current: Round, federation: Federation
 ) -> tuple[tuple[Params, Params], ...]:

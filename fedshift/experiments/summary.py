@@ -116,12 +116,14 @@ def _serving_reasons(experiment: Experiment, last: dict[str, Any]) -> list[str]:
 
 
 def _method_notes(experiment: Experiment, sets: LabelSets | None) -> list[str]:
-    """Sentences on options without effect, absent labels, example weights and early stopping."""
-    outcome = experiment.outcome
+    """Sentences on models and options without effect, absent labels, example weights, stopping."""
+    outcome, task = experiment.outcome, experiment.prepared.task
+    name = recipe_of(experiment.config, experiment.prepared.custom).name
     return [
+        *served.unused(name, experiment.algorithm, outcome.federation, task),
         *_needless_ess(experiment),
         *_undefined_ess(outcome.played),
-        *(label_sets.sentences(sets, experiment.prepared.task.classes) if sets else ()),
+        *(label_sets.sentences(sets, task.classes) if sets else ()),
         *importance_sentences(importance(outcome.last.server)),
         *sentences(experiment.config.training, outcome.metrics, outcome.final.round),
     ]

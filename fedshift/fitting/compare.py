@@ -206,11 +206,13 @@ class _Tasks:
         first: Fit | None = None
         for seed in seeds:
             for label, given in methods.items():
-                its = _keys_for(given, methods.values(), keys)
+                its, anew = _keys_for(given, methods.values(), keys), seed == seeds[0]
                 for setting, method, there in _points(given, its):
-                    planned, run = self._run(_Asked(method, there, seed))
+                    with self._naming(label, seed, methods, keys):
+                        planned, run = self._run(_Asked(method, there, seed))
+                        notes = _try(planned, metrics=first is None) if anew else []
+                    self.notes |= dict.fromkeys(notes)
                     runs.setdefault((label, setting), {})[seed] = run
-                    _try(planned, label if seed == seeds[0] else "", metrics=first is None)
                     first = first or planned
         contenders = tuple(
             Contender(name, tuple(Point(s, of) for (label, s), of in runs.items() if label == name))
@@ -224,6 +226,30 @@ class _Tasks:
             held_out = any(len(one.y) for one in of.validation)
             check_choice(rule, held_out, of.target_validation is not None)
         return made
+
+    @contextlib.contextmanager
+    def _naming(
+        self, label: str, seed: int, methods: Mapping[str, Given], keys: Mapping[str, Any]
+    ) -> Iterator[None]:
+        """Errors that not every method would raise name the one that does."""
+        try:
+            yield
+        except InputError as e:
+            every = [self._error(one, seed, methods, keys) for one in methods.values()]
+            if any(text != str(e) for text in every):
+                e.args = (f"{label}: {e}",)
+            raise
+
+    def _error(
+        self, given: Given, seed: int, methods: Mapping[str, Given], keys: Mapping[str, Any]
+    ) -> str:
+        """What planning a method raises; "" where nothing."""
+        try:
+            for _, method, there in _points(given, _keys_for(given, methods.values(), keys)):
+                _try(self._planned(_Asked(method, there, seed)), metrics=True)
+        except InputError as e:
+            return str(e)
+        return ""
 
     def _run(self, asked: _Asked) -> tuple[Fit, Run]:
         planned = self._planned(asked)
@@ -251,17 +277,15 @@ class _Tasks:
         self._cut(self.asked[run.name]).build()
 
 
-def _try(planned: Fit, method: str, *, metrics: bool) -> None:
-    """Raise InputError for metrics, or a method by name, that would fail in every run."""
+def _try(planned: Fit, *, metrics: bool) -> list[str]:
+    """Raise InputError for metrics, or a method, that would fail in every run.
+
+    Returns sentences on what of the method is of no use on this task.
+    """
     prepared = planned.prepared
     if metrics:
         try_metrics(prepared.custom.metrics, prepared.model, prepared.task)
-    if method:
-        try:
-            check_method(planned.config, prepared)
-        except InputError as e:
-            e.args = (f"{method}: {e}",)
-            raise
+    return check_method(planned.config, prepared)
 
 
 def _keys_for(given: Given, all_: Any, keys: Mapping[str, Any]) -> dict[str, Any]:

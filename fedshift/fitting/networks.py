@@ -32,7 +32,7 @@ def first_model(
     Raises InputError for what is neither, and for a function that makes no module.
     """
     if isinstance(net, Model):
-        net = net.net
+        net, freeze_norm = net.net, freeze_norm or net.freeze_norm
     if isinstance(net, nn.Module):
         return Model(packed(copy.deepcopy(net), layout), freeze_norm)
     if not callable(net):

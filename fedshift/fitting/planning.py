@@ -206,6 +206,11 @@ def _model(task: Task, net: Any, chosen: Method, config: Config, built: Built) -
                 f"{chosen.recipe.name} brings its own network, to which the task's transform would "
                 "not be applied; give Model(net, augment=...) in it, and the task no transform"
             )
+        if config.model.freeze_norm and not model.freeze_norm:
+            raise InputError(
+                f"{chosen.recipe.name} brings its own network; leave freeze_norm out, and give the "
+                "Algorithm Model(net, freeze_norm=True)"
+            )
         return model
     if net is None:
         raise InputError('fit needs a network: a torch.nn.Module, a function, or a name as "mlp"')

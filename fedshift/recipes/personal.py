@@ -60,7 +60,8 @@ def _tuned(setting: Setting, inner: Algorithm, tune_rounds: int, tune: Local) ->
     if tune_rounds >= setting.rounds:
         raise InputError(
             f"tune_rounds={tune_rounds} of {setting.rounds} rounds leave none to train together; "
-            f"give 0 to {setting.rounds - 1} (for none together, take local_only)"
+            f"give 0 to {setting.rounds - 1}, as tune_rounds={setting.rounds // 4} (for none "
+            "together, take local_only)"
         )
     return FineTune(inner, setting.rounds - tune_rounds, tune)
 

@@ -26,6 +26,7 @@ from fedshift.tasks.names import (
     ordered,
     plain,
     reordered,
+    with_classes,
 )
 from fedshift.tasks.rows import Columns, Inputs, inputs_of
 from fedshift.tasks.target import Target, is_test_set, target_of
@@ -40,8 +41,8 @@ OTHERS = "other sets"
 class Options(TypedDict, total=False):
     """What every way to make a task takes.
 
-    classes     names of the labels in the order of the network's outputs; by default in order of
-                number or alphabet
+    classes     the labels in the order of the network's outputs, by default of number or alphabet;
+                or, of labels that are whole numbers 0..K-1, the names of all K
     validation  the share of each client's rows, by label, that is held out to choose by
     test        the share that is held out for testing, where the target is no client or test set
     seed        of the cut
@@ -154,7 +155,7 @@ def labels_of(
         return _sets(_matrix(y, n), classes, n - outside)
     labels = coded(_per_row("y", y, n), "y")
     if classes is not None:
-        labels = reordered(labels, classes, "label")
+        labels = with_classes(labels, classes)
     many = len(labels.names)
     if many > 100 and 2 * many > n:
         text = any(map(math.isnan, map(as_number, labels.names)))

@@ -132,6 +132,30 @@ def reordered(given: Coded, names: Sequence[Any], what: str) -> Coded:
     return Coded(place[given.codes].astype(np.int64), wanted)
 
 
+def with_classes(labels: Coded, classes: Sequence[Any]) -> Coded:
+    """Labels in the order of `classes`; or of the whole numbers 0..K-1, by K names that are others.
+
+    Raises InputError as `reordered` does, and for another number of names.
+    """
+    wanted = () if isinstance(classes, str) else tuple(map(text_of, classes))
+    used = [name for name, count in zip(labels.names, labels.counts(), strict=True) if count]
+    numbered = all(name.isdecimal() and name == str(int(name)) for name in used)
+    if not wanted or not used or not numbered or {*used} & {*wanted}:
+        return reordered(labels, classes, "label")
+    K = int(max(used, key=int)) + 1
+    if len(wanted) != K:
+        raise InputError(
+            f"classes={listed(wanted)}: {many(len(wanted), 'name')} for labels that are whole "
+            f"numbers up to {K - 1} ({listed(used)}); give {K}, in the order of the numbers from 0 "
+            "on, or the labels themselves"
+        )
+    ordered_by_number = reordered(labels, range(K), "label")
+    reordered(
+        ordered_by_number._replace(names=wanted), wanted, "label"
+    )  # refuses names given twice
+    return ordered_by_number._replace(names=wanted)
+
+
 def many(count: int, what: str) -> str:
     """`1 row`, `1,200 rows`, `2 classes`."""
     end = "" if count == 1 else "es" if what.endswith("s") else "s"
