@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 
-from fedshift.record.folder import METRICS
+from fedshift.record.folder import EVENTS, METRICS
 from fedshift.record.rounds import Round
 from fedshift.report.charts import Axis, LineChart, Series
 from fedshift.report.folding import each_run, sampled
@@ -128,7 +128,7 @@ def time(lines: Sequence[Pool]) -> str:
     """What a round takes."""
     timed = [line for line in lines if any(run.seconds for run in line.all)]
     if not timed:
-        text = "No times: events.jsonl is missing or damaged."
+        text = f"No times: no round was completed, or {EVENTS} is missing or damaged."
         return section("time", "Time per round", note(text))
     series = [one for line in timed for one in series_of(line, "seconds", rows=times)]
     chart = round_chart("Seconds per round", series, Axis("seconds", zero=True))
@@ -172,7 +172,13 @@ def _over_seeds(lines: Sequence[Pool], errors: bool) -> list[str]:
     head = ("round", *(line.label for line in lines))
     name = f"{column.replace('_', ' ')}, mean ± standard deviation over seeds"
     numbers = Table(head, rows, ("d", *[spec] * len(lines)), name)
-    return [fold(sampled(numbers, f"the {METRICS} of the runs"))]
+    return [fold(sampled(numbers, f"the {_source(lines)} of the runs"))]
+
+
+def _source(lines: Sequence[Pool]) -> str:
+    """The file that has the rows: runs that are not complete have no metrics.csv."""
+    begun = any(line.begun for line in lines)
+    return METRICS if not begun else f"{METRICS} or, of runs that are not complete, {EVENTS}"
 
 
 def _tables(lines: Sequence[Pool], errors: bool) -> list[str]:
@@ -186,4 +192,4 @@ def _tables(lines: Sequence[Pool], errors: bool) -> list[str]:
             formats = tuple(".1%" if share else ".5g" for share in shares)
             head = tuple(c.replace("_", " ") for c in ("round", *columns))
             shown.append(Table(head, rows, ("d", *formats), name))
-    return each_run(shown, len(lines), METRICS)
+    return each_run(shown, len(lines), _source(lines))

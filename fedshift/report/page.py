@@ -26,7 +26,7 @@ from fedshift.report.repeating import repeating
 from fedshift.report.shapes import escape
 
 # Longer names would fill the page: some of its tables and drawings have each a dozen times.
-LONGEST, LONGEST_SENTENCE, MOST_SENTENCES = 60, 2_000, 8
+LONGEST, LONGEST_SENTENCE = 60, 2_000
 Section = Callable[[Sequence[Pool]], str]
 
 
@@ -168,21 +168,32 @@ def _target(run: RunResult) -> object:
 
 
 def _why(lines: Sequence[Pool]) -> str:
-    """The runs' sentences, each once: first what all lines say, then what only some do."""
+    """The sentences of every line's first seed, each once: first what all lines say.
+
+    Other seeds say the same of other numbers; theirs are folded away.
+    """
     said_by: dict[str, dict[str, None]] = {}
+    others: list[str] = []
     for line in lines:
-        for run in line.all:
-            for text in run.summary.why if isinstance(run, RunResult) else (f"{run.state}.",):
-                said_by.setdefault(text, {})[line.label] = None
+        first = line.first.summary.why if line.runs else _states(line)
+        for text in first:
+            said_by.setdefault(text, {})[line.label] = None
+        for name, run in list(zip(line.names, line.runs, strict=False))[1:]:
+            others += [f"{name}: {text}" for text in run.summary.why if text not in first]
     blocks: dict[str, list[str]] = {}
     for text, labels in said_by.items():
         of_all = len(labels) == len(lines)
         blocks.setdefault("" if of_all else ", ".join(labels), []).append(text)
-    shown = []
-    for name, texts in sorted(blocks.items(), key=lambda block: block[0] != ""):
-        # Seeds that cut the data anew say the same of other numbers.
-        content = items(texts[:MOST_SENTENCES])
-        if more := texts[MOST_SENTENCES:]:
-            content += folded(f"{len(more)} more of other seeds", items(more))
-        shown.append((f"<h3>{escape(name)}</h3>" if name else "") + content)
+    shown = [
+        (f"<h3>{escape(name)}</h3>" if name else "") + items(texts)
+        for name, texts in sorted(blocks.items(), key=lambda block: block[0] != "")
+    ]
+    shown += [folded(f"{len(others)} more of other seeds", items(others))] if others else []
     return why("".join(shown)) if shown else ""
+
+
+def _states(line: Pool) -> list[str]:
+    """How far runs went that are not complete."""
+    several = len(line.begun) > 1
+    states = zip(line.seeds, line.begun, strict=True)
+    return [f"{f'seed {seed}: ' * several}{run.state}." for seed, run in states]

@@ -120,7 +120,9 @@ def _lines(chart: LineChart, axes: Axes) -> dict[str, Any]:
 
 def _marks(series: Series, look: Look) -> dict[str, Any]:
     """Dash and marker, as on a page."""
-    shape = [(x, -y) for x, y in MARKERS[look.style]] or "o"
+    corners = [(x, -y) for x, y in MARKERS[look.style]]
+    # The first one again: an outline would have a gap.
+    shape = [*corners, corners[0]] if corners else "o"
     # Whole, too, where its value is at the end of an axis.
     hollow = {
         "markerfacecolor": "none", "markersize": 7, "markeredgewidth": 1.6, "clip_on": False,

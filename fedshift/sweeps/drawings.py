@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from fedshift.report.by_round import FEW
 from fedshift.report.charts import Axis, Chart, LineChart, Series, SideBars
 from fedshift.report.intervals import Moments
 from fedshift.report.means import with_intervals
@@ -23,11 +24,14 @@ def drawings(
     drawn: dict[str, Chart] = {f"{what}{whiskers}; the line: {base}": bars}
     series = tuple(_series(name, curve) for name, curve in curves.items() if curve)
     if series:
-        bands = "; the bands: 95 % intervals" * any(v is not None for s in series for v in s.low)
+        # Of one round there are points alone.
+        banded = any(v is not None for s in series if len(s.x) > 1 for v in s.low)
+        bands = "; the bands: 95 % intervals" * banded
         lines = LineChart(f"{title} by round", series, Axis("round"), axis)
         drawn[f"{axis.label} by round, mean over seeds{bands}"] = lines
     return drawn
 
 
 def _series(name: str, curve: Mapping[int, Moments]) -> Series:
-    return Series(name, tuple(map(float, curve)), *with_intervals(tuple(curve.values())))
+    over, few = with_intervals(tuple(curve.values())), len(curve) <= FEW
+    return Series(name, tuple(map(float, curve)), *over, points=few)

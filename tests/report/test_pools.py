@@ -188,7 +188,9 @@ def test_damaged_events_are_named_where_they_are_needed(tmp_path: Path, line: st
     complete = write_run(tmp_path / "b")
     (complete / "events.jsonl").write_text(line + "\n")
     assert not read_run(complete).seconds
-    assert "No times: events.jsonl is missing or damaged." in page([read_run(complete)])
+    assert "No times: no round was completed, or events.jsonl is missing or damaged." in page(
+        [read_run(complete)]
+    )
 
 
 def cut(folder: Path, seed: int, kind: str, shift: float = 0.0) -> RunResult:
@@ -245,3 +247,31 @@ def test_files_that_lie_elsewhere_make_no_other_line(tmp_path: Path) -> None:
 
     runs = [run("a", 0, "x"), run("b", 1, "x"), run("c", 2, "y")]
     assert [line.seeds for line in pools(runs)] == [("0", "1"), ("2",)]
+
+
+def test_long_tables_of_runs_that_are_not_complete_say_where_all_rows_are(tmp_path: Path) -> None:
+    """Control: a short table says nothing."""
+    text = page([read_any(write_begun(tmp_path / "a", 12_000, of=20_000))])
+    assert "are in metrics.csv or, of runs that are not complete, events.jsonl)" in text
+    assert "events.jsonl)" not in page([read_any(write_begun(tmp_path / "b", 12))])
+
+
+def test_sentences_are_of_the_first_seed_and_those_of_others_are_folded(tmp_path: Path) -> None:
+    """Control: what all seeds say is there once, and of a single run nothing is folded."""
+
+    def says(*texts: str) -> Any:
+        return lambda data: data.update(why=list(texts))
+
+    runs = [
+        made(tmp_path / f"s{s}", seed=s, edit=says("All say this.", f"It gets {s} %."))
+        for s in range(3)
+    ]
+    box = page(runs).partition('id="why"')[2].partition("</div>")[0]
+    main, _, folded = box.partition("2 more of other seeds")
+    assert main.count("<li>") == 2
+    assert "It gets 0 %." in main
+    assert "FedPALS, seed 2: It gets 2 %." in folded
+    assert "All say this." not in folded
+    assert "of other seeds" not in page(runs[:1])
+    begun = [read_any(write_begun(tmp_path / f"b{s}", 3 + s, seed=s)) for s in range(2)]
+    assert "<li>seed 1: not complete, round 4 of 9" in page(begun)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from fedshift.report.charts import (
     Series,
     SideBars,
 )
-from fedshift.report.looks import LIGHT, look_of
+from fedshift.report.looks import LIGHT, Look, look_of
 from fedshift.report.printed import STYLE, draw, save
 
 pytest.importorskip("matplotlib", reason="figures need the extra `report`")
@@ -70,6 +71,15 @@ def test_a_legend_hides_nothing(chart: Chart) -> None:
     # Control: a legend inside the axes would be seen.
     inside = axes.legend(["x"])
     assert inside.get_window_extent().overlaps(plot)
+
+
+def test_markers_are_closed() -> None:
+    """Hollow ones are outlines."""
+    series = [replace(s, line=False, look=Look(1, k)) for k, s in enumerate(LINES.series)]
+    (axes,) = drawn(replace(LINES, series=tuple(series))).subfigs[0].axes
+    shapes = [line.get_marker() for line in axes.get_lines()]
+    assert shapes[0] == "o"
+    assert all(len(shape) > 3 and shape[0] == shape[-1] for shape in shapes[1:])
 
 
 def test_figures_have_the_pages_colours() -> None:
