@@ -159,10 +159,10 @@ def test_the_page_says_how_the_global_model_compares() -> None:
     base = {"average_accuracy": 0.9, "oracle_routed": 0.9, "vote_accuracy": 0.5}
     voted = base | {"system_accuracy": 0.5, "router_accuracy": nan, "global_accuracy": 0.8}
     assert reasons(voted) == [
-        "By its own client's model 90.0 % of all test rows are answered rightly; by the vote of all "
-        "models, 50.0 %.",
-        "By the global model, 80.0 %: 10.0 points less than by the clients' own models, 30.0 points "
-        "more than by their vote.",
+        "By its own client's model 90.0 % of all test rows are answered rightly; by the vote of "
+        "all models, 50.0 %.",
+        "By the global model, 80.0 %: 10.0 points less than by the clients' own models, 30.0 "
+        "points more than by their vote.",
     ]
     assert "as many as by their vote" in reasons(voted | {"global_accuracy": 0.5})[1]
     other = reasons(voted | {"average_accuracy": 0.85, "rounds": 5})[0]
