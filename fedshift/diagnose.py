@@ -54,7 +54,8 @@ def diagnose(
     With S_i = counts_i / n_i and a(lambda) the FedPALS weights: the target is covered when
     min_a ||T - S^T a||_2 <= `TOLERANCE`; the L1 gap is ||T - S^T a(lambda)||_1.
 
-    label_counts, target  [M, K] and [K], as in `pals_weights`
+    label_counts, target  [M, K] and [K], as in `pals_weights`; a target of counts, whole numbers,
+                          is divided by its sum, and the verdict says so
     classes, clients      names of the axes; left out: "0", "1", ...
     lam, ess, cap         a setting of `pals_weights`; without lam and ess it is recommended by
                           `RULE`, which is the least `cost`
@@ -69,6 +70,8 @@ def diagnose(
     Raises InputError as `pals_weights` does, and for names that do not fit the counts.
     Source: Zec et al., FedPALS, eq. 8 and 9 and App. B.3 (the ESS heuristic).
     """
+    as_counts = not normalise_target and _are_counts(target)
+    normalise_target = True if as_counts else normalise_target
     # First, because it checks counts and target for everything below.
     closest = pals_weights(label_counts, target, lam=0.0, normalise_target=normalise_target)
     data = _data(label_counts, target, classes, clients, normalise_target)
@@ -93,7 +96,17 @@ def diagnose(
         claim=None if cap is not None else _claim(data, solved, ess),
         interval=_interval(data, bootstrap, seed),
     )
-    return replace(diagnosis, verdict=sentences(diagnosis))
+    note = ("The target was given as counts; they were divided by their sum.",) * as_counts
+    return replace(diagnosis, verdict=(*sentences(diagnosis), *note))
+
+
+def _are_counts(target: ArrayLike) -> bool:
+    """Whether the target is whole numbers that sum to more than 1."""
+    try:
+        given = numbers(target)
+    except ValueError:
+        return False  # `pals_weights` says what is wrong
+    return bool(np.isfinite(given).all() and (given == np.rint(given)).all() and given.sum() > 1)
 
 
 def distance_interval(

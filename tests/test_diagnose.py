@@ -361,17 +361,23 @@ def test_bad_input_says_what_is_wrong() -> None:
     with pytest.raises(InputError, match=r'clients: names must differ; "x" is given 2 times'):
         diagnose(CORNERS, [0.5, 0.3, 0.2], clients=("x", "y", "x"))
     with pytest.raises(InputError, match="must sum to 1"):
-        diagnose(CORNERS, [5, 3, 2])
+        diagnose(CORNERS, [0.5, 0.5, 0.5])
     with pytest.raises(InputError, match="lam and ess"):
         diagnose(CORNERS, [0.5, 0.3, 0.2], lam=1.0, ess=0.5)
     with pytest.raises(InputError, match="cap=0.2 cannot be met"):
         diagnose(CORNERS, [0.5, 0.3, 0.2], cap=0.2)
 
 
-def test_a_target_in_counts_is_normalised_when_asked() -> None:
-    d = diagnose(CORNERS, [5, 3, 2], normalise_target=True)
-    assert [x.target for x in d.labels] == [0.5, 0.3, 0.2]
-    assert d.case == "inside"
+def test_a_target_in_counts_is_divided_by_its_sum_and_the_verdict_says_so() -> None:
+    """Controls: asked for, and shares, need no note."""
+    note = "The target was given as counts; they were divided by their sum."
+    for asked in (False, True):
+        d = diagnose(CORNERS, [5, 3, 2], normalise_target=asked)
+        assert [x.target for x in d.labels] == [0.5, 0.3, 0.2]
+        assert d.case == "inside"
+        assert (note in d.verdict) == (not asked)
+    shares = diagnose(CORNERS, [0, 0, 1])
+    assert note not in shares.verdict
 
 
 def test_a_thousand_clients_take_seconds_at_most() -> None:

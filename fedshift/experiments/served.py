@@ -241,10 +241,14 @@ def reasons(last: Mapping[str, Any]) -> list[str]:
     system, oracle = last["system_accuracy"], last["oracle_routed"]
     if oracle == last["vote_accuracy"] == last["global_accuracy"]:
         return [f"All clients serve one model, which answers queries with {_percent(system)}."]
+    average, rounds = _percent(last["average_accuracy"]), last.get("rounds", 1)
+    weighted = f" ({average} where clients count by their training rows)"
+    weighted *= average != _percent(oracle)
+    over = f" (Means of the last {rounds} measured rounds.)" * (rounds > 1)
     if math.isnan(last["router_accuracy"]):
         sentences = [
-            f"Every client answers its own queries with {_percent(last['average_accuracy'])}; "
-            f"anybody's query, put to the vote of all models, with {_percent(system)}."
+            f"By its own client's model {_percent(oracle)} of all test rows are answered rightly"
+            f"{weighted}; by the vote of all models, {_percent(system)}.{over}"
         ]
     else:
         sentences = [
@@ -257,12 +261,24 @@ def reasons(last: Mapping[str, Any]) -> list[str]:
             "This method has no global model. Compare it with fedavg on the same task: routing is "
             "worth its cost only where it beats one model for all."
         )
+    elif math.isnan(last["router_accuracy"]):
+        shared = last["global_accuracy"]
+        sentences.append(
+            f"By the global model, {_percent(shared)}: {_points(shared - oracle)} by the clients' "
+            f"own models, {_points(shared - system)} by their vote."
+        )
     elif last["global_accuracy"] >= system:
         sentences.append(
             f"The global model alone gets {_percent(last['global_accuracy'])}: the clients' own "
-            "models, as a system, do not beat it here."
+            "models, with queries sent by this router, do not beat it here."
         )
     return sentences
+
+
+def _points(difference: float) -> str:
+    """A difference of accuracies before what it is to, as in "3.0 points less than"."""
+    size, way = f"{100 * abs(difference):.1f}", "more" if difference > 0 else "less"
+    return "as many as" if size == "0.0" else f"{size} points {way} than"
 
 
 def _percent(share: float) -> str:

@@ -29,8 +29,8 @@ from fedshift.record.headline import headline, main_accuracy
 from fedshift.record.rounds import other_columns
 from fedshift.record.summary import Summary
 from fedshift.report.page import page
-from fedshift.report.splits import client_names
 from fedshift.tasks.encoding import Encoding
+from fedshift.tasks.names import text_of as name_of
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -74,8 +74,8 @@ class Result:
 
     @property
     def clients(self) -> tuple[str, ...]:
-        """The clients' names."""
-        return client_names(self.run)
+        """The clients' names, as the task has them."""
+        return tuple(client.name for client in self.run.clients)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -135,7 +135,7 @@ class Result:
             for r in self.run.rounds
         ]
 
-    def module(self, client: str | None = None, *, server: bool = False) -> nn.Module:
+    def module(self, client: str | int | None = None, *, server: bool = False) -> nn.Module:
         """The trained network in evaluation mode, a copy of its own; a client's, by name.
 
         server: the server's network, where each client serves one of its own. Raises InputError for
@@ -145,7 +145,7 @@ class Result:
         return inner(self.models.model.loaded(*self._pair(client, server)))
 
     @called_as('result.predict(rows, client="south")')
-    def predict(self, rows: Any, *, client: str | None = None) -> Prediction | Numbers:
+    def predict(self, rows: Any, *, client: str | int | None = None) -> Prediction | Numbers:
         """Names and probabilities for raw rows, in the form that the task was made of.
 
         Where labels are several per row, a name is the set of those above 1/2; where numbers are
@@ -190,7 +190,9 @@ class Result:
         return place
 
     @called_as('result.export("model.pt", client="south")')
-    def export(self, path: str | Path, *, client: str | None = None, server: bool = False) -> Path:
+    def export(
+        self, path: str | Path, *, client: str | int | None = None, server: bool = False
+    ) -> Path:
         """Write the network for other programs: .pt (state_dict), .ts (TorchScript) or .onnx.
 
         client, server: as of `module`. Raises InputError for another ending, and where the network
@@ -201,7 +203,7 @@ class Result:
         example = x if layout is None else layout.unpack(x)
         return export(self.module(client, server=server), example, Path(path))
 
-    def _pair(self, client: str | None, server: bool = False) -> Pair:
+    def _pair(self, client: str | int | None, server: bool = False) -> Pair:
         models, names = self.models, ", ".join(self.clients)
         if client is not None and server:
             raise InputError(f'client="{client}" and server=True are two models; give one of them')
@@ -216,14 +218,17 @@ class Result:
                     f"client= one of {names} (module and export: or server=True, the server's)"
                 )
             return models.shared
-        if client not in self.clients:
-            raise unknown("client", client, self.clients)
+        # Pages and errors call site 101 "client 101".
+        name = name_of(client)
+        name = name if name in self.clients else name.removeprefix("client ")
+        if name not in self.clients:
+            raise unknown("client", str(client), self.clients)
         if not models.served:
             raise InputError(
                 f'client="{client}": this run kept the model for all alone, since its target is '
                 f'{self.target}; with target="clients" each client\'s model is kept'
             )
-        return models.served[self.clients.index(client)]
+        return models.served[self.clients.index(name)]
 
     def _facts(self) -> Facts:
         one = self.clients[0]

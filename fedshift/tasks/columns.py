@@ -16,6 +16,7 @@ from fedshift.tasks.rows import Columns, Numbers, fits_float32
 # A column of text with more different values than MANY is taken for free text, or for names; so is
 # one of more than FEW where most rows have one of their own.
 MANY, FEW = 100, 20
+FEWEST = 20  # in fewer rows, numbers may differ by chance
 IDS = ("", "id", "index", "row", "unnamed: 0")  # as a spreadsheet or pandas names row numbers
 
 
@@ -30,7 +31,7 @@ class Rules:
 def fit_columns(
     table: Columns, trains: Sequence[Ints], rules: Rules
 ) -> tuple[tuple[Column, ...], list[str]]:
-    """(how each column is encoded, notes on those left out), of each client's training rows.
+    """(how each column is encoded, notes on those left out or odd), of each client's training rows.
 
     Mean and deviation come of n and sum x, and then of sum (x - mean)^2: in float64, added in the
     order of the clients. (With sum x^2 years or dates would lose their digits.) A column that does
@@ -47,6 +48,10 @@ def fit_columns(
             column = _categories(name, values, rows, name in rules.categories)
         else:
             column = _numbers(name, values[rows], starts)
+            if isinstance(column, Column) and len(rows) >= FEWEST and _numbers_rows(values[rows]):
+                what = "holds another whole number in every row, as numbers of rows or people do"
+                cure = f'If these are such, give drop=["{shown(name)}"].'
+                notes.append(f'Column "{shown(name)}" {what}. {cure}')
         if isinstance(column, Column):
             made.append(column)
             if rules.missing == "refuse" and column.indicator:
@@ -92,7 +97,11 @@ def _pooled(v: Numbers, starts: Ints) -> float:
 
 def _counts_rows(name: str, v: Numbers) -> bool:
     named = name.lower() in IDS or name.lower().endswith(("_id", " id"))
-    return named and len(v) > 2 and len(np.unique(v)) == len(v) and bool((v == np.rint(v)).all())
+    return named and len(v) > 2 and _numbers_rows(v)
+
+
+def _numbers_rows(v: Numbers) -> bool:
+    return bool((v == np.rint(v)).all()) and len(np.unique(v)) == len(v)
 
 
 def _categories(name: str, values: Coded, rows: Ints, asked: bool) -> Column | str:

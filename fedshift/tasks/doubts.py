@@ -52,9 +52,6 @@ def _about_columns(
             yield f"{start} {what}. If it is the label by another name, {drop}."
         elif all(_follow_each_other(column, table.of[client], rows) for rows in looks):
             yield f"{start} names the clients once more; {drop}."
-        elif not isinstance(column, Coded) and _numbers_rows(column):
-            what = "holds another whole number in every row, as numbers of rows or people do"
-            yield f"{start} {what}. If these are such, {drop}."
         elif not isinstance(column, Coded) and (odd := _stand_in(column)):
             yield (
                 f"{start} holds {odd} several times, far from its other values. If that stands for "
@@ -102,10 +99,6 @@ def _is_linear(one: Numbers, other: Numbers) -> bool:
     both -= both.mean(1, keepdims=True)
     xy, xx, yy = (float(both[i] @ both[j]) for i, j in ((0, 1), (0, 0), (1, 1)))
     return xx * yy > 0 and xy * xy > (1 - 1e-9) * xx * yy
-
-
-def _numbers_rows(v: Numbers) -> bool:
-    return bool((v == np.rint(v)).all()) and len(np.unique(v)) == len(v)
 
 
 def _stand_in(v: Numbers) -> str:

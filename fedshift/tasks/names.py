@@ -149,11 +149,8 @@ def with_classes(labels: Coded, classes: Sequence[Any]) -> Coded:
             f"numbers up to {K - 1} ({listed(used)}); give {K}, in the order of the numbers from 0 "
             "on, or the labels themselves"
         )
-    ordered_by_number = reordered(labels, range(K), "label")
-    reordered(
-        ordered_by_number._replace(names=wanted), wanted, "label"
-    )  # refuses names given twice
-    return ordered_by_number._replace(names=wanted)
+    renamed = reordered(labels, range(K), "label")._replace(names=wanted)
+    return reordered(renamed, wanted, "label")  # refuses a name that is given twice
 
 
 def many(count: int, what: str) -> str:

@@ -154,13 +154,23 @@ def test_the_last_rounds_are_averaged() -> None:
     assert math.isnan(single["vote_accuracy_sd"])  # one round does not scatter
 
 
-def test_the_page_says_when_the_global_model_wins() -> None:
+def test_the_page_says_how_the_global_model_compares() -> None:
     nan = float("nan")
     base = {"average_accuracy": 0.9, "oracle_routed": 0.9, "vote_accuracy": 0.5}
-    better = base | {"system_accuracy": 0.5, "router_accuracy": nan, "global_accuracy": 0.8}
-    assert "do not beat it here" in reasons(better)[1]
-    worse = better | {"global_accuracy": 0.4}
-    assert len(reasons(worse)) == 1
+    voted = base | {"system_accuracy": 0.5, "router_accuracy": nan, "global_accuracy": 0.8}
+    assert reasons(voted) == [
+        "By its own client's model 90.0 % of all test rows are answered rightly; by the vote of "
+        "all models, 50.0 %.",
+        "By the global model, 80.0 %: 10.0 points less than by the clients' own models, 30.0 "
+        "points more than by their vote.",
+    ]
+    assert "as many as by their vote" in reasons(voted | {"global_accuracy": 0.5})[1]
+    other = reasons(voted | {"average_accuracy": 0.85, "rounds": 5})[0]
+    assert "(85.0 % where clients count by their training rows)" in other
+    assert "(Means of the last 5 measured rounds.)" in other
+    routed = voted | {"router_accuracy": 0.6}
+    assert "queries sent by this router, do not beat it here" in reasons(routed)[1]
+    assert len(reasons(routed | {"global_accuracy": 0.4})) == 1
 
 
 @pytest.mark.slow

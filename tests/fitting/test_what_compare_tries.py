@@ -65,9 +65,7 @@ def test_and_on_the_command_line(
 
 def test_errors_name_the_method_unless_every_method_has_them() -> None:
     task = hospitals()
-    with pytest.raises(
-        InputError, match=r"^fedavgft: tune_rounds=100 of 20 rounds .*as tune_rounds=5 \("
-    ):
+    with pytest.raises(InputError, match=r"^fedavgft: tune_rounds=100 of .*as tune_rounds=5 \("):
         fs.compare(task, Net, ["fedavg", "fedavgft"], rounds=20, progress=False)
     with pytest.raises(InputError, match="^lr=-1"):
         fs.compare(task, Net, ["fedavg", "fedprox"], lr=-1, **FAST)

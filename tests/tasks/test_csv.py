@@ -206,6 +206,21 @@ def test_columns_that_teach_nothing_are_left_out_and_named(tmp_path: Path) -> No
     assert 'categories=["name"] encodes it' in notes
 
 
+def test_row_numbers_by_another_name_are_learned_from_with_a_note(tmp_path: Path) -> None:
+    """Controls: numbers of which one comes twice, halves, and the column dropped."""
+    frame = patients()
+    frame["serial"] = np.arange(len(frame)) + 10_000
+    frame["twice"] = frame["serial"] // 2
+    frame["half"] = frame["serial"] + 0.5
+    path = written(tmp_path, frame)
+    text = str(read(path))
+    assert 'Column "serial" holds another whole number in every row' in text
+    assert 'If these are such, give drop=["serial"].' in text
+    assert '"twice"' not in text
+    assert '"half"' not in text
+    assert "another whole number" not in str(read(path, drop=["serial"]))
+
+
 def test_columns_are_chosen_and_dropped(tmp_path: Path) -> None:
     path = written(tmp_path, patients())
     only = read(path, columns=["age"]).build()
