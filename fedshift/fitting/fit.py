@@ -136,7 +136,7 @@ def fit(
         by_name(task.clients),
         _place(planned, folder, resume, engine) as (place, keeper),
         shown_progress(progress) as bar,
-        following(planned.config, several(callbacks), several(loggers)) as follow,
+        following(planned, several(callbacks), several(loggers)) as follow,
     ):
         record(place, planned.config, planned.prepared, listeners(bar, follow), engine, keeper)
         result = _result(place, planned.prepared.model)

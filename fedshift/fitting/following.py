@@ -10,6 +10,7 @@ from fedshift.arguments import called
 from fedshift.errors import InputError
 from fedshift.experiments.config import Config
 from fedshift.experiments.training import Listener
+from fedshift.fitting.planning import Plan
 
 Numbers = Mapping[str, Any]
 Callback = Callable[[Numbers], object]
@@ -30,10 +31,11 @@ class Logger(Protocol):
 
 @contextlib.contextmanager
 def following(
-    config: Config, callbacks: Sequence[Callback], loggers: Sequence[Logger]
+    planned: Plan, callbacks: Sequence[Callback], loggers: Sequence[Logger]
 ) -> Iterator[Listener]:
     """A listener that tells callbacks and loggers of every round, once it is measured.
 
+    Loggers get the name of a method of the user's, which is "python" in the configuration.
     Raises InputError for a callback that cannot be called, and for what is no logger.
     """
     for one in callbacks:
@@ -45,7 +47,8 @@ def following(
                 f"loggers has {called(logger)}; give fs.TensorBoard(folder), fs.MLflow() or "
                 "fs.WandB(project)"
             )
-    flat = tracked_keys(config)
+    config, made = planned.config, planned.prepared.custom.method
+    flat = tracked_keys(config) | ({"method.name": made.name} if made else {})
     waiting: dict[str, Any] = {}
 
     def listen(event: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from fedshift.errors import InputError
 from fedshift.experiments.progress import slug
+from fedshift.fitting.planning import file_name
 
 
 def _library(name: str, what: str) -> Any:
@@ -22,7 +23,10 @@ def _library(name: str, what: str) -> Any:
 
 
 class TensorBoard:
-    """Scalars in event files under `folder`, a new folder per run: "north-seed0", "north-seed0-2".
+    """Scalars in event files under `folder`, a new folder per run.
+
+    "plants-fedavg-seed0" is of the task "plants", a second run of the same "plants-fedavg-seed0-2";
+    with fit(..., name="mine") it is "mine-seed0".
 
     Raises InputError where tensorboard is not installed.
     """
@@ -34,7 +38,7 @@ class TensorBoard:
 
     def start(self, run: str, config: Mapping[str, Any]) -> None:
         """Open the run's event file, with its configuration as text."""
-        place = _new_folder(self.folder, f"{slug(run)}-seed{config.get('seeds.run', 0)}")
+        place = _new_folder(self.folder, _name_folder(run, config))
         self._open[run] = self._library.SummaryWriter(str(place))
         lines = "\n".join(f"    {key} = {value}" for key, value in config.items())
         self._open[run].add_text("configuration", lines)
@@ -115,6 +119,15 @@ class WandB:
         for run in self._runs.values():
             run.finish()
         self._runs.clear()
+
+
+def _name_folder(run: str, config: Mapping[str, Any]) -> str:
+    """Run, method and seed; without the method where the user named the run."""
+    parts = [run, f"seed{config.get('seeds.run', 0)}"]
+    # Left out, a run's name is the task's, which all methods have.
+    if config.get("name") == file_name(str(config.get("data.name"))):
+        parts.insert(1, str(config.get("method.name")))
+    return "-".join(map(slug, parts))
 
 
 def _new_folder(parent: Path, name: str) -> Path:

@@ -81,7 +81,7 @@ def test_tensorboard(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     result = fs.fit(hospitals(), Net, loggers=[fs.TensorBoard(tmp_path)], **QUICK)
-    events = EventAccumulator(str(tmp_path / "yours-seed0"))
+    events = EventAccumulator(str(tmp_path / "yours-fedavg-seed0"))
     events.Reload()
     scalars = events.Scalars("target_accuracy")
     assert [s.step for s in scalars] == [2, 3]
@@ -90,8 +90,22 @@ def test_tensorboard(tmp_path: Path) -> None:
     for seed in (0, 1):  # a run of the same name has a folder of its own
         fs.fit(hospitals(), Net, seed=seed, loggers=[fs.TensorBoard(tmp_path)], **QUICK)
     names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == ["yours-seed0", "yours-seed0-2", "yours-seed1"]
+    assert names == ["yours-fedavg-seed0", "yours-fedavg-seed0-2", "yours-fedavg-seed1"]
     assert all(len(list(path.iterdir())) == 1 for path in tmp_path.iterdir())
+
+
+def test_tensorboard_folders_name_the_method(tmp_path: Path) -> None:
+    """Control: not where the user names the run."""
+    pytest.importorskip("tensorboard")
+
+    def mine(setting: fs.recipes.Setting) -> Any:
+        return fs.recipes.fedavg(setting)
+
+    for method, name in (("fedprox", None), (mine, None), ("fedprox", "north")):
+        logger = fs.TensorBoard(tmp_path)
+        fs.fit(hospitals(), Net, method=method, name=name, loggers=[logger], **QUICK)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["north-seed0", "yours-fedprox-seed0", "yours-mine-seed0"]
 
 
 def test_mlflow(tmp_path: Path) -> None:
