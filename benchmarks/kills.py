@@ -142,8 +142,8 @@ def whole(folder: Path, method: str) -> tuple[dict[str, bytes], float, int]:
 
 
 def left(place: Path) -> dict[str, bytes]:
-    """All files of a run but its events, which hold times, and who was at work in it."""
-    passing = ("events.jsonl", IN_USE)
+    """All files of a run but events and page, which hold times, and who was at work in it."""
+    passing = ("events.jsonl", "report.html", IN_USE)
     files = (p for p in (place / "o").rglob("*") if p.is_file() and p.name not in passing)
     return {str(p.relative_to(place)): p.read_bytes() for p in files}
 
@@ -276,10 +276,10 @@ PAGE = """# Killed and resumed
 
 {points} runs of {rounds} rounds with a checkpoint a round, each ended by SIGKILL at a random point
 and resumed; made by `python benchmarks/kills.py --points {points} --seed {seed} --write` (torch
-{torch}, {machine}). `the same files`: all files of the run folder but events.jsonl (and
-in-use, where a run was killed after its end) are, byte for byte, those of a run without a fault,
-models and metrics among them. `above workers`: the process
-that has worker processes is killed; they must end by themselves.
+{torch}, {machine}). `the same files`: all files of the run folder but events.jsonl and report.html,
+which have times (and in-use, where a run was killed after its end) are, byte for byte, those of a
+run without a fault, models and metrics among them. `above workers`: the process that has worker
+processes is killed; they must end by themselves.
 
 {table}
 

@@ -1,4 +1,4 @@
-"""The how-tos stand in the navigation in the order of the table in docs/how-to/README.md."""
+"""The how-tos stand in the navigation in the order of the list in docs/how-to/README.md."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 
-GROUP = re.compile(r"\| \*\*(.+)\*\* \| \|")
+GROUP = re.compile(r"## (.+)")
 PAGE = re.compile(r"\]\(([\w-]+\.md)[)#]")
 
 
@@ -22,14 +22,14 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def pages_of(first: Path) -> list[Any]:
-    """The table's groups with their pages, then pages that the table does not name."""
+    """The list's groups with their pages, then pages that the list does not name."""
     groups: dict[str, list[str]] = {}
     others = {page.name for page in first.parent.glob("*.md")} - {first.name}
     title = ""
     for line in first.read_text(encoding="utf-8").splitlines():
         if group := GROUP.fullmatch(line):
             title = group[1]
-        for name in PAGE.findall(line) if line.startswith("|") else ():
+        for name in PAGE.findall(line) if line.startswith("- ") else ():
             if name in others:  # a page of several tasks stands with the first of them
                 others.remove(name)
                 groups.setdefault(title, []).append(f"{first.parent.name}/{name}")

@@ -46,7 +46,8 @@ def series_of(
     common = sorted(set(runs[0]).intersection(*runs[1:]))
     values = [[run[t] for run in runs] for t in common]
     # Without a seed, the mean would be of others than at the rounds beside it.
-    over = [None if None in of else moments_of(of, column) for of in values]
+    each = [moments_of(of, column) for of in values]
+    over = [m if m and m.n == len(runs) else None for m in each]
     if not any(over):
         return []
     x, name = tuple(map(float, common)), name or line.label

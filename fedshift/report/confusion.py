@@ -18,8 +18,9 @@ Counts = Mapping[tuple[int, int], int]
 
 def confusion(lines: Sequence[Pool]) -> str:
     """A heat map per line, over the examples of all its seeds, and the most frequent mistakes."""
-    served = all(line.first.summary.serving for line in lines)
-    heading = f"Confusion {'on the tests of all clients' if served else 'at the target'}"
+    tests = {line.label: _tests(line) for line in lines}
+    same = len(set(tests.values())) == 1
+    heading = f"Confusion {_tests(lines[0])}" if same else "Confusion"
     counted = [(line, counts) for line in lines if (counts := _counts(line.runs))]
     missing = [line.label for line in lines if line not in [one for one, _ in counted]]
     parts = []
@@ -31,6 +32,7 @@ def confusion(lines: Sequence[Pool]) -> str:
     classes = lines[0].first.summary.classes
     for line, counts in counted:
         text = "Rows: the true class. Columns: what the model says."
+        text += f" Counted {tests[line.label]}." * (not same)
         if len(line.runs) > 1:
             text += f" The examples of all {len(line.runs)} seeds together."
         text += f" The {len(shown)} largest classes; {left} more are left out." * (left > 0)
@@ -38,6 +40,11 @@ def confusion(lines: Sequence[Pool]) -> str:
     if counted:
         parts.append(fold(_mistakes(counted, classes)))
     return section("confusion", heading, *parts)
+
+
+def _tests(line: Pool) -> str:
+    """Whose test examples are counted."""
+    return "on the tests of all clients" if line.first.summary.serving else "at the target"
 
 
 def _counts(runs: Sequence[RunResult]) -> Counts:

@@ -12,6 +12,7 @@ from fedshift.files import check_page, write
 from fedshift.record.headline import OWN, OWN_MODELS
 from fedshift.report import tables
 from fedshift.report.charts import Axis, Chart
+from fedshift.report.folding import sampled
 from fedshift.report.intervals import Moments
 from fedshift.report.layout import figure, fold, html_page, items, note, section, table
 from fedshift.report.printed import save
@@ -210,7 +211,8 @@ class Table:
         parts = [note(f"{len(self.rows)} methods, {len(self.runs)} runs in {self.folder}")]
         parts += [section("table", "The table", table(self.shown()), items(self.notes))]
         drawn = [figure(chart, caption) for caption, chart in self.plots().items()]
-        numbers = [fold(of)] if (of := self.by_round()).rows else []
+        by_round = sampled(self.by_round(), "the folders of the runs")
+        numbers = [fold(by_round)] if by_round.rows else []
         parts += [section("plots", "Drawings", *drawn, *numbers)]
         if any(row.validation for row in self.rows):
             parts += [section("settings", "What was tried", table(self.tried()))]

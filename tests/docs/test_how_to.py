@@ -1,4 +1,4 @@
-"""Every recipe of docs/how-to runs as it is printed, and the table leads to each."""
+"""Every recipe of docs/how-to runs as it is printed, and the list leads to each."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-def test_the_table_leads_to_every_recipe() -> None:
-    links = re.findall(r"^\| .* \| \[[^\]]+\]\(([^)#]+)#?([^)]*)\) \|$", INDEX.read_text(), re.M)
+def test_the_list_leads_to_every_recipe() -> None:
+    links = re.findall(r"^- \[[^\]]+\]\(([^)#]+)#?([^)]*)\)$", INDEX.read_text(), re.M)
     assert len(links) == TASKS
     here = [link for link in links if not link[0].startswith("../")]
     assert len(here) == len(set(here))

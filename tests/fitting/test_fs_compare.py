@@ -257,6 +257,7 @@ def test_it_leaves_threads_and_no_temporary_folder() -> None:
         (["fedavg"], {"jobs": 0}, "jobs = 0; give 1 or more"),
         (["fedavg"], {"lr": [0.1, 0.2], "rule": "validation"}, "no examples that follow"),
         (["fedavg"], {"lr": []}, r"lr=\[\]: must be a number"),
+        (["fedavg", "krum"], {}, "krum: . clients' changes are too few"),
     ],
 )
 def test_what_is_refused(methods: Any, more: dict[str, Any], why: str) -> None:

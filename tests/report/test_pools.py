@@ -14,6 +14,7 @@ import fedshift as fs
 from fedshift.errors import DataError, InputError
 from fedshift.record.choosing import choose
 from fedshift.record.folder import Begun, RunResult, read_any, read_run
+from fedshift.report.by_round import loss_chart
 from fedshift.report.means import mean_cell, moments_of, with_intervals
 from fedshift.report.page import page
 from fedshift.report.pools import pools
@@ -59,6 +60,17 @@ def test_other_data_or_code_are_no_other_seed(tmp_path: Path, of: str) -> None:
     for k, folder in enumerate(folders):
         (folder / "lock.json").write_text(json.dumps({of: f"{k}"}))
     assert len(pools([read_run(folder) for folder in folders])) == 2
+
+
+def test_a_round_in_which_a_seed_has_no_number_is_a_gap(tmp_path: Path) -> None:
+    """Nothing, or one that is too large to square; control: a number."""
+    runs = [made(tmp_path / f"s{s}", seed=s) for s in range(3)]
+    for loss, drawn in ((0.5, True), (None, False), (1e200, False)):
+        rounds = [replace(r, values={**r.values, "train_loss": loss}) for r in runs[2].rounds[:1]]
+        changed = replace(runs[2], rounds=(*rounds, *runs[2].rounds[1:]))
+        (series, *_) = loss_chart(pools([*runs[:2], changed])).series
+        assert (series.y[0] is not None) is drawn
+        assert series.y[1] is not None
 
 
 def test_one_seed_twice_is_no_pool(tmp_path: Path) -> None:

@@ -317,3 +317,19 @@ def test_names_in_figures_are_no_formulas(tmp_path: Path) -> None:
 def test_the_fixture_has_the_columns_that_runs_have() -> None:
     """The fixture above must not drift from what is recorded."""
     assert {*MEANS, "round", "global_accuracy"} == {f.name for f in fields(ServedMetrics)}
+
+
+def test_confusions_of_other_tests_say_of_which(tmp_path: Path) -> None:
+    """Control: alike, the heading says it once."""
+    folders = serving_folder(tmp_path / "a", method="ditto"), write_run(tmp_path / "b")
+    for folder in folders:
+        head = ["true", "predicted", "examples"]
+        write_csv(folder / "confusion.csv", [head, ["cat", "cat", 13], ["cat", "dog", 3]])
+    served, one = map(read_run, folders)
+    both = "".join(Outline(page([served, one])).text)
+    assert "Counted at the target." in both
+    assert "Counted on the tests of all clients." in both
+    assert "Confusion at" not in both
+    alone = "".join(Outline(page([served])).text)
+    assert "Confusion on the tests of all clients" in alone
+    assert "Counted" not in alone

@@ -285,6 +285,7 @@ def test_a_table_and_python_of_the_users(tmp_path: Path) -> None:
     assert [row.label for row in table.rows] == ["fedavg", "slow"]
     assert table.rows[0].moments != table.rows[1].moments
     for number, (name, run) in enumerate(of.runs.items()):
-        alone = tmp_path / f"alone-{number}"
+        # As deep as the table's, since paths in a run folder are relative to it.
+        alone = tmp_path / "alone" / "runs" / str(number)
         record(alone, run.config, prepare(run.config), lambda event: None)
         assert results(table.folder / "runs" / name) == results(alone)
