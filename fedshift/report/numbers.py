@@ -37,8 +37,8 @@ def results(lines: Sequence[Pool]) -> str:
         f"{measured_on(targets)}: root mean squared error, mean absolute error, and the "
         "share of the variance that is explained (R²). The estimate needs none: it is "
         "the clients' mean squared error in each bin of the numbers, weighted by the target's "
-        "shares of the bins, under a root, ± one standard error. ESS, the effective sample size, is the number of examples that equally "
-        "weighted data would need for the same variance."
+        "shares of the bins, under a root, ± one standard error. ESS, the effective sample size, "
+        "is the number of examples that equally weighted data would need for the same variance."
     )
     numbers = pool_tables(Table(header, tuple(rows), formats), lines)
     return section("results", "Results", *numbers, note(text))
