@@ -12,8 +12,8 @@ from fedshift.experiments.folder import summary_of
 from fedshift.experiments.outcome import Candidate, Choice, Experiment
 from fedshift.files import check_page, clean, write
 from fedshift.recipes import traits_of
-from fedshift.record.folder import PROFILE, REPORT, read_run
-from fedshift.record.headline import digits
+from fedshift.record.folder import PROFILE, REPORT, fit_of, read_run
+from fedshift.record.headline import digits, measured_on, without_rows
 from fedshift.report.page import page
 from fedshift.report.ways import WAYS, over_rounds
 
@@ -70,6 +70,9 @@ def show_comparison(title: str, folders: Sequence[Path]) -> None:
         f"{'' if of_numbers else ', ± one standard error'}.",
         indent=0,
     )
+    targets = [str(fit_of(folder).get("target", "")) for folder in folders]
+    if any(map(without_rows, targets)):
+        say(f"{main[0].removesuffix(' %')}: measured on {measured_on(targets)}.", indent=0)
     sampling = [
         cohorts for cohorts in (summary_of(folder)["cohorts"] for folder in folders) if cohorts
     ]

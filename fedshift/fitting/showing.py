@@ -7,7 +7,7 @@ from html import escape
 from typing import NamedTuple
 
 from fedshift.errors import visible
-from fedshift.record.headline import NOTHING, headline, percent, serves_own
+from fedshift.record.headline import NOTHING, headline, percent, serves_own, without_rows
 from fedshift.record.rounds import ESTIMATES
 from fedshift.record.summary import Summary
 
@@ -25,7 +25,8 @@ def facts_of(
 ) -> Facts:
     """The facts of a run; target in words, metrics the user's own."""
     final, many, main = summary.final, len(summary.weights), headline(summary)
-    numbers = {"target": target, main.name: main.value}
+    rows = ", on the clients' test rows, drawn to its shares" * without_rows(target)
+    numbers = {"target": target, main.name: f"{main.value}{rows}"}
     if main.estimate != NOTHING:
         from_what = "rows" if summary.kind == "regression" else "counts"
         numbers["estimated"] = f"{main.estimate}, from the clients' validation {from_what}"

@@ -121,7 +121,16 @@ def _begun(folder: Path) -> Begun:
         state = f"not complete, round {last} of {course.of}: it is still going on, or was killed"
     lock = _lock(folder / LOCK) if is_file(folder / LOCK) else {}
     return Begun(
-        folder, name, method, data, course.rounds, lock, config, course.seconds, _fit(folder), state
+        folder,
+        name,
+        method,
+        data,
+        course.rounds,
+        lock,
+        config,
+        course.seconds,
+        fit_of(folder),
+        state,
     )
 
 
@@ -141,7 +150,8 @@ def _confusion(folder: Path, summary: Summary) -> Confusion:
     return counts
 
 
-def _fit(folder: Path) -> Mapping[str, Any]:
+def fit_of(folder: Path) -> Mapping[str, Any]:
+    """What `fedshift.fit` says of the data and network; {} where the file is missing or damaged."""
     # For words alone: a report is drawn without them.
     with contextlib.suppress(DataError):
         return read_object(folder / FIT) if is_file(folder / FIT) else {}
@@ -188,7 +198,7 @@ def read_run(folder: Path) -> RunResult:
         config,
         served,
         seconds,
-        _fit(folder),
+        fit_of(folder),
         _confusion(folder, summary),
     )
 

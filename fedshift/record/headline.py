@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from fedshift.record.summary import Summary
@@ -11,6 +12,10 @@ NOTHING = "–"
 # Pooled over the rows: each client's own model on its own test rows.
 OWN = "oracle_routed"
 OWN_MODELS = "accuracy of the clients' own models"
+
+
+# Targets, in a task's words, without rows of their own: they are shares, counts or a mixture.
+_WITHOUT_ROWS = ("the given label shares", "the given counts of", "the clients' labels together")
 
 
 class Headline(NamedTuple):
@@ -60,6 +65,27 @@ def serves_own(summary: Summary) -> bool:
         OWN in others
         and len({others.get(k) for k in (OWN, "vote_accuracy", "global_accuracy")}) > 1
     )
+
+
+def without_rows(target: str) -> bool:
+    """Whether the clients' test rows stand for the target, drawn so that labels have its shares.
+
+    target: as fit.json says it; "" for one of the library's data sets.
+    """
+    return target.startswith(_WITHOUT_ROWS)
+
+
+def measured_on(targets: Iterable[str]) -> str:
+    """The rows that an accuracy or error at these targets was measured on, in words."""
+    kinds = {without_rows(target) for target in targets}
+    of_its, of_clients = (
+        "the target's own labelled test data",
+        "the clients' test rows, drawn again so that their labels have the target's shares (no "
+        "row is from the target)",
+    )
+    if kinds == {True}:
+        return of_clients
+    return f"{of_its} or, where it has none, on {of_clients}" if True in kinds else of_its
 
 
 def percent(share: float | str | None, places: int = 1) -> str:

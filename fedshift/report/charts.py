@@ -199,6 +199,18 @@ def thinned(series: Series) -> Series:
     return replace(series, x=at(series.x), y=at(series.y), low=low, high=high)
 
 
+def pointed(series: Series) -> Series:
+    """The series with a marker where a line has one value, which alone draws nothing."""
+    return replace(series, points=True) if len(drawn_values(series.y)) == 1 else series
+
+
+def shifts(series: Sequence[Series]) -> list[float]:
+    """How far to the right each is drawn: side by side where all lines have one x, else 0."""
+    alone = len({x for one in series for x in one.x}) == 1 and all(one.line for one in series)
+    middle = (len(series) - 1) / 2
+    return [(k - middle) * 0.5 / len(series) if alone else 0.0 for k in range(len(series))]
+
+
 def named(series: Series, look: Look, others: Sequence[Series], looks: Sequence[Look]) -> bool:
     """Whether a legend has the series: not a thin line beside its method's, which names both."""
     beside = zip(others, looks, strict=True)

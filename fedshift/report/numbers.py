@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedshift.record.folder import RunResult
-from fedshift.record.headline import headline
+from fedshift.record.headline import headline, measured_on
 from fedshift.report.folding import of_clients, pool_tables
 from fedshift.report.layout import fold, note, section
 from fedshift.report.pools import Pool, runs_of
@@ -31,13 +31,14 @@ def results(lines: Sequence[Pool]) -> str:
         weights = (s.ess, s.ess_fraction, s.hull, s.l1_distance)
         rows.append((label, rmse, *errors, estimate, *weights, s.final.round))
     formats = ("", ".4g", ".4g", ".3f", ".4g", ".0f", ".1%", ".4f", ".4f", "d")
+    targets = [str(run.fit.get("target", "")) for run, _ in runs_of(lines)]
     text = (
-        "Errors are in the units of what is predicted, and are measured on the target's own test "
-        "data: root mean squared error, mean absolute error, and the share of the variance that "
-        "is explained (R²). The estimate needs none: it is the clients' mean squared error in each "
-        "bin of the numbers, weighted by the target's shares of the bins, under a root, ± one "
-        "standard error. ESS, the effective sample size, is the number of examples that equally "
-        "weighted data would need for the same variance."
+        "Errors are in the units of what is predicted, and are measured on "
+        f"{measured_on(targets)}: root mean squared error, mean absolute error, and the "
+        "share of the variance that is explained (R²). The estimate needs none: it is "
+        "the clients' mean squared error in each bin of the numbers, weighted by the target's "
+        "shares of the bins, under a root, ± one standard error. ESS, the effective sample size, "
+        "is the number of examples that equally weighted data would need for the same variance."
     )
     numbers = pool_tables(Table(header, tuple(rows), formats), lines)
     return section("results", "Results", *numbers, note(text))

@@ -23,6 +23,8 @@ from fedshift.report.charts import (
     letters,
     named,
     number_text,
+    pointed,
+    shifts,
     shortened,
 )
 from fedshift.report.looks import DASHES, FILLS, LIGHT, MARKERS, THEME, Look, look_of, looks
@@ -94,25 +96,29 @@ def draw(charts: Sequence[Chart], figure: Figure) -> None:
 
 
 def _lines(chart: LineChart, axes: Axes) -> dict[str, Any]:
-    of = looks(
-        [s.name for s in chart.series],
-        [s.look for s in chart.series],
-        [s.thin for s in chart.series],
-    )
+    drawn = [pointed(s) for s in chart.series]
+    of = looks([s.name for s in drawn], [s.look for s in drawn], [s.thin for s in drawn])
     handles: dict[str, Any] = {}
-    for series, look in zip(chart.series, of, strict=True):
-        (line,) = axes.plot(
-            series.x, _numbers(series.y), color=LIGHT[look.colour], **_marks(series, look)
-        )
-        handles |= {series.name: line} if named(series, look, chart.series, of) else {}
-        if series.low:
+    for series, look, shift in zip(drawn, of, shifts(drawn), strict=True):
+        x, colour = [v + shift for v in series.x], LIGHT[look.colour]
+        (line,) = axes.plot(x, _numbers(series.y), color=colour, **_marks(series, look))
+        handles |= {series.name: line} if named(series, look, drawn, of) else {}
+        if series.low and len(x) == 1:
+            # The band of a single point has no area.
+            bars = Bars("", series.y, series.low, series.high)
+            _whiskers(axes, x, bars, upright=True)
+        elif series.low:
             low, high = _numbers(series.low), _numbers(series.high)
-            axes.fill_between(series.x, low, high, color=LIGHT[look.colour], alpha=0.16, lw=0)
+            axes.fill_between(x, low, high, color=colour, alpha=0.16, lw=0)
     _axis(axes.xaxis, chart.x)
     _axis(axes.yaxis, chart.y)
-    if all(v == round(v) for s in chart.series for v in s.x):
+    across = {v for s in drawn for v in s.x}
+    if all(v == round(v) for v in across):
         # No tick between two rounds.
         axes.locator_params(axis="x", integer=True)
+    if any(shifts(drawn)):
+        axes.set_xticks(list(across))
+        axes.set_xlim(min(across) - 0.5, max(across) + 0.5)
     if chart.y.zero:
         axes.set_ylim(bottom=0)
     return handles

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedshift.record.folder import RunResult
+from fedshift.record.headline import measured_on
 from fedshift.record.rounds import other_columns
 from fedshift.record.summary import CurvePoint
 from fedshift.report.charts import (
@@ -51,8 +52,9 @@ def results(lines: Sequence[Pool]) -> str:
     )
     rows = tuple(_result(run, name) for run, name in runs_of(lines))
     formats = ("", ".1%", ".3f", ".1%", ".1%", ".0f", ".1%", ".4f", ".4f", ".4g", "d")
+    targets = [str(run.fit.get("target", "")) for run, _ in runs_of(lines)]
     text = (
-        "Target accuracy is measured on the target's own labelled test data, and so is macro F1, "
+        f"Target accuracy is measured on {measured_on(targets)}, and so is macro F1, "
         "the mean of F1 over the labels that occur there. The estimate needs "
         "none: it is the clients' pooled recall per class, weighted by the target's label "
         "distribution. ESS, the effective sample size, is the number of examples that equally "

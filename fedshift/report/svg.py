@@ -26,6 +26,8 @@ from fedshift.report.charts import (
     letters,
     named,
     number_text,
+    pointed,
+    shifts,
     shortened,
     span_of,
     thinned,
@@ -77,7 +79,7 @@ class _Frame:
 
 
 def _lines(chart: LineChart, width: float) -> str:
-    drawn = [thinned(s) for s in chart.series]
+    drawn = [pointed(thinned(s)) for s in chart.series]
     xs = [v for s in drawn for v in s.x]
     ys = drawn_values(*(v for s in drawn for v in (s.y, s.low, s.high)))
     # An empty chart with a sentence, since the section around it is there all the same.
@@ -97,7 +99,10 @@ def _lines(chart: LineChart, width: float) -> str:
     left = _left(width)
     across = _span([*x_ticks, *xs])
     frame = _Frame(left, top + 8, width - left - 22, 260, across, _span([*y_ticks, *ys]))
-    marks = [_series(frame, s, k, chart.y) for s, k in zip(drawn, of, strict=True)]
+    marks = [
+        _series(frame, s, k, chart.y, shift)
+        for s, k, shift in zip(drawn, of, shifts(drawn), strict=True)
+    ]
     body = [legend, _y_axis(frame, chart.y, y_ticks), _x_axis(frame, chart.x, x_ticks), *marks]
     return document(chart.title, width, frame.base + 48, body)
 
@@ -152,7 +157,7 @@ def _side_bars(chart: SideBars, width: float) -> str:
     return document(chart.title, width, frame.base + 48, body)
 
 
-def _series(frame: _Frame, series: Series, look: Look, y: Axis) -> str:
+def _series(frame: _Frame, series: Series, look: Look, y: Axis, shift: float) -> str:
     # A missing value ends one stretch of the line and begins the next.
     runs: list[list[int]] = [[]]
     dots = []
@@ -164,17 +169,21 @@ def _series(frame: _Frame, series: Series, look: Look, y: Axis) -> str:
         if series.points or not series.line:
             radius = 6.0 if not series.line else 2.0 if series.thin else 3.0
             note = f"{series.name}: {a:.6g}, {number_text(b, y.percent)}"
-            dots.append(dot(frame.at(a, b), radius, look, hollow=not series.line, note=note))
+            dots.append(
+                dot(frame.at(a + shift, b), radius, look, hollow=not series.line, note=note)
+            )
     lines: list[str] = []
     for run in runs if series.line else ():
         banded = [i for i in run if _ends(series.low, series.high, i) is not None]
         if banded:
             low, high = (
-                [frame.at(series.x[i], v[i] or 0.0) for i in banded]
+                [frame.at(series.x[i] + shift, v[i] or 0.0) for i in banded]
                 for v in (series.low, series.high)
             )
-            lines.insert(0, band(high, low, look))
-        points = [frame.at(series.x[i], series.y[i] or 0.0) for i in run]
+            # The band of a single point has no area.
+            wide = len(banded) > 1
+            lines.insert(0, band(high, low, look) if wide else whisker(*low[0], *high[0]))
+        points = [frame.at(series.x[i] + shift, series.y[i] or 0.0) for i in run]
         lines += [polyline(points, look, thin=series.thin)] if run else []
     return "".join(lines + dots)
 

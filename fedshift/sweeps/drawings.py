@@ -24,9 +24,9 @@ def drawings(
     drawn: dict[str, Chart] = {f"{what}{whiskers}; the line: {base}": bars}
     series = tuple(_series(name, curve) for name, curve in curves.items() if curve)
     if series:
-        # Of one round there are points alone.
-        banded = any(v is not None for s in series if len(s.x) > 1 for v in s.low)
-        bands = "; the bands: 95 % intervals" * banded
+        spans = {len(s.x) > 1 for s in series if any(v is not None for v in s.low)}
+        shape = "bands" if True in spans else "upright lines"
+        bands = f"; the {shape}: 95 % intervals" * bool(spans)
         lines = LineChart(f"{title} by round", series, Axis("round"), axis)
         drawn[f"{axis.label} by round, mean over seeds{bands}"] = lines
     return drawn

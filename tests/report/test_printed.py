@@ -91,6 +91,19 @@ def test_figures_have_the_pages_colours() -> None:
     ]
 
 
+def test_a_line_of_one_round_is_a_marker_of_its_own() -> None:
+    """Equal values stand side by side, with their intervals; lines of several rounds do not."""
+    one = replace(LINES, series=tuple(Series(b, (5,), (0.4,), (0.3,), (0.5,)) for b in LABELS))
+    (axes,) = drawn(one).subfigs[0].axes
+    marked = [line for line in axes.get_lines() if len(line.get_xdata()) == 1]
+    assert all(line.get_marker() != "None" for line in marked)
+    assert len({float(line.get_xdata()[0]) for line in marked}) == len(LABELS)
+    assert len(axes.get_lines()) == 3 * len(LABELS)  # a marker, a whisker and its halo
+    assert list(axes.get_xticks()) == [5]
+    (several,) = drawn(LINES).subfigs[0].axes
+    assert {line.get_marker() for line in several.get_lines()} == {"None"}
+
+
 def test_a_recall_of_0_is_drawn_and_a_missing_one_is_not() -> None:
     (axes,) = drawn(BARS).subfigs[0].axes
     zero, missing = axes.patches[:2]

@@ -105,6 +105,18 @@ def test_bars_are_as_high_as_their_values() -> None:
     assert [r.findtext(f"{SVG}title") for r in bars] == ["p, s: 0.5", "q, s: 0.25"]
 
 
+def test_lines_of_one_round_are_markers_side_by_side() -> None:
+    names, axis = ("fedavg", "fedpals"), Axis("y")
+    series = tuple(Series(n, (5.0,), (0.4,), (0.3,), (0.5,)) for n in names)
+    drawing = svg(LineChart("t", series, Axis("round"), axis))
+    centres = re.findall(r'<circle cx="([\d.]+)"[^>]*><title>', drawing)
+    assert len(set(centres)) == len(names)
+    assert all(f"<title>{n}: 5, 0.4</title>" in drawing for n in names)
+    assert "<polygon" not in drawing  # a band without area
+    longer = tuple(Series(n, (5.0, 6.0), (0.4, 0.4)) for n in names)
+    assert "<circle" not in svg(LineChart("t", longer, Axis("round"), axis))
+
+
 def test_a_missing_point_breaks_a_line() -> None:
     series = Series("s", (0, 1, 2, 3), (0.0, 1.0, None, math.nan))
     drawing = ET.fromstring(svg(LineChart("t", (series,), Axis("x"), Axis("y"))))
