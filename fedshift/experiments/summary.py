@@ -289,7 +289,7 @@ def _needless_ess(experiment: Experiment) -> list[str]:
 
 
 def _curve(experiment: Experiment, counts: Floats, target: Floats) -> tuple[CurvePoint, ...]:
-    """The ESS-gap curve under the method's cap and fidelity, from the largest ESS down."""
+    """ESS against distance under the method's cap and fidelity, from the largest ESS down."""
     # For a method without the programme: the curve that FedPALS would have by default.
     rule = pals_of(experiment.algorithm) or Pals(tuple(target.tolist()), lam=0.0)
     solve = partial(pals_weights, counts, target, cap=rule.cap, fidelity=rule.fidelity)

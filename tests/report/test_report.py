@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,15 @@ def test_a_page_has_every_section_and_well_formed_drawings(tmp_path: Path) -> No
         title = svg.find("{http://www.w3.org/2000/svg}title")
         assert title is not None
         assert title.text == svg.get("aria-label")
+
+
+def test_gap_is_said_of_the_l2_distance_alone(tmp_path: Path) -> None:
+    counts = np.array([[60, 40, 0], [10, 50, 40], [0, 20, 80]])
+    diagnosis = diagnosis_page(diagnose(counts, [0.5, 0.25, 0.25]))
+    for text in (page([made(tmp_path / "a")]), diagnosis):
+        words = " ".join(Outline(text).text)
+        assert "L1 distance" in words
+        assert not re.search(r"\bgap to|L1 gap", words)
 
 
 def test_a_page_loads_nothing(tmp_path: Path) -> None:
