@@ -79,8 +79,7 @@ def accuracy(lines: Sequence[Pool]) -> str:
     """Accuracy or error per round, estimates thin."""
     chart, errors = accuracy_chart(lines), any(map(of_numbers, lines))
     caption = (
-        "Thick: on the target's test data. Thin, dotted: estimated from the clients' validation "
-        "data alone."
+        "Thick: on the test data. Thin, dotted: estimated from the clients' validation data alone."
     )
     parts = [figure(chart, words_on(caption, lines)), *_over_seeds(lines, errors)]
     return section("rounds", chart.title, *parts, *_tables(lines, errors))
@@ -103,11 +102,11 @@ def accuracy_chart(lines: Sequence[Pool]) -> LineChart:
 
 
 def loss(lines: Sequence[Pool]) -> str:
-    """Training loss, and the loss on the target's test data where there is one."""
+    """Training loss, and the loss on the test data where there is one."""
     chart = loss_chart(lines)
     caption = "Thick: the clients' mean training loss under the weights."
     if any(one.thin for one in chart.series):
-        caption += " Thin, dotted: on the target's test data."
+        caption += " Thin, dotted: on the test data."
     caption += " The tables by round have the numbers."
     return section("loss", chart.title, figure(chart, words_on(caption, lines)))
 

@@ -82,11 +82,11 @@ def other_metrics(lines: Sequence[Pool]) -> str:
         for run, label in runs_of(lines)
     )
     numbers = Table(("Run", *names), rows, ("", *([".4g"] * len(names))))
-    name, text = "Own metrics", "Measured by the user's own functions on the target's test data."
+    name, text = "Own metrics", "Measured by the user's own functions on the test data."
     if any(run.summary.kind for run in runs):
         name = "Metrics"
         text = (
-            "On the target's test data; what begins with estimated or source is of the clients' "
+            "On the test data; what begins with estimated or source is of the clients' "
             "validation data alone. The accuracy of labels is the mean over all of them."
         )
     return section("metrics", name, *pool_tables(numbers, lines), note(text))
@@ -195,7 +195,7 @@ def recall_chart(title: str, lines: Sequence[Pool]) -> BarChart:
 def per_class(lines: Sequence[Pool]) -> str:
     """Recall per class at the last evaluation, beside the class's mass in the target."""
     runs = [run for run, _ in runs_of(lines)]
-    drawing = recall_chart("Accuracy per class on the target's test data", lines)
+    drawing = recall_chart("Accuracy per class on the test data", lines)
     columns: list[tuple[str, Sequence[Cell]]] = []
     for line in lines:
         ends = [run.summary.final for run in line.runs]
@@ -204,7 +204,7 @@ def per_class(lines: Sequence[Pool]) -> str:
         columns.append((f"{line.label}, estimated", near))
     classes, masses = runs[0].summary.classes, mass_columns(runs, "Target mass")
     numbers = from_columns("Class", classes, columns, ".1%", masses)
-    caption = "– marks a class without target test data. Estimates come from the clients alone."
+    caption = "– marks a class without test data. Estimates come from the clients alone."
     caption = " ".join(filter(None, (caption, classes_drawn(runs[0])[1])))
     return section("classes", "Accuracy per class", figure(drawing, caption), fold(numbers))
 

@@ -21,6 +21,7 @@ def test_rows_of_the_clients_are_not_called_the_targets(target: Any, tmp_path: P
     page = result.report(tmp_path / "page.html").read_text()
     assert "on the clients&#x27; test rows, drawn again" in page
     assert "own labelled test data" not in page
+    assert "target&#x27;s test data" not in page
 
 
 def test_rows_of_a_target_are(tmp_path: Path) -> None:
