@@ -22,7 +22,9 @@ def _library(name: str, what: str) -> Any:
 
 
 class TensorBoard:
-    """Scalars in event files under `folder`, a new folder per run: "north-seed0", "north-seed0-2".
+    """Scalars in event files under `folder`, a new folder per run.
+
+    Its name is that of run, method and seed: "north-fedavg-seed0", again "north-fedavg-seed0-2".
 
     Raises InputError where tensorboard is not installed.
     """
@@ -34,7 +36,9 @@ class TensorBoard:
 
     def start(self, run: str, config: Mapping[str, Any]) -> None:
         """Open the run's event file, with its configuration as text."""
-        place = _new_folder(self.folder, f"{slug(run)}-seed{config.get('seeds.run', 0)}")
+        method = config.get("method.name")
+        parts = [run, *[str(method)] * (method is not None), f"seed{config.get('seeds.run', 0)}"]
+        place = _new_folder(self.folder, "-".join(map(slug, parts)))
         self._open[run] = self._library.SummaryWriter(str(place))
         lines = "\n".join(f"    {key} = {value}" for key, value in config.items())
         self._open[run].add_text("configuration", lines)

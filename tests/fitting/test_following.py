@@ -81,7 +81,7 @@ def test_tensorboard(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     result = fs.fit(hospitals(), Net, loggers=[fs.TensorBoard(tmp_path)], **QUICK)
-    events = EventAccumulator(str(tmp_path / "yours-seed0"))
+    events = EventAccumulator(str(tmp_path / "yours-fedavg-seed0"))
     events.Reload()
     scalars = events.Scalars("target_accuracy")
     assert [s.step for s in scalars] == [2, 3]
@@ -90,7 +90,9 @@ def test_tensorboard(tmp_path: Path) -> None:
     for seed in (0, 1):  # a run of the same name has a folder of its own
         fs.fit(hospitals(), Net, seed=seed, loggers=[fs.TensorBoard(tmp_path)], **QUICK)
     names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == ["yours-seed0", "yours-seed0-2", "yours-seed1"]
+    assert names == ["yours-fedavg-seed0", "yours-fedavg-seed0-2", "yours-fedavg-seed1"]
+    fs.fit(hospitals(), Net, method="fedpals", loggers=[fs.TensorBoard(tmp_path)], **QUICK)
+    assert (tmp_path / "yours-fedpals-seed0").is_dir()
     assert all(len(list(path.iterdir())) == 1 for path in tmp_path.iterdir())
 
 
