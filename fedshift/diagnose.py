@@ -33,6 +33,7 @@ _ALL_TAKE_PART = 1e-6
 _LEAVE_OUT = 5
 # Limits on resamples of a bootstrap, and on a client's examples in one; more are no more exact.
 MOST_DRAWS, MOST_DRAWN = 100_000, 2**53
+COUNTED = "The target was given as counts; they were divided by their sum."
 RULE = "the setting on the curve with the least cost = L1 gap / 2 + sqrt(K / ESS)"
 
 
@@ -71,7 +72,7 @@ def diagnose(
     Source: Zec et al., FedPALS, eq. 8 and 9 and App. B.3 (the ESS heuristic).
     """
     as_counts = not normalise_target and _are_counts(target)
-    normalise_target = True if as_counts else normalise_target
+    normalise_target = as_counts or normalise_target
     # First, because it checks counts and target for everything below.
     closest = pals_weights(label_counts, target, lam=0.0, normalise_target=normalise_target)
     data = _data(label_counts, target, classes, clients, normalise_target)
@@ -96,8 +97,7 @@ def diagnose(
         claim=None if cap is not None else _claim(data, solved, ess),
         interval=_interval(data, bootstrap, seed),
     )
-    note = ("The target was given as counts; they were divided by their sum.",) * as_counts
-    return replace(diagnosis, verdict=(*sentences(diagnosis), *note))
+    return replace(diagnosis, verdict=(*sentences(diagnosis), *[COUNTED] * as_counts))
 
 
 def _are_counts(target: ArrayLike) -> bool:

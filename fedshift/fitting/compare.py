@@ -65,7 +65,7 @@ def compare(
     base: str = "",
     metric: str | None = None,
     name: str | None = None,
-    metrics: Mapping[str, Metric] | None = None,
+    metrics: Mapping[str, Metric] | Metric | None = None,
     loss: Loss | None = None,
     class_weights: Weights | None = None,
     backend: str = "loop",

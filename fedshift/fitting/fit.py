@@ -20,7 +20,7 @@ import torch
 from fedshift.algorithms.base import Algorithm
 from fedshift.calls import called_as
 from fedshift.errors import DataError, InputError
-from fedshift.experiments.config import PYTHON
+from fedshift.experiments.config import PYTHON, Config
 from fedshift.experiments.custom import Metric
 from fedshift.experiments.custom_network import Shape
 from fedshift.experiments.engines import Engine, backend_of, default_engine
@@ -39,7 +39,7 @@ from fedshift.experiments.training import listeners
 from fedshift.files import is_file, read_object
 from fedshift.fitting.bars import shown_progress
 from fedshift.fitting.class_weights import Weights
-from fedshift.fitting.following import Callback, Logger, following, several
+from fedshift.fitting.following import Callback, Logger, flat_keys, following, several
 from fedshift.fitting.keys import by_name
 from fedshift.fitting.methods import Method
 from fedshift.fitting.networks import first_model, referred
@@ -51,7 +51,7 @@ from fedshift.record.folder import CONFIG, FIT, SUMMARY, read_run
 from fedshift.tasks.encoding import Encoding
 from fedshift.tasks.task import Task
 
-ELSEWHERE = "fs.load reads it, and another folder= takes a new one"
+ELSEWHERE = "it cannot go on: fs.load reads it, and another folder= takes a new run"
 AGAIN, INTERRUPTED = 'fs.fit(..., folder="{}", resume=True)', 130
 
 
@@ -75,7 +75,7 @@ def fit(
     method: str | Callable[..., Algorithm] | Algorithm | Method = "fedavg",
     seed: int = 0,
     name: str | None = None,
-    metrics: Mapping[str, Metric] | None = None,
+    metrics: Mapping[str, Metric] | Metric | None = None,
     loss: Loss | None = None,
     class_weights: Weights | None = None,
     head: Sequence[str] = (),
@@ -100,7 +100,8 @@ def fit(
                    gives the learning rate
     seed           of first weights, batches and cohorts; the task's own seed cuts the data
     metrics        {"auc": f}, f(probabilities [n, K], labels [n]) -> float, on the target's rows;
-                   of numbers f(predicted [n], true [n]), of several labels f([n, L], [n, L])
+                   of numbers f(predicted [n], true [n]), of several labels f([n, L], [n, L]);
+                   a function alone counts by its name
     loss           a `Term`, or loss(logits [B, K], y [B]) -> losses [B], in place of the
                    cross-entropy, of the squared error of numbers, of the labels' binary one
     class_weights  "balanced", or a weight for each class, by name or in order
@@ -295,15 +296,25 @@ def _identified(planned: Plan) -> Plan:
     return replace(planned, prepared=replace(planned.prepared, custom=replace(custom, texts=texts)))
 
 
+def _differences(then: Config, now: Config) -> str:
+    """Which keys differ, as " (rounds: 8 there, 12 here)"."""
+    there, here = (flat_keys(one.model_dump(exclude={"name"})) for one in (then, now))
+    keys = [k for k in here.keys() | there.keys() if there.get(k) != here.get(k)]
+    words = {"method.name": "method", "model.name": "net", "seeds.run": "seed"}
+    each = [
+        f"{words.get(key, key.rpartition('.')[2])}: {there.get(key)} there, {here.get(key)} here"
+        for key in sorted(keys)[:5]
+    ]
+    return f" ({'; '.join(each)})" if each else ", data, network or code than these"
+
+
 def _complete(place: Path, planned: Plan) -> Result:
     """The result of a run that is complete. Raises InputError for one of anything else."""
     ready = planned.prepared
     now = json.loads(ready.custom.texts[FIT])["identity"]
     if not is_file(place / FIT) or read_object(place / FIT).get("identity") != now:
-        raise InputError(
-            f"{place}: a complete run of another configuration, data, network or code than these; "
-            f"{ELSEWHERE}"
-        )
+        what = _differences(complete_config(place), planned.config)
+        raise InputError(f"{place}: a complete run of another configuration{what}; {ELSEWHERE}")
     result = _result(place, ready.model)
     names = (tuple(client.name for client in result.run.clients), result.classes)
     if names != (ready.custom.clients, ready.task.classes):

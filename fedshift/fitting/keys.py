@@ -37,6 +37,8 @@ ELSEWHERE = {
     "batch_size": "batch=32",
     "weight_decay": "decay=1e-4",
     "early_stopping": "patience=10",
+    "device": 'backend="cuda" for a GPU; without backend, the processor trains',
+    "gpu": 'backend="cuda"',
 }
 
 

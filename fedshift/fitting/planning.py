@@ -53,7 +53,7 @@ def plan(
     *,
     seed: int = 0,
     name: str | None = None,
-    metrics: Mapping[str, Metric] | None = None,
+    metrics: Mapping[str, Metric] | Metric | None = None,
     loss: Loss | None = None,
     class_weights: Weights | None = None,
     head: Sequence[str] = (),
@@ -116,8 +116,11 @@ def _mark(chosen: Method, added: Custom, loss: Loss | None, built: Built) -> str
     return hashlib.sha256(repr(given).encode()).hexdigest() if given else ""
 
 
-def checked_metrics(given: Mapping[str, Metric] | None) -> dict[str, Metric]:
-    """The metrics by name. Raises InputError for what is no dict."""
+def checked_metrics(given: Mapping[str, Metric] | Metric | None) -> dict[str, Metric]:
+    """The metrics by name; a function alone by its own. Raises InputError for all else."""
+    name = getattr(given, "__name__", "")
+    if given is not None and not isinstance(given, Mapping) and name.isidentifier():
+        given = {name: given} if callable(given) else given
     if given is not None and not isinstance(given, Mapping):
         raise InputError(f'metrics is {called(given)}; give a dict, as {{"auc": f}}')
     return dict(given or {})

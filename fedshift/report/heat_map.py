@@ -82,11 +82,11 @@ def _ramp(left: float, y: float, shades: Shades, largest: float) -> str:
     x = left + 98
     parts = [text(left, y + 9, shades.label, "start", 10)]
     parts.append(rect(x, y, 22, 11, "var(--paper)", style='stroke="var(--rule)"'))
-    parts.append(text(x + 11, y + 22, shades.empty, "middle", 9.5))
+    parts.append(text(x + 11, y + 22, shades.empty, "middle", 10))
     for k in range(0 if shades.zero else 1, 6):
         share, left_edge = largest * k / 5, x + 12 + 24 * (k + shades.zero)
         parts.append(_shade(left_edge, y, 24, 11, shades.strength(share, largest) or 0.0))
-        parts.append(text(left_edge + 12, y + 22, _percent(share), "middle", 9.5))
+        parts.append(text(left_edge + 12, y + 22, _percent(share), "middle", 10))
     return "".join(parts)
 
 

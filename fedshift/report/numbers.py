@@ -34,11 +34,11 @@ def results(lines: Sequence[Pool]) -> str:
     targets = [str(run.fit.get("target", "")) for run, _ in runs_of(lines)]
     text = (
         "Errors are in the units of what is predicted, and are measured on "
-        f"{measured_on(targets)}: root mean squared error, mean absolute error, and the share of "
-        "the variance that is explained (R²). The estimate needs none: it is the clients' mean "
-        "squared error in each bin of the numbers, weighted by the target's shares of the bins, "
-        "under a root, ± one standard error. ESS, the effective sample size, is the number of "
-        "examples that equally weighted data would need for the same variance."
+        f"{measured_on(targets)}: root mean squared error, mean absolute error, and the "
+        "share of the variance that is explained (R²). The estimate needs none: it is "
+        "the clients' mean squared error in each bin of the numbers, weighted by the target's "
+        "shares of the bins, under a root, ± one standard error. ESS, the effective sample size, "
+        "is the number of examples that equally weighted data would need for the same variance."
     )
     numbers = pool_tables(Table(header, tuple(rows), formats), lines)
     return section("results", "Results", *numbers, note(text))

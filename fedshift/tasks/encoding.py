@@ -108,7 +108,7 @@ class Encoding:
         out = np.zeros((len(rows), sum(c.width for c in self.columns)), np.float32)
         at = 0
         for column in self.columns:
-            check_column(column.name, list(table.of), "these rows")
+            check_column(column.name, list(table.of), "these rows have")
             values = self._values(column, table.of[column.name], rows)
             _fill(out[:, at : at + column.width], column, values)
             at += column.width

@@ -132,11 +132,11 @@ def take_columns(table: Columns, keep: Sequence[str] | None, drop: Sequence[str]
     return Columns({name: table.of[name] for name in names})
 
 
-def check_column(name: object, names: Sequence[str], of: str = "the table") -> None:
-    """Raise InputError, with the nearest name, for a column that is not there."""
+def check_column(name: object, names: Sequence[str], of: str = "the table has") -> None:
+    """Raise InputError, with the nearest name, for a column that is not there; of: who has it."""
     if name not in names:
         raise InputError(
-            f'{of} has no column "{shown(str(name))}"; it has {listed(names, 12)}.'
+            f'{of} no column "{shown(str(name))}"; the columns are {listed(names, 12)}.'
             f"{nearest(str(name), names)}"
         )
 

@@ -119,7 +119,7 @@ def labelled(
         return target
     labels = [label] if isinstance(label, str) else list(label)
     for name in labels:
-        check_column(name, list(target.of), "the target's table")
+        check_column(name, list(target.of), "the target's table has")
     y = [target.of[name] for name in labels]
     return target, y[0] if isinstance(label, str) else _stacked(y)
 

@@ -47,3 +47,12 @@ def test_the_picture_of_the_readme_is_that_of_the_demo(site: Any) -> None:
     table = re.findall(r"│ (?:FedAvg|FedPALS|Oracle) +│ +([\d.]+) │", README)
     assert len(table) == 3
     assert all(f">{accuracy}%<" in stored for accuracy in table)
+
+
+@pytest.mark.parametrize("path", sorted(PICTURES.glob("*.svg")), ids=lambda path: path.stem)
+def test_labels_can_be_read_on_a_telephone(path: Path) -> None:
+    """A page of the site has 357 px for a picture on a telephone of 390; 9 px is the least."""
+    text = path.read_text()
+    (width,) = re.findall(r'viewBox="0 0 ([\d.]+) ', text)
+    sizes = [float(size) for size in re.findall(r'font-size="([\d.]+)"', text)]
+    assert min(sizes) * min(1.0, 357 / float(width)) >= 9

@@ -79,6 +79,20 @@ def test_a_seed_twice_and_metrics_without_names_are_refused() -> None:
     assert table.row("fedavg").values("first")
 
 
+def test_a_metric_alone_counts_by_its_name() -> None:
+    def first(p: Any, y: Any) -> float:
+        return float(p[0, 0])
+
+    one = fs.fit(hospitals(), Net, metrics=first, **FAST)
+    named = fs.fit(hospitals(), Net, metrics={"first": first}, **FAST)
+    assert one.metrics == named.metrics
+    assert "first" in one.metrics
+    table = fs.compare(hospitals(), Net, ["fedavg"], seeds=[0], jobs=1, metrics=first, **FAST)
+    assert table.row("fedavg").values("first")
+    with pytest.raises(InputError, match=r'give a dict, as {"auc": f}'):
+        fs.fit(hospitals(), Net, metrics=lambda p, y: 1.0, **FAST)
+
+
 @pytest.mark.slow
 def test_a_metric_in_percent_is_not_taken_for_a_share(tmp_path: Path) -> None:
     """Control: the same as a fraction is shown in percent."""

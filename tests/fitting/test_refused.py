@@ -213,3 +213,13 @@ def test_shifts_deal_labels_alone(kind: Any) -> None:
     with pytest.raises(fs.InputError, match=f'a shift deals rows by their labels, .* "{kind}"'):
         fs.Task.from_split(X, y, Sparsity(2), clients=3, target="pooled", kind=kind)
     fs.Task.from_split(X, X[:, 0] > 0, Sparsity(2), clients=3, target="pooled")
+
+
+def test_device_points_to_the_backend_and_a_missing_column_is_named(task: fs.Task) -> None:
+    with pytest.raises(fs.InputError, match='fit has no "device": write backend="cuda"'):
+        fs.fit(task, Net, device="cuda", **QUICK)
+    x, y, site = (np.arange(40.0), ["a", "b"] * 20, ["s", "t"] * 20)
+    made = fs.Task.from_arrays({"x": x % 7}, y, client=site, target="pooled")
+    result = fs.fit(made, "linear", **QUICK)
+    with pytest.raises(fs.InputError, match='^these rows have no column "x"; the columns are z'):
+        result.predict({"z": [1.0]})

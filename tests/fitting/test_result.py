@@ -259,6 +259,9 @@ def test_a_run_folder_of_its_own_and_going_on(
     for other in changes:
         with pytest.raises(fs.InputError, match="a complete run of another configuration"):
             fs.fit(hospitals(), Net, folder=tmp_path / "b", resume=True, **other, **keys)
+    longer = keys | {"rounds": keys["rounds"] + 4}
+    with pytest.raises(fs.InputError, match=r"\(rounds: \d there, \d+ here\); it cannot go on: fs"):
+        fs.fit(hospitals(), Net, folder=tmp_path / "b", resume=True, **longer)
     with pytest.raises(
         fs.InputError, match="go on with it by resume=True, or give another folder="
     ):
