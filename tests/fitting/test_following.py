@@ -91,8 +91,8 @@ def test_tensorboard(tmp_path: Path) -> None:
         fs.fit(hospitals(), Net, seed=seed, loggers=[fs.TensorBoard(tmp_path)], **QUICK)
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["yours-fedavg-seed0", "yours-fedavg-seed0-2", "yours-fedavg-seed1"]
-    fs.fit(hospitals(), Net, method="fedpals", loggers=[fs.TensorBoard(tmp_path)], **QUICK)
-    assert (tmp_path / "yours-fedpals-seed0").is_dir()
+    fs.fit(hospitals(), Net, method="fedrs", loggers=[fs.TensorBoard(tmp_path)], **QUICK)
+    assert (tmp_path / "yours-fedrs-seed0").is_dir()
     assert all(len(list(path.iterdir())) == 1 for path in tmp_path.iterdir())
 
 
