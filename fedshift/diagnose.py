@@ -34,7 +34,7 @@ _LEAVE_OUT = 5
 # Limits on resamples of a bootstrap, and on a client's examples in one; more are no more exact.
 MOST_DRAWS, MOST_DRAWN = 100_000, 2**53
 COUNTED = "The target was given as counts; they were divided by their sum."
-RULE = "the setting on the curve with the least cost = L1 gap / 2 + sqrt(K / ESS)"
+RULE = "the setting on the curve with the least cost = L1 distance / 2 + sqrt(K / ESS)"
 
 
 def diagnose(
@@ -53,7 +53,7 @@ def diagnose(
     """Coverage, ESS-gap curve, weights and their risks, before any training.
 
     With S_i = counts_i / n_i and a(lambda) the FedPALS weights: the target is covered when
-    min_a ||T - S^T a||_2 <= `TOLERANCE`; the L1 gap is ||T - S^T a(lambda)||_1.
+    min_a ||T - S^T a||_2 <= `TOLERANCE`; the L1 distance is ||T - S^T a(lambda)||_1.
 
     label_counts, target  [M, K] and [K], as in `pals_weights`; a target of counts, whole numbers,
                           is divided by its sum, and the verdict says so

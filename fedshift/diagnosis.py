@@ -96,8 +96,8 @@ class Diagnosis:
     distance        min_a ||T - S^T a||_2 over all weightings (no cap)
     case            inside: an exact match with all clients exists; face: an exact match exists but
                     leaves clients out; outside: there is none
-    closest_gap     L1 gap of the mixture at that distance (lambda = 0, no cap)
-    capped_gap      L1 gap at lambda = 0 under the cap; None without a cap
+    closest_gap     L1 distance of the mixture at that distance (lambda = 0, no cap)
+    capped_gap      L1 distance at lambda = 0 under the cap; None without a cap
     outsiders       clients with examples of a label that the target does not have: an exact match
                     must leave them out
     curve           from lambda = 0 to the largest ESS; one point is marked as chosen
@@ -139,7 +139,7 @@ class Diagnosis:
 
     @property
     def fedavg_gap(self) -> float:
-        """L1 gap of the n-weighted mean, ||T - sum_i (n_i / N) S_i||_1."""
+        """L1 distance of the n-weighted mean, ||T - sum_i (n_i / N) S_i||_1."""
         return math.fsum(abs(x.target - x.fedavg) for x in self.labels)
 
     @property

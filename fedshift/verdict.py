@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from fedshift.diagnosis import NOTICEABLE, Diagnosis, Label
 
-# Half an L1 gap is the misplaced mass; up to one percent of it, an inexact match is close to one.
+# Half an L1 distance is the misplaced mass; up to 1 % of it, an inexact match is close to one.
 NEARLY = 2 * NOTICEABLE
 # Warn of a client with more than this share of the weight.
 DOMINANT = 1 / 3

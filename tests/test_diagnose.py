@@ -170,7 +170,7 @@ def test_the_recommendation_minimises_the_documented_cost() -> None:
         assert d.chosen.cost == pytest.approx(min(p.cost for p in d.curve))
         assert sum(p.chosen for p in d.curve) == 1
         assert d.chosen_by == "rule"
-        assert "least cost = L1 gap / 2 + sqrt(K / ESS)" in d.rule
+        assert "least cost = L1 distance / 2 + sqrt(K / ESS)" in d.rule
     assert cost(0.5, 400.0, 4) == pytest.approx(0.35)
 
 

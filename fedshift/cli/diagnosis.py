@@ -98,7 +98,7 @@ def _print(diagnosis: Diagnosis, page: Path | None) -> None:
 def _plot(diagnosis: Diagnosis) -> None:
     """The ESS-gap curve as bars: how much label mass each setting leaves misplaced."""
     largest = max(point.l1 for point in diagnosis.curve) or 1.0
-    put("Misplaced label mass (half the L1 gap) by share of the sample size kept:")
+    put("Misplaced label mass (half the L1 distance) by share of the sample size kept:")
     for point in diagnosis.curve:
         bar = "█" * round(BAR * point.l1 / largest)
         mark = "  <- chosen" if point.chosen else ""

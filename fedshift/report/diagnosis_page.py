@@ -39,7 +39,7 @@ def label_table(d: Diagnosis) -> Table:
 
 def curve_table(d: Diagnosis) -> Table:
     """The ESS-gap curve; the chosen setting is marked."""
-    head = ("ESS", "ESS share", "Examples", "λ", "L1 gap", "L2 distance", "Cost", "Largest weight")
+    head = ("ESS", "ESS share", "Examples", "λ", "L1 distance", "Gap", "Cost", "Largest weight")
     rows = tuple(
         (
             f"{p.name} (chosen)" if p.chosen else p.name,
@@ -84,8 +84,8 @@ def _curve(d: Diagnosis) -> str:
         Series(f"chosen: {c.name}", (c.ess_fraction,), (c.l1,), look=PALS, line=False),
     )
     across = Axis("effective sample size, share of all examples", percent=True)
-    name = "Effective sample size against the gap to the target"
-    drawing = LineChart(name, series, across, Axis("L1 gap", zero=True))
+    name = "Effective sample size against the distance to the target"
+    drawing = LineChart(name, series, across, Axis("L1 distance", zero=True))
     rule = f"Recommended: {d.rule}." if d.chosen_by == "rule" else "Chosen by you."
     parts = [figure(drawing, rule), table(curve_table(d))]
     return section("ess", "What closeness to the target costs", *parts)

@@ -19,7 +19,7 @@ def results(lines: Sequence[Pool]) -> str:
     """The methods' table."""
     header = (
         "Run", "Target RMSE", "MAE", "R²", "Estimated RMSE", "ESS", "ESS share", "Hull distance",
-        "L1 gap", "Round",
+        "L1 distance", "Round",
     )  # fmt: skip
     rows: list[tuple[Cell, ...]] = []
     for run, label in runs_of(lines):

@@ -46,7 +46,7 @@ def results(lines: Sequence[Pool]) -> str:
         "ESS",
         "ESS share",
         "Hull distance",
-        "L1 gap",
+        "L1 distance",
         "λ",
         "Round",
     )
@@ -59,7 +59,7 @@ def results(lines: Sequence[Pool]) -> str:
         "none: it is the clients' pooled recall per class, weighted by the target's label "
         "distribution. ESS, the effective sample size, is the number of examples that equally "
         "weighted data would need for the same variance. Hull distance is how far the target is "
-        "from every possible mixture of the clients; the L1 gap is how far it is from the "
+        "from every possible mixture of the clients; the L1 distance is how far it is from the "
         "mixture that this run trained on (0 equal, 2 disjoint)."
     )
     doubtful = [name for run, name in runs_of(lines) if run.summary.certified is False]
@@ -139,13 +139,13 @@ def _weights(split: Split) -> list[tuple[str, Sequence[float]]]:
 
 
 def curves(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
-    """ESS share against the L1 gap for each set of clients, with a point for every run."""
+    """ESS share against the L1 distance for each set of clients, with a point for every run."""
     parts = []
     for name, curve in _attainable(runs, labels):
         # Grid points with an ESS below that of lambda = 0 all repeat that point.
         distinct = {(round(p.ess_fraction, 9), round(p.l1, 9)): p for p in curve}.values()
         rows = tuple((finite(p.lam), p.ess_fraction, p.distance, p.l1) for p in distinct)
-        head = ("λ", "ESS share", "L2 distance", "L1 gap")
+        head = ("λ", "ESS share", "Gap", "L1 distance")
         parts.append(table(Table(head, rows, (".4g", ".1%", ".6f", ".6f"), name)))
     caption = (
         "Down is a mixture closer to the target, right is less variance. The large markers are "
@@ -175,9 +175,9 @@ def curve_chart(runs: Sequence[RunResult], labels: Sequence[str]) -> LineChart:
         if run.summary.ess_fraction is not None and run.summary.l1_distance is not None:
             point = ((run.summary.ess_fraction,), (run.summary.l1_distance,))
             series.append(Series(f"chosen: {label}", *point, line=False))
-    title = "Effective sample size against the gap to the target"
+    title = "Effective sample size against the distance to the target"
     across = Axis("effective sample size, share of all examples", percent=True)
-    return LineChart(title, tuple(series), across, Axis("L1 gap", zero=True))
+    return LineChart(title, tuple(series), across, Axis("L1 distance", zero=True))
 
 
 def recall_chart(title: str, lines: Sequence[Pool]) -> BarChart:
