@@ -57,6 +57,8 @@ th, td { padding: .25rem .6rem; border-bottom: 1px solid var(--grid); text-align
   vertical-align: baseline; }
 th, td { max-width: 22rem; overflow-wrap: break-word; }
 td:first-child { min-width: 6rem; }
+/* As wide as its words: rows stay one line high, and the table scrolls. */
+@media screen and (min-width: 721px) { .wide table { width: max-content; } }
 thead th { border-bottom: 2px solid var(--rule); vertical-align: bottom; }
 .num { text-align: right; } td.num { white-space: nowrap; }
 summary { cursor: pointer; color: var(--link); font-size: .875rem; }
