@@ -12,7 +12,11 @@ from __future__ import annotations
 import sys
 
 import numpy as np
-from sklearn.datasets import load_breast_cancer
+
+try:
+    from sklearn.datasets import load_breast_cancer
+except ImportError:
+    sys.exit("breast_cancer.py needs scikit-learn for its data: pip install scikit-learn")
 
 # Hospital -> (patients, share of malignant ones); together all 569 patients, 212 of them malignant.
 HOSPITALS = {

@@ -44,7 +44,12 @@ figure { margin: .75rem 0; } figcaption { color: var(--soft); font-size: .875rem
 svg { display: block; width: 100%; height: auto; } .page svg { max-width: 760px; }
 .phone { display: none; max-width: 480px; }
 @media screen and (max-width: 720px) { .page { display: none; } .phone { display: block; } }
-.wide { overflow-x: auto; }
+/* A shadow at the side where a table goes on: the sheets of paper over it scroll with the table. */
+.wide { overflow-x: auto; background:
+  linear-gradient(90deg, var(--paper) 40%, transparent) left / 2.5rem 100% no-repeat local,
+  linear-gradient(270deg, var(--paper) 40%, transparent) right / 2.5rem 100% no-repeat local,
+  linear-gradient(90deg, var(--rule), transparent) left / .9rem 100% no-repeat,
+  linear-gradient(270deg, var(--rule), transparent) right / .9rem 100% no-repeat; }
 table { border-collapse: collapse; font-size: .875rem; margin: .5rem 0;
   font-variant-numeric: tabular-nums; }
 caption { text-align: left; font-weight: 600; padding-bottom: .25rem; }
@@ -52,6 +57,8 @@ th, td { padding: .25rem .6rem; border-bottom: 1px solid var(--grid); text-align
   vertical-align: baseline; }
 th, td { max-width: 22rem; overflow-wrap: break-word; }
 td:first-child { min-width: 6rem; }
+/* As wide as its words: rows stay one line high, and the table scrolls. */
+@media screen and (min-width: 721px) { .wide table { width: max-content; } }
 thead th { border-bottom: 2px solid var(--rule); vertical-align: bottom; }
 .num { text-align: right; } td.num { white-space: nowrap; }
 summary { cursor: pointer; color: var(--link); font-size: .875rem; }
@@ -61,7 +68,7 @@ code { }
 @media print {
   body { max-width: none; padding: 0; font-size: 10.5pt; }
   figure, tr { break-inside: avoid; } h2, h3, summary { break-after: avoid; }
-  .wide { overflow: visible; } pre { white-space: pre-wrap; }
+  .wide { overflow: visible; background: none; } pre { white-space: pre-wrap; }
   details::details-content { content-visibility: visible; block-size: auto; }
 }
 """

@@ -91,7 +91,7 @@ def line(x1: float, y1: float, x2: float, y2: float, stroke: str, width: float =
 
 def whisker(x1: float, y1: float, x2: float, y2: float) -> str:
     """An error bar: light around dark, to be seen on bars of any colour."""
-    return line(x1, y1, x2, y2, "var(--paper)", 3.5) + line(x1, y1, x2, y2, INK, 1.5)
+    return line(x1, y1, x2, y2, "var(--paper)", 5) + line(x1, y1, x2, y2, INK, 2)
 
 
 def path(points: Sequence[Point]) -> str:

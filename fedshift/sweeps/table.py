@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any
 
 from fedshift.errors import unknown
@@ -208,7 +209,10 @@ class Table:
         """Write one page with the table, drawings and every run. Raises InputError for no .html."""
         target = Path(path)
         check_page(target)
-        parts = [note(f"{len(self.rows)} methods, {len(self.runs)} runs in {self.folder}")]
+        # A temporary folder is gone before the page is read.
+        temporary = self.folder.parent == Path(gettempdir()) and "fedshift-" in self.folder.name
+        place = "" if temporary else f" in {self.folder}"
+        parts = [note(f"{len(self.rows)} methods, {len(self.runs)} runs{place}")]
         parts += [section("table", "The table", table(self.shown()), items(self.notes))]
         drawn = [figure(chart, caption) for caption, chart in self.plots().items()]
         by_round = sampled(self.by_round(), "the folders of the runs")
