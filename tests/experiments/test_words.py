@@ -219,13 +219,13 @@ def test_options_are_named_to_those_who_type_them(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("c.csv").write_text("cat,dog\n1,2\n")
-    Path("t.csv").write_text("cat,dog\n1,2\n")
+    Path("t.csv").write_text("cat,dog\n0.3,0.3\n")  # whole numbers would be counts
     files = ("diagnose", "--counts", "c.csv", "--target", "t.csv")
     assert answer(capsys, *files).endswith("or --normalise to have it divided by its sum")
     assert answer(capsys, *files, "--normalise", "--cap", "2").startswith("--cap must be a weight")
     assert answer(capsys, *files, "--normalise", "--bootstrap", "5").startswith("--bootstrap: ")
     with pytest.raises(InputError, match=r"or normalise_target=True to have it"):
-        diagnose([[1, 2]], [1, 2])
+        diagnose([[1, 2]], [0.3, 0.3])
 
 
 def test_what_is_set_by_an_option_is_placed_there(
