@@ -107,7 +107,7 @@ def send(port: int, head: bytes, piece: bytes, size: float, *, patience: float =
     return gone / MEGA
 
 
-def said(port: int, size: int) -> float:
+def declare(port: int, size: int) -> float:
     """A body whose length the headers say."""
     head = PUSH + b"content-length: %d\r\n\r\n" % (size * MEGA)
     return send(port, head, bytes(MEGA), size)
@@ -129,7 +129,8 @@ def posts(port: int, size: int) -> float:
     """Thirty-two at once of those bodies."""
     sent: list[float] = []
     threads = [
-        threading.Thread(target=lambda: sent.append(said(port, size // 32))) for _ in range(32)
+        threading.Thread(target=lambda: sent.append(declare(port, size // 32)))
+        for _ in range(32)
     ]
     for thread in threads:
         thread.start()
@@ -161,7 +162,7 @@ def floods(pid: int, port: int, size: int, many: int) -> list[Flood]:
     """One kind of caller after the other."""
     made = []
     bodies = {
-        f"a body of {size} MB, its length said": said,
+        f"a body of {size} MB, its length said": declare,
         f"a body of {size} MB in pieces": pieces,
         f"{size} MB of headers": headers,
         f"{size} MB in 32 bodies at once": posts,

@@ -225,7 +225,7 @@ def _label(label: Any, names: Sequence[str] | None) -> Any:
     label = label.item() if hasattr(label, "item") and label.ndim == 0 else label
     if names is None or not isinstance(label, int):
         return label
-    if label == -1:  # as HuggingFace writes rows that nobody has labelled
+    if label == -1:  # as HuggingFace writes rows without a label
         return None
     return names[label] if 0 <= label < len(names) else label
 

@@ -66,7 +66,7 @@ def test_a_strict_handshake(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "extension", "said"),
+    ("name", "extension", "answer"),
     [
         ("server", AKI, "Missing Authority Key Identifier"),
         ("ca", SKI, "Missing Subject Key Identifier"),
@@ -76,14 +76,14 @@ def test_a_strict_handshake(tmp_path: Path) -> None:
 def test_what_a_certificate_lacks_is_said(
     name: str,
     extension: type[x509.ExtensionType],
-    said: str,
+    answer: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """OpenSSL's strict check and ours miss the same; without the strict check both are content."""
     write_authority(tmp_path, ["localhost"])
     without(tmp_path, name, extension)
-    assert strict_handshake(tmp_path) == said
+    assert strict_handshake(tmp_path) == answer
     monkeypatch.setattr("fedshift.deploy.keys.STRICT", False)
     check_server(tmp_path)
     monkeypatch.setattr("fedshift.deploy.keys.STRICT", True)
@@ -134,6 +134,6 @@ def test_openssl_verifies_them_strictly(tmp_path: Path) -> None:
     write_authority(tmp_path, ["localhost"])
     assert verified() == (0, "server.crt: OK\n")
     without(tmp_path, "server", AKI)
-    code, said = verified()
+    code, answer = verified()
     assert code
-    assert "Missing Authority Key Identifier" in said
+    assert "Missing Authority Key Identifier" in answer

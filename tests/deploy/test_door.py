@@ -76,9 +76,9 @@ def posted(keys: Path, path: str, length: int, headers: Any = (), peer: str = EL
 
     pem, public = read_client_key(keys / "client" / "key.pub")
     guard = Guard(inner, {pem: ("client-0", public)}, Callers())
-    said = [] if length < 0 else [(b"content-length", str(length).encode())]
+    length_header = [] if length < 0 else [(b"content-length", str(length).encode())]
     scope = {"type": "http", "path": path, "client": (peer, 5), "server": ("192.0.2.1", 8000),
-             "headers": [*said, *headers]}  # fmt: skip
+             "headers": [*length_header, *headers]}  # fmt: skip
     asyncio.run(guard(scope, receive, send))
     return sent[0]["status"], bool(reads), sent[0]["headers"]
 

@@ -145,9 +145,9 @@ def test_signs_within_numbers(tmp_path: Path, sep: str, write: Any, missing: boo
         built.append(read(written(tmp_path, frame, sep=sep, decimal=decimal, quoting=0)).build())
     assert built[0].encoding == built[1].encoding
     assert built[0].digest == built[1].digest
-    said = "a decimal comma" if write is german else "commas between thousands"
-    assert (said in built[0].notes[0]) == (write != "{:.1f}")
-    assert said not in built[1].notes[0]
+    note = "a decimal comma" if write is german else "commas between thousands"
+    assert (note in built[0].notes[0]) == (write != "{:.1f}")
+    assert note not in built[1].notes[0]
 
 
 def test_missing_values_get_the_mean_and_a_column_of_their_own(tmp_path: Path) -> None:
