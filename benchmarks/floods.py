@@ -129,8 +129,7 @@ def posts(port: int, size: int) -> float:
     """Thirty-two at once of those bodies."""
     sent: list[float] = []
     threads = [
-        threading.Thread(target=lambda: sent.append(declare(port, size // 32)))
-        for _ in range(32)
+        threading.Thread(target=lambda: sent.append(declare(port, size // 32))) for _ in range(32)
     ]
     for thread in threads:
         thread.start()

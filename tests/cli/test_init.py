@@ -209,10 +209,10 @@ def test_doubts_about_numbers() -> None:
         "code": column_of("code", site * 10.0), "noise": column_of("noise", rng.normal(size=n)),
     }  # fmt: skip
     given = [name for name in columns if name != "site"]
-    warnings = doubts(Columns(columns), "site", "inch", [*given[:1], "noise", "code"])
-    assert [sentence[:20] for sentence in warnings] == ['Column "cm" tells th', 'Column "code" names ']
-    warnings = doubts(Columns(columns), "site", "tall", ["cm", "noise"])
-    assert [sentence[:20] for sentence in warnings] == ['Column "cm" tells th']
+    noted = doubts(Columns(columns), "site", "inch", [*given[:1], "noise", "code"])
+    assert [sentence[:20] for sentence in noted] == ['Column "cm" tells th', 'Column "code" names ']
+    noted = doubts(Columns(columns), "site", "tall", ["cm", "noise"])
+    assert [sentence[:20] for sentence in noted] == ['Column "cm" tells th']
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e6])
