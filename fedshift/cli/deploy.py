@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedshift.cli import console
 from fedshift.errors import InputError
-from fedshift.files import is_folder
+from fedshift.files import is_file, is_folder
 from fedshift.flower.installed import check_flower
 
 
@@ -17,10 +17,12 @@ def init(file: Path, folder: Path, hosts: list[str], overrides: list[str]) -> No
     """Write the federation's folder, and say what goes where."""
     check_flower()
     from fedshift.deploy.place import make_place
+    from fedshift.experiments.caps import with_cap
     from fedshift.experiments.deployed import configured
     from fedshift.experiments.load import dumps, load_with_source
 
     config, source = load_with_source(file, overrides)
+    config, cap = with_cap(config)
     text, clients = dumps(config), config.shift.clients
     with source.placing():
         # What only a simulation can do is refused now, not when all clients have joined.
@@ -28,8 +30,9 @@ def init(file: Path, folder: Path, hosts: list[str], overrides: list[str]) -> No
     # The server reaches itself under its own machine's names.
     names = list(dict.fromkeys([*hosts, "localhost", "127.0.0.1"]))
     make_place(folder, text, clients, names)
+    console.put(f"{folder}: certificates for {', '.join(names)}")
+    console.say(cap, indent=0)
     for line in (
-        f"{folder}: certificates for {', '.join(names)}",
         f"Give {folder}/clients/client-I to client I of {clients}, by a way that you trust: it",
         "holds that client's private key. ca.key and server.key never leave this machine.",
         f"Then: fedshift deploy server {folder}, and on each client's machine",
@@ -59,13 +62,34 @@ def server(
         check_unused(place)
     else:
         place = _unfinished(resume, out)
+    text = _experiment(folder)
     with console.progress() as listen:
-        serve(folder, place, host=host, port=port, listen=listen, **waits)
+        serve(folder, place, host=host, port=port, listen=listen, experiment=text, **waits)
     page = draw([place], place)
     if as_json:
         console.show_json(run_json(place, page))
     else:
         show_run(place, page)
+
+
+def _experiment(folder: Path) -> str:
+    """The TOML of the federation's experiment, checked; "" in folders of earlier versions."""
+    from fedshift.deploy.place import EXPERIMENT, clients_of
+    from fedshift.experiments.deployed import configured
+    from fedshift.experiments.load import dumps, load_with_source
+
+    keys, file = len(clients_of(folder)), folder / EXPERIMENT
+    if not is_file(file):
+        return ""
+    config, source = load_with_source(file)
+    with source.placing():
+        configured(dumps(config))
+    if config.shift.clients != keys:
+        raise InputError(
+            f"{file}: shift.clients = {config.shift.clients}, and the federation has the keys of "
+            f"{keys} clients; give {keys}, or make another federation with `fedshift deploy init`"
+        )
+    return dumps(config)
 
 
 def _unfinished(place: Path, out: Path | None) -> Path:

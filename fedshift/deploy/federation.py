@@ -120,15 +120,18 @@ def serve(
     listen: Listener,
     patience: float,
     timeout: float,
+    experiment: str = "",
 ) -> None:
     """Run the experiment of a federation's folder once all its clients have joined.
 
-    patience: seconds to wait for all clients; timeout: seconds that a client has for a round. All
+    patience: seconds to wait for all clients; timeout: seconds that a client has for a round;
+    experiment: its TOML, the one of the app if left out. All
     processes are ended again, also after a failure. The run's folder is `out`; an unfinished run
     there is resumed.
     """
     with superlink(folder, host=host, port=port) as link:
-        submit(link, out, listen, patience=patience, timeout=timeout)
+        given = {"experiment": experiment} if experiment else {}
+        submit(link, out, listen, patience=patience, timeout=timeout, **given)
 
 
 def _register(flwr: str, place: Path, env: Mapping[str, str]) -> None:

@@ -26,6 +26,7 @@ from fedshift.engine.profile import (
     Idle,
     Stopwatch,
 )
+from fedshift.engine.round import weigh
 from fedshift.engine.run import Federation, Round, run
 from fedshift.engine.traffic import Meter
 from fedshift.errors import DivergedError, NeedlessWarning, UnfitError
@@ -352,7 +353,8 @@ def _outcome(
     played = done.played if done.played.rounds else None
     if played is None:
         all_clients = torch.arange(len(federation.clients))
-        weights = tuple(algorithm.weigh(last.server, all_clients).tolist())
+        cap = federation.gate.max_weight
+        weights = tuple(weigh(algorithm, last.server, all_clients, cap).tolist())
     else:
         weights = played.weights
     return Outcome(

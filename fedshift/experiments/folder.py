@@ -177,7 +177,7 @@ def _former(config: Config) -> str:
     later = {
         "training": (
             "on_bad_reply", "max_norm", "min_clients", "max_gap", "deadline", "retries",
-            "precision", "patience", "keep",
+            "precision", "patience", "keep", "max_weight",
         ),
         "data": ("source", *OF_TASK),
         "metrics": ("extra",),
