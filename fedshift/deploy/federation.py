@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,8 @@ class Link:
     env: Mapping[str, str]
     log: Path
     ended: Callable[[], Ended] = nothing
+    # The clients' folder names by Flower's ids of their nodes.
+    names: Mapping[str, str] = field(default_factory=dict)
 
 
 def environment(home: Path) -> dict[str, str]:
@@ -83,8 +85,9 @@ def superlink(folder: Path, *, host: str, port: int) -> Iterator[Link]:
             # Each registration starts a Python process of its own: a hundred clients would take
             # minutes.
             with ThreadPoolExecutor(4) as pool:
-                list(pool.map(lambda place: _register(flwr, place, link.env), places))
-            yield link
+                nodes = list(pool.map(lambda place: _register(flwr, place, link.env), places))
+            names = dict(zip(nodes, (place.name for place in places), strict=True))
+            yield replace(link, names=names)
 
 
 @contextlib.contextmanager
@@ -138,20 +141,22 @@ def serve(
     listen: Listener,
     patience: float,
     timeout: float,
+    beside: Callable[[Link], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
 ) -> None:
     """Run the experiment of a federation's folder once all its clients have joined.
 
-    patience: seconds to wait for all clients; timeout: seconds that a client has for a round. All
-    processes are ended again, also after a failure. The run's folder is `out`; an unfinished run
-    there is resumed.
+    patience: seconds to wait for all clients; timeout: seconds that a client has for a round;
+    beside: what goes on while the SuperLink is up. All processes are ended again, also after a
+    failure. The run's folder is `out`; an unfinished run there is resumed.
     """
-    with superlink(folder, host=host, port=port) as link:
+    with superlink(folder, host=host, port=port) as link, beside(link):
         submit(link, out, listen, patience=patience, timeout=timeout)
 
 
-def _register(flwr: str, place: Path, env: Mapping[str, str]) -> None:
+def _register(flwr: str, place: Path, env: Mapping[str, str]) -> str:
+    """Register a client's key; Flower's id of its node."""
     arguments = [flwr, "supernode", "register", str(place / "key.pub"), NAME]
-    run_flower([*arguments, "--name", place.name, "--format", "json"], env)
+    return str(run_flower([*arguments, "--name", place.name, "--format", "json"], env)["node-id"])
 
 
 def _follow(run: str, out: Path, link: Link, listen: Listener, seen: int = 0) -> None:
