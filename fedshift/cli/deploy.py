@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from fedshift.cli import console
+from fedshift.cli.choices import LogFormat
+from fedshift.deploy.logs import line_of, log_line
 from fedshift.errors import InputError
 from fedshift.files import is_file, is_folder
 from fedshift.flower.installed import check_flower
@@ -48,13 +53,16 @@ def server(
     host: str,
     port: int,
     waits: dict[str, float],
+    metrics: str | None,
+    logs: LogFormat,
     *,
     as_json: bool,
 ) -> None:
-    """Serve, then print what `fedshift run` prints."""
+    """Serve, then print what `fedshift run` prints, or a last line of the JSON log."""
     check_flower()
     from fedshift.cli.results import draw, run_json, show_run
     from fedshift.deploy.federation import serve
+    from fedshift.deploy.monitoring import monitored
     from fedshift.experiments.folder import check_unused
 
     if resume is None:
@@ -63,11 +71,16 @@ def server(
     else:
         place = _unfinished(resume, out)
     text = _experiment(folder)
-    with console.progress() as listen:
-        serve(folder, place, host=host, port=port, listen=listen, experiment=text, **waits)
+    with _telling(logs) as tell, monitored(metrics, folder, tell) as (listen, beside):
+        serve(
+            folder, place, host=host, port=port, listen=listen, experiment=text, beside=beside,
+            **waits,
+        )  # fmt: skip
     page = draw([place], place)
     if as_json:
         console.show_json(run_json(place, page))
+    elif logs is LogFormat.json:
+        console.tell(log_line("done", folder=str(place), report=str(page)))
     else:
         show_run(place, page)
 
@@ -92,6 +105,16 @@ def _experiment(folder: Path) -> str:
     return dumps(config)
 
 
+@contextlib.contextmanager
+def _telling(logs: LogFormat) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """What tells of a run's events: a line of JSON each, or progress for people."""
+    if logs is LogFormat.json:
+        yield lambda event: console.tell(line_of(event))
+    else:
+        with console.progress() as listen:
+            yield listen
+
+
 def _unfinished(place: Path, out: Path | None) -> Path:
     """The run folder, if there is something in it to go on from."""
     from fedshift.experiments.resume import configured
@@ -114,13 +137,20 @@ def _next(folder: Path) -> Path:
     return next(folder / name for name in names if not os.path.exists(folder / name))
 
 
-def client(place: Path, address: str, patience: float) -> None:
+def client(place: Path, address: str, patience: float, logs: LogFormat) -> None:
     """Join, and stay until interrupted or refused."""
     check_flower()
     from fedshift.deploy.joining import join, node_command
 
+    def say(text: str) -> None:
+        console.tell(log_line("client", message=text) if logs is LogFormat.json else text)
+
     node_command(place, address)  # refuses a wrong folder or address before anything is printed
-    console.put(f"joining {address}; what happens is in {place / 'supernode.log'}; Ctrl-C leaves")
-    # The line must be there before the process waits for hours.
-    sys.stdout.flush()
-    join(place, address, patience=patience, say=lambda t: console.tell(t))
+    first = f"joining {address}; what happens is in {place / 'supernode.log'}"
+    if logs is LogFormat.json:
+        say(first)
+    else:
+        console.put(f"{first}; Ctrl-C leaves")
+        # The line must be there before the process waits for hours.
+        sys.stdout.flush()
+    join(place, address, patience=patience, say=say)

@@ -94,6 +94,11 @@ def check_certificate(path: Path) -> None:
         )
 
 
+def certificate_end(path: Path) -> float:
+    """When a certificate ends, in seconds since 1970. Raises InputError for none."""
+    return _certificate(path).not_valid_after_utc.timestamp()
+
+
 def check_server(folder: Path) -> None:
     """Raise InputError for a server whose certificate or key cannot be used.
 

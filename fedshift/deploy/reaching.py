@@ -11,11 +11,11 @@ from fedshift.errors import InputError
 WAIT = 10.0
 
 
-def address_of(server: str) -> tuple[str, int]:
-    """(host, port) of "host:port". Raises InputError."""
+def address_of(server: str, what: str = "server") -> tuple[str, int]:
+    """(host, port) of "host:port". Raises InputError, which names it as `what`."""
     host, _, port = server.rpartition(":")
     if not host or set("/@ ") & set(host) or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise InputError(f'server "{server}": write it as host:port, as in 192.0.2.7:8000')
+        raise InputError(f'{what} "{server}": write it as host:port, as in 192.0.2.7:8000')
     return host.strip("[]"), int(port)
 
 
