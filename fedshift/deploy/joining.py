@@ -15,6 +15,7 @@ from fedshift.deploy.processes import command, free_port, running
 from fedshift.deploy.reaching import address_of, answers
 from fedshift.errors import InputError, TrainingError
 from fedshift.flower.kept import KEEP
+from fedshift.record.in_use import alone_in
 
 # Seconds between two attempts, and the line of Flower's log that tells of success.
 PAUSE = 2.0
@@ -42,12 +43,17 @@ def join(place: Path, server: str, *, patience: float = 600.0, say: Say = silent
     """Be a client of the federation at `server` ("host:port") until it is interrupted.
 
     `place` is the client's folder, as `fedshift deploy init` made it. If the server is not up yet,
-    or ends, the client tries again for `patience` seconds. Raises
-    InputError for a folder, key or certificate that cannot be used, for a server that does not
-    answer, shows a certificate that is not the federation's, or does not let this client in, and
-    TrainingError for a SuperNode that was killed.
+    or ends, the client tries again for `patience` seconds; it also joins again when its SuperNode
+    was killed. Raises InputError for a folder that is in use, a folder, key or certificate that
+    cannot be used, and for a server that does not answer, shows a certificate that is not the
+    federation's, or does not let this client in.
     """
     node = node_command(place, server)
+    with alone_in(place):
+        _stay(node, place, server, patience, say)
+
+
+def _stay(node: list[str], place: Path, server: str, patience: float, say: Say) -> None:
     last_reason, until = "", time.monotonic() + patience
     while True:
         if why := _work_once(node, place, server, say):
