@@ -38,7 +38,7 @@ from fedshift.experiments.task import Prepared, prepare
 from fedshift.experiments.training import silent
 from fedshift.files import is_file
 from fedshift.flower.client import Site, app_of, partition
-from fedshift.flower.kept import KEEP
+from fedshift.flower.quiet import KEEP
 from fedshift.flower.rounds import evaluated, sites_of
 from fedshift.flower.routing import Sites
 from fedshift.flower.strategy import AlgorithmStrategy
