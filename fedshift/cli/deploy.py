@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from fedshift.cli import console
 from fedshift.errors import InputError
-from fedshift.files import is_folder
+from fedshift.files import is_file, is_folder
 from fedshift.flower.installed import check_flower
 
 
@@ -19,22 +20,57 @@ def init(file: Path, folder: Path, hosts: list[str], overrides: list[str]) -> No
     from fedshift.deploy.place import make_place
     from fedshift.experiments.deployed import configured
     from fedshift.experiments.load import dumps, load_with_source
+    from fedshift.experiments.site_check import site_files
 
     config, source = load_with_source(file, overrides)
-    text, clients = dumps(config), config.shift.clients
+    text, clients = dumps(config), config.clients
     with source.placing():
         # What only a simulation can do is refused now, not when all clients have joined.
         configured(text)
     # The server reaches itself under its own machine's names.
     names = list(dict.fromkeys([*hosts, "localhost", "127.0.0.1"]))
-    make_place(folder, text, clients, names)
+    make_place(folder, text, clients, names, beside=site_files(config.data, text))
     for line in (
         f"{folder}: certificates for {', '.join(names)}",
         f"Give {folder}/clients/client-I to client I of {clients}, by a way that you trust: it",
         "holds that client's private key. ca.key and server.key never leave this machine.",
         f"Then: fedshift deploy server {folder}, and on each client's machine",
         "      fedshift deploy client client-I --server HOST:PORT",
+        *_about_sites(config.data.clients or ()),
     ):
+        console.put(line)
+
+
+def _about_sites(names: Sequence[str]) -> list[str]:
+    """What clients with data of their own do before that."""
+    if not names:
+        return []
+    each = ", ".join(f"client-{i} is {name}" for i, name in enumerate(names))
+    return [
+        f"Clients have data of their own: {each}. Each names them in its site.toml, and",
+        "      fedshift deploy check client-I   tries them before anything is sent",
+    ]
+
+
+def check(folder: Path, host: str, port: int) -> None:
+    """Try a client's folder, and its data, or a server's folder and port; say what there is."""
+    check_flower()
+    if is_file(folder / "client.json"):
+        from fedshift.deploy.joining import check_place
+        from fedshift.experiments.site_check import check_site
+
+        check_place(folder)
+        certificate, lines = folder / "ca.crt", check_site(folder)
+    else:
+        from fedshift.deploy.place import clients_of
+        from fedshift.deploy.processes import check_port
+
+        certificate, lines = folder / "server.crt", [f"{len(clients_of(folder))} clients' keys"]
+        check_port(host, port)
+        lines.append(f"{host}:{port} is free")
+    from fedshift.deploy.keys import valid_until
+
+    for line in (f"{certificate}: valid until {valid_until(certificate)}", *lines):
         console.put(line)
 
 
