@@ -21,6 +21,7 @@ from fedshift.datasets.registry import sized
 from fedshift.experiments.declared import check_declared
 from fedshift.experiments.python_names import NATURAL, SITES, is_python
 from fedshift.experiments.section import Count, Section
+from fedshift.tasks.names import ordered
 
 # The keys that `fedshift.Task` takes, for data with a source.
 OF_TASK = (
@@ -83,6 +84,12 @@ class Data(Section):
     clients: tuple[str, ...] | None = None
     values: dict[str, tuple[str, ...]] | None = None
     input: tuple[Count, ...] | None = None
+
+    @field_validator("clients")
+    @classmethod
+    def _in_order(cls, clients: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        # As `fedshift.Task` numbers the clients of a table.
+        return None if clients is None else ordered(clients)
 
     @property
     def at_sites(self) -> bool:
