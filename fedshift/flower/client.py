@@ -156,16 +156,14 @@ def app_of(
         kept = _place_of(keep, message.content, context)
         return _evaluate(visit(context), message.content, context, kept)
 
-    app.query("router")(_with_failures(lambda m, c: _answer_router(visit(c), m.content)))
+    app.query("router")(failing(lambda m, c: _answer_router(visit(c), m.content)))
     if open_states:
-
-        @app.query("state")
-        @failing
-        def state(message: Message, context: Context) -> RecordDict:
-            kept = to_parts(context.state.array_records, STATE)
-            return RecordDict(dict(to_records(kept, STATE)))
-
+        app.query("state")(failing(_answer_state))
     return app
+
+
+def _answer_state(message: Message, context: Context) -> RecordDict:
+    return RecordDict(dict(to_records(to_parts(context.state.array_records, STATE), STATE)))
 
 
 def _keep(state: Parts, t: int, context: Context, disk: Kept | None) -> None:
