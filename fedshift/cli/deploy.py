@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from fedshift.cli import console
 from fedshift.cli.choices import LogFormat
 from fedshift.deploy.logs import line_of, log_line
 from fedshift.errors import InputError
-from fedshift.files import is_folder
+from fedshift.files import is_file, is_folder
 from fedshift.flower.installed import check_flower
 
 
@@ -22,24 +22,62 @@ def init(file: Path, folder: Path, hosts: list[str], overrides: list[str]) -> No
     """Write the federation's folder, and say what goes where."""
     check_flower()
     from fedshift.deploy.place import make_place
+    from fedshift.experiments.caps import with_cap
     from fedshift.experiments.deployed import configured
     from fedshift.experiments.load import dumps, load_with_source
+    from fedshift.experiments.site_check import site_files
 
     config, source = load_with_source(file, overrides)
-    text, clients = dumps(config), config.shift.clients
+    config, cap = with_cap(config)
+    text, clients = dumps(config), config.clients
     with source.placing():
         # What only a simulation can do is refused now, not when all clients have joined.
         configured(text)
     # The server reaches itself under its own machine's names.
     names = list(dict.fromkeys([*hosts, "localhost", "127.0.0.1"]))
-    make_place(folder, text, clients, names)
+    make_place(folder, text, clients, names, beside=site_files(config.data, text))
+    console.put(f"{folder}: certificates for {', '.join(names)}")
+    console.say(cap, indent=0)
     for line in (
-        f"{folder}: certificates for {', '.join(names)}",
         f"Give {folder}/clients/client-I to client I of {clients}, by a way that you trust: it",
         "holds that client's private key. ca.key and server.key never leave this machine.",
         f"Then: fedshift deploy server {folder}, and on each client's machine",
         "      fedshift deploy client client-I --server HOST:PORT",
+        *_about_sites(config.data.clients or ()),
     ):
+        console.put(line)
+
+
+def _about_sites(names: Sequence[str]) -> list[str]:
+    """What clients with data of their own do before that."""
+    if not names:
+        return []
+    each = ", ".join(f"client-{i} is {name}" for i, name in enumerate(names))
+    return [
+        f"Clients have data of their own: {each}. Each names them in its site.toml, and",
+        "      fedshift deploy check client-I   tries them before anything is sent",
+    ]
+
+
+def check(folder: Path, host: str, port: int) -> None:
+    """Try a client's folder, and its data, or a server's folder and port; say what there is."""
+    check_flower()
+    if is_file(folder / "client.json"):
+        from fedshift.deploy.joining import check_place
+        from fedshift.experiments.site_check import check_site
+
+        check_place(folder)
+        certificate, lines = folder / "ca.crt", check_site(folder)
+    else:
+        from fedshift.deploy.place import clients_of
+        from fedshift.deploy.processes import check_port
+
+        certificate, lines = folder / "server.crt", [f"{len(clients_of(folder))} clients' keys"]
+        check_port(host, port)
+        lines.append(f"{host}:{port} is free")
+    from fedshift.deploy.keys import valid_until
+
+    for line in (f"{certificate}: valid until {valid_until(certificate)}", *lines):
         console.put(line)
 
 
@@ -67,8 +105,12 @@ def server(
         check_unused(place)
     else:
         place = _unfinished(resume, out)
+    text = _experiment(folder)
     with _telling(logs) as tell, monitored(metrics, folder, tell) as (listen, beside):
-        serve(folder, place, host=host, port=port, listen=listen, beside=beside, **waits)
+        serve(
+            folder, place, host=host, port=port, listen=listen, experiment=text, beside=beside,
+            **waits,
+        )  # fmt: skip
     page = draw([place], place)
     if as_json:
         console.show_json(run_json(place, page))
@@ -76,6 +118,27 @@ def server(
         console.tell(log_line("done", folder=str(place), report=str(page)))
     else:
         show_run(place, page)
+
+
+def _experiment(folder: Path) -> str:
+    """The TOML of the federation's experiment, checked; "" in folders of earlier versions."""
+    from fedshift.deploy.place import EXPERIMENT, clients_of
+    from fedshift.experiments.deployed import configured
+    from fedshift.experiments.load import dumps, load_with_source
+
+    keys, file = len(clients_of(folder)), folder / EXPERIMENT
+    if not is_file(file):
+        return ""
+    config, source = load_with_source(file)
+    with source.placing():
+        configured(dumps(config))
+    if config.clients != keys:
+        key = "shift.clients" if config.data.clients is None else "the number of data.clients"
+        raise InputError(
+            f"{file}: {key} = {config.clients}, and the federation has the keys of "
+            f"{keys} clients; give {keys}, or make another federation with `fedshift deploy init`"
+        )
+    return dumps(config)
 
 
 @contextlib.contextmanager

@@ -141,16 +141,19 @@ def serve(
     listen: Listener,
     patience: float,
     timeout: float,
+    experiment: str = "",
     beside: Callable[[Link], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
 ) -> None:
     """Run the experiment of a federation's folder once all its clients have joined.
 
     patience: seconds to wait for all clients; timeout: seconds that a client has for a round;
-    beside: what goes on while the SuperLink is up. All processes are ended again, also after a
-    failure. The run's folder is `out`; an unfinished run there is resumed.
+    experiment: its TOML, the app's if left out; beside: what goes on while the SuperLink is up. All
+    processes are ended again, also after a failure. The run's folder is `out`; an unfinished run
+    there is resumed.
     """
+    given = {"experiment": experiment} if experiment else {}
     with superlink(folder, host=host, port=port) as link, beside(link):
-        submit(link, out, listen, patience=patience, timeout=timeout)
+        submit(link, out, listen, patience=patience, timeout=timeout, **given)
 
 
 def _register(flwr: str, place: Path, env: Mapping[str, str]) -> str:

@@ -135,6 +135,18 @@ class _Stay:
 
 def node_command(place: Path, server: str) -> list[str]:
     """The SuperNode's command without its port. Raises InputError as `join` does for its inputs."""
+    node_config = check_place(place)
+    # For its error, before any process is started.
+    address_of(server)
+    return [
+        command("flower-supernode"), "--superlink", server, "--host", "127.0.0.1",
+        "--root-certificates", str(place / "ca.crt"),
+        "--auth-supernode-private-key", str(place / "key"), "--node-config", node_config,
+    ]  # fmt: skip
+
+
+def check_place(place: Path) -> str:
+    """What a client's folder says of its node. Raises InputError for files that cannot be used."""
     try:
         client = json.loads((place / "client.json").read_text(encoding="utf-8"))
         node_config = (
@@ -149,13 +161,7 @@ def node_command(place: Path, server: str) -> list[str]:
         ) from None
     check_certificate(place / "ca.crt")
     check_client_key(place / "key")
-    # For its error, before any process is started.
-    address_of(server)
-    return [
-        command("flower-supernode"), "--superlink", server, "--host", "127.0.0.1",
-        "--root-certificates", str(place / "ca.crt"),
-        "--auth-supernode-private-key", str(place / "key"), "--node-config", node_config,
-    ]  # fmt: skip
+    return node_config
 
 
 def _run_node(node: list[str], place: Path, watch: Callable[[Joined], None]) -> Ended:

@@ -262,7 +262,7 @@ def test_exit_codes(
 ) -> None:
     """Whatever is wrong before a process is started ends with 2 and one message."""
     folder, late = tmp_path / "f", tmp_path / "late"
-    make_place(folder, "", 1, ["127.0.0.1"])
+    make_place(folder, "shift.clients = 1", 1, ["127.0.0.1"])
     make_place(late, "", 1, ["127.0.0.1"])
     for name in ("ca.crt", "ca.key", "server.crt", "server.key"):
         (late / name).unlink()
