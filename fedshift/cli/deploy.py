@@ -18,7 +18,9 @@ from fedshift.files import is_file, is_folder
 from fedshift.flower.installed import check_flower
 
 
-def init(file: Path, folder: Path, hosts: list[str], overrides: list[str]) -> None:
+def init(
+    file: Path, folder: Path, hosts: list[str], overrides: list[str], keys: Path | None = None
+) -> None:
     """Write the federation's folder, and say what goes where."""
     check_flower()
     from fedshift.deploy.place import make_place
@@ -33,11 +35,15 @@ def init(file: Path, folder: Path, hosts: list[str], overrides: list[str]) -> No
     with source.placing():
         # What only a simulation can do is refused now, not when all clients have joined.
         configured(text)
-    # The server reaches itself under its own machine's names.
-    names = list(dict.fromkeys([*hosts, "localhost", "127.0.0.1"]))
-    make_place(folder, text, clients, names, beside=site_files(config.data, text))
-    console.put(f"{folder}: certificates for {', '.join(names)}")
+    names = _with_own(hosts) if hosts or keys is None else []
+    make_place(folder, text, clients, names, beside=site_files(config.data, text), keys=keys)
+    console.put(f"{folder}: certificates for {', '.join(names) or 'the names of before'}")
     console.say(cap, indent=0)
+    if keys is not None:
+        console.say(
+            f"Clients of {keys} keep their folders; hand out those of new ones only. What clients "
+            f"kept of runs in {keys} is for these runs alone.", indent=0,
+        )  # fmt: skip
     for line in (
         f"Give {folder}/clients/client-I to client I of {clients}, by a way that you trust: it",
         "holds that client's private key. ca.key and server.key never leave this machine.",
@@ -79,6 +85,33 @@ def check(folder: Path, host: str, port: int) -> None:
 
     for line in (f"{certificate}: valid until {valid_until(certificate)}", *lines):
         console.put(line)
+
+
+def _with_own(hosts: Sequence[str]) -> list[str]:
+    """These names, and those under which the server reaches itself."""
+    return list(dict.fromkeys([*hosts, "localhost", "127.0.0.1"]))
+
+
+def renew(folder: Path, hosts: Sequence[str], client: int | None) -> None:
+    """Renew the server's certificate, or one client's key, and say what to hand out."""
+    check_flower()
+    from fedshift.deploy.keys import valid_until
+    from fedshift.deploy.place import renew_certificate, renew_client
+
+    next_start = "A server that is running takes it at its next start."
+    if client is not None:
+        if hosts:
+            raise InputError(
+                "--host is for the server's certificate; leave out --client, or --host"
+            )
+        place = renew_client(folder, client)
+        console.put(f"{place}: a new key; hand out key and key.pub. {next_start}")
+        return
+    again = renew_certificate(folder, _with_own(hosts) if hosts else ())
+    end = valid_until(folder / "server.crt")
+    console.put(f"{folder}/server.crt: valid until {end}. {next_start}")
+    if again:
+        console.put(f"{folder}/ca.crt: renewed, too; each client needs it in its folder by then.")
 
 
 def server(
