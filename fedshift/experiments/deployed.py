@@ -10,8 +10,9 @@ import contextlib
 import hashlib
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,10 @@ from fedshift.engine.trial import check_model, check_training
 from fedshift.errors import InputError
 from fedshift.experiments.config import Config, Training
 from fedshift.experiments.experiment import record
-from fedshift.experiments.folder import kept_in, reserved
+from fedshift.experiments.folder import EventLog, kept_in, reserved
 from fedshift.experiments.load import validate
-from fedshift.experiments.on_flower import on_grid
+from fedshift.experiments.on_flower import configured_site, on_grid
+from fedshift.experiments.opening import opening_event
 from fedshift.experiments.python_names import is_python
 from fedshift.experiments.resume import reopened
 from fedshift.experiments.task import Prepared, prepare
@@ -38,9 +40,12 @@ from fedshift.files import is_file
 from fedshift.flower.client import Site, app_of, partition
 from fedshift.flower.kept import KEEP
 from fedshift.record.folder import CONFIG, EVENTS, SUMMARY
+from fedshift.tree import Params
 
 # Flower imports this module and looks for these names (deploy/place.py writes them into the app).
 server_app = ServerApp()
+# What gives clients the data that the server deals them, as the app's configuration has it.
+DEALT = f"{configured_site.__module__}:{configured_site.__name__}"
 
 
 def configured(text: str) -> Config:
@@ -73,7 +78,19 @@ def main(grid: Grid, context: Context) -> None:
     with _folder(Path(str(given["out"])), config, prepared) as folder:
         # Every round: on Flower one takes seconds at least, and a checkpoint less.
         keeper = kept_in(folder, config, prepared, 1)
-        record(folder, config, prepared, silent, Deployed(grid, waits, folder), keeper)
+        opens = partial(opening, config, prepared, folder, given.get("site") == DEALT)
+        record(folder, config, prepared, silent, Deployed(grid, waits, folder, opens), keeper)
+
+
+def opening(
+    config: Config, prepared: Prepared, folder: Path, dealt: bool, algorithm: Algorithm,
+    federation: Federation, table: Params,
+) -> None:  # fmt: skip
+    """Enter into the run's events what the clients' claims amount to."""
+    # A table that has no weights is refused, or its round skipped, where the round is opened.
+    with contextlib.suppress(InputError):
+        event = opening_event(config, prepared, algorithm, federation, table, dealt=dealt)
+        EventLog(folder)(event)
 
 
 @contextlib.contextmanager
@@ -95,11 +112,15 @@ def name_of(folder: Path) -> str:
 
 @dataclass(frozen=True)
 class Deployed:
-    """The engine of clients on deployed nodes; waits: `patience` and `timeout` of `on_grid`."""
+    """The engine of clients on deployed nodes.
+
+    waits: `patience` and `timeout` of `on_grid`; opens: called once clients have registered.
+    """
 
     grid: Grid
     waits: Mapping[str, float]
     folder: Path
+    opens: Callable[[Algorithm, Federation, Params], None]
     backend: str = "loop"
 
     def rounds(
@@ -122,6 +143,7 @@ class Deployed:
                 self.grid, algorithm, federation, training, meter=meter, after=after,
                 name=name_of(self.folder), patience=self.waits["patience"],
                 timeout=self.waits["timeout"],
+                registers=partial(self.opens, algorithm, federation),
             )  # fmt: skip
 
         return played()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from fedshift.experiments.load import dumps, validate
 from fedshift.experiments.task import Prepared, prepare
 from fedshift.flower.installed import check_flower
 from fedshift.flower.quiet import quiet
+from fedshift.tree import Params
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
@@ -93,12 +94,13 @@ def on_grid(
     timeout: float = 3600.0,
     after: Round | None = None,
     name: str = "",
+    registers: Callable[[Params], None] = lambda table: None,
 ) -> Iterator[Round]:
     """The rounds on Flower nodes; the meter gets the traffic of each.
 
     asks_states: whether clients are asked for what they keep, in rounds that are evaluated.
-    timeout: seconds for a round, or the training's deadline where that is less; after, name: as in
-    `AlgorithmStrategy`.
+    timeout: seconds for a round, or the training's deadline where that is less; after, name,
+    registers: as in `AlgorithmStrategy`.
     """
     from fedshift.flower import AlgorithmStrategy, play
 
@@ -115,6 +117,7 @@ def on_grid(
         retries=training.retries,
         after=after,
         name=name,
+        registers=registers,
     )
     for current in play(
         strategy, grid, training.rounds, states=lambda t: asks_states and training.evaluates(t)
