@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -179,9 +179,26 @@ def _telling(logs: LogFormat) -> Iterator[Callable[[dict[str, Any]], None]]:
     """What tells of a run's events: a line of JSON each, or progress for people."""
     if logs is LogFormat.json:
         yield lambda event: console.tell(line_of(event))
-    else:
-        with console.progress() as listen:
-            yield listen
+        return
+    with console.progress() as listen:
+
+        def tell(event: dict[str, Any]) -> None:
+            if event["event"] != "claims":
+                listen(event)
+            for line in _claims(event) if event["event"] == "claims" else ():
+                console.tell(line)
+
+        yield tell
+
+
+def _claims(event: Mapping[str, Any]) -> Iterator[str]:
+    """What the clients' claims amount to, before round 1."""
+    free, capped = f"{event['without_cap']:.3f}", f"{event['one_could_take']:.3f}"
+    more = f"; without a cap {free}" if event["cap"] < 1 else "; set training.max_weight for less"
+    yield f"one dishonest client could take at most {capped} of the weight in a round{more}"
+    yield f"label counts against gradients: {event['audit']}"
+    for one in event["suspicions"]:
+        yield f"warning: client {one['client']}: {one['reason']}"
 
 
 def _unfinished(place: Path, out: Path | None) -> Path:

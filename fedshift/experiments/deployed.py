@@ -30,10 +30,11 @@ from fedshift.evaluation.scores import OwnScores
 from fedshift.experiments.at_sites import ASK, answer, own_site
 from fedshift.experiments.config import Config, Training
 from fedshift.experiments.experiment import record
-from fedshift.experiments.folder import kept_in, reserved
+from fedshift.experiments.folder import EventLog, kept_in, reserved
 from fedshift.experiments.from_sites import check_sites, gather
 from fedshift.experiments.load import validate
-from fedshift.experiments.on_flower import on_grid, strategy_of
+from fedshift.experiments.on_flower import configured_site, on_grid, strategy_of
+from fedshift.experiments.opening import opening_event
 from fedshift.experiments.python_names import SITES, is_python
 from fedshift.experiments.resume import reopened
 from fedshift.experiments.task import Prepared, prepare
@@ -45,10 +46,12 @@ from fedshift.flower.rounds import evaluated, sites_of
 from fedshift.flower.routing import Sites
 from fedshift.flower.strategy import AlgorithmStrategy
 from fedshift.record.folder import CONFIG, EVENTS, SUMMARY
-from fedshift.tree import Parts
+from fedshift.tree import Params, Parts
 
 # Flower imports this module and looks for these names (deploy/place.py writes them into the app).
 server_app = ServerApp()
+# What gives clients the data that the server deals them, as the app's configuration has it.
+DEALT = f"{configured_site.__module__}:{configured_site.__name__}"
 
 
 def configured(text: str) -> Config:
@@ -87,8 +90,21 @@ def main(grid: Grid, context: Context) -> None:
         # Every round: on Flower one takes seconds at least, and a checkpoint less.
         keeper = kept_in(folder, config, prepared, 1)
         refits = ("moment", "refitted")[: 1 + bool(given.get("refit"))]
-        engine = Deployed(grid, waits, folder, config.shift.target == "clients", refits)
+        opens = partial(opening, config, prepared, folder, given.get("site") == DEALT)
+        on_sites = config.shift.target == "clients"
+        engine = Deployed(grid, waits, folder, opens, on_sites, refits)
         record(folder, config, prepared, silent, engine, keeper)
+
+
+def opening(
+    config: Config, prepared: Prepared, folder: Path, dealt: bool, algorithm: Algorithm,
+    federation: Federation, table: Params,
+) -> None:  # fmt: skip
+    """Enter into the run's events what the clients' claims amount to."""
+    # A table that has no weights is refused, or its round skipped, where the round is opened.
+    with contextlib.suppress(InputError):
+        event = opening_event(config, prepared, algorithm, federation, table, dealt=dealt)
+        EventLog(folder)(event)
 
 
 @contextlib.contextmanager
@@ -112,14 +128,15 @@ def name_of(folder: Path) -> str:
 class Deployed:
     """The engine of clients on deployed nodes.
 
-    waits: `patience` and `timeout` of `strategy_of`. on_sites: clients have test examples of their
-    own, on which each tests the model that it serves, in rounds that are evaluated. refits: as of
-    `OnSites`.
+    waits: `patience` and `timeout` of `strategy_of`. opens: called once clients have registered.
+    on_sites: clients have test examples of their own, on which each tests the model that it serves,
+    in rounds that are evaluated. refits: as of `OnSites`.
     """
 
     grid: Grid
     waits: Mapping[str, float]
     folder: Path
+    opens: Callable[[Algorithm, Federation, Params], None]
     on_sites: bool = False
     refits: tuple[str, ...] = ("moment",)
     backend: str = "loop"
@@ -142,7 +159,8 @@ class Deployed:
         check_training(algorithm, federation.params, training.rounds)
         self.make[:] = [partial(
             strategy_of, algorithm, federation, training, after=after, own=self.on_sites,
-            evaluates=lambda t: self.on_sites and training.evaluates(t), **self.waits,
+            evaluates=lambda t: self.on_sites and training.evaluates(t),
+            registers=partial(self.opens, algorithm, federation), **self.waits,
         )]  # fmt: skip
 
         def played() -> Iterator[Round]:
