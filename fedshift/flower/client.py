@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedshift.algorithms.base import Algorithm
@@ -23,7 +23,15 @@ from fedshift.errors import FedshiftError, InputError
 from fedshift.evaluation.scores import score
 from fedshift.examples import check_importance
 from fedshift.flower.kept import Kept, folder_of
-from fedshift.flower.records import failed, fields_of, parts_of, to_parts, to_record, to_records
+from fedshift.flower.records import (
+    failed,
+    fields_of,
+    parts_of,
+    score_record,
+    to_parts,
+    to_record,
+    to_records,
+)
 from fedshift.repeating import repeatable
 from fedshift.sketch import sketched
 from fedshift.tree import Params, Parts
@@ -118,18 +126,15 @@ def client_app(
 
 
 def app_of(
-    site: Callable[[Context], Site],
-    threads: int,
-    open_states: bool,
-    keep: Path | None,
+    site: Callable[[Context], Site], threads: int, open_states: bool, keep: Path | None,
     private: Callable[[Context], bool] = lambda context: False,
-) -> ClientApp:
+) -> ClientApp:  # fmt: skip
     """`client_app`, where what a client has depends on the run's configuration as well.
 
     private: whether the text of an error that is not ours stays here: it may hold rows or paths.
     """
     app, visit = ClientApp(), _checked_site(site, threads)
-    failing = partial(_with_failures, private=private)
+    failing = partial(_with_failures, private)
 
     @app.query("register")
     @failing
@@ -206,8 +211,7 @@ def _checked_site(site: Callable[[Context], Site], threads: int) -> Callable[[Co
 
 
 def _with_failures(
-    work: Callable[[Message, Context], RecordDict],
-    private: Callable[[Context], bool] = lambda context: False,
+    private: Callable[[Context], bool], work: Callable[[Message, Context], RecordDict]
 ) -> Handler:
     """A handler whose answer holds the reason if it fails, in the same words as other engines.
 
@@ -295,6 +299,4 @@ def _evaluate(site: Site, sent: RecordDict, context: Context, disk: Kept | None)
     # A client without validation examples answers with counts of 0.
     if examples is None:
         examples = Examples(site.data.x[:0], site.data.y[:0])
-    result = score(stage.model, *pair, examples, classes)
-    counts = {k: getattr(result, k).tolist() for k in ("correct", "total", "predicted")}
-    return RecordDict({"score": MetricRecord({**counts, "loss_sum": result.loss_sum})})
+    return RecordDict({"score": score_record(score(stage.model, *pair, examples, classes))})

@@ -36,6 +36,7 @@ from fedshift.flower.nodes import Expected, Met, columns_read, meet
 from fedshift.flower.records import (
     failure_of,
     fields_of,
+    score_of,
     to_record,
     to_records,
     to_shared_records,
@@ -248,7 +249,7 @@ class AlgorithmStrategy(Strategy):
             why = failure_of(reply)
             try:
                 if why is None:
-                    self.scores[client] = _score(reply, self.classes)
+                    self.scores[client] = score_of(fields_of(reply.content, "score"), self.classes)
             except Exception as e:
                 # The numbers come from another machine: any exception means that they are bad.
                 why = str(e) or type(e).__name__
@@ -319,19 +320,3 @@ class AlgorithmStrategy(Strategy):
 
     def _arrays(self, server: Parts) -> ArrayRecord:
         return to_record(server.get("params", {}) | server.get("buffers", {}))
-
-
-def _score(message: Message, classes: int) -> Score:
-    fields = fields_of(message.content, "score")
-
-    def counts(name: str) -> Tensor:
-        return torch.tensor(fields[name], dtype=torch.int64).reshape(classes)
-
-    score = Score(
-        counts("correct"), counts("total"), counts("predicted"), float(fields["loss_sum"])
-    )
-    right, total = score.correct, score.total
-    # One client's impossible counts must not spoil the accuracy over all.
-    if bool((right < 0).any()) or bool((right > total).any()) or not 0 <= score.loss_sum < math.inf:
-        raise InputError("its counts are none: some label has more right than there are")
-    return score
