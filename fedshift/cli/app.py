@@ -395,13 +395,14 @@ def deploy_client(
     patience: Annotated[
         float, typer.Option(min=0.0, help="Seconds to wait for a server that lets this client in.")
     ] = 600.0,
+    metrics: MetricsOption = None,
     log_format: LogOption = LogFormat.text,
 ) -> None:
     """Be a client, with the folder that `fedshift deploy init` made for it."""
     with loading():
         from fedshift.cli.deploy import client
 
-    client(folder, server, patience, log_format)
+    client(folder, server, patience, metrics, log_format)
 
 
 def main() -> None:

@@ -173,10 +173,13 @@ def _next(folder: Path) -> Path:
     return next(folder / name for name in names if not os.path.exists(folder / name))
 
 
-def client(place: Path, address: str, patience: float, logs: LogFormat) -> None:
+def client(
+    place: Path, address: str, patience: float, metrics: str | None, logs: LogFormat
+) -> None:
     """Join, and stay until interrupted or refused."""
     check_flower()
     from fedshift.deploy.joining import join, node_command
+    from fedshift.deploy.monitoring import client_monitored
 
     def say(text: str) -> None:
         console.tell(log_line("client", message=text) if logs is LogFormat.json else text)
@@ -189,4 +192,5 @@ def client(place: Path, address: str, patience: float, logs: LogFormat) -> None:
         console.put(f"{first}; Ctrl-C leaves")
         # The line must be there before the process waits for hours.
         sys.stdout.flush()
-    join(place, address, patience=patience, say=say)
+    with client_monitored(metrics, place) as watch:
+        join(place, address, patience=patience, say=say, watch=watch)

@@ -22,7 +22,6 @@ from torch import Tensor
 from fedshift.data import ClientData, Examples, Task, client_data
 from fedshift.datasets.base import Dataset, Samples
 from fedshift.errors import FedshiftError, InputError, shown
-from fedshift.evaluation.scores import score
 from fedshift.experiments.config import Config
 from fedshift.experiments.config_data import Data
 from fedshift.experiments.custom_data import prepare_built
@@ -42,7 +41,8 @@ from fedshift.experiments.site_sums import (
 )
 from fedshift.files import write
 from fedshift.flower.client import Site, partition
-from fedshift.flower.records import failed, fields_of, parts_of, score_record
+from fedshift.flower.records import failed, fields_of, parts_of
+from fedshift.flower.scoring import scored
 from fedshift.tasks.building import Built
 from fedshift.tasks.encoding import Encoding
 from fedshift.tasks.names import Coded, Ints, text_of
@@ -76,13 +76,9 @@ class Deviations(Section):
 
 
 class Chosen(Section):
-    """The question for scores: places among the test rows, which lie in order of their classes.
-
-    counts [K]: how many of each class they are.
-    """
+    """The question for scores: places among the test rows, which lie in order of their classes."""
 
     places: tuple[int, ...]
-    counts: tuple[int, ...]
 
 
 class _Prepared(Section):
@@ -152,12 +148,12 @@ def _scores(
     if any(not 0 <= place < len(tests) for place in places):
         raise InputError(f"places beyond the {len(tests)} test rows of this site")
     chosen, parts = torch.tensor(places, dtype=torch.int64), parts_of(sent)
-    rate = partial(score, site.algorithm.model, parts["params"], parts["buffers"], classes=classes)
+    rate = partial(scored, site.algorithm, (parts["params"], parts["buffers"]), classes=classes)
     assert site.validation is not None
     examples = Examples(tests.x[chosen], tests.y[chosen])
     return {
-        "validation": score_record(rate(site.validation)),
-        "tests": score_record(rate(examples, confusion=True)),
+        "validation": rate(site.validation),
+        "tests": rate(examples, confusion=True),
     }
 
 
@@ -189,14 +185,21 @@ def _site(config: Config, context: Context, folder: Path) -> tuple[Site, Example
     none = Examples(x[:0], own.y[:0])
     held_out = [none] * len(names)
     held_out[client] = Examples(*_at(x, rows.codes, cut.validation))
-    prepared = prepare_built(config, built_of(config, encoding, T, clients, held_out, none, "", []))
+    prepared = prepare_built(
+        config, built_of(config, encoding, T, clients, held_out, none, [], "", [])
+    )
     algorithm = method_of(config, prepared)(**config.method.options)
     federation = federation_of(config, prepared)
-    first = (federation.params, federation.buffers)
+    tests = Examples(*_at(x, rows.codes, _by_class(rows, cut)))
     site = Site(
-        algorithm, federation.clients[client], federation.seeds.batch, held_out[client], first
+        algorithm,
+        federation.clients[client],
+        federation.seeds.batch,
+        held_out[client],
+        (federation.params, federation.buffers),
+        tests if config.data.target == "clients" else None,
     )
-    return site, Examples(*_at(x, rows.codes, _by_class(rows, cut)))
+    return site, tests
 
 
 def _at(x: Tensor, codes: Ints, rows: Ints) -> tuple[Tensor, Tensor]:
@@ -221,15 +224,22 @@ def client_elsewhere(counts: Ints, shape: Sequence[int], client: int) -> ClientD
 
 def built_of(
     config: Config, encoding: Encoding, T: Tensor, clients: Sequence[ClientData],
-    validation: Sequence[Examples], test: Examples, digest: str, notes: Sequence[str],
+    validation: Sequence[Examples], test: Examples, tests: Sequence[Examples], digest: str,
+    notes: Sequence[str],
 ) -> Built:  # fmt: skip
     """A task of which some examples may be elsewhere; its parts as `Task.build` has them."""
     y = torch.cat([*(c.y for c in clients), *(v.y for v in validation)])
     x = clients[0].x[:1].expand(len(y), *clients[0].x.shape[1:])
-    sets = (Samples(x, y), Samples(x[:1].expand(len(test), *x.shape[1:]), test.y))
-    data = Dataset(config.data.name, *sets, encoding.classes, digest, "yours", "yours")
+    samples = (Samples(x, y), Samples(x[:1].expand(len(test), *x.shape[1:]), test.y))
+    data = Dataset(config.data.name, *samples, encoding.classes, digest, "yours", "yours")
     task = Task(
-        tuple(clients), tuple(validation), T, test, target_validation=None, classes=encoding.classes
+        tuple(clients),
+        tuple(validation),
+        T,
+        test,
+        target_validation=None,
+        classes=encoding.classes,
+        tests=tuple(tests),
     )
     names = tuple(config.data.clients or ())
     pool = np.arange(sum(len(c.y) for c in clients))

@@ -10,8 +10,9 @@ import contextlib
 import hashlib
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -25,13 +26,14 @@ from fedshift.engine.run import Federation, Round
 from fedshift.engine.traffic import Meter
 from fedshift.engine.trial import check_model, check_training
 from fedshift.errors import InputError
+from fedshift.evaluation.scores import OwnScores
 from fedshift.experiments.at_sites import ASK, answer, own_site
 from fedshift.experiments.config import Config, Training
 from fedshift.experiments.experiment import record
 from fedshift.experiments.folder import kept_in, reserved
 from fedshift.experiments.from_sites import check_sites, gather
 from fedshift.experiments.load import validate
-from fedshift.experiments.on_flower import on_grid
+from fedshift.experiments.on_flower import on_grid, strategy_of
 from fedshift.experiments.python_names import SITES, is_python
 from fedshift.experiments.resume import reopened
 from fedshift.experiments.task import Prepared, prepare
@@ -39,7 +41,11 @@ from fedshift.experiments.training import silent
 from fedshift.files import is_file
 from fedshift.flower.client import Site, app_of, partition
 from fedshift.flower.quiet import KEEP
+from fedshift.flower.rounds import evaluated, sites_of
+from fedshift.flower.routing import Sites
+from fedshift.flower.strategy import AlgorithmStrategy
 from fedshift.record.folder import CONFIG, EVENTS, SUMMARY
+from fedshift.tree import Parts
 
 # Flower imports this module and looks for these names (deploy/place.py writes them into the app).
 server_app = ServerApp()
@@ -60,10 +66,10 @@ def configured(text: str) -> Config:
         )
     if config.data.at_sites:
         check_sites(config)
-    if config.shift.target == "clients":
+    if config.shift.target == "clients" and config.training.keep == "best":
         raise InputError(
-            'shift.target = "clients" is measured on models that never leave their clients; '
-            "simulate it (--engine flower-sim)"
+            'training.keep = "best" may keep an earlier round, and clients then have later models; '
+            "leave it out, or simulate it (--engine flower-sim)"
         )
     return config
 
@@ -80,7 +86,9 @@ def main(grid: Grid, context: Context) -> None:
     with _folder(Path(str(given["out"])), config, prepared) as folder:
         # Every round: on Flower one takes seconds at least, and a checkpoint less.
         keeper = kept_in(folder, config, prepared, 1)
-        record(folder, config, prepared, silent, Deployed(grid, waits, folder), keeper)
+        refits = ("moment", "refitted")[: 1 + bool(given.get("refit"))]
+        engine = Deployed(grid, waits, folder, config.shift.target == "clients", refits)
+        record(folder, config, prepared, silent, engine, keeper)
 
 
 @contextlib.contextmanager
@@ -102,12 +110,22 @@ def name_of(folder: Path) -> str:
 
 @dataclass(frozen=True)
 class Deployed:
-    """The engine of clients on deployed nodes; waits: `patience` and `timeout` of `on_grid`."""
+    """The engine of clients on deployed nodes.
+
+    waits: `patience` and `timeout` of `strategy_of`. on_sites: clients have test examples of their
+    own, on which each tests the model that it serves, in rounds that are evaluated. refits: as of
+    `OnSites`.
+    """
 
     grid: Grid
     waits: Mapping[str, float]
     folder: Path
+    on_sites: bool = False
+    refits: tuple[str, ...] = ("moment",)
     backend: str = "loop"
+    # How to make the strategy of the run, and it, once it exists.
+    make: list[Callable[..., AlgorithmStrategy]] = field(default_factory=list, repr=False)
+    made: list[AlgorithmStrategy] = field(default_factory=list, repr=False)
 
     def rounds(
         self,
@@ -122,16 +140,37 @@ class Deployed:
         """As `Engine`; the clients have the method's options from Flower."""
         check_model(algorithm.model, federation)
         check_training(algorithm, federation.params, training.rounds)
+        self.make[:] = [partial(
+            strategy_of, algorithm, federation, training, after=after, own=self.on_sites,
+            evaluates=lambda t: self.on_sites and training.evaluates(t), **self.waits,
+        )]  # fmt: skip
 
         def played() -> Iterator[Round]:
-            # The name exists only once a round is requested: then the first event is on disk.
-            yield from on_grid(
-                self.grid, algorithm, federation, training, meter=meter, after=after,
-                name=name_of(self.folder), patience=self.waits["patience"],
-                timeout=self.waits["timeout"],
-            )  # fmt: skip
+            strategy = self.strategy
+            for current in on_grid(self.grid, strategy, training, meter=meter):
+                took_part = dict.fromkeys(sorted(strategy.took_part), Parts())
+                # What clients keep stays with them; who took part is what the server knows of it.
+                yield current._replace(states=took_part) if self.on_sites else current
 
         return played()
+
+    @property
+    def strategy(self) -> AlgorithmStrategy:
+        """The server's side of the run, made when it is first needed."""
+        if not self.made:
+            # The name exists only once a round is requested: then the first event is on disk.
+            self.made.append(self.make[0](name=name_of(self.folder)))
+        return self.made[0]
+
+    def own_scores(self, algorithm: Algorithm, current: Round) -> Mapping[int, OwnScores]:
+        """As `OnSites`; a run that goes on after its last round asks once more."""
+        if not self.strategy.tests:
+            evaluated(self.strategy, self.grid, current.t)
+        return self.strategy.tests
+
+    def sites(self) -> Sites:
+        """As `OnSites`."""
+        return sites_of(self.strategy, self.grid)
 
 
 def site_of(context: Context) -> Site:

@@ -7,7 +7,7 @@ import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -40,7 +40,8 @@ from fedshift.experiments.python_names import TABLES
 from fedshift.experiments.section import Section
 from fedshift.experiments.site_sums import Survey, Taken, Totals, columns_of, means
 from fedshift.experiments.wording import in_file_words
-from fedshift.flower.records import fields_of, score_of, to_records
+from fedshift.flower.records import to_records
+from fedshift.flower.scoring import score_in
 from fedshift.holdout import held_out_counts
 from fedshift.recipes import recipe
 from fedshift.record.folder import FIT
@@ -80,13 +81,15 @@ def gather(grid: Grid, config: Config, patience: float) -> Prepared:
         classes, columns=columns, shape=data.input, pixels=surveys[0].pixels,
         missing=data.missing or "mean",
     )  # fmt: skip
-    T = marginal(data, classes, table[1].counts()[None] if table else counts)
+    at_clients = data.target == "clients"
+    labels = table[1].counts()[None] if table else tests if at_clients else counts
+    T = marginal(data, classes, labels)
     setups = [Setup(encoding=encoding.to_json(), target=tuple(T.tolist()), taken=t) for t in taken]
     sites.ask("prepare", Section, setups)
     own = None if table is None else _encoded(*table, encoding)
-    scores = RemoteScores(
-        sites, _chosen(classes, tests, T, seed) if own is None else (), validation
-    )
+    scores = RemoteScores(sites, (), validation, tests if at_clients else np.zeros_like(tests))
+    if own is None and not at_clients:
+        scores.choose(classes, tests, T, seed)
     return _prepared(config, encoding, T, trains, scores, own, notes)
 
 
@@ -97,12 +100,15 @@ def _prepared(
     """What a run needs; test: the server's own examples, where it has any."""
     shape = encoding.shape or (sum(column.width for column in encoding.columns),)
     everyone = range(len(trains))
+    each = [scores.examples("tests", [i], shape) for i in everyone]
+    tests = each if config.data.target == "clients" else []
     test = scores.examples("tests", everyone, shape) if test is None else test
     clients = [client_elsewhere(row, shape, i) for i, row in enumerate(trains)]
     held_out = [scores.examples("validation", [i], shape) for i in everyone]
     facts = [encoding.to_json(), T.tolist(), trains.tolist(), scores.validation.tolist()]
     digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-    made = built_of(config, encoding, torch.from_numpy(T), clients, held_out, test, digest, notes)
+    target = torch.from_numpy(T)
+    made = built_of(config, encoding, target, clients, held_out, test, tests, digest, notes)
     custom = Custom(texts={FIT: about(made, notes)}, notes=tuple(notes))
     return prepare_built(config, made, custom=custom)
 
@@ -163,24 +169,6 @@ def marginal(data: Data, classes: Sequence[str], counts: Ints) -> Floats:
         return np.array(target_of(data.target, (), classes).shares)
 
 
-def _chosen(classes: Sequence[str], tests: Ints, T: Floats, seed: int) -> list[Chosen]:
-    """Of the test rows of each client [M, K] those that together follow T."""
-    each = [np.arange(len(T)).repeat(row) for row in tests]
-    for name, share, count in zip(classes, T, tests.sum(0), strict=True):
-        if share > 0 and not count:
-            raise InputError(
-                f'data.target: no row with the label "{shown(name)}" (share {share:.3g}) is left '
-                "for testing; set data.test to more, or give a table of examples as data.target"
-            )
-    labels = np.concatenate(each)
-    rows = resample_to(labels, T, len(T), numpy_generator(seed, "test"))
-    starts = np.cumsum([0, *tests.sum(1)])
-    places = [rows[(rows >= a) & (rows < b)] - a for a, b in pairwise(starts)]
-    counts = [np.bincount(of[at], minlength=len(T)) for of, at in zip(each, places, strict=True)]
-    pairs = zip(places, counts, strict=True)
-    return [Chosen(places=tuple(at.tolist()), counts=tuple(n.tolist())) for at, n in pairs]
-
-
 def _encoded(table: Columns, y: Coded, encoding: Encoding) -> Examples:
     rows = np.flatnonzero(y.codes >= 0)
     return Examples(encoding.encoded(table, rows), torch.from_numpy(y.codes[rows]))
@@ -190,26 +178,36 @@ def _encoded(table: Columns, y: Coded, encoding: Encoding) -> Examples:
 class RemoteScores:
     """Scores by the sites, asked for once for each model.
 
-    chosen      the test rows of each site; none where the server has its own
-    validation  [M, K]: how many of each class are held out
-    last        the parameters that were scored last, and each site's scores of them
+    chosen             which of its test rows each site scores; none where the server has its own
+    validation, tests  [M, K]: of how many examples of each class the scores are
+    last               the parameters that were scored last, and each site's scores of them
     """
 
     sites: Sites
     chosen: Sequence[Chosen]
     validation: Ints
+    tests: Ints
     last: tuple[Params | None, dict[int, dict[str, Score]]] = (None, {})
 
-    @cached_property
-    def due(self) -> dict[str, Ints]:
-        """[M, K] examples of each class that the scores are of, by their use."""
-        nothing = np.zeros_like(self.validation)
-        tests = np.array([one.counts for one in self.chosen]) if self.chosen else nothing
-        return {"validation": self.validation, "tests": tests}
+    def choose(self, classes: Sequence[str], tests: Ints, T: Floats, seed: int) -> None:
+        """Of each client's test rows [M, K] take those that together follow T."""
+        for name, share, count in zip(classes, T, tests.sum(0), strict=True):
+            if share > 0 and not count:
+                raise InputError(
+                    f'data.target: no row with the label "{shown(name)}" (share {share:.3g}) is '
+                    "left for testing; set data.test to more, or give a table as data.target"
+                )
+        each = [np.arange(len(T)).repeat(row) for row in tests]
+        rows = resample_to(np.concatenate(each), T, len(T), numpy_generator(seed, "test"))
+        starts = np.cumsum([0, *tests.sum(1)])
+        places = [rows[(rows >= a) & (rows < b)] - a for a, b in pairwise(starts)]
+        self.chosen = [Chosen(places=tuple(at.tolist())) for at in places]
+        pairs = zip(each, places, strict=True)
+        self.tests = np.array([np.bincount(of[at], minlength=len(T)) for of, at in pairs])
 
     def examples(self, what: str, clients: Sequence[int], shape: Sequence[int]) -> Examples:
         """The validation examples or the tests of these clients, scored where they are."""
-        x, y = stand_in(self.due[what][list(clients)].sum(0), shape)
+        x, y = stand_in(getattr(self, what)[list(clients)].sum(0), shape)
         return Examples(x, y, scorer=partial(self._score, what, clients))
 
     def _score(self, what: str, clients: Sequence[int], pair: tuple[Params, Params]) -> Score:
@@ -222,13 +220,12 @@ class RemoteScores:
 
     def _asked(self, pair: tuple[Params, Params]) -> dict[int, dict[str, Score]]:
         parts = to_records({"params": pair[0], "buffers": pair[1]})
-        nothing = Chosen(places=(), counts=())
-        given = self.chosen or [nothing] * len(self.validation)
+        given = self.chosen or [Chosen(places=())] * len(self.validation)
 
         def taken(content: RecordDict, client: int) -> dict[str, Score]:
             scores = {}
-            for what, due in self.due.items():
-                scores[what] = score_of(fields_of(content, what), due.shape[1])
+            for what, due in (("validation", self.validation), ("tests", self.tests)):
+                scores[what] = score_in(content, due.shape[1], what)
                 if scores[what].total.tolist() != due[client].tolist():
                     raise InputError("its counts are not those of its examples")
             return scores

@@ -20,18 +20,11 @@ from fedshift.engine.backends import Reply
 from fedshift.engine.checks.replies import block_of, check_finite, not_finite
 from fedshift.engine.round import job_of
 from fedshift.errors import FedshiftError, InputError
-from fedshift.evaluation.scores import score
 from fedshift.examples import check_importance
 from fedshift.flower.kept import Kept, folder_of
-from fedshift.flower.records import (
-    failed,
-    fields_of,
-    parts_of,
-    score_record,
-    to_parts,
-    to_record,
-    to_records,
-)
+from fedshift.flower.records import failed, fields_of, parts_of, to_parts, to_record, to_records
+from fedshift.flower.routing import MODEL, answers_to
+from fedshift.flower.scoring import SCORE, scored, scored_tests
 from fedshift.repeating import repeatable
 from fedshift.sketch import sketched
 from fedshift.tree import Params, Parts
@@ -50,6 +43,7 @@ class Site:
     seed        the run's `seeds.batch`, the same on all clients
     validation  examples to score models on, for federated evaluation
     first       the first (parameters, buffers); the network's own if left out
+    tests       examples to test the model on that the client serves, or None
 
     Raises InputError for importances that are not one number per example, finite and 0 or more.
     """
@@ -59,6 +53,7 @@ class Site:
     seed: int = 0
     validation: Examples | None = None
     first: tuple[Params, Params] | None = field(default=None, repr=False)
+    tests: Examples | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -158,6 +153,7 @@ def app_of(
         kept = _place_of(keep, message.content, context)
         return _evaluate(visit(context), message.content, context, kept)
 
+    app.query("router")(failing(lambda m, c: _answer_router(visit(c), m.content)))
     if open_states:
 
         @app.query("state")
@@ -283,20 +279,37 @@ def _train(
 
 
 def _evaluate(site: Site, sent: RecordDict, context: Context, disk: Kept | None) -> RecordDict:
-    """Counts on the client's validation examples, of the model sent or of the one it serves."""
+    """Counts on the client's validation examples, of the model sent or of the one it serves.
+
+    The latter is scored on the client's test examples as well, where it has some.
+    """
     run, examples = fields_of(sent, "run"), site.validation
     t, classes = int(run["round"]), int(run["classes"])
     message, stage = parts_of(sent), site.algorithm.at(t)
-    pair = message["params"], message["buffers"]
-    if run["own"]:
-        try:
-            pair = stage.model_for(message, _state(site, context, disk))
-        except KeyError as e:
-            raise InputError(
-                f"the model that a client of this method serves needs {e} of the server, which "
-                "clients are not sent; let the server evaluate"
-            ) from e
     # A client without validation examples answers with counts of 0.
     if examples is None:
         examples = Examples(site.data.x[:0], site.data.y[:0])
-    return RecordDict({"score": score_record(score(stage.model, *pair, examples, classes))})
+    if not run["own"]:
+        pair = message["params"], message["buffers"]
+        return RecordDict({SCORE: scored(stage, pair, examples, classes)})
+    try:
+        pair = stage.model_for(message, _state(site, context, disk))
+    except KeyError as e:
+        raise InputError(
+            f"the model that a client of this method serves needs {e} of the server, which "
+            "clients are not sent; let the server evaluate"
+        ) from e
+    records = {SCORE: scored(stage, pair, examples, classes)}
+    if site.tests is not None:
+        records |= scored_tests(stage, message, pair, site.tests, classes, run["present"])
+    return RecordDict(dict(records))
+
+
+@torch.inference_mode(False)
+def _answer_router(site: Site, sent: RecordDict) -> RecordDict:
+    """What a fit of the router asks, of the server's model on this client's examples."""
+    message, first = to_parts(sent.array_records, MODEL), site.start
+    # What clients keep to themselves is no part of what the router reads.
+    pair = first[0] | message["params"], first[1] | message["buffers"]
+    stage = site.algorithm.at(_round(sent))
+    return RecordDict({**answers_to(sent, stage, pair, site.data), "run": sent["run"]})

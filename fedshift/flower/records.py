@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from typing import Any, cast
 
-import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from torch import Tensor
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fedshift.errors import InputError, visible
-from fedshift.evaluation.scores import Score
 from fedshift.tree import Params, Parts
 
 FAILURE = "failure"
@@ -84,34 +80,6 @@ def bytes_of(message: Message) -> int:
         return 0
     records = message.content.array_records.values()
     return sum(len(array.data) for record in records for array in record.values())
-
-
-def score_record(score: Score) -> MetricRecord:
-    """A score's sums; [K, K] as one list, where it is counted which label is taken for which."""
-    counts = {k: getattr(score, k).tolist() for k in ("correct", "total", "predicted")}
-    if score.confusion is not None:
-        counts["confusion"] = score.confusion.flatten().tolist()
-    return MetricRecord({**counts, "loss_sum": score.loss_sum})
-
-
-def score_of(fields: Mapping[str, Any], classes: int) -> Score:
-    """The inverse of `score_record`. Raises InputError for sums that no examples have."""
-
-    def counts(name: str, *shape: int) -> Tensor:
-        return torch.tensor(fields[name], dtype=torch.int64).reshape(shape)
-
-    score = Score(
-        counts("correct", classes),
-        counts("total", classes),
-        counts("predicted", classes),
-        float(fields["loss_sum"]),
-        counts("confusion", classes, classes) if "confusion" in fields else None,
-    )
-    right, total = score.correct, score.total
-    # One client's impossible counts must not spoil the accuracy over all.
-    if bool((right < 0).any()) or bool((right > total).any()) or not 0 <= score.loss_sum < math.inf:
-        raise InputError("its counts are none: some label has more right than there are")
-    return score
 
 
 def failed(why: str) -> RecordDict:

@@ -147,7 +147,11 @@ DECLARED = {
     "a path": ("[model]", 'separator = ";"\n[model]', "separator is for data that lie beside"),
     "a number of rows": ('"day", ', '"day_id", ', 'columns: "day_id" is called as numbers of rows'),
     "a category": ('["sex", "ward"]', '["sex", "wards"]', 'categories: "wards" is none of col'),
-    "a client as target": ("{well = 0.3, ill = 0.7}", '"east"', 'target = "east": with source = "'),
+    "a client as target": (
+        "{well = 0.3, ill = 0.7}",
+        '"east"',
+        'target = "east" trains, too; give lab',
+    ),
     "numbers": ("[model]", 'kind = "regression"\n[model]', "sites train classifiers"),
     "labels": (
         "{well = 0.3, ill = 0.7}",
