@@ -121,18 +121,15 @@ def client_app(
 
 
 def app_of(
-    site: Callable[[Context], Site],
-    threads: int,
-    open_states: bool,
-    keep: Path | None,
+    site: Callable[[Context], Site], threads: int, open_states: bool, keep: Path | None,
     private: Callable[[Context], bool] = lambda context: False,
-) -> ClientApp:
+) -> ClientApp:  # fmt: skip
     """`client_app`, where what a client has depends on the run's configuration as well.
 
     private: whether the text of an error that is not ours stays here: it may hold rows or paths.
     """
     app, visit = ClientApp(), _checked_site(site, threads)
-    failing = partial(_with_failures, private=private)
+    failing = partial(_with_failures, private)
 
     @app.query("register")
     @failing
@@ -208,8 +205,7 @@ def _checked_site(site: Callable[[Context], Site], threads: int) -> Callable[[Co
 
 
 def _with_failures(
-    work: Callable[[Message, Context], RecordDict],
-    private: Callable[[Context], bool] = lambda context: False,
+    private: Callable[[Context], bool], work: Callable[[Message, Context], RecordDict]
 ) -> Handler:
     """A handler whose answer holds the reason if it fails, in the same words as other engines.
 
