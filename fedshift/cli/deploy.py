@@ -23,20 +23,23 @@ def init(file: Path, folder: Path, hosts: list[str], overrides: list[str]) -> No
     check_flower()
     from fedshift.deploy.place import make_place
     from fedshift.experiments.caps import with_cap
-    from fedshift.experiments.deployed import configured
+    from fedshift.experiments.deployed import check_start, configured
     from fedshift.experiments.load import dumps, load_with_source
 
     config, source = load_with_source(file, overrides)
     config, cap = with_cap(config)
     text, clients = dumps(config), config.shift.clients
     with source.placing():
-        # What only a simulation can do is refused now, not when all clients have joined.
-        configured(text)
+        # What a federation cannot do, and what any run refuses, is refused now, not when all
+        # clients have joined.
+        untried = check_start(configured(text))
     # The server reaches itself under its own machine's names.
     names = list(dict.fromkeys([*hosts, "localhost", "127.0.0.1"]))
     make_place(folder, text, clients, names)
     console.put(f"{folder}: certificates for {', '.join(names)}")
     console.say(cap, indent=0)
+    if untried:
+        console.say(untried, indent=0)
     for line in (
         f"Give {folder}/clients/client-I to client I of {clients}, by a way that you trust: it",
         "holds that client's private key. ca.key and server.key never leave this machine.",
@@ -52,7 +55,7 @@ def server(
     resume: Path | None,
     host: str,
     port: int,
-    waits: dict[str, float],
+    waits: dict[str, Any],
     metrics: str | None,
     logs: LogFormat,
     *,

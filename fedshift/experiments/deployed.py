@@ -25,15 +25,17 @@ from fedshift.algorithms.base import Algorithm
 from fedshift.engine.run import Federation, Round
 from fedshift.engine.traffic import Meter
 from fedshift.engine.trial import check_model, check_training
-from fedshift.errors import InputError
+from fedshift.errors import DataError, InputError
 from fedshift.evaluation.scores import OwnScores
 from fedshift.experiments.config import Config, Training
-from fedshift.experiments.experiment import record
+from fedshift.experiments.experiment import check_method, federation_of, method_of, record
 from fedshift.experiments.folder import kept_in, reserved
 from fedshift.experiments.load import validate
 from fedshift.experiments.on_flower import on_grid, strategy_of
+from fedshift.experiments.on_sites import check_own_models
 from fedshift.experiments.python_names import is_python
 from fedshift.experiments.resume import reopened
+from fedshift.experiments.stopping import check_stopping
 from fedshift.experiments.task import Prepared, prepare
 from fedshift.experiments.training import silent
 from fedshift.files import is_file
@@ -66,6 +68,24 @@ def configured(text: str) -> Config:
             "leave it out, or simulate it (--engine flower-sim)"
         )
     return config
+
+
+def check_start(config: Config) -> str:
+    """Raise InputError for what a run would refuse before its first round; trains nothing.
+
+    Returns a sentence where that could not be tried, since this machine lacks the data.
+    """
+    try:
+        prepared = prepare(config)
+    except DataError as e:
+        return f"Whether this experiment can start was not tried: {e}"
+    check_stopping(config.training, prepared.task)
+    check_method(config, prepared)
+    if prepared.task.tests:
+        federation = federation_of(config, prepared)
+        algorithm = method_of(config, prepared)(**config.method.options)
+        check_own_models(config.method.name, algorithm, federation)
+    return ""
 
 
 @server_app.main()

@@ -34,12 +34,12 @@ CLIENTS = 3
 OWN = ("average_accuracy", "worst_accuracy", "oracle_routed", "router_accuracy")
 
 
-def experiment(method: str = "feddrm", **more: Any) -> str:
+def experiment(named: str = "feddrm", **more: Any) -> str:
     """Three small clients, two rounds, tested on their own examples."""
     config = validate({
         "name": "run", "data": {"name": "fashion-mnist-mini", "limit": 300},
         "shift": {"target": "clients", "kind": "dirichlet-per-client", "beta": 1.0, "clients": 3},
-        "model": {"name": "mlp-projected", "hidden": [8]}, "method": {"name": method},
+        "model": {"name": "mlp-projected", "hidden": [8]}, "method": {"name": named},
         "training": {"rounds": 2, "steps": 3, "lr": 0.05, "evaluate_every": 1},
     } | more)  # fmt: skip
     return dumps(config)
