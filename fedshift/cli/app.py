@@ -344,6 +344,22 @@ def deploy_init(
     init(file, folder, host, config)
 
 
+@deploy_app.command("check")
+def deploy_check(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER")],
+    host: Annotated[str, typer.Option(help="Where the server will listen.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
+) -> None:
+    """Try a client's folder with its own data, or a federation's on the server; send nothing.
+
+    FOLDER: of a client, with client.json in it, or the one that `fedshift deploy init` made.
+    """
+    with loading():
+        from fedshift.cli.deploy import check
+
+    check(folder, host, port)
+
+
 @deploy_app.command("server")
 def deploy_server(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER")],
@@ -382,13 +398,14 @@ def deploy_client(
     patience: Annotated[
         float, typer.Option(min=0.0, help="Seconds to wait for a server that lets this client in.")
     ] = 600.0,
+    metrics: MetricsOption = None,
     log_format: LogOption = LogFormat.text,
 ) -> None:
     """Be a client, with the folder that `fedshift deploy init` made for it."""
     with loading():
         from fedshift.cli.deploy import client
 
-    client(folder, server, patience, log_format)
+    client(folder, server, patience, metrics, log_format)
 
 
 def main() -> None:

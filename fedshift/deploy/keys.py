@@ -122,6 +122,11 @@ def check_server(folder: Path) -> None:
         raise InputError(f"{key}: not the key of {certificate}; {AGAIN}") from None
 
 
+def valid_until(path: Path) -> datetime.date:
+    """The last day of a certificate. Raises InputError for a file that is none."""
+    return _certificate(path).not_valid_after_utc.date()
+
+
 def check_client_key(path: Path) -> None:
     """Raise InputError unless the file holds a client's private key."""
     content = _bytes(path)

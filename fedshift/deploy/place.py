@@ -2,7 +2,8 @@
 
 ca.crt, ca.key            the federation's own authority; ca.key signs, and never leaves
 server.crt, server.key    the server's certificate
-clients/client-I/         for client I alone: ca.crt, key, key.pub, client.json
+clients/client-I/         for client I alone: ca.crt, key, key.pub, client.json; where clients have
+                          data of their own, site.toml and experiment.toml as well
 experiment.toml           what the federation runs; `fedshift run` of it gives the same numbers
 app/pyproject.toml        a Flower app of nothing but the installed library and the experiment
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedshift.deploy.keys import check_server, write_authority, write_client_key
@@ -50,9 +51,17 @@ SITE = "fedshift.experiments.on_flower:configured_site"
 
 
 def make_place(
-    folder: Path, experiment: str, clients: int, hosts: Sequence[str], *, site: str = SITE
+    folder: Path,
+    experiment: str,
+    clients: int,
+    hosts: Sequence[str],
+    *,
+    site: str = SITE,
+    beside: Sequence[Mapping[str, str]] = (),
 ) -> None:
     """Write the folder. `experiment` is the TOML of a run; `site` names what loads clients' data.
+
+    beside: more files for each client's folder, by name.
 
     Raises InputError for a folder that is not empty, or cannot be written; then it stays empty.
     """
@@ -65,6 +74,10 @@ def make_place(
         raise InputError(f"{folder}: exists and is not an empty folder; give another")
     try:
         _fill(folder, experiment, clients, hosts, site)
+        for i, files in enumerate(beside):
+            for name, text in files.items():
+                place = folder / "clients" / f"client-{i}"
+                (place / name).write_text(text, encoding="utf-8")
     except BaseException as e:
         # Half a federation is useless, and the next attempt needs an empty folder.
         for entry in folder.iterdir():

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import Context
+from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
 from fedshift.algorithms.base import Algorithm
@@ -27,13 +27,16 @@ from fedshift.engine.traffic import Meter
 from fedshift.engine.trial import check_model, check_training
 from fedshift.errors import DataError, InputError
 from fedshift.evaluation.scores import OwnScores
+from fedshift.experiments.at_sites import ASK, answer, own_site
 from fedshift.experiments.config import Config, Training
 from fedshift.experiments.experiment import check_method, federation_of, method_of, record
 from fedshift.experiments.folder import kept_in, reserved
+from fedshift.experiments.from_sites import check_sites, gather
 from fedshift.experiments.load import validate
+from fedshift.experiments.method_fit import leaves_a_model
 from fedshift.experiments.on_flower import on_grid, strategy_of
 from fedshift.experiments.on_sites import check_own_models
-from fedshift.experiments.python_names import is_python
+from fedshift.experiments.python_names import SITES, is_python
 from fedshift.experiments.resume import reopened
 from fedshift.experiments.stopping import check_stopping
 from fedshift.experiments.task import Prepared, prepare
@@ -44,6 +47,7 @@ from fedshift.flower.quiet import KEEP
 from fedshift.flower.rounds import evaluated, sites_of
 from fedshift.flower.routing import Sites
 from fedshift.flower.strategy import AlgorithmStrategy
+from fedshift.recipes import recipe
 from fedshift.record.folder import CONFIG, EVENTS, SUMMARY
 from fedshift.tree import Parts
 
@@ -57,11 +61,15 @@ def configured(text: str) -> Config:
     if config.method.options.get("ess") == "auto":
         raise InputError('method.ess = "auto" trains one model per candidate; deploy with a number')
     named = [config.model.name, config.method.name, *config.metrics.extra]
-    if config.data.source is not None or any(map(is_python, named)):
+    foreign = config.data.source is not None and not config.data.at_sites
+    if foreign or any(map(is_python, named)):
         raise InputError(
             "a deployed federation runs no file that an experiment names, since its text comes by "
-            "message: use data, networks and methods of the library, or `fedshift run`"
+            "message: use data, networks and methods of the library, data of the clients' own "
+            '(data.source = "sites"), or `fedshift run`'
         )
+    if config.data.at_sites:
+        check_sites(config)
     if config.shift.target == "clients" and config.training.keep == "best":
         raise InputError(
             'training.keep = "best" may keep an earlier round, and clients then have later models; '
@@ -75,6 +83,14 @@ def check_start(config: Config) -> str:
 
     Returns a sentence where that could not be tried, since this machine lacks the data.
     """
+    if config.data.at_sites:
+        if not leaves_a_model(config, recipe(config.method.name)):
+            raise InputError(
+                f'method.name = "{config.method.name}" leaves each client with a model of its own, '
+                'and with data.source = "sites" only one model for all can be tested; take a '
+                "method with such, or one of the library's data sets"
+            )
+        return ""
     try:
         prepared = prepare(config)
     except DataError as e:
@@ -95,7 +111,8 @@ def main(grid: Grid, context: Context) -> None:
     config = configured(str(given["experiment"]))
     waits = {k: float(given[k]) for k in ("patience", "timeout")}
 
-    prepared = prepare(config)
+    own = config.data.at_sites
+    prepared = gather(grid, config, waits["patience"]) if own else prepare(config)
     with _folder(Path(str(given["out"])), config, prepared) as folder:
         # Every round: on Flower one takes seconds at least, and a checkpoint less.
         keeper = kept_in(folder, config, prepared, 1)
@@ -192,7 +209,10 @@ def site_of(context: Context) -> Site:
     text = str(context.run_config["experiment"])
     # First: the text comes by message, and must name no file that the site's function would run.
     config = configured(text)
-    site: Site = getattr(import_module(module), name)(text, partition(context))
+    if config.data.at_sites:
+        site = own_site(config, context, place_of(context))
+    else:
+        site = getattr(import_module(module), name)(text, partition(context))
     # Here, not in the app: only the run's configuration says how many.
     torch.set_num_threads(config.training.threads)
     return site
@@ -204,5 +224,28 @@ def state_folder() -> Path | None:
     return Path(path) if path else None
 
 
+def place_of(context: Context) -> Path:
+    """This client's folder, as `fedshift deploy init` made it, with site.toml."""
+    kept = state_folder()
+    if kept is None:
+        raise InputError("data of its own need a client that `fedshift deploy client` started")
+    return kept.parent
+
+
+def is_private(context: Context) -> bool:
+    """Whether the clients of a run have data of their own."""
+    data = tomllib.loads(str(context.run_config["experiment"])).get("data", {})
+    return bool(data.get("source") == SITES)
+
+
 # States are never opened here: on real machines they are the clients' own.
-client_app = app_of(site_of, threads=1, open_states=False, keep=state_folder())
+client_app = app_of(site_of, threads=1, open_states=False, keep=state_folder(), private=is_private)
+
+
+@client_app.query(ASK)
+def own(message: Message, context: Context) -> Message:
+    """A question to a client with data of its own."""
+    config = configured(str(context.run_config["experiment"]))
+    torch.set_num_threads(config.training.threads)
+    content = answer(message, context, config, place_of(context))
+    return Message(content, reply_to=message)

@@ -19,7 +19,7 @@ from torch import Tensor
 from fedshift.errors import DataError, FedshiftError, InputError
 from fedshift.evaluation.scores import Score
 from fedshift.experiments.config import PYTHON, Config
-from fedshift.experiments.config_data import OF_TASK
+from fedshift.experiments.config_data import OF_SITES, OF_TASK
 from fedshift.experiments.extras import extra_packages
 from fedshift.experiments.load import dumps
 from fedshift.experiments.named_files import relative
@@ -181,7 +181,7 @@ def _former(config: Config) -> str:
             "on_bad_reply", "max_norm", "min_clients", "max_gap", "deadline", "retries",
             "precision", "patience", "keep", "max_weight",
         ),
-        "data": ("source", *OF_TASK),
+        "data": ("source", *OF_TASK, *OF_SITES),
         "metrics": ("extra",),
     }  # fmt: skip
     at_default = {

@@ -6,6 +6,7 @@ import hashlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -120,18 +121,26 @@ def client_app(
 
 
 def app_of(
-    site: Callable[[Context], Site], threads: int, open_states: bool, keep: Path | None
+    site: Callable[[Context], Site],
+    threads: int,
+    open_states: bool,
+    keep: Path | None,
+    private: Callable[[Context], bool] = lambda context: False,
 ) -> ClientApp:
-    """`client_app`, where what a client has depends on the run's configuration as well."""
+    """`client_app`, where what a client has depends on the run's configuration as well.
+
+    private: whether the text of an error that is not ours stays here: it may hold rows or paths.
+    """
     app, visit = ClientApp(), _checked_site(site, threads)
+    failing = partial(_with_failures, private=private)
 
     @app.query("register")
-    @_with_failures
+    @failing
     def register(message: Message, context: Context) -> RecordDict:
         return _register(visit(context), message.content)
 
     @app.train()
-    @_with_failures
+    @failing
     def train(message: Message, context: Context) -> RecordDict:
         _check_new(message.content, context)
         kept = _place_of(keep, message.content, context)
@@ -142,7 +151,7 @@ def app_of(
         return answer
 
     @app.evaluate()
-    @_with_failures
+    @failing
     def evaluate(message: Message, context: Context) -> RecordDict:
         kept = _place_of(keep, message.content, context)
         return _evaluate(visit(context), message.content, context, kept)
@@ -151,7 +160,7 @@ def app_of(
     if open_states:
 
         @app.query("state")
-        @_with_failures
+        @failing
         def state(message: Message, context: Context) -> RecordDict:
             kept = to_parts(context.state.array_records, STATE)
             return RecordDict(dict(to_records(kept, STATE)))
@@ -200,8 +209,14 @@ def _checked_site(site: Callable[[Context], Site], threads: int) -> Callable[[Co
     return visit
 
 
-def _with_failures(work: Callable[[Message, Context], RecordDict]) -> Handler:
-    """A handler whose answer holds the reason if it fails, in the same words as other engines."""
+def _with_failures(
+    work: Callable[[Message, Context], RecordDict],
+    private: Callable[[Context], bool] = lambda context: False,
+) -> Handler:
+    """A handler whose answer holds the reason if it fails, in the same words as other engines.
+
+    private: as of `app_of`.
+    """
 
     def handle(message: Message, context: Context) -> Message:
         try:
@@ -211,7 +226,8 @@ def _with_failures(work: Callable[[Message, Context], RecordDict]) -> Handler:
         except Exception as e:
             # Any failure of user code: the answer tells the server, the log has the traceback.
             LOG.exception("the client failed")
-            content = failed(f"{type(e).__name__}: {e}")
+            text = "the client's log says more" if private(context) else str(e)
+            content = failed(f"{type(e).__name__}: {text}")
         return Message(content, reply_to=message)
 
     return handle
