@@ -36,13 +36,15 @@ from fedshift.experiments.load import validate
 from fedshift.experiments.method_fit import leaves_a_model
 from fedshift.experiments.on_flower import on_grid, strategy_of
 from fedshift.experiments.on_sites import check_own_models
+from fedshift.experiments.own_models import MODELS, leave_own_model
 from fedshift.experiments.python_names import SITES, is_python
 from fedshift.experiments.resume import reopened
 from fedshift.experiments.stopping import check_stopping
 from fedshift.experiments.task import Prepared, prepare
 from fedshift.experiments.training import silent
 from fedshift.files import is_file
-from fedshift.flower.client import Site, app_of, partition
+from fedshift.flower.client import Own, Site, app_of, partition
+from fedshift.flower.kept import folder_of
 from fedshift.flower.quiet import KEEP
 from fedshift.flower.rounds import evaluated, sites_of
 from fedshift.flower.routing import Sites
@@ -238,8 +240,17 @@ def is_private(context: Context) -> bool:
     return bool(data.get("source") == SITES)
 
 
+def leave_model(context: Context, own: Own) -> None:
+    """Write the model that this client serves into its folder; without a folder, nothing."""
+    kept, text = state_folder(), str(context.run_config["experiment"])
+    if kept is not None and own.name:
+        folder = folder_of(kept.parent / MODELS, own.name)
+        about = {"round": own.t, "shape": own.shape, "classes": own.classes, "clients": own.clients}
+        leave_own_model(folder, text, own.pair, **about)
+
+
 # States are never opened here: on real machines they are the clients' own.
-client_app = app_of(site_of, threads=1, open_states=False, keep=state_folder(), private=is_private)
+client_app = app_of(site_of, 1, False, state_folder(), is_private, leave_model)
 
 
 @client_app.query(ASK)
