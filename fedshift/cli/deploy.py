@@ -25,7 +25,7 @@ def init(
     check_flower()
     from fedshift.deploy.place import make_place
     from fedshift.experiments.caps import with_cap
-    from fedshift.experiments.deployed import configured
+    from fedshift.experiments.deployed import check_start, configured
     from fedshift.experiments.load import dumps, load_with_source
     from fedshift.experiments.site_check import site_files
 
@@ -33,8 +33,9 @@ def init(
     config, cap = with_cap(config)
     text, clients = dumps(config), config.clients
     with source.placing():
-        # What only a simulation can do is refused now, not when all clients have joined.
-        configured(text)
+        # What a federation cannot do, and what any run refuses, is refused now, not when all
+        # clients have joined.
+        untried = check_start(configured(text))
     names = _with_own(hosts) if hosts or keys is None else []
     make_place(folder, text, clients, names, beside=site_files(config.data, text), keys=keys)
     console.put(f"{folder}: certificates for {', '.join(names) or 'the names of before'}")
@@ -44,6 +45,8 @@ def init(
             f"Clients of {keys} keep their folders; hand out those of new ones only. What clients "
             f"kept of runs in {keys} is for these runs alone.", indent=0,
         )  # fmt: skip
+    if untried:
+        console.say(untried, indent=0)
     for line in (
         f"Give {folder}/clients/client-I to client I of {clients}, by a way that you trust: it",
         "holds that client's private key. ca.key and server.key never leave this machine.",
@@ -120,7 +123,7 @@ def server(
     resume: Path | None,
     host: str,
     port: int,
-    waits: dict[str, float],
+    waits: dict[str, Any],
     metrics: str | None,
     logs: LogFormat,
     *,

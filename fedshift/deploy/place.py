@@ -49,6 +49,7 @@ site = {site}
 out = ""
 patience = 600.0
 timeout = 3600.0
+refit = false
 """
 EXPERIMENT = "experiment.toml"
 SITE = "fedshift.experiments.on_flower:configured_site"

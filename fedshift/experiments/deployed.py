@@ -25,26 +25,32 @@ from fedshift.algorithms.base import Algorithm
 from fedshift.engine.run import Federation, Round
 from fedshift.engine.traffic import Meter
 from fedshift.engine.trial import check_model, check_training
-from fedshift.errors import InputError
+from fedshift.errors import DataError, InputError
 from fedshift.evaluation.scores import OwnScores
 from fedshift.experiments.at_sites import ASK, answer, own_site
 from fedshift.experiments.config import Config, Training
-from fedshift.experiments.experiment import record
+from fedshift.experiments.experiment import check_method, federation_of, method_of, record
 from fedshift.experiments.folder import EventLog, kept_in, reserved
 from fedshift.experiments.from_sites import check_sites, gather
 from fedshift.experiments.load import validate
+from fedshift.experiments.method_fit import leaves_a_model
 from fedshift.experiments.on_flower import configured_site, on_grid, strategy_of
+from fedshift.experiments.on_sites import check_own_models
 from fedshift.experiments.opening import opening_event
+from fedshift.experiments.own_models import MODELS, leave_own_model
 from fedshift.experiments.python_names import SITES, is_python
 from fedshift.experiments.resume import reopened
+from fedshift.experiments.stopping import check_stopping
 from fedshift.experiments.task import Prepared, prepare
 from fedshift.experiments.training import silent
 from fedshift.files import is_file
-from fedshift.flower.client import Site, app_of, partition
+from fedshift.flower.client import Own, Site, app_of, partition
+from fedshift.flower.kept import folder_of
 from fedshift.flower.quiet import KEEP
 from fedshift.flower.rounds import evaluated, sites_of
 from fedshift.flower.routing import Sites
 from fedshift.flower.strategy import AlgorithmStrategy
+from fedshift.recipes import recipe
 from fedshift.record.folder import CONFIG, EVENTS, SUMMARY
 from fedshift.tree import Params, Parts
 
@@ -75,6 +81,32 @@ def configured(text: str) -> Config:
             "leave it out, or simulate it (--engine flower-sim)"
         )
     return config
+
+
+def check_start(config: Config) -> str:
+    """Raise InputError for what a run would refuse before its first round; trains nothing.
+
+    Returns a sentence where that could not be tried, since this machine lacks the data.
+    """
+    if config.data.at_sites:
+        if not leaves_a_model(config, recipe(config.method.name)):
+            raise InputError(
+                f'method.name = "{config.method.name}" leaves each client with a model of its own, '
+                'and with data.source = "sites" only one model for all can be tested; take a '
+                "method with such, or one of the library's data sets"
+            )
+        return ""
+    try:
+        prepared = prepare(config)
+    except DataError as e:
+        return f"Whether this experiment can start was not tried: {e}"
+    check_stopping(config.training, prepared.task)
+    check_method(config, prepared)
+    if prepared.task.tests:
+        federation = federation_of(config, prepared)
+        algorithm = method_of(config, prepared)(**config.method.options)
+        check_own_models(config.method.name, algorithm, federation)
+    return ""
 
 
 @server_app.main()
@@ -226,8 +258,17 @@ def is_private(context: Context) -> bool:
     return bool(data.get("source") == SITES)
 
 
+def leave_model(context: Context, own: Own) -> None:
+    """Write the model that this client serves into its folder; without a folder, nothing."""
+    kept, text = state_folder(), str(context.run_config["experiment"])
+    if kept is not None and own.name:
+        folder = folder_of(kept.parent / MODELS, own.name)
+        about = {"round": own.t, "shape": own.shape, "classes": own.classes, "clients": own.clients}
+        leave_own_model(folder, text, own.pair, **about)
+
+
 # States are never opened here: on real machines they are the clients' own.
-client_app = app_of(site_of, threads=1, open_states=False, keep=state_folder(), private=is_private)
+client_app = app_of(site_of, 1, False, state_folder(), is_private, leave_model)
 
 
 @client_app.query(ASK)
