@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedshift.deploy.inside import inside, private_socket
 from fedshift.deploy.place import clients_of
-from fedshift.deploy.processes import check_port, command, run_flower, running, wait_for
+from fedshift.deploy.processes import check_port, run_flower, running, wait_for
 from fedshift.deploy.reaching import answers
 from fedshift.errors import DataError, FedshiftError, InputError, NetworkError, TrainingError
 from fedshift.flower.quiet import quiet_environment
@@ -30,6 +31,8 @@ KINDS = {
     kind.exit_code: kind
     for kind in (FedshiftError, InputError, DataError, TrainingError, NetworkError)
 }
+# Ports of gRPC, on which no guard stands.
+CLOSED = {"FLWR_INTERNAL_GRPC_CONTROL_API": "0", "FLWR_INTERNAL_GRPC_FLEET_API": "0"}
 Listener = Callable[[dict[str, Any]], None]
 
 
@@ -43,7 +46,7 @@ class Link:
 
 
 def environment(home: Path) -> dict[str, str]:
-    """The environment of Flower's processes: quiet, and with this Python's commands first.
+    """The environment of Flower's processes: quiet, and without its older ports.
 
     Raises InputError where `home`, the folder for Flower's own files, cannot be made.
     """
@@ -51,17 +54,14 @@ def environment(home: Path) -> dict[str, str]:
         home.mkdir(exist_ok=True)
     except OSError as e:
         raise InputError(f"{home}: cannot be made: {e.strerror}; Flower writes there") from None
-    # Flower starts its own commands by name: those of this Python must be found first.
-    beside = str(Path(command("flwr")).parent)
-    path = os.pathsep.join([beside, os.environ.get("PATH", "")])
-    return {**os.environ, **quiet_environment(home), "PATH": path}
+    return {**os.environ, **quiet_environment(home), **CLOSED}
 
 
 @contextlib.contextmanager
 def superlink(folder: Path, *, host: str, port: int) -> Iterator[Link]:
     """A SuperLink with TLS that knows the keys of a federation's clients and no others.
 
-    Only this machine may start runs or register keys; others can only be SuperNodes (`guard`). The
+    Only this user may start runs or register keys; others can only be SuperNodes (`guard`). The
     SuperLink ends with the block. Raises InputError for certificates, keys and ports that cannot be
     used, and where server.crt is not for `host`.
     """
@@ -76,21 +76,20 @@ def superlink(folder: Path, *, host: str, port: int) -> Iterator[Link]:
     (folder / "flower" / "config.toml").write_text(config, encoding="utf-8")
     log = folder / "superlink.log"
     arguments = [
-        sys.executable, "-m", "fedshift.deploy.guard", str(folder),
-        "--host", host, "--port", str(port), "--enable-supernode-auth",
+        sys.executable, "-P", "-m", "fedshift.deploy.guard", str(folder), f"{address}:{port}",
+        "--isolation", "process", "--host", host, "--port", str(port), "--enable-supernode-auth",
         "--ssl-ca-certfile", str(folder / "ca.crt"), "--ssl-certfile", str(folder / "server.crt"),
         "--ssl-keyfile", str(folder / "server.key"),
     ]  # fmt: skip
-    with running(arguments, env, log) as process:
+    with private_socket() as place, running(arguments, env := env | place, log) as process:
         # Keys can only be registered once the SuperLink listens.
         wait_for(address, port, process, log)
         if why := answers(f"{address}:{port}", folder / "ca.crt"):
             raise FedshiftError(f"{why}; see {log}")
-        flwr = command("flwr")
         # Each registration starts a Python process of its own: a hundred clients would take
         # minutes.
         with ThreadPoolExecutor(4) as pool:
-            list(pool.map(lambda place: _register(flwr, place, env), places))
+            list(pool.map(lambda place: _register(place, env), places))
         yield Link(folder, env, log)
 
 
@@ -104,7 +103,7 @@ def submit(link: Link, out: Path, listen: Listener, **config: str | float) -> No
     lines = "".join(f"{k} = {json.dumps(v)}\n" for k, v in config.items())
     settings = link.folder / "flower" / "run.toml"
     settings.write_text(f"out = {json.dumps(str(out.absolute()))}\n{lines}", encoding="utf-8")
-    start = [command("flwr"), "run", str(link.folder / "app"), NAME, "--run-config", str(settings)]
+    start = ["run", str(link.folder / "app"), NAME, "--run-config", str(settings)]
     # Events of the interrupted run are there already and were shown then.
     seen = len(_events(out))
     run = str(run_flower([*start, "--format", "json"], link.env)["run-id"])
@@ -131,8 +130,8 @@ def serve(
         submit(link, out, listen, patience=patience, timeout=timeout)
 
 
-def _register(flwr: str, place: Path, env: Mapping[str, str]) -> None:
-    arguments = [flwr, "supernode", "register", str(place / "key.pub"), NAME]
+def _register(place: Path, env: Mapping[str, str]) -> None:
+    arguments = ["supernode", "register", str(place / "key.pub"), NAME]
     run_flower([*arguments, "--name", place.name, "--format", "json"], env)
 
 
@@ -186,7 +185,7 @@ def _event(line: str) -> dict[str, Any] | None:
 def _status(run: str, env: Mapping[str, str]) -> tuple[str, str]:
     """(status, "") or ("", reason): a busy machine that does not answer must not end a run."""
     try:
-        listed = run_flower([command("flwr"), "ls", NAME, "--run-id", run, "--format", "json"], env)
+        listed = run_flower(["ls", NAME, "--run-id", run, "--format", "json"], env)
         return str(listed["runs"][0]["status"]), ""
     except (FedshiftError, LookupError) as e:
         return "", str(e)
@@ -194,7 +193,7 @@ def _status(run: str, env: Mapping[str, str]) -> tuple[str, str]:
 
 def _failure(status: str, run: str, link: Link) -> FedshiftError:
     """The error of a run that left none in its events, taken from Flower's log of the run."""
-    arguments = [command("flwr"), "log", run, NAME, "--show"]
+    arguments = [*inside("flwr"), "log", run, NAME, "--show"]
     done = subprocess.run(
         arguments, env=dict(link.env), capture_output=True, text=True, check=False
     )

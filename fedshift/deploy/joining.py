@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from fedshift.deploy.federation import environment
+from fedshift.deploy.inside import inside, private_socket
 from fedshift.deploy.keys import check_certificate, check_client_key
-from fedshift.deploy.processes import command, free_port, running
+from fedshift.deploy.processes import running
 from fedshift.deploy.reaching import address_of, answers
-from fedshift.errors import InputError, TrainingError
+from fedshift.errors import InputError, TrainingError, shown
+from fedshift.flower.chosen import APP, SITE
 from fedshift.flower.kept import KEEP
 
 # Seconds between two attempts, and the line of Flower's log that tells of success.
 PAUSE = 2.0
 JOINED = "SuperNode ID:"
+# What client.json may say of the client's code and data, and how its processes learn it.
+CHOSEN = {"app": APP, "site": SITE}
+MODULE = re.compile(r"[\w.]+:\w+")
 Say = Callable[[str], None]
 
 
@@ -63,12 +70,25 @@ def join(place: Path, server: str, *, patience: float = 600.0, say: Say = silent
 
 
 def node_command(place: Path, server: str) -> list[str]:
-    """The SuperNode's command without its port. Raises InputError as `join` does for its inputs."""
+    """The SuperNode's command. Raises InputError as `join` does for its inputs."""
+    client = _description(place)
+    node_config = f"partition-id={client['partition']} num-partitions={client['partitions']}"
+    check_certificate(place / "ca.crt")
+    check_client_key(place / "key")
+    # For its error, before any process is started.
+    address_of(server)
+    return [
+        *inside("flower-supernode", "--isolation", "process", "--superlink", server),
+        "--root-certificates", str(place / "ca.crt"),
+        "--auth-supernode-private-key", str(place / "key"), "--node-config", node_config,
+    ]  # fmt: skip
+
+
+def _description(place: Path) -> dict[str, Any]:
+    """A client's folder in its own words (client.json). Raises InputError."""
     try:
         client = json.loads((place / "client.json").read_text(encoding="utf-8"))
-        node_config = (
-            f"partition-id={int(client['partition'])} num-partitions={int(client['partitions'])}"
-        )
+        numbers = {name: int(client[name]) for name in ("partition", "partitions")}
     except PermissionError as e:
         raise InputError(f"{e.filename}: cannot be read: {e.strerror}") from None
     except (OSError, ValueError, KeyError, TypeError):
@@ -76,15 +96,12 @@ def node_command(place: Path, server: str) -> list[str]:
             f"{place}: no client's folder; give one of clients/client-0, ... that "
             "`fedshift deploy init` made"
         ) from None
-    check_certificate(place / "ca.crt")
-    check_client_key(place / "key")
-    # For its error, before any process is started.
-    address_of(server)
-    return [
-        command("flower-supernode"), "--superlink", server, "--host", "127.0.0.1",
-        "--root-certificates", str(place / "ca.crt"),
-        "--auth-supernode-private-key", str(place / "key"), "--node-config", node_config,
-    ]  # fmt: skip
+    for key in CHOSEN:
+        if key in client and not MODULE.fullmatch(str(client[key])):
+            raise InputError(
+                f'{place / "client.json"}: {key} "{shown(str(client[key]))}": write "module:name"'
+            )
+    return {**client, **numbers}
 
 
 def _work_once(node: list[str], place: Path, server: str, say: Say) -> str:
@@ -114,9 +131,11 @@ def _work_once(node: list[str], place: Path, server: str, say: Say) -> str:
 def _run_node(node: list[str], place: Path) -> Ended:
     log = place / "supernode.log"
     env = environment(place.absolute() / "flower") | {KEEP: str(_state_folder(place.absolute()))}
+    client = _description(place)
+    env |= {variable: client[key] for key, variable in CHOSEN.items() if key in client}
     # The log is appended to; only lines of this process count.
     before = log.stat().st_size if log.exists() else 0
-    with running([*node, "--port", str(free_port())], env, log) as process:
+    with private_socket() as socket, running(node, env | socket, log) as process:
         code = process.wait()
     with log.open("rb") as f:
         f.seek(before)

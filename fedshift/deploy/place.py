@@ -16,8 +16,9 @@ from pathlib import Path
 from fedshift.deploy.keys import check_server, write_authority, write_client_key
 from fedshift.errors import InputError
 from fedshift.files import is_file
+from fedshift.flower.chosen import APP, CHOICES, SITE
 
-APP = """\
+PROJECT = """\
 # A Flower app whose code is the installed library. Written by `fedshift deploy init`.
 [build-system]
 requires = ["hatchling"]
@@ -34,7 +35,7 @@ publisher = "fedshift"
 
 [tool.flwr.app.components]
 serverapp = "fedshift.experiments.deployed:server_app"
-clientapp = "fedshift.experiments.deployed:client_app"
+clientapp = {app}
 
 [tool.flwr.app.config]
 experiment = {experiment}
@@ -43,11 +44,10 @@ out = ""
 patience = 600.0
 timeout = 3600.0
 """
-SITE = "fedshift.experiments.on_flower:configured_site"
 
 
 def make_place(
-    folder: Path, experiment: str, clients: int, hosts: Sequence[str], *, site: str = SITE
+    folder: Path, experiment: str, clients: int, hosts: Sequence[str], *, site: str = CHOICES[SITE]
 ) -> None:
     """Write the folder. `experiment` is the TOML of a run; `site` names what loads clients' data.
 
@@ -80,10 +80,13 @@ def _fill(folder: Path, experiment: str, clients: int, hosts: Sequence[str], sit
         place.mkdir(parents=True)
         shutil.copyfile(folder / "ca.crt", place / "ca.crt")
         write_client_key(place / "key")
-        description = {"partition": i, "partitions": clients}
+        description: dict[str, int | str] = {"partition": i, "partitions": clients}
+        # A client gives the data that its own file names, whatever the server says.
+        description |= {} if site == CHOICES[SITE] else {"site": site}
         (place / "client.json").write_text(json.dumps(description) + "\n", encoding="utf-8")
     (folder / "app").mkdir()
-    text = APP.format(experiment=json.dumps(experiment), site=json.dumps(site))
+    names = {"app": CHOICES[APP], "experiment": experiment, "site": site}
+    text = PROJECT.format(**{key: json.dumps(value) for key, value in names.items()})
     (folder / "app" / "pyproject.toml").write_text(text, encoding="utf-8")
 
 

@@ -16,18 +16,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedshift.deploy.inside import inside
 from fedshift.errors import FedshiftError, InputError
 
 STARTED = 60.0
 DIE_WITH_PARENT = 1  # Linux: PR_SET_PDEATHSIG of prctl(2)
-
-
-def command(name: str) -> str:
-    """The path of one of Flower's commands, beside this Python."""
-    path = Path(sys.executable).with_name(name)
-    if not path.exists():
-        raise InputError(f"{name} is not installed: pip install 'fedshift[flower]'")
-    return str(path)
 
 
 def free_port(host: str = "127.0.0.1") -> int:
@@ -156,15 +149,18 @@ def wait_for(host: str, port: int, process: subprocess.Popen[bytes], log: Path) 
     raise FedshiftError(f"nothing listens on {host}:{port} after {STARTED:g} s: {_tail(log)}")
 
 
-def run_flower(arguments: Sequence[str], env: Mapping[str, str]) -> dict[str, Any]:
-    """Run one of Flower's commands and return the JSON that it prints.
+def run_flower(
+    arguments: Sequence[str], env: Mapping[str, str], flwr: Sequence[str] | None = None
+) -> dict[str, Any]:
+    """Run Flower's `flwr` with these arguments and return the JSON that it prints.
 
     Raises InputError with the reason if the command reports a failure, FedshiftError if it prints
     no JSON.
     """
-    done = subprocess.run(arguments, env=dict(env), capture_output=True, text=True, check=False)
+    line = [*(inside("flwr") if flwr is None else flwr), *arguments]
+    done = subprocess.run(line, env=dict(env), capture_output=True, text=True, check=False)
     output = " ".join((done.stdout + done.stderr).split())[-500:]
-    subcommand = " ".join(arguments[1:3])
+    subcommand = " ".join(arguments[:2])
     try:
         # Flower may print warnings before its document.
         answer: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])

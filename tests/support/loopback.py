@@ -96,7 +96,9 @@ class Loopback:
 
 
 @contextlib.contextmanager
-def loopback(folder: Path, experiment: str, clients: int) -> Iterator[Loopback]:
+def loopback(
+    folder: Path, experiment: str, clients: int, host: str = "127.0.0.1"
+) -> Iterator[Loopback]:
     """A SuperLink with the keys of all clients; who joins is up to the block."""
     make_place(folder, experiment, clients, ["localhost", "127.0.0.1"])
     use_these(folder)
@@ -104,7 +106,7 @@ def loopback(folder: Path, experiment: str, clients: int) -> Iterator[Loopback]:
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = environ()["PYTHONPATH"]
     try:
-        with superlink(folder, host="127.0.0.1", port=made.port) as made.link:
+        with superlink(folder, host=host, port=made.port) as made.link:
             yield made
     finally:
         for client in list(made.clients):
