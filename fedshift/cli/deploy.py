@@ -9,10 +9,11 @@ from pathlib import Path
 
 from fedshift.cli import console
 from fedshift.errors import InputError
-from fedshift.files import is_folder
+from fedshift.files import is_folder, private
 from fedshift.flower.installed import check_flower
 
 
+@private()
 def init(file: Path, folder: Path, hosts: list[str], overrides: list[str]) -> None:
     """Write the federation's folder, and say what goes where."""
     check_flower()
@@ -38,6 +39,7 @@ def init(file: Path, folder: Path, hosts: list[str], overrides: list[str]) -> No
         console.put(line)
 
 
+@private()
 def server(
     folder: Path,
     out: Path | None,
@@ -90,6 +92,7 @@ def _next(folder: Path) -> Path:
     return next(folder / name for name in names if not os.path.exists(folder / name))
 
 
+@private()
 def client(place: Path, address: str, patience: float) -> None:
     """Join, and stay until interrupted or refused."""
     check_flower()

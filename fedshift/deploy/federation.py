@@ -19,6 +19,7 @@ from fedshift.deploy.place import clients_of
 from fedshift.deploy.processes import check_port, run_flower, running, wait_for
 from fedshift.deploy.reaching import answers
 from fedshift.errors import DataError, FedshiftError, InputError, NetworkError, TrainingError
+from fedshift.files import check_unshared
 from fedshift.flower.quiet import quiet_environment
 from fedshift.record.folder import EVENTS, SUMMARY
 
@@ -51,7 +52,8 @@ def environment(home: Path) -> dict[str, str]:
     Raises InputError where `home`, the folder for Flower's own files, cannot be made.
     """
     try:
-        home.mkdir(exist_ok=True)
+        # Flower unpacks apps there, which are run later.
+        home.mkdir(mode=0o700, exist_ok=True)
     except OSError as e:
         raise InputError(f"{home}: cannot be made: {e.strerror}; Flower writes there") from None
     return {**os.environ, **quiet_environment(home), **CLOSED}
@@ -63,10 +65,11 @@ def superlink(folder: Path, *, host: str, port: int) -> Iterator[Link]:
 
     Only this user may start runs or register keys; others can only be SuperNodes (`guard`). The
     SuperLink ends with the block. Raises InputError for certificates, keys and ports that cannot be
-    used, and where server.crt is not for `host`.
+    used, where server.crt is not for `host`, and for a folder in which every user may write.
     """
     # Absolute: Flower's processes may have another current folder.
     places, folder = clients_of(folder), folder.absolute()
+    check_unshared(folder)
     check_port(host, port)
     # Flower's commands run here and need an address to connect to, not one to listen on.
     address = "127.0.0.1" if host in ("0.0.0.0", "") else host

@@ -17,6 +17,7 @@ from fedshift.deploy.keys import check_certificate, check_client_key
 from fedshift.deploy.processes import running
 from fedshift.deploy.reaching import address_of, answers
 from fedshift.errors import InputError, TrainingError, shown
+from fedshift.files import check_unshared
 from fedshift.flower.chosen import APP, SITE
 from fedshift.flower.kept import KEEP
 
@@ -72,6 +73,7 @@ def join(place: Path, server: str, *, patience: float = 600.0, say: Say = silent
 def node_command(place: Path, server: str) -> list[str]:
     """The SuperNode's command. Raises InputError as `join` does for its inputs."""
     client = _description(place)
+    check_unshared(place)
     node_config = f"partition-id={client['partition']} num-partitions={client['partitions']}"
     check_certificate(place / "ca.crt")
     check_client_key(place / "key")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fedshift.deploy.keys import check_server, write_authority, write_client_key
 from fedshift.errors import InputError
-from fedshift.files import is_file
+from fedshift.files import is_file, private
 from fedshift.flower.chosen import APP, CHOICES, SITE
 
 PROJECT = """\
@@ -46,12 +46,13 @@ timeout = 3600.0
 """
 
 
+@private()
 def make_place(
     folder: Path, experiment: str, clients: int, hosts: Sequence[str], *, site: str = CHOICES[SITE]
 ) -> None:
     """Write the folder. `experiment` is the TOML of a run; `site` names what loads clients' data.
 
-    Raises InputError for a folder that is not empty, or cannot be written; then it stays empty.
+    Its owner alone can read it. Raises InputError for a folder that is not empty, or cannot be written; then it stays empty.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

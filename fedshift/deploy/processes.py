@@ -18,6 +18,7 @@ from typing import Any
 
 from fedshift.deploy.inside import inside
 from fedshift.errors import FedshiftError, InputError
+from fedshift.files import private
 
 STARTED = 60.0
 DIE_WITH_PARENT = 1  # Linux: PR_SET_PDEATHSIG of prctl(2)
@@ -48,19 +49,21 @@ def running(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A process and its children, in a group that ends with the block; it writes to `log`.
 
+    Files that they make can be read by this user alone.
     On Linux the process also gets SIGTERM when this one is killed. Raises InputError where the
     log cannot be written.
     """
     linux = sys.platform == "linux"
     try:
-        out = log.open("ab")
+        with private():
+            out = log.open("ab")
     except OSError as e:
         raise InputError(f"{log}: cannot be written: {e.strerror}") from None
     with out:
         process = subprocess.Popen(
             # A session of its own: Ctrl-C in the terminal reaches this process alone, which ends
             # the others.
-            arguments, env=dict(env), stdout=out, stderr=out, start_new_session=True,
+            arguments, env=dict(env), stdout=out, stderr=out, start_new_session=True, umask=0o077,
             preexec_fn=_die_with_parent if linux else None,
         )  # fmt: skip
     try:
