@@ -3,6 +3,7 @@
 ca.crt, ca.key            the federation's own authority; ca.key signs, and never leaves
 server.crt, server.key    the server's certificate
 clients/client-I/         for client I alone: ca.crt, key, key.pub, client.json
+experiment.toml           what the federation runs; `fedshift run` of it gives the same numbers
 app/pyproject.toml        a Flower app of nothing but the installed library and the experiment
 """
 
@@ -44,6 +45,7 @@ out = ""
 patience = 600.0
 timeout = 3600.0
 """
+EXPERIMENT = "experiment.toml"
 
 
 @private()
@@ -52,7 +54,8 @@ def make_place(
 ) -> None:
     """Write the folder. `experiment` is the TOML of a run; `site` names what loads clients' data.
 
-    Its owner alone can read it. Raises InputError for a folder that is not empty, or cannot be written; then it stays empty.
+    Its owner alone can read it. Raises InputError for a folder that is not empty, or cannot be
+    written; then it stays empty.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -85,6 +88,7 @@ def _fill(folder: Path, experiment: str, clients: int, hosts: Sequence[str], sit
         # A client gives the data that its own file names, whatever the server says.
         description |= {} if site == CHOICES[SITE] else {"site": site}
         (place / "client.json").write_text(json.dumps(description) + "\n", encoding="utf-8")
+    (folder / EXPERIMENT).write_text(experiment, encoding="utf-8")
     (folder / "app").mkdir()
     names = {"app": CHOICES[APP], "experiment": experiment, "site": site}
     text = PROJECT.format(**{key: json.dumps(value) for key, value in names.items()})

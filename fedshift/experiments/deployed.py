@@ -36,7 +36,7 @@ from fedshift.experiments.training import silent
 from fedshift.files import is_file
 from fedshift.flower.chosen import SITE, check_site, chosen, imported
 from fedshift.flower.client import Site, app_of, partition
-from fedshift.flower.kept import KEEP
+from fedshift.flower.quiet import KEEP
 from fedshift.record.folder import CONFIG, EVENTS, SUMMARY
 
 # Flower imports this module and looks for these names (deploy/place.py writes them into the app).

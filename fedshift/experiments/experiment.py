@@ -26,8 +26,9 @@ from fedshift.engine.profile import (
     Idle,
     Stopwatch,
 )
+from fedshift.engine.round import weigh
 from fedshift.engine.run import Federation, Round, run
-from fedshift.engine.traffic import Meter
+from fedshift.engine.traffic import Meter, Traffic
 from fedshift.errors import DivergedError, NeedlessWarning, UnfitError
 from fedshift.experiments.config import Config, Training
 from fedshift.experiments.custom import Metric, recipe_of
@@ -267,7 +268,7 @@ def train(
         seconds = time.perf_counter() - began
         # Announced before evaluation, which may take longer than the round.
         weights = describe_weights(current, federation.table, task.target)
-        listen(_round_event(label, current, training.rounds, seconds) | weights)
+        listen(_round_event(label, current, training.rounds, seconds, meter.last) | weights)
         done.after, done.traffic, done.missed = current, meter.last, done.missed.after(current)
         # With all clients in every round, the weights are those of the summary: no mean is needed.
         if training.draws(len(federation.clients)):
@@ -310,7 +311,11 @@ def _start_event(label: str, done: Progress, rounds: int) -> dict[str, Any]:
     return event if done.after is None else event | {"after": done.after.t}
 
 
-def _round_event(label: str, current: Round, rounds: int, seconds: float) -> dict[str, Any]:
+def _round_event(
+    label: str, current: Round, rounds: int, seconds: float, traffic: Traffic
+) -> dict[str, Any]:
+    # Engines that count none leave it empty.
+    counted = {} if traffic == Traffic() else {"bytes_down": traffic.down, "bytes_up": traffic.up}
     return {
         "event": "round",
         "run": label,
@@ -319,6 +324,7 @@ def _round_event(label: str, current: Round, rounds: int, seconds: float) -> dic
         "train_loss": current.loss,
         "clients": list(current.trained),
         "seconds": seconds,
+        **counted,
     }
 
 
@@ -352,7 +358,8 @@ def _outcome(
     played = done.played if done.played.rounds else None
     if played is None:
         all_clients = torch.arange(len(federation.clients))
-        weights = tuple(algorithm.weigh(last.server, all_clients).tolist())
+        cap = federation.gate.max_weight
+        weights = tuple(weigh(algorithm, last.server, all_clients, cap).tolist())
     else:
         weights = played.weights
     return Outcome(

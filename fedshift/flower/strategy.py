@@ -24,6 +24,7 @@ from fedshift.engine.round import (
     open_round,
     question,
     settle,
+    weigh,
 )
 from fedshift.engine.run import draw_cohort
 from fedshift.engine.traffic import Traffic
@@ -223,7 +224,8 @@ class AlgorithmStrategy(Strategy):
         stage, server = self.algorithm.at(server_round), self.current.server
         # Evaluation is not sampled: scores are over all connected clients.
         everyone = torch.arange(self.clients)
-        context = server | {"cohort": {"id": everyone, "weight": stage.weigh(server, everyone)}}
+        weights = weigh(stage, server, everyone, self.gate.max_weight)
+        context = server | {"cohort": {"id": everyone, "weight": weights}}
         shared = {"params": server.get("params", {}), "buffers": server.get("buffers", {})}
         run = {"round": server_round, "own": self.own, "classes": self.classes}
         connected = set(grid.get_node_ids())
@@ -286,15 +288,18 @@ class AlgorithmStrategy(Strategy):
         present = [i for i in drawn.tolist() if i not in lost]
         try:
             if present:
-                return open_round(self.algorithm, current.server, torch.tensor(present), t)
+                return self._opened(current, torch.tensor(present), t)
         except InputError as e:
             if not lost:
                 raise
             why = f"not asked: there are no weights over those connected: {e}"
             self.lost += [Dropped(i, why) for i in present]
         # No client can be asked; the same code then closes the round: it is skipped or refused.
-        opened = open_round(self.algorithm, current.server, drawn, t)
+        opened = self._opened(current, drawn, t)
         return opened._replace(asked=torch.zeros_like(opened.asked))
+
+    def _opened(self, current: Round, ids: Tensor, t: int) -> Opened:
+        return open_round(self.algorithm, current.server, ids, t, self.gate.max_weight)
 
     def _admit(self, opened: Opened, messages: Iterable[Message]) -> Admitted:
         """The replies that the gate accepts, with reasons for the others."""

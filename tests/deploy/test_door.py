@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
 from fedshift.deploy import door
 from fedshift.deploy.door import Callers, Door, server
-from fedshift.deploy.guard import LARGE, PROVEN, STALLED, UNPROVEN, Guard, in_time
+from fedshift.deploy.guard import LARGE, PROVEN, REGISTER, STALLED, UNPROVEN, Guard, in_time
 from fedshift.deploy.keys import read_client_key, write_authority, write_client_key
 from fedshift.deploy.processes import free_port
 from fedshift.errors import InputError
@@ -104,6 +104,38 @@ def test_bodies_are_as_long_as_who_sends_them_has_proved(keys: Path) -> None:
     # The socket proves no client's key.
     assert posted(keys, PUSH, UNPROVEN + 1, at=SOCKET)[:2] == (413, False)
     assert posted(keys, CONTROL, 1)[:2] == (403, False)
+
+
+def test_super_nodes_wait_until_all_keys_are_registered(keys: Path) -> None:
+    """Flower refuses keys that it does not know yet as it refuses strangers'."""
+
+    async def inner(scope: Any, receive: Any, send: Any) -> None:
+        status = 500 if scope["query_string"] else 200
+        await send({"type": "http.response.start", "status": status, "headers": []})
+
+    guard = Guard(inner, {}, Callers(), SOCKET[0], unregistered=2)
+
+    def status(path: str, at: Any = PORT, query: bytes = b"") -> int:
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        scope = {"type": "http", "path": path, "client": ("127.0.0.1", 5), "server": at,
+                 "headers": [], "query_string": query}  # fmt: skip
+        asyncio.run(guard(scope, receive, send))
+        return int(sent[0]["status"])
+
+    for asked in ((REGISTER, SOCKET), (REGISTER, PORT), (CONTROL, SOCKET)):
+        assert status(PULL) == 503
+        status(*asked)
+    assert status(REGISTER, SOCKET, b"fails") == 500
+    assert status(PULL) == 503
+    assert status(REGISTER, SOCKET) == 200
+    assert status(PULL) == 200
 
 
 def test_bodies_of_unknown_length_are_refused(keys: Path) -> None:
