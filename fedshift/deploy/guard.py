@@ -34,6 +34,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from fedshift.deploy.door import Callers, serve
 from fedshift.deploy.inside import SOCKET, executor
 from fedshift.deploy.keys import read_client_key
+from fedshift.deploy.log_records import show_controls
 from fedshift.deploy.place import clients_of
 
 FLEET = "/v1/fleet/"
@@ -193,6 +194,7 @@ def main() -> None:
     from flwr.superlink.cli import flower_superlink
 
     folder, address = Path(sys.argv.pop(1)), sys.argv.pop(1)
+    show_controls()
     put_up(folder)
     with executor(address, "--root-certificates", str(folder / "ca.crt")):
         flower_superlink()

@@ -24,6 +24,7 @@ from importlib.metadata import distribution
 from typing import TYPE_CHECKING, Any
 
 from fedshift.deploy.app import run_the_installed_app
+from fedshift.deploy.log_records import show_controls
 from fedshift.errors import InputError
 
 if TYPE_CHECKING:
@@ -176,6 +177,7 @@ def main(arguments: Sequence[str]) -> None:
     if name in TASKS:
         rest += ["--token", sys.stdin.readline().strip()]
     sys.argv = [name, *rest]
+    show_controls()
     prepare(name, os.environ[SOCKET])
     (command,) = distribution("flwr").entry_points.select(group="console_scripts", name=name)
     command.load()()

@@ -16,6 +16,7 @@ from typing import Any
 from fedshift.deploy.federation import Link, submit, superlink
 from fedshift.deploy.place import make_place
 from fedshift.deploy.processes import free_port
+from fedshift.files import private
 from support.deployed_apps import use_these
 
 FEDSHIFT = str(Path(sys.executable).with_name("fedshift"))
@@ -106,7 +107,8 @@ def loopback(
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = environ()["PYTHONPATH"]
     try:
-        with superlink(folder, host=host, port=made.port) as made.link:
+        # As the command does.
+        with private(), superlink(folder, host=host, port=made.port) as made.link:
             yield made
     finally:
         for client in list(made.clients):
