@@ -1,7 +1,7 @@
 """An experiment on deployed Flower nodes: the ServerApp and ClientApp that Flower loads by name.
 
-The run's configuration holds the experiment's TOML ("experiment"), what gives a client's data
-("site", "module:function" from (TOML, partition) to a Site), and where results go ("out").
+The run's configuration holds the experiment's TOML ("experiment"), and where results go ("out").
+Each client's machine says what gives its data: "module:function" from (TOML, partition) to a Site.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +43,7 @@ from fedshift.experiments.stopping import check_stopping
 from fedshift.experiments.task import Prepared, prepare
 from fedshift.experiments.training import silent
 from fedshift.files import is_file
+from fedshift.flower.chosen import SITE, check_site, chosen, imported
 from fedshift.flower.client import Own, Site, app_of, partition
 from fedshift.flower.kept import folder_of
 from fedshift.flower.quiet import KEEP
@@ -224,15 +224,16 @@ class Deployed:
 
 
 def site_of(context: Context) -> Site:
-    """What this node's client has, from the function that the run's configuration names."""
-    module, _, name = str(context.run_config["site"]).partition(":")
+    """What this node's client has, from the function that its machine has chosen."""
+    check_site(str(context.run_config["site"]))
     text = str(context.run_config["experiment"])
     # First: the text comes by message, and must name no file that the site's function would run.
     config = configured(text)
+    site: Site
     if config.data.at_sites:
         site = own_site(config, context, place_of(context))
     else:
-        site = getattr(import_module(module), name)(text, partition(context))
+        site = imported(chosen(SITE))(text, partition(context))
     # Here, not in the app: only the run's configuration says how many.
     torch.set_num_threads(config.training.threads)
     return site
