@@ -25,30 +25,39 @@ from fedshift.algorithms.base import Algorithm
 from fedshift.engine.run import Federation, Round
 from fedshift.engine.traffic import Meter
 from fedshift.engine.trial import check_model, check_training
-from fedshift.errors import InputError
+from fedshift.errors import DataError, InputError
 from fedshift.evaluation.scores import OwnScores
 from fedshift.experiments.at_sites import ASK, answer, own_site
 from fedshift.experiments.config import Config, Training
-from fedshift.experiments.experiment import record
-from fedshift.experiments.folder import kept_in, reserved
+from fedshift.experiments.experiment import check_method, federation_of, method_of, record
+from fedshift.experiments.folder import EventLog, kept_in, reserved
 from fedshift.experiments.from_sites import check_sites, gather
 from fedshift.experiments.load import validate
-from fedshift.experiments.on_flower import on_grid, strategy_of
+from fedshift.experiments.method_fit import leaves_a_model
+from fedshift.experiments.on_flower import configured_site, on_grid, strategy_of
+from fedshift.experiments.on_sites import check_own_models
+from fedshift.experiments.opening import opening_event
+from fedshift.experiments.own_models import MODELS, leave_own_model
 from fedshift.experiments.python_names import SITES, is_python
 from fedshift.experiments.resume import reopened
+from fedshift.experiments.stopping import check_stopping
 from fedshift.experiments.task import Prepared, prepare
 from fedshift.experiments.training import silent
 from fedshift.files import is_file
-from fedshift.flower.client import Site, app_of, partition
+from fedshift.flower.client import Own, Site, app_of, partition
+from fedshift.flower.kept import folder_of
 from fedshift.flower.quiet import KEEP
 from fedshift.flower.rounds import evaluated, sites_of
 from fedshift.flower.routing import Sites
 from fedshift.flower.strategy import AlgorithmStrategy
+from fedshift.recipes import recipe
 from fedshift.record.folder import CONFIG, EVENTS, SUMMARY
-from fedshift.tree import Parts
+from fedshift.tree import Params, Parts
 
 # Flower imports this module and looks for these names (deploy/place.py writes them into the app).
 server_app = ServerApp()
+# What gives clients the data that the server deals them, as the app's configuration has it.
+DEALT = f"{configured_site.__module__}:{configured_site.__name__}"
 
 
 def configured(text: str) -> Config:
@@ -74,6 +83,32 @@ def configured(text: str) -> Config:
     return config
 
 
+def check_start(config: Config) -> str:
+    """Raise InputError for what a run would refuse before its first round; trains nothing.
+
+    Returns a sentence where that could not be tried, since this machine lacks the data.
+    """
+    if config.data.at_sites:
+        if not leaves_a_model(config, recipe(config.method.name)):
+            raise InputError(
+                f'method.name = "{config.method.name}" leaves each client with a model of its own, '
+                'and with data.source = "sites" only one model for all can be tested; take a '
+                "method with such, or one of the library's data sets"
+            )
+        return ""
+    try:
+        prepared = prepare(config)
+    except DataError as e:
+        return f"Whether this experiment can start was not tried: {e}"
+    check_stopping(config.training, prepared.task)
+    check_method(config, prepared)
+    if prepared.task.tests:
+        federation = federation_of(config, prepared)
+        algorithm = method_of(config, prepared)(**config.method.options)
+        check_own_models(config.method.name, algorithm, federation)
+    return ""
+
+
 @server_app.main()
 def main(grid: Grid, context: Context) -> None:
     """Train, evaluate on the server's examples, and leave a run folder."""
@@ -87,8 +122,21 @@ def main(grid: Grid, context: Context) -> None:
         # Every round: on Flower one takes seconds at least, and a checkpoint less.
         keeper = kept_in(folder, config, prepared, 1)
         refits = ("moment", "refitted")[: 1 + bool(given.get("refit"))]
-        engine = Deployed(grid, waits, folder, config.shift.target == "clients", refits)
+        opens = partial(opening, config, prepared, folder, given.get("site") == DEALT)
+        on_sites = config.shift.target == "clients"
+        engine = Deployed(grid, waits, folder, opens, on_sites, refits)
         record(folder, config, prepared, silent, engine, keeper)
+
+
+def opening(
+    config: Config, prepared: Prepared, folder: Path, dealt: bool, algorithm: Algorithm,
+    federation: Federation, table: Params,
+) -> None:  # fmt: skip
+    """Enter into the run's events what the clients' claims amount to."""
+    # A table that has no weights is refused, or its round skipped, where the round is opened.
+    with contextlib.suppress(InputError):
+        event = opening_event(config, prepared, algorithm, federation, table, dealt=dealt)
+        EventLog(folder)(event)
 
 
 @contextlib.contextmanager
@@ -112,14 +160,15 @@ def name_of(folder: Path) -> str:
 class Deployed:
     """The engine of clients on deployed nodes.
 
-    waits: `patience` and `timeout` of `strategy_of`. on_sites: clients have test examples of their
-    own, on which each tests the model that it serves, in rounds that are evaluated. refits: as of
-    `OnSites`.
+    waits: `patience` and `timeout` of `strategy_of`. opens: called once clients have registered.
+    on_sites: clients have test examples of their own, on which each tests the model that it serves,
+    in rounds that are evaluated. refits: as of `OnSites`.
     """
 
     grid: Grid
     waits: Mapping[str, float]
     folder: Path
+    opens: Callable[[Algorithm, Federation, Params], None]
     on_sites: bool = False
     refits: tuple[str, ...] = ("moment",)
     backend: str = "loop"
@@ -142,7 +191,8 @@ class Deployed:
         check_training(algorithm, federation.params, training.rounds)
         self.make[:] = [partial(
             strategy_of, algorithm, federation, training, after=after, own=self.on_sites,
-            evaluates=lambda t: self.on_sites and training.evaluates(t), **self.waits,
+            evaluates=lambda t: self.on_sites and training.evaluates(t),
+            registers=partial(self.opens, algorithm, federation), **self.waits,
         )]  # fmt: skip
 
         def played() -> Iterator[Round]:
@@ -208,8 +258,17 @@ def is_private(context: Context) -> bool:
     return bool(data.get("source") == SITES)
 
 
+def leave_model(context: Context, own: Own) -> None:
+    """Write the model that this client serves into its folder; without a folder, nothing."""
+    kept, text = state_folder(), str(context.run_config["experiment"])
+    if kept is not None and own.name:
+        folder = folder_of(kept.parent / MODELS, own.name)
+        about = {"round": own.t, "shape": own.shape, "classes": own.classes, "clients": own.clients}
+        leave_own_model(folder, text, own.pair, **about)
+
+
 # States are never opened here: on real machines they are the clients' own.
-client_app = app_of(site_of, threads=1, open_states=False, keep=state_folder(), private=is_private)
+client_app = app_of(site_of, 1, False, state_folder(), is_private, leave_model)
 
 
 @client_app.query(ASK)
