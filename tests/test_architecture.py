@@ -52,7 +52,8 @@ MAY = {
     | {"algorithms.base", "kernels", "moved"},
     "evaluation": CORE | {"data", "model", "randomness", "repeating"},
     "flower": CORE
-    | {"data", "examples", "engine", "evaluation", "server", "algorithms.base", "repeating"},
+    | {"data", "examples", "engine", "evaluation", "server", "algorithms.base", "repeating"}
+    | {"router"},
     "pooled": CORE | {"data"},
     "tasks": CORE | {"calls", "data", "holdout", "datasets", "shifts", "diagnose", "diagnosis"},
     "errors": set(),

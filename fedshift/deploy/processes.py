@@ -14,20 +14,15 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from fedshift.deploy.inside import inside
 from fedshift.errors import FedshiftError, InputError
+from fedshift.files import private
 
 STARTED = 60.0
 DIE_WITH_PARENT = 1  # Linux: PR_SET_PDEATHSIG of prctl(2)
-
-
-def command(name: str) -> str:
-    """The path of one of Flower's commands, beside this Python."""
-    path = Path(sys.executable).with_name(name)
-    if not path.exists():
-        raise InputError(f"{name} is not installed: pip install 'fedshift[flower]'")
-    return str(path)
 
 
 def free_port(host: str = "127.0.0.1") -> int:
@@ -51,29 +46,34 @@ def check_port(host: str, port: int) -> None:
 
 @contextlib.contextmanager
 def running(
-    arguments: Sequence[str], env: Mapping[str, str], log: Path
+    arguments: Sequence[str],
+    env: Mapping[str, str],
+    log: Path,
+    others: Mapping[int, str] = MappingProxyType({}),
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A process and its children, in a group that ends with the block; it writes to `log`.
 
-    On Linux the process also gets SIGTERM when this one is killed. Raises InputError where the
-    log cannot be written.
+    Files that they make can be read by this user alone. others: as in `end`, read at the end of the
+    block. On Linux the process also gets SIGTERM when this one is killed. Raises InputError where
+    the log cannot be written.
     """
     linux = sys.platform == "linux"
     try:
-        out = log.open("ab")
+        with private():
+            out = log.open("ab")
     except OSError as e:
         raise InputError(f"{log}: cannot be written: {e.strerror}") from None
     with out:
         process = subprocess.Popen(
             # A session of its own: Ctrl-C in the terminal reaches this process alone, which ends
             # the others.
-            arguments, env=dict(env), stdout=out, stderr=out, start_new_session=True,
+            arguments, env=dict(env), stdout=out, stderr=out, start_new_session=True, umask=0o077,
             preexec_fn=_die_with_parent if linux else None,
         )  # fmt: skip
     try:
         yield process
     finally:
-        end(process)
+        end(process, others)
 
 
 def _die_with_parent() -> None:
@@ -81,13 +81,18 @@ def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGTERM)
 
 
-def end(process: subprocess.Popen[bytes], patience: float = 10.0) -> None:
+def end(
+    process: subprocess.Popen[bytes],
+    others: Mapping[int, str] = MappingProxyType({}),
+    patience: float = 10.0,
+) -> None:
     """End a process, its group and all descendants: SIGTERM first, SIGKILL after `patience` s each.
 
     Flower starts some processes in sessions of their own, which a signal to the group misses.
+    others: commands by process id that are to end as well, descendants whose parent is gone.
     """
     # Before any signal: once a parent is gone, its children can no longer be traced to it.
-    descendants = _descendants(process.pid)
+    below = {**others, **descendants(process.pid)}
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, number)
@@ -97,12 +102,12 @@ def end(process: subprocess.Popen[bytes], patience: float = 10.0) -> None:
             break
     for number in (signal.SIGTERM, signal.SIGKILL):
         stop = time.monotonic() + patience
-        _signal(descendants, number)
-        while _still_running(descendants) and time.monotonic() < stop:
+        _signal(below, number)
+        while still_running(below) and time.monotonic() < stop:
             time.sleep(0.1)
 
 
-def _descendants(process: int) -> dict[int, str]:
+def descendants(process: int) -> dict[int, str]:
     """The commands of all processes that descend from this one, by process id."""
     processes, pids = _processes(), {process}
     # Children of children, until a pass adds none.
@@ -111,14 +116,14 @@ def _descendants(process: int) -> dict[int, str]:
     return {pid: processes[pid][1] for pid in pids - {process}}
 
 
-def _still_running(commands: Mapping[int, str]) -> list[int]:
+def still_running(commands: Mapping[int, str]) -> list[int]:
     """The ids that still run the same command; an id may have been given to another process."""
     running_now = _processes() if commands else {}
     return [pid for pid, line in commands.items() if running_now.get(pid, (0, ""))[1] == line]
 
 
 def _signal(commands: Mapping[int, str], number: int) -> None:
-    for pid in _still_running(commands):
+    for pid in still_running(commands):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 
@@ -156,15 +161,18 @@ def wait_for(host: str, port: int, process: subprocess.Popen[bytes], log: Path) 
     raise FedshiftError(f"nothing listens on {host}:{port} after {STARTED:g} s: {_tail(log)}")
 
 
-def run_flower(arguments: Sequence[str], env: Mapping[str, str]) -> dict[str, Any]:
-    """Run one of Flower's commands and return the JSON that it prints.
+def run_flower(
+    arguments: Sequence[str], env: Mapping[str, str], flwr: Sequence[str] | None = None
+) -> dict[str, Any]:
+    """Run Flower's `flwr` with these arguments and return the JSON that it prints.
 
     Raises InputError with the reason if the command reports a failure, FedshiftError if it prints
     no JSON.
     """
-    done = subprocess.run(arguments, env=dict(env), capture_output=True, text=True, check=False)
+    line = [*(inside("flwr") if flwr is None else flwr), *arguments]
+    done = subprocess.run(line, env=dict(env), capture_output=True, text=True, check=False)
     output = " ".join((done.stdout + done.stderr).split())[-500:]
-    subcommand = " ".join(arguments[1:3])
+    subcommand = " ".join(arguments[:2])
     try:
         # Flower may print warnings before its document.
         answer: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
