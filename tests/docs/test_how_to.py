@@ -13,13 +13,11 @@ DOCS = Path(__file__).parents[2] / "docs"
 INDEX = DOCS / "how-to" / "README.md"
 PAGES = sorted(set(INDEX.parent.glob("*.md")) - {INDEX})
 TASKS = 35
-# Pages that take less than a second; all others are slow.
+# Pages that take less than half a second; all others are slow.
 QUICK = {
-    "data",
     "diagnose-from-counts",
     "network",
     "resume",
-    "target",
     "trackers",
 }
 
