@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +13,10 @@ import pytest
 
 from fedshift.experiments import deployed
 from fedshift.experiments.at_sites import EXPERIMENT
+from fedshift.experiments.experiment import record
 from fedshift.experiments.load import dumps, load_config
+from fedshift.experiments.task import prepare
+from fedshift.experiments.training import silent
 from fedshift.flower import LocalGrid
 
 SITES = ("coast", "east", "south")
@@ -104,5 +106,13 @@ def deploy(
     return out
 
 
-def tables(text: str) -> dict[str, Any]:
-    return tomllib.loads(text)
+def together(folder: Path, table: pd.DataFrame, text: str = FILE) -> Path:
+    """The same experiment in one process, on the joined table."""
+    table.to_csv(folder / "joined.csv", index=False)
+    text = text.replace('source = "sites"', 'source = "joined.csv"\nclient = "site"')
+    lines = [line for line in text.splitlines() if not line.startswith(("clients =", "values ="))]
+    (folder / "joined.toml").write_text("\n".join(lines))
+    config, out = load_config(folder / "joined.toml"), folder / "here"
+    out.mkdir()
+    record(out, config, prepare(config), silent)
+    return out
