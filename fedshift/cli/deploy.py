@@ -14,10 +14,11 @@ from fedshift.cli import console
 from fedshift.cli.choices import LogFormat
 from fedshift.deploy.logs import line_of, log_line
 from fedshift.errors import InputError
-from fedshift.files import is_file, is_folder
+from fedshift.files import is_file, is_folder, private
 from fedshift.flower.installed import check_flower
 
 
+@private()
 def init(
     file: Path, folder: Path, hosts: list[str], overrides: list[str], keys: Path | None = None
 ) -> None:
@@ -54,7 +55,12 @@ def init(
         "      fedshift deploy client client-I --server HOST:PORT",
     ):
         console.put(line)
-    if names := config.data.clients:
+    _say_sites(config.data.clients or ())
+
+
+def _say_sites(names: Sequence[str]) -> None:
+    """What clients with data of their own do before they join."""
+    if names:
         each = ", ".join(f"client-{i} is {name}" for i, name in enumerate(names))
         console.say(
             f"Clients have data of their own: {each}. Each names its own in site.toml, and tries "
@@ -93,6 +99,7 @@ def _with_own(hosts: Sequence[str]) -> list[str]:
     return list(dict.fromkeys([*hosts, "localhost", "127.0.0.1"]))
 
 
+@private()
 def renew(folder: Path, hosts: Sequence[str], client: int | None) -> None:
     """Renew the server's certificate, or one client's key, and say what to hand out."""
     check_flower()
@@ -115,6 +122,7 @@ def renew(folder: Path, hosts: Sequence[str], client: int | None) -> None:
         console.put(f"{folder}/ca.crt: renewed, too; each client needs it in its folder by then.")
 
 
+@private()
 def server(
     folder: Path,
     out: Path | None,
@@ -224,6 +232,7 @@ def _next(folder: Path) -> Path:
     return next(folder / name for name in names if not os.path.exists(folder / name))
 
 
+@private()
 def client(
     place: Path, address: str, patience: float, metrics: str | None, logs: LogFormat
 ) -> None:

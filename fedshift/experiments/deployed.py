@@ -1,7 +1,7 @@
 """An experiment on deployed Flower nodes: the ServerApp and ClientApp that Flower loads by name.
 
-The run's configuration holds the experiment's TOML ("experiment"), what gives a client's data
-("site", "module:function" from (TOML, partition) to a Site), and where results go ("out").
+The run's configuration holds the experiment's TOML ("experiment"), and where results go ("out").
+Each client's machine says what gives its data: "module:function" from (TOML, partition) to a Site.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +30,8 @@ from fedshift.experiments.at_sites import ASK, answer, own_site
 from fedshift.experiments.config import Config, Training
 from fedshift.experiments.experiment import check_method, federation_of, method_of, record
 from fedshift.experiments.folder import EventLog, kept_in, reserved
-from fedshift.experiments.from_sites import check_sites, gather
+from fedshift.experiments.from_sites import check_sites, gather, imagined
 from fedshift.experiments.load import validate
-from fedshift.experiments.method_fit import leaves_a_model
 from fedshift.experiments.on_flower import configured_site, on_grid, strategy_of
 from fedshift.experiments.on_sites import check_own_models
 from fedshift.experiments.opening import opening_event
@@ -44,13 +42,13 @@ from fedshift.experiments.stopping import check_stopping
 from fedshift.experiments.task import Prepared, prepare
 from fedshift.experiments.training import silent
 from fedshift.files import is_file
+from fedshift.flower.chosen import SITE, check_site, chosen, imported
 from fedshift.flower.client import Own, Site, app_of, partition
 from fedshift.flower.kept import folder_of
 from fedshift.flower.quiet import KEEP
 from fedshift.flower.rounds import evaluated, sites_of
 from fedshift.flower.routing import Sites
 from fedshift.flower.strategy import AlgorithmStrategy
-from fedshift.recipes import recipe
 from fedshift.record.folder import CONFIG, EVENTS, SUMMARY
 from fedshift.tree import Params, Parts
 
@@ -88,16 +86,8 @@ def check_start(config: Config) -> str:
 
     Returns a sentence where that could not be tried, since this machine lacks the data.
     """
-    if config.data.at_sites:
-        if not leaves_a_model(config, recipe(config.method.name)):
-            raise InputError(
-                f'method.name = "{config.method.name}" leaves each client with a model of its own, '
-                'and with data.source = "sites" only one model for all can be tested; take a '
-                "method with such, or one of the library's data sets"
-            )
-        return ""
     try:
-        prepared = prepare(config)
+        prepared = imagined(config) if config.data.at_sites else prepare(config)
     except DataError as e:
         return f"Whether this experiment can start was not tried: {e}"
     check_stopping(config.training, prepared.task)
@@ -224,15 +214,16 @@ class Deployed:
 
 
 def site_of(context: Context) -> Site:
-    """What this node's client has, from the function that the run's configuration names."""
-    module, _, name = str(context.run_config["site"]).partition(":")
+    """What this node's client has, from the function that its machine has chosen."""
+    check_site(str(context.run_config["site"]))
     text = str(context.run_config["experiment"])
     # First: the text comes by message, and must name no file that the site's function would run.
     config = configured(text)
+    site: Site
     if config.data.at_sites:
         site = own_site(config, context, place_of(context))
     else:
-        site = getattr(import_module(module), name)(text, partition(context))
+        site = imported(chosen(SITE))(text, partition(context))
     # Here, not in the app: only the run's configuration says how many.
     torch.set_num_threads(config.training.threads)
     return site

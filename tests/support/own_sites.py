@@ -18,6 +18,7 @@ from fedshift.experiments.load import dumps, load_config
 from fedshift.experiments.task import prepare
 from fedshift.experiments.training import silent
 from fedshift.flower import LocalGrid
+from fedshift.flower.chosen import CHOICES, SITE
 
 SITES = ("coast", "east", "south")
 FILE = """\
@@ -93,7 +94,13 @@ def deploy(
     wrap: Callable[[Any], Any] = lambda app: app,
 ) -> Path:  # fmt: skip
     """One run of the deployed app in this process, each client with its own folder."""
-    given = {"experiment": text, "site": "", "out": str(out), "patience": 1.0, "timeout": 60.0}
+    given = {
+        "experiment": text,
+        "site": CHOICES[SITE],
+        "out": str(out),
+        "patience": 1.0,
+        "timeout": 60.0,
+    }
 
     def place_of(context: Any) -> Path:
         return folders[int(context.node_config["partition-id"])]
