@@ -196,7 +196,7 @@ def put_up(folder: Path) -> None:
         sent, key = read_client_key(place / "key.pub")
         keys[sent] = place.name, key
     # Flower's hook for middleware; it is the outermost layer.
-    given = {
+    given: dict[str, Any] = {
         "keys": keys, "callers": callers, "path": path, "unregistered": len(keys),
         "allowance": Allowance(times_of(folder / EXPERIMENT)),
     }  # fmt: skip
