@@ -194,8 +194,9 @@ class AlgorithmStrategy(Strategy):
         asked = self.opened.ids[self.opened.asked].tolist()
         messages = {i: self.opened.message(i) for i in asked}
         self.traffic = Traffic(len(asked), sum(map(size_in_bytes, messages.values())))
+        run = {"round": t, "most_bytes": self._most_bytes(messages.values())}
         return [
-            self._message("train", i, records, {"round": t})
+            self._message("train", i, records, run)
             for i, records in to_shared_records(messages).items()
         ]
 
@@ -309,6 +310,10 @@ class AlgorithmStrategy(Strategy):
         limit = self.gate.max_bytes if most is None else min(most, self.gate.max_bytes)
         return arrived(replies, self._client, limit)
 
+    def _most_bytes(self, sent: Iterable[Parts]) -> int:
+        model = {"params": self.params, "buffers": self.buffers}
+        return most_bytes(self.gate.max_reply, [model, *sent])
+
     def _message(
         self, kind: str, client: int, records: Mapping[str, ArrayRecord | ConfigRecord],
         run: Mapping[str, int | list[int]],
@@ -337,9 +342,8 @@ class AlgorithmStrategy(Strategy):
 
     def _admit(self, opened: Opened, messages: Iterable[Message]) -> Admitted:
         """The replies that the gate accepts, with reasons for the others."""
-        model = {"params": self.params, "buffers": self.buffers}
         sent = map(opened.message, opened.ids[opened.asked].tolist())
-        received = self.read(messages, most_bytes(self.gate.max_reply, [model, *sent]))
+        received = self.read(messages, self._most_bytes(sent))
         blocks = [block_of(reply) for reply in received.replies]
         admitted = self.gate.admit(blocks, question(opened, not_finite(self.buffers)))
         unread = dict(received.unread)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from fedshift import recipes
 from fedshift.data import Examples
@@ -202,6 +203,23 @@ def test_replies_are_bounded_by_the_model(setting: Setting, federation: Federati
     assert "different" in reason(limit, 10_000) or "non-finite" in reason(limit, 10_000)
     with pytest.raises(InputError, match="max_reply must be more than 0"):
         Gate(max_reply=0.0)
+
+
+def test_a_client_says_itself_that_its_reply_is_too_large(
+    setting: Setting, federation: Federation
+) -> None:
+    """A method whose clients send two megabytes more than the model."""
+    inner = recipes.fedavg(setting)
+
+    class Wordy(type(inner)):  # type: ignore[misc]
+        def client_update(self, *args: Any) -> Any:
+            update, kept = super().client_update(*args)
+            return {**update, "more": {"zeros": torch.zeros(500_000)}}, kept
+
+    method = Wordy(**vars(inner))
+    grid = LocalGrid(client_app(sites(method, federation)), len(SIZES))
+    with pytest.raises(TrainingError, match=r"client 0: its reply has 2,0.* raise training.max_re"):
+        next(play(strategy_of(method, federation), grid, 1))
 
 
 def test_registrations_are_bounded_by_the_number_of_classes(
