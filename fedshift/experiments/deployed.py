@@ -112,7 +112,7 @@ def main(grid: Grid, context: Context) -> None:
         # Every round: on Flower one takes seconds at least, and a checkpoint less.
         keeper = kept_in(folder, config, prepared, 1)
         refits = ("moment", "refitted")[: 1 + bool(given.get("refit"))]
-        opens = partial(opening, config, prepared, folder, given.get("site") == DEALT)
+        opens = partial(opening, config, prepared, folder, given.get("site") == DEALT and not own)
         on_sites = config.shift.target == "clients"
         engine = Deployed(grid, waits, folder, opens, on_sites, refits)
         record(folder, config, prepared, silent, engine, keeper)

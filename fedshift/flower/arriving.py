@@ -17,9 +17,11 @@ from fedshift.engine.backends import Reply
 from fedshift.engine.checks.gate import Dropped
 from fedshift.errors import InputError, from_elsewhere, shown
 from fedshift.flower.records import failure_of, fields_of
-from fedshift.tree import Parts
+from fedshift.tree import Parts, size_in_bytes
 
 MOST_TENSORS = 100_000
+# Bytes of a reply beside its numbers: headers, names, and reports of a very small model.
+ROOM = 1 << 20
 STYPE = "numpy.ndarray"
 # NumPy tokenizes and parses a header as Python; these exceptions pass through its own checks.
 ODD_HEADERS = (tokenize.TokenError, RecursionError, MemoryError)
@@ -35,6 +37,11 @@ class Arrived(NamedTuple):
 
     replies: list[Reply]
     unread: list[Dropped]
+
+
+def most_bytes(times: float, sent: Iterable[Parts]) -> int:
+    """What a reply may have: so many times the largest of the model and what clients were sent."""
+    return ROOM + int(times * max(map(size_in_bytes, sent)))
 
 
 def arrived(

@@ -31,7 +31,7 @@ from fedshift.engine.traffic import Traffic
 from fedshift.engine.trial import check_company, check_training
 from fedshift.errors import DataError, InputError
 from fedshift.evaluation.scores import OwnScores, Score
-from fedshift.flower.arriving import Arrived, arrived
+from fedshift.flower.arriving import Arrived, arrived, most_bytes
 from fedshift.flower.nodes import Expected, Met, columns_read, meet
 from fedshift.flower.records import (
     failure_of,
@@ -194,8 +194,9 @@ class AlgorithmStrategy(Strategy):
         asked = self.opened.ids[self.opened.asked].tolist()
         messages = {i: self.opened.message(i) for i in asked}
         self.traffic = Traffic(len(asked), sum(map(size_in_bytes, messages.values())))
+        run = {"round": t, "most_bytes": self._most_bytes(messages.values())}
         return [
-            self._message("train", i, records, {"round": t})
+            self._message("train", i, records, run)
             for i, records in to_shared_records(messages).items()
         ]
 
@@ -304,9 +305,14 @@ class AlgorithmStrategy(Strategy):
         ids, run = [i for i, took in enumerate(self.present) if took], {"round": current.t}
         return {i: self._message("query.router", i, records, run) for i in ids}
 
-    def read(self, replies: Iterable[Message]) -> Arrived:
-        """The replies that can be read, within the limits of the gate."""
-        return arrived(replies, self._client, self.gate.max_bytes)
+    def read(self, replies: Iterable[Message], most: int | None = None) -> Arrived:
+        """The replies that can be read, of at most so many bytes, or as many as the gate allows."""
+        limit = self.gate.max_bytes if most is None else min(most, self.gate.max_bytes)
+        return arrived(replies, self._client, limit)
+
+    def _most_bytes(self, sent: Iterable[Parts]) -> int:
+        model = {"params": self.params, "buffers": self.buffers}
+        return most_bytes(self.gate.max_reply, [model, *sent])
 
     def _message(
         self, kind: str, client: int, records: Mapping[str, ArrayRecord | ConfigRecord],
@@ -336,7 +342,8 @@ class AlgorithmStrategy(Strategy):
 
     def _admit(self, opened: Opened, messages: Iterable[Message]) -> Admitted:
         """The replies that the gate accepts, with reasons for the others."""
-        received = self.read(messages)
+        sent = map(opened.message, opened.ids[opened.asked].tolist())
+        received = self.read(messages, self._most_bytes(sent))
         blocks = [block_of(reply) for reply in received.replies]
         admitted = self.gate.admit(blocks, question(opened, not_finite(self.buffers)))
         unread = dict(received.unread)

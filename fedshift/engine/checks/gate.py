@@ -81,6 +81,8 @@ class Gate:
                  client drops out of the round, and so does one whose training fails. On Flower bad
                  replies are dropped either way
     max_bytes    of a reply's tensors
+    max_reply    of a reply on Flower, in times the bytes of the model or, if more, of what clients
+                 were sent; 1 MiB beside. Larger ones are not loaded
     max_norm     of a reply's change of the shared model, over all its tensors; inf: any
     min_clients  with fewer usable replies a round is skipped: the server's state stays
     max_gap      skipped, too, where ||T - S^T a|| of those present is larger
@@ -101,6 +103,7 @@ class Gate:
     target: tuple[float, ...] = ()
     max_skips: int = 10
     max_weight: float = 1.0
+    max_reply: float = 8.0
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -114,6 +117,8 @@ class Gate:
         for name in ("max_bytes", "min_clients", "max_skips"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not self.max_reply > 0:
+            raise InputError(f"max_reply must be more than 0, got {self.max_reply}")
         check_cap("max_weight", self.max_weight)
         shares = all(0.0 <= t <= 1.0 for t in self.target)
         if self.target and not (shares and abs(sum(self.target) - 1.0) <= 1e-6):
