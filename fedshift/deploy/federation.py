@@ -144,17 +144,20 @@ def serve(
     listen: Listener,
     patience: float,
     timeout: float,
+    refit: bool = False,
     experiment: str = "",
     beside: Callable[[Link], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
 ) -> None:
     """Run the experiment of a federation's folder once all its clients have joined.
 
     patience: seconds to wait for all clients; timeout: seconds that a client has for a round;
-    experiment: its TOML, the app's if left out; beside: what goes on while the SuperLink is up. All
-    processes are ended again, also after a failure. The run's folder is `out`; an unfinished run
-    there is resumed.
+    refit: also fit a router by gradients; experiment: its TOML, the app's if left out; beside: what
+    goes on while the SuperLink is up. All processes are ended again, also after a failure. The
+    run's folder is `out`; an unfinished run there is resumed.
     """
-    given = {"experiment": experiment} if experiment else {}
+    given: dict[str, str | bool] = {"experiment": experiment} if experiment else {}
+    # Apps of earlier versions do not have the key.
+    given |= {"refit": True} if refit else {}
     with superlink(folder, host=host, port=port) as link, beside(link):
         submit(link, out, listen, patience=patience, timeout=timeout, **given)
 

@@ -27,6 +27,7 @@ from fedshift.model import build
 from fedshift.models.dense import Mlp
 from fedshift.testing.flower_faults import spoilt
 from fedshift.tree import flatten
+from support.liars import lied
 
 ODD = 1
 # One by one: Flower looks for such lines.
@@ -57,7 +58,10 @@ ours = app_of(site_of, threads=1, open_states=True, keep=deployed.state_folder()
 
 @client_app.query("register")
 def register(message: Message, context: Context) -> Message:
-    return ours(message, context)
+    reply = ours(message, context)
+    if planned(context, 0) == "lie":
+        reply.content = lied(reply.content)
+    return reply
 
 
 @client_app.query("state")
