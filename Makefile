@@ -68,12 +68,12 @@ lock: $(VENV)/.dev
 	cd build/torch && for wheel in *; do echo "torch==$$(echo "$$wheel" | cut -d - -f 2)" \
 	  "--hash=sha256:$$(sha256sum "$$wheel" | cut -d ' ' -f 1)"; done > ../../torch.lock
 
-# Known faults of the locked packages, from the data of the package index.
+# Known faults of the locked packages. Strict: a package that could not be looked up is no good news.
 audit: $(VENV)/.dev
 	@$(PIP) pip-audit
-	@$(BIN)/pip-audit --require-hashes --disable-pip -r $(LOCK) || { code=$$?; \
-	  echo "pip-audit found faults (above), or could not reach its data: then audit where the network allows it"; \
-	  exit $$code; }
+	@$(BIN)/pip-audit --strict --require-hashes --disable-pip -r $(LOCK) || { \
+	  echo "make audit: a fault, or the index gave no data on faults (as the lines above say): then run it elsewhere"; \
+	  exit 1; }
 
 # All of them, for a quiet machine; `make bench BENCH=--quick` tries them out.
 bench: $(VENV)/.dev
