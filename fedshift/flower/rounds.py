@@ -72,7 +72,14 @@ def sites_of(strategy: AlgorithmStrategy, grid: Grid) -> Sites:
         sent = {one.client: one.update for one in received.replies}
         if silent := sorted(messages.keys() - sent.keys()):
             raise InputError(f"clients {silent} did not answer within {strategy.timeout:g} s")
-        return {i: answers_in(sent[i], questions, i) for i in messages}
+        answers = {i: answers_in(sent[i], questions, i) for i in messages}
+        registered = {} if strategy.met is None else strategy.met.table
+        for i, given in answers.items():
+            for one, answer in zip(questions, given, strict=True):
+                # A client that claims more than it registered would count for more.
+                if one.what == "moments" and not 0 <= answer["n"] <= registered["n"][i]:
+                    raise InputError(f"client {i} sent moments of more examples than it has")
+        return answers
 
     return Sites(send, strategy.clients)
 
