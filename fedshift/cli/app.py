@@ -332,6 +332,10 @@ def deploy_init(
     host: Annotated[
         list[str], typer.Option(help="A name or address of the server; may be repeated.")
     ] = [],  # noqa: B006
+    keys: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="A federation whose authority and keys are kept."),
+    ] = None,
     config: Overrides = [],  # noqa: B006
 ) -> None:
     """Write certificates, the clients' keys and the app of an experiment into FOLDER.
@@ -341,7 +345,7 @@ def deploy_init(
     with loading():
         from fedshift.cli.deploy import init
 
-    init(file, folder, host, config)
+    init(file, folder, host, config, keys)
 
 
 @deploy_app.command("check")
@@ -389,6 +393,26 @@ def deploy_server(
         folder, out, resume, host, port, waits, metrics, log_format,
         as_json=format is Format.json,
     )  # fmt: skip
+
+
+@deploy_app.command("renew")
+def deploy_renew(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER")],
+    host: Annotated[
+        list[str], typer.Option(help="As for init; default: the present certificate's names.")
+    ] = [],  # noqa: B006
+    client: Annotated[
+        int | None, typer.Option(min=0, help="A new key for client I instead.", metavar="I")
+    ] = None,
+) -> None:
+    """Renew the server's certificate, or a client's key, in the folder of a federation.
+
+    FOLDER: as made by init. A server that is running takes the new ones when it is started again.
+    """
+    with loading():
+        from fedshift.cli.deploy import renew
+
+    renew(folder, host, client)
 
 
 @deploy_app.command("client")

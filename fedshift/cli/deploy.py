@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,14 @@ from fedshift.cli import console
 from fedshift.cli.choices import LogFormat
 from fedshift.deploy.logs import line_of, log_line
 from fedshift.errors import InputError
-from fedshift.files import is_file, is_folder
+from fedshift.files import is_file, is_folder, private
 from fedshift.flower.installed import check_flower
 
 
-def init(file: Path, folder: Path, hosts: list[str], overrides: list[str]) -> None:
+@private()
+def init(
+    file: Path, folder: Path, hosts: list[str], overrides: list[str], keys: Path | None = None
+) -> None:
     """Write the federation's folder, and say what goes where."""
     check_flower()
     from fedshift.deploy.place import make_place
@@ -34,11 +37,15 @@ def init(file: Path, folder: Path, hosts: list[str], overrides: list[str]) -> No
         # What a federation cannot do, and what any run refuses, is refused now, not when all
         # clients have joined.
         untried = check_start(configured(text))
-    # The server reaches itself under its own machine's names.
-    names = list(dict.fromkeys([*hosts, "localhost", "127.0.0.1"]))
-    make_place(folder, text, clients, names, beside=site_files(config.data, text))
-    console.put(f"{folder}: certificates for {', '.join(names)}")
+    names = _with_own(hosts) if hosts or keys is None else []
+    make_place(folder, text, clients, names, beside=site_files(config.data, text), keys=keys)
+    console.put(f"{folder}: certificates for {', '.join(names) or 'the names of before'}")
     console.say(cap, indent=0)
+    if keys is not None:
+        console.say(
+            f"Clients of {keys} keep their folders; hand out those of new ones only. What clients "
+            f"kept of runs in {keys} is for these runs alone.", indent=0,
+        )  # fmt: skip
     if untried:
         console.say(untried, indent=0)
     for line in (
@@ -84,6 +91,35 @@ def check(folder: Path, host: str, port: int) -> None:
         console.put(line)
 
 
+def _with_own(hosts: Sequence[str]) -> list[str]:
+    """These names, and those under which the server reaches itself."""
+    return list(dict.fromkeys([*hosts, "localhost", "127.0.0.1"]))
+
+
+@private()
+def renew(folder: Path, hosts: Sequence[str], client: int | None) -> None:
+    """Renew the server's certificate, or one client's key, and say what to hand out."""
+    check_flower()
+    from fedshift.deploy.keys import valid_until
+    from fedshift.deploy.place import renew_certificate, renew_client
+
+    next_start = "A server that is running takes it at its next start."
+    if client is not None:
+        if hosts:
+            raise InputError(
+                "--host is for the server's certificate; leave out --client, or --host"
+            )
+        place = renew_client(folder, client)
+        console.put(f"{place}: a new key; hand out key and key.pub. {next_start}")
+        return
+    again = renew_certificate(folder, _with_own(hosts) if hosts else ())
+    end = valid_until(folder / "server.crt")
+    console.put(f"{folder}/server.crt: valid until {end}. {next_start}")
+    if again:
+        console.put(f"{folder}/ca.crt: renewed, too; each client needs it in its folder by then.")
+
+
+@private()
 def server(
     folder: Path,
     out: Path | None,
@@ -149,9 +185,26 @@ def _telling(logs: LogFormat) -> Iterator[Callable[[dict[str, Any]], None]]:
     """What tells of a run's events: a line of JSON each, or progress for people."""
     if logs is LogFormat.json:
         yield lambda event: console.tell(line_of(event))
-    else:
-        with console.progress() as listen:
-            yield listen
+        return
+    with console.progress() as listen:
+
+        def tell(event: dict[str, Any]) -> None:
+            if event["event"] != "claims":
+                listen(event)
+            for line in _claims(event) if event["event"] == "claims" else ():
+                console.tell(line)
+
+        yield tell
+
+
+def _claims(event: Mapping[str, Any]) -> Iterator[str]:
+    """What the clients' claims amount to, before round 1."""
+    free, capped = f"{event['without_cap']:.3f}", f"{event['one_could_take']:.3f}"
+    more = f"; without a cap {free}" if event["cap"] < 1 else "; set training.max_weight for less"
+    yield f"one dishonest client could take at most {capped} of the weight in a round{more}"
+    yield f"label counts against gradients: {event['audit']}"
+    for one in event["suspicions"]:
+        yield f"warning: client {one['client']}: {one['reason']}"
 
 
 def _unfinished(place: Path, out: Path | None) -> Path:
@@ -176,6 +229,7 @@ def _next(folder: Path) -> Path:
     return next(folder / name for name in names if not os.path.exists(folder / name))
 
 
+@private()
 def client(
     place: Path, address: str, patience: float, metrics: str | None, logs: LogFormat
 ) -> None:

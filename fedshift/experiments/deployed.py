@@ -1,7 +1,7 @@
 """An experiment on deployed Flower nodes: the ServerApp and ClientApp that Flower loads by name.
 
-The run's configuration holds the experiment's TOML ("experiment"), what gives a client's data
-("site", "module:function" from (TOML, partition) to a Site), and where results go ("out").
+The run's configuration holds the experiment's TOML ("experiment"), and where results go ("out").
+Each client's machine says what gives its data: "module:function" from (TOML, partition) to a Site.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +29,13 @@ from fedshift.evaluation.scores import OwnScores
 from fedshift.experiments.at_sites import ASK, answer, own_site
 from fedshift.experiments.config import Config, Training
 from fedshift.experiments.experiment import check_method, federation_of, method_of, record
-from fedshift.experiments.folder import kept_in, reserved
+from fedshift.experiments.folder import EventLog, kept_in, reserved
 from fedshift.experiments.from_sites import check_sites, gather
 from fedshift.experiments.load import validate
 from fedshift.experiments.method_fit import leaves_a_model
-from fedshift.experiments.on_flower import on_grid, strategy_of
+from fedshift.experiments.on_flower import configured_site, on_grid, strategy_of
 from fedshift.experiments.on_sites import check_own_models
+from fedshift.experiments.opening import opening_event
 from fedshift.experiments.own_models import MODELS, leave_own_model
 from fedshift.experiments.python_names import SITES, is_python
 from fedshift.experiments.resume import reopened
@@ -43,6 +43,7 @@ from fedshift.experiments.stopping import check_stopping
 from fedshift.experiments.task import Prepared, prepare
 from fedshift.experiments.training import silent
 from fedshift.files import is_file
+from fedshift.flower.chosen import SITE, check_site, chosen, imported
 from fedshift.flower.client import Own, Site, app_of, partition
 from fedshift.flower.kept import folder_of
 from fedshift.flower.quiet import KEEP
@@ -51,10 +52,12 @@ from fedshift.flower.routing import Sites
 from fedshift.flower.strategy import AlgorithmStrategy
 from fedshift.recipes import recipe
 from fedshift.record.folder import CONFIG, EVENTS, SUMMARY
-from fedshift.tree import Parts
+from fedshift.tree import Params, Parts
 
 # Flower imports this module and looks for these names (deploy/place.py writes them into the app).
 server_app = ServerApp()
+# What gives clients the data that the server deals them, as the app's configuration has it.
+DEALT = f"{configured_site.__module__}:{configured_site.__name__}"
 
 
 def configured(text: str) -> Config:
@@ -119,8 +122,21 @@ def main(grid: Grid, context: Context) -> None:
         # Every round: on Flower one takes seconds at least, and a checkpoint less.
         keeper = kept_in(folder, config, prepared, 1)
         refits = ("moment", "refitted")[: 1 + bool(given.get("refit"))]
-        engine = Deployed(grid, waits, folder, config.shift.target == "clients", refits)
+        opens = partial(opening, config, prepared, folder, given.get("site") == DEALT)
+        on_sites = config.shift.target == "clients"
+        engine = Deployed(grid, waits, folder, opens, on_sites, refits)
         record(folder, config, prepared, silent, engine, keeper)
+
+
+def opening(
+    config: Config, prepared: Prepared, folder: Path, dealt: bool, algorithm: Algorithm,
+    federation: Federation, table: Params,
+) -> None:  # fmt: skip
+    """Enter into the run's events what the clients' claims amount to."""
+    # A table that has no weights is refused, or its round skipped, where the round is opened.
+    with contextlib.suppress(InputError):
+        event = opening_event(config, prepared, algorithm, federation, table, dealt=dealt)
+        EventLog(folder)(event)
 
 
 @contextlib.contextmanager
@@ -144,14 +160,15 @@ def name_of(folder: Path) -> str:
 class Deployed:
     """The engine of clients on deployed nodes.
 
-    waits: `patience` and `timeout` of `strategy_of`. on_sites: clients have test examples of their
-    own, on which each tests the model that it serves, in rounds that are evaluated. refits: as of
-    `OnSites`.
+    waits: `patience` and `timeout` of `strategy_of`. opens: called once clients have registered.
+    on_sites: clients have test examples of their own, on which each tests the model that it serves,
+    in rounds that are evaluated. refits: as of `OnSites`.
     """
 
     grid: Grid
     waits: Mapping[str, float]
     folder: Path
+    opens: Callable[[Algorithm, Federation, Params], None]
     on_sites: bool = False
     refits: tuple[str, ...] = ("moment",)
     backend: str = "loop"
@@ -174,7 +191,8 @@ class Deployed:
         check_training(algorithm, federation.params, training.rounds)
         self.make[:] = [partial(
             strategy_of, algorithm, federation, training, after=after, own=self.on_sites,
-            evaluates=lambda t: self.on_sites and training.evaluates(t), **self.waits,
+            evaluates=lambda t: self.on_sites and training.evaluates(t),
+            registers=partial(self.opens, algorithm, federation), **self.waits,
         )]  # fmt: skip
 
         def played() -> Iterator[Round]:
@@ -206,15 +224,16 @@ class Deployed:
 
 
 def site_of(context: Context) -> Site:
-    """What this node's client has, from the function that the run's configuration names."""
-    module, _, name = str(context.run_config["site"]).partition(":")
+    """What this node's client has, from the function that its machine has chosen."""
+    check_site(str(context.run_config["site"]))
     text = str(context.run_config["experiment"])
     # First: the text comes by message, and must name no file that the site's function would run.
     config = configured(text)
+    site: Site
     if config.data.at_sites:
         site = own_site(config, context, place_of(context))
     else:
-        site = getattr(import_module(module), name)(text, partition(context))
+        site = imported(chosen(SITE))(text, partition(context))
     # Here, not in the app: only the run's configuration says how many.
     torch.set_num_threads(config.training.threads)
     return site

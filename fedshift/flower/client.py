@@ -136,20 +136,17 @@ def client_app(
 
 
 def app_of(
-    site: Callable[[Context], Site],
-    threads: int,
-    open_states: bool,
-    keep: Path | None,
+    site: Callable[[Context], Site], threads: int, open_states: bool, keep: Path | None,
     private: Callable[[Context], bool] = lambda context: False,
     leave: Leave = lambda context, evaluation: None,
-) -> ClientApp:
+) -> ClientApp:  # fmt: skip
     """`client_app`, where what a client has depends on the run's configuration as well.
 
     private: whether the text of an error that is not ours stays here: it may hold rows or paths.
     leave: gets the model that the client serves each time that it was tested here.
     """
     app, visit = ClientApp(), _checked_site(site, threads)
-    failing = partial(_with_failures, private=private)
+    failing = partial(_with_failures, private)
 
     @app.query("register")
     @failing
@@ -175,13 +172,12 @@ def app_of(
 
     app.query("router")(failing(lambda m, c: _answer_router(visit(c), m.content)))
     if open_states:
-        app.query("state")(failing(_open_state))
+        app.query("state")(failing(_answer_state))
     return app
 
 
-def _open_state(message: Message, context: Context) -> RecordDict:
-    kept = to_parts(context.state.array_records, STATE)
-    return RecordDict(dict(to_records(kept, STATE)))
+def _answer_state(message: Message, context: Context) -> RecordDict:
+    return RecordDict(dict(to_records(to_parts(context.state.array_records, STATE), STATE)))
 
 
 def _keep(state: Parts, t: int, context: Context, disk: Kept | None) -> None:
@@ -226,8 +222,7 @@ def _checked_site(site: Callable[[Context], Site], threads: int) -> Callable[[Co
 
 
 def _with_failures(
-    work: Callable[[Message, Context], RecordDict],
-    private: Callable[[Context], bool] = lambda context: False,
+    private: Callable[[Context], bool], work: Callable[[Message, Context], RecordDict]
 ) -> Handler:
     """A handler whose answer holds the reason if it fails, in the same words as other engines.
 

@@ -55,6 +55,10 @@ def differing_column(a: Params, b: Params) -> str:
     return columns[0] if columns else ""
 
 
+def unheard(table: Params) -> None:
+    """A hearer of the clients' table that does nothing."""
+
+
 def silent(played: Round) -> None:
     """A listener that does nothing."""
 
@@ -92,6 +96,8 @@ class AlgorithmStrategy(Strategy):
     gate      limits of what is accepted; with `on_bad` "drop", rounds without enough usable answers
               are skipped
     listen    called with each round that was played
+    registers called with the table of all clients, n [N] and what else the method reads, before
+              round 1
     after     the state after the last round of an interrupted run, to resume it. Clients' states
               end with a run of Flower, except on clients with a folder for them
     name      of the run, 32 digits and letters a-f, the same when it resumes: clients find their
@@ -118,6 +124,7 @@ class AlgorithmStrategy(Strategy):
         own: bool = False,
         evaluates: Callable[[int], bool] = lambda t: False,
         listen: Listener = silent,
+        registers: Callable[[Params], None] = unheard,
         gate: Gate = Gate(),
         retries: int = 0,
         after: Round | None = None,
@@ -127,11 +134,10 @@ class AlgorithmStrategy(Strategy):
         _check_given(algorithm, seeds, gate, clients=clients, classes=classes, cohort=size)
         _check_limits(timeout, retries)
         self.algorithm, self.clients, self.classes, self.seeds = algorithm, clients, classes, seeds
-        self.cohort = size
         self.params, self.buffers = algorithm.model.init() if first is None else first
         self.patience, self.timeout, self.own = patience, timeout, own
-        self.evaluates, self.listen, self.gate = evaluates, listen, gate
-        self.retries = retries
+        self.evaluates, self.listen, self.registers = evaluates, listen, registers
+        self.gate, self.retries, self.cohort = gate, retries, size
         self.met: Met | None = None
         self.current, self.took_part = after, set(after.states if after else ())
         self.goes_on = ConfigRecord(
@@ -171,6 +177,7 @@ class AlgorithmStrategy(Strategy):
             raise DataError(
                 f'clients registered another "{column}" than when this run began; start a new run'
             )
+        self.registers(dict(self.met.table))
         return self.current
 
     def configure_train(

@@ -20,7 +20,7 @@ from fedshift.experiments.config import Config, Method, Training
 from fedshift.experiments.config_shift import Split
 from fedshift.experiments.experiment import federation_of, method_of
 from fedshift.experiments.load import load_config, validate
-from fedshift.experiments.on_flower import configured_site, on_grid
+from fedshift.experiments.on_flower import configured_site, on_grid, strategy_of
 from fedshift.experiments.task import prepare
 from fedshift.flower import LocalGrid, client_app
 
@@ -113,7 +113,8 @@ def by_messages(text: str) -> Round:
     algorithm = method_of(config, prepared)(**config.method.options)
     federation = federation_of(config, prepared)
     grid = LocalGrid(client_app(partial(configured_site, text)), len(federation.clients))
-    return list(on_grid(grid, algorithm, federation, config.training, meter=Meter()))[-1]
+    strategy = strategy_of(algorithm, federation, config.training)
+    return list(on_grid(grid, strategy, config.training, meter=Meter()))[-1]
 
 
 def test_another_number_of_clients_than_keys(
