@@ -61,10 +61,7 @@ def sites_of(strategy: AlgorithmStrategy, grid: Grid) -> Sites:
 
     def send(questions: Sequence[Question]) -> dict[int, list[Params]]:
         messages = strategy.ask_for_sums(questions, grid)
-        connected = set(grid.get_node_ids())
-        for i, message in messages.items():
-            if message.metadata.dst_node_id not in connected:
-                raise InputError(f"client {i} is not connected any more")
+        _wait_for({m.metadata.dst_node_id: i for i, m in messages.items()}, grid, strategy.patience)
         replies = answered(grid, messages.values(), strategy.timeout, strategy.retries)
         received = strategy.read(replies)
         for why in received.unread:
@@ -82,6 +79,15 @@ def sites_of(strategy: AlgorithmStrategy, grid: Grid) -> Sites:
         return answers
 
     return Sites(send, strategy.clients)
+
+
+def _wait_for(client_of: Mapping[int, int], grid: Grid, patience: float) -> None:
+    """Wait for clients that joined before, by node. Raises InputError if they stay away."""
+    end = time.monotonic() + patience
+    while gone := sorted(client_of[node] for node in client_of.keys() - set(grid.get_node_ids())):
+        if time.monotonic() >= end:
+            raise InputError(f"clients {gone} are not connected any more")
+        time.sleep(0.1)
 
 
 def answered(
