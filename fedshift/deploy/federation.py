@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -19,7 +20,7 @@ from fedshift.deploy.processes import check_port, command, run_flower, running, 
 from fedshift.deploy.reaching import answers
 from fedshift.errors import DataError, FedshiftError, InputError, NetworkError, TrainingError
 from fedshift.flower.quiet import quiet_environment
-from fedshift.record.folder import EVENTS, SUMMARY
+from fedshift.record.folder import EVENTS, SERVED, SUMMARY
 
 POLL, STATUS = 0.5, 15.0
 # Give up after Flower has failed this many times in a row to report a run's status.
@@ -70,7 +71,8 @@ def superlink(folder: Path, *, host: str, port: int) -> Iterator[Link]:
     check_port(host, port)
     # Flower's commands run here and need an address to connect to, not one to listen on.
     address = "127.0.0.1" if host in ("0.0.0.0", "") else host
-    env = environment(folder / "flower")
+    words = ["fedshift", "deploy", "server", str(folder), "--host", host, "--port", str(port)]
+    env = environment(folder / "flower") | {SERVED: shlex.join(words)}
     server = f'address = "{address}:{port}"\nroot-certificates = "{folder / "ca.crt"}"\n'
     config = f'[superlink]\ndefault = "{NAME}"\n\n[superlink.{NAME}]\n{server}'
     (folder / "flower" / "config.toml").write_text(config, encoding="utf-8")

@@ -16,6 +16,7 @@ from pathlib import Path
 from fedshift.deploy.keys import check_server, write_authority, write_client_key
 from fedshift.errors import InputError
 from fedshift.files import is_file
+from fedshift.record.folder import DEALT
 
 APP = """\
 # A Flower app whose code is the installed library. Written by `fedshift deploy init`.
@@ -43,11 +44,10 @@ out = ""
 patience = 600.0
 timeout = 3600.0
 """
-SITE = "fedshift.experiments.on_flower:configured_site"
 
 
 def make_place(
-    folder: Path, experiment: str, clients: int, hosts: Sequence[str], *, site: str = SITE
+    folder: Path, experiment: str, clients: int, hosts: Sequence[str], *, site: str = DEALT
 ) -> None:
     """Write the folder. `experiment` is the TOML of a run; `site` names what loads clients' data.
 

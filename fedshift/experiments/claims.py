@@ -21,7 +21,7 @@ from fedshift.experiments.stored import misfit, read_parts
 from fedshift.experiments.task import Prepared
 from fedshift.files import is_file, is_folder
 from fedshift.model import Model
-from fedshift.record.folder import CONFIG, MODEL
+from fedshift.record.folder import CONFIG, MODEL, dealt_alike, deployed_of
 from fedshift.report.csv_counts import read_counts
 from fedshift.seeds import numpy_generator
 from fedshift.tree import Params
@@ -39,7 +39,8 @@ def configured(place: Path) -> tuple[Config, Source, Path | None]:
     if not is_folder(place):
         return *load_with_source(place), None
     if not is_file(place / CONFIG):
-        raise InputError(f"{place}: not a run folder (no {CONFIG}); give one, or FILE.toml")
+        run = f" (a federation's is {place / 'run'})" if is_folder(place / "app") else ""
+        raise InputError(f"{place}: not a run folder (no {CONFIG}); give one{run}, or FILE.toml")
     model = place / MODEL
     return *load_with_source(place / CONFIG), model if is_file(model) else None
 
@@ -60,6 +61,22 @@ def model_of(prepared: Prepared, path: Path | None) -> tuple[Params, Params]:
             "clients); audit the configuration file instead, which is done on the first model"
         )
     return parts["params"], parts["buffers"]
+
+
+def registered_in(place: Path) -> dict[str, Floats]:
+    """The columns that clients registered for a deployed run; {} for any other.
+
+    Raises InputError where clients have examples of their own: gradients of those that the
+    experiment deals say nothing of their claims.
+    """
+    deployed = deployed_of(place) if is_folder(place) else {}
+    if deployed and not dealt_alike(deployed):
+        raise InputError(
+            f"{place}: its clients have data of their own ({deployed.get('site')}), and only they "
+            "can take the gradients that their claims would be set against"
+        )
+    columns = deployed.get("registered", {})
+    return {name: np.array(column, dtype=np.float64) for name, column in columns.items()}
 
 
 def claimed(path: Path, classes: Sequence[str]) -> Floats:
@@ -92,7 +109,7 @@ def audit_task(
     *,
     level: float = 0.01,
 ) -> tuple[Finding, ...]:
-    """`audit_marginals` of the task's clients at one model; claims [M, K], their own by default.
+    """`audit_marginals` of the task's clients at one model; claims [M, K], what they hold if None.
 
     Only the shares of a claim are used: a size above that of the examples whose gradients were
     taken would pass for noise, and one such claim hide all the others.

@@ -17,6 +17,7 @@ import torch
 from fedshift.algorithms.base import Algorithm
 from fedshift.client.local import Local
 from fedshift.data import ClientData, Task
+from fedshift.engine.checks.gate import Dropped
 from fedshift.engine.profile import (
     CHECKPOINTING,
     EVALUATION,
@@ -46,7 +47,7 @@ from fedshift.experiments.folder import (
 from fedshift.experiments.label_sets import set_round
 from fedshift.experiments.method_fit import named_alike
 from fedshift.experiments.outcome import Experiment, Outcome
-from fedshift.experiments.played import describe_weights, registered
+from fedshift.experiments.played import describe_weights, registered, sizes_alone
 from fedshift.experiments.progress import Keeper, Progress, Saver
 from fedshift.experiments.selection import candidates, choose
 from fedshift.experiments.served import LastRound, last_round, unused
@@ -253,6 +254,10 @@ def train(
     """
     best_counts = training.keep == "best"
     saver, meter, scores = Saver(keeper, label), Meter(clock), None
+
+    def score(of: Round) -> Evaluation:
+        return evaluate(algorithm, of, federation, task, metrics, engine.measured(of))
+
     done = saver.start(best=best_counts)
     # First: a backend that cannot train this says so before any round is announced.
     with warnings.catch_warnings():
@@ -264,17 +269,17 @@ def train(
     began = time.perf_counter()
     over = ends(training, done.metrics)  # of a run that goes on
     for current in () if over else clock.each(PLANNING, _note_divergence(rounds, done)):
-        seconds = time.perf_counter() - began
+        seconds, meter.waited = time.perf_counter() - began - meter.waited, 0.0
+        for one in () if engine.tells_drops else current.dropped:
+            listen(dropped_event(label, current.t, one))
         # Announced before evaluation, which may take longer than the round.
         weights = describe_weights(current, federation.table, task.target)
         listen(_round_event(label, current, training.rounds, seconds) | weights)
         done.after, done.traffic, done.missed = current, meter.last, done.missed.after(current)
-        # With all clients in every round, the weights are those of the summary: no mean is needed.
-        if training.draws(len(federation.clients)):
-            done.played = done.played.after(current, algorithm, federation.table, task.target)
+        done.played = done.played.after(current, algorithm, federation.table, task.target)
         if training.evaluates(current.t):
             with clock.of(EVALUATION):
-                scores = evaluate(algorithm, current, federation, task, metrics)
+                scores = score(current)
             _enter(done, current, measured_round(current, scores, federation, task), scores)
             if best_counts and best_round(done.metrics) == current.t:
                 done.best = current
@@ -285,7 +290,13 @@ def train(
         if last:
             break
         began = time.perf_counter()
-    return _outcome(algorithm, federation, task, label, done, scores, metrics)
+    kept = done.best or done.after
+    assert kept is not None  # a run has at least one round
+    # None: the run was killed between its last checkpoint and its summary.
+    if scores is None or kept is not done.after:
+        scores = score(kept)
+    draws = training.draws(len(federation.clients))
+    return _outcome(algorithm, federation, task, label, done, scores, kept, draws)
 
 
 def _enter(done: Progress, current: Round, measures: Metrics, scores: Evaluation) -> None:
@@ -322,6 +333,11 @@ def _round_event(label: str, current: Round, rounds: int, seconds: float) -> dic
     }
 
 
+def dropped_event(label: str, t: int, one: Dropped) -> dict[str, Any]:
+    """A client that drops out of round t, and why."""
+    return {"event": "dropped", "run": label, "round": t, **one._asdict()}
+
+
 def _evaluation_event(label: str, measures: Metrics, scores: Evaluation) -> dict[str, Any]:
     numbers = measures.numbers() | _served_accuracies(scores)
     return {"event": "evaluation", "run": label, **numbers}
@@ -340,16 +356,12 @@ def _served_accuracies(scores: Evaluation) -> dict[str, float]:
 
 def _outcome(
     algorithm: Algorithm, federation: Federation, task: Task, label: str, done: Progress,
-    scores: Evaluation | None, metrics: Mapping[str, Metric],
+    scores: Evaluation, last: Round, draws: bool,
 ) -> Outcome:  # fmt: skip
-    """Outcome of a complete run; scores is None if its last round came from a checkpoint."""
-    last = done.best or done.after
-    assert last is not None  # a run has at least one round
-    # None: the run was killed between its last checkpoint and its summary.
-    if scores is None or last is not done.after:
-        scores = evaluate(algorithm, last, federation, task, metrics)
-    # Rounds of a version without `Played` have none.
-    played = done.played if done.played.rounds else None
+    """Outcome of a complete run, whose model is that of the round `last`; draws: cohorts."""
+    # With all clients in every round, one solution has the weights of all rounds to the last bit.
+    means = done.played.rounds and (draws or done.missed.rounds)
+    played = done.played if means else None
     if played is None:
         all_clients = torch.arange(len(federation.clients))
         weights = tuple(algorithm.weigh(last.server, all_clients).tolist())
@@ -373,6 +385,8 @@ def _outcome(
         done.missed,
         played,
         scores.tests,
+        scores.silent,
+        sizes_alone(last, federation.table),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from fedshift.flower.quiet import quiet
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
+    from fedshift.flower import AlgorithmStrategy
     from fedshift.flower.client import Site
 
 
@@ -37,6 +39,7 @@ class FlowerSimulation:
     config: Config
     actors: int | None = None
     backend: str = "loop"
+    tells_drops = False
 
     def __post_init__(self) -> None:
         check_flower(simulation=True)
@@ -61,6 +64,7 @@ class FlowerSimulation:
             )
         check_model(algorithm.model, federation)
         check_training(algorithm, federation.params, training.rounds)
+        began = time.perf_counter()
         # With the options as chosen: clients make the method themselves, and know no candidates.
         method = Method(name=self.config.method.name, **options)
         config = self.config.model_copy(update={"method": method})
@@ -76,46 +80,61 @@ class FlowerSimulation:
             # privilege.
             app = client_app(site, threads=training.threads, open_states=asks)
             with simulation(app, len(federation.clients), actors=self.actors) as grid:
-                yield from on_grid(
-                    grid, algorithm, federation, training, meter=meter, asks_states=asks
-                )
+                strategy = strategy_of(algorithm, federation, training)
+                yield from on_grid(strategy, grid, training, meter, began, asks_states=asks)
+
+    def measured(self, current: Round) -> None:
+        """As `Engine`: the server's process has all examples."""
 
 
-def on_grid(
-    grid: Grid,
+def strategy_of(
     algorithm: Algorithm,
     federation: Federation,
     training: Training,
     *,
-    meter: Meter,
-    asks_states: bool = False,
-    patience: float = 600.0,
     timeout: float = 3600.0,
-    after: Round | None = None,
-    name: str = "",
-) -> Iterator[Round]:
-    """The rounds on Flower nodes; the meter gets the traffic of each.
+    **given: Any,
+) -> AlgorithmStrategy:
+    """The server's half of a configured method.
 
-    asks_states: whether clients are asked for what they keep, in rounds that are evaluated.
-    timeout: seconds for a round, or the training's deadline where that is less; after, name: as in
-    `AlgorithmStrategy`.
+    timeout: seconds for a round, or the training's deadline where that is less; given: other
+    arguments of `AlgorithmStrategy`.
     """
-    from fedshift.flower import AlgorithmStrategy, play
+    from fedshift.flower import AlgorithmStrategy
 
-    strategy = AlgorithmStrategy(
+    return AlgorithmStrategy(
         algorithm,
         clients=len(federation.clients),
         classes=federation.table["labels"].shape[1],
         seeds=federation.seeds,
         cohort=training.cohort,
         first=(federation.params, federation.buffers),
-        patience=patience,
         timeout=min(timeout, training.deadline or timeout),
         gate=federation.gate,
         retries=training.retries,
-        after=after,
-        name=name,
+        **given,
     )
+
+
+def on_grid(
+    strategy: AlgorithmStrategy,
+    grid: Grid,
+    training: Training,
+    meter: Meter,
+    began: float,
+    *,
+    asks_states: bool = False,
+) -> Iterator[Round]:
+    """The rounds on Flower nodes; the meter gets the traffic of each.
+
+    began: when the wait for clients did, on `time.perf_counter`. asks_states: whether clients are
+    asked for what they keep, in rounds that are evaluated.
+    """
+    from fedshift.flower import play
+
+    strategy.begin(grid)
+    # Clients may take minutes to come, which is no part of round 1.
+    meter.waited = time.perf_counter() - began
     for current in play(
         strategy, grid, training.rounds, states=lambda t: asks_states and training.evaluates(t)
     ):

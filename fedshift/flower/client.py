@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedshift.algorithms.base import Algorithm
@@ -23,6 +23,7 @@ from fedshift.evaluation.scores import score
 from fedshift.examples import check_importance
 from fedshift.flower.kept import Kept, folder_of
 from fedshift.flower.records import failed, fields_of, parts_of, to_parts, to_record, to_records
+from fedshift.flower.scoring import to_sums
 from fedshift.repeating import repeatable
 from fedshift.sketch import sketched
 from fedshift.tree import Params, Parts
@@ -279,6 +280,4 @@ def _evaluate(site: Site, sent: RecordDict, context: Context, disk: Kept | None)
     # A client without validation examples answers with counts of 0.
     if examples is None:
         examples = Examples(site.data.x[:0], site.data.y[:0])
-    result = score(stage.model, *pair, examples, classes)
-    counts = {k: getattr(result, k).tolist() for k in ("correct", "total", "predicted")}
-    return RecordDict({"score": MetricRecord({**counts, "loss_sum": result.loss_sum})})
+    return to_sums(score(stage.model, *pair, examples, classes))

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor
@@ -30,20 +30,21 @@ from fedshift.engine.traffic import Traffic
 from fedshift.engine.trial import check_company, check_training
 from fedshift.errors import DataError, InputError
 from fedshift.evaluation.scores import Score
-from fedshift.flower.arriving import arrived
+from fedshift.flower.arriving import arrived, failed_client
 from fedshift.flower.nodes import Expected, Met, columns_read, meet
 from fedshift.flower.records import (
     failure_of,
-    fields_of,
     to_record,
     to_records,
     to_shared_records,
 )
+from fedshift.flower.scoring import to_score
 from fedshift.seeds import Seeds
 from fedshift.tree import Params, Parts, size_in_bytes
 
 LOG = logging.getLogger("fedshift.flower")
 Listener = Callable[[Round], None]
+DropListener = Callable[[int, Dropped], None]
 
 
 def differing_column(a: Params, b: Params) -> str:
@@ -53,7 +54,7 @@ def differing_column(a: Params, b: Params) -> str:
     return columns[0] if columns else ""
 
 
-def silent(played: Round) -> None:
+def silent(*heard: object) -> None:
     """A listener that does nothing."""
 
 
@@ -90,6 +91,7 @@ class AlgorithmStrategy(Strategy):
     gate      limits of what is accepted; with `on_bad` "drop", rounds without enough usable answers
               are skipped
     listen    called with each round that was played
+    dropping  called with the round and a client that drops out of it, as soon as that is clear
     after     the state after the last round of an interrupted run, to resume it. Clients' states
               end with a run of Flower, except on clients with a folder for them
     name      of the run, 32 digits and letters a-f, the same when it resumes: clients find their
@@ -120,6 +122,7 @@ class AlgorithmStrategy(Strategy):
         retries: int = 0,
         after: Round | None = None,
         name: str = "",
+        dropping: DropListener = silent,
     ) -> None:
         size = clients if cohort is None else cohort
         _check_given(algorithm, seeds, gate, clients=clients, classes=classes, cohort=size)
@@ -129,7 +132,7 @@ class AlgorithmStrategy(Strategy):
         self.params, self.buffers = algorithm.model.init() if first is None else first
         self.patience, self.timeout, self.own = patience, timeout, own
         self.evaluates, self.listen, self.gate = evaluates, listen, gate
-        self.retries = retries
+        self.retries, self.dropping = retries, dropping
         self.met: Met | None = None
         self.current = after
         self.goes_on = ConfigRecord(
@@ -137,6 +140,9 @@ class AlgorithmStrategy(Strategy):
         )
         self.opened: Opened | None = None
         self.lost: list[Dropped] = []
+        self.named: set[int] = set()
+        self.sent: dict[int, int] = {}
+        self.posted: list[tuple[int, Metadata]] = []
         self.scores: dict[int, Score] = {}
         self.traffic = Traffic()
         draw_cohort(clients, self.cohort, 1, seeds.cohort)  # only to refuse impossible sizes
@@ -179,12 +185,14 @@ class AlgorithmStrategy(Strategy):
         drawn = draw_cohort(self.clients, self.cohort, t, self.seeds.cohort)
         connected = set(grid.get_node_ids())
         absent = [i for i in drawn.tolist() if self._node(i) not in connected]
-        self.lost = [Dropped(i, "its node is not connected") for i in absent]
+        self.lost = [Dropped(i, "its node is not connected", "lost") for i in absent]
         # Absent clients are left out before weights are solved, so that the others get theirs.
         self.opened = self._open(current, drawn, t)
+        self.named, self.posted = set(), []
+        self._name(t, self.lost)
         asked = self.opened.ids[self.opened.asked].tolist()
         messages = {i: self.opened.message(i) for i in asked}
-        self.traffic = Traffic(len(asked), sum(map(size_in_bytes, messages.values())))
+        self.sent = {i: size_in_bytes(message) for i, message in messages.items()}
         return [
             self._message("train", i, records, {"round": t})
             for i, records in to_shared_records(messages).items()
@@ -201,13 +209,15 @@ class AlgorithmStrategy(Strategy):
         admitted = self._admit(opened, replies)
         good, lost = admitted.good, [*self.lost, *admitted.bad]
         up = sum(size_in_bytes(block.updates) for block in good)
-        self.traffic = Traffic(len(good), self.traffic.down, up)
+        # Of those that answered alone: what others were sent is no part of a mean over these.
+        self.traffic = Traffic(len(good), sum(self.sent[i] for i in admitted.clients), up)
         table = {} if self.met is None else self.met.table
         played = settle(
             opened, current.server, admitted, lost, self.gate, dict(table), self.seeds.batch
         )
         # Before skips are counted, since that may end the run.
-        self._report(played)
+        self._name(played.t, played.dropped)
+        self.listen(played)
         self.current = count_skips(played, current, self.gate)
         counts = {"clients": len(played.trained)}
         loss = {} if math.isnan(played.loss) else {"train_loss": played.loss}
@@ -220,12 +230,17 @@ class AlgorithmStrategy(Strategy):
         self.scores = {}
         if self.current is None or not self.evaluates(server_round):
             return []
-        stage, server = self.algorithm.at(server_round), self.current.server
+        return self.questions(self.current, grid)
+
+    def questions(self, played: Round, grid: Grid) -> list[Message]:
+        """Ask every connected client for its scores of a round's model, or of the one it serves."""
+        self.scores, self.posted = {}, []
+        stage, server = self.algorithm.at(played.t), played.server
         # Evaluation is not sampled: scores are over all connected clients.
         everyone = torch.arange(self.clients)
         context = server | {"cohort": {"id": everyone, "weight": stage.weigh(server, everyone)}}
         shared = {"params": server.get("params", {}), "buffers": server.get("buffers", {})}
-        run = {"round": server_round, "own": self.own, "classes": self.classes}
+        run = {"round": played.t, "own": self.own, "classes": self.classes}
         connected = set(grid.get_node_ids())
         return [
             self._message(
@@ -246,7 +261,7 @@ class AlgorithmStrategy(Strategy):
             why = failure_of(reply)
             try:
                 if why is None:
-                    self.scores[client] = _score(reply, self.classes)
+                    self.scores[client] = to_score(reply.content, self.classes)
             except Exception as e:
                 # The numbers come from another machine: any exception means that they are bad.
                 why = str(e) or type(e).__name__
@@ -272,13 +287,21 @@ class AlgorithmStrategy(Strategy):
     def _client(self, reply: Message) -> int | None:
         nodes = {} if self.met is None else self.met.nodes
         by_node = {node: client for client, node in nodes.items()}
+        if reply.has_error() and reply.metadata.src_node_id not in by_node:
+            # The SuperLink's own word, in the place of a node that is gone. Messages got their ids
+            # when they were sent.
+            by_message = {sent.message_id: client for client, sent in self.posted}
+            return by_message.get(reply.metadata.reply_to_message_id)
         return by_node.get(reply.metadata.src_node_id)
 
     def _message(
         self, kind: str, client: int, records: dict[str, ArrayRecord], run: dict[str, int]
     ) -> Message:
         content = RecordDict({**records, "run": ConfigRecord({**run, **self.goes_on})})
-        return Message(content, message_type=kind, dst_node_id=self._node(client), ttl=self.timeout)
+        node, life = self._node(client), self.timeout
+        message = Message(content, message_type=kind, dst_node_id=node, ttl=life)
+        self.posted.append((client, message.metadata))
+        return message
 
     def _open(self, current: Round, drawn: Tensor, t: int) -> Opened:
         """Open the round for connected clients; ask none if there are no weights over them."""
@@ -291,7 +314,7 @@ class AlgorithmStrategy(Strategy):
             if not lost:
                 raise
             why = f"not asked: there are no weights over those connected: {e}"
-            self.lost += [Dropped(i, why) for i in present]
+            self.lost += [Dropped(i, why, "lost") for i in present]
         # No client can be asked; the same code then closes the round: it is skipped or refused.
         opened = open_round(self.algorithm, current.server, drawn, t)
         return opened._replace(asked=torch.zeros_like(opened.asked))
@@ -301,32 +324,25 @@ class AlgorithmStrategy(Strategy):
         received = arrived(messages, self._client, self.gate.max_bytes)
         blocks = [block_of(reply) for reply in received.replies]
         admitted = self.gate.admit(blocks, question(opened, not_finite(self.buffers)))
-        unread = dict(received.unread)
-        bad = [Dropped(i, unread.get(i, why)) for i, why in admitted.bad]
-        return admitted._replace(bad=tuple(bad))
+        unread = {one.client: one for one in received.unread}
+        return admitted._replace(bad=tuple(unread.get(one.client, one) for one in admitted.bad))
 
-    def _report(self, played: Round) -> None:
-        for dropped in played.dropped:
-            LOG.warning(
-                "round %d: client %d dropped out: %s", played.t, dropped.client, dropped.reason
-            )
-        self.listen(played)
+    def hear(self, message: Message) -> None:
+        """Say at once that a client has failed in this round, while others are still working."""
+        client = self._client(message)
+        # With retries it is asked again: only the end of the round says whether it drops out.
+        if self.opened is None or self.retries or client is None:
+            return
+        if message.metadata.message_type == "train" and (bad := failed_client(client, message)):
+            self._name(self.opened.t, [bad])
+
+    def _name(self, t: int, lost: Iterable[Dropped]) -> None:
+        """Say of clients that they drop out of round t, each once."""
+        for one in lost:
+            if one.client not in self.named:
+                self.named.add(one.client)
+                LOG.warning("round %d: client %d dropped out: %s", t, one.client, one.reason)
+                self.dropping(t, one)
 
     def _arrays(self, server: Parts) -> ArrayRecord:
         return to_record(server.get("params", {}) | server.get("buffers", {}))
-
-
-def _score(message: Message, classes: int) -> Score:
-    fields = fields_of(message.content, "score")
-
-    def counts(name: str) -> Tensor:
-        return torch.tensor(fields[name], dtype=torch.int64).reshape(classes)
-
-    score = Score(
-        counts("correct"), counts("total"), counts("predicted"), float(fields["loss_sum"])
-    )
-    right, total = score.correct, score.total
-    # One client's impossible counts must not spoil the accuracy over all.
-    if bool((right < 0).any()) or bool((right > total).any()) or not 0 <= score.loss_sum < math.inf:
-        raise InputError("its counts are none: some label has more right than there are")
-    return score

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedshift.errors import DataError, shown
 from fedshift.record.rounds import REDO, Round
@@ -16,13 +16,22 @@ from fedshift.record.rounds import REDO, Round
 BESIDE = {"time", "event", "run", "round", "rounds", "clients", "seconds"}
 
 
+class Drop(NamedTuple):
+    """A client that dropped out of a round; kind: "" in files of earlier versions."""
+
+    client: int
+    kind: str
+    reason: str
+
+
 @dataclass
 class Course:
-    """How one model was trained: `of` rounds were planned; both tables are by round."""
+    """How one model was trained: `of` rounds were planned; the tables are by round."""
 
     of: int = 0
     rows: dict[int, dict[str, float | None]] = field(default_factory=dict)
     seconds: dict[int, float] = field(default_factory=dict)
+    dropped: dict[int, tuple[Drop, ...]] = field(default_factory=dict)
 
     @property
     def rounds(self) -> tuple[Round, ...]:
@@ -86,6 +95,10 @@ def _enter(events: Events, event: Mapping[str, Any]) -> None:
         # Afresh: a run that went on has played the rounds since its checkpoint again.
         course.seconds[t] = float(event["seconds"])
         course.rows[t] = {"train_loss": _finite(event["train_loss"])}
+        course.dropped[t] = tuple(
+            Drop(int(one["client"]), str(one.get("kind", "")), shown(str(one["reason"]), 500))
+            for one in event.get("dropped", ())
+        )
     else:
         numbers = {k: _finite(v) for k, v in event.items() if k not in BESIDE}
         course.rows.setdefault(t, {}).update(numbers)

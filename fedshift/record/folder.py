@@ -16,7 +16,7 @@ from typing import Any
 
 from fedshift.errors import DataError, shown
 from fedshift.files import is_file, is_folder, read_object
-from fedshift.record.events import Events, read_events
+from fedshift.record.events import Course, Drop, Events, read_events
 from fedshift.record.rounds import (
     REDO,
     ROUND_COLUMNS,
@@ -37,9 +37,15 @@ MODEL, SUMMARY, REPORT = "model.safetensors", "summary.json", "report.html"
 # Of runs on data of one's own: how rows became inputs; and what `fedshift.fit` has beside.
 ENCODING, FIT = "encoding.json", "fit.json"
 # Only of some runs, or while they train.
-CHECKPOINTS, CANDIDATES, PROFILE, DIVERGED = (
-    "checkpoints", "candidates", "profile.json", "diverged.json",
+CHECKPOINTS, CANDIDATES, PROFILE, DIVERGED, DEPLOYED = (
+    "checkpoints", "candidates", "profile.json", "diverged.json", "deployment.json",
 )  # fmt: skip
+
+
+# The function that gives a federation's clients the examples that the experiment deals.
+DEALT = "fedshift.experiments.on_flower:configured_site"
+# The command that serves a federation, in the environment of the processes that it starts.
+SERVED = "FEDSHIFT_SERVED"
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,8 @@ class RunResult:
     """All of a run folder that a report shows; `served` are the rows of `served.csv`.
 
     seconds: what each round took, by round; empty where events.jsonl is missing or damaged.
-    fit: fit.json of what `fedshift.fit` trained. confusion: empty in folders of older versions.
+    dropped: who dropped out of each round. fit: fit.json of what `fedshift.fit` trained. confusion:
+    empty in folders of older versions. deployed: deployment.json of a run on real machines.
     """
 
     folder: Path
@@ -60,6 +67,8 @@ class RunResult:
     seconds: Mapping[int, float] = field(default_factory=dict)
     fit: Mapping[str, Any] = field(default_factory=dict)
     confusion: Confusion = field(default_factory=dict)
+    dropped: Mapping[int, tuple[Drop, ...]] = field(default_factory=dict)
+    deployed: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -76,6 +85,8 @@ class Begun:
     seconds: Mapping[int, float]
     fit: Mapping[str, Any]
     state: str
+    dropped: Mapping[int, tuple[Drop, ...]] = field(default_factory=dict)
+    deployed: Mapping[str, Any] = field(default_factory=dict)
 
 
 def has_run(folder: Path) -> bool:
@@ -131,6 +142,8 @@ def _begun(folder: Path) -> Begun:
         course.seconds,
         fit_of(folder),
         state,
+        course.dropped,
+        deployed_of(folder),
     )
 
 
@@ -156,6 +169,16 @@ def fit_of(folder: Path) -> Mapping[str, Any]:
     with contextlib.suppress(DataError):
         return read_object(folder / FIT) if is_file(folder / FIT) else {}
     return {}
+
+
+def deployed_of(folder: Path) -> Mapping[str, Any]:
+    """deployment.json; {} of a run in one process. Raises DataError where it is damaged."""
+    return read_object(folder / DEPLOYED) if is_file(folder / DEPLOYED) else {}
+
+
+def dealt_alike(deployed: Mapping[str, Any]) -> bool:
+    """Whether clients of a deployed run take what the server deals them, by the same function."""
+    return deployed.get("site") == DEALT
 
 
 def _events(folder: Path) -> Events:
@@ -185,10 +208,10 @@ def read_run(folder: Path) -> RunResult:
         path = folder / SERVED
         served = read_rounds(path, _text(path), SERVED_COLUMNS)
     chosen = None if summary.selection is None else summary.selection.chosen
-    seconds: Mapping[int, float] = {}
-    # No number of the run is in this file alone: a damaged one takes the times away, no more.
+    course = Course()
+    # No number of the run is in this file alone: a damaged one takes times and drop-outs away.
     with contextlib.suppress(DataError):
-        seconds = _events(folder).course(chosen).seconds
+        course = _events(folder).course(chosen)
     return RunResult(
         folder,
         summary,
@@ -197,9 +220,11 @@ def read_run(folder: Path) -> RunResult:
         lock,
         config,
         served,
-        seconds,
+        course.seconds,
         fit_of(folder),
         _confusion(folder, summary),
+        course.dropped,
+        deployed_of(folder),
     )
 
 
