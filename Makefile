@@ -20,7 +20,7 @@ $(VENV)/.core: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.core
-	$(PIP) -e '.[dev,vision,report,flower]'
+	$(PIP) -e '.[dev,vision,report,flower,ops]'
 	@touch $@
 
 demo: $(VENV)/.core

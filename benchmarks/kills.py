@@ -36,8 +36,8 @@ from typing import Any
 import torch
 from killable import PATIENCE, children, ended, events, first_event, gone, spawn, waited
 
-from fedshift.experiments.in_use import IN_USE
 from fedshift.experiments.load import dumps, validate
+from fedshift.record.in_use import IN_USE
 
 OUT = Path(__file__).parents[1] / "results" / "kills.md"
 ROUNDS, COLD, START = 12, 10, 5.0

@@ -12,7 +12,15 @@ from click import Choice
 import fedshift
 from fedshift.cli import console
 from fedshift.cli.audits import audit_app
-from fedshift.cli.choices import BackendChoice, Format, FormatOption, Overrides, Where
+from fedshift.cli.choices import (
+    BackendChoice,
+    Format,
+    FormatOption,
+    LogFormat,
+    LogOption,
+    Overrides,
+    Where,
+)
 from fedshift.cli.commands import Commands
 from fedshift.cli.ending import perform
 from fedshift.cli.loading import loading
@@ -39,6 +47,13 @@ app.add_typer(deploy_app, name="deploy")
 app.add_typer(audit_app, name="audit")
 
 Out = Annotated[Path | None, typer.Option("--out", help="Folder for the results (new or empty).")]
+MetricsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics", metavar="[HOST:]PORT",
+        help="Serve /healthz, /readyz and /metrics there; HOST: 127.0.0.1. Default: not.",
+    ),
+]  # fmt: skip
 Resume = Annotated[Path | None, typer.Option("--resume", help="Go on with this interrupted run.")]
 
 
@@ -342,6 +357,8 @@ def deploy_server(
     patience: Annotated[
         float, typer.Option(min=1.0, help="Seconds to wait for all clients before round 1.")
     ] = 600.0,
+    metrics: MetricsOption = None,
+    log_format: LogOption = LogFormat.text,
     format: FormatOption = Format.table,
 ) -> None:
     """Run a federation's experiment once all its clients have joined."""
@@ -349,7 +366,10 @@ def deploy_server(
         from fedshift.cli.deploy import server
 
     waits = {"timeout": timeout, "patience": patience}
-    server(folder, out, resume, host, port, waits, as_json=format is Format.json)
+    server(
+        folder, out, resume, host, port, waits, metrics, log_format,
+        as_json=format is Format.json,
+    )  # fmt: skip
 
 
 @deploy_app.command("client")
@@ -359,12 +379,13 @@ def deploy_client(
     patience: Annotated[
         float, typer.Option(min=0.0, help="Seconds to wait for a server that lets this client in.")
     ] = 600.0,
+    log_format: LogOption = LogFormat.text,
 ) -> None:
     """Be a client, with the folder that `fedshift deploy init` made for it."""
     with loading():
         from fedshift.cli.deploy import client
 
-    client(folder, server, patience)
+    client(folder, server, patience, log_format)
 
 
 def main() -> None:

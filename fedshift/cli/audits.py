@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedshift.cli.loading import loading
+
+if TYPE_CHECKING:
+    from fedshift.audit import Finding
 
 audit_app = typer.Typer(help="Check what clients claim.", no_args_is_help=True)
 
@@ -39,13 +43,7 @@ def marginals(
     with loading():
         from fedshift.cli import console
         from fedshift.errors import InputError, unknown
-        from fedshift.experiments.claims import (
-            audit_task,
-            claimed,
-            configured,
-            model_of,
-            registered_in,
-        )
+        from fedshift.experiments import claims as read
         from fedshift.experiments.task import prepare
         from fedshift.files import clean
 
@@ -53,28 +51,38 @@ def marginals(
         raise unknown("format", format, ("table", "json"))
     if not 0 < level < 0.5:
         raise InputError(f"--level {level:g}: allowed: more than 0, less than 0.5")
-    config, source, model = configured(place)
+    config, source, model = read.configured(place)
     # Errors of the data name the line of the file that asked for them.
     with source.placing():
         prepared = prepare(config)
-    sent = registered_in(place)
-    counts = sent.get("labels") if claims is None else claimed(claims, prepared.task.classes)
-    if sent and counts is None:
-        raise InputError(
-            f"{place}: clients registered sizes alone, since {config.method.name} asks for no "
-            "labels; give what they claim as --claims FILE.csv"
-        )
-    findings = audit_task(prepared, *model_of(prepared, model), counts, level=level)
-    dealt = prepared.federation().table["n"].tolist()
-    odd = [
-        {"client": i, "registered": int(a), "dealt": int(b)}
-        for i, (a, b) in enumerate(zip(sent.get("n", dealt), dealt, strict=True))
-        if a != b
-    ]
+    sent = read.registered_in(place, labels=claims is None)
+    counts = sent.get("labels") if claims is None else read.claimed(claims, prepared.task.classes)
+    findings = read.audit_task(prepared, *read.model_of(prepared, model), counts, level=level)
+    odd = read.other_sizes(prepared, sent)
     if format == "json":
         clients = [clean(asdict(one)) for one in findings]
         console.show_json({"level": level, "clients": clients, "sizes": odd})
-        return
+    else:
+        _show(findings, level)
+        _show_sources(odd, registered=bool(sent) and claims is None)
+
+
+def _show_sources(odd: Sequence[Mapping[str, int]], *, registered: bool) -> None:
+    """Where the claims come from, and which sizes are others than were dealt."""
+    from fedshift.cli import console
+
+    if registered:
+        console.say("The claims are those that the clients registered with the server.")
+    for one in odd:
+        console.say(
+            f"Client {one['client']} registered {one['registered']} examples; the experiment deals "
+            f"it {one['dealt']}."
+        )
+
+
+def _show(findings: Sequence[Finding], level: float) -> None:
+    from fedshift.cli import console
+
     rows = [
         (str(f.client), *("–" if math.isnan(v) else f"{v:.3g}" for v in (f.misfit, f.p)), f.verdict)
         for f in findings
@@ -86,10 +94,3 @@ def marginals(
         "gradient or P(X | Y) may be another one there; the test cannot tell which. Untested: no "
         "mixture of the others has this client's labels."
     )
-    if sent and claims is None:
-        console.say("The claims are those that the clients registered with the server.")
-    for one in odd:
-        console.say(
-            f"Client {one['client']} registered {one['registered']} examples; the experiment deals "
-            f"it {one['dealt']}."
-        )

@@ -15,11 +15,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fedshift.cli.loading import failure_line
 from fedshift.errors import FedshiftError, visible
 from fedshift.fitting.bars import LiveProgress as LiveProgress
-from fedshift.fitting.bars import drop_line, ignore_write_errors, of_round, scores_in
 from fedshift.fitting.bars import for_bars as for_bars
+from fedshift.fitting.bars import ignore_write_errors, of_round, scores_in
 from fedshift.fitting.bars import percent as percent
+from fedshift.record.drops import drop_text
 from fedshift.report.tables import Table as ReportTable
 from fedshift.report.tables import shown
 
@@ -95,10 +97,10 @@ def tell(text: str) -> None:
         print(visible(text), file=sys.stderr, flush=True)
 
 
-def show_error(error: FedshiftError, as_json: bool) -> None:
-    """The message on stderr: text, or one JSON object with its exit code."""
-    if as_json:
-        tell(json.dumps({"error": str(error), "exit_code": error.exit_code}))
+def show_error(error: FedshiftError, arguments: Sequence[str]) -> None:
+    """The message on stderr, as these arguments ask: text, or one JSON object with its code."""
+    if line := failure_line(arguments, str(error), error.exit_code):
+        tell(line)
     else:
         # Line by line: `tell` makes control characters visible, and would join the lines.
         for line in f"error: {error}".split("\n"):
@@ -119,7 +121,7 @@ class PlainProgress:
             self.rounds[run] = event["rounds"]
             tell(f"{run}: {counted(event['rounds'], 'round')}")
         elif event["event"] == "dropped":
-            tell(drop_line(event))
+            tell(f"{run}: {drop_text(event)}")
         elif event["event"] == "evaluation":
             self.seen[run] = event
             # The evaluation of the last round is a run's last event.

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from fedshift.cli import console
+from fedshift.cli.choices import LogFormat
+from fedshift.deploy.logs import line_of, log_line
 from fedshift.errors import InputError
-from fedshift.files import is_folder
+from fedshift.files import is_file, is_folder
 from fedshift.flower.installed import check_flower
 
 
@@ -17,10 +22,12 @@ def init(file: Path, folder: Path, hosts: list[str], overrides: list[str]) -> No
     """Write the federation's folder, and say what goes where."""
     check_flower()
     from fedshift.deploy.place import make_place
+    from fedshift.experiments.caps import with_cap
     from fedshift.experiments.deployed import configured
     from fedshift.experiments.load import dumps, load_with_source
 
     config, source = load_with_source(file, overrides)
+    config, cap = with_cap(config)
     text, clients = dumps(config), config.shift.clients
     with source.placing():
         # What only a simulation can do is refused now, not when all clients have joined.
@@ -28,8 +35,9 @@ def init(file: Path, folder: Path, hosts: list[str], overrides: list[str]) -> No
     # The server reaches itself under its own machine's names.
     names = list(dict.fromkeys([*hosts, "localhost", "127.0.0.1"]))
     make_place(folder, text, clients, names)
+    console.put(f"{folder}: certificates for {', '.join(names)}")
+    console.say(cap, indent=0)
     for line in (
-        f"{folder}: certificates for {', '.join(names)}",
         f"Give {folder}/clients/client-I to client I of {clients}, by a way that you trust: it",
         "holds that client's private key. ca.key and server.key never leave this machine.",
         f"Then: fedshift deploy server {folder}, and on each client's machine",
@@ -45,13 +53,16 @@ def server(
     host: str,
     port: int,
     waits: dict[str, float],
+    metrics: str | None,
+    logs: LogFormat,
     *,
     as_json: bool,
 ) -> None:
-    """Serve, then print what `fedshift run` prints."""
+    """Serve, then print what `fedshift run` prints, or a last line of the JSON log."""
     check_flower()
     from fedshift.cli.results import draw, run_json, show_run
     from fedshift.deploy.federation import serve
+    from fedshift.deploy.monitoring import monitored
     from fedshift.experiments.folder import check_unused
 
     if resume is None:
@@ -59,13 +70,49 @@ def server(
         check_unused(place)
     else:
         place = _unfinished(resume, out)
-    with console.progress() as listen:
-        serve(folder, place, host=host, port=port, listen=listen, **waits)
+    text = _experiment(folder)
+    with _telling(logs) as tell, monitored(metrics, folder, tell) as (listen, beside):
+        serve(
+            folder, place, host=host, port=port, listen=listen, experiment=text, beside=beside,
+            **waits,
+        )  # fmt: skip
     page = draw([place], place)
     if as_json:
         console.show_json(run_json(place, page))
+    elif logs is LogFormat.json:
+        console.tell(log_line("done", folder=str(place), report=str(page)))
     else:
         show_run(place, page)
+
+
+def _experiment(folder: Path) -> str:
+    """The TOML of the federation's experiment, checked; "" in folders of earlier versions."""
+    from fedshift.deploy.place import EXPERIMENT, clients_of
+    from fedshift.experiments.deployed import configured
+    from fedshift.experiments.load import dumps, load_with_source
+
+    keys, file = len(clients_of(folder)), folder / EXPERIMENT
+    if not is_file(file):
+        return ""
+    config, source = load_with_source(file)
+    with source.placing():
+        configured(dumps(config))
+    if config.shift.clients != keys:
+        raise InputError(
+            f"{file}: shift.clients = {config.shift.clients}, and the federation has the keys of "
+            f"{keys} clients; give {keys}, or make another federation with `fedshift deploy init`"
+        )
+    return dumps(config)
+
+
+@contextlib.contextmanager
+def _telling(logs: LogFormat) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """What tells of a run's events: a line of JSON each, or progress for people."""
+    if logs is LogFormat.json:
+        yield lambda event: console.tell(line_of(event))
+    else:
+        with console.progress() as listen:
+            yield listen
 
 
 def _unfinished(place: Path, out: Path | None) -> Path:
@@ -90,13 +137,20 @@ def _next(folder: Path) -> Path:
     return next(folder / name for name in names if not os.path.exists(folder / name))
 
 
-def client(place: Path, address: str, patience: float) -> None:
+def client(place: Path, address: str, patience: float, logs: LogFormat) -> None:
     """Join, and stay until interrupted or refused."""
     check_flower()
     from fedshift.deploy.joining import join, node_command
 
+    def say(text: str) -> None:
+        console.tell(log_line("client", message=text) if logs is LogFormat.json else text)
+
     node_command(place, address)  # refuses a wrong folder or address before anything is printed
-    console.put(f"joining {address}; what happens is in {place / 'supernode.log'}; Ctrl-C leaves")
-    # The line must be there before the process waits for hours.
-    sys.stdout.flush()
-    join(place, address, patience=patience, say=lambda t: console.tell(t))
+    first = f"joining {address}; what happens is in {place / 'supernode.log'}"
+    if logs is LogFormat.json:
+        say(first)
+    else:
+        console.put(f"{first}; Ctrl-C leaves")
+        # The line must be there before the process waits for hours.
+        sys.stdout.flush()
+    join(place, address, patience=patience, say=say)

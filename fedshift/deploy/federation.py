@@ -11,20 +11,26 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fedshift.deploy.place import clients_of
 from fedshift.deploy.processes import check_port, command, run_flower, running, wait_for
 from fedshift.deploy.reaching import answers
+from fedshift.deploy.watching import SERVERAPP, Ended, Watch, ending, nothing
 from fedshift.errors import DataError, FedshiftError, InputError, NetworkError, TrainingError
+from fedshift.files import append
 from fedshift.flower.quiet import quiet_environment
-from fedshift.record.folder import EVENTS, SERVED, SUMMARY
+from fedshift.record.drops import drop_text
+from fedshift.record.folder import CHECKPOINTS, EVENTS, SERVING, SUMMARY
+from fedshift.record.in_use import alone_in
 
 POLL, STATUS = 0.5, 15.0
 # Give up after Flower has failed this many times in a row to report a run's status.
 SILENCES = 4
+# A run whose ServerApp has not begun.
+WAITING = ("pending", "starting")
 NAME = "federation"
 RAISED = "fedshift.errors."
 KINDS = {
@@ -36,11 +42,17 @@ Listener = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class Link:
-    """A SuperLink that is up, knows the clients' keys, and waits for runs."""
+    """A SuperLink that is up, knows the clients' keys, and waits for runs.
+
+    ended: tells which of the server's processes have ended since it was asked last
+    """
 
     folder: Path
     env: Mapping[str, str]
     log: Path
+    ended: Callable[[], Ended] = nothing
+    # The clients' folder names by Flower's ids of their nodes.
+    names: Mapping[str, str] = field(default_factory=dict)
 
 
 def environment(home: Path) -> dict[str, str]:
@@ -64,15 +76,30 @@ def superlink(folder: Path, *, host: str, port: int) -> Iterator[Link]:
 
     Only this machine may start runs or register keys; others can only be SuperNodes (`guard`). The
     SuperLink ends with the block. Raises InputError for certificates, keys and ports that cannot be
-    used, and where server.crt is not for `host`.
+    used, where server.crt is not for `host`, and where the folder has a server already.
     """
     # Absolute: Flower's processes may have another current folder.
     places, folder = clients_of(folder), folder.absolute()
-    check_port(host, port)
+    # A second server would write its address where the first one's commands read it.
+    with alone_in(folder):
+        check_port(host, port)
+        with _listening(folder, host, port) as link:
+            flwr = command("flwr")
+            # Each registration starts a Python process of its own: a hundred clients would take
+            # minutes.
+            with ThreadPoolExecutor(4) as pool:
+                nodes = list(pool.map(lambda place: _register(flwr, place, link.env), places))
+            names = dict(zip(nodes, (place.name for place in places), strict=True))
+            yield replace(link, names=names)
+
+
+@contextlib.contextmanager
+def _listening(folder: Path, host: str, port: int) -> Iterator[Link]:
+    """A SuperLink that answers, and knows no key yet."""
     # Flower's commands run here and need an address to connect to, not one to listen on.
     address = "127.0.0.1" if host in ("0.0.0.0", "") else host
     words = ["fedshift", "deploy", "server", str(folder), "--host", host, "--port", str(port)]
-    env = environment(folder / "flower") | {SERVED: shlex.join(words)}
+    env = environment(folder / "flower") | {SERVING: shlex.join(words)}
     server = f'address = "{address}:{port}"\nroot-certificates = "{folder / "ca.crt"}"\n'
     config = f'[superlink]\ndefault = "{NAME}"\n\n[superlink.{NAME}]\n{server}'
     (folder / "flower" / "config.toml").write_text(config, encoding="utf-8")
@@ -83,17 +110,13 @@ def superlink(folder: Path, *, host: str, port: int) -> Iterator[Link]:
         "--ssl-ca-certfile", str(folder / "ca.crt"), "--ssl-certfile", str(folder / "server.crt"),
         "--ssl-keyfile", str(folder / "server.key"),
     ]  # fmt: skip
-    with running(arguments, env, log) as process:
+    seen: dict[int, str] = {}
+    with running(arguments, env, log, seen) as process:
         # Keys can only be registered once the SuperLink listens.
         wait_for(address, port, process, log)
         if why := answers(f"{address}:{port}", folder / "ca.crt"):
             raise FedshiftError(f"{why}; see {log}")
-        flwr = command("flwr")
-        # Each registration starts a Python process of its own: a hundred clients would take
-        # minutes.
-        with ThreadPoolExecutor(4) as pool:
-            list(pool.map(lambda place: _register(flwr, place, env), places))
-        yield Link(folder, env, log)
+        yield Link(folder, env, log, Watch(process, seen))
 
 
 def submit(link: Link, out: Path, listen: Listener, **config: str | float) -> None:
@@ -122,31 +145,42 @@ def serve(
     listen: Listener,
     patience: float,
     timeout: float,
+    experiment: str = "",
+    beside: Callable[[Link], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
 ) -> None:
     """Run the experiment of a federation's folder once all its clients have joined.
 
-    patience: seconds to wait for all clients; timeout: seconds that a client has for a round. All
+    patience: seconds to wait for all clients; timeout: seconds that a client has for a round;
+    experiment: its TOML, the app's if left out; beside: what goes on while the SuperLink is up. All
     processes are ended again, also after a failure. The run's folder is `out`; an unfinished run
     there is resumed.
     """
-    with superlink(folder, host=host, port=port) as link:
-        submit(link, out, listen, patience=patience, timeout=timeout)
+    given = {"experiment": experiment} if experiment else {}
+    with superlink(folder, host=host, port=port) as link, beside(link):
+        submit(link, out, listen, patience=patience, timeout=timeout, **given)
 
 
-def _register(flwr: str, place: Path, env: Mapping[str, str]) -> None:
+def _register(flwr: str, place: Path, env: Mapping[str, str]) -> str:
+    """Register a client's key; Flower's id of its node."""
     arguments = [flwr, "supernode", "register", str(place / "key.pub"), NAME]
-    run_flower([*arguments, "--name", place.name, "--format", "json"], env)
+    return str(run_flower([*arguments, "--name", place.name, "--format", "json"], env)["node-id"])
 
 
 def _follow(run: str, out: Path, link: Link, listen: Listener, seen: int = 0) -> None:
     """Pass on events after the first `seen` until the run ends. Raises the error of the run."""
     passed_on, checked, silences = seen, time.monotonic(), 0
     while True:
+        # Before the events are read: what has ended wrote its last ones before.
+        ended = link.ended()
         events = _events(out)
         for event in events[passed_on:]:
             # A failure is not passed on as an event: it is raised below.
             if event["event"] != "failed":
                 listen(event)
+            # Flower keeps what its ServerApp logs to itself.
+            if event["event"] == "dropped":
+                when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(event["time"]))
+                append(link.log, f"{when} WARN [fedshift] {drop_text(event)}")
         passed_on = len(events)
         # Written last: its existence means that the run is complete.
         if (out / SUMMARY).exists():
@@ -154,6 +188,8 @@ def _follow(run: str, out: Path, link: Link, listen: Listener, seen: int = 0) ->
         if len(events) > seen and events[-1]["event"] == "failed":
             kind = KINDS.get(events[-1].get("exit_code", 0), TrainingError)
             raise kind(str(events[-1]["error"]))
+        if ended and (error := _loss(ended, run, out, link)):
+            raise error
         if time.monotonic() - checked > STATUS:
             status, why = _status(run, link.env)
             checked, silences = time.monotonic(), 0 if status else silences + 1
@@ -192,6 +228,20 @@ def _status(run: str, env: Mapping[str, str]) -> tuple[str, str]:
         return str(listed["runs"][0]["status"]), ""
     except (FedshiftError, LookupError) as e:
         return "", str(e)
+
+
+def _loss(ended: Ended, run: str, out: Path, link: Link) -> FedshiftError | None:
+    """The error of a run that one of the server's processes did not survive."""
+    if list(ended) == [SERVERAPP]:
+        status, _ = _status(run, link.env)
+        # Failures before there is a run folder end it, too, and Flower has their reason.
+        if status.startswith("finished"):
+            return _failure(status, run, link)
+        # It was that of the run before; this one's is yet to start.
+        if status.startswith(WAITING):
+            return None
+    process, code = next(iter(ended.items()))
+    return ending(process, code, out, link.log, begun=(out / CHECKPOINTS).is_dir())
 
 
 def _failure(status: str, run: str, link: Link) -> FedshiftError:

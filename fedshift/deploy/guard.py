@@ -9,6 +9,9 @@ all clients. With this guard, other machines only reach /v1/fleet/.
 Flower also reads a request's whole body before it looks at the key. The guard checks the key first,
 which is in the headers: without one a body may be small, with one it may be as large as Flower's
 pieces of a model. `door` limits the connections themselves.
+
+Until all keys are registered SuperNodes are told to wait (503): Flower would refuse a client whose
+key it does not know yet, as it refuses strangers.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ FLEET = "/v1/fleet/"
 # Bytes of a body: without a client's key, with one, and where pieces of models are sent. Flower
 # cuts arrays into pieces of 5 MiB; the server's app sends what it keeps (push-task-output) whole.
 UNPROVEN, PROVEN, LARGE = 2**12, 2**23, 2**25
+REGISTER = "/v1/control/register-node"
 LARGE_ONES = ("/push-object", "/push-task-output")
 # Seconds without a byte of a body that was announced.
 STALLED = 60.0
@@ -51,11 +55,13 @@ class Guard:
     """An ASGI application around `app` that refuses by address, key and size of the body.
 
     Other machines get what SuperNodes need, else 403. Bodies that are too large for who sends them
-    get 413, and those of unknown size 411, unread.
+    get 413, and those of unknown size 411, unread. unregistered: how many keys must be registered
+    before SuperNodes get anything but 503.
     """
 
-    def __init__(self, app: App, keys: Keys, callers: Callers) -> None:
+    def __init__(self, app: App, keys: Keys, callers: Callers, unregistered: int = 0) -> None:
         self.app, self.keys, self.callers = app, keys, callers
+        self.unregistered = unregistered
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request, or refuse it."""
@@ -65,8 +71,20 @@ class Guard:
             await refuse(scope, send, 403, REFUSAL)
         elif scope["type"] != "http":
             await self.app(scope, receive, send)
+        elif for_nodes(scope) and self.unregistered > 0:
+            await refuse(scope, send, 503, "keys are being registered; try again")
+        elif scope["path"] == REGISTER:
+            await self._handle(scope, receive, self._counting(send))
         else:
             await self._handle(scope, receive, send)
+
+    def _counting(self, send: Send) -> Send:
+        async def counted(message: MutableMapping[str, Any]) -> None:
+            if message.get("status") == 200:
+                self.unregistered -= 1
+            await send(message)
+
+        return counted
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
@@ -165,7 +183,9 @@ def put_up(folder: Path) -> None:
         sent, key = read_client_key(place / "key.pub")
         keys[sent] = place.name, key
     # Flower's hook for middleware; it is the outermost layer.
-    extensions.get_middleware = lambda: (Middleware(Guard, keys=keys, callers=callers),)
+    extensions.get_middleware = lambda: (
+        Middleware(Guard, keys=keys, callers=callers, unregistered=len(keys)),
+    )
     # For the server itself Flower has no hook.
     uvicorn.run = functools.partial(serve, callers=callers)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,13 +13,19 @@ from pathlib import Path
 from fedshift.deploy.federation import environment
 from fedshift.deploy.keys import check_certificate, check_client_key
 from fedshift.deploy.processes import command, free_port, running
-from fedshift.deploy.reaching import address_of, answers
-from fedshift.errors import InputError, TrainingError
-from fedshift.flower.kept import KEEP
+from fedshift.deploy.reaching import address_of, answers, clocks
+from fedshift.errors import InputError
+from fedshift.flower.quiet import KEEP
+from fedshift.record.in_use import alone_in
 
-# Seconds between two attempts, and the line of Flower's log that tells of success.
-PAUSE = 2.0
+# Seconds between two attempts, at first and at most, and the line of Flower's log that tells of
+# success.
+PAUSE, LONGEST = 2.0, 60.0
 JOINED = "SuperNode ID:"
+# For so long a server counts a SuperNode that was killed as connected, and refuses another.
+FORGETS = 90.0
+# A SuperNode that was up for so long was well: the next end is news.
+WELL = 600.0
 Say = Callable[[str], None]
 
 
@@ -42,24 +49,74 @@ def join(place: Path, server: str, *, patience: float = 600.0, say: Say = silent
     """Be a client of the federation at `server` ("host:port") until it is interrupted.
 
     `place` is the client's folder, as `fedshift deploy init` made it. If the server is not up yet,
-    or ends, the client tries again for `patience` seconds. Raises
-    InputError for a folder, key or certificate that cannot be used, for a server that does not
-    answer, shows a certificate that is not the federation's, or does not let this client in, and
-    TrainingError for a SuperNode that was killed.
+    or ends, the client tries again for `patience` seconds; it also joins again when its SuperNode
+    was killed. Raises InputError for a folder that is in use, a folder, key or certificate that
+    cannot be used, and for a server that does not answer, shows a certificate that is not the
+    federation's, or does not let this client in.
     """
     node = node_command(place, server)
-    last_reason, until = "", time.monotonic() + patience
-    while True:
-        if why := _work_once(node, place, server, say):
-            if time.monotonic() > until:
-                raise InputError(f"{why}, for {patience:g} s now")
-            # Said once, not at every attempt.
-            if why != last_reason:
-                say(f"{why}; trying again for {until - time.monotonic():.0f} s")
-            last_reason = why
+    with alone_in(place):
+        _Stay(node, place, server, patience, say).for_ever()
+
+
+@dataclass
+class _Stay:
+    """A client that joins again and again, and says each reason once."""
+
+    node: list[str]
+    place: Path
+    server: str
+    patience: float
+    say: Say
+    said: str = ""
+    pause: float = PAUSE
+    killed: float = -math.inf
+
+    def for_ever(self) -> None:
+        until = time.monotonic() + self.patience
+        while True:
+            began = time.monotonic()
+            if why := answers(self.server, self.place / "ca.crt"):
+                self._wait_for_server(why, until)
+            elif (ended := _run_node(self.node, self.place)).joined or ended.code < 0:
+                self._join_again(ended, time.monotonic() - began)
+                until = time.monotonic() + self.patience
+            else:
+                self._wait_for_server(self._refusal(ended), until)
+            time.sleep(self.pause)
+
+    def _wait_for_server(self, why: str, until: float) -> None:
+        now = time.monotonic()
+        if now < self.killed + FORGETS:
+            return
+        if now > until:
+            raise InputError(f"{why}, for {self.patience:g} s now")
+        if why != self.said:
+            self.say(f"{why}; trying again for {until - now:.0f} s")
+        self.said = why
+
+    def _refusal(self, ended: Ended) -> str:
+        return clocks(self.server, self.place / "ca.crt") or (
+            f"{self.server} does not let this client in ({ended.message}): it does not know the "
+            f"key {self.place / 'key'}, or another process has joined with it"
+        )
+
+    def _join_again(self, ended: Ended, seconds: float) -> None:
+        if ended.code == 0:
+            self.said, self.pause = "", PAUSE
+            self.say("the server has ended; waiting for the next one")
+            return
+        self.killed = time.monotonic()
+        if ended.code > 0:
+            text = f"the SuperNode failed ({ended.message})"
         else:
-            last_reason, until = "", time.monotonic() + patience
-        time.sleep(PAUSE)
+            text = f"the SuperNode was ended by signal {-ended.code}, perhaps for lack of memory"
+        # Where memory is too small it would end again and again: less and less often.
+        self.pause = PAUSE if seconds > WELL else min(2 * self.pause, LONGEST)
+        if text != self.said or seconds > WELL:
+            log = self.place / "supernode.log"
+            self.say(f"{text}; joining again, which may take a minute (see {log})")
+        self.said = text
 
 
 def node_command(place: Path, server: str) -> list[str]:
@@ -85,30 +142,6 @@ def node_command(place: Path, server: str) -> list[str]:
         "--root-certificates", str(place / "ca.crt"),
         "--auth-supernode-private-key", str(place / "key"), "--node-config", node_config,
     ]  # fmt: skip
-
-
-def _work_once(node: list[str], place: Path, server: str, say: Say) -> str:
-    """Work for the server until it ends; return the reason if that was impossible, else "".
-
-    Raises InputError for errors that a retry cannot cure, TrainingError for a killed SuperNode.
-    """
-    if why := answers(server, place / "ca.crt"):
-        return why
-    ended = _run_node(node, place)
-    # A signal from outside; joining again would only fill the memory again.
-    if ended.code < 0:
-        raise TrainingError(
-            f"the SuperNode was ended by signal {-ended.code}, perhaps for lack of memory; see "
-            f"{place / 'supernode.log'}"
-        )
-    if ended.joined:
-        lost = f"the SuperNode failed ({ended.message}); joining again"
-        say(lost if ended.code else "the server has ended; waiting for the next one")
-        return ""
-    return (
-        f"{server} does not let this client in ({ended.message}): it does not know the key "
-        f"{place / 'key'}, or not yet, or another process has joined with it"
-    )
 
 
 def _run_node(node: list[str], place: Path) -> Ended:

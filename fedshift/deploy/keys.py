@@ -28,6 +28,9 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fedshift.errors import InputError
 
 DAYS = 365
+# Certificates are valid from so long ago on: clocks of other machines may be behind.
+EARLIER = datetime.timedelta(minutes=5)
+MINUTES = "%Y-%m-%d %H:%M"
 AGAIN = "take the one that `fedshift deploy init` made, or run that into a new folder"
 # Python checks certificates by RFC 5280 in full from here on (ssl.VERIFY_X509_STRICT).
 STRICT = sys.version_info >= (3, 13)
@@ -84,14 +87,20 @@ def check_certificate(path: Path) -> None:
     now = datetime.datetime.now(datetime.UTC)
     if not first <= now <= last:
         raise InputError(
-            f"{path}: valid from {first:%Y-%m-%d} to {last:%Y-%m-%d}, and today is "
-            f"{now:%Y-%m-%d}; run `fedshift deploy init` into a new folder"
+            f"{path}: valid from {first:{MINUTES}} to {last:{MINUTES}} UTC, and this machine's "
+            f"clock says {now:{MINUTES}}: set the clock if it is wrong, else run `fedshift deploy "
+            "init` into a new folder"
         )
     if STRICT and (missing := _missing(certificate)):
         raise InputError(
             f"{path}: has no {missing}, and Python 3.13 and later refuse such certificates; run "
             "`fedshift deploy init` into a new folder and hand out the clients' folders again"
         )
+
+
+def certificate_end(path: Path) -> float:
+    """When a certificate ends, in seconds since 1970. Raises InputError for none."""
+    return _certificate(path).not_valid_after_utc.timestamp()
 
 
 def check_server(folder: Path) -> None:
@@ -172,11 +181,8 @@ def _usage(*allowed: str) -> x509.KeyUsage:
 def _builder(
     subject: str, key: ec.EllipticCurvePrivateKey, issuer: ec.EllipticCurvePublicKey, days: int
 ) -> x509.CertificateBuilder:
-    """An unsigned certificate of the federation's authority, whose key is `issuer`.
-
-    Valid from five minutes ago: clocks of other machines may be behind.
-    """
-    start = datetime.datetime.now(datetime.UTC) - datetime.timedelta(minutes=5)
+    """An unsigned certificate of the federation's authority, whose key is `issuer`."""
+    start = datetime.datetime.now(datetime.UTC) - EARLIER
     # Subject and issuer; the authority signs itself.
     names = [[x509.NameAttribute(NameOID.COMMON_NAME, name)] for name in (subject, _AUTHORITY)]
     return (

@@ -3,6 +3,7 @@
 ca.crt, ca.key            the federation's own authority; ca.key signs, and never leaves
 server.crt, server.key    the server's certificate
 clients/client-I/         for client I alone: ca.crt, key, key.pub, client.json
+experiment.toml           what the federation runs; `fedshift run` of it gives the same numbers
 app/pyproject.toml        a Flower app of nothing but the installed library and the experiment
 """
 
@@ -44,6 +45,7 @@ out = ""
 patience = 600.0
 timeout = 3600.0
 """
+EXPERIMENT = "experiment.toml"
 
 
 def make_place(
@@ -82,6 +84,7 @@ def _fill(folder: Path, experiment: str, clients: int, hosts: Sequence[str], sit
         write_client_key(place / "key")
         description = {"partition": i, "partitions": clients}
         (place / "client.json").write_text(json.dumps(description) + "\n", encoding="utf-8")
+    (folder / EXPERIMENT).write_text(experiment, encoding="utf-8")
     (folder / "app").mkdir()
     text = APP.format(experiment=json.dumps(experiment), site=json.dumps(site))
     (folder / "app" / "pyproject.toml").write_text(text, encoding="utf-8")

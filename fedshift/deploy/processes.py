@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from fedshift.errors import FedshiftError, InputError
@@ -51,12 +52,15 @@ def check_port(host: str, port: int) -> None:
 
 @contextlib.contextmanager
 def running(
-    arguments: Sequence[str], env: Mapping[str, str], log: Path
+    arguments: Sequence[str],
+    env: Mapping[str, str],
+    log: Path,
+    others: Mapping[int, str] = MappingProxyType({}),
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A process and its children, in a group that ends with the block; it writes to `log`.
 
-    On Linux the process also gets SIGTERM when this one is killed. Raises InputError where the
-    log cannot be written.
+    others: as in `end`, read at the end of the block. On Linux the process also gets SIGTERM when
+    this one is killed. Raises InputError where the log cannot be written.
     """
     linux = sys.platform == "linux"
     try:
@@ -73,7 +77,7 @@ def running(
     try:
         yield process
     finally:
-        end(process)
+        end(process, others)
 
 
 def _die_with_parent() -> None:
@@ -81,13 +85,18 @@ def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGTERM)
 
 
-def end(process: subprocess.Popen[bytes], patience: float = 10.0) -> None:
+def end(
+    process: subprocess.Popen[bytes],
+    others: Mapping[int, str] = MappingProxyType({}),
+    patience: float = 10.0,
+) -> None:
     """End a process, its group and all descendants: SIGTERM first, SIGKILL after `patience` s each.
 
     Flower starts some processes in sessions of their own, which a signal to the group misses.
+    others: commands by process id that are to end as well, descendants whose parent is gone.
     """
     # Before any signal: once a parent is gone, its children can no longer be traced to it.
-    descendants = _descendants(process.pid)
+    below = {**others, **descendants(process.pid)}
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, number)
@@ -97,12 +106,12 @@ def end(process: subprocess.Popen[bytes], patience: float = 10.0) -> None:
             break
     for number in (signal.SIGTERM, signal.SIGKILL):
         stop = time.monotonic() + patience
-        _signal(descendants, number)
-        while _still_running(descendants) and time.monotonic() < stop:
+        _signal(below, number)
+        while still_running(below) and time.monotonic() < stop:
             time.sleep(0.1)
 
 
-def _descendants(process: int) -> dict[int, str]:
+def descendants(process: int) -> dict[int, str]:
     """The commands of all processes that descend from this one, by process id."""
     processes, pids = _processes(), {process}
     # Children of children, until a pass adds none.
@@ -111,14 +120,14 @@ def _descendants(process: int) -> dict[int, str]:
     return {pid: processes[pid][1] for pid in pids - {process}}
 
 
-def _still_running(commands: Mapping[int, str]) -> list[int]:
+def still_running(commands: Mapping[int, str]) -> list[int]:
     """The ids that still run the same command; an id may have been given to another process."""
     running_now = _processes() if commands else {}
     return [pid for pid, line in commands.items() if running_now.get(pid, (0, ""))[1] == line]
 
 
 def _signal(commands: Mapping[int, str], number: int) -> None:
-    for pid in _still_running(commands):
+    for pid in still_running(commands):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import datetime
+import http.client
 import socket
 import ssl
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 from fedshift.errors import InputError
 
 WAIT = 10.0
+# OpenSSL's numbers for a certificate that is not valid yet, or not any more.
+CLOCK = {9: "is not valid yet", 10: "has expired"}
+# Seconds by which a client's clock may be ahead of the server's, and behind it: Flower's limits
+# for the time that a SuperNode signs.
+AHEAD, BEHIND = 5.0, 305.0
 
 
-def address_of(server: str) -> tuple[str, int]:
-    """(host, port) of "host:port". Raises InputError."""
+def address_of(server: str, what: str = "server") -> tuple[str, int]:
+    """(host, port) of "host:port". Raises InputError, which names it as `what`."""
     host, _, port = server.rpartition(":")
     if not host or set("/@ ") & set(host) or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise InputError(f'server "{server}": write it as host:port, as in 192.0.2.7:8000')
+        raise InputError(f'{what} "{server}": write it as host:port, as in 192.0.2.7:8000')
     return host.strip("[]"), int(port)
 
 
@@ -35,6 +44,12 @@ def answers(server: str, authority: Path) -> str:
         ):
             return ""
     except ssl.SSLCertVerificationError as e:
+        if e.verify_code in CLOCK:
+            now = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC"
+            raise InputError(
+                f"{server}: its certificate {CLOCK[e.verify_code]} by this machine's clock, {now}: "
+                "set the clock if it is wrong, else run `fedshift deploy init` into a new folder"
+            ) from None
         raise InputError(
             f"{server} shows a certificate that {authority} does not vouch for: "
             f"{e.verify_message}. Is it this federation's server, under a name that "
@@ -48,3 +63,28 @@ def answers(server: str, authority: Path) -> str:
         ) from None
     except OSError as e:
         return f"{server} cannot be reached: {e.strerror or e}"
+
+
+def clocks(server: str, authority: Path) -> str:
+    """Why a server that answers cannot take this machine's signed times; "" if it can.
+
+    Every answer of an HTTP server has its time, to the second.
+    """
+    host, port = address_of(server)
+    context = ssl.create_default_context(cafile=str(authority))
+    connection = http.client.HTTPSConnection(host, port, timeout=WAIT, context=context)
+    try:
+        with contextlib.closing(connection):
+            connection.request("HEAD", "/")
+            theirs = parsedate_to_datetime(connection.getresponse().headers["Date"])
+    except (OSError, http.client.HTTPException, TypeError, ValueError):
+        return ""
+    ahead = (datetime.datetime.now(datetime.UTC) - theirs).total_seconds()
+    # The server's time is cut to the second.
+    if 1 - BEHIND < ahead < AHEAD:
+        return ""
+    where = "ahead of" if ahead > 0 else "behind"
+    return (
+        f"this machine's clock is {abs(ahead):.0f} s {where} that of {server}, which takes clients "
+        f"up to {AHEAD:g} s ahead and {BEHIND:g} s behind: set both clocks, as by NTP"
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -63,11 +63,11 @@ def model_of(prepared: Prepared, path: Path | None) -> tuple[Params, Params]:
     return parts["params"], parts["buffers"]
 
 
-def registered_in(place: Path) -> dict[str, Floats]:
+def registered_in(place: Path, *, labels: bool) -> dict[str, Floats]:
     """The columns that clients registered for a deployed run; {} for any other.
 
-    Raises InputError where clients have examples of their own: gradients of those that the
-    experiment deals say nothing of their claims.
+    labels: whether these are needed. Raises InputError where clients were not asked for them, and
+    where they have examples of their own: gradients of others say nothing of their claims.
     """
     deployed = deployed_of(place) if is_folder(place) else {}
     if deployed and not dealt_alike(deployed):
@@ -76,7 +76,19 @@ def registered_in(place: Path) -> dict[str, Floats]:
             "can take the gradients that their claims would be set against"
         )
     columns = deployed.get("registered", {})
+    if deployed and labels and "labels" not in columns:
+        raise InputError(
+            f"{place}: the clients registered sizes alone, since its method asks for no labels; "
+            "give what they claim as --claims FILE.csv"
+        )
     return {name: np.array(column, dtype=np.float64) for name, column in columns.items()}
+
+
+def other_sizes(prepared: Prepared, sent: Mapping[str, Floats]) -> list[dict[str, int]]:
+    """Clients that registered another size than that of the examples which they are dealt."""
+    dealt = prepared.federation().table["n"].numpy()
+    pairs = enumerate(zip(sent.get("n", dealt), dealt, strict=True))
+    return [{"client": i, "registered": int(a), "dealt": int(b)} for i, (a, b) in pairs if a != b]
 
 
 def claimed(path: Path, classes: Sequence[str]) -> Floats:

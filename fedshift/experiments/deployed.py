@@ -42,9 +42,9 @@ from fedshift.experiments.training import silent
 from fedshift.files import is_file, write
 from fedshift.flower import AlgorithmStrategy
 from fedshift.flower.client import Site, app_of, partition
-from fedshift.flower.kept import KEEP
+from fedshift.flower.quiet import KEEP
 from fedshift.flower.rounds import measured_by_clients, overhear
-from fedshift.record.folder import CONFIG, DEPLOYED, EVENTS, SERVED, SUMMARY
+from fedshift.record.folder import CONFIG, DEPLOYED, EVENTS, SERVING, SUMMARY
 
 # Flower imports this module and looks for these names (deploy/place.py writes them into the app).
 server_app = ServerApp()
@@ -88,7 +88,7 @@ def main(grid: Grid, context: Context) -> None:
 @contextlib.contextmanager
 def _folder(out: Path, config: Config, prepared: Prepared) -> Iterator[Path]:
     """A new run folder, or that of a run whose server has ended before it."""
-    again = f"{os.environ.get(SERVED, 'fedshift deploy server FOLDER')} --resume {{}}"
+    again = f"{os.environ.get(SERVING, 'fedshift deploy server FOLDER')} --resume {{}}"
     if is_file(out / CONFIG) and not is_file(out / SUMMARY):
         with reopened(out, config, prepared, again=again) as (folder, _):
             yield folder
@@ -166,7 +166,7 @@ class Deployed:
         table = {} if strategy.met is None else strategy.met.table
         options = " ".join(f"--{name} {value:g}" for name, value in self.waits.items())
         facts = {
-            "command": f"{os.environ.get(SERVED, 'fedshift deploy server FOLDER')} {options}",
+            "command": f"{os.environ.get(SERVING, 'fedshift deploy server FOLDER')} {options}",
             "site": self.site,
             "measured_by": "clients" if self.measures else None,
             "registered": {name: column.long().tolist() for name, column in table.items()},

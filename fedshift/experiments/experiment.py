@@ -27,8 +27,9 @@ from fedshift.engine.profile import (
     Idle,
     Stopwatch,
 )
+from fedshift.engine.round import weigh
 from fedshift.engine.run import Federation, Round, run
-from fedshift.engine.traffic import Meter
+from fedshift.engine.traffic import Meter, Traffic
 from fedshift.errors import DivergedError, NeedlessWarning, UnfitError
 from fedshift.experiments.config import Config, Training
 from fedshift.experiments.custom import Metric, recipe_of
@@ -252,13 +253,9 @@ def train(
     checkpoints, and to go on from where there are some. Raises KeyboardInterrupt, with an exit
     code, where the keeper is asked to stop. clock: measures what the time goes to.
     """
-    best_counts = training.keep == "best"
     saver, meter, scores = Saver(keeper, label), Meter(clock), None
-
-    def score(of: Round) -> Evaluation:
-        return evaluate(algorithm, of, federation, task, metrics, engine.measured(of))
-
-    done = saver.start(best=best_counts)
+    measure = partial(_measure, algorithm, federation, task, engine, metrics)
+    done = saver.start(best=training.keep == "best")
     # First: a backend that cannot train this says so before any round is announced.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NeedlessWarning)  # the summary says it
@@ -270,18 +267,17 @@ def train(
     over = ends(training, done.metrics)  # of a run that goes on
     for current in () if over else clock.each(PLANNING, _note_divergence(rounds, done)):
         seconds, meter.waited = time.perf_counter() - began - meter.waited, 0.0
-        for one in () if engine.tells_drops else current.dropped:
-            listen(dropped_event(label, current.t, one))
         # Announced before evaluation, which may take longer than the round.
         weights = describe_weights(current, federation.table, task.target)
-        listen(_round_event(label, current, training.rounds, seconds) | weights)
+        _tell_drops(engine, label, current, listen)
+        listen(_round_event(label, current, training.rounds, seconds, meter.last) | weights)
         done.after, done.traffic, done.missed = current, meter.last, done.missed.after(current)
         done.played = done.played.after(current, algorithm, federation.table, task.target)
         if training.evaluates(current.t):
             with clock.of(EVALUATION):
-                scores = score(current)
+                scores = measure(current)
             _enter(done, current, measured_round(current, scores, federation, task), scores)
-            if best_counts and best_round(done.metrics) == current.t:
+            if training.keep == "best" and best_round(done.metrics) == current.t:
                 done.best = current
             listen(_evaluation_event(label, done.metrics[-1], scores))
         last = current.t == training.rounds or ends(training, done.metrics)
@@ -290,13 +286,16 @@ def train(
         if last:
             break
         began = time.perf_counter()
-    kept = done.best or done.after
-    assert kept is not None  # a run has at least one round
-    # None: the run was killed between its last checkpoint and its summary.
-    if scores is None or kept is not done.after:
-        scores = score(kept)
     draws = training.draws(len(federation.clients))
-    return _outcome(algorithm, federation, task, label, done, scores, kept, draws)
+    return _outcome(algorithm, federation, task, label, done, scores, measure, draws)
+
+
+def _measure(
+    algorithm: Algorithm, federation: Federation, task: Task, engine: Engine,
+    metrics: Mapping[str, Metric], current: Round,
+) -> Evaluation:  # fmt: skip
+    """The scores after a round: here, but for what clients measure themselves."""
+    return evaluate(algorithm, current, federation, task, metrics, engine.measured(current))
 
 
 def _enter(done: Progress, current: Round, measures: Metrics, scores: Evaluation) -> None:
@@ -321,7 +320,11 @@ def _start_event(label: str, done: Progress, rounds: int) -> dict[str, Any]:
     return event if done.after is None else event | {"after": done.after.t}
 
 
-def _round_event(label: str, current: Round, rounds: int, seconds: float) -> dict[str, Any]:
+def _round_event(
+    label: str, current: Round, rounds: int, seconds: float, traffic: Traffic
+) -> dict[str, Any]:
+    # Engines that count none leave it empty.
+    counted = {} if traffic == Traffic() else {"bytes_down": traffic.down, "bytes_up": traffic.up}
     return {
         "event": "round",
         "run": label,
@@ -330,7 +333,13 @@ def _round_event(label: str, current: Round, rounds: int, seconds: float) -> dic
         "train_loss": current.loss,
         "clients": list(current.trained),
         "seconds": seconds,
+        **counted,
     }
+
+
+def _tell_drops(engine: Engine, label: str, current: Round, listen: Listener) -> None:
+    for one in () if engine.tells_drops else current.dropped:
+        listen(dropped_event(label, current.t, one))
 
 
 def dropped_event(label: str, t: int, one: Dropped) -> dict[str, Any]:
@@ -356,15 +365,24 @@ def _served_accuracies(scores: Evaluation) -> dict[str, float]:
 
 def _outcome(
     algorithm: Algorithm, federation: Federation, task: Task, label: str, done: Progress,
-    scores: Evaluation, last: Round, draws: bool,
+    scores: Evaluation | None, measure: Callable[[Round], Evaluation], draws: bool,
 ) -> Outcome:  # fmt: skip
-    """Outcome of a complete run, whose model is that of the round `last`; draws: cohorts."""
+    """Outcome of a complete run; scores is None if its last round came from a checkpoint.
+
+    draws: whether rounds draw cohorts.
+    """
+    last = done.best or done.after
+    assert last is not None  # a run has at least one round
+    # None: the run was killed between its last checkpoint and its summary.
+    if scores is None or last is not done.after:
+        scores = measure(last)
     # With all clients in every round, one solution has the weights of all rounds to the last bit.
     means = done.played.rounds and (draws or done.missed.rounds)
     played = done.played if means else None
     if played is None:
         all_clients = torch.arange(len(federation.clients))
-        weights = tuple(algorithm.weigh(last.server, all_clients).tolist())
+        cap = federation.gate.max_weight
+        weights = tuple(weigh(algorithm, last.server, all_clients, cap).tolist())
     else:
         weights = played.weights
     return Outcome(

@@ -21,7 +21,6 @@ from fedshift.evaluation.scores import Score
 from fedshift.experiments.config import PYTHON, Config
 from fedshift.experiments.config_data import OF_TASK
 from fedshift.experiments.extras import extra_packages
-from fedshift.experiments.in_use import IN_USE, alone_in
 from fedshift.experiments.load import dumps
 from fedshift.experiments.named_files import relative
 from fedshift.experiments.outcome import Experiment
@@ -45,6 +44,7 @@ from fedshift.record.folder import (
     SERVED,
     SUMMARY,
 )
+from fedshift.record.in_use import IN_USE, alone_in
 from fedshift.record.rounds import Client, clients_csv, confusion_csv, rounds_csv
 from fedshift.record.summary import written
 from fedshift.tree import Parts, flatten
@@ -177,7 +177,7 @@ def _former(config: Config) -> str:
     later = {
         "training": (
             "on_bad_reply", "max_norm", "min_clients", "max_gap", "deadline", "retries",
-            "precision", "patience", "keep",
+            "precision", "patience", "keep", "max_weight",
         ),
         "data": ("source", *OF_TASK),
         "metrics": ("extra",),

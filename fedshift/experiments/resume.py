@@ -12,13 +12,13 @@ from fedshift.errors import DataError, InputError
 from fedshift.experiments.config import Config
 from fedshift.experiments.engines import Way, check_name
 from fedshift.experiments.folder import COMMAND, closing, last_of, lock, summary_of, trained_with
-from fedshift.experiments.in_use import alone_in
 from fedshift.experiments.load import load_config
 from fedshift.experiments.named_files import check_files
 from fedshift.experiments.progress import slug
 from fedshift.experiments.task import Prepared
 from fedshift.files import is_file, read_object
 from fedshift.record.folder import CHECKPOINTS, CONFIG, LOCK, SUMMARY
+from fedshift.record.in_use import alone_in
 
 
 def configured(folder: Path) -> Config:

@@ -313,10 +313,11 @@ def _curve(experiment: Experiment, counts: Floats, target: Floats) -> tuple[Curv
     """ESS against distance under the method's cap and fidelity, from the largest ESS down."""
     # For a method without the programme: the curve that FedPALS would have by default.
     rule = pals_of(experiment.algorithm) or Pals(tuple(target.tolist()), lam=0.0)
-    solve = partial(pals_weights, counts, target, cap=rule.cap, fidelity=rule.fidelity)
+    cap = rule.cap_among(int((counts.sum(1) > 0).sum()))
+    solve = partial(pals_weights, counts, target, cap=cap, fidelity=rule.fidelity)
     first, last = solve(lam=np.inf), solve(lam=0.0)
     inner = [f for f in CURVE if last.ess_fraction < f < first.ess_fraction - 1e-9]
-    between = ess_curve(counts, target, inner, cap=rule.cap, fidelity=rule.fidelity)
+    between = ess_curve(counts, target, inner, cap=cap, fidelity=rule.fidelity)
     return tuple(
         CurvePoint(
             lam=point.lam,

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
 from fedshift.errors import visible
+from fedshift.record.drops import drop_text
 
 
 def percent(value: float | None, digits: int = 1) -> str:
@@ -90,7 +91,8 @@ class LiveProgress:
             self.seen[run] = event
             self.bars.update(self.tasks[run], scores=scores_in(event))
         elif event["event"] == "dropped":
-            self.bars.console.print(drop_line(event), markup=False, highlight=False)
+            line = f"{visible(run)}: {drop_text(event)}"
+            self.bars.console.print(line, markup=False, highlight=False)
 
     def __enter__(self) -> LiveProgress:
         self.bars.start()
@@ -156,12 +158,6 @@ def of_round(event: dict[str, Any], seen: dict[str, Any]) -> str:
         return ""
     loss = f"loss {event['train_loss']:.3f}"
     return f"{loss} (round {seen['round']}: {_accuracies(seen)})" if seen else loss
-
-
-def drop_line(event: dict[str, Any]) -> str:
-    """Who drops out of a round, and why."""
-    where = f"{event['run']}: round {event['round']}: client {event['client']}"
-    return visible(f"{where} dropped out ({event['kind']}): {event['reason']}")
 
 
 def scores_in(event: dict[str, Any]) -> str:

@@ -20,8 +20,6 @@ from fedshift.engine.storage.checkpoint import read_round, remove_round, rounds_
 from fedshift.errors import InputError, shown
 from fedshift.tree import Parts
 
-# The environment variable by which `fedshift deploy client` passes the folder.
-KEEP = "FEDSHIFT_KEEP"
 # No dots and slashes: a token becomes the name of a folder.
 TOKEN = re.compile(r"[0-9a-f]{32}")
 

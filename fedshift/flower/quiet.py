@@ -1,4 +1,7 @@
-"""Flower without telemetry, update checks and downloads. Imports nothing of Flower."""
+"""The environment of Flower's processes: without telemetry, update checks and downloads.
+
+Imports nothing of Flower, and no torch: a process that waits for another should be small.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,9 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+# The variable by which `fedshift deploy client` passes the folder of `flower.kept`.
+KEEP = "FEDSHIFT_KEEP"
 
 
 def quiet_environment(home: Path) -> dict[str, str]:

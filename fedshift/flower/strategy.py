@@ -24,6 +24,7 @@ from fedshift.engine.round import (
     open_round,
     question,
     settle,
+    weigh,
 )
 from fedshift.engine.run import draw_cohort
 from fedshift.engine.traffic import Traffic
@@ -128,23 +129,19 @@ class AlgorithmStrategy(Strategy):
         _check_given(algorithm, seeds, gate, clients=clients, classes=classes, cohort=size)
         _check_limits(timeout, retries)
         self.algorithm, self.clients, self.classes, self.seeds = algorithm, clients, classes, seeds
-        self.cohort = size
         self.params, self.buffers = algorithm.model.init() if first is None else first
         self.patience, self.timeout, self.own = patience, timeout, own
         self.evaluates, self.listen, self.gate = evaluates, listen, gate
         self.retries, self.dropping = retries, dropping
         self.met: Met | None = None
-        self.current = after
+        self.cohort, self.current = size, after
         self.goes_on = ConfigRecord(
             {"name": name, "after": 0 if after is None else after.t} if name else {}
         )
         self.opened: Opened | None = None
-        self.lost: list[Dropped] = []
-        self.named: set[int] = set()
-        self.sent: dict[int, int] = {}
-        self.posted: list[tuple[int, Metadata]] = []
-        self.scores: dict[int, Score] = {}
-        self.traffic = Traffic()
+        self.lost, self.posted = list[Dropped](), list[tuple[int, Metadata]]()
+        self.named, self.sent = set[int](), dict[int, int]()
+        self.scores, self.traffic = dict[int, Score](), Traffic()
         draw_cohort(clients, self.cohort, 1, seeds.cohort)  # only to refuse impossible sizes
         check_training(algorithm, self.params, 1)
         check_company(algorithm, clients, self.cohort)
@@ -238,7 +235,8 @@ class AlgorithmStrategy(Strategy):
         stage, server = self.algorithm.at(played.t), played.server
         # Evaluation is not sampled: scores are over all connected clients.
         everyone = torch.arange(self.clients)
-        context = server | {"cohort": {"id": everyone, "weight": stage.weigh(server, everyone)}}
+        weights = weigh(stage, server, everyone, self.gate.max_weight)
+        context = server | {"cohort": {"id": everyone, "weight": weights}}
         shared = {"params": server.get("params", {}), "buffers": server.get("buffers", {})}
         run = {"round": played.t, "own": self.own, "classes": self.classes}
         connected = set(grid.get_node_ids())
@@ -309,15 +307,18 @@ class AlgorithmStrategy(Strategy):
         present = [i for i in drawn.tolist() if i not in lost]
         try:
             if present:
-                return open_round(self.algorithm, current.server, torch.tensor(present), t)
+                return self._opened(current, torch.tensor(present), t)
         except InputError as e:
             if not lost:
                 raise
             why = f"not asked: there are no weights over those connected: {e}"
             self.lost += [Dropped(i, why, "lost") for i in present]
         # No client can be asked; the same code then closes the round: it is skipped or refused.
-        opened = open_round(self.algorithm, current.server, drawn, t)
+        opened = self._opened(current, drawn, t)
         return opened._replace(asked=torch.zeros_like(opened.asked))
+
+    def _opened(self, current: Round, ids: Tensor, t: int) -> Opened:
+        return open_round(self.algorithm, current.server, ids, t, self.gate.max_weight)
 
     def _admit(self, opened: Opened, messages: Iterable[Message]) -> Admitted:
         """The replies that the gate accepts, with reasons for the others."""

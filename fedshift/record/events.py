@@ -7,21 +7,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedshift.errors import DataError, shown
+from fedshift.record.drops import Drop
 from fedshift.record.rounds import REDO, Round
 
 # What round and evaluation events have beside the columns of metrics.csv.
 BESIDE = {"time", "event", "run", "round", "rounds", "clients", "seconds"}
-
-
-class Drop(NamedTuple):
-    """A client that dropped out of a round; kind: "" in files of earlier versions."""
-
-    client: int
-    kind: str
-    reason: str
 
 
 @dataclass

@@ -16,7 +16,8 @@ from typing import Any
 
 from fedshift.errors import DataError, shown
 from fedshift.files import is_file, is_folder, read_object
-from fedshift.record.events import Course, Drop, Events, read_events
+from fedshift.record.drops import Drop
+from fedshift.record.events import Course, Events, read_events
 from fedshift.record.rounds import (
     REDO,
     ROUND_COLUMNS,
@@ -45,7 +46,7 @@ CHECKPOINTS, CANDIDATES, PROFILE, DIVERGED, DEPLOYED = (
 # The function that gives a federation's clients the examples that the experiment deals.
 DEALT = "fedshift.experiments.on_flower:configured_site"
 # The command that serves a federation, in the environment of the processes that it starts.
-SERVED = "FEDSHIFT_SERVED"
+SERVING = "FEDSHIFT_SERVING"
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedshift.record.events import Drop
+from fedshift.record.drops import Drop
 from fedshift.record.folder import EVENTS, RunResult
 from fedshift.report.charts import shortened
 from fedshift.report.folding import sampled

@@ -20,8 +20,9 @@ from fedshift.data import ClientData, check_clients
 from fedshift.errors import InputError, check_name
 from fedshift.model import Model
 from fedshift.router.answers import Answers, finite_answers
-from fedshift.router.calibration import Calibration, Fold, split_into_folds
+from fedshift.router.calibration import Calibration
 from fedshift.router.moments import Gaussians, moments, pooled
+from fedshift.router.parts import Clients, Fold, Here, folds_of
 from fedshift.router.queries import BLOCK, check_queries, check_server, check_thresholds
 from fedshift.router.refit import LOADING, Way, discriminant, fit_again, penalised
 from fedshift.router.score import ClientHead, Numbers, Prior, log_tilt, posterior, scores
@@ -287,20 +288,30 @@ class Router:
         self, way: Way, clients: Sequence[ClientData], fresh: Sequence[Tensor] | None, seed: int,
         novelty: float | None = None,
     ) -> Router:  # fmt: skip
-        """Refit the head; also set the moments if a loading for `novelty` is given."""
-        outputs = self._outputs_of(clients)
+        here = Here(*self._outputs_of(clients), seed)
         if fresh is None:
-            folds = split_into_folds(outputs.features, outputs.logits, seed)
-        else:
-            held_out = self._sight.of_clients(fresh, "a held-out example")
-            folds = [Fold(outputs.features, held_out.features, held_out.logits)]
-        head, figures = fit_again(way, outputs.features, folds)
+            return self.fitted(way, here, seed, novelty)
+        held_out = Here(*self._sight.of_clients(fresh, "a held-out example"))
+        return self._fitted(way, here, [Fold(here, held_out)], novelty)
+
+    def fitted(
+        self, way: Way, clients: Clients, seed: int = 0, novelty: float | None = None
+    ) -> Router:
+        """With the head refitted by what clients send, wherever they are.
+
+        novelty: set the moments as well, with this loading. Raises as `refitted`.
+        """
+        folds = [clients.fold(k) for k in folds_of(clients.whole.sizes, seed)]
+        return self._fitted(way, clients, folds, novelty)
+
+    def _fitted(
+        self, way: Way, clients: Clients, folds: Sequence[Fold], novelty: float | None
+    ) -> Router:
+        whole = clients.whole
+        head, figures = fit_again(way, whole, folds, clients.each)
         # The sizes that a head was fitted to are in its intercepts; clients left out keep 0.
-        n = torch.tensor([float(len(h)) for h in outputs.features], dtype=torch.float64)
-        sizes = torch.where(self.sizes > 0, n, 0.0)
-        gaussians = self.gaussians
-        if novelty is not None:
-            gaussians = pooled([moments(h) for h in outputs.features], novelty)
+        sizes = torch.where(self.sizes > 0, whole.sizes, 0.0)
+        gaussians = self.gaussians if novelty is None else pooled(whole.moments(), novelty)
         return replace(self, head=head, sizes=sizes, calibration=figures, gaussians=gaussians)
 
     def _outputs_of(self, clients: Sequence[ClientData]) -> ClientOutputs:

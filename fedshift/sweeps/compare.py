@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 from fedshift.engine.quicker import forks_safely
 from fedshift.errors import DataError, InputError, shown
-from fedshift.experiments.in_use import alone_in
 from fedshift.experiments.progress import Asked, no_stop
 from fedshift.experiments.training import Listener, silent
 from fedshift.files import clean, is_folder, make_folder, write
 from fedshift.record.folder import METRICS, SERVED, read_run
+from fedshift.record.in_use import alone_in
 from fedshift.report.intervals import Moments, bounds_of, moments
 from fedshift.sweeps.execute import Report, execute
 from fedshift.sweeps.measured import (

@@ -18,11 +18,11 @@ from typing import Any
 from fedshift.errors import DataError
 from fedshift.experiments.config import Config
 from fedshift.experiments.folder import trained_with
-from fedshift.experiments.in_use import IN_USE
 from fedshift.experiments.load import dumps
 from fedshift.experiments.named_files import with_paths
 from fedshift.files import is_file, is_folder, write
 from fedshift.record.folder import CHECKPOINTS, CONFIG, DIVERGED, LOCK, METRICS, SUMMARY
+from fedshift.record.in_use import IN_USE
 from fedshift.record.rounds import Metrics, rounds_csv
 from fedshift.record.summary import parsed as parsed_summary
 from fedshift.sweeps.diverged import Diverged, diverged

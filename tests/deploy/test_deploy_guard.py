@@ -79,7 +79,7 @@ def test_a_federations_superlink_is_guarded(
     started: list[list[str]] = []
 
     @contextlib.contextmanager
-    def never(arguments: list[str], env: Any, log: Path) -> Iterator[None]:
+    def never(arguments: list[str], env: Any, log: Path, others: Any) -> Iterator[None]:
         started.append(arguments)
         raise InputError("enough")
         yield

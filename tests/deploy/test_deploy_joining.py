@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import re
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from fedshift.deploy.joining import join
 from fedshift.deploy.keys import check_server, write_authority, write_client_key
 from fedshift.deploy.place import clients_of, make_place
 from fedshift.deploy.processes import free_port
-from fedshift.deploy.reaching import answers
+from fedshift.deploy.reaching import answers, clocks
 from fedshift.errors import InputError
 
 
@@ -24,18 +26,33 @@ def authority(folder: Path, *hosts: str, days: int = 30) -> Path:
     return folder
 
 
-def test_a_server_that_is_not_the_federations(tmp_path: Path) -> None:
+def test_a_server_that_is_not_the_federations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ours, other = authority(tmp_path / "ours"), authority(tmp_path / "other")
     elsewhere = authority(tmp_path / "elsewhere", "fed.example.org")
     late = authority(tmp_path / "late", days=0)
+    monkeypatch.setattr("fedshift.deploy.keys.EARLIER", datetime.timedelta(minutes=-5))
+    early = authority(tmp_path / "early")
     with tls_server(ours) as here:
         assert answers(here, ours / "ca.crt") == ""
         with pytest.raises(InputError, match=rf"^{here} shows a certificate that .*does not vouch"):
             answers(here, other / "ca.crt")
     with tls_server(elsewhere) as here, pytest.raises(InputError, match="IP address mismatch"):
         answers(here, elsewhere / "ca.crt")
-    with tls_server(late) as here, pytest.raises(InputError, match="certificate has expired"):
+    with (
+        tls_server(late) as here,
+        pytest.raises(
+            InputError,
+            match="its certificate has expired by this machine's clock, 20.* UTC: set the clock if",
+        ),
+    ):
         answers(here, late / "ca.crt")
+    with (
+        tls_server(early) as here,
+        pytest.raises(InputError, match="is not valid yet by this mach"),
+    ):
+        answers(here, early / "ca.crt")
     with tls_server(None) as here, pytest.raises(InputError, match="speaks no TLS"):
         answers(here, ours / "ca.crt")
     nobody = f"127.0.0.1:{free_port()}"
@@ -99,3 +116,32 @@ def test_certificates_are_for_names_and_addresses(host: str, tmp_path: Path) -> 
     write_authority(
         tmp_path, ["localhost", "fed.example.org", "::1", "192.0.2.7", "xn--mll-hoa.de"]
     )
+
+
+@pytest.mark.parametrize(
+    ("ahead", "told"),
+    [
+        (
+            -60,
+            r"^this machine's clock is 6[01] s ahead of that of 127.0.0.1:\d+, which takes clien",
+        ),
+        (
+            400,
+            r"^this machine's clock is (399|400) s behind that of .*: set both clocks, as by NTP",
+        ),
+        (0, "^$"),
+        (200, "^$"),
+    ],
+)
+def test_clocks_that_differ(ahead: float, told: str, tmp_path: Path) -> None:
+    """The limits are Flower's: up to 5 s ahead, as its note may be delayed up to 305 s."""
+    ours = authority(tmp_path / "ours")
+    with tls_server(ours, ahead) as here:
+        assert re.search(told, clocks(here, ours / "ca.crt"))
+
+
+def test_a_server_that_does_not_tell_the_time(tmp_path: Path) -> None:
+    ours = authority(tmp_path / "ours")
+    with tls_server(ours) as here:
+        assert clocks(here, ours / "ca.crt") == ""
+    assert clocks(f"127.0.0.1:{free_port()}", ours / "ca.crt") == ""

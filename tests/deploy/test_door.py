@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
 from fedshift.deploy import door
 from fedshift.deploy.door import Callers, Door, server
-from fedshift.deploy.guard import LARGE, PROVEN, STALLED, UNPROVEN, Guard, in_time
+from fedshift.deploy.guard import LARGE, PROVEN, REGISTER, STALLED, UNPROVEN, Guard, in_time
 from fedshift.deploy.keys import read_client_key, write_authority, write_client_key
 from fedshift.deploy.processes import free_port
 from fedshift.errors import InputError
@@ -103,6 +103,38 @@ def test_bodies_are_as_long_as_who_sends_them_has_proved(keys: Path) -> None:
     # This machine's own address is no client's key.
     assert posted(keys, PUSH, UNPROVEN + 1, peer="127.0.0.1")[:2] == (413, False)
     assert posted(keys, CONTROL, 1)[:2] == (403, False)
+
+
+def test_super_nodes_wait_until_all_keys_are_registered(keys: Path) -> None:
+    """Flower refuses keys that it does not know yet as it refuses strangers'."""
+
+    async def inner(scope: Any, receive: Any, send: Any) -> None:
+        status = 500 if scope["query_string"] else 200
+        await send({"type": "http.response.start", "status": status, "headers": []})
+
+    guard = Guard(inner, {}, Callers(), unregistered=2)
+
+    def status(path: str, peer: str = ELSEWHERE, query: bytes = b"") -> int:
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        scope = {"type": "http", "path": path, "client": (peer, 5), "server": ("192.0.2.1", 8000),
+                 "headers": [], "query_string": query}  # fmt: skip
+        asyncio.run(guard(scope, receive, send))
+        return int(sent[0]["status"])
+
+    for asked in ((REGISTER, "127.0.0.1"), (REGISTER, ELSEWHERE), (CONTROL, "127.0.0.1")):
+        assert status(PULL) == 503
+        status(*asked)
+    assert status(REGISTER, "127.0.0.1", b"fails") == 500
+    assert status(PULL) == 503
+    assert status(REGISTER, "127.0.0.1") == 200
+    assert status(PULL) == 200
 
 
 def test_bodies_of_unknown_length_are_refused(keys: Path) -> None:

@@ -33,19 +33,21 @@ from fedshift.experiments.training import silent
 from fedshift.flower import LocalGrid, Site, client_app, play
 from fedshift.flower.rounds import overhear
 from fedshift.recipes import Setting
-from fedshift.record.folder import DEALT, SERVED, read_run
+from fedshift.record.folder import DEALT, SERVING, read_run
 from fedshift.report.page import page
 from support.every_method import MAKE
 from support.federations import SIZES, make_federation
 from support.flower_runs import sites, strategy_of
 
+SHIFT = {"kind": "sparsity", "labels_per_client": 3, "clients": 3}
 
-def config_of(method: str = "fedpals", **training: Any) -> Config:
+
+def config_of(method: str = "fedpals", shift: Any = SHIFT, **training: Any) -> Config:
     """Two rounds of three small clients, all evaluated."""
     options = {"ess": 0.9} if method == "fedpals" else {}
     return validate({
         "name": "run", "data": {"name": "fashion-mnist-mini"},
-        "shift": {"kind": "sparsity", "labels_per_client": 3, "clients": 3},
+        "shift": shift,
         "model": {"name": "linear"}, "method": {"name": method, **options},
         "training": {"rounds": 2, "steps": 1, "evaluate_every": 1, "lr": 0.05} | training,
     })  # fmt: skip
@@ -58,8 +60,8 @@ def deploy(text: str, out: Path, grid: LocalGrid, site: str = DEALT) -> list[dic
     return [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
 
 
-def dealt(text: str) -> LocalGrid:
-    return LocalGrid(client_app(partial(configured_site, text)), 3)
+def dealt(text: str, clients: int = 3) -> LocalGrid:
+    return LocalGrid(client_app(partial(configured_site, text)), clients)
 
 
 def own(text: str, client: int) -> Site:
@@ -126,7 +128,7 @@ class Leaving(LocalGrid):
 def test_who_drops_out_is_said_and_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv(SERVED, "fedshift deploy server /f --host h --port 1")
+    monkeypatch.setenv(SERVING, "fedshift deploy server /f --host h --port 1")
     text, out = dumps(config_of()), tmp_path / "run"
     events = deploy(text, out, Leaving(client_app(partial(configured_site, text)), 3))
     lost = [e for e in events if e["event"] == "dropped"]
@@ -162,8 +164,9 @@ def test_the_audit_reads_what_clients_registered(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Client 0 claims one label alone, and client 1 a size that it was not dealt."""
-    text, out = dumps(config_of()), tmp_path / "run"
-    deploy(text, out, dealt(text))
+    shift = {"kind": "dirichlet-per-client", "beta": 1.0, "clients": 12}
+    text, out = dumps(config_of(shift=shift)), tmp_path / "run"
+    deploy(text, out, dealt(text, 12))
     facts = json.loads((out / "deployment.json").read_text())
     sizes = list(facts["registered"]["n"])
     facts["registered"]["labels"][0] = [sizes[0], *[0] * 9]
@@ -176,12 +179,13 @@ def test_the_audit_reads_what_clients_registered(
     lying = json.loads(capsys.readouterr().out)
     assert honest["sizes"] == []
     assert lying["sizes"] == [{"client": 1, "registered": 10**9, "dealt": sizes[1]}]
-    assert lying["clients"] != honest["clients"]
+    verdicts = [report["clients"][0]["verdict"] for report in (honest, lying)]
+    assert verdicts == ["consistent", "inconsistent"]
 
     del facts["registered"]["labels"]
     (out / "deployment.json").write_text(json.dumps(facts))
     assert perform(app, audit) == 2
-    assert "clients registered sizes alone, since fedpals asks" in capsys.readouterr().err
+    assert "the clients registered sizes alone, since its method asks" in capsys.readouterr().err
     (out / "deployment.json").write_text(json.dumps(facts | {"site": "hospital:site"}))
     assert perform(app, audit) == 2
     assert "its clients have data of their own (hospital:site)" in capsys.readouterr().err

@@ -17,9 +17,9 @@ import pytest
 
 from fedshift.errors import InputError
 from fedshift.experiments.folder import check_unused, reserved
-from fedshift.experiments.in_use import IN_USE, alone_in
 from fedshift.experiments.resume import configured, reopened
 from fedshift.experiments.task import prepare
+from fedshift.record.in_use import IN_USE, alone_in
 from fedshift.sweeps.store import Store, run_of
 from fedshift.sweeps.worker import perform
 from support.small_runs import config_of, record_until, results
@@ -27,7 +27,7 @@ from support.small_runs import config_of, record_until, results
 HOLD = """
 import os, sys, time
 from pathlib import Path
-from fedshift.experiments.in_use import alone_in
+from fedshift.record.in_use import alone_in
 with alone_in(Path(sys.argv[1])):
     child = os.fork() if len(sys.argv) > 2 else 1
     if child == 0:
@@ -156,7 +156,7 @@ def test_a_new_folder_is_held_too(tmp_path: Path) -> None:
 
 def told_by_another(folder: Path) -> str:
     """By whom another process says that the folder is held."""
-    script = "import sys; from pathlib import Path; from fedshift.experiments import in_use\n"
+    script = "import sys; from pathlib import Path; from fedshift.record import in_use\n"
     script += "with in_use.alone_in(Path(sys.argv[1])): pass"
     done = subprocess.run(
         [sys.executable, "-c", script, folder], capture_output=True, text=True, check=False
