@@ -332,6 +332,10 @@ def deploy_init(
     host: Annotated[
         list[str], typer.Option(help="A name or address of the server; may be repeated.")
     ] = [],  # noqa: B006
+    keys: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="A federation whose authority and keys are kept."),
+    ] = None,
     config: Overrides = [],  # noqa: B006
 ) -> None:
     """Write certificates, the clients' keys and the app of an experiment into FOLDER.
@@ -341,7 +345,23 @@ def deploy_init(
     with loading():
         from fedshift.cli.deploy import init
 
-    init(file, folder, host, config)
+    init(file, folder, host, config, keys)
+
+
+@deploy_app.command("check")
+def deploy_check(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER")],
+    host: Annotated[str, typer.Option(help="Where the server will listen.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
+) -> None:
+    """Try a client's folder with its own data, or a federation's on the server; send nothing.
+
+    FOLDER: of a client, with client.json in it, or the one that `fedshift deploy init` made.
+    """
+    with loading():
+        from fedshift.cli.deploy import check
+
+    check(folder, host, port)
 
 
 @deploy_app.command("server")
@@ -372,6 +392,26 @@ def deploy_server(
     )  # fmt: skip
 
 
+@deploy_app.command("renew")
+def deploy_renew(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER")],
+    host: Annotated[
+        list[str], typer.Option(help="As for init; default: the present certificate's names.")
+    ] = [],  # noqa: B006
+    client: Annotated[
+        int | None, typer.Option(min=0, help="A new key for client I instead.", metavar="I")
+    ] = None,
+) -> None:
+    """Renew the server's certificate, or a client's key, in the folder of a federation.
+
+    FOLDER: as made by init. A server that is running takes the new ones when it is started again.
+    """
+    with loading():
+        from fedshift.cli.deploy import renew
+
+    renew(folder, host, client)
+
+
 @deploy_app.command("client")
 def deploy_client(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER")],
@@ -379,13 +419,14 @@ def deploy_client(
     patience: Annotated[
         float, typer.Option(min=0.0, help="Seconds to wait for a server that lets this client in.")
     ] = 600.0,
+    metrics: MetricsOption = None,
     log_format: LogOption = LogFormat.text,
 ) -> None:
     """Be a client, with the folder that `fedshift deploy init` made for it."""
     with loading():
         from fedshift.cli.deploy import client
 
-    client(folder, server, patience, log_format)
+    client(folder, server, patience, metrics, log_format)
 
 
 def main() -> None:

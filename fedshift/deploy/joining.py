@@ -27,6 +27,7 @@ FORGETS = 90.0
 # A SuperNode that was up for so long was well: the next end is news.
 WELL = 600.0
 Say = Callable[[str], None]
+Joined = Callable[[], bool]
 
 
 @dataclass(frozen=True)
@@ -45,18 +46,30 @@ def silent(text: str) -> None:
     """Print nothing."""
 
 
-def join(place: Path, server: str, *, patience: float = 600.0, say: Say = silent) -> None:
+def unwatched(joined: Joined) -> None:
+    """Watch no SuperNode."""
+
+
+def join(
+    place: Path,
+    server: str,
+    *,
+    patience: float = 600.0,
+    say: Say = silent,
+    watch: Callable[[Joined], None] = unwatched,
+) -> None:
     """Be a client of the federation at `server` ("host:port") until it is interrupted.
 
     `place` is the client's folder, as `fedshift deploy init` made it. If the server is not up yet,
     or ends, the client tries again for `patience` seconds; it also joins again when its SuperNode
-    was killed. Raises InputError for a folder that is in use, a folder, key or certificate that
+    was killed. `watch` gets a function for each SuperNode, which tells whether it has joined and
+    goes on. Raises InputError for a folder that is in use, a folder, key or certificate that
     cannot be used, and for a server that does not answer, shows a certificate that is not the
     federation's, or does not let this client in.
     """
     node = node_command(place, server)
     with alone_in(place):
-        _Stay(node, place, server, patience, say).for_ever()
+        _Stay(node, place, server, patience, say, watch).for_ever()
 
 
 @dataclass
@@ -68,6 +81,7 @@ class _Stay:
     server: str
     patience: float
     say: Say
+    watch: Callable[[Joined], None]
     said: str = ""
     pause: float = PAUSE
     killed: float = -math.inf
@@ -78,7 +92,7 @@ class _Stay:
             began = time.monotonic()
             if why := answers(self.server, self.place / "ca.crt"):
                 self._wait_for_server(why, until)
-            elif (ended := _run_node(self.node, self.place)).joined or ended.code < 0:
+            elif (ended := _run_node(self.node, self.place, self.watch)).joined or ended.code < 0:
                 self._join_again(ended, time.monotonic() - began)
                 until = time.monotonic() + self.patience
             else:
@@ -121,6 +135,18 @@ class _Stay:
 
 def node_command(place: Path, server: str) -> list[str]:
     """The SuperNode's command without its port. Raises InputError as `join` does for its inputs."""
+    node_config = check_place(place)
+    # For its error, before any process is started.
+    address_of(server)
+    return [
+        command("flower-supernode"), "--superlink", server, "--host", "127.0.0.1",
+        "--root-certificates", str(place / "ca.crt"),
+        "--auth-supernode-private-key", str(place / "key"), "--node-config", node_config,
+    ]  # fmt: skip
+
+
+def check_place(place: Path) -> str:
+    """What a client's folder says of its node. Raises InputError for files that cannot be used."""
     try:
         client = json.loads((place / "client.json").read_text(encoding="utf-8"))
         node_config = (
@@ -135,26 +161,27 @@ def node_command(place: Path, server: str) -> list[str]:
         ) from None
     check_certificate(place / "ca.crt")
     check_client_key(place / "key")
-    # For its error, before any process is started.
-    address_of(server)
-    return [
-        command("flower-supernode"), "--superlink", server, "--host", "127.0.0.1",
-        "--root-certificates", str(place / "ca.crt"),
-        "--auth-supernode-private-key", str(place / "key"), "--node-config", node_config,
-    ]  # fmt: skip
+    return node_config
 
 
-def _run_node(node: list[str], place: Path) -> Ended:
+def _run_node(node: list[str], place: Path, watch: Callable[[Joined], None]) -> Ended:
     log = place / "supernode.log"
     env = environment(place.absolute() / "flower") | {KEEP: str(_state_folder(place.absolute()))}
     # The log is appended to; only lines of this process count.
     before = log.stat().st_size if log.exists() else 0
+
+    def lines() -> list[str]:
+        with log.open("rb") as f:
+            f.seek(before)
+            return f.read().decode("utf-8", "replace").splitlines()
+
+    def joined() -> bool:
+        return any(JOINED in line for line in lines())
+
     with running([*node, "--port", str(free_port())], env, log) as process:
+        watch(lambda: process.poll() is None and joined())
         code = process.wait()
-    with log.open("rb") as f:
-        f.seek(before)
-        lines = f.read().decode("utf-8", "replace").splitlines()
-    return Ended(code, any(JOINED in line for line in lines), _reason(lines))
+    return Ended(code, joined(), _reason(lines()))
 
 
 def _state_folder(place: Path) -> Path:

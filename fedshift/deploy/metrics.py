@@ -8,7 +8,7 @@ texts of its errors, which are its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -107,6 +107,15 @@ class ServerMetrics:
 
     def _counter(self, name: str, what: str, *labels: str) -> Counter:
         return Counter(f"fedshift_{name}", what, labels, registry=self.registry)
+
+
+def client_metrics(joined: Callable[[], bool], expires: float) -> CollectorRegistry:
+    """What a client tells: whether it has joined, and when its copy of ca.crt ends."""
+    registry = CollectorRegistry()
+    Gauge("fedshift_joined", "1 if the client has joined.", registry=registry).set_function(joined)
+    end = Gauge("fedshift_certificate_end_timestamp_seconds", "End of ca.crt.", registry=registry)
+    end.set(expires)
+    return registry
 
 
 def _number(value: Any) -> float:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedshift.deploy.federation import NAME, Link, Listener
+from fedshift.deploy.joining import Joined
 from fedshift.deploy.keys import certificate_end
 from fedshift.deploy.place import clients_of
 from fedshift.deploy.processes import command, run_flower
@@ -154,6 +155,28 @@ def monitored(
             tell(event)
 
         yield Monitor(listen, beside)
+
+
+@contextlib.contextmanager
+def client_monitored(address: str | None, place: Path) -> Iterator[Callable[[Joined], None]]:
+    """Serves whether a client has joined: gets what tells it of each SuperNode (`join`).
+
+    A client that waits for its server is healthy, and not ready. Raises as `open_port`.
+    """
+    latest: list[Joined] = [lambda: False]
+    if address is None:
+        yield latest.append
+        return
+    with open_port(address) as port:
+        from fedshift.deploy.metrics import client_metrics
+
+        registry = client_metrics(lambda: latest[-1](), certificate_end(place / "ca.crt"))
+        checks: dict[str, Check] = {
+            "/healthz": lambda: "",
+            "/readyz": lambda: "" if latest[-1]() else "not joined",
+        }
+        with answering(port, checks, registry):
+            yield latest.append
 
 
 @contextlib.contextmanager

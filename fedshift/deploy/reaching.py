@@ -48,7 +48,7 @@ def answers(server: str, authority: Path) -> str:
             now = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC"
             raise InputError(
                 f"{server}: its certificate {CLOCK[e.verify_code]} by this machine's clock, {now}: "
-                "set the clock if it is wrong, else run `fedshift deploy init` into a new folder"
+                "set the clock if it is wrong, else run `fedshift deploy renew` on the server"
             ) from None
         raise InputError(
             f"{server} shows a certificate that {authority} does not vouch for: "

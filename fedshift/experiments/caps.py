@@ -23,7 +23,7 @@ def with_cap(config: Config) -> tuple[Config, str]:
     named = cap_named(config)
     if named is not None:
         return config, f"No client gets a weight above {named:.3g}, as the experiment says."
-    clients = min(config.training.cohort or config.shift.clients, config.shift.clients)
+    clients = min(config.training.cohort or config.clients, config.clients)
     cap = max(1.0 / clients, min(HALF, AVERAGE / clients))
     training = config.training.model_copy(update={"max_weight": cap})
     return config.model_copy(update={"training": training}), (

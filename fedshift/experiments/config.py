@@ -245,6 +245,11 @@ class Config(Section):
     seeds: SeedTable = SeedTable()
 
     @property
+    def clients(self) -> int:
+        """How many clients train, where the file says it."""
+        return self.shift.clients if self.data.clients is None else len(self.data.clients)
+
+    @property
     def identity(self) -> str:
         """A hash of the keys that differ from their defaults, but for `name`: one run has one.
 

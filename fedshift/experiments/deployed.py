@@ -12,7 +12,7 @@ import json
 import os
 import time
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import Context
+from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
 from fedshift.algorithms.base import Algorithm
@@ -29,22 +29,26 @@ from fedshift.engine.run import Federation, Round
 from fedshift.engine.traffic import Meter
 from fedshift.engine.trial import check_model, check_training
 from fedshift.errors import InputError
-from fedshift.evaluation.scores import Score
+from fedshift.evaluation.scores import OwnScores, Score
+from fedshift.experiments.at_sites import ASK, answer, own_site
 from fedshift.experiments.config import Config, Training
 from fedshift.experiments.experiment import dropped_event, record
 from fedshift.experiments.folder import EventLog, kept_in, reserved
+from fedshift.experiments.from_sites import check_sites, gather
 from fedshift.experiments.load import validate
 from fedshift.experiments.on_flower import on_grid, strategy_of
-from fedshift.experiments.python_names import is_python
+from fedshift.experiments.python_names import SITES, is_python
 from fedshift.experiments.resume import reopened
 from fedshift.experiments.task import Prepared, prepare
 from fedshift.experiments.training import silent
 from fedshift.files import is_file, write
-from fedshift.flower import AlgorithmStrategy
 from fedshift.flower.client import Site, app_of, partition
 from fedshift.flower.quiet import KEEP
-from fedshift.flower.rounds import measured_by_clients, overhear
+from fedshift.flower.rounds import evaluated, measured_by_clients, overhear, sites_of
+from fedshift.flower.routing import Sites
+from fedshift.flower.strategy import AlgorithmStrategy
 from fedshift.record.folder import CONFIG, DEPLOYED, EVENTS, SERVING, SUMMARY
+from fedshift.tree import Parts
 
 # Flower imports this module and looks for these names (deploy/place.py writes them into the app).
 server_app = ServerApp()
@@ -56,15 +60,19 @@ def configured(text: str) -> Config:
     if config.method.options.get("ess") == "auto":
         raise InputError('method.ess = "auto" trains one model per candidate; deploy with a number')
     named = [config.model.name, config.method.name, *config.metrics.extra]
-    if config.data.source is not None or any(map(is_python, named)):
+    foreign = config.data.source is not None and not config.data.at_sites
+    if foreign or any(map(is_python, named)):
         raise InputError(
             "a deployed federation runs no file that an experiment names, since its text comes by "
-            "message: use data, networks and methods of the library, or `fedshift run`"
+            "message: use data, networks and methods of the library, data of the clients' own "
+            '(data.source = "sites"), or `fedshift run`'
         )
-    if config.shift.target == "clients":
+    if config.data.at_sites:
+        check_sites(config)
+    if config.shift.target == "clients" and config.training.keep == "best":
         raise InputError(
-            'shift.target = "clients" is measured on models that never leave their clients; '
-            "simulate it (--engine flower-sim)"
+            'training.keep = "best" may keep an earlier round, and clients then have later models; '
+            "leave it out, or simulate it (--engine flower-sim)"
         )
     return config
 
@@ -76,12 +84,23 @@ def main(grid: Grid, context: Context) -> None:
     config = configured(str(given["experiment"]))
     waits = {k: float(given[k]) for k in ("patience", "timeout")}
 
-    prepared = prepare(config)
-    measures = config.data.validation > 0
+    own = config.data.at_sites
+    prepared = gather(grid, config, waits["patience"]) if own else prepare(config)
     with _folder(Path(str(given["out"])), config, prepared) as folder:
         # Every round: on Flower one takes seconds at least, and a checkpoint less.
         keeper = kept_in(folder, config, prepared, 1)
-        engine = Deployed(grid, waits, folder, config.name, str(given.get("site", "")), measures)
+        refits = ("moment", "refitted")[: 1 + bool(given.get("refit"))]
+        site = "" if own else str(given.get("site", ""))
+        engine = Deployed(
+            grid,
+            waits,
+            folder,
+            config.shift.target == "clients",
+            refits,
+            config.name,
+            site,
+            config.data.validation > 0,
+        )
         record(folder, config, prepared, silent, engine, keeper)
 
 
@@ -107,19 +126,25 @@ def name_of(folder: Path) -> str:
 class Deployed:
     """The engine of clients on deployed nodes.
 
-    waits: `patience` and `timeout` of the strategy. label: the run's in its events. site: what
-    gives clients their data. measures: whether clients have validation examples.
+    waits: `patience` and `timeout` of `strategy_of`. on_sites: clients have test examples of their
+    own, on which each tests the model that it serves, in rounds that are evaluated. refits: as of
+    `OnSites`. label: the run's in its events. site: the function that gives clients their data; "":
+    they have it themselves. measures: whether clients hold validation examples out.
     """
 
     grid: Grid
     waits: Mapping[str, float]
     folder: Path
-    label: str
+    on_sites: bool = False
+    refits: tuple[str, ...] = ("moment",)
+    label: str = ""
     site: str = ""
     measures: bool = True
     backend: str = "loop"
     tells_drops = True
-    strategy: AlgorithmStrategy | None = field(default=None, init=False)
+    # How to make the strategy of the run, and it, once it exists.
+    make: list[Callable[..., AlgorithmStrategy]] = field(default_factory=list, repr=False)
+    made: list[AlgorithmStrategy] = field(default_factory=list, repr=False)
 
     def rounds(
         self,
@@ -134,32 +159,45 @@ class Deployed:
         """As `Engine`; the clients have the method's options from Flower."""
         check_model(algorithm.model, federation)
         check_training(algorithm, federation.params, training.rounds)
-        self._make = partial(
-            strategy_of, algorithm, federation, training, **self.waits, after=after,
-            dropping=self._drop,
-        )  # fmt: skip
+        self.make[:] = [partial(
+            strategy_of, algorithm, federation, training, after=after, own=self.on_sites,
+            evaluates=lambda t: self.on_sites and training.evaluates(t), dropping=self._drop,
+            **self.waits,
+        )]  # fmt: skip
 
         def played() -> Iterator[Round]:
-            began = time.perf_counter()
-            yield from on_grid(self._begun(), self.grid, training, meter, began)
+            began, strategy = time.perf_counter(), self.strategy
+            for current in on_grid(self.grid, strategy, training, meter=meter, began=began):
+                took_part = dict.fromkeys(sorted(strategy.took_part), Parts())
+                # What clients keep stays with them; who took part is what the server knows of it.
+                yield current._replace(states=took_part) if self.on_sites else current
 
         return played()
 
+    @property
+    def strategy(self) -> AlgorithmStrategy:
+        """The server's side of the run with its clients, made when it is first needed."""
+        if not self.made:
+            # The name exists only once a round is requested: then the first event is on disk.
+            self.made.append(self.make[0](name=name_of(self.folder)))
+            overhear(self.grid, self.made[0].hear)
+            self.made[0].begin(self.grid)
+            self._describe(self.made[0])
+        return self.made[0]
+
     def measured(self, current: Round) -> Mapping[int, Score] | None:
         """As `Engine`: sums of each client that is connected and answers."""
-        if not self.measures:
-            return None
-        return measured_by_clients(self._begun(), self.grid, current)
+        return measured_by_clients(self.strategy, self.grid, current) if self.measures else None
 
-    def _begun(self) -> AlgorithmStrategy:
-        """The strategy, with all clients registered."""
-        if self.strategy is None:
-            # Its name exists only once a round is requested: then the first event is on disk.
-            self.strategy = self._make(name=name_of(self.folder))
-            overhear(self.grid, self.strategy.hear)
-            self.strategy.begin(self.grid)
-            self._describe(self.strategy)
-        return self.strategy
+    def own_scores(self, algorithm: Algorithm, current: Round) -> Mapping[int, OwnScores]:
+        """As `OnSites`; a run that goes on after its last round asks once more."""
+        if not self.strategy.tests:
+            evaluated(self.strategy, self.grid, current.t)
+        return self.strategy.tests
+
+    def sites(self) -> Sites:
+        """As `OnSites`."""
+        return sites_of(self.strategy, self.grid)
 
     def _describe(self, strategy: AlgorithmStrategy) -> None:
         """Leave in the run folder what is true of this run because it is deployed."""
@@ -184,7 +222,10 @@ def site_of(context: Context) -> Site:
     text = str(context.run_config["experiment"])
     # First: the text comes by message, and must name no file that the site's function would run.
     config = configured(text)
-    site: Site = getattr(import_module(module), name)(text, partition(context))
+    if config.data.at_sites:
+        site = own_site(config, context, place_of(context))
+    else:
+        site = getattr(import_module(module), name)(text, partition(context))
     # Here, not in the app: only the run's configuration says how many.
     torch.set_num_threads(config.training.threads)
     return site
@@ -196,5 +237,28 @@ def state_folder() -> Path | None:
     return Path(path) if path else None
 
 
+def place_of(context: Context) -> Path:
+    """This client's folder, as `fedshift deploy init` made it, with site.toml."""
+    kept = state_folder()
+    if kept is None:
+        raise InputError("data of its own need a client that `fedshift deploy client` started")
+    return kept.parent
+
+
+def is_private(context: Context) -> bool:
+    """Whether the clients of a run have data of their own."""
+    data = tomllib.loads(str(context.run_config["experiment"])).get("data", {})
+    return bool(data.get("source") == SITES)
+
+
 # States are never opened here: on real machines they are the clients' own.
-client_app = app_of(site_of, threads=1, open_states=False, keep=state_folder())
+client_app = app_of(site_of, threads=1, open_states=False, keep=state_folder(), private=is_private)
+
+
+@client_app.query(ASK)
+def own(message: Message, context: Context) -> Message:
+    """A question to a client with data of its own."""
+    config = configured(str(context.run_config["experiment"]))
+    torch.set_num_threads(config.training.threads)
+    content = answer(message, context, config, place_of(context))
+    return Message(content, reply_to=message)

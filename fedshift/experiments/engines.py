@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pkgutil import resolve_name
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
@@ -23,8 +23,9 @@ from fedshift.engine.stacking.stacked import Stacked
 from fedshift.engine.traffic import Meter
 from fedshift.engine.ways import FIT, GONE, NAMES, ONE_BY_ONE, QUICKER, SPREAD
 from fedshift.errors import InputError, unknown
-from fedshift.evaluation.scores import Score
+from fedshift.evaluation.scores import OwnScores, Score
 from fedshift.experiments.config import Training
+from fedshift.router.parts import Clients
 
 
 class Engine(Protocol):
@@ -60,6 +61,25 @@ class Engine(Protocol):
 
         None where this process has those examples, and measures itself.
         """
+
+
+@runtime_checkable
+class OnSites(Protocol):
+    """An engine whose clients' models stay where they are: it asks for counts and sums."""
+
+    def own_scores(self, algorithm: Algorithm, current: Round) -> Mapping[int, OwnScores]:
+        """Of each client that answers, by its id; `current` is the last round."""
+
+    def sites(self) -> Clients:
+        """All clients, for fits of the last round's router."""
+
+    @property
+    def on_sites(self) -> bool:
+        """Whether clients are tested on examples of their own; else the server's are."""
+
+    @property
+    def refits(self) -> tuple[str, ...]:
+        """The names of the fits to make."""
 
 
 Say = Callable[[str], None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import shutil
 import time
 import warnings
@@ -35,7 +36,7 @@ from fedshift.experiments.config import Config, Training
 from fedshift.experiments.custom import Metric, recipe_of
 from fedshift.experiments.custom_loss import loss_of, with_loss
 from fedshift.experiments.custom_metrics import try_metrics
-from fedshift.experiments.engines import Engine, InProcess
+from fedshift.experiments.engines import Engine, InProcess, OnSites
 from fedshift.experiments.folder import (
     EventLog,
     in_turn,
@@ -47,6 +48,7 @@ from fedshift.experiments.folder import (
 )
 from fedshift.experiments.label_sets import set_round
 from fedshift.experiments.method_fit import named_alike
+from fedshift.experiments.on_sites import evaluate_on_sites, last_round_on_sites
 from fedshift.experiments.outcome import Experiment, Outcome
 from fedshift.experiments.played import describe_weights, registered, sizes_alone
 from fedshift.experiments.progress import Keeper, Progress, Saver
@@ -286,15 +288,16 @@ def train(
         if last:
             break
         began = time.perf_counter()
-    draws = training.draws(len(federation.clients))
-    return _outcome(algorithm, federation, task, label, done, scores, measure, draws)
+    return _outcome(algorithm, federation, task, label, done, scores, engine, training, measure)
 
 
 def _measure(
     algorithm: Algorithm, federation: Federation, task: Task, engine: Engine,
     metrics: Mapping[str, Metric], current: Round,
 ) -> Evaluation:  # fmt: skip
-    """The scores after a round: here, but for what clients measure themselves."""
+    """The scores after a round: here, or by what clients say whose models stay with them."""
+    if isinstance(engine, OnSites) and engine.on_sites:
+        return evaluate_on_sites(engine, algorithm, current, federation, task)
     return evaluate(algorithm, current, federation, task, metrics, engine.measured(current))
 
 
@@ -357,28 +360,27 @@ def _served_accuracies(scores: Evaluation) -> dict[str, float]:
     if scores.served is None:
         return {}
     metrics = scores.served.metrics
-    return {
-        "system_accuracy": metrics.system_accuracy,
-        "average_accuracy": metrics.average_accuracy,
-    }
+    shown = {"average_accuracy": metrics.average_accuracy}
+    # Not measured where models stay at their sites.
+    if math.isnan(metrics.system_accuracy):
+        return shown
+    return {"system_accuracy": metrics.system_accuracy, **shown}
 
 
 def _outcome(
     algorithm: Algorithm, federation: Federation, task: Task, label: str, done: Progress,
-    scores: Evaluation | None, measure: Callable[[Round], Evaluation], draws: bool,
+    scores: Evaluation | None, engine: Engine, training: Training,
+    measure: Callable[[Round], Evaluation],
 ) -> Outcome:  # fmt: skip
-    """Outcome of a complete run; scores is None if its last round came from a checkpoint.
-
-    draws: whether rounds draw cohorts.
-    """
+    """Outcome of a complete run; scores is None if its last round came from a checkpoint."""
     last = done.best or done.after
     assert last is not None  # a run has at least one round
     # None: the run was killed between its last checkpoint and its summary.
     if scores is None or last is not done.after:
         scores = measure(last)
     # With all clients in every round, one solution has the weights of all rounds to the last bit.
-    means = done.played.rounds and (draws or done.missed.rounds)
-    played = done.played if means else None
+    means = training.draws(len(federation.clients)) or done.missed.rounds
+    played = done.played if means and done.played.rounds else None
     if played is None:
         all_clients = torch.arange(len(federation.clients))
         cap = federation.gate.max_weight
@@ -397,7 +399,7 @@ def _outcome(
         replace(federation, table=registered(last, federation.table)),
         last,
         tuple(one for one in done.served if one.round <= last.t),
-        _measure_at_end(algorithm, last, federation, task, scores),
+        _measure_at_end(algorithm, last, federation, task, scores, engine),
         tuple(one for one in done.sets if one.round <= last.t),
         done.traffic,
         done.missed,
@@ -409,9 +411,13 @@ def _outcome(
 
 
 def _measure_at_end(
-    algorithm: Algorithm, current: Round, federation: Federation, task: Task, scores: Evaluation
-) -> LastRound | None:
+    algorithm: Algorithm, current: Round, federation: Federation, task: Task, scores: Evaluation,
+    engine: Engine,
+) -> LastRound | None:  # fmt: skip
     """Measurements of the last round only, where clients serve their own models."""
     if scores.served is None:
         return None
+    if scores.served.answers is None:
+        assert isinstance(engine, OnSites)  # they alone leave the answers where they are
+        return last_round_on_sites(engine, algorithm, current, federation, scores.served)
     return last_round(algorithm, current, federation, task, scores.served.answers)

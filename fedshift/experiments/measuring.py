@@ -11,6 +11,7 @@ from fedshift.data import Examples, Task, last_columns
 from fedshift.estimate import AccuracyEstimate, estimate_target_accuracy, estimate_target_loss
 from fedshift.evaluation.scores import Score, Scored, score
 from fedshift.evaluation.targets import LabelScore, NumberScore, score_labels, score_numbers
+from fedshift.experiments.elsewhere import Elsewhere
 from fedshift.model import Model
 from fedshift.record.rounds import ESTIMATES
 from fedshift.tree import Params
@@ -31,6 +32,8 @@ def scored(
 
     confusion: also count which class is taken for which, where classes are predicted.
     """
+    if isinstance(examples, Elsewhere):
+        return examples.score(pair)
     classes = len(task.classes)
     if task.kind == "regression":
         return score_numbers(model, *pair, examples, classes)

@@ -24,8 +24,8 @@ from fedshift.flower.quiet import quiet
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
-    from fedshift.flower import AlgorithmStrategy
     from fedshift.flower.client import Site
+    from fedshift.flower.strategy import AlgorithmStrategy
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,9 @@ class FlowerSimulation:
             app = client_app(site, threads=training.threads, open_states=asks)
             with simulation(app, len(federation.clients), actors=self.actors) as grid:
                 strategy = strategy_of(algorithm, federation, training)
-                yield from on_grid(strategy, grid, training, meter, began, asks_states=asks)
+                yield from on_grid(
+                    grid, strategy, training, meter=meter, asks_states=asks, began=began
+                )
 
     def measured(self, current: Round) -> None:
         """As `Engine`: the server's process has all examples."""
@@ -95,10 +97,10 @@ def strategy_of(
     timeout: float = 3600.0,
     **given: Any,
 ) -> AlgorithmStrategy:
-    """The server's half of a configured method.
+    """The method as a strategy.
 
-    timeout: seconds for a round, or the training's deadline where that is less; given: other
-    arguments of `AlgorithmStrategy`.
+    timeout: seconds for a round, or the training's deadline where that is less; given: others of
+    `AlgorithmStrategy`.
     """
     from fedshift.flower import AlgorithmStrategy
 
@@ -117,21 +119,22 @@ def strategy_of(
 
 
 def on_grid(
-    strategy: AlgorithmStrategy,
     grid: Grid,
+    strategy: AlgorithmStrategy,
     training: Training,
-    meter: Meter,
-    began: float,
     *,
+    meter: Meter,
     asks_states: bool = False,
+    began: float | None = None,
 ) -> Iterator[Round]:
     """The rounds on Flower nodes; the meter gets the traffic of each.
 
-    began: when the wait for clients did, on `time.perf_counter`. asks_states: whether clients are
-    asked for what they keep, in rounds that are evaluated.
+    asks_states: whether clients are asked for what they keep, in rounds that are evaluated. began:
+    when the wait for clients did, on `time.perf_counter`.
     """
     from fedshift.flower import play
 
+    began = time.perf_counter() if began is None else began
     strategy.begin(grid)
     # Clients may take minutes to come, which is no part of round 1.
     meter.waited = time.perf_counter() - began
@@ -147,12 +150,14 @@ def configured_site(text: str, client: int) -> Site:
     from fedshift.flower.client import Site
 
     algorithm, federation, prepared = _built(text)
+    tests = prepared.task.tests
     return Site(
         algorithm,
         federation.clients[client],
         federation.seeds.batch,
         prepared.task.validation[client],
         (federation.params, federation.buffers),
+        tests[client] if tests else None,
     )
 
 

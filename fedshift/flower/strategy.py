@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord, RecordDict
@@ -30,8 +30,8 @@ from fedshift.engine.run import draw_cohort
 from fedshift.engine.traffic import Traffic
 from fedshift.engine.trial import check_company, check_training
 from fedshift.errors import DataError, InputError
-from fedshift.evaluation.scores import Score
-from fedshift.flower.arriving import arrived, failed_client
+from fedshift.evaluation.scores import OwnScores, Score
+from fedshift.flower.arriving import Arrived, arrived, failed_client
 from fedshift.flower.nodes import Expected, Met, columns_read, meet
 from fedshift.flower.records import (
     failure_of,
@@ -39,7 +39,8 @@ from fedshift.flower.records import (
     to_records,
     to_shared_records,
 )
-from fedshift.flower.scoring import to_score
+from fedshift.flower.routing import MODEL, Question, questions_in
+from fedshift.flower.scoring import TEST, own_scores_in, score_in
 from fedshift.seeds import Seeds
 from fedshift.tree import Params, Parts, size_in_bytes
 
@@ -134,14 +135,14 @@ class AlgorithmStrategy(Strategy):
         self.evaluates, self.listen, self.gate = evaluates, listen, gate
         self.retries, self.dropping = retries, dropping
         self.met: Met | None = None
-        self.cohort, self.current = size, after
+        self.cohort, self.current, self.took_part = size, after, set(after.states if after else ())
         self.goes_on = ConfigRecord(
             {"name": name, "after": 0 if after is None else after.t} if name else {}
         )
         self.opened: Opened | None = None
         self.lost, self.posted = list[Dropped](), list[tuple[int, Metadata]]()
-        self.named, self.sent = set[int](), dict[int, int]()
-        self.scores, self.traffic = dict[int, Score](), Traffic()
+        self.named, self.sent, self.traffic = set[int](), dict[int, int](), Traffic()
+        self.scores, self.tests = dict[int, Score](), dict[int, OwnScores]()
         draw_cohort(clients, self.cohort, 1, seeds.cohort)  # only to refuse impossible sizes
         check_training(algorithm, self.params, 1)
         check_company(algorithm, clients, self.cohort)
@@ -216,6 +217,7 @@ class AlgorithmStrategy(Strategy):
         self._name(played.t, played.dropped)
         self.listen(played)
         self.current = count_skips(played, current, self.gate)
+        self.took_part |= set(played.trained)
         counts = {"clients": len(played.trained)}
         loss = {} if math.isnan(played.loss) else {"train_loss": played.loss}
         return self._arrays(played.server), MetricRecord({**loss, **counts})
@@ -224,28 +226,29 @@ class AlgorithmStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """In rounds for which `evaluates` is true: ask every connected client for its scores."""
-        self.scores = {}
+        self.scores, self.tests = {}, {}
         if self.current is None or not self.evaluates(server_round):
             return []
         return self.questions(self.current, grid)
 
     def questions(self, played: Round, grid: Grid) -> list[Message]:
         """Ask every connected client for its scores of a round's model, or of the one it serves."""
-        self.scores, self.posted = {}, []
+        self.scores, self.tests, self.posted = {}, {}, []
         stage, server = self.algorithm.at(played.t), played.server
         # Evaluation is not sampled: scores are over all connected clients.
         everyone = torch.arange(self.clients)
         weights = weigh(stage, server, everyone, self.gate.max_weight)
         context = server | {"cohort": {"id": everyone, "weight": weights}}
         shared = {"params": server.get("params", {}), "buffers": server.get("buffers", {})}
-        run = {"round": played.t, "own": self.own, "classes": self.classes}
+        run: dict[str, int | list[int]] = {
+            "round": played.t, "own": self.own, "classes": self.classes, "present": self.present,
+        }  # fmt: skip
         connected = set(grid.get_node_ids())
+        asked = [i for i in range(self.clients) if self._node(i) in connected]
+        messages = {i: shared | stage.broadcast(context, i) if self.own else shared for i in asked}
         return [
-            self._message(
-                "evaluate", i, to_records(stage.broadcast(context, i) if self.own else shared), run
-            )
-            for i in range(self.clients)
-            if self._node(i) in connected
+            self._message("evaluate", i, records, run)
+            for i, records in to_shared_records(messages).items()
         ]
 
     def aggregate_evaluate(
@@ -259,7 +262,10 @@ class AlgorithmStrategy(Strategy):
             why = failure_of(reply)
             try:
                 if why is None:
-                    self.scores[client] = to_score(reply.content, self.classes)
+                    content = reply.content
+                    self.scores[client] = score_in(content, self.classes)
+                    if TEST in content:
+                        self.tests[client] = own_scores_in(content, self.classes, self.clients)
             except Exception as e:
                 # The numbers come from another machine: any exception means that they are bad.
                 why = str(e) or type(e).__name__
@@ -292,9 +298,28 @@ class AlgorithmStrategy(Strategy):
             return by_message.get(reply.metadata.reply_to_message_id)
         return by_node.get(reply.metadata.src_node_id)
 
+    @property
+    def present(self) -> list[int]:
+        """[N]: 1 for clients that have trained in some round and have examples."""
+        n = None if self.met is None else self.met.table.get("n")
+        return [int(i in self.took_part and (n is None or n[i] > 0)) for i in range(self.clients)]
+
+    def ask_for_sums(self, questions: Sequence[Question], grid: Grid) -> dict[int, Message]:
+        """A message to each client that took part, about the last round's model; see `routing`."""
+        current = self.begin(grid)
+        shared = {name: current.server.get(name, {}) for name in ("params", "buffers")}
+        records = to_records(shared, MODEL) | questions_in(questions, self.present, 0)
+        ids, run = [i for i, took in enumerate(self.present) if took], {"round": current.t}
+        return {i: self._message("query.router", i, records, run) for i in ids}
+
+    def read(self, replies: Iterable[Message]) -> Arrived:
+        """The replies that can be read, within the limits of the gate."""
+        return arrived(replies, self._client, self.gate.max_bytes)
+
     def _message(
-        self, kind: str, client: int, records: dict[str, ArrayRecord], run: dict[str, int]
-    ) -> Message:
+        self, kind: str, client: int, records: Mapping[str, ArrayRecord | ConfigRecord],
+        run: Mapping[str, int | list[int]],
+    ) -> Message:  # fmt: skip
         content = RecordDict({**records, "run": ConfigRecord({**run, **self.goes_on})})
         node, life = self._node(client), self.timeout
         message = Message(content, message_type=kind, dst_node_id=node, ttl=life)
@@ -322,7 +347,7 @@ class AlgorithmStrategy(Strategy):
 
     def _admit(self, opened: Opened, messages: Iterable[Message]) -> Admitted:
         """The replies that the gate accepts, with reasons for the others."""
-        received = arrived(messages, self._client, self.gate.max_bytes)
+        received = self.read(messages)
         blocks = [block_of(reply) for reply in received.replies]
         admitted = self.gate.admit(blocks, question(opened, not_finite(self.buffers)))
         unread = {one.client: one for one in received.unread}

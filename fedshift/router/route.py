@@ -5,7 +5,7 @@ Shapes: B queries, N clients, K classes, e client features.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from numbers import Integral
@@ -113,7 +113,30 @@ class Router:
         if not states:
             raise InputError("no client has taken part yet: train for a round, then route")
         served = {i: algorithm.model_for(server, states[i]) for i in sorted(states)}
-        params, buffers = served[min(served)]
+        return cls._made(algorithm.model, server, served[min(served)], served, served, prior)
+
+    @classmethod
+    def of_sites(
+        cls,
+        algorithm: Algorithm,
+        server: Parts,
+        first: tuple[Params, Params],
+        took_part: Iterable[int],
+        prior: Prior = "posterior",
+    ) -> Router:
+        """The router where each client's model stays at its site: `route` names the site to ask.
+
+        first: the first model, for parts that clients keep and the router does not read. Raises
+        InputError as `of`; `predict` of the result does.
+        """
+        return cls._made(algorithm.model, server, first, sorted(took_part), {}, prior)
+
+    @classmethod
+    def _made(
+        cls, model: Model, server: Parts, pair: tuple[Params, Params], ids: Iterable[int],
+        served: Mapping[int, tuple[Params, Params]], prior: Prior,
+    ) -> Router:  # fmt: skip
+        params, buffers = pair
         private = [k for k in params if k.startswith("router.") and k not in server["params"]]
         if private:
             raise InputError(
@@ -122,11 +145,11 @@ class Router:
             )
         # Sizes of 0 keep clients without a model out of every score and every sum.
         present = torch.zeros(len(server["table"]["n"]), dtype=torch.bool)
-        present[list(served)] = True
+        present[list(ids)] = True
         n = torch.where(present, server["table"]["n"].cpu().double(), 0.0)
         log_tilt(n, prior)  # refuses a prior that does not fit, here and not at the first query
         shared = (params | server["params"], buffers | server["buffers"])
-        return cls(algorithm.model, shared, served, n, prior)
+        return cls(model, shared, served, n, prior)
 
     @property
     def clients(self) -> list[int]:
@@ -202,6 +225,11 @@ class Router:
         alone, any cost one pass and the classifiers asked (those of float32 are mixed in float32,
         right to 1e-6); else each takes a pass for its queries. Raises InputError as `route`.
         """
+        if away := [i for i in self.clients if i not in self.served]:
+            raise InputError(
+                f"the models of clients {away} are at their sites: route(x) names the client whose "
+                "site has the answer"
+            )
         k, x = self._clients_asked(mode), check_queries(x)
         blocks = [self._predict(b, k, self._prior(prior), prices) for b in torch.split(x, BLOCK)]
         return torch.cat(blocks)

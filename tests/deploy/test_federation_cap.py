@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 import tomllib
 from collections.abc import Callable
 from functools import partial
@@ -115,7 +114,7 @@ def by_messages(text: str) -> Round:
     federation = federation_of(config, prepared)
     grid = LocalGrid(client_app(partial(configured_site, text)), len(federation.clients))
     strategy = strategy_of(algorithm, federation, config.training)
-    return list(on_grid(strategy, grid, config.training, Meter(), time.perf_counter()))[-1]
+    return list(on_grid(grid, strategy, config.training, meter=Meter()))[-1]
 
 
 def test_another_number_of_clients_than_keys(

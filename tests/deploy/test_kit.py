@@ -210,7 +210,7 @@ def started(tmp_path: Path) -> Iterator[Started]:
     one = Started(tmp_path)
     one.places["./data"].mkdir()
     init = [FEDSHIFT, "deploy", "init", str(EXAMPLE), str(one.places["./federation"])]
-    changes = ["-c", "training.rounds=2", "-c", "training.steps=3"]
+    changes = ["-c", "training.rounds=1", "-c", "training.steps=3"]
     subprocess.run([*init, *changes], check=True, env=environ(), stdout=subprocess.DEVNULL)
     subprocess.run(["chown", "-R", f"{USER}:{USER}", str(one.places["./federation"])], check=True)
     try:
@@ -232,8 +232,8 @@ def test_the_compose_file_runs_a_federation(started: Started) -> None:
         words = started.local(name, [expanded(word, {}) for word in service["command"]])
         started.start(name, [FEDSHIFT, *words], volumes_of(service, started.places))
     for name in SERVICES:
-        until(lambda name=name: healthy(name), 90, f"{name} is not healthy")
-    assert started.running["server"].wait(300) == 0, (started.folder / "server.log").read_text()
+        until(lambda name=name: healthy(name), 180, f"{name} is not healthy")
+    assert started.running["server"].wait(600) == 0, (started.folder / "server.log").read_text()
     run = started.places["./federation"] / "run"
     assert (run / "summary.json").stat().st_uid == USER
     same_as_in_one_process(run, started.folder)
@@ -252,7 +252,7 @@ def test_the_units_run_a_federation(started: Started) -> None:
         _, *words = exec_start(unit, name, given)
         local = [f"{INSIDE}{inside}" if w == inside[1:] else w for w in started.local(name, words)]
         started.start(name, [FEDSHIFT, *local], [(inside, source, "rw")])
-    assert started.running["server"].wait(300) == 0, (started.folder / "server.log").read_text()
+    assert started.running["server"].wait(600) == 0, (started.folder / "server.log").read_text()
     same_as_in_one_process(federation / "run", started.folder)
     for name in CLIENTS:
         started.running[name].send_signal(signal.SIGTERM)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -108,13 +107,8 @@ def test_on_flower_the_same_is_said(tmp_path: Path) -> None:
             self, algorithm: Any, federation: Any, training: Any, options: Any, *,
             after: Any, meter: Any,
         ) -> Any:  # fmt: skip
-            return on_grid(
-                strategy_of(algorithm, federation, training),
-                LocalGrid(app, 6),
-                training,
-                meter,
-                time.perf_counter(),
-            )
+            strategy = strategy_of(algorithm, federation, training)
+            return on_grid(LocalGrid(app, 6), strategy, training, meter=meter)
 
     heard: list[dict[str, Any]] = []
     (tmp_path / "there").mkdir()

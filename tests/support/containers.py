@@ -21,9 +21,19 @@ Volume = tuple[str, Path, str]
 USER = 10001
 # Volumes lie in /mnt: the root has no folders of their names.
 INSIDE = "/mnt"
+# Python may lie in a closed home folder, which then is an empty one with Python alone.
+BASE = Path(sys.base_prefix)
+CLOSED = next((p for p in reversed(BASE.parents) if not p.stat().st_mode & 1), "")
 SCRIPT = f"""
 set -e
 mount -t tmpfs tmpfs {INSIDE}
+if [ -n "{CLOSED}" ]; then
+    mkdir {INSIDE}/python
+    mount --bind "{BASE}" {INSIDE}/python
+    mount -t tmpfs -o mode=755 tmpfs "{CLOSED}"
+    mkdir -p "{BASE}"
+    mount --bind {INSIDE}/python "{BASE}"
+fi
 while [ "$1" != -- ]; do
     mkdir -p "{INSIDE}$1"
     mount --bind "$2" "{INSIDE}$1"
@@ -54,7 +64,11 @@ def can_contain() -> bool:
         or not all(map(shutil.which, ("unshare", "setpriv")))
     ):
         return False
-    done = subprocess.run(contained([sys.executable, "-c", "import fedshift"], []), check=False)
+    # Twice: the first exec has still the right to pass closed folders.
+    code = (
+        "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import torch'], check=True)"
+    )
+    done = subprocess.run(contained([sys.executable, "-c", code], []), check=False)
     return done.returncode == 0
 
 
