@@ -5,9 +5,9 @@ Shapes: n examples of a client, K classes, S steps, B batch size, M training cli
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from fedshift.examples import (
 from fedshift.examples import first_not_finite as first_not_finite
 from fedshift.real import is_whole
 from fedshift.sketch import sketched
+from fedshift.tree import Params
 
 MADE = "make each by fedshift.data.client_data(x, y, position)"
 
@@ -283,12 +284,16 @@ def batches(data: ClientData, plan: Plan) -> Iterator[Batch]:
 class Examples:
     """Inputs and labels that no client trains on: x [n, ...], y [n] int64.
 
+    scorer: where the rows are on other machines, what asks these for a `Score` of (parameters,
+    buffers); of y only the counts are true then, and x is zeros.
+
     Labels of other types of whole numbers become int64. Raises InputError for inputs that are not
     finite: whatever a model answers to them is no answer.
     """
 
     x: Tensor
     y: Tensor
+    scorer: Callable[[tuple[Params, Params]], Any] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         check_numbered(self.y, "Examples")

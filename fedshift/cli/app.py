@@ -377,6 +377,9 @@ def deploy_server(
     patience: Annotated[
         float, typer.Option(min=1.0, help="Seconds to wait for all clients before round 1.")
     ] = 600.0,
+    refit: Annotated[
+        bool, typer.Option("--refit", help="Also refit a router by gradients: many messages.")
+    ] = False,
     metrics: MetricsOption = None,
     log_format: LogOption = LogFormat.text,
     format: FormatOption = Format.table,
@@ -385,7 +388,7 @@ def deploy_server(
     with loading():
         from fedshift.cli.deploy import server
 
-    waits = {"timeout": timeout, "patience": patience}
+    waits = {"timeout": timeout, "patience": patience, "refit": refit}
     server(
         folder, out, resume, host, port, waits, metrics, log_format,
         as_json=format is Format.json,

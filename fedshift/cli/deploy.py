@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,11 @@ from fedshift.cli import console
 from fedshift.cli.choices import LogFormat
 from fedshift.deploy.logs import line_of, log_line
 from fedshift.errors import InputError
-from fedshift.files import is_file, is_folder
+from fedshift.files import is_file, is_folder, private
 from fedshift.flower.installed import check_flower
 
 
+@private()
 def init(
     file: Path, folder: Path, hosts: list[str], overrides: list[str], keys: Path | None = None
 ) -> None:
@@ -25,7 +26,7 @@ def init(
     check_flower()
     from fedshift.deploy.place import make_place
     from fedshift.experiments.caps import with_cap
-    from fedshift.experiments.deployed import configured
+    from fedshift.experiments.deployed import check_start, configured
     from fedshift.experiments.load import dumps, load_with_source
     from fedshift.experiments.site_check import site_files
 
@@ -33,8 +34,9 @@ def init(
     config, cap = with_cap(config)
     text, clients = dumps(config), config.clients
     with source.placing():
-        # What only a simulation can do is refused now, not when all clients have joined.
-        configured(text)
+        # What a federation cannot do, and what any run refuses, is refused now, not when all
+        # clients have joined.
+        untried = check_start(configured(text))
     names = _with_own(hosts) if hosts or keys is None else []
     make_place(folder, text, clients, names, beside=site_files(config.data, text), keys=keys)
     console.put(f"{folder}: certificates for {', '.join(names) or 'the names of before'}")
@@ -44,6 +46,8 @@ def init(
             f"Clients of {keys} keep their folders; hand out those of new ones only. What clients "
             f"kept of runs in {keys} is for these runs alone.", indent=0,
         )  # fmt: skip
+    if untried:
+        console.say(untried, indent=0)
     for line in (
         f"Give {folder}/clients/client-I to client I of {clients}, by a way that you trust: it",
         "holds that client's private key. ca.key and server.key never leave this machine.",
@@ -92,6 +96,7 @@ def _with_own(hosts: Sequence[str]) -> list[str]:
     return list(dict.fromkeys([*hosts, "localhost", "127.0.0.1"]))
 
 
+@private()
 def renew(folder: Path, hosts: Sequence[str], client: int | None) -> None:
     """Renew the server's certificate, or one client's key, and say what to hand out."""
     check_flower()
@@ -114,13 +119,14 @@ def renew(folder: Path, hosts: Sequence[str], client: int | None) -> None:
         console.put(f"{folder}/ca.crt: renewed, too; each client needs it in its folder by then.")
 
 
+@private()
 def server(
     folder: Path,
     out: Path | None,
     resume: Path | None,
     host: str,
     port: int,
-    waits: dict[str, float],
+    waits: dict[str, Any],
     metrics: str | None,
     logs: LogFormat,
     *,
@@ -179,9 +185,26 @@ def _telling(logs: LogFormat) -> Iterator[Callable[[dict[str, Any]], None]]:
     """What tells of a run's events: a line of JSON each, or progress for people."""
     if logs is LogFormat.json:
         yield lambda event: console.tell(line_of(event))
-    else:
-        with console.progress() as listen:
-            yield listen
+        return
+    with console.progress() as listen:
+
+        def tell(event: dict[str, Any]) -> None:
+            if event["event"] != "claims":
+                listen(event)
+            for line in _claims(event) if event["event"] == "claims" else ():
+                console.tell(line)
+
+        yield tell
+
+
+def _claims(event: Mapping[str, Any]) -> Iterator[str]:
+    """What the clients' claims amount to, before round 1."""
+    free, capped = f"{event['without_cap']:.3f}", f"{event['one_could_take']:.3f}"
+    more = f"; without a cap {free}" if event["cap"] < 1 else "; set training.max_weight for less"
+    yield f"one dishonest client could take at most {capped} of the weight in a round{more}"
+    yield f"label counts against gradients: {event['audit']}"
+    for one in event["suspicions"]:
+        yield f"warning: client {one['client']}: {one['reason']}"
 
 
 def _unfinished(place: Path, out: Path | None) -> Path:
@@ -206,6 +229,7 @@ def _next(folder: Path) -> Path:
     return next(folder / name for name in names if not os.path.exists(folder / name))
 
 
+@private()
 def client(
     place: Path, address: str, patience: float, metrics: str | None, logs: LogFormat
 ) -> None:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from fedshift.deploy.federation import environment
+from fedshift.deploy.inside import inside, private_socket
 from fedshift.deploy.keys import check_certificate, check_client_key
-from fedshift.deploy.processes import command, free_port, running
+from fedshift.deploy.processes import running
 from fedshift.deploy.reaching import address_of, answers, clocks
-from fedshift.errors import InputError
+from fedshift.errors import InputError, shown
+from fedshift.files import check_unshared
+from fedshift.flower.chosen import APP, SITE
 from fedshift.flower.quiet import KEEP
 from fedshift.record.in_use import alone_in
 
@@ -22,6 +27,9 @@ from fedshift.record.in_use import alone_in
 # success.
 PAUSE, LONGEST = 2.0, 60.0
 JOINED = "SuperNode ID:"
+# What client.json may say of the client's code and data, and how its processes learn it.
+CHOSEN = {"app": APP, "site": SITE}
+MODULE = re.compile(r"[\w.]+:\w+")
 # For so long a server counts a SuperNode that was killed as connected, and refuses another.
 FORGETS = 90.0
 # A SuperNode that was up for so long was well: the next end is news.
@@ -134,12 +142,12 @@ class _Stay:
 
 
 def node_command(place: Path, server: str) -> list[str]:
-    """The SuperNode's command without its port. Raises InputError as `join` does for its inputs."""
+    """The SuperNode's command. Raises InputError as `join` does for its inputs."""
     node_config = check_place(place)
     # For its error, before any process is started.
     address_of(server)
     return [
-        command("flower-supernode"), "--superlink", server, "--host", "127.0.0.1",
+        *inside("flower-supernode", "--isolation", "process", "--superlink", server),
         "--root-certificates", str(place / "ca.crt"),
         "--auth-supernode-private-key", str(place / "key"), "--node-config", node_config,
     ]  # fmt: skip
@@ -147,11 +155,18 @@ def node_command(place: Path, server: str) -> list[str]:
 
 def check_place(place: Path) -> str:
     """What a client's folder says of its node. Raises InputError for files that cannot be used."""
+    client = _description(place)
+    check_unshared(place)
+    check_certificate(place / "ca.crt")
+    check_client_key(place / "key")
+    return f"partition-id={client['partition']} num-partitions={client['partitions']}"
+
+
+def _description(place: Path) -> dict[str, Any]:
+    """A client's folder in its own words (client.json). Raises InputError."""
     try:
         client = json.loads((place / "client.json").read_text(encoding="utf-8"))
-        node_config = (
-            f"partition-id={int(client['partition'])} num-partitions={int(client['partitions'])}"
-        )
+        numbers = {name: int(client[name]) for name in ("partition", "partitions")}
     except PermissionError as e:
         raise InputError(f"{e.filename}: cannot be read: {e.strerror}") from None
     except (OSError, ValueError, KeyError, TypeError):
@@ -159,14 +174,19 @@ def check_place(place: Path) -> str:
             f"{place}: no client's folder; give one of clients/client-0, ... that "
             "`fedshift deploy init` made"
         ) from None
-    check_certificate(place / "ca.crt")
-    check_client_key(place / "key")
-    return node_config
+    for key in CHOSEN:
+        if key in client and not MODULE.fullmatch(str(client[key])):
+            raise InputError(
+                f'{place / "client.json"}: {key} "{shown(str(client[key]))}": write "module:name"'
+            )
+    return {**client, **numbers}
 
 
 def _run_node(node: list[str], place: Path, watch: Callable[[Joined], None]) -> Ended:
     log = place / "supernode.log"
     env = environment(place.absolute() / "flower") | {KEEP: str(_state_folder(place.absolute()))}
+    client = _description(place)
+    env |= {variable: client[key] for key, variable in CHOSEN.items() if key in client}
     # The log is appended to; only lines of this process count.
     before = log.stat().st_size if log.exists() else 0
 
@@ -178,7 +198,7 @@ def _run_node(node: list[str], place: Path, watch: Callable[[Joined], None]) -> 
     def joined() -> bool:
         return any(JOINED in line for line in lines())
 
-    with running([*node, "--port", str(free_port())], env, log) as process:
+    with private_socket() as socket, running(node, env | socket, log) as process:
         watch(lambda: process.poll() is None and joined())
         code = process.wait()
     return Ended(code, joined(), _reason(lines()))

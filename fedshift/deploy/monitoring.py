@@ -16,7 +16,7 @@ from fedshift.deploy.federation import NAME, Link, Listener
 from fedshift.deploy.joining import Joined
 from fedshift.deploy.keys import certificate_end
 from fedshift.deploy.place import clients_of
-from fedshift.deploy.processes import command, run_flower
+from fedshift.deploy.processes import run_flower
 from fedshift.deploy.reaching import address_of
 from fedshift.errors import FedshiftError, InputError
 
@@ -97,7 +97,7 @@ class Presence:
 
 def connected(link: Link) -> frozenset[str]:
     """The folder names of the clients that are connected, by Flower's word. Raises InputError."""
-    listed = run_flower([command("flwr"), "supernode", "list", NAME, "--format", "json"], link.env)
+    listed = run_flower(["supernode", "list", NAME, "--format", "json"], link.env)
     online = [node["node-id"] for node in listed["nodes"] if node["status"] == "online"]
     return frozenset(link.names[node] for node in online if node in link.names)
 

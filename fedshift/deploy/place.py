@@ -22,10 +22,10 @@ from fedshift.deploy.keys import (
     write_client_key,
 )
 from fedshift.errors import InputError
-from fedshift.files import is_file
-from fedshift.record.folder import DEALT
+from fedshift.files import is_file, private
+from fedshift.flower.chosen import APP, CHOICES, SITE
 
-APP = """\
+PROJECT = """\
 # A Flower app whose code is the installed library. Written by `fedshift deploy init`.
 [build-system]
 requires = ["hatchling"]
@@ -42,7 +42,7 @@ publisher = "fedshift"
 
 [tool.flwr.app.components]
 serverapp = "fedshift.experiments.deployed:server_app"
-clientapp = "fedshift.experiments.deployed:client_app"
+clientapp = {app}
 
 [tool.flwr.app.config]
 experiment = {experiment}
@@ -50,17 +50,19 @@ site = {site}
 out = ""
 patience = 600.0
 timeout = 3600.0
+refit = false
 """
 EXPERIMENT = "experiment.toml"
 
 
+@private()
 def make_place(
     folder: Path,
     experiment: str,
     clients: int,
     hosts: Sequence[str],
     *,
-    site: str = DEALT,
+    site: str = CHOICES[SITE],
     beside: Sequence[Mapping[str, str]] = (),
     keys: Path | None = None,
 ) -> None:
@@ -69,7 +71,8 @@ def make_place(
     beside: more files for each client's folder, by name. keys: another federation's folder, whose
     authority and clients' keys this one has as well; without `hosts`, its server's names, too.
 
-    Raises InputError for a folder that is not empty, or cannot be written; then it stays empty.
+    Its owner alone can read it. Raises InputError for a folder that is not empty, or cannot be
+    written; then it stays empty.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -117,11 +120,14 @@ def _fill(
                 shutil.copy(key, place)
         else:
             write_client_key(place / "key")
-        description = {"partition": i, "partitions": clients}
+        description: dict[str, int | str] = {"partition": i, "partitions": clients}
+        # A client gives the data that its own file names, whatever the server says.
+        description |= {} if site == CHOICES[SITE] else {"site": site}
         (place / "client.json").write_text(json.dumps(description) + "\n", encoding="utf-8")
     (folder / EXPERIMENT).write_text(experiment, encoding="utf-8")
     (folder / "app").mkdir()
-    text = APP.format(experiment=json.dumps(experiment), site=json.dumps(site))
+    names = {"app": CHOICES[APP], "experiment": experiment, "site": site}
+    text = PROJECT.format(**{key: json.dumps(value) for key, value in names.items()})
     (folder / "app" / "pyproject.toml").write_text(text, encoding="utf-8")
 
 

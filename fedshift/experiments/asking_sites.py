@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -18,6 +18,7 @@ from fedshift.flower.records import failure_of, fields_of
 from fedshift.tasks.names import listed
 
 S = TypeVar("S", bound=Section)
+T = TypeVar("T")
 POLL = 0.5
 
 
@@ -41,9 +42,11 @@ class Sites:
             new = sorted({*self.grid.get_node_ids()} - asked)
             asked |= {*new}
             for reply in self._send("survey", dict.fromkeys(new, Section())):
-                answer, client = _answer(reply, Survey)
-                if isinstance(answer, str):
-                    raise InputError(self._misfit({client: answer}))
+                client = _client(reply)
+                try:
+                    answer = _taken(reply, lambda content, _: _read(content, Survey), client)
+                except InputError as e:
+                    raise InputError(self._misfit({client: str(e)})) from None
                 if not 0 <= client < len(self.names) or client in self.nodes:
                     raise InputError(
                         f"two nodes are client {client}, or there is none of this number; with "
@@ -62,28 +65,27 @@ class Sites:
 
     def ask(self, step: str, kind: type[S], given: Sequence[Section]) -> list[S]:
         """Each site's answer, in order. Raises InputError with the names of all that refuse."""
-        answers, refused = self.answers(step, kind, given)
+        answers, refused = self.answers(step, lambda content, _: _read(content, kind), given)
         if refused:
             raise InputError(self._misfit(refused))
         return [answers[i] for i in range(len(self.names))]
 
     def answers(
-        self, step: str, kind: type[S], given: Sequence[Section],
+        self, step: str, take: Callable[[RecordDict, int], T], given: Sequence[Section],
         parts: Mapping[str, ArrayRecord] = {},
-    ) -> tuple[dict[int, S], dict[int, str]]:  # fmt: skip
-        """(answers, why there is none) by client."""
+    ) -> tuple[dict[int, T], dict[int, str]]:  # fmt: skip
+        """(what `take` makes of a client's answer, why there is none) by client."""
         asked = {self.nodes[i]: one for i, one in enumerate(given)}
         clients = {node: i for i, node in self.nodes.items()}
-        answers: dict[int, S] = {}
-        silent = f"no answer within {self.patience:g} s"
-        refused = dict.fromkeys(clients.values(), silent)
+        refused = dict.fromkeys(self.nodes, f"no answer within {self.patience:g} s")
+        answers: dict[int, T] = {}
         for reply in self._send(step, asked, parts):
-            i, answer = clients[reply.metadata.src_node_id], _answer(reply, kind)[0]
-            if isinstance(answer, str):
-                refused[i] = answer
-            else:
-                answers[i] = answer
+            i = clients[reply.metadata.src_node_id]
+            try:
+                answers[i] = _taken(reply, take, i)
                 del refused[i]
+            except InputError as e:
+                refused[i] = str(e)
         return answers, refused
 
     def _misfit(self, refused: Mapping[int, str]) -> str:
@@ -105,16 +107,25 @@ class Sites:
         return list(self.grid.send_and_receive(messages, timeout=self.patience)) if messages else []
 
 
-def _answer(reply: Message, kind: type[S]) -> tuple[S | str, int]:
-    """(the answer, or why there is none; the client, -1 where it does not say)."""
-    client = -1
+def _taken(reply: Message, take: Callable[[RecordDict, int], T], client: int) -> T:
+    """What an answer holds. Raises InputError where it tells of a failure, or cannot be read."""
+    if (why := failure_of(reply)) is not None:
+        raise InputError(why)
     try:
-        if (why := failure_of(reply)) is not None:
-            record = reply.content.config_records.get(ASK) if reply.has_content() else None
-            return why, -1 if record is None else int(str(record["client"]))
-        fields = fields_of(reply.content, ASK)
-        client = int(fields["client"])
-        return read(kind, str(fields[ANSWER])), client
+        return take(reply.content, client)
+    except InputError:
+        raise
     except Exception as e:
         # The bytes come from another machine: any exception means that they are bad.
-        return str(e) if isinstance(e, InputError) else f"{type(e).__name__}: {e}", client
+        raise InputError(f"its answer cannot be read: {type(e).__name__}: {e}") from None
+
+
+def _read(content: RecordDict, kind: type[S]) -> S:
+    return read(kind, str(fields_of(content, ASK)[ANSWER]))
+
+
+def _client(reply: Message) -> int:
+    """The client that a reply says it is from; -1 where it does not say."""
+    record = reply.content.config_records.get(ASK) if reply.has_content() else None
+    client = None if record is None else record.get("client")
+    return client if isinstance(client, int) else -1

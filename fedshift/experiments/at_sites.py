@@ -9,31 +9,29 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 import torch
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from fedshift.data import ClientData, Examples, Task, client_data
 from fedshift.datasets.base import Dataset, Samples
 from fedshift.errors import FedshiftError, InputError, shown
-from fedshift.evaluation.scores import Score, score
 from fedshift.experiments.config import Config
 from fedshift.experiments.config_data import Data
 from fedshift.experiments.custom_data import prepare_built
 from fedshift.experiments.declared import AGREED
-from fedshift.experiments.elsewhere import client_elsewhere
 from fedshift.experiments.experiment import federation_of, method_of
 from fedshift.experiments.load import load_config
 from fedshift.experiments.section import Section
 from fedshift.experiments.site_rows import SiteError, SiteRows, discreet, rows_of_site
 from fedshift.experiments.site_sums import (
     Cut,
-    Finite,
     Mean,
     Taken,
     cut_site,
@@ -44,6 +42,7 @@ from fedshift.experiments.site_sums import (
 from fedshift.files import write
 from fedshift.flower.client import Site, partition
 from fedshift.flower.records import failed, fields_of, parts_of
+from fedshift.flower.scoring import scored
 from fedshift.tasks.building import Built
 from fedshift.tasks.encoding import Encoding
 from fedshift.tasks.names import Coded, Ints, text_of
@@ -82,34 +81,6 @@ class Chosen(Section):
     places: tuple[int, ...]
 
 
-class Counts(Section):
-    """Of a `Score`; confused [K, K] is empty where it was not counted."""
-
-    correct: tuple[int, ...]
-    total: tuple[int, ...]
-    predicted: tuple[int, ...]
-    loss_sum: Finite
-    confused: tuple[tuple[int, ...], ...] = ()
-
-
-class Scores(Section):
-    """The answer: on a site's validation rows, and on those chosen of its test rows."""
-
-    validation: Counts
-    test: Counts
-
-    def sound(self) -> bool:
-        """Whether no class has more right than there are, and losses are sums of such."""
-        each = (self.validation, self.test)
-        pairs = [pair for one in each for pair in zip(one.correct, one.total, strict=False)]
-        rows = [(one.correct, one.total, one.predicted) for one in each]
-        return (
-            all(0 <= right <= total for right, total in pairs)
-            and all(len({*map(len, row)}) == 1 for row in rows)
-            and all(sum(one.predicted) == sum(one.total) and one.loss_sum >= 0 for one in each)
-        )
-
-
 class _Prepared(Section):
     """What a site writes down for the rounds: which run it is for, and the sum of its data."""
 
@@ -134,66 +105,56 @@ def answer(message: Message, context: Context, config: Config, folder: Path) -> 
     """The site's answer to one of STEPS, or why there is none; with the client's number."""
     who = {"client": partition(context)}
     try:
-        made = _made(message, context, config, folder)
+        made, scores = _answered(message.content, context, config, folder)
     except Exception as e:
         LOG.exception("no answer")
         # An error that is not ours may hold rows or paths of the site.
         why = str(e) if isinstance(e, FedshiftError) else type(e).__name__
         return RecordDict({**failed(why), ASK: ConfigRecord({**who})})
-    return RecordDict({ASK: ConfigRecord({**who, ANSWER: made.model_dump_json()})})
+    return RecordDict({ASK: ConfigRecord({**who, ANSWER: made.model_dump_json()}), **scores})
 
 
-def _made(message: Message, context: Context, config: Config, folder: Path) -> Section:
-    asked, client = fields_of(message.content, ASK), partition(context)
+def _answered(
+    sent: RecordDict, context: Context, config: Config, folder: Path
+) -> tuple[Section, dict[str, MetricRecord]]:
+    asked, client = fields_of(sent, ASK), partition(context)
     step, given = str(asked["step"]), str(asked["given"])
     rows, seed = _rows(config, folder), config.seeds.resolved().split
-    table, classes, made = rows.inputs, len(config.data.classes or ()), Section()
+    table, classes = rows.inputs, len(config.data.classes or ())
     if step == "survey":
-        made = survey(rows, classes)
-    elif step == "totals" and isinstance(table, Columns):
-        made = totals(table, cut_site(rows.codes, read(Taken, given), seed, client).trains)
-    elif step == "squares" and isinstance(table, Columns):
+        return survey(rows, classes), {}
+    if step == "totals" and isinstance(table, Columns):
+        return totals(table, cut_site(rows.codes, read(Taken, given), seed, client).trains), {}
+    if step == "squares" and isinstance(table, Columns):
         common = read(Common, given)
         trains = cut_site(rows.codes, common.taken, seed, client).trains
-        made = Deviations(squares=squares(table, trains, common.means))
-    elif step == "prepare":
+        return Deviations(squares=squares(table, trains, common.means)), {}
+    if step == "prepare":
         setup = read(Setup, given)
         _check_encoding(setup.encoding, config.data)
         noted = _Prepared(run=context.run_id, digest=_digest(rows), setup=setup)
         write(folder / "kept" / PREPARED, noted.model_dump_json() + "\n")
-    elif step == "scores":
-        site = _site(config, context, folder)
-        made = _scores(message.content, read(Chosen, given), classes, *site)
-    else:
-        raise InputError(f'"{shown(step)}" is no question; these are {", ".join(STEPS)}')
-    return made
+        return Section(), {}
+    if step == "scores":
+        places = read(Chosen, given).places
+        return Section(), _scores(sent, places, classes, *_site(config, context, folder))
+    raise InputError(f'"{shown(step)}" is no question; these are {", ".join(STEPS)}')
 
 
-def _scores(sent: RecordDict, chosen: Chosen, classes: int, site: Site, tests: Examples) -> Scores:
+def _scores(
+    sent: RecordDict, places: Sequence[int], classes: int, site: Site, tests: Examples
+) -> dict[str, MetricRecord]:
     """What the model sent gets right on the site's validation rows and its chosen test rows."""
-    if any(not 0 <= place < len(tests) for place in chosen.places):
+    if any(not 0 <= place < len(tests) for place in places):
         raise InputError(f"places beyond the {len(tests)} test rows of this site")
-    places = torch.tensor(chosen.places, dtype=torch.int64)
-    parts, model = parts_of(sent), site.algorithm.model
-    pair, chosen_tests = (
-        (parts["params"], parts["buffers"]),
-        Examples(tests.x[places], tests.y[places]),
-    )
+    chosen, parts = torch.tensor(places, dtype=torch.int64), parts_of(sent)
+    rate = partial(scored, site.algorithm, (parts["params"], parts["buffers"]), classes=classes)
     assert site.validation is not None
-    return Scores(
-        validation=_counts(score(model, *pair, site.validation, classes)),
-        test=_counts(score(model, *pair, chosen_tests, classes, confusion=True)),
-    )
-
-
-def _counts(one: Score) -> Counts:
-    return Counts(
-        correct=tuple(one.correct.tolist()),
-        total=tuple(one.total.tolist()),
-        predicted=tuple(one.predicted.tolist()),
-        loss_sum=one.loss_sum,
-        confused=() if one.confusion is None else tuple(map(tuple, one.confusion.tolist())),
-    )
+    examples = Examples(tests.x[chosen], tests.y[chosen])
+    return {
+        "validation": rate(site.validation),
+        "tests": rate(examples, confusion=True),
+    }
 
 
 def own_site(config: Config, context: Context, folder: Path) -> Site:
@@ -218,20 +179,27 @@ def _site(config: Config, context: Context, folder: Path) -> tuple[Site, Example
     own = client_data(*_at(x, rows.codes, cut.trains), client)
     names = tuple(config.data.clients or ())
     # One row of zeros for each of the others: only the shape of theirs counts here.
-    one = [1, *[0] * (len(encoding.classes) - 1)]
+    one = np.eye(len(encoding.classes), dtype=np.int64)[0]
     clients = [client_elsewhere(one, x.shape[1:], i) for i in range(len(names))]
     clients[client] = own
     none = Examples(x[:0], own.y[:0])
     held_out = [none] * len(names)
     held_out[client] = Examples(*_at(x, rows.codes, cut.validation))
-    prepared = prepare_built(config, built_of(config, encoding, T, clients, held_out, none, "", []))
+    prepared = prepare_built(
+        config, built_of(config, encoding, T, clients, held_out, none, [], "", [])
+    )
     algorithm = method_of(config, prepared)(**config.method.options)
     federation = federation_of(config, prepared)
-    first = (federation.params, federation.buffers)
+    tests = Examples(*_at(x, rows.codes, _by_class(rows, cut)))
     site = Site(
-        algorithm, federation.clients[client], federation.seeds.batch, held_out[client], first
+        algorithm,
+        federation.clients[client],
+        federation.seeds.batch,
+        held_out[client],
+        (federation.params, federation.buffers),
+        tests if config.data.target == "clients" else None,
     )
-    return site, Examples(*_at(x, rows.codes, _by_class(rows, cut)))
+    return site, tests
 
 
 def _at(x: Tensor, codes: Ints, rows: Ints) -> tuple[Tensor, Tensor]:
@@ -242,17 +210,36 @@ def _by_class(rows: SiteRows, cut: Cut) -> Ints:
     return cut.tests[np.argsort(rows.codes[cut.tests], kind="stable")]
 
 
+def stand_in(counts: Ints, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """x [n, *shape] of zeros, which take no memory, and y [n] of which counts [K] are true."""
+    y = torch.arange(len(counts)).repeat_interleave(torch.from_numpy(counts))
+    return torch.zeros(1, *shape).expand(len(y), *shape), y
+
+
+def client_elsewhere(counts: Ints, shape: Sequence[int], client: int) -> ClientData:
+    """A client of which only its counts are here."""
+    x, y = stand_in(counts, shape)
+    return ClientData(x, y, torch.ones(len(y)), torch.tensor(client))
+
+
 def built_of(
     config: Config, encoding: Encoding, T: Tensor, clients: Sequence[ClientData],
-    validation: Sequence[Examples], test: Examples, digest: str, notes: Sequence[str],
+    validation: Sequence[Examples], test: Examples, tests: Sequence[Examples], digest: str,
+    notes: Sequence[str],
 ) -> Built:  # fmt: skip
     """A task of which some examples may be elsewhere; its parts as `Task.build` has them."""
     y = torch.cat([*(c.y for c in clients), *(v.y for v in validation)])
     x = clients[0].x[:1].expand(len(y), *clients[0].x.shape[1:])
-    sets = (Samples(x, y), Samples(x[:1].expand(len(test), *x.shape[1:]), test.y))
-    data = Dataset(config.data.name, *sets, encoding.classes, digest, "yours", "yours")
+    samples = (Samples(x, y), Samples(x[:1].expand(len(test), *x.shape[1:]), test.y))
+    data = Dataset(config.data.name, *samples, encoding.classes, digest, "yours", "yours")
     task = Task(
-        tuple(clients), tuple(validation), T, test, target_validation=None, classes=encoding.classes
+        tuple(clients),
+        tuple(validation),
+        T,
+        test,
+        target_validation=None,
+        classes=encoding.classes,
+        tests=tuple(tests),
     )
     names = tuple(config.data.clients or ())
     pool = np.arange(sum(len(c.y) for c in clients))
@@ -272,7 +259,7 @@ def _rows(config: Config, folder: Path) -> SiteRows:
     try:
         return _agreed_rows(config, folder)
     except SiteError as e:
-        LOG.error("%s", e.detail)
+        LOG.error(e.detail)
         raise
 
 

@@ -1,8 +1,23 @@
-"""The cap of a federation: chosen where an experiment names none."""
+"""The cap of a federation, chosen where an experiment names none; who has more without it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedshift.algorithms.base import Algorithm, rows
+from fedshift.engine.trial import pals_of
 from fedshift.experiments.config import Config
+from fedshift.server.cap import capped
+from fedshift.tree import Parts
+
+# So many times the median of the others is an odd number of examples.
+ODD = 10.0
+# A client, and why.
+Suspicion = tuple[int, str]
 
 # A client may count as much as this many average ones, and never more than all others together.
 AVERAGE, HALF = 3.0, 0.5
@@ -31,3 +46,25 @@ def with_cap(config: Config) -> tuple[Config, str]:
         f"experiment.toml, chosen for {clients} clients in a round (as much as three average ones, "
         "at most as much as all others together). Set it there, to 1 for no limit."
     )
+
+
+def free_weights(algorithm: Algorithm, server: Parts) -> Tensor:
+    """The weights [M] of all clients by the method's rule, without any cap."""
+    everyone, rule = torch.arange(len(server["table"]["n"])), pals_of(algorithm)
+    if rule is not None and rule.cap is not None:
+        return replace(rule, cap=None, strict=True)(rows(server, everyone))
+    return algorithm.weigh(server, everyone)
+
+
+def beyond(free: Tensor, n: Tensor, cap: float) -> Iterator[Suspicion]:
+    """Clients whose weight by the rule, free [M], is above the cap, or without one above 1/2.
+
+    n [M]: the examples that they claim.
+    """
+    limit, bounded = cap if cap < 1.0 else HALF, capped(free, cap, n > 0)
+    for i in (free > limit * (1 + 1e-9)).nonzero().flatten().tolist() if len(n) > 1 else ():
+        left = f"the cap leaves it {bounded[i]:.3f}" if cap < 1.0 else "no cap bounds it"
+        why = f"by what it registered it would have {free[i]:.3f} of the weight; {left}"
+        times = float(n[i] / torch.cat([n[:i], n[i + 1 :]]).median().clamp(min=1.0))
+        more = f". It claims {n[i]:,.0f} examples, {times:,.0f} times the median of the others"
+        yield i, f"{why}{more * (times > ODD)}"

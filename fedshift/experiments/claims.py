@@ -21,7 +21,7 @@ from fedshift.experiments.stored import misfit, read_parts
 from fedshift.experiments.task import Prepared
 from fedshift.files import is_file, is_folder
 from fedshift.model import Model
-from fedshift.record.folder import CONFIG, MODEL, dealt_alike, deployed_of
+from fedshift.record.folder import CONFIG, MODEL, deployed_of
 from fedshift.report.csv_counts import read_counts
 from fedshift.seeds import numpy_generator
 from fedshift.tree import Params
@@ -70,9 +70,9 @@ def registered_in(place: Path, *, labels: bool) -> dict[str, Floats]:
     where they have examples of their own: gradients of others say nothing of their claims.
     """
     deployed = deployed_of(place) if is_folder(place) else {}
-    if deployed and not dealt_alike(deployed):
+    if deployed and not deployed.get("dealt"):
         raise InputError(
-            f"{place}: its clients have data of their own ({deployed.get('site')}), and only they "
+            f"{place}: its clients have data of their own, and only they "
             "can take the gradients that their claims would be set against"
         )
     columns = deployed.get("registered", {})

@@ -37,10 +37,10 @@ def check_declared(data: Mapping[str, Any]) -> None:
             raise ValueError(f"{key} names one of its entries twice")
     if data.get("kind", "classification") != "classification":
         raise ValueError(f'kind = "{data["kind"]}": sites train classifiers; simulate other kinds')
-    if data.get("target") == "clients" or data.get("target") in data["clients"]:
+    if data.get("target") in data["clients"]:
         raise ValueError(
-            f'target = "{data["target"]}": with source = "sites" give label shares, "pooled", or a '
-            "table of labelled examples that the server has"
+            f'target = "{data["target"]}" trains, too; give label shares, "pooled", "clients", or '
+            "a table of labelled examples that the server has"
         )
     if ("columns" in data) == ("input" in data):
         raise ValueError(

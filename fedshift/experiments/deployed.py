@@ -1,7 +1,7 @@
 """An experiment on deployed Flower nodes: the ServerApp and ClientApp that Flower loads by name.
 
-The run's configuration holds the experiment's TOML ("experiment"), what gives a client's data
-("site", "module:function" from (TOML, partition) to a Site), and where results go ("out").
+The run's configuration holds the experiment's TOML ("experiment"), and where results go ("out").
+Each client's machine says what gives its data: "module:function" from (TOML, partition) to a Site.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -28,30 +27,46 @@ from fedshift.engine.checks.gate import Dropped
 from fedshift.engine.run import Federation, Round
 from fedshift.engine.traffic import Meter
 from fedshift.engine.trial import check_model, check_training
-from fedshift.errors import InputError
+from fedshift.errors import DataError, InputError
 from fedshift.evaluation.scores import OwnScores, Score
 from fedshift.experiments.at_sites import ASK, answer, own_site
 from fedshift.experiments.config import Config, Training
-from fedshift.experiments.experiment import dropped_event, record
+from fedshift.experiments.experiment import (
+    check_method,
+    dropped_event,
+    federation_of,
+    method_of,
+    record,
+)
 from fedshift.experiments.folder import EventLog, kept_in, reserved
 from fedshift.experiments.from_sites import check_sites, gather
 from fedshift.experiments.load import validate
-from fedshift.experiments.on_flower import on_grid, strategy_of
+from fedshift.experiments.method_fit import leaves_a_model
+from fedshift.experiments.on_flower import configured_site, on_grid, strategy_of
+from fedshift.experiments.on_sites import check_own_models
+from fedshift.experiments.opening import opening_event
+from fedshift.experiments.own_models import MODELS, leave_own_model
 from fedshift.experiments.python_names import SITES, is_python
 from fedshift.experiments.resume import reopened
+from fedshift.experiments.stopping import check_stopping
 from fedshift.experiments.task import Prepared, prepare
 from fedshift.experiments.training import silent
 from fedshift.files import is_file, write
-from fedshift.flower.client import Site, app_of, partition
+from fedshift.flower.chosen import SITE, check_site, chosen, imported
+from fedshift.flower.client import Own, Site, app_of, partition
+from fedshift.flower.kept import folder_of
 from fedshift.flower.quiet import KEEP
 from fedshift.flower.rounds import evaluated, measured_by_clients, overhear, sites_of
 from fedshift.flower.routing import Sites
 from fedshift.flower.strategy import AlgorithmStrategy
+from fedshift.recipes import recipe
 from fedshift.record.folder import CONFIG, DEPLOYED, EVENTS, SERVING, SUMMARY
-from fedshift.tree import Parts
+from fedshift.tree import Params, Parts
 
 # Flower imports this module and looks for these names (deploy/place.py writes them into the app).
 server_app = ServerApp()
+# What gives clients the data that the server deals them, as the app's configuration has it.
+DEALT = f"{configured_site.__module__}:{configured_site.__name__}"
 
 
 def configured(text: str) -> Config:
@@ -77,6 +92,32 @@ def configured(text: str) -> Config:
     return config
 
 
+def check_start(config: Config) -> str:
+    """Raise InputError for what a run would refuse before its first round; trains nothing.
+
+    Returns a sentence where that could not be tried, since this machine lacks the data.
+    """
+    if config.data.at_sites:
+        if not leaves_a_model(config, recipe(config.method.name)):
+            raise InputError(
+                f'method.name = "{config.method.name}" leaves each client with a model of its own, '
+                'and with data.source = "sites" only one model for all can be tested; take a '
+                "method with such, or one of the library's data sets"
+            )
+        return ""
+    try:
+        prepared = prepare(config)
+    except DataError as e:
+        return f"Whether this experiment can start was not tried: {e}"
+    check_stopping(config.training, prepared.task)
+    check_method(config, prepared)
+    if prepared.task.tests:
+        federation = federation_of(config, prepared)
+        algorithm = method_of(config, prepared)(**config.method.options)
+        check_own_models(config.method.name, algorithm, federation)
+    return ""
+
+
 @server_app.main()
 def main(grid: Grid, context: Context) -> None:
     """Train, evaluate on the server's examples, and leave a run folder."""
@@ -90,30 +131,45 @@ def main(grid: Grid, context: Context) -> None:
         # Every round: on Flower one takes seconds at least, and a checkpoint less.
         keeper = kept_in(folder, config, prepared, 1)
         refits = ("moment", "refitted")[: 1 + bool(given.get("refit"))]
-        site = "" if own else str(given.get("site", ""))
-        engine = Deployed(
-            grid,
-            waits,
-            folder,
-            config.shift.target == "clients",
-            refits,
-            config.name,
-            site,
-            config.data.validation > 0,
-        )
+        dealt, on_sites = given.get("site") == DEALT, config.shift.target == "clients"
+        opens = partial(opening, config, prepared, folder, dealt)
+        facts = {
+            "command": command_of(waits),
+            "dealt": dealt and not own,
+            "measured_by": "clients" if config.data.validation > 0 else None,
+            "tested_by": "clients" if on_sites else "server",
+        }
+        engine = Deployed(grid, waits, folder, opens, on_sites, refits, config.name, facts)
         record(folder, config, prepared, silent, engine, keeper)
+
+
+def opening(
+    config: Config, prepared: Prepared, folder: Path, dealt: bool, algorithm: Algorithm,
+    federation: Federation, table: Params,
+) -> None:  # fmt: skip
+    """Enter into the run's events what the clients' claims amount to."""
+    # A table that has no weights is refused, or its round skipped, where the round is opened.
+    with contextlib.suppress(InputError):
+        event = opening_event(config, prepared, algorithm, federation, table, dealt=dealt)
+        EventLog(folder)(event)
 
 
 @contextlib.contextmanager
 def _folder(out: Path, config: Config, prepared: Prepared) -> Iterator[Path]:
     """A new run folder, or that of a run whose server has ended before it."""
-    again = f"{os.environ.get(SERVING, 'fedshift deploy server FOLDER')} --resume {{}}"
+    again = f"{command_of({})} --resume {{}}"
     if is_file(out / CONFIG) and not is_file(out / SUMMARY):
         with reopened(out, config, prepared, again=again) as (folder, _):
             yield folder
     else:
         with reserved(out, config.name, again) as folder:
             yield folder
+
+
+def command_of(waits: Mapping[str, float]) -> str:
+    """What plays the federation's experiment again."""
+    served = os.environ.get(SERVING, "fedshift deploy server FOLDER")
+    return " ".join([served, *(f"--{name} {value:g}" for name, value in waits.items())])
 
 
 def name_of(folder: Path) -> str:
@@ -126,20 +182,20 @@ def name_of(folder: Path) -> str:
 class Deployed:
     """The engine of clients on deployed nodes.
 
-    waits: `patience` and `timeout` of `strategy_of`. on_sites: clients have test examples of their
-    own, on which each tests the model that it serves, in rounds that are evaluated. refits: as of
-    `OnSites`. label: the run's in its events. site: the function that gives clients their data; "":
-    they have it themselves. measures: whether clients hold validation examples out.
+    waits: `patience` and `timeout` of `strategy_of`. opens: called once clients have registered.
+    on_sites: clients have test examples of their own, on which each tests the model that it serves,
+    in rounds that are evaluated. refits: as of `OnSites`. label: the run's in its events. facts:
+    what is true of this run because it is deployed.
     """
 
     grid: Grid
     waits: Mapping[str, float]
     folder: Path
+    opens: Callable[[Algorithm, Federation, Params], None]
     on_sites: bool = False
     refits: tuple[str, ...] = ("moment",)
     label: str = ""
-    site: str = ""
-    measures: bool = True
+    facts: Mapping[str, Any] = field(default_factory=dict)
     backend: str = "loop"
     tells_drops = True
     # How to make the strategy of the run, and it, once it exists.
@@ -162,7 +218,7 @@ class Deployed:
         self.make[:] = [partial(
             strategy_of, algorithm, federation, training, after=after, own=self.on_sites,
             evaluates=lambda t: self.on_sites and training.evaluates(t), dropping=self._drop,
-            **self.waits,
+            registers=partial(self._registered, algorithm, federation), **self.waits,
         )]  # fmt: skip
 
         def played() -> Iterator[Round]:
@@ -176,18 +232,18 @@ class Deployed:
 
     @property
     def strategy(self) -> AlgorithmStrategy:
-        """The server's side of the run with its clients, made when it is first needed."""
+        """The server's side of the run, made when it is first needed."""
         if not self.made:
             # The name exists only once a round is requested: then the first event is on disk.
             self.made.append(self.make[0](name=name_of(self.folder)))
             overhear(self.grid, self.made[0].hear)
-            self.made[0].begin(self.grid)
-            self._describe(self.made[0])
         return self.made[0]
 
     def measured(self, current: Round) -> Mapping[int, Score] | None:
         """As `Engine`: sums of each client that is connected and answers."""
-        return measured_by_clients(self.strategy, self.grid, current) if self.measures else None
+        if self.facts.get("measured_by") is None:
+            return None
+        return measured_by_clients(self.strategy, self.grid, current)
 
     def own_scores(self, algorithm: Algorithm, current: Round) -> Mapping[int, OwnScores]:
         """As `OnSites`; a run that goes on after its last round asks once more."""
@@ -199,17 +255,11 @@ class Deployed:
         """As `OnSites`."""
         return sites_of(self.strategy, self.grid)
 
-    def _describe(self, strategy: AlgorithmStrategy) -> None:
-        """Leave in the run folder what is true of this run because it is deployed."""
-        table = {} if strategy.met is None else strategy.met.table
-        options = " ".join(f"--{name} {value:g}" for name, value in self.waits.items())
-        facts = {
-            "command": f"{os.environ.get(SERVING, 'fedshift deploy server FOLDER')} {options}",
-            "site": self.site,
-            "measured_by": "clients" if self.measures else None,
-            "registered": {name: column.long().tolist() for name, column in table.items()},
-        }
+    def _registered(self, algorithm: Algorithm, federation: Federation, table: Params) -> None:
+        columns = {name: column.long().tolist() for name, column in table.items()}
+        facts = {**self.facts, "registered": columns}
         write(self.folder / DEPLOYED, json.dumps(facts, indent=1) + "\n")
+        self.opens(algorithm, federation, table)
 
     def _drop(self, t: int, one: Dropped) -> None:
         # Written here, since the round that would say so may go on for an hour.
@@ -217,15 +267,16 @@ class Deployed:
 
 
 def site_of(context: Context) -> Site:
-    """What this node's client has, from the function that the run's configuration names."""
-    module, _, name = str(context.run_config["site"]).partition(":")
+    """What this node's client has, from the function that its machine has chosen."""
+    check_site(str(context.run_config["site"]))
     text = str(context.run_config["experiment"])
     # First: the text comes by message, and must name no file that the site's function would run.
     config = configured(text)
+    site: Site
     if config.data.at_sites:
         site = own_site(config, context, place_of(context))
     else:
-        site = getattr(import_module(module), name)(text, partition(context))
+        site = imported(chosen(SITE))(text, partition(context))
     # Here, not in the app: only the run's configuration says how many.
     torch.set_num_threads(config.training.threads)
     return site
@@ -251,8 +302,17 @@ def is_private(context: Context) -> bool:
     return bool(data.get("source") == SITES)
 
 
+def leave_model(context: Context, own: Own) -> None:
+    """Write the model that this client serves into its folder; without a folder, nothing."""
+    kept, text = state_folder(), str(context.run_config["experiment"])
+    if kept is not None and own.name:
+        folder = folder_of(kept.parent / MODELS, own.name)
+        about = {"round": own.t, "shape": own.shape, "classes": own.classes, "clients": own.clients}
+        leave_own_model(folder, text, own.pair, **about)
+
+
 # States are never opened here: on real machines they are the clients' own.
-client_app = app_of(site_of, threads=1, open_states=False, keep=state_folder(), private=is_private)
+client_app = app_of(site_of, 1, False, state_folder(), is_private, leave_model)
 
 
 @client_app.query(ASK)

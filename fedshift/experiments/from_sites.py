@@ -6,12 +6,14 @@ import hashlib
 import json
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import torch
+from flwr.app import RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
@@ -22,24 +24,24 @@ from fedshift.experiments.asking_sites import Sites
 from fedshift.experiments.at_sites import (
     Chosen,
     Common,
-    Counts,
     Deviations,
-    Scores,
     Setup,
     built_of,
-)
+    client_elsewhere,
+    stand_in,
+)  # fmt: skip
 from fedshift.experiments.config import Config
 from fedshift.experiments.config_data import Data
 from fedshift.experiments.custom import Custom
 from fedshift.experiments.custom_data import about, prepare_built
 from fedshift.experiments.declared import categories_of
-from fedshift.experiments.elsewhere import Elsewhere, client_elsewhere, stand_in
 from fedshift.experiments.prepared import Prepared
 from fedshift.experiments.python_names import TABLES
 from fedshift.experiments.section import Section
 from fedshift.experiments.site_sums import Survey, Taken, Totals, columns_of, means
 from fedshift.experiments.wording import in_file_words
 from fedshift.flower.records import to_records
+from fedshift.flower.scoring import score_in
 from fedshift.holdout import held_out_counts
 from fedshift.recipes import recipe
 from fedshift.record.folder import FIT
@@ -67,30 +69,48 @@ def gather(grid: Grid, config: Config, patience: float) -> Prepared:
     table = _target_table(data)  # first: a mistake in the server's own file needs no site
     surveys = sites.surveys()
     classes = tuple(map(text_of, data.classes or ()))
-    counts = np.array([one.labels for one in surveys])
     _check_surveys(surveys, sites.names, len(classes))
+    counts = np.array([one.labels for one in surveys])
     tests = held_out_counts(counts, 0.0 if table else data.test)
     validation = held_out_counts(counts - tests, data.validation)
     trains = counts - tests - validation
-    taken = [
-        Taken(tests=tuple(a), validation=tuple(b))
-        for a, b in zip(tests.tolist(), validation.tolist(), strict=True)
-    ]
+    pairs = zip(tests.tolist(), validation.tolist(), strict=True)
+    taken = [Taken(tests=tuple(a), validation=tuple(b)) for a, b in pairs]
     columns, notes = _columns(sites, data, surveys, taken, int(trains.sum()))
     encoding = Encoding(
         classes, columns=columns, shape=data.input, pixels=surveys[0].pixels,
         missing=data.missing or "mean",
     )  # fmt: skip
-    T = marginal(data, classes, table[1].counts()[None] if table else counts)
+    at_clients = data.target == "clients"
+    labels = table[1].counts()[None] if table else tests if at_clients else counts
+    T = marginal(data, classes, labels)
     setups = [Setup(encoding=encoding.to_json(), target=tuple(T.tolist()), taken=t) for t in taken]
     sites.ask("prepare", Section, setups)
-    chosen = [np.zeros(0, np.int64)] * len(tests)
-    if table is None:
-        chosen = _chosen(classes, tests, T, seed)
-    scores = RemoteScores(sites, chosen, validation, tests)
-    shape = data.input or (sum(column.width for column in encoding.columns),)
-    test = scores.test(shape) if table is None else _encoded(*table, encoding)
-    return _prepared(config, encoding, T, trains, scores, test, notes)
+    own = None if table is None else _encoded(*table, encoding)
+    scores = RemoteScores(sites, (), validation, tests if at_clients else np.zeros_like(tests))
+    if own is None and not at_clients:
+        scores.choose(classes, tests, T, seed)
+    return _prepared(config, encoding, T, trains, scores, own, notes)
+
+
+def _prepared(
+    config: Config, encoding: Encoding, T: Floats, trains: Ints, scores: RemoteScores,
+    test: Examples | None, notes: list[str],
+) -> Prepared:  # fmt: skip
+    """What a run needs; test: the server's own examples, where it has any."""
+    shape = encoding.shape or (sum(column.width for column in encoding.columns),)
+    everyone = range(len(trains))
+    each = [scores.examples("tests", [i], shape) for i in everyone]
+    tests = each if config.data.target == "clients" else []
+    test = scores.examples("tests", everyone, shape) if test is None else test
+    clients = [client_elsewhere(row, shape, i) for i, row in enumerate(trains)]
+    held_out = [scores.examples("validation", [i], shape) for i in everyone]
+    facts = [encoding.to_json(), T.tolist(), trains.tolist(), scores.validation.tolist()]
+    digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+    target = torch.from_numpy(T)
+    made = built_of(config, encoding, target, clients, held_out, test, tests, digest, notes)
+    custom = Custom(texts={FIT: about(made, notes)}, notes=tuple(notes))
+    return prepare_built(config, made, custom=custom)
 
 
 def check_sites(config: Config) -> None:
@@ -103,20 +123,6 @@ def check_sites(config: Config) -> None:
         )
     classes = [*map(text_of, data.classes or ())]
     marginal(data, classes, np.ones((1, len(classes)), np.int64))  # for its errors
-
-
-def _prepared(
-    config: Config, encoding: Encoding, T: Floats, trains: Ints, scores: RemoteScores,
-    test: Examples, notes: list[str],
-) -> Prepared:  # fmt: skip
-    shape = test.x.shape[1:]
-    clients = [client_elsewhere(row, shape, i) for i, row in enumerate(trains.tolist())]
-    facts = [encoding.to_json(), T.tolist(), trains.tolist(), scores.validation.tolist()]
-    digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-    held_out = scores.held_out(shape)
-    made = built_of(config, encoding, torch.from_numpy(T), clients, held_out, test, digest, notes)
-    custom = Custom(texts={FIT: about(made, notes)}, notes=tuple(notes))
-    return prepare_built(config, made, custom=custom)
 
 
 def _check_surveys(surveys: Sequence[Survey], names: Sequence[str], classes: int) -> None:
@@ -163,90 +169,68 @@ def marginal(data: Data, classes: Sequence[str], counts: Ints) -> Floats:
         return np.array(target_of(data.target, (), classes).shares)
 
 
-def _chosen(classes: Sequence[str], tests: Ints, T: Floats, seed: int) -> list[Ints]:
-    """Places among each client's test rows, in order of their classes, that together follow T."""
-    labels = np.concatenate([np.arange(len(T)).repeat(row) for row in tests])
-    for name, share, count in zip(classes, T, tests.sum(0), strict=True):
-        if share > 0 and not count:
-            raise InputError(
-                f'data.target: no row with the label "{shown(name)}" (share {share:.3g}) is left '
-                "for testing; set data.test to more, or give a table of examples as data.target"
-            )
-    rows = resample_to(labels, T, len(T), numpy_generator(seed, "test"))
-    starts = np.cumsum([0, *tests.sum(1)])
-    return [rows[(rows >= a) & (rows < b)] - a for a, b in pairwise(starts)]
-
-
 def _encoded(table: Columns, y: Coded, encoding: Encoding) -> Examples:
     rows = np.flatnonzero(y.codes >= 0)
     return Examples(encoding.encoded(table, rows), torch.from_numpy(y.codes[rows]))
 
 
+@dataclass
 class RemoteScores:
     """Scores by the sites, asked for once for each model.
 
-    chosen     places of the test rows of each site, or nothing where the server has its own
-    validation, tests  [M, K]: how many examples of each class they are
+    chosen             which of its test rows each site scores; none where the server has its own
+    validation, tests  [M, K]: of how many examples of each class the scores are
+    last               the parameters that were scored last, and each site's scores of them
     """
 
-    def __init__(self, sites: Sites, chosen: Sequence[Ints], validation: Ints, tests: Ints) -> None:
-        self.sites, self.chosen, self.validation, self.classes = (
-            sites,
-            chosen,
-            validation,
-            tests.shape[1],
-        )
-        by_class = [np.arange(self.classes).repeat(row) for row in tests]
-        self.tests = np.array(
-            [
-                np.bincount(labels[places], minlength=self.classes)
-                for labels, places in zip(by_class, chosen, strict=True)
-            ]
-        )
-        self.last: tuple[Params | None, dict[int, Scores]] = (None, {})
+    sites: Sites
+    chosen: Sequence[Chosen]
+    validation: Ints
+    tests: Ints
+    last: tuple[Params | None, dict[int, dict[str, Score]]] = (None, {})
 
-    def held_out(self, shape: Sequence[int]) -> list[Examples]:
-        """Each site's validation examples."""
-        return [
-            Elsewhere(*stand_in(row, shape), score=partial(self._score, "validation", i))
-            for i, row in enumerate(self.validation.tolist())
-        ]
+    def choose(self, classes: Sequence[str], tests: Ints, T: Floats, seed: int) -> None:
+        """Of each client's test rows [M, K] take those that together follow T."""
+        for name, share, count in zip(classes, T, tests.sum(0), strict=True):
+            if share > 0 and not count:
+                raise InputError(
+                    f'data.target: no row with the label "{shown(name)}" (share {share:.3g}) is '
+                    "left for testing; set data.test to more, or give a table as data.target"
+                )
+        each = [np.arange(len(T)).repeat(row) for row in tests]
+        rows = resample_to(np.concatenate(each), T, len(T), numpy_generator(seed, "test"))
+        starts = np.cumsum([0, *tests.sum(1)])
+        places = [rows[(rows >= a) & (rows < b)] - a for a, b in pairwise(starts)]
+        self.chosen = [Chosen(places=tuple(at.tolist())) for at in places]
+        pairs = zip(each, places, strict=True)
+        self.tests = np.array([np.bincount(of[at], minlength=len(T)) for of, at in pairs])
 
-    def test(self, shape: Sequence[int]) -> Examples:
-        """The test examples of all sites."""
+    def examples(self, what: str, clients: Sequence[int], shape: Sequence[int]) -> Examples:
+        """The validation examples or the tests of these clients, scored where they are."""
+        x, y = stand_in(getattr(self, what)[list(clients)].sum(0), shape)
+        return Examples(x, y, scorer=partial(self._score, what, clients))
 
-        def score(pair: tuple[Params, Params]) -> Score:
-            each = [self._score("test", i, pair) for i in range(len(self.tests))]
-            return sum(each[1:], start=each[0])
-
-        return Elsewhere(*stand_in(self.tests.sum(0).tolist(), shape), score=score)
-
-    def _score(self, what: str, client: int, pair: tuple[Params, Params]) -> Score:
-        """Zeros for a site that does not answer: the others' counts are then all there are."""
+    def _score(self, what: str, clients: Sequence[int], pair: tuple[Params, Params]) -> Score:
+        """Of those sites that answer: the others' counts are missing, as the log says."""
         if self.last[0] is not pair[0]:
             self.last = pair[0], self._asked(pair)
-        if client in self.last[1]:
-            return _score_of(getattr(self.last[1][client], what))
-        zero = torch.zeros(self.classes, dtype=torch.int64)
-        return Score(zero, zero, zero, 0.0)
+        zero = torch.zeros(self.validation.shape[1], dtype=torch.int64)
+        each = [self.last[1][i][what] for i in clients if i in self.last[1]]
+        return sum(each[1:], start=each[0]) if each else Score(zero, zero, zero, 0.0)
 
-    def _asked(self, pair: tuple[Params, Params]) -> dict[int, Scores]:
+    def _asked(self, pair: tuple[Params, Params]) -> dict[int, dict[str, Score]]:
         parts = to_records({"params": pair[0], "buffers": pair[1]})
-        given = [Chosen(places=tuple(places.tolist())) for places in self.chosen]
-        answers, refused = self.sites.answers("scores", Scores, given, parts)
-        for i, one in list(answers.items()):
-            totals = (one.validation.total, self.validation[i]), (one.test.total, self.tests[i])
-            if any(list(given) != due.tolist() for given, due in totals) or not one.sound():
-                refused[i] = "its counts are not those of its examples"
-                del answers[i]
+        given = self.chosen or [Chosen(places=())] * len(self.validation)
+
+        def taken(content: RecordDict, client: int) -> dict[str, Score]:
+            scores = {}
+            for what, due in (("validation", self.validation), ("tests", self.tests)):
+                scores[what] = score_in(content, due.shape[1], what)
+                if scores[what].total.tolist() != due[client].tolist():
+                    raise InputError("its counts are not those of its examples")
+            return scores
+
+        answers, refused = self.sites.answers("scores", taken, given, parts)
         for i, why in sorted(refused.items()):
             LOG.warning("no score of client %d: %s", i, why)
         return answers
-
-
-def _score_of(counts: Counts) -> Score:
-    correct, total, predicted = (
-        torch.tensor(row) for row in (counts.correct, counts.total, counts.predicted)
-    )
-    confused = torch.tensor(counts.confused) if counts.confused else None
-    return Score(correct, total, predicted, counts.loss_sum, confused)

@@ -11,7 +11,6 @@ from fedshift.data import Examples, Task, last_columns
 from fedshift.estimate import AccuracyEstimate, estimate_target_accuracy, estimate_target_loss
 from fedshift.evaluation.scores import Score, Scored, score
 from fedshift.evaluation.targets import LabelScore, NumberScore, score_labels, score_numbers
-from fedshift.experiments.elsewhere import Elsewhere
 from fedshift.model import Model
 from fedshift.record.rounds import ESTIMATES
 from fedshift.tree import Params
@@ -32,8 +31,9 @@ def scored(
 
     confusion: also count which class is taken for which, where classes are predicted.
     """
-    if isinstance(examples, Elsewhere):
-        return examples.score(pair)
+    if examples.scorer is not None:
+        elsewhere: Scored = examples.scorer(pair)
+        return elsewhere
     classes = len(task.classes)
     if task.kind == "regression":
         return score_numbers(model, *pair, examples, classes)

@@ -19,7 +19,8 @@ from torch import Tensor
 from fedshift.algorithms.base import Algorithm
 from fedshift.data import Task
 from fedshift.engine.round import Round
-from fedshift.engine.run import Federation
+from fedshift.engine.run import Federation, first_state, start
+from fedshift.errors import InputError
 from fedshift.evaluation.scores import OwnScores, Score
 from fedshift.evaluation.serving import average_accuracy
 from fedshift.experiments.engines import OnSites
@@ -33,6 +34,22 @@ from fedshift.router.route import Router
 
 # Of `Router.refitted`, whose limit of rounds is its default.
 ROUNDS = 2000
+
+
+def check_own_models(name: str, algorithm: Algorithm, federation: Federation) -> None:
+    """Raise InputError for a method whose clients' models need what only the server has."""
+    server, ids = start(algorithm, federation).server, torch.arange(len(federation.clients))
+    stage = algorithm.at(1)
+    context = server | {"cohort": {"id": ids, "weight": stage.weigh(server, ids)}}
+    shared = {part: server.get(part, {}) for part in ("params", "buffers")}
+    try:
+        stage.model_for(shared | stage.broadcast(context, 0), first_state(algorithm, federation, 0))
+    except KeyError as e:
+        raise InputError(
+            f'method.name = "{name}": the model that a client serves needs {e} of the server, '
+            "which clients are not sent, so that none can test its own; simulate it "
+            "(--engine flower-sim), or take a target of the server's"
+        ) from None
 
 
 def evaluate_on_sites(

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from fedshift.engine.trial import pals_of
 from fedshift.evaluation.scores import Scored
 from fedshift.experiments import label_sets, served
+from fedshift.experiments.caps import beyond, cap_named, free_weights
 from fedshift.experiments.client_looks import grey_note, look_names
 from fedshift.experiments.custom import recipe_of
 from fedshift.experiments.feature_shift import shifts_features
@@ -125,6 +126,7 @@ def _method_notes(experiment: Experiment, sets: LabelSets | None) -> list[str]:
         *served.unused(name, experiment.algorithm, outcome.federation, task),
         *_needless_ess(experiment),
         *_undefined_ess(outcome.played),
+        *_beyond_cap(experiment),
         *(label_sets.sentences(sets, task.classes) if sets else ()),
         *importance_sentences(importance(outcome.last.server)),
         *sentences(experiment.config.training, outcome.metrics, outcome.final.round),
@@ -307,6 +309,16 @@ def _needless_ess(experiment: Experiment) -> list[str]:
         f"{wish}: the closest mixture (lambda = 0) already has {100 * solved.ess_fraction:.3g} %, "
         "so ess changes nothing."
     ] * bool(solved.note)
+
+
+def _beyond_cap(experiment: Experiment) -> list[str]:
+    """A sentence for each client whose claims would give it more than the cap."""
+    algorithm, last = experiment.algorithm, experiment.outcome.last
+    cap = cap_named(experiment.config)
+    if cap is None or cap >= 1.0 or "n" not in last.server.get("table", {}):
+        return []
+    odd = beyond(free_weights(algorithm.at(last.t), last.server), last.server["table"]["n"], cap)
+    return [f"Client {client}: {why}." for client, why in odd]
 
 
 def _curve(experiment: Experiment, counts: Floats, target: Floats) -> tuple[CurvePoint, ...]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedshift.engine.backends import Reply
 from fedshift.engine.checks.gate import Dropped
-from fedshift.errors import InputError, shown
+from fedshift.errors import InputError, from_elsewhere, shown
 from fedshift.flower.records import failure_of, fields_of
 from fedshift.tree import Parts
 
@@ -57,7 +57,7 @@ def arrived(
         except Exception as e:
             # The bytes come from another machine: any exception means that they are bad.
             reason = str(e) if isinstance(e, InputError) else f"{type(e).__name__}: {e}"
-            unread[client] = Dropped(client, _short(reason), "reply")
+            unread[client] = Dropped(client, from_elsewhere(reason), "reply")
     # A client with one good and one bad message counts as bad: which one it meant is unknown.
     readable = [reply for reply in replies if reply.client not in unread]
     return Arrived(readable, sorted(unread.values()))
@@ -68,12 +68,7 @@ def failed_client(client: int, message: Message) -> Dropped | None:
     if (why := failure_of(message)) is None:
         return None
     gone = message.has_error() and message.error.code == ErrorCode.NODE_UNAVAILABLE
-    return Dropped(client, _short(why), "lost" if gone else "error")
-
-
-def _short(reason: str) -> str:
-    # The text comes from another machine and goes into logs and results.
-    return " ".join(reason.split())[:500]
+    return Dropped(client, from_elsewhere(why), "lost" if gone else "error")
 
 
 def round_of(content: RecordDict) -> int:

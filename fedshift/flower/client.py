@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -32,6 +33,20 @@ from fedshift.tree import Params, Parts
 LOG = logging.getLogger("fedshift.flower")
 STATE, DONE = "state.", "done"
 Handler = Callable[[Message, Context], Message]
+
+
+class Own(NamedTuple):
+    """The model that a client serves after round t of a run, and what its network was made for."""
+
+    name: str
+    t: int
+    pair: tuple[Params, Params]
+    shape: tuple[int, ...]
+    classes: int
+    clients: int
+
+
+Leave = Callable[[Context, Own], None]
 
 
 @sketched
@@ -121,18 +136,17 @@ def client_app(
 
 
 def app_of(
-    site: Callable[[Context], Site],
-    threads: int,
-    open_states: bool,
-    keep: Path | None,
+    site: Callable[[Context], Site], threads: int, open_states: bool, keep: Path | None,
     private: Callable[[Context], bool] = lambda context: False,
-) -> ClientApp:
+    leave: Leave = lambda context, evaluation: None,
+) -> ClientApp:  # fmt: skip
     """`client_app`, where what a client has depends on the run's configuration as well.
 
     private: whether the text of an error that is not ours stays here: it may hold rows or paths.
+    leave: gets the model that the client serves each time that it was tested here.
     """
     app, visit = ClientApp(), _checked_site(site, threads)
-    failing = partial(_with_failures, private=private)
+    failing = partial(_with_failures, private)
 
     @app.query("register")
     @failing
@@ -154,7 +168,10 @@ def app_of(
     @failing
     def evaluate(message: Message, context: Context) -> RecordDict:
         kept = _place_of(keep, message.content, context)
-        return _evaluate(visit(context), message.content, context, kept)
+        records, own = _evaluate(visit(context), message.content, context, kept)
+        if own is not None:
+            leave(context, own)
+        return records
 
     app.query("router")(failing(lambda m, c: _answer_router(visit(c), m.content)))
     if open_states:
@@ -208,8 +225,7 @@ def _checked_site(site: Callable[[Context], Site], threads: int) -> Callable[[Co
 
 
 def _with_failures(
-    work: Callable[[Message, Context], RecordDict],
-    private: Callable[[Context], bool] = lambda context: False,
+    private: Callable[[Context], bool], work: Callable[[Message, Context], RecordDict]
 ) -> Handler:
     """A handler whose answer holds the reason if it fails, in the same words as other engines.
 
@@ -280,10 +296,12 @@ def _train(
     return update, state | changed
 
 
-def _evaluate(site: Site, sent: RecordDict, context: Context, disk: Kept | None) -> RecordDict:
+def _evaluate(
+    site: Site, sent: RecordDict, context: Context, disk: Kept | None
+) -> tuple[RecordDict, Own | None]:
     """Counts on the client's validation examples, of the model sent or of the one it serves.
 
-    The latter is scored on the client's test examples as well, where it has some.
+    The latter is scored on the client's test examples as well, where it has some, and given back.
     """
     run, examples = fields_of(sent, "run"), site.validation
     t, classes = int(run["round"]), int(run["classes"])
@@ -293,7 +311,7 @@ def _evaluate(site: Site, sent: RecordDict, context: Context, disk: Kept | None)
         examples = Examples(site.data.x[:0], site.data.y[:0])
     if not run["own"]:
         pair = message["params"], message["buffers"]
-        return RecordDict({SCORE: scored(stage, pair, examples, classes)})
+        return RecordDict({SCORE: scored(stage, pair, examples, classes)}), None
     try:
         pair = stage.model_for(message, _state(site, context, disk))
     except KeyError as e:
@@ -302,9 +320,13 @@ def _evaluate(site: Site, sent: RecordDict, context: Context, disk: Kept | None)
             "clients are not sent; let the server evaluate"
         ) from e
     records = {SCORE: scored(stage, pair, examples, classes)}
-    if site.tests is not None:
-        records |= scored_tests(stage, message, pair, site.tests, classes, run["present"])
-    return RecordDict(dict(records))
+    if site.tests is None:
+        return RecordDict(dict(records)), None
+    records |= scored_tests(stage, message, pair, site.tests, classes, run["present"])
+    shape, clients = tuple(site.data.x.shape[1:]), len(run["present"])
+    return RecordDict(dict(records)), Own(
+        str(run.get("name", "")), t, pair, shape, classes, clients
+    )
 
 
 @torch.inference_mode(False)

@@ -133,6 +133,7 @@ def measured_by_clients(
     strategy: AlgorithmStrategy, grid: Grid, played: Round
 ) -> Mapping[int, Score]:
     """What connected clients measure of a round's model on their own validation examples."""
+    strategy.begin(grid)  # of a run that goes on after its last round
     replies = grid.send_and_receive(strategy.questions(played, grid), timeout=strategy.timeout)
     strategy.aggregate_evaluate(played.t, replies)
     return strategy.scores

@@ -25,11 +25,14 @@ SCORE, TEST, SHARED, ROUTER = "score", "test", "shared", "router"
 
 
 def scored(
-    stage: Algorithm, pair: tuple[Params, Params], examples: Examples, classes: int
-) -> MetricRecord:
-    """The counts of one model, as a record."""
-    result = score(stage.model, *pair, examples, classes)
+    stage: Algorithm, pair: tuple[Params, Params], examples: Examples, classes: int, *,
+    confusion: bool = False,
+) -> MetricRecord:  # fmt: skip
+    """The counts of one model, as a record; confusion: also which label is taken for which."""
+    result = score(stage.model, *pair, examples, classes, confusion=confusion)
     counts = {name: getattr(result, name).tolist() for name in COUNTS}
+    if result.confusion is not None:
+        counts["confusion"] = result.confusion.flatten().tolist()
     return MetricRecord({**counts, "loss_sum": result.loss_sum})
 
 
@@ -59,11 +62,12 @@ def score_in(content: RecordDict, classes: int, name: str = SCORE) -> Score:
     """The counts of a record. Raises InputError for numbers that are no counts."""
     fields = fields_of(content, name)
 
-    def counts(name: str) -> Tensor:
-        return torch.tensor(fields[name], dtype=torch.int64).reshape(classes)
+    def counts(name: str, *shape: int) -> Tensor:
+        return torch.tensor(fields[name], dtype=torch.int64).reshape(shape)
 
-    right, total, predicted = map(counts, COUNTS)
-    made = Score(right, total, predicted, float(fields["loss_sum"]))
+    right, total, predicted = (counts(name, classes) for name in COUNTS)
+    confused = counts("confusion", classes, classes) if "confusion" in fields else None
+    made = Score(right, total, predicted, float(fields["loss_sum"]), confused)
     # One client's impossible counts must not spoil the accuracy over all.
     possible = bool((right >= 0).all() and (right <= total).all() and (right <= predicted).all())
     if not possible or int(predicted.sum()) != made.n or not 0 <= made.loss_sum < math.inf:

@@ -93,6 +93,8 @@ class AlgorithmStrategy(Strategy):
     gate      limits of what is accepted; with `on_bad` "drop", rounds without enough usable answers
               are skipped
     listen    called with each round that was played
+    registers called with the table of all clients, n [N] and what else the method reads, before
+              round 1
     dropping  called with the round and a client that drops out of it, as soon as that is clear
     after     the state after the last round of an interrupted run, to resume it. Clients' states
               end with a run of Flower, except on clients with a folder for them
@@ -105,6 +107,9 @@ class AlgorithmStrategy(Strategy):
     is not as expected (`nodes.meet`) and TrainingError for a round that cannot be settled.
     `current` is the state after the last round, `traffic` the bytes of its tensors.
     """
+
+    met: Met | None = None
+    opened: Opened | None = None
 
     def __init__(
         self,
@@ -120,6 +125,7 @@ class AlgorithmStrategy(Strategy):
         own: bool = False,
         evaluates: Callable[[int], bool] = lambda t: False,
         listen: Listener = silent,
+        registers: Callable[[Params], None] = silent,
         gate: Gate = Gate(),
         retries: int = 0,
         after: Round | None = None,
@@ -132,14 +138,12 @@ class AlgorithmStrategy(Strategy):
         self.algorithm, self.clients, self.classes, self.seeds = algorithm, clients, classes, seeds
         self.params, self.buffers = algorithm.model.init() if first is None else first
         self.patience, self.timeout, self.own = patience, timeout, own
-        self.evaluates, self.listen, self.gate = evaluates, listen, gate
-        self.retries, self.dropping = retries, dropping
-        self.met: Met | None = None
+        self.evaluates, self.listen, self.registers = evaluates, listen, registers
+        self.gate, self.retries, self.dropping = gate, retries, dropping
         self.cohort, self.current, self.took_part = size, after, set(after.states if after else ())
         self.goes_on = ConfigRecord(
             {"name": name, "after": 0 if after is None else after.t} if name else {}
         )
-        self.opened: Opened | None = None
         self.lost, self.posted = list[Dropped](), list[tuple[int, Metadata]]()
         self.named, self.sent, self.traffic = set[int](), dict[int, int](), Traffic()
         self.scores, self.tests = dict[int, Score](), dict[int, OwnScores]()
@@ -173,6 +177,7 @@ class AlgorithmStrategy(Strategy):
             raise DataError(
                 f'clients registered another "{column}" than when this run began; start a new run'
             )
+        self.registers(dict(self.met.table))
         return self.current
 
     def configure_train(

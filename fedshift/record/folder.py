@@ -45,8 +45,6 @@ CHECKPOINTS, CANDIDATES, PROFILE, DIVERGED, DEPLOYED = (
 )  # fmt: skip
 
 
-# The function that gives a federation's clients the examples that the experiment deals.
-DEALT = "fedshift.experiments.on_flower:configured_site"
 # The command that serves a federation, in the environment of the processes that it starts.
 SERVING = "FEDSHIFT_SERVING"
 
@@ -177,11 +175,6 @@ def fit_of(folder: Path) -> Mapping[str, Any]:
 def deployed_of(folder: Path) -> Mapping[str, Any]:
     """deployment.json; {} of a run in one process. Raises DataError where it is damaged."""
     return read_object(folder / DEPLOYED) if is_file(folder / DEPLOYED) else {}
-
-
-def dealt_alike(deployed: Mapping[str, Any]) -> bool:
-    """Whether clients of a deployed run take what the server deals them, by the same function."""
-    return deployed.get("site") == DEALT
 
 
 def _events(folder: Path) -> Events:

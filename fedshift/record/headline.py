@@ -105,8 +105,12 @@ def validated_by(deployed: Iterable[Mapping[str, Any]]) -> str:
             "the process of the run scored the clients' validation examples, which it has itself"
         )
     text = "; elsewhere ".join(words)
-    tested = " The server scored the test examples, which it has itself." if apart else ""
-    return f"{text[:1].upper()}{text[1:]}{'.' if text else ''}{tested}"
+    tests = {
+        "server": "The server scored the test examples, which it has itself.",
+        "clients": "The clients tested the models that they serve on their own test examples.",
+    }
+    tested = [tests[who] for who in tests if any(run.get("tested_by") == who for run in apart)]
+    return " ".join([f"{text[:1].upper()}{text[1:]}." * bool(text), *tested]).strip()
 
 
 def percent(share: float | str | None, places: int = 1) -> str:

@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from fedshift.record.folder import CONFIG, Begun, RunResult, dealt_alike
+from fedshift.record.folder import CONFIG, Begun, RunResult
 from fedshift.report.layout import note, section, table
 from fedshift.report.pools import Pool
 from fedshift.report.shapes import escape
@@ -74,7 +74,7 @@ def _words(lines: Sequence[Pool]) -> str:
             " The command of a federation does so once its clients have joined, as long as they "
             "have the same data and none drops out."
         )
-    if any(dealt_alike(run.deployed) for run in runs):
+    if any(run.deployed.get("dealt") for run in runs):
         text += (
             " Its clients take their examples from the data set of the experiment, so that "
             f"`fedshift run` of its {CONFIG} gives the same numbers in one process."

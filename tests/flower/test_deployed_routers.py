@@ -6,7 +6,6 @@ import json
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,76 +16,29 @@ from flwr.app import Message
 
 import fedshift as fs
 from fedshift.errors import DataError, InputError
-from fedshift.experiments import deployed
-from fedshift.experiments.experiment import record
 from fedshift.experiments.load import dumps, validate
+from fedshift.experiments.own_models import load_own_model
 from fedshift.experiments.router_file import with_fit
 from fedshift.experiments.routers import Fit, load_router
+from fedshift.experiments.run_models import load_models
 from fedshift.experiments.stored import read_parts
 from fedshift.experiments.task import prepare
-from fedshift.experiments.training import silent
-from fedshift.flower import LocalGrid
-from fedshift.flower.client import app_of, partition
 from fedshift.router.route import Router
+from support.federation_grid import Dies, Watched, here, served
 
-CLIENTS = 3
 # Of the last round's own models; the others of served.csv need all models in one place.
 OWN = ("average_accuracy", "worst_accuracy", "oracle_routed", "router_accuracy")
 
 
-def experiment(method: str = "feddrm", **more: Any) -> str:
+def experiment(named: str = "feddrm", **more: Any) -> str:
     """Three small clients, two rounds, tested on their own examples."""
     config = validate({
         "name": "run", "data": {"name": "fashion-mnist-mini", "limit": 300},
         "shift": {"target": "clients", "kind": "dirichlet-per-client", "beta": 1.0, "clients": 3},
-        "model": {"name": "mlp-projected", "hidden": [8]}, "method": {"name": method},
+        "model": {"name": "mlp-projected", "hidden": [8]}, "method": {"name": named},
         "training": {"rounds": 2, "steps": 3, "lr": 0.05, "evaluate_every": 1},
     } | more)  # fmt: skip
     return dumps(config)
-
-
-def here(text: str, out: Path) -> Path:
-    """The run in one process."""
-    config = validate(tomllib.loads(text), text=text)
-    out.mkdir()
-    record(out, config, prepare(config), silent)
-    return out
-
-
-class Watched(LocalGrid):
-    """A grid that keeps all answers, and whose server dies at the n-th message about routers."""
-
-    def __init__(self, text: str, out: Path, keep: Path, dies: int = 0, **given: Any) -> None:
-        self.config = {
-            "experiment": text, "out": str(out), "patience": 5.0, "timeout": 60.0, "refit": True,
-            "site": "fedshift.experiments.on_flower:configured_site", **given,
-        }  # fmt: skip
-        apps = [app_of(deployed.site_of, 1, False, keep / str(i)) for i in range(CLIENTS)]
-        super().__init__(lambda m, c: apps[partition(c)](m, c), CLIENTS)  # type: ignore[arg-type]
-        for context in self.contexts.values():
-            context.run_config, context.run_id = self.config, hash(out) % 1000 + dies
-        self.dies, self.about_routers, self.replies = dies, 0, list[Message]()
-
-    def send_and_receive(self, messages: Iterable[Message], **given: Any) -> list[Message]:
-        asked = list(messages)
-        self.about_routers += asked[0].metadata.message_type == "query.router" if asked else 0
-        if self.dies and self.about_routers == self.dies:
-            raise Dies
-        replies = list(super().send_and_receive(asked, **given))
-        self.replies += replies
-        return replies
-
-    def serve(self) -> Path:
-        deployed.server_app(self, SimpleNamespace(run_config=self.config))  # type: ignore[arg-type]
-        return Path(str(self.config["out"]))
-
-
-class Dies(BaseException):
-    """What nothing catches."""
-
-
-def served(folder: Path) -> dict[str, Any]:
-    return dict(json.loads((folder / "summary.json").read_text())["final"])
 
 
 def same(one: Router, other: Router, x: torch.Tensor) -> bool:
@@ -138,6 +90,13 @@ def test_heads_and_examples_stay_at_their_sites(runs: tuple[Path, Path, Watched]
     assert not private.keys() & sent
     with pytest.raises(InputError, match=r"models of clients \[0, 1, 2\] are at their sites"):
         load_router(there).predict(torch.rand(2, 1, 28, 28))
+    (place,) = (grid.keep / "0" / "models").iterdir()
+    own = load_own_model(place)
+    net = load_models(one)
+    x = torch.rand(5, 1, 28, 28)
+    pairs = [net.model(*pair, x)["logits"] for pair in net.served]
+    assert torch.equal(own(x)["logits"], pairs[0])
+    assert not torch.equal(pairs[1], pairs[0])
     loaded = fs.load(there)
     with pytest.raises(InputError, match="model stayed at its site"):
         loaded.module("client 1")

@@ -239,3 +239,18 @@ def test_a_site_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_site_error_has_two_texts() -> None:
     assert str(SiteError("column", "row 17")) == "column"
     assert deployed.is_private  # what decides that other errors have one, too
+
+
+def test_models_that_stay_at_their_sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ditto: each is tested on its own site's rows, with the accuracies of one process."""
+    table = joined()
+    text = FILE.replace('"fedpals"\ness = 0.5', '"ditto"')
+    text = text.replace("target = {well = 0.3, ill = 0.7}", 'target = "clients"')
+    folders, given = places(tmp_path / "c", table, text), resolved(tmp_path, text)
+    there = deploy(monkeypatch, folders, tmp_path / "there", given)
+    here = together(tmp_path, table, text)
+    assert (here / "encoding.json").read_bytes() == (there / "encoding.json").read_bytes()
+    served = [list(csv.DictReader((f / "served.csv").open())) for f in (here, there)]
+    for a, b in zip(*served, strict=True):
+        for key in ("average_accuracy", "worst_accuracy", "global_accuracy"):
+            assert a[key] == b[key], key

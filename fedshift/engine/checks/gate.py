@@ -23,7 +23,7 @@ from fedshift.engine.checks.replies import (
     finite,
     misshapen,
 )
-from fedshift.errors import InputError, unknown
+from fedshift.errors import InputError, from_elsewhere, unknown
 from fedshift.server.cap import check_cap
 from fedshift.tree import Params, Parts
 
@@ -184,7 +184,9 @@ class Gate:
             why = misshapen(block, expected)
             bad |= dict.fromkeys(block.clients, why or self._why_unusable(block, asked, summed))
         good = tuple(block for block in usable if not bad[block.clients[0]])
-        return Admitted(good, tuple(Dropped(i, bad[i], kinds[i]) for i in sorted(bad) if bad[i]))
+        # Reasons name parts and tensors as clients did.
+        lost = (Dropped(i, from_elsewhere(bad[i]), kinds[i]) for i in sorted(bad) if bad[i])
+        return Admitted(good, tuple(lost))
 
     def _why_refused(self, block: Block, t: int, due: frozenset[int]) -> str:
         """Why a reply to round t is not even looked into; due: clients that were asked."""
