@@ -87,11 +87,11 @@ def gather(grid: Grid, config: Config, patience: float) -> Prepared:
     T = marginal(data, classes, labels)
     setups = [Setup(encoding=encoding.to_json(), target=tuple(T.tolist()), taken=t) for t in taken]
     sites.ask("prepare", Section, setups)
-    own = None if table is None else _encoded(*table, encoding)
+    examples = None if table is None else _encoded(*table, encoding)
     scores = RemoteScores(sites, (), validation, tests if at_clients else np.zeros_like(tests))
-    if own is None and not at_clients:
+    if table is None and not at_clients:
         scores.choose(classes, tests, T, seed)
-    return _prepared(config, encoding, T, trains, scores, own, notes)
+    return _prepared(config, encoding, T, trains, scores, examples, notes)
 
 
 def _prepared(

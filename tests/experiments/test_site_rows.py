@@ -195,8 +195,8 @@ def test_the_folder_of_a_site_and_its_check(
         with pytest.raises(SystemExit) if code else contextlib.nullcontext() as e:
             main()
         assert e is None or e.value.code == code
-        said = capsys.readouterr()
-        assert words in said.out + said.err, argv
+        printed = capsys.readouterr()
+        assert words in printed.out + printed.err, argv
     place = fed / "clients" / "client-1"
     assert "Where east's own rows are" in (place / "site.toml").read_text()
     head = "age,sex,day,marker,ward,outcome\n"

@@ -141,11 +141,11 @@ def test_a_site_whose_data_do_not_fit(
 ) -> None:
     """The server reads which site and column it is, and nothing that the site's rows hold."""
     change, words = BAD[case]
-    said = refused(tmp_path, monkeypatch, change)
-    assert '"east"' in said
-    assert words in said
+    error = refused(tmp_path, monkeypatch, change)
+    assert '"east"' in error
+    assert words in error
     for secret in ("no20240", "dying", "secret", "marker_b", str(tmp_path), "line", "sauce"):
-        assert secret not in said
+        assert secret not in error
 
 
 def test_errors_of_a_sites_function_stay_there(
@@ -155,9 +155,9 @@ def test_errors_of_a_sites_function_stay_there(
         (place / "site.toml").write_text('[data]\nsource = "site.py:load"\n')
         (place / "site.py").write_text("def load():\n    raise KeyError('patient 17')\n")
 
-    said = refused(tmp_path, monkeypatch, change)
-    assert "its data cannot be read" in said
-    assert "patient" not in said
+    error = refused(tmp_path, monkeypatch, change)
+    assert "its data cannot be read" in error
+    assert "patient" not in error
     assert "patient 17" in caplog.text  # of the client's own log
 
 
