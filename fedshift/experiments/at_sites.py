@@ -11,12 +11,12 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import numpy as np
 import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor
 
 from fedshift.data import ClientData, Examples, Task, client_data
@@ -72,7 +72,7 @@ class Common(Section):
 class Deviations(Section):
     """The third answer."""
 
-    squares: dict[str, float]
+    squares: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]]
 
 
 class Chosen(Section):
