@@ -30,9 +30,8 @@ from fedshift.experiments.at_sites import ASK, answer, own_site
 from fedshift.experiments.config import Config, Training
 from fedshift.experiments.experiment import check_method, federation_of, method_of, record
 from fedshift.experiments.folder import EventLog, kept_in, reserved
-from fedshift.experiments.from_sites import check_sites, gather
+from fedshift.experiments.from_sites import check_sites, gather, imagined
 from fedshift.experiments.load import validate
-from fedshift.experiments.method_fit import leaves_a_model
 from fedshift.experiments.on_flower import configured_site, on_grid, strategy_of
 from fedshift.experiments.on_sites import check_own_models
 from fedshift.experiments.opening import opening_event
@@ -50,7 +49,6 @@ from fedshift.flower.quiet import KEEP
 from fedshift.flower.rounds import evaluated, sites_of
 from fedshift.flower.routing import Sites
 from fedshift.flower.strategy import AlgorithmStrategy
-from fedshift.recipes import recipe
 from fedshift.record.folder import CONFIG, EVENTS, SUMMARY
 from fedshift.tree import Params, Parts
 
@@ -88,16 +86,8 @@ def check_start(config: Config) -> str:
 
     Returns a sentence where that could not be tried, since this machine lacks the data.
     """
-    if config.data.at_sites:
-        if not leaves_a_model(config, recipe(config.method.name)):
-            raise InputError(
-                f'method.name = "{config.method.name}" leaves each client with a model of its own, '
-                'and with data.source = "sites" only one model for all can be tested; take a '
-                "method with such, or one of the library's data sets"
-            )
-        return ""
     try:
-        prepared = prepare(config)
+        prepared = imagined(config) if config.data.at_sites else prepare(config)
     except DataError as e:
         return f"Whether this experiment can start was not tried: {e}"
     check_stopping(config.training, prepared.task)

@@ -169,10 +169,7 @@ def app_of(
     @failing
     def evaluate(message: Message, context: Context) -> RecordDict:
         kept = _place_of(keep, message.content, context)
-        records, own = _evaluate(visit(context), message.content, context, kept)
-        if own is not None:
-            leave(context, own)
-        return records
+        return _evaluate(visit(context), message.content, context, kept, leave)
 
     app.query("router")(failing(lambda m, c: _answer_router(visit(c), m.content)))
     if open_states:
@@ -307,11 +304,11 @@ def _train(
 
 
 def _evaluate(
-    site: Site, sent: RecordDict, context: Context, disk: Kept | None
-) -> tuple[RecordDict, Own | None]:
+    site: Site, sent: RecordDict, context: Context, disk: Kept | None, leave: Leave
+) -> RecordDict:
     """Counts on the client's validation examples, of the model sent or of the one it serves.
 
-    The latter is scored on the client's test examples as well, where it has some, and given back.
+    The latter is scored on the client's test examples as well, where it has some, and left here.
     """
     run, examples = fields_of(sent, "run"), site.validation
     t, classes = int(run["round"]), int(run["classes"])
@@ -321,7 +318,7 @@ def _evaluate(
         examples = Examples(site.data.x[:0], site.data.y[:0])
     if not run["own"]:
         pair = message["params"], message["buffers"]
-        return RecordDict({SCORE: scored(stage, pair, examples, classes)}), None
+        return RecordDict({SCORE: scored(stage, pair, examples, classes)})
     try:
         pair = stage.model_for(message, _state(site, context, disk))
     except KeyError as e:
@@ -330,13 +327,11 @@ def _evaluate(
             "clients are not sent; let the server evaluate"
         ) from e
     records = {SCORE: scored(stage, pair, examples, classes)}
-    if site.tests is None:
-        return RecordDict(dict(records)), None
-    records |= scored_tests(stage, message, pair, site.tests, classes, run["present"])
-    shape, clients = tuple(site.data.x.shape[1:]), len(run["present"])
-    return RecordDict(dict(records)), Own(
-        str(run.get("name", "")), t, pair, shape, classes, clients
-    )
+    if site.tests is not None:
+        records |= scored_tests(stage, message, pair, site.tests, classes, run["present"])
+        shape, clients = tuple(site.data.x.shape[1:]), len(run["present"])
+        leave(context, Own(str(run.get("name", "")), t, pair, shape, classes, clients))
+    return RecordDict(dict(records))
 
 
 @torch.inference_mode(False)

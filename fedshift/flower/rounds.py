@@ -61,10 +61,7 @@ def sites_of(strategy: AlgorithmStrategy, grid: Grid) -> Sites:
 
     def send(questions: Sequence[Question]) -> dict[int, list[Params]]:
         messages = strategy.ask_for_sums(questions, grid)
-        connected = set(grid.get_node_ids())
-        for i, message in messages.items():
-            if message.metadata.dst_node_id not in connected:
-                raise InputError(f"client {i} is not connected any more")
+        _wait_for({m.metadata.dst_node_id: i for i, m in messages.items()}, grid, strategy.patience)
         replies = answered(grid, messages.values(), strategy.timeout, strategy.retries)
         received = strategy.read(replies)
         for why in received.unread:
@@ -72,9 +69,25 @@ def sites_of(strategy: AlgorithmStrategy, grid: Grid) -> Sites:
         sent = {one.client: one.update for one in received.replies}
         if silent := sorted(messages.keys() - sent.keys()):
             raise InputError(f"clients {silent} did not answer within {strategy.timeout:g} s")
-        return {i: answers_in(sent[i], questions, i) for i in messages}
+        answers = {i: answers_in(sent[i], questions, i) for i in messages}
+        registered = {} if strategy.met is None else strategy.met.table
+        for i, given in answers.items():
+            for one, answer in zip(questions, given, strict=True):
+                # A client that claims more than it registered would count for more.
+                if one.what == "moments" and not 0 <= answer["n"] <= registered["n"][i]:
+                    raise InputError(f"client {i} sent moments of more examples than it has")
+        return answers
 
     return Sites(send, strategy.clients)
+
+
+def _wait_for(client_of: Mapping[int, int], grid: Grid, patience: float) -> None:
+    """Wait for clients that joined before, by node. Raises InputError if they stay away."""
+    end = time.monotonic() + patience
+    while gone := sorted(client_of[node] for node in client_of.keys() - set(grid.get_node_ids())):
+        if time.monotonic() >= end:
+            raise InputError(f"clients {gone} are not connected any more")
+        time.sleep(0.1)
 
 
 def answered(

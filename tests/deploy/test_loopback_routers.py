@@ -69,30 +69,32 @@ def test_a_router_of_machines_is_that_of_one_process(tmp_path: Path) -> None:
     (tmp_path / "routed.toml").write_text(TEXT)
     init = [FEDSHIFT, "deploy", "init", str(tmp_path / "routed.toml"), str(folder)]
     subprocess.run(init, check=True, env=environ(), capture_output=True)
-    serve = ("server", str(folder), "--port", port, "--refit", "--patience", "180")
+    # Without --refit, whose messages take minutes; `flower/test_deployed_routers.py` has them.
+    serve = ("server", str(folder), "--port", port, "--patience", "300")
     with ExitStack() as stack:
         for i in range(3):
             place, address = str(folder / "clients" / f"client-{i}"), f"127.0.0.1:{port}"
             stack.enter_context(running("client", place, "--server", address))
         with running(*serve) as server:
-            wait_for_event(folder / "run" / "events.jsonl", "evaluation", 300)
-            time.sleep(10)  # into the messages of the fits
+            wait_for_event(folder / "run" / "events.jsonl", "evaluation", 900)
+            time.sleep(5)  # into the messages of the fits
             server.kill()
         assert not (folder / "run" / "summary.json").exists()
         assert gone(f"{folder}/server.key", 60)
         with running(*serve, "--resume", str(folder / "run")) as server:
-            said = server.communicate(timeout=900)[0]
+            said = server.communicate(timeout=1500)[0]
             assert server.returncode == 0, said
         # The whole experiment is in the federation's folder, with its cap.
         one = here((folder / "experiment.toml").read_text(), tmp_path / "here")
         there, x = folder / "run", torch.rand(50, 1, 28, 28)
-        fits: tuple[Fit, ...] = ("trained", "refitted", "moment")
+        fits: tuple[Fit, ...] = ("trained", "moment")
         for fit in fits:
             a, b = (load_router(run, fit=fit) for run in (one, there))
             assert all(p.equal(q) for p, q in zip(a.route(x, 2), b.route(x, 2), strict=True)), fit
             assert a.calibration == b.calibration
-        names = ("router.safetensors", "clients.csv")
-        assert [f for f in names if (one / f).read_bytes() != (there / f).read_bytes()] == []
+            assert torch.equal(a.sizes, b.sizes)
+        assert torch.equal(a.novelty(x), b.novelty(x))
+        assert (one / "clients.csv").read_bytes() == (there / "clients.csv").read_bytes()
         assert {k: served(there)[k] for k in OWN} == {k: served(one)[k] for k in OWN}
         models = load_models(one)
         for i, pair in enumerate(models.served):
