@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.common.constant import ErrorCode
 from torch import Tensor
 
 from fedshift.engine.backends import Reply
@@ -48,24 +49,33 @@ def arrived(
     messages: Iterable[Message], client_of: Callable[[Message], int | None], max_bytes: int
 ) -> Arrived:
     """Read the answers of one round. Messages of nodes that are no client are left out."""
-    replies, unread, headers = [], {}, Headers()
+    replies, unread, headers = [], dict[int, Dropped](), Headers()
     for message in messages:
         client = client_of(message)
         # Other nodes may be connected to the SuperLink; what they send is not looked at.
         if client is None:
             continue
+        if (bad := failed_client(client, message)) is not None:
+            unread[client] = bad
+            continue
         try:
-            if (why := failure_of(message)) is not None:
-                raise InputError(why)
             parts = read_arrays(message.content.array_records, max_bytes, headers)
             replies.append(Reply(client, parts, {}, round_of(message.content)))
         except Exception as e:
             # The bytes come from another machine: any exception means that they are bad.
             reason = str(e) if isinstance(e, InputError) else f"{type(e).__name__}: {e}"
-            unread[client] = from_elsewhere(reason)
+            unread[client] = Dropped(client, from_elsewhere(reason), "reply")
     # A client with one good and one bad message counts as bad: which one it meant is unknown.
     readable = [reply for reply in replies if reply.client not in unread]
-    return Arrived(readable, [Dropped(*pair) for pair in sorted(unread.items())])
+    return Arrived(readable, sorted(unread.values()))
+
+
+def failed_client(client: int, message: Message) -> Dropped | None:
+    """The drop-out of a client whose message says that it failed, or is gone; None for others."""
+    if (why := failure_of(message)) is None:
+        return None
+    gone = message.has_error() and message.error.code == ErrorCode.NODE_UNAVAILABLE
+    return Dropped(client, from_elsewhere(why), "lost" if gone else "error")
 
 
 def round_of(content: RecordDict) -> int:
