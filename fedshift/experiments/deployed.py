@@ -115,13 +115,13 @@ def main(grid: Grid, context: Context) -> None:
     config = configured(str(given["experiment"]))
     waits = {k: float(given[k]) for k in ("patience", "timeout")}
 
-    own = config.data.at_sites
-    prepared = gather(grid, config, waits["patience"]) if own else prepare(config)
+    at_sites = config.data.at_sites
+    prepared = gather(grid, config, waits["patience"]) if at_sites else prepare(config)
     with _folder(Path(str(given["out"])), config, prepared) as folder:
         # Every round: on Flower one takes seconds at least, and a checkpoint less.
         keeper = kept_in(folder, config, prepared, 1)
         refits = ("moment", "refitted")[: 1 + bool(given.get("refit"))]
-        dealt = given.get("site") == DEALT and not own
+        dealt = given.get("site") == DEALT and not at_sites
         on_sites = config.shift.target == "clients"
         opens = partial(opening, config, prepared, folder, dealt)
         facts = {
@@ -307,7 +307,7 @@ client_app = app_of(site_of, 1, False, state_folder(), is_private, leave_model)
 
 
 @client_app.query(ASK)
-def own(message: Message, context: Context) -> Message:
+def answer_site(message: Message, context: Context) -> Message:
     """A question to a client with data of its own."""
     config = configured(str(context.run_config["experiment"]))
     torch.set_num_threads(config.training.threads)
