@@ -17,7 +17,7 @@ from flwr.app import RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from fedshift.data import Examples
+from fedshift.data import Examples, client_data
 from fedshift.errors import InputError, shown
 from fedshift.evaluation.scores import Score
 from fedshift.experiments.asking_sites import Sites
@@ -38,7 +38,7 @@ from fedshift.experiments.declared import categories_of
 from fedshift.experiments.prepared import Prepared
 from fedshift.experiments.python_names import TABLES
 from fedshift.experiments.section import Section
-from fedshift.experiments.site_sums import Survey, Taken, Totals, columns_of, means
+from fedshift.experiments.site_sums import MOST_ROWS, Survey, Taken, Totals, columns_of, means
 from fedshift.experiments.wording import in_file_words
 from fedshift.flower.records import to_records
 from fedshift.flower.scoring import score_in
@@ -56,6 +56,7 @@ from fedshift.tree import Params
 
 LOG = logging.getLogger("fedshift.flower")
 Floats = NDArray[np.float64]
+ROWS = 50
 
 
 def gather(grid: Grid, config: Config, patience: float) -> Prepared:
@@ -86,11 +87,11 @@ def gather(grid: Grid, config: Config, patience: float) -> Prepared:
     T = marginal(data, classes, labels)
     setups = [Setup(encoding=encoding.to_json(), target=tuple(T.tolist()), taken=t) for t in taken]
     sites.ask("prepare", Section, setups)
-    own = None if table is None else _encoded(*table, encoding)
+    examples = None if table is None else _encoded(*table, encoding)
     scores = RemoteScores(sites, (), validation, tests if at_clients else np.zeros_like(tests))
-    if own is None and not at_clients:
+    if table is None and not at_clients:
         scores.choose(classes, tests, T, seed)
-    return _prepared(config, encoding, T, trains, scores, own, notes)
+    return _prepared(config, encoding, T, trains, scores, examples, notes)
 
 
 def _prepared(
@@ -125,10 +126,33 @@ def check_sites(config: Config) -> None:
     marginal(data, classes, np.ones((1, len(classes)), np.int64))  # for its errors
 
 
+def imagined(config: Config) -> Prepared:
+    """The experiment as if each site had ROWS rows of each class: to try whether it can start."""
+    data, classes = config.data, tuple(map(text_of, config.data.classes or ()))
+    texts = categories_of(data.model_dump())
+    columns = tuple(
+        Column(name, categories=(data.values or {}).get(name, ("any",)) if name in texts else None)
+        for name in data.columns or ()
+    )
+    counts = np.full((len(data.clients or ()), len(classes)), ROWS)
+    encoding = Encoding(classes, columns=columns, shape=data.input)
+    x, y = stand_in(counts[0], encoding.shape or (sum(column.width for column in columns),))
+    clients = [client_data(x, y, i) for i in range(len(counts))]
+    some = [Examples(x, y)] * len(counts)
+    T = torch.from_numpy(marginal(data, classes, counts))
+    tests = some if data.target == "clients" else []
+    return prepare_built(
+        config, built_of(config, encoding, T, clients, some, some[0], tests, "", [])
+    )
+
+
 def _check_surveys(surveys: Sequence[Survey], names: Sequence[str], classes: int) -> None:
     for name, one in zip(names, surveys, strict=True):
-        if len(one.labels) != classes or not sum(one.labels):
-            raise InputError(f'"{shown(name)}" has labels of another number of classes, or none')
+        if len(one.labels) != classes or not 0 < sum(one.labels) <= MOST_ROWS:
+            raise InputError(
+                f'"{shown(name)}" has {sum(one.labels):,} rows with a label, of '
+                f"{len(one.labels)} classes; 1 to {MOST_ROWS:,} of {classes} classes are due"
+            )
         if one.pixels != surveys[0].pixels:
             raise InputError(
                 f'examples of "{shown(name)}" are bytes and those of "{shown(names[0])}" not, or '
@@ -141,7 +165,10 @@ def _columns(
 ) -> tuple[tuple[Column, ...], list[str]]:
     if data.columns is None:
         return (), []
-    sums = sites.ask("totals", Totals, taken)
+    sums, texts = sites.ask("totals", Totals, taken), {*categories_of(data.model_dump())}
+    for name, one in zip(sites.names, sums, strict=True):
+        if {*one.names} != texts or {*one.numbers} != {*data.columns} - texts:
+            raise InputError(f'"{shown(name)}" answers about other columns than the experiment has')
     common = means(surveys, sums, data)
     asked = [Common(taken=one, means=common) for one in taken]
     deviations = [one.squares for one in sites.ask("squares", Deviations, asked)]

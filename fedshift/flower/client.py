@@ -28,7 +28,7 @@ from fedshift.flower.routing import MODEL, answers_to
 from fedshift.flower.scoring import SCORE, scored, scored_tests
 from fedshift.repeating import repeatable
 from fedshift.sketch import sketched
-from fedshift.tree import Params, Parts
+from fedshift.tree import Params, Parts, size_in_bytes
 
 LOG = logging.getLogger("fedshift.flower")
 STATE, DONE = "state.", "done"
@@ -159,6 +159,7 @@ def app_of(
         _check_new(message.content, context)
         kept = _place_of(keep, message.content, context)
         update, state = _train(visit(context), message.content, context, kept)
+        _check_size(update, message.content)
         answer = RecordDict({**to_records(update), "run": message.content["run"]})
         # Written last, so that a failure before it leaves the client as it was.
         _keep(state, _round(message.content), context, kept)
@@ -198,6 +199,15 @@ def _check_new(sent: RecordDict, context: Context) -> None:
     t = _round(sent)
     if DONE in context.state and fields_of(context.state, DONE)["round"] == t:
         raise InputError(f"round {t} was trained here before, and its answer was lost")
+
+
+def _check_size(update: Parts, sent: RecordDict) -> None:
+    """Refuse here what the server would not load: its refusal takes minutes and has no reason."""
+    size, most = size_in_bytes(update), fields_of(sent, "run").get("most_bytes")
+    if most is not None and size > most:
+        raise InputError(
+            f"its reply has {size:,} bytes, and the server takes {most:,}; raise training.max_reply"
+        )
 
 
 def _round(sent: RecordDict) -> int:

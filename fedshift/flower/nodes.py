@@ -24,8 +24,8 @@ from fedshift.flower.records import failure_of, fields_of
 from fedshift.tree import Params
 
 COLUMNS = ("n", "labels")
-# Largest size of a client's row, enough for a million labels.
-MOST_BYTES = 1 << 23
+# Bytes of a client's row beside its numbers, and tensors of a model that are compared by name.
+ROOM, MOST_LINES = 1 << 16, 100_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +102,7 @@ def meet(grid: Grid, expected: Expected, *, patience: float) -> Met:
     names = names_of(grid)
     replies = list(grid.send_and_receive(messages, timeout=patience))
     registered = _by_client(
-        [_registration(reply, names) for reply in replies], expected.clients, names
+        [_registration(reply, names, expected) for reply in replies], expected.clients, names
     )
     if missing := sorted(set(range(expected.clients)) - registered.keys()):
         raise InputError(
@@ -147,14 +147,15 @@ class _Registration(NamedTuple):
     row: Params
 
 
-def _registration(reply: Message, names: Mapping[int, str]) -> _Registration:
+def _registration(reply: Message, names: Mapping[int, str], expected: Expected) -> _Registration:
     """A node's registration. Raises InputError, naming it, where it cannot be read."""
     node = reply.metadata.src_node_id
     try:
         if (why := failure_of(reply)) is None:
             identity = fields_of(reply.content, "who")
-            row = read_arrays(reply.content.array_records, MOST_BYTES, Headers())["table"]
-            form = [str(line) for line in identity["form"]]
+            most = ROOM + 8 * (1 + expected.classes)
+            row = read_arrays(reply.content.array_records, most, Headers())["table"]
+            form = [str(line) for line in identity["form"][:MOST_LINES]]
             return _Registration(node, int(identity["client"]), form, str(identity["digest"]), row)
     except Exception as e:
         # The bytes come from another machine: any exception means that they are bad.

@@ -11,6 +11,7 @@ from flwr.serverapp import Grid
 from fedshift.engine.run import Round
 from fedshift.engine.trial import check_schedule
 from fedshift.errors import InputError, TrainingError
+from fedshift.evaluation.scores import Score
 from fedshift.flower.client import STATE
 from fedshift.flower.records import failure_of, to_parts
 from fedshift.flower.routing import Question, Sites, answers_in
@@ -122,6 +123,33 @@ def _copy(message: Message, ttl: float) -> Message:
         dst_node_id=metadata.dst_node_id,
         ttl=ttl,
     )
+
+
+def overhear(grid: Grid, hear: Callable[[Message], None]) -> None:
+    """Have `hear` called with each message when it is pulled.
+
+    Flower's `send_and_receive` pulls again and again, and returns once all have come.
+    """
+    pull = grid.pull_messages
+
+    def pulled(message_ids: Iterable[str]) -> list[Message]:
+        messages = list(pull(message_ids))
+        for message in messages:
+            hear(message)
+        return messages
+
+    # On this grid alone: its own `send_and_receive` has to go through it.
+    grid.pull_messages = pulled  # type: ignore[method-assign]
+
+
+def measured_by_clients(
+    strategy: AlgorithmStrategy, grid: Grid, played: Round
+) -> Mapping[int, Score]:
+    """What connected clients measure of a round's model on their own validation examples."""
+    strategy.begin(grid)  # of a run that goes on after its last round
+    replies = grid.send_and_receive(strategy.questions(played, grid), timeout=strategy.timeout)
+    strategy.aggregate_evaluate(played.t, replies)
+    return strategy.scores
 
 
 def kept_by(strategy: AlgorithmStrategy, grid: Grid) -> Mapping[int, Parts]:

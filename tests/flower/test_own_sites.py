@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 import torch
 
@@ -19,26 +18,10 @@ import fedshift as fs
 from fedshift.errors import DataError, InputError
 from fedshift.experiments import deployed
 from fedshift.experiments.at_sites import EXPERIMENT
-from fedshift.experiments.experiment import record
-from fedshift.experiments.load import load_config
 from fedshift.experiments.site_rows import SiteError
-from fedshift.experiments.task import prepare
-from fedshift.experiments.training import silent
-from support.own_sites import FILE, SITES, deploy, joined, places, resolved
+from support.own_sites import FILE, SITES, deploy, joined, places, resolved, together
 
 SAME = ("model.safetensors", "encoding.json", "clients.csv")
-
-
-def together(folder: Path, table: pd.DataFrame, text: str = FILE) -> Path:
-    """The same experiment in one process, on the joined table."""
-    table.to_csv(folder / "joined.csv", index=False)
-    text = text.replace('source = "sites"', 'source = "joined.csv"\nclient = "site"')
-    lines = [line for line in text.splitlines() if not line.startswith(("clients =", "values ="))]
-    (folder / "joined.toml").write_text("\n".join(lines))
-    config, out = load_config(folder / "joined.toml"), folder / "here"
-    out.mkdir()
-    record(out, config, prepare(config), silent)
-    return out
 
 
 def differing(here: Path, there: Path) -> list[str]:
@@ -158,11 +141,11 @@ def test_a_site_whose_data_do_not_fit(
 ) -> None:
     """The server reads which site and column it is, and nothing that the site's rows hold."""
     change, words = BAD[case]
-    said = refused(tmp_path, monkeypatch, change)
-    assert '"east"' in said
-    assert words in said
+    error = refused(tmp_path, monkeypatch, change)
+    assert '"east"' in error
+    assert words in error
     for secret in ("no20240", "dying", "secret", "marker_b", str(tmp_path), "line", "sauce"):
-        assert secret not in said
+        assert secret not in error
 
 
 def test_errors_of_a_sites_function_stay_there(
@@ -172,9 +155,9 @@ def test_errors_of_a_sites_function_stay_there(
         (place / "site.toml").write_text('[data]\nsource = "site.py:load"\n')
         (place / "site.py").write_text("def load():\n    raise KeyError('patient 17')\n")
 
-    said = refused(tmp_path, monkeypatch, change)
-    assert "its data cannot be read" in said
-    assert "patient" not in said
+    error = refused(tmp_path, monkeypatch, change)
+    assert "its data cannot be read" in error
+    assert "patient" not in error
     assert "patient 17" in caplog.text  # of the client's own log
 
 
@@ -254,3 +237,38 @@ def test_models_that_stay_at_their_sites(tmp_path: Path, monkeypatch: pytest.Mon
     for a, b in zip(*served, strict=True):
         for key in ("average_accuracy", "worst_accuracy", "global_accuracy"):
             assert a[key] == b[key], key
+
+
+LIES = {
+    "rows": ("survey", '"labels":[', '"labels":[9999999,9999999,', "rows with a label"),
+    "endless": ("survey", '"labels":[', '"labels":[1e999,', "its message of Survey is none"),
+    "columns": ("totals", '"age"', '"aga"', "answers about other columns"),
+    "no number": ("squares", '"age":', '"age":-', "its message of Deviations is none"),
+    "no answer": ("prepare", "{", "", "its message of Section is none"),
+}
+
+
+@pytest.mark.parametrize("case", LIES)
+def test_answers_that_are_none(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site that sends what no data are is named, before anything is made of it."""
+    at, old, new, words = LIES[case]
+
+    def lying(app: Any) -> Any:
+        def handle(message: Message, context: Any) -> Message:
+            reply = app(message, context)
+            asked, client = message.content.config_records.get("site"), context.node_config
+            if (
+                asked is not None
+                and asked["step"] == at
+                and context.node_config["partition-id"] == 1
+            ):
+                record = reply.content["site"]
+                assert old in record["answer"]
+                record["answer"] = record["answer"].replace(old, new, 1)
+            return reply  # type: ignore[no-any-return]
+
+        return handle
+
+    folders = places(tmp_path / "c", joined())
+    with pytest.raises(InputError, match=rf'"east".*{words}'):
+        deploy(monkeypatch, folders, tmp_path / "run", resolved(tmp_path), lying)
