@@ -121,7 +121,7 @@ def main(grid: Grid, context: Context) -> None:
         # Every round: on Flower one takes seconds at least, and a checkpoint less.
         keeper = kept_in(folder, config, prepared, 1)
         refits = ("moment", "refitted")[: 1 + bool(given.get("refit"))]
-        dealt = given.get("site") == DEALT and not own
+        dealt = given.get("site") == DEALT and not at_sites
         on_sites = config.shift.target == "clients"
         opens = partial(opening, config, prepared, folder, dealt)
         facts = {

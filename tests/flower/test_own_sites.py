@@ -256,7 +256,7 @@ def test_answers_that_are_none(case: str, tmp_path: Path, monkeypatch: pytest.Mo
     def lying(app: Any) -> Any:
         def handle(message: Message, context: Any) -> Message:
             reply = app(message, context)
-            asked, client = message.content.config_records.get("site"), context.node_config
+            asked = message.content.config_records.get("site")
             if (
                 asked is not None
                 and asked["step"] == at
