@@ -223,7 +223,7 @@ def server_process(name: str, word: str) -> Result:
     with federation(30) as fed:
         server = fed.serve()
         fed.join(*range(CLIENTS))
-        fed.rounds(1)
+        assert fed.rounds(1), "no round was played"
         began = kill(fed.pids(word))
         words = server.until("error: ")
         seconds, code = time.monotonic() - began, server.code()
@@ -233,9 +233,9 @@ def server_process(name: str, word: str) -> Result:
 def supernode() -> Result:
     """`kill -9` of a SuperNode: the client joins again, and takes part again."""
     with federation(30) as fed:
-        fed.serve("--timeout", "20")
+        fed.serve("--timeout", "90")
         clients = fed.join(*range(CLIENTS))
-        fed.rounds(1)
+        assert fed.rounds(1), "no round was played"
         began = kill(fed.below(1, "flower-supernode"))
         words = clients[1].until("SuperNode")
         seconds = time.monotonic() - began
@@ -249,9 +249,9 @@ def supernode() -> Result:
 def clientapp() -> Result:
     """`kill -9` of the process that answers one message."""
     with federation(30) as fed:
-        server = fed.serve("--timeout", "30")
+        server = fed.serve("--timeout", "90")
         fed.join(*range(CLIENTS))
-        fed.rounds(1)
+        assert fed.rounds(1), "no round was played"
         while not (apps := fed.below(1, "flwr-clientapp")):
             time.sleep(0.02)
         began = kill(apps)
@@ -346,7 +346,7 @@ def full_disk() -> Result:
             shutil.copytree(kept, fed.folder, dirs_exist_ok=True)
             server = fed.serve()
             fed.join(*range(CLIENTS))
-            fed.rounds(1)
+            assert fed.rounds(1), "no round was played"
             with contextlib.suppress(OSError), (fed.folder / "filler").open("wb") as f:
                 while True:
                     f.write(b"0" * 4096)
@@ -379,7 +379,7 @@ def restarted() -> Result:
     with federation(30) as fed:
         server = fed.serve()
         clients = fed.join(*range(CLIENTS))
-        fed.rounds(1)
+        assert fed.rounds(1), "no round was played"
         began = time.monotonic()
         server.process.send_signal(signal.SIGTERM)
         words = clients[0].until("server has ended|cannot be reached|failed")

@@ -342,6 +342,10 @@ def deploy_server(
     patience: Annotated[
         float, typer.Option(min=1.0, help="Seconds to wait for all clients before round 1.")
     ] = 600.0,
+    min_clients: Annotated[
+        int | None,
+        typer.Option(min=1, help="Start with so many once --patience is over; default: all."),
+    ] = None,
     format: FormatOption = Format.table,
 ) -> None:
     """Run a federation's experiment once all its clients have joined."""
@@ -349,7 +353,7 @@ def deploy_server(
         from fedshift.cli.deploy import server
 
     waits = {"timeout": timeout, "patience": patience}
-    server(folder, out, resume, host, port, waits, as_json=format is Format.json)
+    server(folder, out, resume, host, port, waits, min_clients, as_json=format is Format.json)
 
 
 @deploy_app.command("client")

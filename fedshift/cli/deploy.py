@@ -45,6 +45,7 @@ def server(
     host: str,
     port: int,
     waits: dict[str, float],
+    min_clients: int | None,
     *,
     as_json: bool,
 ) -> None:
@@ -60,7 +61,7 @@ def server(
     else:
         place = _unfinished(resume, out)
     with console.progress() as listen:
-        serve(folder, place, host=host, port=port, listen=listen, **waits)
+        serve(folder, place, host=host, port=port, listen=listen, min_clients=min_clients, **waits)
     page = draw([place], place)
     if as_json:
         console.show_json(run_json(place, page))

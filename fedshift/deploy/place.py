@@ -42,6 +42,7 @@ site = {site}
 out = ""
 patience = 600.0
 timeout = 3600.0
+min_clients = 0
 """
 SITE = "fedshift.experiments.on_flower:configured_site"
 

@@ -68,6 +68,8 @@ def main(grid: Grid, context: Context) -> None:
     given = context.run_config
     config = configured(str(given["experiment"]))
     waits = {k: float(given[k]) for k in ("patience", "timeout")}
+    # 0: all. Folders of earlier versions have no such line.
+    waits["min_clients"] = int(given.get("min_clients", 0))
 
     prepared = prepare(config)
     with _folder(Path(str(given["out"])), config, prepared) as folder:
@@ -95,7 +97,10 @@ def name_of(folder: Path) -> str:
 
 @dataclass(frozen=True)
 class Deployed:
-    """The engine of clients on deployed nodes; waits: `patience` and `timeout` of `on_grid`."""
+    """The engine of clients on deployed nodes.
+
+    waits: `patience`, `timeout` and `min_clients` (0: all) of `on_grid`
+    """
 
     grid: Grid
     waits: Mapping[str, float]
@@ -122,6 +127,7 @@ class Deployed:
                 self.grid, algorithm, federation, training, meter=meter, after=after,
                 name=name_of(self.folder), patience=self.waits["patience"],
                 timeout=self.waits["timeout"],
+                min_clients=int(self.waits.get("min_clients", 0)) or None,
             )  # fmt: skip
 
         return played()

@@ -91,14 +91,15 @@ def on_grid(
     asks_states: bool = False,
     patience: float = 600.0,
     timeout: float = 3600.0,
+    min_clients: int | None = None,
     after: Round | None = None,
     name: str = "",
 ) -> Iterator[Round]:
     """The rounds on Flower nodes; the meter gets the traffic of each.
 
     asks_states: whether clients are asked for what they keep, in rounds that are evaluated.
-    timeout: seconds for a round, or the training's deadline where that is less; after, name: as in
-    `AlgorithmStrategy`.
+    timeout: seconds for a round, or the training's deadline where that is less; min_clients, after,
+    name: as in `AlgorithmStrategy`.
     """
     from fedshift.flower import AlgorithmStrategy, play
 
@@ -113,6 +114,7 @@ def on_grid(
         timeout=min(timeout, training.deadline or timeout),
         gate=federation.gate,
         retries=training.retries,
+        min_clients=min_clients,
         after=after,
         name=name,
     )
