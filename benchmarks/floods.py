@@ -40,7 +40,7 @@ from flower_kills import (
 )
 
 from fedshift.deploy.federation import environment
-from fedshift.deploy.processes import command, free_port, running, wait_for
+from fedshift.deploy.processes import free_port, running, wait_for
 
 OUT = Path(__file__).parents[1] / "results" / "floods.md"
 CLIENTS, ROUNDS, MEGA = 3, 8, 10**6
@@ -213,7 +213,8 @@ def bare(size: int, many: int, place: Path) -> list[Flood]:
     """The same to `flower-superlink` itself."""
     fed, port, log = init(place), free_port(), place / "log"
     arguments = [
-        command("flower-superlink"), "--host", "127.0.0.1", "--port", str(port),
+        str(Path(sys.executable).with_name("flower-superlink")),
+        "--host", "127.0.0.1", "--port", str(port),
         "--enable-supernode-auth", "--ssl-ca-certfile", str(fed / "ca.crt"),
         "--ssl-certfile", str(fed / "server.crt"), "--ssl-keyfile", str(fed / "server.key"),
     ]  # fmt: skip

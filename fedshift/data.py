@@ -5,9 +5,9 @@ Shapes: n examples of a client, K classes, S steps, B batch size, M training cli
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -22,9 +22,9 @@ from fedshift.examples import (
     check_plain,
 )
 from fedshift.examples import first_not_finite as first_not_finite
-from fedshift.kernels.torch_private import within_vmap
 from fedshift.real import is_whole
 from fedshift.sketch import sketched
+from fedshift.tree import Params
 
 MADE = "make each by fedshift.data.client_data(x, y, position)"
 
@@ -71,8 +71,8 @@ class Plan(NamedTuple):
     rows [S, B] of the client's data, weight [S, B] (0 marks padding), lr []; `seed` is that of the
     first step's random layers.
     `sizes` are the rows of each step that are not padding: steps are then cut to size and behave as
-    in plain training, which BatchNorm needs. None for stacked clients, whose sizes differ: their
-    padding stays and is masked.
+    in plain training, which BatchNorm needs. None where they are not known: padding then stays, and
+    is masked.
     Clients' plans may share `weight` and `lr`, which are never written to.
     """
 
@@ -190,7 +190,7 @@ def count(data: ClientData) -> Tensor:
 
 def label_counts(data: ClientData, classes: int) -> Tensor:
     """Examples per label, padding left out: [K] float."""
-    # index_add, because bincount looks at values, which vmap over clients does not allow.
+    # index_add, because the length of what bincount gives depends on values.
     counts = torch.zeros(classes, dtype=data.w.dtype, device=data.w.device)
     return counts.index_add(0, data.y, (data.w != 0).to(data.w.dtype))
 
@@ -249,15 +249,20 @@ def take(data: ClientData, plan: Plan, step: int) -> Batch:
         count = plan.sizes[step]
         rows = rows[:count] if count < len(rows) else rows
         w, size = data.w[rows], plan.weight.new_full((), float(count))
-    # `index_select` is twice as fast as an index, but slower within vmap.
-    x = data.x[rows] if within_vmap(rows) else data.x.index_select(0, rows)
-    return Batch(x, data.y[rows], w, rows, size, plan.seed + step, padded=plan.sizes is None)
+    return Batch(
+        data.x[rows], data.y[rows], w, rows, size, plan.seed + step, padded=plan.sizes is None
+    )
+
+
+def taken(data: ClientData, plan: Plan) -> Iterator[Batch]:
+    """The examples of all steps in turn, one `take` after the other: no value is looked at."""
+    return (take(data, plan, s) for s in range(plan.steps))
 
 
 def batches(data: ClientData, plan: Plan) -> Iterator[Batch]:
     """The examples of all steps in turn, as `take` gives them, with less to do in each step."""
-    if plan.sizes is None or within_vmap(plan.rows):
-        yield from (take(data, plan, s) for s in range(plan.steps))
+    if plan.sizes is None:
+        yield from taken(data, plan)
         return
     # Labels of all steps at once; inputs step by step, since those of a phase may be very large.
     labels, importance = data.y[plan.rows], plan.weight
@@ -270,7 +275,7 @@ def batches(data: ClientData, plan: Plan) -> Iterator[Batch]:
     for s, (rows, y, w, size) in enumerate(steps):
         if size < len(rows):
             rows, y, w = rows[:size], y[:size], w[:size]
-        x = data.x.index_select(0, rows)
+        x = data.x.index_select(0, rows)  # twice as fast as an index
         yield Batch(x, y, w, rows, counts[size], plan.seed + s, even=even)
 
 
@@ -279,12 +284,16 @@ def batches(data: ClientData, plan: Plan) -> Iterator[Batch]:
 class Examples:
     """Inputs and labels that no client trains on: x [n, ...], y [n] int64.
 
+    scorer: where the rows are on other machines, what asks these for a `Score` of (parameters,
+    buffers); of y only the counts are true then, and x is zeros.
+
     Labels of other types of whole numbers become int64. Raises InputError for inputs that are not
     finite: whatever a model answers to them is no answer.
     """
 
     x: Tensor
     y: Tensor
+    scorer: Callable[[tuple[Params, Params]], Any] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         check_numbered(self.y, "Examples")

@@ -78,6 +78,11 @@ def shown(text: str, most: int = 60) -> str:
     return visible(text)
 
 
+def from_elsewhere(text: str, most: int = 500) -> str:
+    """A text of another machine, for messages, logs and results: `shown`, with spaces for lines."""
+    return shown(" ".join(text.split()), most)
+
+
 def nearest(given: str, allowed: Iterable[str]) -> str:
     """` Did you mean "x"?` for the closest allowed name, or an empty string when none is close."""
     names = {name.lower(): name for name in allowed}

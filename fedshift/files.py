@@ -8,6 +8,7 @@ import math
 import os
 import stat
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -15,6 +16,25 @@ from fedshift.errors import DataError, InputError, shown
 
 # Do not follow a link in the place of a file of ours; Windows has no such flag.
 NOT_THROUGH_LINKS = getattr(os, "O_NOFOLLOW", 0)
+
+
+@contextlib.contextmanager
+def private() -> Iterator[None]:
+    """Make files and folders that other users can neither read nor change, whatever the umask.
+
+    Also a decorator. What exists keeps its mode; processes that start in the block inherit it.
+    """
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def check_unshared(folder: Path) -> None:
+    """Raise InputError for a folder in which every user may change files, as code and keys."""
+    if os.name == "posix" and _mode(folder) & stat.S_IWOTH:
+        raise InputError(f"{folder}: every user may write there; run `chmod o-w {folder}` first")
 
 
 def write(path: Path, content: bytes | str) -> None:

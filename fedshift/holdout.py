@@ -41,21 +41,42 @@ def hold_out_by_label(
     together hold out their share too; a client keeps at least one example of each of its labels.
     Rows come out ascending; draws are keyed by (seed, purpose, client).
     """
-    kept, holdouts = [], []
-    carried: dict[int, float] = {}
-    for client, part in enumerate(parts):
-        order = numpy_generator(seed, purpose, client).permutation(part)
-        labels = y[order]
-        is_held_out = np.zeros(len(order), dtype=bool)
-        for label in np.unique(labels):
-            rows = np.flatnonzero(labels == label)
-            owed = carried.get(label, 0.0) + share * len(rows)
-            taken = min(math.floor(owed + 1e-9), len(rows) - 1)
-            carried[label] = owed - taken
-            is_held_out[rows[:taken]] = True
-        kept.append(np.sort(order[~is_held_out]))
-        holdouts.append(np.sort(order[is_held_out]))
-    return kept, holdouts
+    labels = max((int(y[part].max()) for part in parts if len(part)), default=-1) + 1
+    counts = np.stack([np.bincount(y[part], minlength=labels) for part in parts])
+    pairs = [
+        hold_out_counts(y, part, taken, seed, purpose, client)
+        for client, (part, taken) in enumerate(
+            zip(parts, held_out_counts(counts, share), strict=True)
+        )
+    ]
+    return [kept for kept, _ in pairs], [held_out for _, held_out in pairs]
+
+
+def held_out_counts(counts: Rows, share: float) -> Rows:
+    """How many examples of each label [M, K] are held out of the clients' counts [M, K].
+
+    >>> import numpy as np
+    >>> from fedshift.holdout import held_out_counts
+    >>> held_out_counts(np.array([[7, 1], [4, 9]]), 0.2).tolist()
+    [[1, 0], [1, 2]]
+    """
+    taken, carried = np.zeros_like(counts), np.zeros(counts.shape[1])
+    for row, out in zip(counts, taken, strict=True):
+        owed = carried + share * row
+        out[:] = np.where(row > 0, np.minimum(np.floor(owed + 1e-9), row - 1), 0)
+        carried = np.where(row > 0, owed - out, carried)
+    return taken
+
+
+def hold_out_counts(
+    y: Rows, part: Rows, taken: Rows, seed: int, purpose: str, client: int
+) -> tuple[Rows, Rows]:
+    """(rows kept, rows held out) of one client's rows `part`: taken [K] of each label of y."""
+    order = numpy_generator(seed, purpose, client).permutation(part)
+    labels, is_held_out = y[order], np.zeros(len(order), dtype=bool)
+    for label in np.flatnonzero(taken):
+        is_held_out[np.flatnonzero(labels == label)[: taken[label]]] = True
+    return np.sort(order[~is_held_out]), np.sort(order[is_held_out])
 
 
 def _divide(part: Rows, share: float, seed: int, client: int) -> tuple[Rows, Rows]:

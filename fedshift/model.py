@@ -22,12 +22,14 @@ from fedshift.kernels.passes import (
     changed,
     misfit,
     modules_of,
+    passing,
     places,
     retied,
     same_places,
+    wrote,
 )
 from fedshift.kernels.pools import pooled, with_pools
-from fedshift.kernels.torch_private import is_batch_norm, supported, version, within_vmap
+from fedshift.kernels.torch_private import is_batch_norm, version
 from fedshift.modules import check_network, fixed_in, is_frozen, is_random
 from fedshift.randomness import SOURCES, Source, generators_of, one_at_a_time, seeded
 from fedshift.repeating import computing, met, noted, repeatable, settle, settled, watching
@@ -190,15 +192,8 @@ class Model:
 
     def _loaded(self, params: Params, buffers: Params) -> nn.Module:
         self.check(params, buffers)
-        # What layers keep of their last pass (`weight_norm` its product) cannot be copied, and is
-        # computed again anyway.
-        passing = {
-            id(v): torch.empty(0)
-            for module in self.net.modules()
-            for v in vars(module).values()
-            if isinstance(v, Tensor) and (within_vmap(v) or v.grad_fn is not None)
-        }
-        net, given = copy.deepcopy(self.net, passing), params | buffers
+        left = {id(v): torch.empty(0) for v in passing(self.net)}
+        net, given = copy.deepcopy(self.net, left), params | buffers
         with torch.no_grad():
             for name, v in (*net.named_parameters(), *net.named_buffers()):
                 if v.shape != given[name].shape:
@@ -255,7 +250,7 @@ class Model:
         return not (self._draws.get(True) or self._generators)
 
     def _stays_unseeded(self, seed: int) -> bool:
-        """Whether this is a pass of stacked clients, which have no seed, and none has drawn so far.
+        """Whether the pass is given no number as its seed, and none before it has drawn.
 
         Their first pass is not watched: their round is compared as a whole.
         """
@@ -310,12 +305,9 @@ class Model:
         copy = x.clone()
         before = version(copy)
         out = run(copy)
-        # Within vmap neither versions nor values can be read. Without versions the network always
-        # gets a copy.
-        if writes is None and supported("version") and not within_vmap(copy):
-            written = before != version(copy)
-            # A tensor of the device "meta" has no values at all.
-            self._writes[training] = written or not (copy.is_meta or torch.equal(copy, x))
+        # Where it cannot be seen, the network always gets a copy.
+        if writes is None and (written := wrote(copy, before, x)) is not None:
+            self._writes[training] = written
         return out
 
 

@@ -6,7 +6,8 @@ import support.poison  # before anything can import an unpickler
 import support.processor  # noqa: F401 - before anything is computed
 
 # isort: split
-from collections.abc import Callable, Iterator, Sequence
+import gc
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from zlib import crc32
 
@@ -24,6 +25,15 @@ from fedshift.models.dense import Mlp
 from fedshift.recipes import Setting
 from support.federations import CLASSES, FEATURES, TARGET, Normed, make_federation
 from support.routing import routed_model
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None]:
+    """What collecting makes stays to the end: looking through it for garbage is wasted time."""
+    gc.disable()
+    yield
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses

@@ -52,7 +52,8 @@ MAY = {
     | {"algorithms.base", "kernels", "moved"},
     "evaluation": CORE | {"data", "model", "randomness", "repeating"},
     "flower": CORE
-    | {"data", "examples", "engine", "evaluation", "server", "algorithms.base", "repeating"},
+    | {"data", "examples", "engine", "evaluation", "server", "algorithms.base", "repeating"}
+    | {"router"},
     "pooled": CORE | {"data"},
     "tasks": CORE | {"calls", "data", "holdout", "datasets", "shifts", "diagnose", "diagnosis"},
     "errors": set(),
@@ -154,6 +155,18 @@ def test_the_core_does_not_know_papers() -> None:
     places = ("heart", "iwildcam", "pacs", "retina")
     former = {"fedshift.datasets", "fedshift.shifts", *(f"fedshift.datasets.{p}" for p in places)}
     assert core == {"fedshift.plugins"} | former
+
+
+# What reads alone, without any lever of speed; how a job is done is a field of the job.
+REFERENCE = ("algorithms/fedavg.py", "client/local.py", "data.py", "model.py")
+LEVERS = re.compile(r"vmap|stack(ed|ing)|channels.last|client\.dense|dense/|engine")
+
+
+def test_the_reference_path_reads_alone() -> None:
+    """Control: the loop that stacked clients train by names them."""
+    for name in REFERENCE:
+        assert not LEVERS.search((PACKAGE / name).read_text()), name
+    assert LEVERS.search((PACKAGE / "engine/stacking/stacked.py").read_text())
 
 
 # Methods that are named elsewhere than in recipes: defaults and the demo's, and words that are
@@ -397,7 +410,9 @@ def test_private_names_of_torch_stand_in_one_file() -> None:
 
 def test_public_functions_have_docstrings() -> None:
     for path in FILES:
-        for node in ast.parse(path.read_text()).body:
+        module = nodes_of(path.read_text())[0]
+        assert isinstance(module, ast.Module)
+        for node in module.body:
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
                 assert ast.get_docstring(node), f"{path.name}: {node.name}"
 

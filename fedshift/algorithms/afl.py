@@ -18,6 +18,7 @@ from fedshift.client.objectives import CrossEntropy, Term, View
 from fedshift.data import ClientData, Plan, take
 from fedshift.errors import InputError
 from fedshift.model import Model
+from fedshift.server.cap import cap_of
 from fedshift.server.combine import total
 from fedshift.server.optimizers import ServerOptimizer, Sgd
 from fedshift.server.simplex import NO_CAP, allocate
@@ -29,13 +30,13 @@ from fedshift.tree import Params, Parts
 RISK = Local(epochs=1, batch=1000)
 
 
-def project_simplex(v: Tensor, total: float = 1.0) -> Tensor:
-    """argmin_u ||u - v||^2 over u >= 0, sum u = total; v [D] -> u [D] in float64.
+def project_simplex(v: Tensor, total: float = 1.0, most: Tensor | None = None) -> Tensor:
+    """argmin_u ||u - v||^2 over 0 <= u <= most, sum u = total; v [D] -> u [D] in float64.
 
-    u = max(v - tau, 0) with the tau that makes the sum right, computed exactly from the sorted
-    entries in O(D log D). The largest entry is taken off first: the result does not depend on a
-    common constant, and large losses would otherwise cost digits. Raises InputError for an empty
-    or non-finite v, or a total that is not positive.
+    most [D]; None: any. u = clip(v - tau, 0, most) with the tau that makes the sum right, computed
+    exactly from the sorted entries in O(D log D). The largest entry is taken off first: the result
+    does not depend on a common constant, and large losses would otherwise cost digits. Raises
+    InputError for an empty or non-finite v, or a total that is not positive.
     """
     if v.ndim != 1 or not len(v) or not bool(torch.isfinite(v).all()):
         raise InputError(f"a projection needs a vector of finite numbers, got {v}")
@@ -43,7 +44,8 @@ def project_simplex(v: Tensor, total: float = 1.0) -> Tensor:
     # Scaled to a sum of 1, so that `allocate`, made for weights, can project.
     scores = v.double().numpy() / total
     ones = np.ones(len(scores))
-    return total * torch.from_numpy(allocate(scores - scores.max(), ones, NO_CAP * ones))
+    upper = NO_CAP * ones if most is None else most.double().numpy() / total
+    return total * torch.from_numpy(allocate(scores - scores.max(), ones, upper))
 
 
 def mean_risk(
@@ -92,7 +94,8 @@ class Afl(SharedModel):
     fair_flearn does the same from uniform lambda, FedTorch takes the last batch's loss. We keep
     the last iterate. With a sampled cohort S, weights are lambda restricted to S and renormalised,
     and P acts within S, whose sum of lambda stays: losses are positive, so that M/|S| F_i for the
-    sampled and 0 for the others would favour the clients that were drawn.
+    sampled and 0 for the others would favour the clients that were drawn. Under the round's cap P
+    projects on {lambda_d <= cap times the domain's clients}: losses are claims, too.
 
     A client with lambda_i = 0 still reports its loss; otherwise its weight could never grow again.
     Its message has the (empty) part "idle": it then measures the loss without training.
@@ -218,5 +221,14 @@ class Afl(SharedModel):
         new_mass = mass.clone()
         # `mass` is N lambda, N all clients' examples together: so is the step.
         step = self.gamma * float(table["n"].sum())
-        new_mass[present] = project_simplex(mass[present] + step * losses, total)
+        most = self._most(updates["cohort"], n > 0, table)
+        most = None if most is None else total * most[present]
+        new_mass[present] = project_simplex(mass[present] + step * losses, total, most)
         return new_mass
+
+    def _most(self, cohort: Params, able: Tensor, table: Params) -> Tensor | None:
+        """The largest share of each domain [D], by its clients with examples; None for any."""
+        cap = cap_of(cohort)
+        if cap >= 1.0:
+            return None
+        return max(cap, 1.0 / int(able.sum())) * self._by_domain(able.double(), cohort["id"], table)

@@ -29,7 +29,9 @@ class Algorithm(Protocol):
     3. Only parts that changed are returned; the caller merges (`state | changed`).
     4. Shapes are fixed and `client_update` has no Python that depends on tensor values.
     5. `updates` arrive stacked, leaves [C, ...], in ascending client id, with the server's own part
-       "cohort": id [C] and weight [C] (float64, on the simplex); see `Capabilities.sums`.
+       "cohort": id [C], weight [C] (float64, on the simplex) and cap [], the largest weight that
+       a client may have in this round (weights from replies must keep to it); see
+       `Capabilities.sums`.
     6. Branch on hyper-parameters; do not multiply by zero.
     7. Everything optional is declared by the methods of `Capabilities`, each with a default.
     8. "delta" has the names of the "params" that were sent, without those of `model.fixed`.

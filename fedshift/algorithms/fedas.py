@@ -27,6 +27,7 @@ from fedshift.client.sharing import Share
 from fedshift.data import ClientData, Plan
 from fedshift.errors import InputError, check_name
 from fedshift.model import Model
+from fedshift.server.cap import cap_of, capped
 from fedshift.server.combine import Combine, Mean
 from fedshift.server.optimizers import ServerOptimizer, Sgd
 from fedshift.tree import Params, Parts, map_
@@ -147,6 +148,7 @@ class FedAs(SharedModel):
             traces = updates["fisher"]["trace"].double().clamp(min=0)
             # All traces are 0: fall back to the weights of `combine`.
             weight = traces / traces.sum() if bool(traces.any()) else cohort["weight"]
+            weight = capped(weight, cap_of(cohort))
             updates = updates | {"cohort": {**cohort, "weight": weight}}
         delta = self.combine(updates["cohort"]["weight"], updates["delta"], seed)
         return fold(server, updates, delta, self.server)

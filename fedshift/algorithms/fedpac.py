@@ -26,6 +26,7 @@ from fedshift.client.sharing import Share
 from fedshift.data import ClientData, Plan
 from fedshift.errors import InputError
 from fedshift.model import Model
+from fedshift.server.cap import cap_of
 from fedshift.server.combine import Combine, Mean, combined
 from fedshift.server.heads import head_weights, pooled_prototypes
 from fedshift.server.optimizers import ServerOptimizer, Sgd
@@ -153,7 +154,7 @@ class FedPac(SharedModel):
             new = {k: torch.stack([head[k] for head in mixed]) for k in new}
         return fold(server, updates, delta, self.server) | {
             "heads": map_(lambda old, v: old.index_copy(0, ids, v), server["heads"], new),
-            "prototypes": pooled_prototypes(updates["prototypes"]),
+            "prototypes": pooled_prototypes(updates["prototypes"], cap_of(updates["cohort"])),
         }
 
     def model_for(self, server: Parts, state: Parts) -> tuple[Params, Params]:

@@ -28,6 +28,7 @@ from fedshift.client.slots import (
 )
 from fedshift.data import ClientData, Plan
 from fedshift.errors import InputError, check_name
+from fedshift.server.cap import cap_of
 from fedshift.server.combine import Mean
 from fedshift.server.rows import (
     by_label,
@@ -168,7 +169,8 @@ class LabelSets(Around):
             return self.inner.server_update(server, updates, seed) | absences
         names, old = self._rows(server["params"]), server["params"]
         delta = self._by_label(server, ids, updates["delta"])
-        delta = row_mean(weight, holder_shares(weight, label_sets), delta, names)
+        shares = holder_shares(weight, label_sets, cap_of(updates["cohort"]))
+        delta = row_mean(weight, shares, delta, names)
         changed = fold(server, updates, delta, self._shared.server)
         # After the optimiser: momentum would move a row even where its change is 0.
         changed["params"] = keep_rows(old, changed["params"], absent, names)

@@ -18,6 +18,13 @@ class Format(StrEnum):
     json = "json"
 
 
+class LogFormat(StrEnum):
+    """How a process that runs for long tells what happens."""
+
+    text = "text"
+    json = "json"
+
+
 class Where(StrEnum):
     """Where clients run."""
 
@@ -38,6 +45,9 @@ class BackendChoice(Choice[str]):
 
 FormatOption = Annotated[
     Format, typer.Option("--format", help="Print a table, or one JSON document.")
+]
+LogOption = Annotated[
+    LogFormat, typer.Option("--log-format", help="Tell what happens in text, or in JSON lines.")
 ]
 Overrides = Annotated[
     list[str],

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fedshift.cli.loading import failure_line
 from fedshift.errors import FedshiftError, visible
 from fedshift.fitting.bars import LiveProgress as LiveProgress
 from fedshift.fitting.bars import for_bars as for_bars
@@ -95,10 +96,10 @@ def tell(text: str) -> None:
         print(visible(text), file=sys.stderr, flush=True)
 
 
-def show_error(error: FedshiftError, as_json: bool) -> None:
-    """The message on stderr: text, or one JSON object with its exit code."""
-    if as_json:
-        tell(json.dumps({"error": str(error), "exit_code": error.exit_code}))
+def show_error(error: FedshiftError, arguments: Sequence[str]) -> None:
+    """The message on stderr, as these arguments ask: text, or one JSON object with its code."""
+    if line := failure_line(arguments, str(error), error.exit_code):
+        tell(line)
     else:
         # Line by line: `tell` makes control characters visible, and would join the lines.
         for line in f"error: {error}".split("\n"):

@@ -2,57 +2,141 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from fedshift.cli import console
+from fedshift.cli.choices import LogFormat
+from fedshift.deploy.logs import line_of, log_line
 from fedshift.errors import InputError
-from fedshift.files import is_folder
+from fedshift.files import is_file, is_folder, private
 from fedshift.flower.installed import check_flower
 
 
-def init(file: Path, folder: Path, hosts: list[str], overrides: list[str]) -> None:
+@private()
+def init(
+    file: Path, folder: Path, hosts: list[str], overrides: list[str], keys: Path | None = None
+) -> None:
     """Write the federation's folder, and say what goes where."""
     check_flower()
     from fedshift.deploy.place import make_place
-    from fedshift.experiments.deployed import configured
+    from fedshift.experiments.caps import with_cap
+    from fedshift.experiments.deployed import check_start, configured
     from fedshift.experiments.load import dumps, load_with_source
+    from fedshift.experiments.site_check import site_files
 
     config, source = load_with_source(file, overrides)
-    text, clients = dumps(config), config.shift.clients
+    config, cap = with_cap(config)
+    text, clients = dumps(config), config.clients
     with source.placing():
-        # What only a simulation can do is refused now, not when all clients have joined.
-        configured(text)
-    # The server reaches itself under its own machine's names.
-    names = list(dict.fromkeys([*hosts, "localhost", "127.0.0.1"]))
-    make_place(folder, text, clients, names)
+        # What a federation cannot do, and what any run refuses, is refused now, not when all
+        # clients have joined.
+        untried = check_start(configured(text))
+    names = _with_own(hosts) if hosts or keys is None else []
+    make_place(folder, text, clients, names, beside=site_files(config.data, text), keys=keys)
+    console.put(f"{folder}: certificates for {', '.join(names) or 'the names of before'}")
+    console.say(cap, indent=0)
+    if keys is not None:
+        console.say(
+            f"Clients of {keys} keep their folders; hand out those of new ones only. What clients "
+            f"kept of runs in {keys} is for these runs alone.", indent=0,
+        )  # fmt: skip
+    if untried:
+        console.say(untried, indent=0)
     for line in (
-        f"{folder}: certificates for {', '.join(names)}",
         f"Give {folder}/clients/client-I to client I of {clients}, by a way that you trust: it",
         "holds that client's private key. ca.key and server.key never leave this machine.",
         f"Then: fedshift deploy server {folder}, and on each client's machine",
         "      fedshift deploy client client-I --server HOST:PORT",
+        *_about_sites(config.data.clients or ()),
     ):
         console.put(line)
 
 
+def _about_sites(names: Sequence[str]) -> list[str]:
+    """What clients with data of their own do before that."""
+    if not names:
+        return []
+    each = ", ".join(f"client-{i} is {name}" for i, name in enumerate(names))
+    return [
+        f"Clients have data of their own: {each}. Each names them in its site.toml, and",
+        "      fedshift deploy check client-I   tries them before anything is sent",
+    ]
+
+
+def check(folder: Path, host: str, port: int) -> None:
+    """Try a client's folder, and its data, or a server's folder and port; say what there is."""
+    check_flower()
+    if is_file(folder / "client.json"):
+        from fedshift.deploy.joining import check_place
+        from fedshift.experiments.site_check import check_site
+
+        check_place(folder)
+        certificate, lines = folder / "ca.crt", check_site(folder)
+    else:
+        from fedshift.deploy.place import clients_of
+        from fedshift.deploy.processes import check_port
+
+        certificate, lines = folder / "server.crt", [f"{len(clients_of(folder))} clients' keys"]
+        check_port(host, port)
+        lines.append(f"{host}:{port} is free")
+    from fedshift.deploy.keys import valid_until
+
+    for line in (f"{certificate}: valid until {valid_until(certificate)}", *lines):
+        console.put(line)
+
+
+def _with_own(hosts: Sequence[str]) -> list[str]:
+    """These names, and those under which the server reaches itself."""
+    return list(dict.fromkeys([*hosts, "localhost", "127.0.0.1"]))
+
+
+@private()
+def renew(folder: Path, hosts: Sequence[str], client: int | None) -> None:
+    """Renew the server's certificate, or one client's key, and say what to hand out."""
+    check_flower()
+    from fedshift.deploy.keys import valid_until
+    from fedshift.deploy.place import renew_certificate, renew_client
+
+    next_start = "A server that is running takes it at its next start."
+    if client is not None:
+        if hosts:
+            raise InputError(
+                "--host is for the server's certificate; leave out --client, or --host"
+            )
+        place = renew_client(folder, client)
+        console.put(f"{place}: a new key; hand out key and key.pub. {next_start}")
+        return
+    again = renew_certificate(folder, _with_own(hosts) if hosts else ())
+    end = valid_until(folder / "server.crt")
+    console.put(f"{folder}/server.crt: valid until {end}. {next_start}")
+    if again:
+        console.put(f"{folder}/ca.crt: renewed, too; each client needs it in its folder by then.")
+
+
+@private()
 def server(
     folder: Path,
     out: Path | None,
     resume: Path | None,
     host: str,
     port: int,
-    waits: dict[str, float],
-    min_clients: int | None,
+    waits: dict[str, Any],
+    metrics: str | None,
+    logs: LogFormat,
     *,
     as_json: bool,
 ) -> None:
-    """Serve, then print what `fedshift run` prints."""
+    """Serve, then print what `fedshift run` prints, or a last line of the JSON log."""
     check_flower()
     from fedshift.cli.results import draw, run_json, show_run
     from fedshift.deploy.federation import serve
+    from fedshift.deploy.monitoring import monitored
     from fedshift.experiments.folder import check_unused
 
     if resume is None:
@@ -60,13 +144,67 @@ def server(
         check_unused(place)
     else:
         place = _unfinished(resume, out)
-    with console.progress() as listen:
-        serve(folder, place, host=host, port=port, listen=listen, min_clients=min_clients, **waits)
+    text = _experiment(folder)
+    with _telling(logs) as tell, monitored(metrics, folder, tell) as (listen, beside):
+        serve(
+            folder, place, host=host, port=port, listen=listen, experiment=text, beside=beside,
+            **waits,
+        )  # fmt: skip
     page = draw([place], place)
     if as_json:
         console.show_json(run_json(place, page))
+    elif logs is LogFormat.json:
+        console.tell(log_line("done", folder=str(place), report=str(page)))
     else:
         show_run(place, page)
+
+
+def _experiment(folder: Path) -> str:
+    """The TOML of the federation's experiment, checked; "" in folders of earlier versions."""
+    from fedshift.deploy.place import EXPERIMENT, clients_of
+    from fedshift.experiments.deployed import configured
+    from fedshift.experiments.load import dumps, load_with_source
+
+    keys, file = len(clients_of(folder)), folder / EXPERIMENT
+    if not is_file(file):
+        return ""
+    config, source = load_with_source(file)
+    with source.placing():
+        configured(dumps(config))
+    if config.clients != keys:
+        key = "shift.clients" if config.data.clients is None else "the number of data.clients"
+        raise InputError(
+            f"{file}: {key} = {config.clients}, and the federation has the keys of "
+            f"{keys} clients; give {keys}, or make another federation with `fedshift deploy init`"
+        )
+    return dumps(config)
+
+
+@contextlib.contextmanager
+def _telling(logs: LogFormat) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """What tells of a run's events: a line of JSON each, or progress for people."""
+    if logs is LogFormat.json:
+        yield lambda event: console.tell(line_of(event))
+        return
+    with console.progress() as listen:
+
+        def tell(event: dict[str, Any]) -> None:
+            if event["event"] != "claims":
+                listen(event)
+            for line in _claims(event) if event["event"] == "claims" else ():
+                console.tell(line)
+
+        yield tell
+
+
+def _claims(event: Mapping[str, Any]) -> Iterator[str]:
+    """What the clients' claims amount to, before round 1."""
+    free, capped = f"{event['without_cap']:.3f}", f"{event['one_could_take']:.3f}"
+    more = f"; without a cap {free}" if event["cap"] < 1 else "; set training.max_weight for less"
+    yield f"one dishonest client could take at most {capped} of the weight in a round{more}"
+    yield f"label counts against gradients: {event['audit']}"
+    for one in event["suspicions"]:
+        yield f"warning: client {one['client']}: {one['reason']}"
 
 
 def _unfinished(place: Path, out: Path | None) -> Path:
@@ -91,13 +229,25 @@ def _next(folder: Path) -> Path:
     return next(folder / name for name in names if not os.path.exists(folder / name))
 
 
-def client(place: Path, address: str, patience: float) -> None:
+@private()
+def client(
+    place: Path, address: str, patience: float, metrics: str | None, logs: LogFormat
+) -> None:
     """Join, and stay until interrupted or refused."""
     check_flower()
     from fedshift.deploy.joining import join, node_command
+    from fedshift.deploy.monitoring import client_monitored
+
+    def say(text: str) -> None:
+        console.tell(log_line("client", message=text) if logs is LogFormat.json else text)
 
     node_command(place, address)  # refuses a wrong folder or address before anything is printed
-    console.put(f"joining {address}; what happens is in {place / 'supernode.log'}; Ctrl-C leaves")
-    # The line must be there before the process waits for hours.
-    sys.stdout.flush()
-    join(place, address, patience=patience, say=lambda t: console.tell(t))
+    first = f"joining {address}; what happens is in {place / 'supernode.log'}"
+    if logs is LogFormat.json:
+        say(first)
+    else:
+        console.put(f"{first}; Ctrl-C leaves")
+        # The line must be there before the process waits for hours.
+        sys.stdout.flush()
+    with client_monitored(metrics, place) as watch:
+        join(place, address, patience=patience, say=say, watch=watch)

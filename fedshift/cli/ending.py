@@ -18,7 +18,7 @@ from typing import IO, Any
 import typer
 
 from fedshift.cli.console import show_error, tell
-from fedshift.cli.loading import INTERRUPTED, TERMINATED, wants_json
+from fedshift.cli.loading import INTERRUPTED, TERMINATED, failure_line
 from fedshift.errors import FedshiftError, InputError, visible
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -32,9 +32,8 @@ REFUSED = (
 def perform(app: typer.Typer, arguments: Sequence[str]) -> int:
     """Run the command line and return its exit code; every failure becomes one message."""
     _prepare_streams()
-    as_json = wants_json(arguments)
     try:
-        code = _exit_code(app, arguments, as_json)
+        code = _exit_code(app, arguments)
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader has closed the pipe, as `head` does; that is no failure.
@@ -43,30 +42,30 @@ def perform(app: typer.Typer, arguments: Sequence[str]) -> int:
     except OSError as e:
         _discard(sys.stdout)
         why = InputError(f"the output cannot be written: {e.strerror}; send it elsewhere")
-        show_error(why, as_json)
+        show_error(why, arguments)
         return why.exit_code
     return code
 
 
-def _exit_code(app: typer.Typer, arguments: Sequence[str], as_json: bool) -> int:
+def _exit_code(app: typer.Typer, arguments: Sequence[str]) -> int:
     try:
         with _termination():
             _check_current_folder()
             _check_empty(arguments)
             return _invoke(app, arguments)
     except FedshiftError as e:
-        return _error(e, as_json)
+        return _error(e, arguments)
     except KeyboardInterrupt as e:
-        return _interrupted(e, as_json)
+        return _interrupted(e, arguments)
     except Exception as e:
         # Usage errors, recognised by a method: recent typers bring a click of their own.
         if hasattr(e, "format_message"):
-            return _usage(e, as_json)
+            return _usage(e, arguments)
         if isinstance(e, BrokenPipeError) or (
             isinstance(e, OSError) and e.filename is None and e.errno in FULL
         ):
             raise
-        return _error(_out_of_resources(e) or _refused_path(e) or _internal(e), as_json)
+        return _error(_out_of_resources(e) or _refused_path(e) or _internal(e), arguments)
 
 
 def _check_current_folder() -> None:
@@ -110,33 +109,37 @@ def _invoke(app: typer.Typer, arguments: Sequence[str]) -> int:
     return 0
 
 
-def _error(error: FedshiftError, as_json: bool) -> int:
-    show_error(error, as_json)
+def _error(error: FedshiftError, arguments: Sequence[str]) -> int:
+    show_error(error, arguments)
     return error.exit_code
 
 
-def _usage(error: Any, as_json: bool) -> int:
+def _usage(error: Any, arguments: Sequence[str]) -> int:
     # typer has added a suggestion already; recent clicks would add another.
     if "Did you mean" in getattr(error, "message", ""):
         error.possibilities = None
     # Usage errors repeat what was typed, control characters included.
     error.message = visible(getattr(error, "message", ""))
-    if as_json:
-        return _error(InputError(error.format_message()), as_json)
+    if _in_json(arguments):
+        return _error(InputError(error.format_message()), arguments)
     error.show()
     return int(error.exit_code)
 
 
-def _interrupted(error: KeyboardInterrupt, as_json: bool) -> int:
+def _interrupted(error: KeyboardInterrupt, arguments: Sequence[str]) -> int:
     # Both signals arrive as KeyboardInterrupt; SIGTERM's handler adds its code.
     code = TERMINATED if TERMINATED in error.args else INTERRUPTED
     message = "; ".join(["interrupted", *getattr(error, "__notes__", ())])
-    if as_json:
+    if _in_json(arguments):
         failure = FedshiftError(message)
         failure.exit_code = code
-        return _error(failure, as_json)
+        return _error(failure, arguments)
     tell(message)
     return code
+
+
+def _in_json(arguments: Sequence[str]) -> bool:
+    return failure_line(arguments, "", 0) is not None
 
 
 @contextlib.contextmanager

@@ -10,13 +10,22 @@ import sys
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+from fedshift.deploy.logs import log_line
+
 INTERRUPTED, TERMINATED = 130, 143
 
 
-def wants_json(arguments: Sequence[str]) -> bool:
+def wants_json(arguments: Sequence[str], option: str = "--format") -> bool:
     """Whether a command line asks for `--format json`."""
     # By hand: the answer is needed before typer is loaded, and where it fails.
-    return "--format=json" in arguments or ("--format", "json") in pairwise(arguments)
+    return f"{option}=json" in arguments or (option, "json") in pairwise(arguments)
+
+
+def failure_line(arguments: Sequence[str], why: str, code: int) -> str | None:
+    """A failure as one JSON object, where the command line asks for such; else None."""
+    if wants_json(arguments, "--log-format"):
+        return log_line("failed", "error", error=why, exit_code=code)
+    return json.dumps({"error": why, "exit_code": code}) if wants_json(arguments) else None
 
 
 @contextlib.contextmanager
@@ -29,8 +38,8 @@ def loading() -> Iterator[None]:
 
     def leave(number: int, frame: object) -> None:
         code = TERMINATED if number == signal.SIGTERM else INTERRUPTED
-        document = json.dumps({"error": "interrupted", "exit_code": code})
-        os.write(2, f"{document if wants_json(sys.argv) else 'interrupted'}\n".encode())
+        line = failure_line(sys.argv, "interrupted", code) or "interrupted"
+        os.write(2, f"{line}\n".encode())
         os._exit(code)
 
     before = {one: signal.signal(one, leave) for one in (signal.SIGINT, signal.SIGTERM)}

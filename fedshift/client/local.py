@@ -23,7 +23,6 @@ from fedshift.client.trainer import Trained as Trained
 from fedshift.client.trainer import trainer
 from fedshift.data import Batch, ClientData, Plan, batches, plan_phase, redrawn
 from fedshift.errors import FedshiftError, InputError, check_name
-from fedshift.kernels.torch_private import within_vmap
 from fedshift.model import Model
 from fedshift.seeds import key
 from fedshift.tree import Params, Parts, map_, split
@@ -41,11 +40,6 @@ def gradient_of(
     Where the model augments, all terms and all passes see the same augmented batch. `precision` is
     that of the trained model's pass; terms run other models in float32.
     """
-    if batch.padded and model.mixes and within_vmap(batch.rows):
-        raise InputError(
-            "BatchNorm would see the padding of clients with batches of different sizes; give "
-            "`steps` and a batch size that divides every client's examples, or do not stack"
-        )
     if model.augment is not None:
         batch = batch._replace(x=model.augment(batch.x, batch.seed))
     forward = forward_of(model, precision)
@@ -56,7 +50,8 @@ def gradient_of(
         return objective(View(model, params, out, batch, context)), after
 
     def at(moving: Params) -> Gradient:
-        grad, loss, after = slope(value, moving, batch.rows)
+        sees_padding = batch.padded and model.mixes
+        grad, loss, after = slope(value, moving, batch.rows, sees_padding=sees_padding)
         return Gradient(grad, after, loss)
 
     return at

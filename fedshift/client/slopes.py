@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from fedshift.errors import InputError
 from fedshift.kernels.torch_private import backward, within_vmap
 from fedshift.sketch import sketched
 from fedshift.tree import Params
@@ -39,14 +40,28 @@ class Slope(NamedTuple):
     rest: Params
 
 
-def slope(value: Callable[[Params], tuple[Tensor, Params]], at: Params, rows: Tensor) -> Slope:
+def slope(
+    value: Callable[[Params], tuple[Tensor, Params]],
+    at: Params,
+    rows: Tensor,
+    *,
+    sees_padding: bool = False,
+) -> Slope:
     """The gradient of `value`, which gives (loss [], what else the pass gives), at a point.
 
-    rows: those of the batch. They show whether this is within `torch.func.vmap` over clients, which
-    parameters need not show. A parameter that the loss does not reach (an unused head) has gradient
-    zero.
+    rows          those of the batch. They show whether this is within `torch.func.vmap` over
+                  clients, which parameters need not show
+    sees_padding  whether padding of the batch would change the network's other outputs
+
+    A parameter that the loss does not reach (an unused head) has gradient zero. Raises InputError
+    within vmap for a network that would see padding.
     """
     if within_vmap(rows):
+        if sees_padding:
+            raise InputError(
+                "BatchNorm would see the padding of clients with batches of different sizes; give "
+                "`steps` and a batch size that divides every client's examples, or do not stack"
+            )
         # autograd.grad does not work within vmap. This does, at twice the cost per call.
         grad, (loss, rest) = torch.func.grad_and_value(value, has_aux=True)(at)
         return Slope(grad, loss, rest)

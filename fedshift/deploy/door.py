@@ -17,6 +17,8 @@ from typing import Any
 
 import uvicorn
 
+from fedshift.deploy.inside import listening
+
 # Connections without a proof: of one address, and in all. It takes a client less than a second.
 OF_ADDRESS, IN_ALL = 128, 192
 # Connections of one client; a SuperNode uses a few at a time.
@@ -135,12 +137,17 @@ class Door(socket.socket):
         return Caller(self, handle, peer), peer
 
 
-def serve(app: Any, *, host: str, port: int, callers: Callers, **settings: Any) -> None:
-    """`uvicorn.run` with these limits: listen until a signal ends the process."""
+def serve(app: Any, *, host: str, port: int, callers: Callers, path: str, **settings: Any) -> None:
+    """`uvicorn.run` with these limits, and also on the Unix socket at `path`, without limits.
+
+    It listens until a signal ends the process.
+    """
     SSLProtocol.max_size = PIECE
     # What is there now stays: a collection that passes it over takes milliseconds.
     gc.freeze()
-    server(app, host=host, port=port, **settings).run(sockets=[Door(host, port, callers)])
+    # In this order: once the port answers, the socket does, too.
+    sockets = [listening(path), Door(host, port, callers)]
+    server(app, host=host, port=port, **settings).run(sockets=sockets)
 
 
 def server(app: Any, **settings: Any) -> uvicorn.Server:

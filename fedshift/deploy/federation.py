@@ -10,15 +10,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fedshift.deploy.inside import inside, private_socket
 from fedshift.deploy.place import clients_of
-from fedshift.deploy.processes import check_port, command, run_flower, running, wait_for
+from fedshift.deploy.processes import check_port, run_flower, running, wait_for
 from fedshift.deploy.reaching import answers
 from fedshift.deploy.watching import SERVERAPP, Ended, Watch, ending, nothing
 from fedshift.errors import DataError, FedshiftError, InputError, NetworkError, TrainingError
+from fedshift.files import check_unshared
 from fedshift.flower.quiet import quiet_environment
 from fedshift.record.folder import CHECKPOINTS, EVENTS, SUMMARY
 from fedshift.record.in_use import alone_in
@@ -34,6 +36,8 @@ KINDS = {
     kind.exit_code: kind
     for kind in (FedshiftError, InputError, DataError, TrainingError, NetworkError)
 }
+# Ports of gRPC, on which no guard stands.
+CLOSED = {"FLWR_INTERNAL_GRPC_CONTROL_API": "0", "FLWR_INTERNAL_GRPC_FLEET_API": "0"}
 Listener = Callable[[dict[str, Any]], None]
 
 
@@ -48,43 +52,45 @@ class Link:
     env: Mapping[str, str]
     log: Path
     ended: Callable[[], Ended] = nothing
+    # The clients' folder names by Flower's ids of their nodes.
+    names: Mapping[str, str] = field(default_factory=dict)
 
 
 def environment(home: Path) -> dict[str, str]:
-    """The environment of Flower's processes: quiet, and with this Python's commands first.
+    """The environment of Flower's processes: quiet, and without its older ports.
 
     Raises InputError where `home`, the folder for Flower's own files, cannot be made.
     """
     try:
-        home.mkdir(exist_ok=True)
+        # Flower unpacks apps there, which are run later.
+        home.mkdir(mode=0o700, exist_ok=True)
     except OSError as e:
         raise InputError(f"{home}: cannot be made: {e.strerror}; Flower writes there") from None
-    # Flower starts its own commands by name: those of this Python must be found first.
-    beside = str(Path(command("flwr")).parent)
-    path = os.pathsep.join([beside, os.environ.get("PATH", "")])
-    return {**os.environ, **quiet_environment(home), "PATH": path}
+    return {**os.environ, **quiet_environment(home), **CLOSED}
 
 
 @contextlib.contextmanager
 def superlink(folder: Path, *, host: str, port: int) -> Iterator[Link]:
     """A SuperLink with TLS that knows the keys of a federation's clients and no others.
 
-    Only this machine may start runs or register keys; others can only be SuperNodes (`guard`). The
+    Only this user may start runs or register keys; others can only be SuperNodes (`guard`). The
     SuperLink ends with the block. Raises InputError for certificates, keys and ports that cannot be
-    used, where server.crt is not for `host`, and where the folder has a server already.
+    used, where server.crt is not for `host`, where the folder has a server already, and where every
+    user may write there.
     """
     # Absolute: Flower's processes may have another current folder.
     places, folder = clients_of(folder), folder.absolute()
+    check_unshared(folder)
     # A second server would write its address where the first one's commands read it.
     with alone_in(folder):
         check_port(host, port)
         with _listening(folder, host, port) as link:
-            flwr = command("flwr")
             # Each registration starts a Python process of its own: a hundred clients would take
             # minutes.
             with ThreadPoolExecutor(4) as pool:
-                list(pool.map(lambda place: _register(flwr, place, link.env), places))
-            yield link
+                nodes = list(pool.map(lambda place: _register(place, link.env), places))
+            names = dict(zip(nodes, (place.name for place in places), strict=True))
+            yield replace(link, names=names)
 
 
 @contextlib.contextmanager
@@ -98,13 +104,13 @@ def _listening(folder: Path, host: str, port: int) -> Iterator[Link]:
     (folder / "flower" / "config.toml").write_text(config, encoding="utf-8")
     log = folder / "superlink.log"
     arguments = [
-        sys.executable, "-m", "fedshift.deploy.guard", str(folder),
-        "--host", host, "--port", str(port), "--enable-supernode-auth",
+        sys.executable, "-P", "-m", "fedshift.deploy.guard", str(folder), f"{address}:{port}",
+        "--isolation", "process", "--host", host, "--port", str(port), "--enable-supernode-auth",
         "--ssl-ca-certfile", str(folder / "ca.crt"), "--ssl-certfile", str(folder / "server.crt"),
         "--ssl-keyfile", str(folder / "server.key"),
     ]  # fmt: skip
     seen: dict[int, str] = {}
-    with running(arguments, env, log, seen) as process:
+    with private_socket() as place, running(arguments, env := env | place, log, seen) as process:
         # Keys can only be registered once the SuperLink listens.
         wait_for(address, port, process, log)
         if why := answers(f"{address}:{port}", folder / "ca.crt"):
@@ -122,7 +128,7 @@ def submit(link: Link, out: Path, listen: Listener, **config: str | float) -> No
     lines = "".join(f"{k} = {json.dumps(v)}\n" for k, v in config.items())
     settings = link.folder / "flower" / "run.toml"
     settings.write_text(f"out = {json.dumps(str(out.absolute()))}\n{lines}", encoding="utf-8")
-    start = [command("flwr"), "run", str(link.folder / "app"), NAME, "--run-config", str(settings)]
+    start = ["run", str(link.folder / "app"), NAME, "--run-config", str(settings)]
     # Events of the interrupted run are there already and were shown then.
     seen = len(_events(out))
     run = str(run_flower([*start, "--format", "json"], link.env)["run-id"])
@@ -139,19 +145,26 @@ def serve(
     patience: float,
     timeout: float,
     min_clients: int | None = None,
+    refit: bool = False,
+    experiment: str = "",
+    beside: Callable[[Link], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
 ) -> None:
     """Run the experiment of a federation's folder once all its clients have joined.
 
     patience: seconds to wait for all clients, after which `min_clients` are enough; timeout:
-    seconds that a client has for a round. All processes are ended again, also after a failure. The
-    run's folder is `out`; an unfinished run there is resumed.
+    seconds that a client has for a round; refit: also fit a router by gradients; experiment: its
+    TOML, the app's if left out; beside: what goes on while the SuperLink is up. All processes are
+    ended again, also after a failure. The run's folder is `out`; an unfinished run there is
+    resumed.
     """
-    waits: dict[str, float] = {"patience": patience, "timeout": timeout}
+    given: dict[str, str | float] = {"experiment": experiment} if experiment else {}
+    # Apps of earlier versions do not have these keys.
+    given |= {"refit": True} if refit else {}
     if min_clients is not None:
         _check_start(folder, min_clients)
-        waits["min_clients"] = min_clients
-    with superlink(folder, host=host, port=port) as link:
-        submit(link, out, listen, **waits)
+        given["min_clients"] = min_clients
+    with superlink(folder, host=host, port=port) as link, beside(link):
+        submit(link, out, listen, patience=patience, timeout=timeout, **given)
 
 
 def _check_start(folder: Path, min_clients: int) -> None:
@@ -166,9 +179,10 @@ def _check_start(folder: Path, min_clients: int) -> None:
         )
 
 
-def _register(flwr: str, place: Path, env: Mapping[str, str]) -> None:
-    arguments = [flwr, "supernode", "register", str(place / "key.pub"), NAME]
-    run_flower([*arguments, "--name", place.name, "--format", "json"], env)
+def _register(place: Path, env: Mapping[str, str]) -> str:
+    """Register a client's key; Flower's id of its node."""
+    arguments = ["supernode", "register", str(place / "key.pub"), NAME]
+    return str(run_flower([*arguments, "--name", place.name, "--format", "json"], env)["node-id"])
 
 
 def _follow(run: str, out: Path, link: Link, listen: Listener, seen: int = 0) -> None:
@@ -225,7 +239,7 @@ def _event(line: str) -> dict[str, Any] | None:
 def _status(run: str, env: Mapping[str, str]) -> tuple[str, str]:
     """(status, "") or ("", reason): a busy machine that does not answer must not end a run."""
     try:
-        listed = run_flower([command("flwr"), "ls", NAME, "--run-id", run, "--format", "json"], env)
+        listed = run_flower(["ls", NAME, "--run-id", run, "--format", "json"], env)
         return str(listed["runs"][0]["status"]), ""
     except (FedshiftError, LookupError) as e:
         return "", str(e)
@@ -247,7 +261,7 @@ def _loss(ended: Ended, run: str, out: Path, link: Link) -> FedshiftError | None
 
 def _failure(status: str, run: str, link: Link) -> FedshiftError:
     """The error of a run that left none in its events, taken from Flower's log of the run."""
-    arguments = [command("flwr"), "log", run, NAME, "--show"]
+    arguments = [*inside("flwr"), "log", run, NAME, "--show"]
     done = subprocess.run(
         arguments, env=dict(link.env), capture_output=True, text=True, check=False
     )

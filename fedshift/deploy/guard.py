@@ -1,10 +1,12 @@
-"""Flower's SuperLink behind a guard: `python -m fedshift.deploy.guard FOLDER ...`.
+"""Flower's SuperLink behind a guard: `python -m fedshift.deploy.guard FOLDER ADDRESS ...`.
 
-FOLDER is the federation's; then come the arguments of `flower-superlink`. Flower serves all
-requests on one port. SuperNodes are identified by their keys (/v1/fleet/). Starting runs,
-registering keys (/v1/control/) and acting as the server of a run (/v1/runtime/) need no credentials
-at all. Any machine that reaches the port could therefore run an app of its own on the server and on
-all clients. With this guard, other machines only reach /v1/fleet/.
+FOLDER is the federation's, ADDRESS is in its certificate; then come the arguments of
+`flower-superlink`. Flower serves all requests on one port. SuperNodes are identified by their keys
+(/v1/fleet/). Starting runs, registering keys (/v1/control/) and acting as the server of a run
+(/v1/runtime/) need no credentials at all. Who reaches the port could therefore run an app on the
+server and on all clients: another machine, or another user of this one. With this guard the port
+only serves /v1/fleet/. All else comes over a socket that only the server's user can open
+(`inside`).
 
 Flower also reads a request's whole body before it looks at the key. The guard checks the key first,
 which is in the headers: without one a body may be small, with one it may be as large as Flower's
@@ -19,7 +21,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import functools
-import ipaddress
 import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
@@ -31,7 +32,9 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedshift.deploy.door import Callers, serve
+from fedshift.deploy.inside import SOCKET, executor
 from fedshift.deploy.keys import read_client_key
+from fedshift.deploy.log_records import show_controls
 from fedshift.deploy.place import clients_of
 
 FLEET = "/v1/fleet/"
@@ -42,32 +45,34 @@ REGISTER = "/v1/control/register-node"
 LARGE_ONES = ("/push-object", "/push-task-output")
 # Seconds without a byte of a body that was announced.
 STALLED = 60.0
-HERE = "this machine"
+HERE = "this user"
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Keys = Mapping[bytes, tuple[str, ec.EllipticCurvePublicKey]]
-REFUSAL = "only the server's own machine may ask for this"
+REFUSAL = "only the user that runs the server may ask for this, over its socket"
 
 
 class Guard:
-    """An ASGI application around `app` that refuses by address, key and size of the body.
+    """An ASGI application around `app` that refuses by socket, key and size of the body.
 
-    Other machines get what SuperNodes need, else 403. Bodies that are too large for who sends them
-    get 413, and those of unknown size 411, unread. unregistered: how many keys must be registered
-    before SuperNodes get anything but 503.
+    The port gives what SuperNodes need, else 403; the Unix socket at `path` gives all. Bodies that
+    are too large for who sends them get 413, and those of unknown size 411, unread. unregistered:
+    how many keys must be registered before SuperNodes get anything but 503.
     """
 
-    def __init__(self, app: App, keys: Keys, callers: Callers, unregistered: int = 0) -> None:
-        self.app, self.keys, self.callers = app, keys, callers
+    def __init__(
+        self, app: App, keys: Keys, callers: Callers, path: str, unregistered: int = 0
+    ) -> None:
+        self.app, self.keys, self.callers, self.path = app, keys, callers, path
         self.unregistered = unregistered
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request, or refuse it."""
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
-        elif not (from_here(scope) or for_nodes(scope)):
+        elif not (over(scope, self.path) or for_nodes(scope)):
             await refuse(scope, send, 403, REFUSAL)
         elif scope["type"] != "http":
             await self.app(scope, receive, send)
@@ -157,17 +162,10 @@ def for_nodes(scope: Scope) -> bool:
     return scope["type"] == "http" and str(scope["path"]).startswith(FLEET)
 
 
-def from_here(scope: Scope) -> bool:
-    """Whether a request comes from this machine: from loopback, or from its own address."""
-    peer, local = (scope.get(end) or ("", 0) for end in ("client", "server"))
-    try:
-        # A link-local IPv6 address has its interface behind a %.
-        address = ipaddress.ip_address(str(peer[0]).partition("%")[0])
-    except ValueError:
-        return False
-    # A socket for both versions shows 127.0.0.1 as ::ffff:127.0.0.1.
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return (mapped or address).is_loopback or peer[0] == local[0]
+def over(scope: Scope, path: str) -> bool:
+    """Whether a request came over the Unix socket at this path."""
+    # Not by the caller's address: that of a connection that has just ended is missing, too.
+    return (scope.get("server") or ("",))[0] == path
 
 
 def put_up(folder: Path) -> None:
@@ -179,23 +177,27 @@ def put_up(folder: Path) -> None:
     # Otherwise the server would believe a request's header about its origin.
     os.environ.pop("FORWARDED_ALLOW_IPS", None)
     callers, keys = Callers(), dict[bytes, tuple[str, ec.EllipticCurvePublicKey]]()
+    path = os.environ[SOCKET]
     for place in clients_of(folder):
         sent, key = read_client_key(place / "key.pub")
         keys[sent] = place.name, key
     # Flower's hook for middleware; it is the outermost layer.
     extensions.get_middleware = lambda: (
-        Middleware(Guard, keys=keys, callers=callers, unregistered=len(keys)),
+        Middleware(Guard, keys=keys, callers=callers, path=path, unregistered=len(keys)),
     )
     # For the server itself Flower has no hook.
-    uvicorn.run = functools.partial(serve, callers=callers)
+    uvicorn.run = functools.partial(serve, callers=callers, path=path)
 
 
 def main() -> None:
-    """Run the SuperLink."""
+    """Run the SuperLink, and what starts its tasks. Its address is the one in the certificate."""
     from flwr.superlink.cli import flower_superlink
 
-    put_up(Path(sys.argv.pop(1)))
-    flower_superlink()
+    folder, address = Path(sys.argv.pop(1)), sys.argv.pop(1)
+    show_controls()
+    put_up(folder)
+    with executor(address, "--root-certificates", str(folder / "ca.crt")):
+        flower_superlink()
 
 
 if __name__ == "__main__":

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from fedshift.deploy.federation import environment
+from fedshift.deploy.inside import inside, private_socket
 from fedshift.deploy.keys import check_certificate, check_client_key
-from fedshift.deploy.processes import command, free_port, running
+from fedshift.deploy.processes import running
 from fedshift.deploy.reaching import address_of, answers, clocks
-from fedshift.errors import InputError
+from fedshift.errors import InputError, shown
+from fedshift.files import check_unshared
+from fedshift.flower.chosen import APP, SITE
 from fedshift.flower.quiet import KEEP
 from fedshift.record.in_use import alone_in
 
@@ -22,11 +27,15 @@ from fedshift.record.in_use import alone_in
 # success.
 PAUSE, LONGEST = 2.0, 60.0
 JOINED = "SuperNode ID:"
+# What client.json may say of the client's code and data, and how its processes learn it.
+CHOSEN = {"app": APP, "site": SITE}
+MODULE = re.compile(r"[\w.]+:\w+")
 # For so long a server counts a SuperNode that was killed as connected, and refuses another.
 FORGETS = 90.0
 # A SuperNode that was up for so long was well: the next end is news.
 WELL = 600.0
 Say = Callable[[str], None]
+Joined = Callable[[], bool]
 
 
 @dataclass(frozen=True)
@@ -45,18 +54,30 @@ def silent(text: str) -> None:
     """Print nothing."""
 
 
-def join(place: Path, server: str, *, patience: float = 600.0, say: Say = silent) -> None:
+def unwatched(joined: Joined) -> None:
+    """Watch no SuperNode."""
+
+
+def join(
+    place: Path,
+    server: str,
+    *,
+    patience: float = 600.0,
+    say: Say = silent,
+    watch: Callable[[Joined], None] = unwatched,
+) -> None:
     """Be a client of the federation at `server` ("host:port") until it is interrupted.
 
     `place` is the client's folder, as `fedshift deploy init` made it. If the server is not up yet,
     or ends, the client tries again for `patience` seconds; it also joins again when its SuperNode
-    was killed. Raises InputError for a folder that is in use, a folder, key or certificate that
+    was killed. `watch` gets a function for each SuperNode, which tells whether it has joined and
+    goes on. Raises InputError for a folder that is in use, a folder, key or certificate that
     cannot be used, and for a server that does not answer, shows a certificate that is not the
     federation's, or does not let this client in.
     """
     node = node_command(place, server)
     with alone_in(place):
-        _Stay(node, place, server, patience, say).for_ever()
+        _Stay(node, place, server, patience, say, watch).for_ever()
 
 
 @dataclass
@@ -68,6 +89,7 @@ class _Stay:
     server: str
     patience: float
     say: Say
+    watch: Callable[[Joined], None]
     said: str = ""
     pause: float = PAUSE
     killed: float = -math.inf
@@ -78,7 +100,7 @@ class _Stay:
             began = time.monotonic()
             if why := answers(self.server, self.place / "ca.crt"):
                 self._wait_for_server(why, until)
-            elif (ended := _run_node(self.node, self.place)).joined or ended.code < 0:
+            elif (ended := _run_node(self.node, self.place, self.watch)).joined or ended.code < 0:
                 self._join_again(ended, time.monotonic() - began)
                 until = time.monotonic() + self.patience
             else:
@@ -120,12 +142,31 @@ class _Stay:
 
 
 def node_command(place: Path, server: str) -> list[str]:
-    """The SuperNode's command without its port. Raises InputError as `join` does for its inputs."""
+    """The SuperNode's command. Raises InputError as `join` does for its inputs."""
+    node_config = check_place(place)
+    # For its error, before any process is started.
+    address_of(server)
+    return [
+        *inside("flower-supernode", "--isolation", "process", "--superlink", server),
+        "--root-certificates", str(place / "ca.crt"),
+        "--auth-supernode-private-key", str(place / "key"), "--node-config", node_config,
+    ]  # fmt: skip
+
+
+def check_place(place: Path) -> str:
+    """What a client's folder says of its node. Raises InputError for files that cannot be used."""
+    client = _description(place)
+    check_unshared(place)
+    check_certificate(place / "ca.crt")
+    check_client_key(place / "key")
+    return f"partition-id={client['partition']} num-partitions={client['partitions']}"
+
+
+def _description(place: Path) -> dict[str, Any]:
+    """A client's folder in its own words (client.json). Raises InputError."""
     try:
         client = json.loads((place / "client.json").read_text(encoding="utf-8"))
-        node_config = (
-            f"partition-id={int(client['partition'])} num-partitions={int(client['partitions'])}"
-        )
+        numbers = {name: int(client[name]) for name in ("partition", "partitions")}
     except PermissionError as e:
         raise InputError(f"{e.filename}: cannot be read: {e.strerror}") from None
     except (OSError, ValueError, KeyError, TypeError):
@@ -133,28 +174,34 @@ def node_command(place: Path, server: str) -> list[str]:
             f"{place}: no client's folder; give one of clients/client-0, ... that "
             "`fedshift deploy init` made"
         ) from None
-    check_certificate(place / "ca.crt")
-    check_client_key(place / "key")
-    # For its error, before any process is started.
-    address_of(server)
-    return [
-        command("flower-supernode"), "--superlink", server, "--host", "127.0.0.1",
-        "--root-certificates", str(place / "ca.crt"),
-        "--auth-supernode-private-key", str(place / "key"), "--node-config", node_config,
-    ]  # fmt: skip
+    for key in CHOSEN:
+        if key in client and not MODULE.fullmatch(str(client[key])):
+            raise InputError(
+                f'{place / "client.json"}: {key} "{shown(str(client[key]))}": write "module:name"'
+            )
+    return {**client, **numbers}
 
 
-def _run_node(node: list[str], place: Path) -> Ended:
+def _run_node(node: list[str], place: Path, watch: Callable[[Joined], None]) -> Ended:
     log = place / "supernode.log"
     env = environment(place.absolute() / "flower") | {KEEP: str(_state_folder(place.absolute()))}
+    client = _description(place)
+    env |= {variable: client[key] for key, variable in CHOSEN.items() if key in client}
     # The log is appended to; only lines of this process count.
     before = log.stat().st_size if log.exists() else 0
-    with running([*node, "--port", str(free_port())], env, log) as process:
+
+    def lines() -> list[str]:
+        with log.open("rb") as f:
+            f.seek(before)
+            return f.read().decode("utf-8", "replace").splitlines()
+
+    def joined() -> bool:
+        return any(JOINED in line for line in lines())
+
+    with private_socket() as socket, running(node, env | socket, log) as process:
+        watch(lambda: process.poll() is None and joined())
         code = process.wait()
-    with log.open("rb") as f:
-        f.seek(before)
-        lines = f.read().decode("utf-8", "replace").splitlines()
-    return Ended(code, any(JOINED in line for line in lines), _reason(lines))
+    return Ended(code, joined(), _reason(lines()))
 
 
 def _state_folder(place: Path) -> Path:

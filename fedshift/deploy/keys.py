@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.serialization import (
     NoEncryption,
     PrivateFormat,
     PublicFormat,
+    load_pem_private_key,
     load_ssh_private_key,
     load_ssh_public_key,
 )
@@ -27,7 +28,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedshift.errors import InputError
 
-DAYS = 365
+# A server's certificate; the authority's lives longer, so that clients need no new one each year.
+DAYS, LIVES = 365, 10
 # Certificates are valid from so long ago on: clocks of other machines may be behind.
 EARLIER = datetime.timedelta(minutes=5)
 MINUTES = "%Y-%m-%d %H:%M"
@@ -39,42 +41,51 @@ STRICT = sys.version_info >= (3, 13)
 def write_authority(folder: Path, hosts: Sequence[str], *, days: int = DAYS) -> None:
     """ca.crt with ca.key, and server.crt with server.key for these host names and addresses.
 
-    The certificate is for server authentication, valid for `days` from today, with the extensions
+    The server's is for server authentication, valid for `days` from today (the authority's for
+    `LIVES` times as many), with the extensions
     that RFC 5280 (4.2.1) wants of both. Private keys are readable by their owner alone. Raises
     InputError for a host that is no name and no address, and where a file exists or cannot be
     written.
     """
     # The curve that Flower's own documentation uses for clients' keys.
-    authority, server = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
-    issuer = authority.public_key()
-    # path_length=0: it signs servers, and no other authority.
-    root = _builder(_AUTHORITY, authority, issuer, days).add_extension(
-        x509.BasicConstraints(ca=True, path_length=0), critical=True
-    )
-    root = root.add_extension(_usage("key_cert_sign", "crl_sign"), critical=True)
-    names = x509.SubjectAlternativeName([_general_name(h) for h in hosts])
-    leaf = (
-        _builder("fedshift server", server, issuer, days)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        # A key on a curve signs the handshake, and encrypts nothing.
-        .add_extension(_usage("digital_signature"), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(names, critical=False)
-    )
-    for name, key, builder in (("ca", authority, root), ("server", server, leaf)):
-        private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-        _write(folder / f"{name}.key", private, 0o600)
-        signed = builder.sign(authority, hashes.SHA384())
-        _write(folder / f"{name}.crt", signed.public_bytes(Encoding.PEM), 0o644)
+    authority = ec.generate_private_key(ec.SECP384R1())
+    _write(folder / "ca.key", _pem(authority), 0o600)
+    _write(folder / "ca.crt", _root(authority, LIVES * days), 0o644)
+    key, certificate = _server(authority, hosts, days)
+    _write(folder / "server.key", key, 0o600)
+    _write(folder / "server.crt", certificate, 0o644)
+
+
+def renew_server(folder: Path, hosts: Sequence[str] = (), *, days: int = DAYS) -> bool:
+    """A new server.key and server.crt of the same authority; whether there is a new ca.crt, too.
+
+    hosts: as in `write_authority`; those of the present certificate if left out. The authority's
+    certificate is renewed, with its present key, where it would end before the server's, or lacks
+    what TLS asks for. Clients then need the new one before the old one ends. Raises InputError for
+    files that cannot be read or written.
+    """
+    authority = _authority(folder / "ca.key")
+    root, leaf = _certificate(folder / "ca.crt"), _certificate(folder / "server.crt")
+    if not hosts:
+        names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        hosts = [str(name.value) for name in names]
+    key, certificate = _server(authority, hosts, days)
+    end = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
+    old = root.not_valid_after_utc < end or bool(_missing(root))
+    if old:
+        _replace(folder / "ca.crt", _root(authority, LIVES * days), 0o644)
+    # A crash between these two leaves a pair that `check_server` refuses; the next call mends it.
+    _replace(folder / "server.key", key, 0o600)
+    _replace(folder / "server.crt", certificate, 0o644)
+    return old
 
 
 def write_client_key(path: Path) -> None:
-    """A client's key pair, `path` and `path`.pub, in OpenSSH's form."""
+    """A client's key pair, `path` and `path`.pub, in OpenSSH's form; in the place of a former."""
     key = ec.generate_private_key(ec.SECP384R1())
-    private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    _write(path, private, 0o600)
-    _write(path.with_name(path.name + ".pub"), public + b"\n", 0o644)
+    _replace(path, _pem(key, PrivateFormat.OpenSSH), 0o600)
+    _replace(path.with_name(path.name + ".pub"), public + b"\n", 0o644)
 
 
 def check_certificate(path: Path) -> None:
@@ -89,13 +100,18 @@ def check_certificate(path: Path) -> None:
         raise InputError(
             f"{path}: valid from {first:{MINUTES}} to {last:{MINUTES}} UTC, and this machine's "
             f"clock says {now:{MINUTES}}: set the clock if it is wrong, else run `fedshift deploy "
-            "init` into a new folder"
+            "renew` on the server, and hand out the ca.crt that it makes"
         )
     if STRICT and (missing := _missing(certificate)):
         raise InputError(
             f"{path}: has no {missing}, and Python 3.13 and later refuse such certificates; run "
-            "`fedshift deploy init` into a new folder and hand out the clients' folders again"
+            "`fedshift deploy renew` on the server, and hand out the ca.crt that it makes"
         )
+
+
+def certificate_end(path: Path) -> float:
+    """When a certificate ends, in seconds since 1970. Raises InputError for none."""
+    return _certificate(path).not_valid_after_utc.timestamp()
 
 
 def check_server(folder: Path) -> None:
@@ -115,6 +131,11 @@ def check_server(folder: Path) -> None:
         raise InputError(f"{certificate}: not signed by {authority}; {AGAIN}") from None
     except ssl.SSLError:
         raise InputError(f"{key}: not the key of {certificate}; {AGAIN}") from None
+
+
+def valid_until(path: Path) -> datetime.date:
+    """The last day of a certificate. Raises InputError for a file that is none."""
+    return _certificate(path).not_valid_after_utc.date()
 
 
 def check_client_key(path: Path) -> None:
@@ -162,6 +183,48 @@ def _missing(certificate: x509.Certificate) -> str:
     # SubjectKeyIdentifier as "Subject Key Identifier", the words of OpenSSL's messages.
     names = [re.sub(r"(?<=[a-z])(?=[A-Z])", " ", w.__name__) for w in wanted if w not in present]
     return " and no ".join(names)
+
+
+def _authority(path: Path) -> ec.EllipticCurvePrivateKey:
+    try:
+        key = load_pem_private_key(_bytes(path), None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise InputError(f"{path}: not a private key without a password; {AGAIN}") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise InputError(f"{path}: not a key on an elliptic curve; {AGAIN}")
+    return key
+
+
+def _pem(key: ec.EllipticCurvePrivateKey, form: PrivateFormat = PrivateFormat.PKCS8) -> bytes:
+    return key.private_bytes(Encoding.PEM, form, NoEncryption())
+
+
+def _root(authority: ec.EllipticCurvePrivateKey, days: int) -> bytes:
+    """The authority's certificate, which it signs itself."""
+    builder = (
+        _builder(_AUTHORITY, authority, authority.public_key(), days)
+        # path_length=0: it signs servers, and no other authority.
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage("key_cert_sign", "crl_sign"), critical=True)
+    )
+    return builder.sign(authority, hashes.SHA384()).public_bytes(Encoding.PEM)
+
+
+def _server(
+    authority: ec.EllipticCurvePrivateKey, hosts: Sequence[str], days: int
+) -> tuple[bytes, bytes]:
+    """A new key and its certificate for these hosts."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    names = x509.SubjectAlternativeName([_general_name(h) for h in hosts])
+    builder = (
+        _builder("fedshift server", key, authority.public_key(), days)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        # A key on a curve signs the handshake, and encrypts nothing.
+        .add_extension(_usage("digital_signature"), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(names, critical=False)
+    )
+    return _pem(key), builder.sign(authority, hashes.SHA384()).public_bytes(Encoding.PEM)
 
 
 def _usage(*allowed: str) -> x509.KeyUsage:
@@ -218,3 +281,11 @@ def _write(path: Path, content: bytes, mode: int) -> None:
             f.write(content)
     except OSError as e:
         raise InputError(f"{path}: cannot be written: {e.strerror}") from None
+
+
+def _replace(path: Path, content: bytes, mode: int) -> None:
+    """Write a file in the place of a former one, whole or not at all."""
+    new = path.with_name(f"{path.name}.new")
+    new.unlink(missing_ok=True)
+    _write(new, content, mode)
+    new.replace(path)

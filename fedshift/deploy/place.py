@@ -2,7 +2,9 @@
 
 ca.crt, ca.key            the federation's own authority; ca.key signs, and never leaves
 server.crt, server.key    the server's certificate
-clients/client-I/         for client I alone: ca.crt, key, key.pub, client.json
+clients/client-I/         for client I alone: ca.crt, key, key.pub, client.json; where clients have
+                          data of their own, site.toml and experiment.toml as well
+experiment.toml           what the federation runs; `fedshift run` of it gives the same numbers
 app/pyproject.toml        a Flower app of nothing but the installed library and the experiment
 """
 
@@ -10,14 +12,20 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedshift.deploy.keys import check_server, write_authority, write_client_key
+from fedshift.deploy.keys import (
+    check_server,
+    renew_server,
+    write_authority,
+    write_client_key,
+)
 from fedshift.errors import InputError
-from fedshift.files import is_file
+from fedshift.files import is_file, private
+from fedshift.flower.chosen import APP, CHOICES, SITE
 
-APP = """\
+PROJECT = """\
 # A Flower app whose code is the installed library. Written by `fedshift deploy init`.
 [build-system]
 requires = ["hatchling"]
@@ -34,7 +42,7 @@ publisher = "fedshift"
 
 [tool.flwr.app.components]
 serverapp = "fedshift.experiments.deployed:server_app"
-clientapp = "fedshift.experiments.deployed:client_app"
+clientapp = {app}
 
 [tool.flwr.app.config]
 experiment = {experiment}
@@ -43,16 +51,29 @@ out = ""
 patience = 600.0
 timeout = 3600.0
 min_clients = 0
+refit = false
 """
-SITE = "fedshift.experiments.on_flower:configured_site"
+EXPERIMENT = "experiment.toml"
 
 
+@private()
 def make_place(
-    folder: Path, experiment: str, clients: int, hosts: Sequence[str], *, site: str = SITE
+    folder: Path,
+    experiment: str,
+    clients: int,
+    hosts: Sequence[str],
+    *,
+    site: str = CHOICES[SITE],
+    beside: Sequence[Mapping[str, str]] = (),
+    keys: Path | None = None,
 ) -> None:
     """Write the folder. `experiment` is the TOML of a run; `site` names what loads clients' data.
 
-    Raises InputError for a folder that is not empty, or cannot be written; then it stays empty.
+    beside: more files for each client's folder, by name. keys: another federation's folder, whose
+    authority and clients' keys this one has as well; without `hosts`, its server's names, too.
+
+    Its owner alone can read it. Raises InputError for a folder that is not empty, or cannot be
+    written; then it stays empty.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -62,7 +83,11 @@ def make_place(
     if used:
         raise InputError(f"{folder}: exists and is not an empty folder; give another")
     try:
-        _fill(folder, experiment, clients, hosts, site)
+        _fill(folder, experiment, clients, hosts, site, keys)
+        for i, files in enumerate(beside):
+            for name, text in files.items():
+                place = folder / "clients" / f"client-{i}"
+                (place / name).write_text(text, encoding="utf-8")
     except BaseException as e:
         # Half a federation is useless, and the next attempt needs an empty folder.
         for entry in folder.iterdir():
@@ -74,18 +99,56 @@ def make_place(
         raise
 
 
-def _fill(folder: Path, experiment: str, clients: int, hosts: Sequence[str], site: str) -> None:
-    write_authority(folder, hosts)
+def _fill(
+    folder: Path, experiment: str, clients: int, hosts: Sequence[str], site: str, keys: Path | None
+) -> None:
+    before = {} if keys is None else {place.name: place for place in clients_of(keys)}
+    if keys is None:
+        write_authority(folder, hosts)
+    else:
+        for name in ("ca.key", "ca.crt", "server.crt"):
+            if not is_file(keys / name):
+                raise InputError(f"{keys / name}: is missing; it is needed for the new certificate")
+            shutil.copy(keys / name, folder / name)
+        renew_server(folder, hosts)
     for i in range(clients):
         place = folder / "clients" / f"client-{i}"
         place.mkdir(parents=True)
         shutil.copyfile(folder / "ca.crt", place / "ca.crt")
-        write_client_key(place / "key")
-        description = {"partition": i, "partitions": clients}
+        if place.name in before:
+            # The private one may have left the server with the client's folder.
+            for key in before[place.name].glob("key*"):
+                shutil.copy(key, place)
+        else:
+            write_client_key(place / "key")
+        description: dict[str, int | str] = {"partition": i, "partitions": clients}
+        # A client gives the data that its own file names, whatever the server says.
+        description |= {} if site == CHOICES[SITE] else {"site": site}
         (place / "client.json").write_text(json.dumps(description) + "\n", encoding="utf-8")
+    (folder / EXPERIMENT).write_text(experiment, encoding="utf-8")
     (folder / "app").mkdir()
-    text = APP.format(experiment=json.dumps(experiment), site=json.dumps(site))
+    names = {"app": CHOICES[APP], "experiment": experiment, "site": site}
+    text = PROJECT.format(**{key: json.dumps(value) for key, value in names.items()})
     (folder / "app" / "pyproject.toml").write_text(text, encoding="utf-8")
+
+
+def renew_certificate(folder: Path, hosts: Sequence[str] = ()) -> bool:
+    """Renew the server's certificate; whether clients need their new ca.crt (`renew_server`)."""
+    again = renew_server(folder, hosts)
+    for place in clients_of(folder) if again else ():
+        shutil.copyfile(folder / "ca.crt", place / "ca.crt")
+    return again
+
+
+def renew_client(folder: Path, client: int) -> Path:
+    """Give a client a new key, and return its folder. Raises InputError for none of this number."""
+    places = {place.name: place for place in clients_of(folder)}
+    if (name := f"client-{client}") not in places:
+        raise InputError(
+            f"{folder / 'clients' / name}: is not there; there are {', '.join(places)}"
+        )
+    write_client_key(places[name] / "key")
+    return places[name]
 
 
 def clients_of(folder: Path) -> list[Path]:

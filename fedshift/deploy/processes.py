@@ -17,18 +17,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from fedshift.deploy.inside import inside
 from fedshift.errors import FedshiftError, InputError
+from fedshift.files import private
 
 STARTED = 60.0
 DIE_WITH_PARENT = 1  # Linux: PR_SET_PDEATHSIG of prctl(2)
-
-
-def command(name: str) -> str:
-    """The path of one of Flower's commands, beside this Python."""
-    path = Path(sys.executable).with_name(name)
-    if not path.exists():
-        raise InputError(f"{name} is not installed: pip install 'fedshift[flower]'")
-    return str(path)
 
 
 def free_port(host: str = "127.0.0.1") -> int:
@@ -59,19 +53,21 @@ def running(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A process and its children, in a group that ends with the block; it writes to `log`.
 
-    others: as in `end`, read at the end of the block. On Linux the process also gets SIGTERM when
-    this one is killed. Raises InputError where the log cannot be written.
+    Files that they make can be read by this user alone. others: as in `end`, read at the end of the
+    block. On Linux the process also gets SIGTERM when this one is killed. Raises InputError where
+    the log cannot be written.
     """
     linux = sys.platform == "linux"
     try:
-        out = log.open("ab")
+        with private():
+            out = log.open("ab")
     except OSError as e:
         raise InputError(f"{log}: cannot be written: {e.strerror}") from None
     with out:
         process = subprocess.Popen(
             # A session of its own: Ctrl-C in the terminal reaches this process alone, which ends
             # the others.
-            arguments, env=dict(env), stdout=out, stderr=out, start_new_session=True,
+            arguments, env=dict(env), stdout=out, stderr=out, start_new_session=True, umask=0o077,
             preexec_fn=_die_with_parent if linux else None,
         )  # fmt: skip
     try:
@@ -165,15 +161,18 @@ def wait_for(host: str, port: int, process: subprocess.Popen[bytes], log: Path) 
     raise FedshiftError(f"nothing listens on {host}:{port} after {STARTED:g} s: {_tail(log)}")
 
 
-def run_flower(arguments: Sequence[str], env: Mapping[str, str]) -> dict[str, Any]:
-    """Run one of Flower's commands and return the JSON that it prints.
+def run_flower(
+    arguments: Sequence[str], env: Mapping[str, str], flwr: Sequence[str] | None = None
+) -> dict[str, Any]:
+    """Run Flower's `flwr` with these arguments and return the JSON that it prints.
 
     Raises InputError with the reason if the command reports a failure, FedshiftError if it prints
     no JSON.
     """
-    done = subprocess.run(arguments, env=dict(env), capture_output=True, text=True, check=False)
+    line = [*(inside("flwr") if flwr is None else flwr), *arguments]
+    done = subprocess.run(line, env=dict(env), capture_output=True, text=True, check=False)
     output = " ".join((done.stdout + done.stderr).split())[-500:]
-    subcommand = " ".join(arguments[1:3])
+    subcommand = " ".join(arguments[:2])
     try:
         # Flower may print warnings before its document.
         answer: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])

@@ -20,11 +20,11 @@ CLOCK = {9: "is not valid yet", 10: "has expired"}
 AHEAD, BEHIND = 5.0, 305.0
 
 
-def address_of(server: str) -> tuple[str, int]:
-    """(host, port) of "host:port". Raises InputError."""
+def address_of(server: str, what: str = "server") -> tuple[str, int]:
+    """(host, port) of "host:port". Raises InputError, which names it as `what`."""
     host, _, port = server.rpartition(":")
     if not host or set("/@ ") & set(host) or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise InputError(f'server "{server}": write it as host:port, as in 192.0.2.7:8000')
+        raise InputError(f'{what} "{server}": write it as host:port, as in 192.0.2.7:8000')
     return host.strip("[]"), int(port)
 
 
@@ -48,7 +48,7 @@ def answers(server: str, authority: Path) -> str:
             now = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC"
             raise InputError(
                 f"{server}: its certificate {CLOCK[e.verify_code]} by this machine's clock, {now}: "
-                "set the clock if it is wrong, else run `fedshift deploy init` into a new folder"
+                "set the clock if it is wrong, else run `fedshift deploy renew` on the server"
             ) from None
         raise InputError(
             f"{server} shows a certificate that {authority} does not vouch for: "

@@ -144,7 +144,7 @@ def _round_after(
     """The work of the round after this one, client by client."""
     total, seed, t = len(federation.clients), federation.seeds, current.t + 1
     ids = draw_cohort(total, cohort or total, t, seed.cohort)
-    opened = open_round(algorithm, current.server, ids, t)
+    opened = open_round(algorithm, current.server, ids, t, federation.gate.max_weight)
 
     def state_of(i: int) -> Parts:
         return current.states[i] if i in current.states else first_state(algorithm, federation, i)

@@ -17,6 +17,7 @@ from fedshift.engine.checks.gate import Admitted, Asked, Dropped, Gate, first_no
 from fedshift.engine.sums.running import RunningSums, stacked
 from fedshift.errors import DivergedError, InputError, TrainingError
 from fedshift.seeds import key
+from fedshift.server.cap import capped
 from fedshift.server.combine import check_weights
 from fedshift.sketch import sketched
 from fedshift.tree import Params, Parts
@@ -61,6 +62,7 @@ class Opened(NamedTuple):
 
     stage: the method of round t; ids [C] ascending, weights [C], asked [C] bool; context: the
     server's parts with the cohort's, for messages. skipped: why no client is asked, or "".
+    cap: of a client's weight.
     """
 
     t: int
@@ -70,28 +72,42 @@ class Opened(NamedTuple):
     asked: Tensor
     context: Parts
     skipped: str = ""
+    cap: float = 1.0
 
     def message(self, client: int) -> Parts:
         """What the server sends to one client."""
         return self.stage.broadcast(self.context, client)
 
 
-def open_round(algorithm: Algorithm, server: Parts, ids: Tensor, t: int) -> Opened:
+def open_round(
+    algorithm: Algorithm, server: Parts, ids: Tensor, t: int, cap: float = 1.0
+) -> Opened:
     """Weigh the cohort `ids` (ascending) of round t.
 
     Weights come first, from the server's table: a client of weight exactly 0 need not train, since
     its update would be multiplied by 0. A cohort without any example has no weights, and its round
-    is to be skipped. Raises InputError where no client at all has an example.
+    is to be skipped. cap: as in `weigh`. Raises InputError where no client at all has an example.
     """
     stage = algorithm.at(t)
     if not has_examples(server, ids):
         no_weights = torch.zeros(len(ids), dtype=torch.float64)
         why = f"round {t}: no client of its cohort has an example"
-        return Opened(t, stage, ids, no_weights, no_weights > 0, server, why)
+        return Opened(t, stage, ids, no_weights, no_weights > 0, server, why, cap)
+    weights = weigh(stage, server, ids, cap)
+    parts = server | {"cohort": {"id": ids, "weight": weights}}
+    return Opened(t, stage, ids, weights, stage.trains(weights), parts, cap=cap)
+
+
+def weigh(stage: Algorithm, server: Parts, ids: Tensor, cap: float) -> Tensor:
+    """The stage's weights [C] of the clients `ids`, none above the cap (or 1/C).
+
+    The one door between weight rules and what uses weights. Raises InputError for weights that are
+    none.
+    """
     weights = stage.weigh(server, ids)
     check_weights(weights, len(ids))
-    parts = server | {"cohort": {"id": ids, "weight": weights}}
-    return Opened(t, stage, ids, weights, stage.trains(weights), parts)
+    n = server.get("table", {}).get("n")
+    return capped(weights, cap, None if n is None else n[ids] > 0)
 
 
 def has_examples(server: Parts, ids: Tensor) -> bool:
@@ -119,13 +135,12 @@ def among(opened: Opened, server: Parts, present: Sequence[int]) -> Opened:
     """
     ids = torch.tensor(present, dtype=torch.int64)
     try:
-        weights = opened.stage.weigh(server, ids)
+        weights = weigh(opened.stage, server, ids, opened.cap)
     except InputError as e:
         raise TrainingError(
             f"round {opened.t}: clients {list(present)} are left, and there are no weights over "
             f"them: {e}"
         ) from e
-    check_weights(weights, len(ids))
     return opened._replace(ids=ids, weights=weights, asked=torch.ones(len(ids), dtype=torch.bool))
 
 
@@ -189,7 +204,8 @@ def close_round(
         blocks = sums.add(sorted(blocks, key=lambda block: block.clients))
     updates = stacked(blocks, [block.updates for block in blocks]) | sums.parts()
     weights = opened.weights[opened.asked]
-    updates["cohort"] = {"id": opened.ids[opened.asked], "weight": weights}
+    cap = torch.tensor(opened.cap, dtype=torch.float64)
+    updates["cohort"] = {"id": opened.ids[opened.asked], "weight": weights, "cap": cap}
     changed = opened.stage.server_update(server, updates, key(seed, "server", opened.t))
     return server | changed, float(weights @ updates["report"]["loss"].double())
 

@@ -108,7 +108,10 @@ def _play_round(
     algorithm: Algorithm, federation: Federation, server: Parts, states: States, ids: Tensor,
     t: int, backend: Backend, meter: Meter | None,
 ) -> Round:  # fmt: skip
-    opened, gate = open_round(algorithm, server, ids, t), federation.gate
+    opened, gate = (
+        open_round(algorithm, server, ids, t, federation.gate.max_weight),
+        federation.gate,
+    )
     if opened.skipped:
         return skip(opened, server, opened.skipped)._replace(states=states)
     stage, seed = opened.stage, federation.seeds.batch

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -117,6 +117,21 @@ class Score(Scored):
     def others(self) -> dict[str, float]:
         """None."""
         return {}
+
+
+@sketched
+class OwnScores(NamedTuple):
+    """What one client says of the model that it serves, where models stay on their clients.
+
+    validation, own: on its validation and test examples. shared: of the server's model on the
+    test examples, where that is a whole model. sent [M]: how many of these the router sends to
+    each client; None for a method without one.
+    """
+
+    validation: Score
+    own: Score
+    shared: Score | None
+    sent: Tensor | None
 
 
 def score(

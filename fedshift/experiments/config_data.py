@@ -18,14 +18,18 @@ from pydantic_core import PydanticCustomError
 
 from fedshift.datasets import TABLES, entry
 from fedshift.datasets.registry import sized
-from fedshift.experiments.python_names import NATURAL, is_python
+from fedshift.experiments.declared import check_declared
+from fedshift.experiments.python_names import NATURAL, SITES, is_python
 from fedshift.experiments.section import Count, Section
+from fedshift.tasks.names import ordered
 
 # The keys that `fedshift.Task` takes, for data with a source.
 OF_TASK = (
     "client", "label", "target", "kind", "classes", "missing", "columns", "drop", "categories",
     "separator", "decimal", "encoding", "header", "index",
 )  # fmt: skip
+# What an experiment declares of data that stay on the clients' machines, beside keys of OF_TASK.
+OF_SITES = ("clients", "values", "input")
 
 
 def _target(given: Any, validated: Callable[[Any], Any]) -> Any:
@@ -49,7 +53,9 @@ class Data(Section):
     "photos" changes training images at random, see `fedshift.datasets.augment`. source: where data
     of your own come from (a table, .npz, a folder, FILE.py:NAME), "python" for data that a program
     gave, "natural" (set by itself) for a table of the library that `name` names; name is else what
-    results call them. The keys of OF_TASK are those of `fedshift.Task`.
+    results call them. The keys of OF_TASK are those of `fedshift.Task`. "sites" (also as name):
+    each client has its own (`fedshift.experiments.declared`); clients are their names then, and
+    values the categories of a column, input the shape of an example, where the file declares them.
     """
 
     source: Annotated[str, Field(min_length=1)] | None = None
@@ -75,6 +81,20 @@ class Data(Section):
     encoding: str | None = None
     header: tuple[str, ...] | None = None
     index: str | None = None
+    clients: tuple[str, ...] | None = None
+    values: dict[str, tuple[str, ...]] | None = None
+    input: tuple[Count, ...] | None = None
+
+    @field_validator("clients")
+    @classmethod
+    def _in_order(cls, clients: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        # As `fedshift.Task` numbers the clients of a table.
+        return None if clients is None else ordered(clients)
+
+    @property
+    def at_sites(self) -> bool:
+        """Whether the data stay on the clients' machines."""
+        return self.source == SITES
 
     @property
     def task_keys(self) -> dict[str, Any]:
@@ -89,6 +109,8 @@ class Data(Section):
             return given
         if given.get("name") in {one.name for one in TABLES}:
             given = {"source": NATURAL, **given}
+        if given.get("name") == SITES:
+            given = {"source": SITES, **given}
         if isinstance(given.get("source"), str):
             source = given["source"]
             name = source.rpartition(":")[2] if is_python(source) else PurePath(source).stem
@@ -104,6 +126,11 @@ class Data(Section):
     @model_validator(mode="after")
     def _of_source(self) -> Data:
         given = list(self.task_keys)
+        if self.at_sites:
+            check_declared(self.model_dump(exclude_none=True))
+            return self
+        if odd := [key for key in OF_SITES if getattr(self, key) is not None]:
+            raise ValueError(f'{odd[0]} declares data of clients; give source = "{SITES}" as well')
         if self.source is None:
             if given:
                 raise ValueError(

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedshift.errors import DataError, InputError, nearest, shown
 from fedshift.experiments.config_data import Data
-from fedshift.experiments.python_names import NATURAL, TABLES, is_python, load_python
+from fedshift.experiments.python_names import NATURAL, SITES, TABLES, is_python, load_python
 from fedshift.experiments.wording import in_file_words, reworded
 from fedshift.files import is_folder
 from fedshift.tasks.task import Task
@@ -33,6 +33,12 @@ def task_of(data: Data, seed: int) -> Task:
 
 
 def _made(data: Data, source: str, seed: int) -> Task:
+    if source == SITES:
+        raise InputError(
+            'data.source = "sites": the rows are on the clients\' machines, and `fedshift deploy` '
+            "trains there. To simulate, give a table with all of them as source, and data.client; "
+            'for a folder that is called sites, source = "./sites"'
+        )
     if is_python(source):
         named = load_python("data.source", source)
         made: Task = named.call(lambda given: isinstance(given, Task))

@@ -1,7 +1,7 @@
 """An experiment on deployed Flower nodes: the ServerApp and ClientApp that Flower loads by name.
 
-The run's configuration holds the experiment's TOML ("experiment"), what gives a client's data
-("site", "module:function" from (TOML, partition) to a Site), and where results go ("out").
+The run's configuration holds the experiment's TOML ("experiment"), and where results go ("out").
+Each client's machine says what gives its data: "module:function" from (TOML, partition) to a Site.
 """
 
 from __future__ import annotations
@@ -10,37 +10,54 @@ import contextlib
 import hashlib
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from importlib import import_module
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import Context
+from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.engine.run import Federation, Round
 from fedshift.engine.traffic import Meter
 from fedshift.engine.trial import check_model, check_training
-from fedshift.errors import InputError
+from fedshift.errors import DataError, InputError
+from fedshift.evaluation.scores import OwnScores
+from fedshift.experiments.at_sites import ASK, answer, own_site
 from fedshift.experiments.config import Config, Training
-from fedshift.experiments.experiment import record
-from fedshift.experiments.folder import kept_in, reserved
+from fedshift.experiments.experiment import check_method, federation_of, method_of, record
+from fedshift.experiments.folder import EventLog, kept_in, reserved
+from fedshift.experiments.from_sites import check_sites, gather
 from fedshift.experiments.load import validate
-from fedshift.experiments.on_flower import on_grid
-from fedshift.experiments.python_names import is_python
+from fedshift.experiments.method_fit import leaves_a_model
+from fedshift.experiments.on_flower import configured_site, on_grid, strategy_of
+from fedshift.experiments.on_sites import check_own_models
+from fedshift.experiments.opening import opening_event
+from fedshift.experiments.own_models import MODELS, leave_own_model
+from fedshift.experiments.python_names import SITES, is_python
 from fedshift.experiments.resume import reopened
+from fedshift.experiments.stopping import check_stopping
 from fedshift.experiments.task import Prepared, prepare
 from fedshift.experiments.training import silent
 from fedshift.files import is_file
-from fedshift.flower.client import Site, app_of, partition
+from fedshift.flower.chosen import SITE, check_site, chosen, imported
+from fedshift.flower.client import Own, Site, app_of, partition
+from fedshift.flower.kept import folder_of
 from fedshift.flower.quiet import KEEP
+from fedshift.flower.rounds import evaluated, sites_of
+from fedshift.flower.routing import Sites
+from fedshift.flower.strategy import AlgorithmStrategy
+from fedshift.recipes import recipe
 from fedshift.record.folder import CONFIG, EVENTS, SUMMARY
+from fedshift.tree import Params, Parts
 
 # Flower imports this module and looks for these names (deploy/place.py writes them into the app).
 server_app = ServerApp()
+# What gives clients the data that the server deals them, as the app's configuration has it.
+DEALT = f"{configured_site.__module__}:{configured_site.__name__}"
 
 
 def configured(text: str) -> Config:
@@ -49,17 +66,47 @@ def configured(text: str) -> Config:
     if config.method.options.get("ess") == "auto":
         raise InputError('method.ess = "auto" trains one model per candidate; deploy with a number')
     named = [config.model.name, config.method.name, *config.metrics.extra]
-    if config.data.source is not None or any(map(is_python, named)):
+    foreign = config.data.source is not None and not config.data.at_sites
+    if foreign or any(map(is_python, named)):
         raise InputError(
             "a deployed federation runs no file that an experiment names, since its text comes by "
-            "message: use data, networks and methods of the library, or `fedshift run`"
+            "message: use data, networks and methods of the library, data of the clients' own "
+            '(data.source = "sites"), or `fedshift run`'
         )
-    if config.shift.target == "clients":
+    if config.data.at_sites:
+        check_sites(config)
+    if config.shift.target == "clients" and config.training.keep == "best":
         raise InputError(
-            'shift.target = "clients" is measured on models that never leave their clients; '
-            "simulate it (--engine flower-sim)"
+            'training.keep = "best" may keep an earlier round, and clients then have later models; '
+            "leave it out, or simulate it (--engine flower-sim)"
         )
     return config
+
+
+def check_start(config: Config) -> str:
+    """Raise InputError for what a run would refuse before its first round; trains nothing.
+
+    Returns a sentence where that could not be tried, since this machine lacks the data.
+    """
+    if config.data.at_sites:
+        if not leaves_a_model(config, recipe(config.method.name)):
+            raise InputError(
+                f'method.name = "{config.method.name}" leaves each client with a model of its own, '
+                'and with data.source = "sites" only one model for all can be tested; take a '
+                "method with such, or one of the library's data sets"
+            )
+        return ""
+    try:
+        prepared = prepare(config)
+    except DataError as e:
+        return f"Whether this experiment can start was not tried: {e}"
+    check_stopping(config.training, prepared.task)
+    check_method(config, prepared)
+    if prepared.task.tests:
+        federation = federation_of(config, prepared)
+        algorithm = method_of(config, prepared)(**config.method.options)
+        check_own_models(config.method.name, algorithm, federation)
+    return ""
 
 
 @server_app.main()
@@ -68,14 +115,35 @@ def main(grid: Grid, context: Context) -> None:
     given = context.run_config
     config = configured(str(given["experiment"]))
     waits = {k: float(given[k]) for k in ("patience", "timeout")}
+    own = config.data.at_sites
     # 0: all. Folders of earlier versions have no such line.
-    waits["min_clients"] = int(given.get("min_clients", 0))
-
-    prepared = prepare(config)
+    if least := int(given.get("min_clients", 0)):
+        if own:
+            raise InputError(
+                'with data.source = "sites" columns are agreed on by all clients before round 1, '
+                "so that none can join late: leave out --min-clients"
+            )
+        waits["min_clients"] = least
+    prepared = gather(grid, config, waits["patience"]) if own else prepare(config)
     with _folder(Path(str(given["out"])), config, prepared) as folder:
         # Every round: on Flower one takes seconds at least, and a checkpoint less.
         keeper = kept_in(folder, config, prepared, 1)
-        record(folder, config, prepared, silent, Deployed(grid, waits, folder), keeper)
+        refits = ("moment", "refitted")[: 1 + bool(given.get("refit"))]
+        opens = partial(opening, config, prepared, folder, given.get("site") == DEALT)
+        on_sites = config.shift.target == "clients"
+        engine = Deployed(grid, waits, folder, opens, on_sites, refits)
+        record(folder, config, prepared, silent, engine, keeper)
+
+
+def opening(
+    config: Config, prepared: Prepared, folder: Path, dealt: bool, algorithm: Algorithm,
+    federation: Federation, table: Params,
+) -> None:  # fmt: skip
+    """Enter into the run's events what the clients' claims amount to."""
+    # A table that has no weights is refused, or its round skipped, where the round is opened.
+    with contextlib.suppress(InputError):
+        event = opening_event(config, prepared, algorithm, federation, table, dealt=dealt)
+        EventLog(folder)(event)
 
 
 @contextlib.contextmanager
@@ -99,13 +167,21 @@ def name_of(folder: Path) -> str:
 class Deployed:
     """The engine of clients on deployed nodes.
 
-    waits: `patience`, `timeout` and `min_clients` (0: all) of `on_grid`
+    waits: `patience`, `timeout` and `min_clients` of `strategy_of`. opens: called once clients have
+    registered. on_sites: clients have test examples of their own, on which each tests the model
+    that it serves, in rounds that are evaluated. refits: as of `OnSites`.
     """
 
     grid: Grid
     waits: Mapping[str, float]
     folder: Path
+    opens: Callable[[Algorithm, Federation, Params], None]
+    on_sites: bool = False
+    refits: tuple[str, ...] = ("moment",)
     backend: str = "loop"
+    # How to make the strategy of the run, and it, once it exists.
+    make: list[Callable[..., AlgorithmStrategy]] = field(default_factory=list, repr=False)
+    made: list[AlgorithmStrategy] = field(default_factory=list, repr=False)
 
     def rounds(
         self,
@@ -120,26 +196,51 @@ class Deployed:
         """As `Engine`; the clients have the method's options from Flower."""
         check_model(algorithm.model, federation)
         check_training(algorithm, federation.params, training.rounds)
+        self.make[:] = [partial(
+            strategy_of, algorithm, federation, training, after=after, own=self.on_sites,
+            evaluates=lambda t: self.on_sites and training.evaluates(t),
+            registers=partial(self.opens, algorithm, federation), **self.waits,
+        )]  # fmt: skip
 
         def played() -> Iterator[Round]:
-            # The name exists only once a round is requested: then the first event is on disk.
-            yield from on_grid(
-                self.grid, algorithm, federation, training, meter=meter, after=after,
-                name=name_of(self.folder), patience=self.waits["patience"],
-                timeout=self.waits["timeout"],
-                min_clients=int(self.waits.get("min_clients", 0)) or None,
-            )  # fmt: skip
+            strategy = self.strategy
+            for current in on_grid(self.grid, strategy, training, meter=meter):
+                took_part = dict.fromkeys(sorted(strategy.took_part), Parts())
+                # What clients keep stays with them; who took part is what the server knows of it.
+                yield current._replace(states=took_part) if self.on_sites else current
 
         return played()
 
+    @property
+    def strategy(self) -> AlgorithmStrategy:
+        """The server's side of the run, made when it is first needed."""
+        if not self.made:
+            # The name exists only once a round is requested: then the first event is on disk.
+            self.made.append(self.make[0](name=name_of(self.folder)))
+        return self.made[0]
+
+    def own_scores(self, algorithm: Algorithm, current: Round) -> Mapping[int, OwnScores]:
+        """As `OnSites`; a run that goes on after its last round asks once more."""
+        if not self.strategy.tests:
+            evaluated(self.strategy, self.grid, current.t)
+        return self.strategy.tests
+
+    def sites(self) -> Sites:
+        """As `OnSites`."""
+        return sites_of(self.strategy, self.grid)
+
 
 def site_of(context: Context) -> Site:
-    """What this node's client has, from the function that the run's configuration names."""
-    module, _, name = str(context.run_config["site"]).partition(":")
+    """What this node's client has, from the function that its machine has chosen."""
+    check_site(str(context.run_config["site"]))
     text = str(context.run_config["experiment"])
     # First: the text comes by message, and must name no file that the site's function would run.
     config = configured(text)
-    site: Site = getattr(import_module(module), name)(text, partition(context))
+    site: Site
+    if config.data.at_sites:
+        site = own_site(config, context, place_of(context))
+    else:
+        site = imported(chosen(SITE))(text, partition(context))
     # Here, not in the app: only the run's configuration says how many.
     torch.set_num_threads(config.training.threads)
     return site
@@ -151,5 +252,37 @@ def state_folder() -> Path | None:
     return Path(path) if path else None
 
 
+def place_of(context: Context) -> Path:
+    """This client's folder, as `fedshift deploy init` made it, with site.toml."""
+    kept = state_folder()
+    if kept is None:
+        raise InputError("data of its own need a client that `fedshift deploy client` started")
+    return kept.parent
+
+
+def is_private(context: Context) -> bool:
+    """Whether the clients of a run have data of their own."""
+    data = tomllib.loads(str(context.run_config["experiment"])).get("data", {})
+    return bool(data.get("source") == SITES)
+
+
+def leave_model(context: Context, own: Own) -> None:
+    """Write the model that this client serves into its folder; without a folder, nothing."""
+    kept, text = state_folder(), str(context.run_config["experiment"])
+    if kept is not None and own.name:
+        folder = folder_of(kept.parent / MODELS, own.name)
+        about = {"round": own.t, "shape": own.shape, "classes": own.classes, "clients": own.clients}
+        leave_own_model(folder, text, own.pair, **about)
+
+
 # States are never opened here: on real machines they are the clients' own.
-client_app = app_of(site_of, threads=1, open_states=False, keep=state_folder())
+client_app = app_of(site_of, 1, False, state_folder(), is_private, leave_model)
+
+
+@client_app.query(ASK)
+def own(message: Message, context: Context) -> Message:
+    """A question to a client with data of its own."""
+    config = configured(str(context.run_config["experiment"]))
+    torch.set_num_threads(config.training.threads)
+    content = answer(message, context, config, place_of(context))
+    return Message(content, reply_to=message)

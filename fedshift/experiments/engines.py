@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pkgutil import resolve_name
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
@@ -23,7 +23,9 @@ from fedshift.engine.stacking.stacked import Stacked
 from fedshift.engine.traffic import Meter
 from fedshift.engine.ways import FIT, GONE, NAMES, ONE_BY_ONE, QUICKER, SPREAD
 from fedshift.errors import InputError, unknown
+from fedshift.evaluation.scores import OwnScores
 from fedshift.experiments.config import Training
+from fedshift.router.parts import Clients
 
 
 class Engine(Protocol):
@@ -49,6 +51,25 @@ class Engine(Protocol):
         themselves. meter: counts the bytes of each round. Raises InputError for training that the
         engine cannot do, and UnfitError, when it is called, for what its backend cannot train.
         """
+
+
+@runtime_checkable
+class OnSites(Protocol):
+    """An engine whose clients' models stay where they are: it asks for counts and sums."""
+
+    def own_scores(self, algorithm: Algorithm, current: Round) -> Mapping[int, OwnScores]:
+        """Of each client that answers, by its id; `current` is the last round."""
+
+    def sites(self) -> Clients:
+        """All clients, for fits of the last round's router."""
+
+    @property
+    def on_sites(self) -> bool:
+        """Whether clients are tested on examples of their own; else the server's are."""
+
+    @property
+    def refits(self) -> tuple[str, ...]:
+        """The names of the fits to make."""
 
 
 Say = Callable[[str], None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import shutil
 import time
 import warnings
@@ -26,14 +27,15 @@ from fedshift.engine.profile import (
     Idle,
     Stopwatch,
 )
+from fedshift.engine.round import weigh
 from fedshift.engine.run import Federation, Round, run
-from fedshift.engine.traffic import Meter
+from fedshift.engine.traffic import Meter, Traffic
 from fedshift.errors import DivergedError, NeedlessWarning, UnfitError
 from fedshift.experiments.config import Config, Training
 from fedshift.experiments.custom import Metric, recipe_of
 from fedshift.experiments.custom_loss import loss_of, with_loss
 from fedshift.experiments.custom_metrics import try_metrics
-from fedshift.experiments.engines import Engine, InProcess
+from fedshift.experiments.engines import Engine, InProcess, OnSites
 from fedshift.experiments.folder import (
     EventLog,
     in_turn,
@@ -45,6 +47,7 @@ from fedshift.experiments.folder import (
 )
 from fedshift.experiments.label_sets import set_round
 from fedshift.experiments.method_fit import named_alike
+from fedshift.experiments.on_sites import evaluate_on_sites, last_round_on_sites
 from fedshift.experiments.outcome import Experiment, Outcome
 from fedshift.experiments.played import describe_weights, registered
 from fedshift.experiments.progress import Keeper, Progress, Saver
@@ -251,9 +254,9 @@ def train(
     checkpoints, and to go on from where there are some. Raises KeyboardInterrupt, with an exit
     code, where the keeper is asked to stop. clock: measures what the time goes to.
     """
-    best_counts = training.keep == "best"
     saver, meter, scores = Saver(keeper, label), Meter(clock), None
-    done = saver.start(best=best_counts)
+    measure = partial(_measure, algorithm, federation, task, engine, metrics)
+    done = saver.start(best=training.keep == "best")
     # First: a backend that cannot train this says so before any round is announced.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NeedlessWarning)  # the summary says it
@@ -267,16 +270,16 @@ def train(
         seconds = time.perf_counter() - began
         # Announced before evaluation, which may take longer than the round.
         weights = describe_weights(current, federation.table, task.target)
-        listen(_round_event(label, current, training.rounds, seconds) | weights)
+        listen(_round_event(label, current, training.rounds, seconds, meter.last) | weights)
         done.after, done.traffic, done.missed = current, meter.last, done.missed.after(current)
         # With all clients in every round, the weights are those of the summary: no mean is needed.
         if training.draws(len(federation.clients)):
             done.played = done.played.after(current, algorithm, federation.table, task.target)
         if training.evaluates(current.t):
             with clock.of(EVALUATION):
-                scores = evaluate(algorithm, current, federation, task, metrics)
+                scores = measure(current)
             _enter(done, current, measured_round(current, scores, federation, task), scores)
-            if best_counts and best_round(done.metrics) == current.t:
+            if training.keep == "best" and best_round(done.metrics) == current.t:
                 done.best = current
             listen(_evaluation_event(label, done.metrics[-1], scores))
         last = current.t == training.rounds or ends(training, done.metrics)
@@ -285,7 +288,17 @@ def train(
         if last:
             break
         began = time.perf_counter()
-    return _outcome(algorithm, federation, task, label, done, scores, metrics)
+    return _outcome(algorithm, federation, task, label, done, scores, engine, measure)
+
+
+def _measure(
+    algorithm: Algorithm, federation: Federation, task: Task, engine: Engine,
+    metrics: Mapping[str, Metric], current: Round,
+) -> Evaluation:  # fmt: skip
+    """The scores after a round: here, or by what clients say whose models stay with them."""
+    if isinstance(engine, OnSites) and engine.on_sites:
+        return evaluate_on_sites(engine, algorithm, current, federation, task)
+    return evaluate(algorithm, current, federation, task, metrics)
 
 
 def _enter(done: Progress, current: Round, measures: Metrics, scores: Evaluation) -> None:
@@ -310,7 +323,11 @@ def _start_event(label: str, done: Progress, rounds: int) -> dict[str, Any]:
     return event if done.after is None else event | {"after": done.after.t}
 
 
-def _round_event(label: str, current: Round, rounds: int, seconds: float) -> dict[str, Any]:
+def _round_event(
+    label: str, current: Round, rounds: int, seconds: float, traffic: Traffic
+) -> dict[str, Any]:
+    # Engines that count none leave it empty.
+    counted = {} if traffic == Traffic() else {"bytes_down": traffic.down, "bytes_up": traffic.up}
     return {
         "event": "round",
         "run": label,
@@ -319,6 +336,7 @@ def _round_event(label: str, current: Round, rounds: int, seconds: float) -> dic
         "train_loss": current.loss,
         "clients": list(current.trained),
         "seconds": seconds,
+        **counted,
     }
 
 
@@ -332,27 +350,29 @@ def _served_accuracies(scores: Evaluation) -> dict[str, float]:
     if scores.served is None:
         return {}
     metrics = scores.served.metrics
-    return {
-        "system_accuracy": metrics.system_accuracy,
-        "average_accuracy": metrics.average_accuracy,
-    }
+    shown = {"average_accuracy": metrics.average_accuracy}
+    # Not measured where models stay at their sites.
+    if math.isnan(metrics.system_accuracy):
+        return shown
+    return {"system_accuracy": metrics.system_accuracy, **shown}
 
 
 def _outcome(
     algorithm: Algorithm, federation: Federation, task: Task, label: str, done: Progress,
-    scores: Evaluation | None, metrics: Mapping[str, Metric],
+    scores: Evaluation | None, engine: Engine, measure: Callable[[Round], Evaluation],
 ) -> Outcome:  # fmt: skip
     """Outcome of a complete run; scores is None if its last round came from a checkpoint."""
     last = done.best or done.after
     assert last is not None  # a run has at least one round
     # None: the run was killed between its last checkpoint and its summary.
     if scores is None or last is not done.after:
-        scores = evaluate(algorithm, last, federation, task, metrics)
+        scores = measure(last)
     # Rounds of a version without `Played` have none.
     played = done.played if done.played.rounds else None
     if played is None:
         all_clients = torch.arange(len(federation.clients))
-        weights = tuple(algorithm.weigh(last.server, all_clients).tolist())
+        cap = federation.gate.max_weight
+        weights = tuple(weigh(algorithm, last.server, all_clients, cap).tolist())
     else:
         weights = played.weights
     return Outcome(
@@ -367,7 +387,7 @@ def _outcome(
         replace(federation, table=registered(last, federation.table)),
         last,
         tuple(one for one in done.served if one.round <= last.t),
-        _measure_at_end(algorithm, last, federation, task, scores),
+        _measure_at_end(algorithm, last, federation, task, scores, engine),
         tuple(one for one in done.sets if one.round <= last.t),
         done.traffic,
         done.missed,
@@ -377,9 +397,13 @@ def _outcome(
 
 
 def _measure_at_end(
-    algorithm: Algorithm, current: Round, federation: Federation, task: Task, scores: Evaluation
-) -> LastRound | None:
+    algorithm: Algorithm, current: Round, federation: Federation, task: Task, scores: Evaluation,
+    engine: Engine,
+) -> LastRound | None:  # fmt: skip
     """Measurements of the last round only, where clients serve their own models."""
     if scores.served is None:
         return None
+    if scores.served.answers is None:
+        assert isinstance(engine, OnSites)  # they alone leave the answers where they are
+        return last_round_on_sites(engine, algorithm, current, federation, scores.served)
     return last_round(algorithm, current, federation, task, scores.served.answers)

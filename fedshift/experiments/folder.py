@@ -19,13 +19,14 @@ from torch import Tensor
 from fedshift.errors import DataError, FedshiftError, InputError
 from fedshift.evaluation.scores import Score
 from fedshift.experiments.config import PYTHON, Config
-from fedshift.experiments.config_data import OF_TASK
+from fedshift.experiments.config_data import OF_SITES, OF_TASK
 from fedshift.experiments.extras import extra_packages
 from fedshift.experiments.load import dumps
 from fedshift.experiments.named_files import relative
 from fedshift.experiments.outcome import Experiment
 from fedshift.experiments.progress import Asked, Keeper, no_stop
-from fedshift.experiments.run_models import model_parts
+from fedshift.experiments.router_file import fits_of
+from fedshift.experiments.run_models import model_parts, parts_without_clients
 from fedshift.experiments.served import models
 from fedshift.experiments.summary import PACKAGES, package_version, summary
 from fedshift.experiments.task import Prepared
@@ -41,6 +42,7 @@ from fedshift.record.folder import (
     METRICS,
     MODEL,
     PROFILE,
+    ROUTER,
     SERVED,
     SUMMARY,
 )
@@ -177,9 +179,9 @@ def _former(config: Config) -> str:
     later = {
         "training": (
             "on_bad_reply", "max_norm", "min_clients", "max_gap", "deadline", "retries",
-            "precision", "patience", "keep",
+            "precision", "patience", "keep", "max_weight",
         ),
-        "data": ("source", *OF_TASK),
+        "data": ("source", *OF_TASK, *OF_SITES),
         "metrics": ("extra",),
     }  # fmt: skip
     at_default = {
@@ -283,6 +285,9 @@ def write_run(folder: Path, experiment: Experiment, backend: str) -> None:
     # Copies, because clients may share tensors, which the format refuses.
     tensors = {k: v.contiguous().clone() for k, v in flatten(_models(experiment)).items()}
     write(folder / MODEL, save(tensors))
+    if outcome.at_end is not None and outcome.at_end.routers:
+        fits = flatten(fits_of(outcome.at_end.routers))
+        write(folder / ROUTER, save({k: v.contiguous().clone() for k, v in fits.items()}))
     if experiment.choice is not None:
         (folder / CANDIDATES).mkdir(exist_ok=True)
         for c in experiment.choice.candidates:
@@ -320,7 +325,12 @@ def _clients(experiment: Experiment) -> list[Client]:
 def _models(experiment: Experiment) -> Parts:
     outcome = experiment.outcome
     federation, last = outcome.federation, outcome.last
-    tests = experiment.prepared.task.tests
+    tests, at_end = experiment.prepared.task.tests, outcome.at_end
+    if at_end is not None and at_end.on_sites:
+        return parts_without_clients(
+            (outcome.params, outcome.buffers), (federation.params, federation.buffers),
+            last.states, len(federation.clients),
+        )  # fmt: skip
     served = models(experiment.algorithm, last, federation) if tests else ()
     shared, first = (outcome.params, outcome.buffers), (federation.params, federation.buffers)
     return model_parts(shared, first, served, last.states)

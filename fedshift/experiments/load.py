@@ -7,7 +7,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
@@ -21,6 +21,7 @@ from fedshift.experiments.places import Source, keys_set
 from fedshift.experiments.python_names import PYTHON, is_python, load_python
 
 Tables = dict[str, Any]
+S = TypeVar("S", bound=BaseModel)
 MOST, MOST_SHOWN = 1_000_000, 20
 
 # Some keys mean something else under another name: their values are never carried over to it.
@@ -50,12 +51,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
 def load_with_source(path: Path, overrides: Sequence[str] = ()) -> tuple[Config, Source]:
     """`load_config`, with what says later on where a key was set."""
     text = _text(path)
-    try:
-        tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as e:
-        raise InputError(f"{path}: not valid TOML: {e}") from None
-    except (RecursionError, ValueError) as e:  # tables within tables; numbers of 5,000 digits
-        raise InputError(f"{path}: no configuration: {e}") from None
+    tables = _tables(path, text)
     written = _name_in(tables, "method")
     apply_overrides(tables, overrides)
     renamed = _name_in(tables, "method") != written
@@ -64,6 +60,26 @@ def load_with_source(path: Path, overrides: Sequence[str] = ()) -> tuple[Config,
         _drop_foreign_options(tables, keys_set(tuple(overrides)))
     config = validate(tables, text=text, origin=str(path), overrides=overrides)
     return config, Source(str(path), text, tuple(overrides))
+
+
+def read_section(path: Path, kind: type[S]) -> S:
+    """A TOML file of another schema, such as a client's. Raises InputError as `load_config`."""
+    text = _text(path)
+    try:
+        return kind.model_validate(_tuples(_tables(path, text)))
+    except ValidationError as e:
+        source = Source(str(path), text)
+        lines = [source.placed(why, key) for key, why in _group(e.errors(), kind)]
+        raise InputError("\n".join(lines)) from None
+
+
+def _tables(path: Path, text: str) -> Tables:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as e:
+        raise InputError(f"{path}: not valid TOML: {e}") from None
+    except (RecursionError, ValueError) as e:  # tables within tables; numbers of 5,000 digits
+        raise InputError(f"{path}: no configuration: {e}") from None
 
 
 def _text(path: Path) -> str:
@@ -178,7 +194,7 @@ def _tuples(value: Any) -> Any:
     return tuple(_tuples(v) for v in value) if isinstance(value, list) else value
 
 
-def _group(errors: Sequence[ErrorDetails]) -> list[Problem]:
+def _group(errors: Sequence[ErrorDetails], schema: type[BaseModel] = Config) -> list[Problem]:
     """One problem per key; the messages of a union's members on one value are joined."""
     messages: dict[tuple[str, ...], list[str]] = {}
     paths = [_path(error) for error in errors]
@@ -190,7 +206,7 @@ def _group(errors: Sequence[ErrorDetails]) -> list[Problem]:
             for path in paths
         ):
             continue
-        messages.setdefault(_path(error), []).append(_message(error))
+        messages.setdefault(_path(error), []).append(_message(error, schema))
     return [(key, "; or ".join(dict.fromkeys(texts))) for key, texts in messages.items()]
 
 
@@ -201,11 +217,11 @@ def _path(error: ErrorDetails) -> tuple[str, ...]:
     return tuple(p for p in named if p not in ("str", "int"))
 
 
-def _message(error: ErrorDetails) -> str:
+def _message(error: ErrorDetails, schema: type[BaseModel]) -> str:
     given, kind = error["input"], error["type"]
     key = ".".join(_path(error))
     if kind == "extra_forbidden":
-        allowed = _allowed_keys(_path(error)[:-1])
+        allowed = _allowed_keys(_path(error)[:-1], schema)
         return f'unknown key "{shown(key)}"; allowed: {", ".join(allowed)}.' + nearest(
             _path(error)[-1], allowed
         )
@@ -258,8 +274,7 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _allowed_keys(section: Iterable[str]) -> list[str]:
-    model: type[BaseModel] = Config
+def _allowed_keys(section: Iterable[str], model: type[BaseModel]) -> list[str]:
     for name in section:
         field = model.model_fields.get(name)
         annotation = field.annotation if field else None

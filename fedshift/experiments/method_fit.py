@@ -33,6 +33,18 @@ def has_body(model: Network) -> bool:
     return model.name != "linear" and (model.name != "mlp" or bool(model.hidden))
 
 
+def leaves_a_model(config: Config, recipe: recipes.Recipe) -> bool:
+    """Whether the server ends with a whole model, by the method's start on a network of two layers.
+
+    Of an experiment that `misfits` has nothing against.
+    """
+    model = build(lambda: _StandIn(has_body(config.model)), 0)
+    method = recipe.make(settings.setting(config, model, (1.0,), None), **config.method.options)
+    pair, ones = model.init(), torch.ones(3, 1, dtype=torch.float64)
+    server = method.init(*pair, {"n": ones[:, 0], "labels": ones})
+    return server.get("params", {}).keys() == pair[0].keys()
+
+
 def misfits(config: Config, recipe: recipes.Recipe) -> list[Problem]:
     """Why the recipe cannot be made as configured, as (key, message); empty where it can."""
     name = config.model.name

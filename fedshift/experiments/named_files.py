@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from fedshift.errors import DataError
-from fedshift.experiments.python_names import NATURAL, PYTHON, TABLES, digest_of, is_python
+from fedshift.experiments.python_names import (
+    NATURAL,
+    PYTHON,
+    SITES,
+    TABLES,
+    digest_of,
+    is_python,
+)
 from fedshift.files import is_file, read_object
 from fedshift.record.folder import EVENTS, LOCK
 
@@ -50,7 +57,7 @@ def _is_path(key: str, value: str) -> bool:
         return True
     if key == "target":
         return value.lower().endswith(TABLES)
-    return is_python(value) or (key == "source" and value not in ("", PYTHON, NATURAL))
+    return is_python(value) or (key == "source" and value not in ("", PYTHON, NATURAL, SITES))
 
 
 def placed(text: str, folder: Path) -> str:

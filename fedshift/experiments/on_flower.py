@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
     from fedshift.flower.client import Site
+    from fedshift.flower.strategy import AlgorithmStrategy
 
 
 @dataclass(frozen=True)
@@ -76,48 +77,53 @@ class FlowerSimulation:
             # privilege.
             app = client_app(site, threads=training.threads, open_states=asks)
             with simulation(app, len(federation.clients), actors=self.actors) as grid:
-                yield from on_grid(
-                    grid, algorithm, federation, training, meter=meter, asks_states=asks
-                )
+                strategy = strategy_of(algorithm, federation, training)
+                yield from on_grid(grid, strategy, training, meter=meter, asks_states=asks)
 
 
-def on_grid(
-    grid: Grid,
+def strategy_of(
     algorithm: Algorithm,
     federation: Federation,
     training: Training,
     *,
-    meter: Meter,
-    asks_states: bool = False,
-    patience: float = 600.0,
     timeout: float = 3600.0,
-    min_clients: int | None = None,
-    after: Round | None = None,
-    name: str = "",
-) -> Iterator[Round]:
-    """The rounds on Flower nodes; the meter gets the traffic of each.
+    **given: Any,
+) -> AlgorithmStrategy:
+    """The method as a strategy.
 
-    asks_states: whether clients are asked for what they keep, in rounds that are evaluated.
-    timeout: seconds for a round, or the training's deadline where that is less; min_clients, after,
-    name: as in `AlgorithmStrategy`.
+    timeout: seconds for a round, or the training's deadline where that is less; given: others of
+    `AlgorithmStrategy`.
     """
-    from fedshift.flower import AlgorithmStrategy, play
+    from fedshift.flower import AlgorithmStrategy
 
-    strategy = AlgorithmStrategy(
+    return AlgorithmStrategy(
         algorithm,
         clients=len(federation.clients),
         classes=federation.table["labels"].shape[1],
         seeds=federation.seeds,
         cohort=training.cohort,
         first=(federation.params, federation.buffers),
-        patience=patience,
         timeout=min(timeout, training.deadline or timeout),
         gate=federation.gate,
         retries=training.retries,
-        min_clients=min_clients,
-        after=after,
-        name=name,
+        **given,
     )
+
+
+def on_grid(
+    grid: Grid,
+    strategy: AlgorithmStrategy,
+    training: Training,
+    *,
+    meter: Meter,
+    asks_states: bool = False,
+) -> Iterator[Round]:
+    """The rounds on Flower nodes; the meter gets the traffic of each.
+
+    asks_states: whether clients are asked for what they keep, in rounds that are evaluated.
+    """
+    from fedshift.flower import play
+
     for current in play(
         strategy, grid, training.rounds, states=lambda t: asks_states and training.evaluates(t)
     ):
@@ -130,12 +136,14 @@ def configured_site(text: str, client: int) -> Site:
     from fedshift.flower.client import Site
 
     algorithm, federation, prepared = _built(text)
+    tests = prepared.task.tests
     return Site(
         algorithm,
         federation.clients[client],
         federation.seeds.batch,
         prepared.task.validation[client],
         (federation.params, federation.buffers),
+        tests[client] if tests else None,
     )
 
 

@@ -24,9 +24,13 @@ from fedshift.experiments.user_code import described, line_in, line_of, raised
 PYTHON = "python"
 # The source of the library's tables with natural clients.
 NATURAL = "natural"
+# The source of data that stay on the clients' machines.
+SITES = "sites"
 # What the keys that may name Python have to name.
 EXPECTS = {
     "data.source": "a function without arguments that gives a fedshift.Task",
+    "site.source": "a function without arguments that gives a table (a DataFrame or a dict of "
+    "columns), or a pair (x, y) of inputs and labels",
     "model.name": "a class or function of the task (or of its input shape and number of outputs) "
     "that gives a torch.nn.Module",
     "method.name": "a function (setting, *, options) that gives an Algorithm, as a recipe does",

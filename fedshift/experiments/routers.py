@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal, get_args
 
 from fedshift import recipes
 from fedshift.arguments import check_path
-from fedshift.errors import DataError, InputError
+from fedshift.errors import DataError, InputError, check_name
 from fedshift.experiments.config import Config
+from fedshift.experiments.router_file import with_fit
 from fedshift.experiments.run_models import (
     FIRST,
     FIRST_BUFFERS,
+    ON_SITES,
     WHO,
     check_fit,
     classes_in,
+    complete,
     complete_config,
     network_of,
     sizes_in,
@@ -21,16 +25,26 @@ from fedshift.experiments.run_models import (
 )
 from fedshift.experiments.settings import setting
 from fedshift.experiments.stored import read_parts
-from fedshift.record.folder import CLIENTS, MODEL
+from fedshift.record.folder import CLIENTS, MODEL, ROUTER
 from fedshift.router.route import Router
 from fedshift.router.score import Prior
 from fedshift.tree import Parts
 
+Fit = Literal["trained", "refitted", "moment"]
+
 
 def load_router(
-    folder: Path | str, prior: Prior = "posterior", *, shape: tuple[int, ...] | None = None
+    folder: Path | str,
+    prior: Prior = "posterior",
+    *,
+    shape: tuple[int, ...] | None = None,
+    fit: Fit = "trained",
 ) -> Router:
     """The router of a complete run of FedDRM, as it was after the last round.
+
+    fit: "trained", or with the last layer "refitted" or from "moment"s, as the run fitted them at
+    its end. The router of a federation of machines has no clients' models, which are at their
+    sites: `route` names the client to ask, and `predict` is refused.
 
     shape: of one input, as (1, 28, 28); left out, it is looked up in the run's data set, which must
     be there then. Inputs of queries go through what the run's went through (`Prepared.task` has
@@ -40,6 +54,7 @@ def load_router(
     for files that are missing or damaged.
     """
     check_path("folder", folder)
+    check_name("fit", fit, get_args(Fit))
     place = Path(folder)
     config = _configured(place)
     path, parts, sizes = place / MODEL, read_parts(place / MODEL), sizes_in(place / CLIENTS)
@@ -51,9 +66,14 @@ def load_router(
     )
     check_fit(path, model, [[tree for part, tree in parts.items() if part != WHO]])
     server = {"params": parts["params"], "buffers": parts["buffers"], "table": {"n": sizes}}
-    router = Router.of(method, server, _states(path, parts, len(sizes)), prior)
-    check_fit(path, model, router.served.values())
-    return router
+    if ON_SITES in parts.get(WHO, {}):
+        check_fit(path, model, [complete(parts)])
+        members = took_part(parts, len(sizes), path)
+        router = Router.of_sites(method, server, complete(parts), members, prior)
+    else:
+        router = Router.of(method, server, _states(path, parts, len(sizes)), prior)
+        check_fit(path, model, router.served.values())
+    return router if fit == "trained" else with_fit(router, place / ROUTER, fit)
 
 
 def _configured(folder: Path) -> Config:

@@ -33,6 +33,8 @@ from fedshift.tree import Params, Parts
 Pair = tuple[Params, Params]
 # The first model, which clients that never took part serve, and the ids of those that did.
 FIRST, FIRST_BUFFERS, WHO = "first", "first_buffers", "clients"
+# Among the latter, where the clients' models are no part of the file.
+ON_SITES = "on_sites"
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,12 +46,14 @@ class RunModels:
     served     (parameters, buffers) that each client serves, by id; () for a run that was tested on
                the server's model alone
     took_part  ids of the clients that were drawn; the others serve what they began with
+    on_sites   whether each client's model stayed at its site; `served` is () then
     """
 
     model: Model
     shared: Pair = field(repr=False)
     served: tuple[Pair, ...] = field(repr=False)
     took_part: tuple[int, ...]
+    on_sites: bool = False
 
     @property
     def personal(self) -> bool:
@@ -87,10 +91,13 @@ def load_models(
     clients = len(sizes_in(place / CLIENTS))
     model = network_of(config, place, clients, shape) if model is None else model
     participants = took_part(parts, clients, path) if per_client else ()
+    shared = (parts["params"], parts["buffers"])
+    if per_client and ON_SITES in parts[WHO]:
+        check_fit(path, model, [complete(parts)])
+        return RunModels(model, shared, (), participants, on_sites=True)
     served = (
         tuple(served_in(parts, i, i in participants) for i in range(clients)) if per_client else ()
     )
-    shared = (parts["params"], parts["buffers"])
     check_fit(path, model, served if per_client else (shared,))
     return RunModels(model, shared, served, participants)
 
@@ -132,6 +139,26 @@ def model_parts(
     return parts | {FIRST: begun[0], FIRST_BUFFERS: begun[1], WHO: {"took_part": member}}
 
 
+def parts_without_clients(
+    shared: Pair, first: Pair, took_part: Iterable[int], clients: int
+) -> Parts:
+    """`model_parts` where each client's model stayed at its site.
+
+    Of the first model there is what the server's lacks: with it the network is complete, and what
+    the server's model alone decides (a router) can be computed.
+    """
+    lacking = [
+        {k: v for k, v in tree.items() if k not in shared[j]} for j, tree in enumerate(first)
+    ]
+    drawn = set(took_part)
+    member = torch.tensor([i in drawn for i in range(clients)]).long()
+    who = {"took_part": member, ON_SITES: torch.ones((), dtype=torch.int64)}
+    return {
+        "params": shared[0], "buffers": shared[1], FIRST: lacking[0], FIRST_BUFFERS: lacking[1],
+        WHO: who,
+    }  # fmt: skip
+
+
 def same_bits(a: Tensor | None, b: Tensor) -> bool:
     """Whether both have the same type, shape and bits; the sign of zeros counts."""
     # Clients share most tensors: the same object needs no comparison.
@@ -164,6 +191,14 @@ def served_in(parts: Mapping[str, Params], client: int, drawn: bool) -> Pair:
         return parts[shared] | first | private | personal
 
     return whole("params", FIRST, ""), whole("buffers", FIRST_BUFFERS, "_buffers")
+
+
+def complete(parts: Mapping[str, Params]) -> Pair:
+    """The server's model, completed by the first one's tensors where it lacks some."""
+    return (
+        parts.get(FIRST, {}) | parts["params"],
+        parts.get(FIRST_BUFFERS, {}) | parts["buffers"],
+    )
 
 
 def complete_config(folder: Path) -> Config:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from fedshift.algorithms.base import Algorithm
 from fedshift.data import ClientData, Task
 from fedshift.engine.run import Federation, Round, state_of
 from fedshift.errors import FedshiftError
-from fedshift.evaluation.scores import MOST_CLASSES, Score, confusion_of
+from fedshift.evaluation.scores import MOST_CLASSES, OwnScores, Score, confusion_of
 from fedshift.evaluation.serving import (
     Served,
     accuracy,
@@ -137,11 +137,15 @@ def score_of(given: Tensor, truth: Tensor, classes: int) -> Score:
 
 @dataclass(frozen=True, eq=False)
 class Observed:
-    """One evaluation of all clients' models: metrics, the system's score, and every answer."""
+    """One evaluation of all clients' models: metrics, the system's score, and every answer.
+
+    Where models stay at their sites there are no answers, and `own` [M] has what each client sent.
+    """
 
     metrics: ServedMetrics
     score: Score
-    answers: Served
+    answers: Served | None
+    own: tuple[OwnScores, ...] = ()
 
 
 def observe(algorithm: Algorithm, current: Round, federation: Federation, task: Task) -> Observed:
@@ -158,11 +162,16 @@ def observe(algorithm: Algorithm, current: Round, federation: Federation, task: 
 
 @dataclass(frozen=True, eq=False)
 class LastRound:
-    """What is measured once, after training: the numbers of REFITS, data of drawings, notes."""
+    """What is measured once, after training: the numbers of REFITS, data of drawings, notes.
+
+    routers: refitted ones, by the name of the fit. on_sites: the clients' models are elsewhere.
+    """
 
     refits: dict[str, float]
     details: dict[str, Any]
     notes: tuple[str, ...] = ()
+    routers: Mapping[str, Router] = field(default_factory=dict)
+    on_sites: bool = False
 
 
 def last_round(
@@ -176,7 +185,11 @@ def last_round(
     drift = gradient_drift(algorithm.model, pairs, federation)
     again = refit(algorithm, current, federation, task.test.x)
     numbers = scored(again, routable(current, federation), served)
-    return LastRound(drift | numbers, shown, (*advice(again), *again.notes))
+    notes = (*advice(again.routers), *again.notes)
+    return LastRound(drift | numbers, shown, notes, again.routers)
+
+
+Make = Callable[[Sequence[ClientData]], Router]
 
 
 class Refitted(NamedTuple):
@@ -185,7 +198,7 @@ class Refitted(NamedTuple):
     logits: each one's client logits for the test examples [n, M]; notes: why a fit is missing.
     """
 
-    routers: dict[str, Router]
+    routers: Mapping[str, Router]
     logits: dict[str, Tensor]
     notes: tuple[str, ...]
 
@@ -198,23 +211,35 @@ def refit(algorithm: Algorithm, current: Round, federation: Federation, x: Tenso
     # Also for lam = 1, which never trains the client branch: a refit needs only its features.
     stage = algorithm.at(current.t)
     router = Router.of(stage, current.server, current.states, untrained=True)
-    fits: dict[str, Callable[[Sequence[ClientData]], Router]] = {
+    logits = dict[str, Tensor]()
+
+    def fit(name: str, make: Make) -> Router:
+        made = make(federation.clients)
+        logits[name] = made.logits(x)
+        return made
+
+    makes: dict[str, Make] = {
         "refitted": partial(router.refitted, tolerance=TOLERANCE),
         "moment": router.from_moments,
     }
-    made, logits, notes = dict[str, Router](), dict[str, Tensor](), list[str]()
-    for name, fit in fits.items():
-        try:
-            one = fit(federation.clients)
-            logits[name], made[name] = one.logits(x), one
-        except FedshiftError as e:
-            notes.append(f"The router has no {name} layer: {e}.")
+    made, notes = fitted({name: partial(fit, name, make) for name, make in makes.items()})
     return Refitted(made, logits, tuple(notes))
 
 
-def advice(again: Refitted) -> list[str]:
+def fitted(fits: Mapping[str, Callable[[], Router]]) -> tuple[dict[str, Router], list[str]]:
+    """The routers of the fits that succeed, and a sentence for each of the others."""
+    made, notes = dict[str, Router](), list[str]()
+    for name, fit in fits.items():
+        try:
+            made[name] = fit()
+        except FedshiftError as e:
+            notes.append(f"The router has no {name} layer: {e}.")
+    return made, notes
+
+
+def advice(routers: Mapping[str, Router]) -> list[str]:
     """One sentence per router that has a calibration on held-out examples."""
-    calibrations = {name: router.calibration for name, router in again.routers.items()}
+    calibrations = {name: router.calibration for name, router in routers.items()}
     return [f"The {name} router: {text}." for name, text in calibrations.items() if text]
 
 
@@ -239,6 +264,8 @@ def scored(again: Refitted, sizes: Tensor, served: Served) -> dict[str, float]:
 def reasons(last: Mapping[str, Any]) -> list[str]:
     """Sentences on the serving metrics (fractions) of the last rounds; see `over_last`."""
     system, oracle = last["system_accuracy"], last["oracle_routed"]
+    if math.isnan(system):
+        return _own_reasons(last)
     if oracle == last["vote_accuracy"] == last["global_accuracy"]:
         return [f"All clients serve one model, which answers queries with {_percent(system)}."]
     average, rounds = _percent(last["average_accuracy"]), last.get("rounds", 1)
@@ -272,6 +299,22 @@ def reasons(last: Mapping[str, Any]) -> list[str]:
             f"The global model alone gets {_percent(last['global_accuracy'])}: the clients' own "
             "models, with queries sent by this router, do not beat it here."
         )
+    return sentences
+
+
+def _own_reasons(last: Mapping[str, Any]) -> list[str]:
+    """`reasons` where the clients' models stayed at their sites."""
+    sentences = [
+        f"Every client's model stayed at its site and answered that client's own test rows: "
+        f"{_percent(last['oracle_routed'])} of all are right. Votes, and answers of the client "
+        "that a router names, need all models in one place: simulate this file to measure them."
+    ]
+    if not math.isnan(last["router_accuracy"]):
+        sentences.append(
+            f"The router finds a row's client for {_percent(last['router_accuracy'])}."
+        )
+    if not math.isnan(last["global_accuracy"]):
+        sentences.append(f"By the global model, {_percent(last['global_accuracy'])}.")
     return sentences
 
 

@@ -40,6 +40,7 @@ def setting(
         clients=config.shift.clients,
         server_inputs=server_inputs,
         shape=shape,
+        cap=t.max_weight,
         seed=config.seeds.resolved().init,
     )
 
@@ -67,4 +68,5 @@ def gate_of(t: Training, target: tuple[float, ...]) -> Gate:
         min_clients=t.min_clients,
         max_gap=math.inf if t.max_gap is None else t.max_gap,
         target=target,
+        max_weight=1.0 if t.max_weight is None else t.max_weight,
     )

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from fedshift.engine.trial import pals_of
 from fedshift.evaluation.scores import Scored
 from fedshift.experiments import label_sets, served
+from fedshift.experiments.caps import beyond, cap_named, free_weights
 from fedshift.experiments.client_looks import grey_note, look_names
 from fedshift.experiments.custom import recipe_of
 from fedshift.experiments.feature_shift import shifts_features
@@ -123,6 +124,7 @@ def _method_notes(experiment: Experiment, sets: LabelSets | None) -> list[str]:
         *served.unused(name, experiment.algorithm, outcome.federation, task),
         *_needless_ess(experiment),
         *_undefined_ess(outcome.played),
+        *_beyond_cap(experiment),
         *(label_sets.sentences(sets, task.classes) if sets else ()),
         *importance_sentences(importance(outcome.last.server)),
         *sentences(experiment.config.training, outcome.metrics, outcome.final.round),
@@ -288,14 +290,25 @@ def _needless_ess(experiment: Experiment) -> list[str]:
     ] * bool(solved.note)
 
 
+def _beyond_cap(experiment: Experiment) -> list[str]:
+    """A sentence for each client whose claims would give it more than the cap."""
+    algorithm, last = experiment.algorithm, experiment.outcome.last
+    cap = cap_named(experiment.config)
+    if cap is None or cap >= 1.0 or "n" not in last.server.get("table", {}):
+        return []
+    odd = beyond(free_weights(algorithm.at(last.t), last.server), last.server["table"]["n"], cap)
+    return [f"Client {client}: {why}." for client, why in odd]
+
+
 def _curve(experiment: Experiment, counts: Floats, target: Floats) -> tuple[CurvePoint, ...]:
     """ESS against distance under the method's cap and fidelity, from the largest ESS down."""
     # For a method without the programme: the curve that FedPALS would have by default.
     rule = pals_of(experiment.algorithm) or Pals(tuple(target.tolist()), lam=0.0)
-    solve = partial(pals_weights, counts, target, cap=rule.cap, fidelity=rule.fidelity)
+    cap = rule.cap_among(int((counts.sum(1) > 0).sum()))
+    solve = partial(pals_weights, counts, target, cap=cap, fidelity=rule.fidelity)
     first, last = solve(lam=np.inf), solve(lam=0.0)
     inner = [f for f in CURVE if last.ess_fraction < f < first.ess_fraction - 1e-9]
-    between = ess_curve(counts, target, inner, cap=rule.cap, fidelity=rule.fidelity)
+    between = ess_curve(counts, target, inner, cap=cap, fidelity=rule.fidelity)
     return tuple(
         CurvePoint(
             lam=point.lam,

@@ -114,7 +114,7 @@ def check_first_round(
         )
     server = start(algorithm, federation).server
     # For its errors: weights that do not exist under this cap or ESS.
-    open_round(algorithm, server, ids, 1)
+    open_round(algorithm, server, ids, 1, federation.gate.max_weight)
     if not task.tests and not whole(server, federation):
         raise InputError(
             "this method leaves every client with a model of its own, and there is none for a "

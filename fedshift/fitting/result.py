@@ -205,10 +205,16 @@ class Result:
 
     def _pair(self, client: str | int | None, server: bool = False) -> Pair:
         models, names = self.models, ", ".join(self.clients)
+        complete = models.shared[0].keys() == models.model.init()[0].keys()
+        if models.on_sites and (client is not None or not (complete and server)):
+            raise InputError(
+                "each client's model stayed at its site, in that client's folder"
+                + "; module(server=True) is the server's" * complete
+            )
         if client is not None and server:
             raise InputError(f'client="{client}" and server=True are two models; give one of them')
         if client is None:
-            if models.shared[0].keys() != models.model.init()[0].keys():
+            if not complete:
                 raise InputError(
                     f"{self.summary.method} leaves no model for all; give client= one of {names}"
                 )

@@ -30,8 +30,8 @@ def facts_of(
     if main.estimate != NOTHING:
         from_what = "rows" if summary.kind == "regression" else "counts"
         numbers["estimated"] = f"{main.estimate}, from the clients' validation {from_what}"
-    if serves_own(summary):
-        others = summary.final.others
+    others = summary.final.others
+    if serves_own(summary) and others.get("system_accuracy") is not None:
         routed = others.get("router_accuracy") is not None
         by = "the router's choice" if routed else "the vote"
         numbers["system accuracy"] = f"{percent(others['system_accuracy'])}, by {by} of all models"

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedshift.engine.backends import Reply
 from fedshift.engine.checks.gate import Dropped
-from fedshift.errors import InputError, shown
+from fedshift.errors import InputError, from_elsewhere, shown
 from fedshift.flower.records import failure_of, fields_of
 from fedshift.tree import Parts
 
@@ -55,9 +55,7 @@ def arrived(
         except Exception as e:
             # The bytes come from another machine: any exception means that they are bad.
             reason = str(e) if isinstance(e, InputError) else f"{type(e).__name__}: {e}"
-            # At most 500 characters: the text comes from another machine and goes into logs and
-            # results.
-            unread[client] = " ".join(reason.split())[:500]
+            unread[client] = from_elsewhere(reason)
     # A client with one good and one bad message counts as bad: which one it meant is unknown.
     readable = [reply for reply in replies if reply.client not in unread]
     return Arrived(readable, [Dropped(*pair) for pair in sorted(unread.items())])

@@ -6,10 +6,12 @@ import hashlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
-from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedshift.algorithms.base import Algorithm
@@ -19,10 +21,11 @@ from fedshift.engine.backends import Reply
 from fedshift.engine.checks.replies import block_of, check_finite, not_finite
 from fedshift.engine.round import job_of
 from fedshift.errors import FedshiftError, InputError
-from fedshift.evaluation.scores import score
 from fedshift.examples import check_importance
 from fedshift.flower.kept import Kept, folder_of
 from fedshift.flower.records import failed, fields_of, parts_of, to_parts, to_record, to_records
+from fedshift.flower.routing import MODEL, answers_to
+from fedshift.flower.scoring import SCORE, scored, scored_tests
 from fedshift.repeating import repeatable
 from fedshift.sketch import sketched
 from fedshift.tree import Params, Parts
@@ -30,6 +33,20 @@ from fedshift.tree import Params, Parts
 LOG = logging.getLogger("fedshift.flower")
 STATE, DONE = "state.", "done"
 Handler = Callable[[Message, Context], Message]
+
+
+class Own(NamedTuple):
+    """The model that a client serves after round t of a run, and what its network was made for."""
+
+    name: str
+    t: int
+    pair: tuple[Params, Params]
+    shape: tuple[int, ...]
+    classes: int
+    clients: int
+
+
+Leave = Callable[[Context, Own], None]
 
 
 @sketched
@@ -41,6 +58,7 @@ class Site:
     seed        the run's `seeds.batch`, the same on all clients
     validation  examples to score models on, for federated evaluation
     first       the first (parameters, buffers); the network's own if left out
+    tests       examples to test the model on that the client serves, or None
 
     Raises InputError for importances that are not one number per example, finite and 0 or more.
     """
@@ -50,6 +68,7 @@ class Site:
     seed: int = 0
     validation: Examples | None = None
     first: tuple[Params, Params] | None = field(default=None, repr=False)
+    tests: Examples | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -117,18 +136,25 @@ def client_app(
 
 
 def app_of(
-    site: Callable[[Context], Site], threads: int, open_states: bool, keep: Path | None
-) -> ClientApp:
-    """`client_app`, where what a client has depends on the run's configuration as well."""
+    site: Callable[[Context], Site], threads: int, open_states: bool, keep: Path | None,
+    private: Callable[[Context], bool] = lambda context: False,
+    leave: Leave = lambda context, evaluation: None,
+) -> ClientApp:  # fmt: skip
+    """`client_app`, where what a client has depends on the run's configuration as well.
+
+    private: whether the text of an error that is not ours stays here: it may hold rows or paths.
+    leave: gets the model that the client serves each time that it was tested here.
+    """
     app, visit = ClientApp(), _checked_site(site, threads)
+    failing = partial(_with_failures, private)
 
     @app.query("register")
-    @_with_failures
+    @failing
     def register(message: Message, context: Context) -> RecordDict:
         return _register(visit(context), message.content)
 
     @app.train()
-    @_with_failures
+    @failing
     def train(message: Message, context: Context) -> RecordDict:
         _check_new(message.content, context)
         kept = _place_of(keep, message.content, context)
@@ -139,20 +165,22 @@ def app_of(
         return answer
 
     @app.evaluate()
-    @_with_failures
+    @failing
     def evaluate(message: Message, context: Context) -> RecordDict:
         kept = _place_of(keep, message.content, context)
-        return _evaluate(visit(context), message.content, context, kept)
+        records, own = _evaluate(visit(context), message.content, context, kept)
+        if own is not None:
+            leave(context, own)
+        return records
 
+    app.query("router")(failing(lambda m, c: _answer_router(visit(c), m.content)))
     if open_states:
-
-        @app.query("state")
-        @_with_failures
-        def state(message: Message, context: Context) -> RecordDict:
-            kept = to_parts(context.state.array_records, STATE)
-            return RecordDict(dict(to_records(kept, STATE)))
-
+        app.query("state")(failing(_answer_state))
     return app
+
+
+def _answer_state(message: Message, context: Context) -> RecordDict:
+    return RecordDict(dict(to_records(to_parts(context.state.array_records, STATE), STATE)))
 
 
 def _keep(state: Parts, t: int, context: Context, disk: Kept | None) -> None:
@@ -196,8 +224,13 @@ def _checked_site(site: Callable[[Context], Site], threads: int) -> Callable[[Co
     return visit
 
 
-def _with_failures(work: Callable[[Message, Context], RecordDict]) -> Handler:
-    """A handler whose answer holds the reason if it fails, in the same words as other engines."""
+def _with_failures(
+    private: Callable[[Context], bool], work: Callable[[Message, Context], RecordDict]
+) -> Handler:
+    """A handler whose answer holds the reason if it fails, in the same words as other engines.
+
+    private: as of `app_of`.
+    """
 
     def handle(message: Message, context: Context) -> Message:
         try:
@@ -207,7 +240,8 @@ def _with_failures(work: Callable[[Message, Context], RecordDict]) -> Handler:
         except Exception as e:
             # Any failure of user code: the answer tells the server, the log has the traceback.
             LOG.exception("the client failed")
-            content = failed(f"{type(e).__name__}: {e}")
+            text = "the client's log says more" if private(context) else str(e)
+            content = failed(f"{type(e).__name__}: {text}")
         return Message(content, reply_to=message)
 
     return handle
@@ -262,23 +296,44 @@ def _train(
     return update, state | changed
 
 
-def _evaluate(site: Site, sent: RecordDict, context: Context, disk: Kept | None) -> RecordDict:
-    """Counts on the client's validation examples, of the model sent or of the one it serves."""
+def _evaluate(
+    site: Site, sent: RecordDict, context: Context, disk: Kept | None
+) -> tuple[RecordDict, Own | None]:
+    """Counts on the client's validation examples, of the model sent or of the one it serves.
+
+    The latter is scored on the client's test examples as well, where it has some, and given back.
+    """
     run, examples = fields_of(sent, "run"), site.validation
     t, classes = int(run["round"]), int(run["classes"])
     message, stage = parts_of(sent), site.algorithm.at(t)
-    pair = message["params"], message["buffers"]
-    if run["own"]:
-        try:
-            pair = stage.model_for(message, _state(site, context, disk))
-        except KeyError as e:
-            raise InputError(
-                f"the model that a client of this method serves needs {e} of the server, which "
-                "clients are not sent; let the server evaluate"
-            ) from e
     # A client without validation examples answers with counts of 0.
     if examples is None:
         examples = Examples(site.data.x[:0], site.data.y[:0])
-    result = score(stage.model, *pair, examples, classes)
-    counts = {k: getattr(result, k).tolist() for k in ("correct", "total", "predicted")}
-    return RecordDict({"score": MetricRecord({**counts, "loss_sum": result.loss_sum})})
+    if not run["own"]:
+        pair = message["params"], message["buffers"]
+        return RecordDict({SCORE: scored(stage, pair, examples, classes)}), None
+    try:
+        pair = stage.model_for(message, _state(site, context, disk))
+    except KeyError as e:
+        raise InputError(
+            f"the model that a client of this method serves needs {e} of the server, which "
+            "clients are not sent; let the server evaluate"
+        ) from e
+    records = {SCORE: scored(stage, pair, examples, classes)}
+    if site.tests is None:
+        return RecordDict(dict(records)), None
+    records |= scored_tests(stage, message, pair, site.tests, classes, run["present"])
+    shape, clients = tuple(site.data.x.shape[1:]), len(run["present"])
+    return RecordDict(dict(records)), Own(
+        str(run.get("name", "")), t, pair, shape, classes, clients
+    )
+
+
+@torch.inference_mode(False)
+def _answer_router(site: Site, sent: RecordDict) -> RecordDict:
+    """What a fit of the router asks, of the server's model on this client's examples."""
+    message, first = to_parts(sent.array_records, MODEL), site.start
+    # What clients keep to themselves is no part of what the router reads.
+    pair = first[0] | message["params"], first[1] | message["buffers"]
+    stage = site.algorithm.at(_round(sent))
+    return RecordDict({**answers_to(sent, stage, pair, site.data), "run": sent["run"]})

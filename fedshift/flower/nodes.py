@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.arguments import check_whole
-from fedshift.errors import InputError, shown
+from fedshift.errors import InputError, from_elsewhere
 from fedshift.flower.arriving import Headers, read_arrays
 from fedshift.flower.client import digest_of, form_of
 from fedshift.flower.records import failure_of, fields_of
@@ -219,8 +219,8 @@ def _registration(reply: Message, names: Mapping[int, str]) -> _Registration:
     except Exception as e:
         # The bytes come from another machine: any exception means that they are bad.
         problem = f"its answer cannot be read: {type(e).__name__}: {e}"
-        why = str(e) if isinstance(e, InputError) else shown(" ".join(problem.split()), 300)
-    raise InputError(f"{named(node, names)} cannot take part: {why}")
+        why = str(e) if isinstance(e, InputError) else problem
+    raise InputError(f"{named(node, names)} cannot take part: {from_elsewhere(why)}")
 
 
 def _by_client(
@@ -271,7 +271,9 @@ def _federation(registrations: Mapping[int, _Registration], expected: Expected) 
 def _check_form(client: int, theirs: Sequence[str], ours: Sequence[str]) -> None:
     if list(theirs) == list(ours):
         return
-    extra = [line for line in theirs if line not in ours] or ["nothing of its own"]
+    extra = [from_elsewhere(line, 100) for line in theirs if line not in ours] or [
+        "nothing of its own"
+    ]
     missing = [line for line in ours if line not in theirs] or ["nothing else"]
     raise InputError(
         f"client {client} has another model than the server: {'; '.join(extra[:3])}, where the "

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-from fedshift.errors import InputError, visible
+from fedshift.errors import InputError, from_elsewhere
 from fedshift.tree import Params, Parts
 
 FAILURE = "failure"
@@ -94,10 +94,12 @@ def failure_of(message: Message) -> str | None:
     """
     if not message.has_error():
         record = message.content.config_records.get(FAILURE)
-        return None if record is None else visible(str(record.get("reason", "it did not say why")))
-    text = " ".join((message.error.reason or f"error {message.error.code}").split())
+        if record is None:
+            return None
+        return from_elsewhere(str(record.get("reason", "it did not say why")))
+    text = from_elsewhere(message.error.reason or f"error {message.error.code}", 2000)
     # The two ways in which Flower wraps the text of an exception.
     for frame in (r"Message: (.*?)(?:'>)?$", r"""^<class '[^']*'>:<'(.*)'>$"""):
         if matches := re.findall(frame, text):
-            return visible(str(matches[-1]))
-    return visible(text)
+            return from_elsewhere(str(matches[-1]))
+    return from_elsewhere(text)

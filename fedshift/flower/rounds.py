@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedshift.engine.run import Round
 from fedshift.engine.trial import check_schedule
-from fedshift.errors import TrainingError
+from fedshift.errors import InputError, TrainingError
 from fedshift.flower.client import STATE
 from fedshift.flower.records import failure_of, to_parts
+from fedshift.flower.routing import Question, Sites, answers_in
 from fedshift.flower.strategy import AlgorithmStrategy
-from fedshift.tree import Parts
+from fedshift.tree import Params, Parts
 
 
 def play(
@@ -37,13 +38,43 @@ def play(
     for t in range(first, rounds + 1):
         messages = strategy.configure_train(t, nothing, config, grid)
         strategy.aggregate_train(t, answered(grid, messages, strategy.timeout, strategy.retries))
-        messages = list(strategy.configure_evaluate(t, nothing, config, grid))
-        if messages:
-            replies = grid.send_and_receive(messages, timeout=strategy.timeout)
-            strategy.aggregate_evaluate(t, replies)
+        evaluated(strategy, grid, t)
         current = strategy.current
         assert current is not None  # aggregate_train has set it, or raised
         yield current._replace(states=kept_by(strategy, grid)) if states(t) else current
+
+
+def evaluated(strategy: AlgorithmStrategy, grid: Grid, t: int) -> None:
+    """Ask clients for their scores after round t, the last one, if it is one to evaluate."""
+    strategy.begin(grid)  # of a run that goes on after its last round
+    messages = list(strategy.configure_evaluate(t, ArrayRecord(), ConfigRecord(), grid))
+    if messages:
+        replies = grid.send_and_receive(messages, timeout=strategy.timeout)
+        strategy.aggregate_evaluate(t, replies)
+
+
+def sites_of(strategy: AlgorithmStrategy, grid: Grid) -> Sites:
+    """All clients, for fits of the last round's router.
+
+    Their questions raise InputError where a client that took part does not answer.
+    """
+
+    def send(questions: Sequence[Question]) -> dict[int, list[Params]]:
+        messages = strategy.ask_for_sums(questions, grid)
+        connected = set(grid.get_node_ids())
+        for i, message in messages.items():
+            if message.metadata.dst_node_id not in connected:
+                raise InputError(f"client {i} is not connected any more")
+        replies = answered(grid, messages.values(), strategy.timeout, strategy.retries)
+        received = strategy.read(replies)
+        for why in received.unread:
+            raise InputError(f"client {why.client}: {why.reason}")
+        sent = {one.client: one.update for one in received.replies}
+        if silent := sorted(messages.keys() - sent.keys()):
+            raise InputError(f"clients {silent} did not answer within {strategy.timeout:g} s")
+        return {i: answers_in(sent[i], questions, i) for i in messages}
+
+    return Sites(send, strategy.clients)
 
 
 def answered(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -24,22 +24,24 @@ from fedshift.engine.round import (
     open_round,
     question,
     settle,
+    weigh,
 )
 from fedshift.engine.run import draw_cohort
 from fedshift.engine.traffic import Traffic
 from fedshift.engine.trial import check_company, check_training
 from fedshift.errors import InputError
-from fedshift.evaluation.scores import Score
-from fedshift.flower.arriving import arrived
+from fedshift.evaluation.scores import OwnScores, Score
+from fedshift.flower.arriving import Arrived, arrived
 from fedshift.flower.late import adopt, check_can_wait
 from fedshift.flower.nodes import Expected, Met, check_start, columns_read, join, meet
 from fedshift.flower.records import (
     failure_of,
-    fields_of,
     to_record,
     to_records,
     to_shared_records,
 )
+from fedshift.flower.routing import MODEL, Question, questions_in
+from fedshift.flower.scoring import TEST, own_scores_in, score_in
 from fedshift.seeds import Seeds
 from fedshift.tree import Params, Parts, size_in_bytes
 
@@ -48,6 +50,10 @@ LOG = logging.getLogger("fedshift.flower")
 LATE = 60.0
 GONE, NOT_YET = "its node is not connected", "it has not joined yet"
 Listener = Callable[[Round], None]
+
+
+def unheard(table: Params) -> None:
+    """A hearer of the clients' table that does nothing."""
 
 
 def silent(played: Round) -> None:
@@ -89,6 +95,8 @@ class AlgorithmStrategy(Strategy):
     gate      limits of what is accepted; with `on_bad` "drop", rounds without enough usable answers
               are skipped
     listen    called with each round that was played
+    registers called with the table of all clients, n [N] and what else the method reads, before
+              round 1
     after     the state after the last round of an interrupted run, to resume it. Clients' states
               end with a run of Flower, except on clients with a folder for them
     name      of the run, 32 digits and letters a-f, the same when it resumes: clients find their
@@ -115,6 +123,7 @@ class AlgorithmStrategy(Strategy):
         own: bool = False,
         evaluates: Callable[[int], bool] = lambda t: False,
         listen: Listener = silent,
+        registers: Callable[[Params], None] = unheard,
         gate: Gate = Gate(),
         retries: int = 0,
         after: Round | None = None,
@@ -125,19 +134,18 @@ class AlgorithmStrategy(Strategy):
         _check_given(algorithm, seeds, gate, clients=clients, classes=classes, cohort=size)
         _check_limits(timeout, retries, min_clients, clients)
         self.algorithm, self.clients, self.classes, self.seeds = algorithm, clients, classes, seeds
-        self.cohort, self.min_clients, self.retries = size, min_clients, retries
         self.params, self.buffers = algorithm.model.init() if first is None else first
         self.patience, self.timeout, self.own = patience, timeout, own
-        self.evaluates, self.listen, self.gate = evaluates, listen, gate
+        self.evaluates, self.listen, self.registers = evaluates, listen, registers
+        self.gate, self.min_clients, self.retries, self.cohort = gate, min_clients, retries, size
         self.met: Met | None = None
-        self.current = after
+        self.current, self.took_part = after, set(after.states if after else ())
         self.goes_on = ConfigRecord(
             {"name": name, "after": 0 if after is None else after.t} if name else {}
         )
         self.opened: Opened | None = None
-        self.lost: list[Dropped] = []
-        self.scores: dict[int, Score] = {}
-        self.traffic = Traffic()
+        self.scores, self.tests = dict[int, Score](), dict[int, OwnScores]()
+        self.traffic, self.lost = Traffic(), list[Dropped]()
         draw_cohort(clients, self.cohort, 1, seeds.cohort)  # only to refuse impossible sizes
         check_training(algorithm, self.params, 1)
         check_company(algorithm, clients, self.cohort)
@@ -162,6 +170,7 @@ class AlgorithmStrategy(Strategy):
             LOG.warning("clients %s have not joined; their counts are not known yet", absent)
             check_can_wait(self.algorithm, absent)
         self.current = adopt(self.algorithm, self.params, self.buffers, self.current, self.met)
+        self.registers(dict(self.met.table))
         return self.current
 
     def _expected(self) -> Expected:
@@ -218,6 +227,7 @@ class AlgorithmStrategy(Strategy):
         # Before skips are counted, since that may end the run.
         self._report(played)
         self.current = count_skips(played, current, self.gate)
+        self.took_part |= set(played.trained)
         counts = {"clients": len(played.trained)}
         loss = {} if math.isnan(played.loss) else {"train_loss": played.loss}
         return self._arrays(played.server), MetricRecord({**loss, **counts})
@@ -226,22 +236,25 @@ class AlgorithmStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """In rounds for which `evaluates` is true: ask every connected client for its scores."""
-        self.scores = {}
+        self.scores, self.tests = {}, {}
         if self.current is None or not self.evaluates(server_round):
             return []
         stage, server = self.algorithm.at(server_round), self.current.server
         # Evaluation is not sampled: scores are over all connected clients.
         everyone = torch.arange(self.clients)
-        context = server | {"cohort": {"id": everyone, "weight": stage.weigh(server, everyone)}}
+        weights = weigh(stage, server, everyone, self.gate.max_weight)
+        context = server | {"cohort": {"id": everyone, "weight": weights}}
         shared = {"params": server.get("params", {}), "buffers": server.get("buffers", {})}
-        run = {"round": server_round, "own": self.own, "classes": self.classes}
+        run: dict[str, int | list[int]] = {
+            "round": server_round, "own": self.own, "classes": self.classes,
+            "present": self.present,
+        }  # fmt: skip
         connected = set(grid.get_node_ids())
+        asked = [i for i in range(self.clients) if self._node(i) in connected]
+        messages = {i: shared | stage.broadcast(context, i) if self.own else shared for i in asked}
         return [
-            self._message(
-                "evaluate", i, to_records(stage.broadcast(context, i) if self.own else shared), run
-            )
-            for i in range(self.clients)
-            if self._node(i) in connected
+            self._message("evaluate", i, records, run)
+            for i, records in to_shared_records(messages).items()
         ]
 
     def aggregate_evaluate(
@@ -255,7 +268,10 @@ class AlgorithmStrategy(Strategy):
             why = failure_of(reply)
             try:
                 if why is None:
-                    self.scores[client] = _score(reply, self.classes)
+                    content = reply.content
+                    self.scores[client] = score_in(content, self.classes)
+                    if TEST in content:
+                        self.tests[client] = own_scores_in(content, self.classes, self.clients)
             except Exception as e:
                 # The numbers come from another machine: any exception means that they are bad.
                 why = str(e) or type(e).__name__
@@ -283,9 +299,28 @@ class AlgorithmStrategy(Strategy):
         by_node = {node: client for client, node in nodes.items()}
         return by_node.get(reply.metadata.src_node_id)
 
+    @property
+    def present(self) -> list[int]:
+        """[N]: 1 for clients that have trained in some round and have examples."""
+        n = None if self.met is None else self.met.table.get("n")
+        return [int(i in self.took_part and (n is None or n[i] > 0)) for i in range(self.clients)]
+
+    def ask_for_sums(self, questions: Sequence[Question], grid: Grid) -> dict[int, Message]:
+        """A message to each client that took part, about the last round's model; see `routing`."""
+        current = self.begin(grid)
+        shared = {name: current.server.get(name, {}) for name in ("params", "buffers")}
+        records = to_records(shared, MODEL) | questions_in(questions, self.present, 0)
+        ids, run = [i for i, took in enumerate(self.present) if took], {"round": current.t}
+        return {i: self._message("query.router", i, records, run) for i in ids}
+
+    def read(self, replies: Iterable[Message]) -> Arrived:
+        """The replies that can be read, within the limits of the gate."""
+        return arrived(replies, self._client, self.gate.max_bytes)
+
     def _message(
-        self, kind: str, client: int, records: dict[str, ArrayRecord], run: dict[str, int]
-    ) -> Message:
+        self, kind: str, client: int, records: Mapping[str, ArrayRecord | ConfigRecord],
+        run: Mapping[str, int | list[int]],
+    ) -> Message:  # fmt: skip
         content = RecordDict({**records, "run": ConfigRecord({**run, **self.goes_on})})
         return Message(content, message_type=kind, dst_node_id=self._node(client), ttl=self.timeout)
 
@@ -295,19 +330,22 @@ class AlgorithmStrategy(Strategy):
         present = [i for i in drawn.tolist() if i not in lost]
         try:
             if present:
-                return open_round(self.algorithm, current.server, torch.tensor(present), t)
+                return self._opened(current, torch.tensor(present), t)
         except InputError as e:
             if not lost:
                 raise
             why = f"not asked: there are no weights over those connected: {e}"
             self.lost += [Dropped(i, why) for i in present]
         # No client can be asked; the same code then closes the round: it is skipped or refused.
-        opened = open_round(self.algorithm, current.server, drawn, t)
+        opened = self._opened(current, drawn, t)
         return opened._replace(asked=torch.zeros_like(opened.asked))
+
+    def _opened(self, current: Round, ids: Tensor, t: int) -> Opened:
+        return open_round(self.algorithm, current.server, ids, t, self.gate.max_weight)
 
     def _admit(self, opened: Opened, messages: Iterable[Message]) -> Admitted:
         """The replies that the gate accepts, with reasons for the others."""
-        received = arrived(messages, self._client, self.gate.max_bytes)
+        received = self.read(messages)
         blocks = [block_of(reply) for reply in received.replies]
         admitted = self.gate.admit(blocks, question(opened, not_finite(self.buffers)))
         unread = dict(received.unread)
@@ -323,19 +361,3 @@ class AlgorithmStrategy(Strategy):
 
     def _arrays(self, server: Parts) -> ArrayRecord:
         return to_record(server.get("params", {}) | server.get("buffers", {}))
-
-
-def _score(message: Message, classes: int) -> Score:
-    fields = fields_of(message.content, "score")
-
-    def counts(name: str) -> Tensor:
-        return torch.tensor(fields[name], dtype=torch.int64).reshape(classes)
-
-    score = Score(
-        counts("correct"), counts("total"), counts("predicted"), float(fields["loss_sum"])
-    )
-    right, total = score.correct, score.total
-    # One client's impossible counts must not spoil the accuracy over all.
-    if bool((right < 0).any()) or bool((right > total).any()) or not 0 <= score.loss_sum < math.inf:
-        raise InputError("its counts are none: some label has more right than there are")
-    return score

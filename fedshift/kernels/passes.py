@@ -11,7 +11,14 @@ from torch.func import functional_call
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from fedshift.errors import InputError, nearest, shown
-from fedshift.kernels.torch_private import parts_of, tensor_at, tensors_of
+from fedshift.kernels.torch_private import (
+    parts_of,
+    supported,
+    tensor_at,
+    tensors_of,
+    version,
+    within_vmap,
+)
 from fedshift.tree import Params
 
 # Where a tensor is: its holder and the key in it, as `tensors_of` gives them.
@@ -64,6 +71,25 @@ def retied(places: Places) -> bool:
             return True
         distinct |= ids
     return False
+
+
+def passing(net: nn.Module) -> list[Tensor]:
+    """What layers keep of their last pass (`weight_norm` its product), and compute again at the
+    next one. It cannot be copied.
+    """
+    kept = (v for module in net.modules() for v in vars(module).values() if isinstance(v, Tensor))
+    return [v for v in kept if within_vmap(v) or v.grad_fn is not None]
+
+
+def wrote(copy: Tensor, before: int | None, x: Tensor) -> bool | None:
+    """Whether a pass wrote into `copy`, which was x and of version `before`.
+
+    None where it cannot be seen: where torch tells no versions, and within vmap.
+    """
+    if not supported("version") or within_vmap(copy):
+        return None
+    # A tensor of the device "meta" has no values at all.
+    return before != version(copy) or not (copy.is_meta or torch.equal(copy, x))
 
 
 def call(

@@ -103,6 +103,9 @@ def fedpals(
     """
     # Pals checks that exactly one of lam and ess is given, before any data is seen.
     weights = Pals(setting.target, lam=lam, ess=ess, cap=cap, fidelity=fidelity)
+    # The best weights under the setting's cap, not the best of all, cut off at it afterwards.
+    if setting.cap is not None and (cap is None or setting.cap < cap):
+        weights = replace(weights, cap=setting.cap, strict=False)
     return FedAvg(
         setting.model,
         objective=_objective(mu),

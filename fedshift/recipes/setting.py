@@ -27,6 +27,7 @@ class Setting:
     clients        number of clients N, for methods that distinguish clients
     server_inputs  unlabeled inputs [n, ...] that the server holds, for methods that tune there
     shape          of one input, for methods that fit a network of their own to inputs
+    cap            the largest weight of a client, for rules that find the best weights under it
     seed           of the first weights (and masks) of such networks, the same for all clients; and,
                    on the server alone, of the orders of label sets' slots
 
@@ -47,6 +48,7 @@ class Setting:
     clients: int | None = None
     server_inputs: Tensor | None = field(default=None, repr=False, compare=False)
     shape: tuple[int, ...] | None = None
+    cap: float | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:

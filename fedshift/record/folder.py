@@ -34,6 +34,8 @@ CONFIG, LOCK, EVENTS = "config.resolved.toml", "lock.json", "events.jsonl"
 METRICS, SERVED, CLIENTS = "metrics.csv", "served.csv", "clients.csv"
 CONFUSION = "confusion.csv"
 MODEL, SUMMARY, REPORT = "model.safetensors", "summary.json", "report.html"
+# Of methods that train a router: what its refits have found.
+ROUTER = "router.safetensors"
 # Of runs on data of one's own: how rows became inputs; and what `fedshift.fit` has beside.
 ENCODING, FIT = "encoding.json", "fit.json"
 # Only of some runs, or while they train.

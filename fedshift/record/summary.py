@@ -136,9 +136,12 @@ class Serving:
 
 
 def _of_rounds(last: dict[str, Any]) -> dict[str, Any]:
-    for name in ("round", "rounds", "system_accuracy"):
+    for name in ("round", "rounds"):
         if not isinstance(last.get(name), int | float):
             raise ValueError(f'a number "{name}" is needed')
+    # None where the clients' models stayed at their sites: nothing answers for all of them.
+    if not isinstance(last.get("system_accuracy", ""), int | float | None):
+        raise ValueError('a number "system_accuracy" is needed')
     return last
 
 

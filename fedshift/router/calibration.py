@@ -8,58 +8,26 @@ candidates, G bins.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedshift.errors import TrainingError
-from fedshift.router.quality import calibration_gaps
+from fedshift.router.parts import Each, Fold, HeldOutSums, Part
 from fedshift.router.score import ClientHead
-from fedshift.seeds import generator
 
 # None below 1: the network was trained on these examples, on which clients are easier to
 # distinguish than on new queries. A router that seems too cautious here is too sure there.
 TEMPERATURES = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 8.0)
-FOLDS = 5
-# Folds are held out in turn until this many examples were: more fits would change nothing.
-ENOUGH = 2000
 # A refit is better only if its loss is lower by this many standard errors. Chance, and examples
 # that the network was trained on, flatter refits: by two on 643 patients where they were worse.
 CLEARLY = 3.0
 
-Features = Sequence[Tensor]
-Fit = Callable[[Features, float], ClientHead]
-
-
-class HeldOutSums(NamedTuple):
-    """A client's one message on its held-out examples: n [], loss [C], gaps [C, G], square [C].
-
-    All float64.
-    """
-
-    n: Tensor
-    loss: Tensor
-    gaps: Tensor
-    square: Tensor
-
-
-def held_out_sums(logits: Tensor, client: int, before: Tensor | None = None) -> HeldOutSums:
-    """The sums of one client for candidates' logits z [C, n, N] of its held-out examples.
-
-    With l_cb = -log softmax(z_cb)[client], and l_0b the same of the logits `before` [n, N],
-    loss_c = sum_b l_cb and square_c = sum_b (l_cb - l_0b)^2; gaps as in `quality.calibration_gaps`.
-    """
-    logs = logits.double().log_softmax(2)
-    loss = -logs[..., client]
-    loss_before = loss if before is None else -before.double().log_softmax(1)[:, client]
-    # All of a client's examples have the same origin: itself.
-    origin = torch.full((logits.shape[1],), client)
-    gaps = torch.stack([calibration_gaps(p, origin) for p in logs.exp()])
-    square = (loss - loss_before).square().sum(1)
-    return HeldOutSums(torch.tensor(float(len(origin))).double(), loss.sum(1), gaps, square)
+Fit = Callable[[Part, float], ClientHead]
 
 
 class HeldOut(NamedTuple):
@@ -116,49 +84,9 @@ class Calibration:
         )
 
 
-class Fold(NamedTuple):
-    """All clients' examples with one fold held out: features to fit on, and those of the fold.
-
-    before are the old router's logits [n, N] of the held-out examples, if it had any.
-    """
-
-    fit: Features
-    held_out: Features
-    before: Features | None
-
-
-def split_into_folds(features: Features, before: Features | None, seed: int) -> list[Fold]:
-    """The folds that are held out in turn, each about 1/5 of every client's examples h [n, e].
-
-    A client's examples are permuted by a generator of (seed, client). A client with a single
-    example keeps it for the fits; the list is empty if no client has more.
-    """
-    assigned = [_assigned_folds(len(h), seed, i) for i, h in enumerate(features)]
-    folds, count = list[Fold](), 0
-    for k in range(FOLDS):
-        masks = [f == k for f in assigned]
-        held_out = [h[rows] for h, rows in zip(features, masks, strict=True)]
-        if count < ENOUGH and any(map(len, held_out)):
-            count += sum(map(len, held_out))
-            fit = [h[~rows] for h, rows in zip(features, masks, strict=True)]
-            logits = before and [z[rows] for z, rows in zip(before, masks, strict=True)]
-            folds.append(Fold(fit, held_out, logits))
-    return folds
-
-
-def _assigned_folds(n: int, seed: int, client: int) -> Tensor:
-    """The fold [n] that each example is held out in; -1 for one that never is."""
-    if n < 2:
-        return torch.full((n,), -1)
-    # A client's folds depend on its own id alone, not on which other clients there are.
-    return torch.randperm(n, generator=generator(seed, "calibration", client)) % FOLDS
-
-
-def before(folds: Sequence[Fold]) -> HeldOut | None:
+def before(folds: Sequence[Fold], each: Each) -> HeldOut | None:
     """The figures of the router before the refit, on the same held-out examples."""
-    sums = [
-        held_out_sums(z[None], i) for p in folds for i, z in enumerate(p.before or ()) if len(z)
-    ]
+    sums = [s for sent in each(lambda fold: fold.held_out.held_out_sums(()), folds) for s in sent]
     return figures(sums)[0] if sums else None
 
 
@@ -188,22 +116,33 @@ class Chosen(NamedTuple):
 
 
 def choose(
-    fit: Fit, strengths: Sequence[float], temperatures: Sequence[float], folds: Sequence[Fold]
-) -> Chosen:
+    fit: Fit, strengths: Sequence[float], temperatures: Sequence[float], folds: Sequence[Fold],
+    each: Each,
+) -> Chosen:  # fmt: skip
     """The candidate of least held-out loss, the first of equals.
 
-    fit makes a head of all clients' features and a strength. A strength whose fit does not
-    converge is left out; raises its TrainingError if none converges.
+    fit makes a head of a part of all clients' examples and a strength. A strength whose fit does
+    not converge for some fold is left out; raises its TrainingError if none converges.
     """
+
+    def attempt(candidate: tuple[float, Fold]) -> Sequence[HeldOutSums] | TrainingError:
+        strength, fold = candidate
+        try:
+            head = fit(fold.fit, strength)
+        except TrainingError as e:
+            return e
+        heads = [tempered(head, fold.fit.sizes, t) for t in temperatures]
+        return fold.held_out.held_out_sums(heads)
+
+    sent = iter(each(attempt, [(strength, fold) for strength in strengths for fold in folds]))
     candidates, failed = list[Chosen](), list[TrainingError]()
     for strength in strengths:
-        try:
-            sums = [
-                s for fold in folds for s in _sums_sent(fit(fold.fit, strength), fold, temperatures)
-            ]
-        except TrainingError as e:
-            failed.append(e)
+        of_folds = list(islice(sent, len(folds)))
+        errors = [one for one in of_folds if isinstance(one, TrainingError)]
+        if errors:
+            failed.append(errors[0])
             continue
+        sums = [s for one in of_folds if not isinstance(one, TrainingError) for s in one]
         pairs = zip(temperatures, figures(sums), strict=True)
         candidates += [Chosen(strength, t, f) for t, f in pairs]
     if not candidates:
@@ -212,17 +151,6 @@ def choose(
     return min(
         candidates, key=lambda c: c.figures.loss if math.isfinite(c.figures.loss) else math.inf
     )
-
-
-def _sums_sent(
-    head: ClientHead, fold: Fold, temperatures: Sequence[float]
-) -> Iterator[HeldOutSums]:
-    sizes = torch.tensor([float(len(h)) for h in fold.fit]).double()
-    heads = [tempered(head, sizes, t) for t in temperatures]
-    for i, h in enumerate(fold.held_out):
-        if len(h):
-            before = None if fold.before is None else fold.before[i]
-            yield held_out_sums(torch.stack([f(h) for f in heads]), i, before)
 
 
 def _log_shares(sizes: Tensor) -> Tensor:

@@ -9,9 +9,8 @@ Shapes: N clients, n examples of one client, e client features.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import scipy.optimize
@@ -23,14 +22,14 @@ from fedshift.errors import InputError, TrainingError
 from fedshift.router.calibration import (
     TEMPERATURES,
     Calibration,
-    Features,
     Fit,
-    Fold,
     before,
     choose,
     tempered,
 )
-from fedshift.router.moments import Moments, moments, pooled
+from fedshift.router.moments import Moments, pooled
+from fedshift.router.parts import Each, Fold, Here, OriginSums, Part, summed
+from fedshift.router.parts import origin_sums as origin_sums
 from fedshift.router.score import ClientHead, shares
 
 # Gradient pairs that L-BFGS remembers, on the server: 100 take half the rounds that 20 take.
@@ -49,25 +48,7 @@ LOADING = 0.01
 ROUGH = 1e-4
 
 
-class OriginSums(NamedTuple):
-    """What a client sends in one round of the refit: loss [], its gradient gamma [N], xi [N, e]."""
-
-    loss: Tensor
-    gamma: Tensor
-    xi: Tensor
-
-
 Ask = Callable[[ClientHead], OriginSums]
-
-
-def origin_sums(head: ClientHead, features: Tensor, client: int) -> OriginSums:
-    """sum_b -log softmax(z(h_b))[client] over a client's features h [n, e], and its gradient."""
-    h = features.double()
-    logs = head(h).log_softmax(1)
-    # The gradient of -log softmax in the logits: the posterior, less 1 for the right client.
-    slope = logs.exp()
-    slope[:, client] -= 1.0
-    return OriginSums(-logs[:, client].sum(), slope.sum(0), slope.T @ h)
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,6 +116,15 @@ def refit(
     return Refit(units.centred(solution.x), int(solution.nfev), gradient)
 
 
+def refit_part(
+    part: Part, *, penalty: float = 1e-4, tolerance: float = 1e-6, rounds: int = 2000
+) -> Refit:
+    """`refit` on these examples of all clients."""
+    whole = Moments(*summed(part.moments()))
+    limits = {"penalty": penalty, "tolerance": tolerance}
+    return refit(part.origin_sums, part.sizes, whole, rounds=rounds, **limits)
+
+
 def refit_locally(
     features: Sequence[Tensor],
     *,
@@ -143,18 +133,7 @@ def refit_locally(
     rounds: int = 2000,
 ) -> Refit:
     """`refit` with all clients in this process: features[i] is client i's h [n_i, e]."""
-    sent = [moments(h) for h in features]
-    sizes = torch.stack([s.n for s in sent])
-
-    def ask(head: ClientHead) -> OriginSums:
-        return OriginSums(*_summed(origin_sums(head, h, i) for i, h in enumerate(features)))
-
-    total = Moments(*_summed(sent))
-    return refit(ask, sizes, total, penalty=penalty, tolerance=tolerance, rounds=rounds)
-
-
-def _summed(replies: Iterable[tuple[Tensor, ...]]) -> list[Tensor]:
-    return [torch.stack(part).sum(0) for part in zip(*replies, strict=True)]
+    return refit_part(Here(features), penalty=penalty, tolerance=tolerance, rounds=rounds)
 
 
 def _objective(
@@ -242,11 +221,11 @@ def penalised(penalty: float | None, tolerance: float, rounds: int) -> Way:
             "1e-6, and 1 round or more"
         )
 
-    def exact(h: Features, penalty: float, tolerance: float = tolerance) -> ClientHead:
-        return refit_locally(h, penalty=penalty, tolerance=tolerance, rounds=rounds).head
+    def exact(part: Part, penalty: float, tolerance: float = tolerance) -> ClientHead:
+        return refit_part(part, penalty=penalty, tolerance=tolerance, rounds=rounds).head
 
-    def rough(h: Features, penalty: float) -> ClientHead:
-        return exact(h, penalty, max(tolerance, ROUGH))
+    def rough(part: Part, penalty: float) -> ClientHead:
+        return exact(part, penalty, max(tolerance, ROUGH))
 
     grid = (PENALTIES, TEMPERATURES) if penalty is None else ((penalty,), (1.0,))
     return Way(rough, exact, *grid)
@@ -255,28 +234,28 @@ def penalised(penalty: float | None, tolerance: float, rounds: int) -> Way:
 def discriminant(loading: float | None) -> Way:
     """`Gaussians.head` at one loading, or at the one of least held-out loss."""
 
-    def fit(h: Features, loading: float) -> ClientHead:
-        return pooled([moments(features) for features in h], loading).head()
+    def fit(part: Part, loading: float) -> ClientHead:
+        return pooled(part.moments(), loading).head()
 
     grid = (LOADINGS, TEMPERATURES) if loading is None else ((loading,), (1.0,))
     return Way(fit, fit, *grid)
 
 
 def fit_again(
-    way: Way, features: Features, folds: Sequence[Fold]
+    way: Way, whole: Part, folds: Sequence[Fold], each: Each
 ) -> tuple[ClientHead, Calibration | None]:
-    """The head of all clients' features h [n, e] at what `folds` chose, and its held-out figures.
+    """The head of all examples at what `folds` chose, and its held-out figures.
 
-    Raises InputError where there is a choice to make and nothing was held out.
+    each: how the candidates are tried. Raises InputError where there is a choice to make and
+    nothing was held out.
     """
     if not folds and len(way.strengths) > 1:
         raise InputError(
             "no client has two examples, so none can be held out to choose by; give fresh=, "
             f"inputs of each client, or a strength, as {way.strengths[0]:g}"
         )
-    sizes = torch.tensor([float(len(h)) for h in features], dtype=torch.float64)
     if not folds:
-        return way.exact(features, way.strengths[0]), None
-    best = choose(way.rough, way.strengths, way.temperatures, folds)
-    head = tempered(way.exact(features, best.strength), sizes, best.temperature)
-    return head, Calibration(before(folds), best.figures, best.strength, best.temperature)
+        return way.exact(whole, way.strengths[0]), None
+    best = choose(way.rough, way.strengths, way.temperatures, folds, each)
+    head = tempered(way.exact(whole, best.strength), whole.sizes, best.temperature)
+    return head, Calibration(before(folds, each), best.figures, best.strength, best.temperature)

@@ -5,7 +5,7 @@ Shapes: B queries, N clients, K classes, e client features.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from numbers import Integral
@@ -20,8 +20,9 @@ from fedshift.data import ClientData, check_clients
 from fedshift.errors import InputError, check_name
 from fedshift.model import Model
 from fedshift.router.answers import Answers, finite_answers
-from fedshift.router.calibration import Calibration, Fold, split_into_folds
+from fedshift.router.calibration import Calibration
 from fedshift.router.moments import Gaussians, moments, pooled
+from fedshift.router.parts import Clients, Fold, Here, folds_of
 from fedshift.router.queries import BLOCK, check_queries, check_server, check_thresholds
 from fedshift.router.refit import LOADING, Way, discriminant, fit_again, penalised
 from fedshift.router.score import ClientHead, Numbers, Prior, log_tilt, posterior, scores
@@ -112,7 +113,30 @@ class Router:
         if not states:
             raise InputError("no client has taken part yet: train for a round, then route")
         served = {i: algorithm.model_for(server, states[i]) for i in sorted(states)}
-        params, buffers = served[min(served)]
+        return cls._made(algorithm.model, server, served[min(served)], served, served, prior)
+
+    @classmethod
+    def of_sites(
+        cls,
+        algorithm: Algorithm,
+        server: Parts,
+        first: tuple[Params, Params],
+        took_part: Iterable[int],
+        prior: Prior = "posterior",
+    ) -> Router:
+        """The router where each client's model stays at its site: `route` names the site to ask.
+
+        first: the first model, for parts that clients keep and the router does not read. Raises
+        InputError as `of`; `predict` of the result does.
+        """
+        return cls._made(algorithm.model, server, first, sorted(took_part), {}, prior)
+
+    @classmethod
+    def _made(
+        cls, model: Model, server: Parts, pair: tuple[Params, Params], ids: Iterable[int],
+        served: Mapping[int, tuple[Params, Params]], prior: Prior,
+    ) -> Router:  # fmt: skip
+        params, buffers = pair
         private = [k for k in params if k.startswith("router.") and k not in server["params"]]
         if private:
             raise InputError(
@@ -121,11 +145,11 @@ class Router:
             )
         # Sizes of 0 keep clients without a model out of every score and every sum.
         present = torch.zeros(len(server["table"]["n"]), dtype=torch.bool)
-        present[list(served)] = True
+        present[list(ids)] = True
         n = torch.where(present, server["table"]["n"].cpu().double(), 0.0)
         log_tilt(n, prior)  # refuses a prior that does not fit, here and not at the first query
         shared = (params | server["params"], buffers | server["buffers"])
-        return cls(algorithm.model, shared, served, n, prior)
+        return cls(model, shared, served, n, prior)
 
     @property
     def clients(self) -> list[int]:
@@ -201,6 +225,11 @@ class Router:
         alone, any cost one pass and the classifiers asked (those of float32 are mixed in float32,
         right to 1e-6); else each takes a pass for its queries. Raises InputError as `route`.
         """
+        if away := [i for i in self.clients if i not in self.served]:
+            raise InputError(
+                f"the models of clients {away} are at their sites: route(x) names the client whose "
+                "site has the answer"
+            )
         k, x = self._clients_asked(mode), check_queries(x)
         blocks = [self._predict(b, k, self._prior(prior), prices) for b in torch.split(x, BLOCK)]
         return torch.cat(blocks)
@@ -287,20 +316,30 @@ class Router:
         self, way: Way, clients: Sequence[ClientData], fresh: Sequence[Tensor] | None, seed: int,
         novelty: float | None = None,
     ) -> Router:  # fmt: skip
-        """Refit the head; also set the moments if a loading for `novelty` is given."""
-        outputs = self._outputs_of(clients)
+        here = Here(*self._outputs_of(clients), seed)
         if fresh is None:
-            folds = split_into_folds(outputs.features, outputs.logits, seed)
-        else:
-            held_out = self._sight.of_clients(fresh, "a held-out example")
-            folds = [Fold(outputs.features, held_out.features, held_out.logits)]
-        head, figures = fit_again(way, outputs.features, folds)
+            return self.fitted(way, here, seed, novelty)
+        held_out = Here(*self._sight.of_clients(fresh, "a held-out example"))
+        return self._fitted(way, here, [Fold(here, held_out)], novelty)
+
+    def fitted(
+        self, way: Way, clients: Clients, seed: int = 0, novelty: float | None = None
+    ) -> Router:
+        """With the head refitted by what clients send, wherever they are.
+
+        novelty: set the moments as well, with this loading. Raises as `refitted`.
+        """
+        folds = [clients.fold(k) for k in folds_of(clients.whole.sizes, seed)]
+        return self._fitted(way, clients, folds, novelty)
+
+    def _fitted(
+        self, way: Way, clients: Clients, folds: Sequence[Fold], novelty: float | None
+    ) -> Router:
+        whole = clients.whole
+        head, figures = fit_again(way, whole, folds, clients.each)
         # The sizes that a head was fitted to are in its intercepts; clients left out keep 0.
-        n = torch.tensor([float(len(h)) for h in outputs.features], dtype=torch.float64)
-        sizes = torch.where(self.sizes > 0, n, 0.0)
-        gaussians = self.gaussians
-        if novelty is not None:
-            gaussians = pooled([moments(h) for h in outputs.features], novelty)
+        sizes = torch.where(self.sizes > 0, whole.sizes, 0.0)
+        gaussians = self.gaussians if novelty is None else pooled(whole.moments(), novelty)
         return replace(self, head=head, sizes=sizes, calibration=figures, gaussians=gaussians)
 
     def _outputs_of(self, clients: Sequence[ClientData]) -> ClientOutputs:

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedshift.server.cap import capped_columns
 from fedshift.server.mixture import narrow
 from fedshift.server.qp import minimise
 from fedshift.server.simplex import NO_CAP, Floats, Problem
@@ -58,13 +59,16 @@ def _weights(variance: Floats, differences: Floats) -> Floats:
     return minimise(problem, 1.0).weights
 
 
-def pooled_prototypes(stacked: Params) -> Params:
+def pooled_prototypes(stacked: Params, cap: float = 1.0) -> Params:
     """c_k = sum_i n_ik mu_ik / sum_i n_ik over the cohort; mean mu [C, K, d], count n [C, K].
 
     The mean of the features of all examples of class k, each taken by its client's own body. A
-    class that no client of the cohort has gets zeros and count 0.
+    class that no client of the cohort has gets zeros and count 0. Counts are claims: of h clients
+    that have a class none has a share of its mean above the cap, or 1/h.
     """
     n = stacked["count"].double()
+    if cap < 1.0:
+        n = n.sum(0) * capped_columns(n / n.sum(0).clamp(min=1.0), cap, n > 0)
     total, count = (n[:, :, None] * stacked["mean"].double()).sum(0), n.sum(0)
     mean = total / count.clamp(min=1.0)[:, None]
     return {"mean": mean.to(stacked["mean"].dtype), "count": count.to(stacked["count"].dtype)}

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedshift.errors import InputError, nearest
 from fedshift.seeds import generator
+from fedshift.server.cap import capped_columns
 from fedshift.tree import Params, Parts, weighted_sum
 
 
@@ -101,10 +102,11 @@ def by_label(v: Tensor, labels: Tensor, classes: int) -> Tensor:
     return out.scatter(1, index.expand_as(v), v)[:, :classes]
 
 
-def holder_shares(weights: Tensor, label_sets: Tensor) -> Tensor:
+def holder_shares(weights: Tensor, label_sets: Tensor, cap: float = 1.0) -> Tensor:
     """a_iy = a_i 1{y in Y_i} / sum_j a_j 1{y in Y_j}, [C, K] float64.
 
-    weights [C], label_sets [C, K] bool.
+    weights [C], label_sets [C, K] bool. Of h clients that hold a label none has a share above the
+    cap, or 1/h.
 
     A label that no client of positive weight holds has share 0 everywhere. A label that all of them
     hold gets the weights as they are: dividing by a sum of 1 up to rounding would change bits where
@@ -114,6 +116,7 @@ def holder_shares(weights: Tensor, label_sets: Tensor) -> Tensor:
     masses = weights.double()[:, None] * label_sets
     total = masses.sum(0)
     share = masses / torch.where(total > 0, total, 1.0)
+    share = capped_columns(share, cap, masses > 0)
     by_all = (label_sets | (weights == 0)[:, None]).all(0)
     return torch.where(by_all, weights.double()[:, None], share)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Protocol
 
 import numpy as np
@@ -76,6 +76,9 @@ class Pals:
     Solved over every cohort, with `lam` fixed or `ess` (a fraction of the cohort's examples)
     reached by the smallest lam. See `fedshift.pals_weights` for the arguments and the solver.
 
+    strict  False: the cap goes before all else. In a cohort of C clients it is no less than 1/C,
+            and an `ess` out of reach under it becomes the largest ESS that is not. True refuses
+
     >>> import torch
     >>> from fedshift.server.weights import Pals
     >>> labels = torch.tensor([[80.0, 20.0], [20.0, 80.0]])
@@ -89,6 +92,7 @@ class Pals:
     ess: float | None = None
     cap: float | None = None
     fidelity: Fidelity = "squared"
+    strict: bool = True
     needs = ("n", "labels")
 
     def __post_init__(self) -> None:
@@ -114,23 +118,32 @@ class Pals:
         """The weights [C] with their lambda, their ESS and whether they are proved optimal."""
         labels = np.ascontiguousarray(table["labels"].numpy(), dtype=np.float64)
         # Plain floats and tuples: the cache below needs hashable arguments.
-        lam, ess, cap = (
-            None if value is None else number(value) for value in (self.lam, self.ess, self.cap)
-        )
-        rule = tuple(numbers(self.target).tolist()), lam, ess, cap, self.fidelity
+        lam, ess = (None if value is None else number(value) for value in (self.lam, self.ess))
+        cap = self.cap_among(int((labels.sum(1) > 0).sum()))
+        rule = tuple(numbers(self.target).tolist()), lam, ess, cap, self.fidelity, self.strict
         return _solved(labels.tobytes(), labels.shape, *rule)
+
+    def cap_among(self, clients: int) -> float | None:
+        """The cap in a cohort of so many clients with examples; None without one."""
+        if self.cap is None or self.strict:
+            return None if self.cap is None else number(self.cap)
+        return max(number(self.cap), 1.0 / max(clients, 1))
 
 
 @lru_cache(maxsize=1)
 def _solved(
     labels: bytes, shape: tuple[int, ...], target: tuple[float, ...],
-    lam: float | None, ess: float | None, cap: float | None, fidelity: Fidelity,
+    lam: float | None, ess: float | None, cap: float | None, fidelity: Fidelity, strict: bool,
 ) -> PalsWeights:  # fmt: skip
     """Weights for a table of label counts; cached for a cohort that comes twice in a row.
 
     The solver takes milliseconds, which in a small federation is as long as training.
     """
     counts = np.frombuffer(labels).reshape(shape)
-    solved = pals_weights(counts, target, lam=lam, ess=ess, cap=cap, fidelity=fidelity)
+    solve = partial(pals_weights, counts, target, cap=cap, fidelity=fidelity)
+    if not strict and ess is not None and (largest := solve(lam=math.inf)).ess_fraction < ess:
+        solved = largest
+    else:
+        solved = solve(lam=lam, ess=ess)
     solved.weights.setflags(write=False)  # cached: later callers get the same array
     return solved

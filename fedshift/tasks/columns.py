@@ -71,7 +71,7 @@ def _numbers(name: str, values: Numbers, starts: Ints) -> Column | str:
     absent = np.isnan(v)
     count = len(v) - int(absent.sum())
     if not count:
-        return f'Column "{shown(name)}" is empty in training; it was left out.'
+        return number_column(name, 0, len(v), 0.0, 0.0, wide=wide)
     some = count < len(v)
     if some:
         v[absent] = 0.0
@@ -83,11 +83,20 @@ def _numbers(name: str, values: Numbers, starts: Ints) -> Column | str:
     variance = _pooled(v, starts) / count
     if _counts_rows(name, values):
         return f'Column "{shown(name)}" numbers the rows; it was left out.'
+    return number_column(name, count, len(v), mean, variance, wide=wide)
+
+
+def number_column(
+    name: str, count: int, rows: int, mean: float, variance: float, *, wide: bool
+) -> Column | str:
+    """A column of numbers by its moments: count values in so many rows; or why it is left out."""
+    if not count:
+        return f'Column "{shown(name)}" is empty in training; it was left out.'
     if variance <= 1e-24 * mean * mean:  # what rounding the mean leaves of a constant
-        if not some:
+        if count == rows:
             return f'Column "{shown(name)}" is constant in training; it was left out.'
         variance = 1.0
-    return Column(name, mean, float(np.sqrt(variance)), None, some, wide)
+    return Column(name, mean, float(np.sqrt(variance)), None, count < rows, wide)
 
 
 def _pooled(v: Numbers, starts: Ints) -> float:
@@ -96,8 +105,12 @@ def _pooled(v: Numbers, starts: Ints) -> float:
 
 
 def _counts_rows(name: str, v: Numbers) -> bool:
-    named = name.lower() in IDS or name.lower().endswith(("_id", " id"))
-    return named and len(v) > 2 and _numbers_rows(v)
+    return is_id(name) and len(v) > 2 and _numbers_rows(v)
+
+
+def is_id(name: str) -> bool:
+    """Whether a column's name is one that columns of row numbers have."""
+    return name.lower() in IDS or name.lower().endswith(("_id", " id"))
 
 
 def _numbers_rows(v: Numbers) -> bool:
@@ -115,8 +128,13 @@ def _categories(name: str, values: Coded, rows: Ints, asked: bool) -> Column | s
             f'free text or names do; it was left out. categories=["{shown(name)}"] encodes it.'
             f"{cure_of(names)}"
         )
-    if kinds + absent < 2:
-        what = "constant" if kinds else "empty"
+    return category_column(name, names, absent)
+
+
+def category_column(name: str, names: tuple[str, ...], absent: bool) -> Column | str:
+    """A column of these categories, some value of which may be absent; or why it is left out."""
+    if len(names) + absent < 2:
+        what = "constant" if names else "empty"
         return f'Column "{shown(name)}" is {what} in training; it was left out.'
     return Column(name, categories=names, indicator=absent)
 

@@ -73,10 +73,12 @@ def inputs_of(x: Any, aside: Mask | None = None) -> Inputs:
     return tensors_of({"x": x}, "one")
 
 
-def column_of(name: str, values: Any, aside: Mask | None = None) -> Numbers | Coded:
+def column_of(
+    name: str, values: Any, aside: Mask | None = None, *, wide: bool = False
+) -> Numbers | Coded:
     """One column: numbers, float32 or where that is too little float64, or categories.
 
-    aside [n]: rows, such as a target's, that have no part in this choice.
+    aside [n]: rows, such as a target's, that have no part in this choice. wide: float64 always.
     """
     if isinstance(values, Coded):
         return values
@@ -86,7 +88,7 @@ def column_of(name: str, values: Any, aside: Mask | None = None) -> Numbers | Co
         values = plain_column(name, values)
         kind = values.dtype.kind
     if kind in "iufb":
-        numbers = _numbers(values, aside)
+        numbers = _numbers(values, aside, wide)
         # float32 takes what is larger for infinity.
         beyond = np.flatnonzero(np.abs(numbers) > LARGEST)
         if len(beyond):
@@ -98,14 +100,15 @@ def column_of(name: str, values: Any, aside: Mask | None = None) -> Numbers | Co
     return coded(values, f'column "{shown(name)}"')
 
 
-def _numbers(values: Any, aside: Mask | None) -> Numbers:
+def _numbers(values: Any, aside: Mask | None, wide: bool) -> Numbers:
     if hasattr(values, "to_numpy"):
         numeric = getattr(values.dtype, "na_value", None) is not None and values.hasnans
         values = values.to_numpy(np.float64, na_value=np.nan) if numeric else values.to_numpy()
     array = np.asarray(values)
     judged = array if aside is None or len(aside) != len(array) else array[~aside]
     with np.errstate(over="ignore"):  # `column_of` refuses what is beyond float32
-        return array.astype(np.float32 if fits_float32(judged) else np.float64, copy=False)
+        narrow = not wide and fits_float32(judged)
+        return array.astype(np.float32 if narrow else np.float64, copy=False)
 
 
 def fits_float32(array: NDArray[Any]) -> bool:
@@ -118,8 +121,13 @@ def fits_float32(array: NDArray[Any]) -> bool:
     if kind == "b" or array.dtype == np.float32 or not len(numbers):
         return True
     low, high = float(numbers.min()), float(numbers.max())
+    return span_fits_float32(low, high) if kind == "f" else max(abs(low), abs(high)) <= EXACT
+
+
+def span_fits_float32(low: float, high: float) -> bool:
+    """`fits_float32` of fractions of which the least and the largest are known."""
     most = max(abs(low), abs(high))
-    return most <= EXACT and (kind != "f" or high - low >= 1e-4 * most)
+    return most <= EXACT and high - low >= 1e-4 * most
 
 
 def take_columns(table: Columns, keep: Sequence[str] | None, drop: Sequence[str]) -> Columns:

@@ -138,6 +138,7 @@ def read_table(
     names: Sequence[str] = (),
     label: str | Sequence[str] = "",
     aside: tuple[str, Any] | None = None,
+    wide: bool = False,
     **given: Any,
 ) -> tuple[Columns, list[str]]:
     """(the columns of a CSV or Parquet file but those to leave, notes for the user).
@@ -145,6 +146,7 @@ def read_table(
     wanted must be there; names are columns that are categories or names, however many they have.
     label: of a single column, texts such as "True" are names of its classes.
     aside: the column of clients and the one that is the target, by whose rows nothing is decided.
+    wide: numbers of a CSV file stay float64, for who decides on their precision later.
     Raises DataError for a file that is no such table.
     """
     if path.suffix == ".parquet":
@@ -153,7 +155,7 @@ def read_table(
         return Columns({n: v for n, v in table.of.items() if n not in leave}), notes
     form = sniffed(path, wanted, **given)
     use = [name for name in form.header if name not in leave]
-    form, pieces = _read(path, form, use, names, aside)
+    form, pieces = _read(path, form, use, names, aside, wide)
     notes = form.notes
     mask = None
     if aside is not None and aside[0] in use:
@@ -169,7 +171,7 @@ def read_table(
             continue
         column = _merged(parts)
         if isinstance(column, Coded) and name not in names:
-            column = _numbers_in(name, column, notes, mask, form.number, classes=name == label)
+            column = _numbers_in(name, column, notes, mask, form.number, name == label, wide)
         made[name] = column
     return Columns(made), notes
 
@@ -194,6 +196,7 @@ def _read(
     use: Sequence[str],
     names: Sequence[str],
     aside: tuple[str, Any] | None,
+    wide: bool,
 ) -> tuple[Format, dict[str, list[Numbers | Coded] | None]]:
     """(the format as it proved to be, the pieces of each column; None for free text)."""
     import pandas as pd
@@ -201,7 +204,7 @@ def _read(
     typed = True
     for _ in range(3):
         try:
-            return form, _collected(_pieces(path, form, names, typed), use, names, aside)
+            return form, _collected(_pieces(path, form, names, typed), use, names, aside, wide)
         except UnicodeDecodeError:
             form = replace(form, encoding="cp1252")  # the first lines alone were UTF-8
         except (pd.errors.ParserError, pd.errors.EmptyDataError) as e:
@@ -245,6 +248,7 @@ def _collected(
     use: Sequence[str],
     names: Sequence[str],
     aside: tuple[str, Any] | None,
+    wide: bool,
 ) -> dict[str, list[Numbers | Coded] | None]:
     parts: dict[str, list[Numbers | Coded] | None] = {name: [] for name in use}
     texts: dict[str, set[str]] = {name: set() for name in use}
@@ -255,7 +259,7 @@ def _collected(
                 continue
             values = piece[name]
             if values.dtype.kind in "iuf":
-                before.append(column_of(name, values, mask))
+                before.append(column_of(name, values, mask, wide=wide))
                 continue
             part = coded(values)
             before.append(Coded(part.codes.astype(np.int32), part.names))
@@ -288,7 +292,7 @@ def _merged(parts: list[Numbers | Coded]) -> Numbers | Coded:
 
 def _numbers_in(
     name: str, column: Coded, notes: list[str], mask: Mask | None,
-    number: Callable[[str], float] = as_number, *, classes: bool = False,
+    number: Callable[[str], float] = as_number, classes: bool = False, wide: bool = False,
 ) -> Numbers | Coded:  # fmt: skip
     """Numbers where most entries are; InputError for others that are no mark of a missing one.
 
@@ -315,4 +319,4 @@ def _numbers_in(
         count = int(column.counts()[~is_number].sum())
         marks = " and ".join(f'"{shown(text)}"' for text in odd)
         notes.append(f'Column "{shown(name)}": {marks} stands for a missing number, {count} times.')
-    return column_of(name, numbers[column.codes], mask)
+    return column_of(name, numbers[column.codes], mask, wide=wide)

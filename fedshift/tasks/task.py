@@ -142,7 +142,12 @@ class Task(TaskFields):
         check_path("path", path)
         labels = [label] if isinstance(label, str) else list(label)
         names = (client, *options.get("categories", ()))
-        given = {"separator": separator, "decimal": decimal, "encoding": encoding, "header": header}
+        given: dict[str, Any] = {
+            "separator": separator,
+            "decimal": decimal,
+            "encoding": encoding,
+            "header": header,
+        }
 
         def read(path: Path, wanted: Sequence[str]) -> tuple[Columns, list[str]]:
             aside = (client, target)

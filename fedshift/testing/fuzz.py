@@ -56,7 +56,7 @@ def arena(algorithm: Algorithm, federation: Federation, gate: Gate) -> Arena:
     """Round 1 of a federation, all of whose clients train once."""
     server = start(algorithm, federation).server
     clients, seed = federation.clients, federation.seeds.batch
-    opened = open_round(algorithm, server, torch.arange(len(clients)), 1)
+    opened = open_round(algorithm, server, torch.arange(len(clients)), 1, gate.max_weight)
     jobs = (
         job_of(
             opened.stage, opened.message(i), first_state(algorithm, federation, i), clients[i], i,

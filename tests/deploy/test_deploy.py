@@ -244,10 +244,10 @@ def test_a_client_stays_for_the_next_server(
 
 def test_flowers_refusals_are_told_in_one_line() -> None:
     told = '{"success": false, "error-message": "\\nno such\\napp\\n"}'
-    with pytest.raises(InputError, match="^`flwr -c print.* failed: no such app$"):
-        run_flower([sys.executable, "-c", f"print({told!r})"], os.environ)
+    with pytest.raises(InputError, match="^`flwr ls -x` failed: no such app$"):
+        run_flower(["ls", "-x"], os.environ, [sys.executable, "-c", f"print({told!r})"])
     with pytest.raises(FedshiftError, match="failed: 7"):
-        run_flower([sys.executable, "-c", "print(7)"], os.environ)
+        run_flower(["ls", "-x"], os.environ, [sys.executable, "-c", "print(7)"])
 
 
 def call(*args: str, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -262,7 +262,7 @@ def test_exit_codes(
 ) -> None:
     """Whatever is wrong before a process is started ends with 2 and one message."""
     folder, late = tmp_path / "f", tmp_path / "late"
-    make_place(folder, "", 1, ["127.0.0.1"])
+    make_place(folder, "shift.clients = 1", 1, ["127.0.0.1"])
     make_place(late, "", 1, ["127.0.0.1"])
     for name in ("ca.crt", "ca.key", "server.crt", "server.key"):
         (late / name).unlink()

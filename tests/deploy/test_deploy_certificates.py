@@ -87,7 +87,7 @@ def test_what_a_certificate_lacks_is_said(
     monkeypatch.setattr("fedshift.deploy.keys.STRICT", False)
     check_server(tmp_path)
     monkeypatch.setattr("fedshift.deploy.keys.STRICT", True)
-    with pytest.raises(InputError, match=rf"{name}.crt: has no .*`fedshift deploy init`"):
+    with pytest.raises(InputError, match=rf"{name}.crt: has no .*`fedshift deploy renew`"):
         check_server(tmp_path)
 
 
@@ -101,8 +101,8 @@ def test_certificates_of_older_versions(tmp_path: Path, monkeypatch: pytest.Monk
         check_certificate(tmp_path / "ca.crt")
     assert str(error.value) == (
         f"{tmp_path}/ca.crt: has no Subject Key Identifier and no Key Usage, and Python 3.13 and "
-        "later refuse such certificates; run `fedshift deploy init` into a new folder and hand out "
-        "the clients' folders again"
+        "later refuse such certificates; run `fedshift deploy renew` on the server, and hand out "
+        "the ca.crt that it makes"
     )
 
 

@@ -18,6 +18,7 @@ import uvicorn
 
 from fedshift.deploy.federation import Link, _failure, _follow, environment, superlink
 from fedshift.deploy.guard import put_up
+from fedshift.deploy.inside import SOCKET
 from fedshift.deploy.place import make_place
 from fedshift.deploy.processes import free_port, running
 from fedshift.errors import DataError, FedshiftError, InputError, TrainingError
@@ -26,19 +27,19 @@ Headers = Iterable[tuple[bytes, bytes]]
 
 
 def requested(
-    app: Any, path: str, peer: str, own: str = "192.0.2.1", headers: Headers = (), body: bytes = b""
+    app: Any, path: str, peer: str | None, at: Any = ("192.0.2.1", 8000), headers: Headers = ()
 ) -> int:
-    """The status of an answer to a POST from this address to that one."""
+    """The status of an answer to a POST from this address, by this port or socket."""
     sent: list[Any] = []
     scope = {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST",
         "scheme": "https", "path": path, "raw_path": path.encode(), "query_string": b"",
         "headers": [(b"x-forwarded-for", b"127.0.0.1"), *headers],
-        "client": (peer, 5), "server": (own, 8000),
+        "client": (peer, 5) if peer else None, "server": at,
     }  # fmt: skip
 
     async def receive() -> Any:
-        return {"type": "http.request", "body": body, "more_body": False}
+        return {"type": "http.request", "body": b"", "more_body": False}
 
     async def send(message: Any) -> None:
         sent.append(message)
@@ -48,10 +49,10 @@ def requested(
 
 
 @pytest.mark.slow
-def test_other_machines_reach_what_nodes_need_and_no_more(
+def test_the_port_gives_what_nodes_need_and_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On Flower's own application: who starts runs or registers keys must be on its machine."""
+    """On Flower's own application: who starts runs or registers keys must come by the socket."""
     from flwr.superlink import extensions
     from flwr.superlink.main import create_app
 
@@ -61,16 +62,19 @@ def test_other_machines_reach_what_nodes_need_and_no_more(
     monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")
     monkeypatch.setattr(uvicorn, "run", uvicorn.run)
     make_place(tmp_path / "f", "", 1, ["127.0.0.1"])
+    monkeypatch.setenv(SOCKET, "/tmp/s/flower")
     put_up(tmp_path / "f")
     assert "FORWARDED_ALLOW_IPS" not in os.environ
     guarded = create_app()
-    for peer in ("192.0.2.9", "2001:db8::1", "::ffff:192.0.2.9", "somebody", ""):
+    # None: that of a connection which has just ended.
+    for peer in ("192.0.2.9", "2001:db8::1", "127.0.0.1", "::1", "192.0.2.1", None):
         for asked_for in (path, "/v1/runtime/acquire-task", "/v1/control/register-node", "/docs"):
             assert requested(guarded, asked_for, peer) == 403
         assert requested(guarded, f"/v1/fleet/..{path}", peer) != 200
         assert requested(guarded, fleet, peer) != 403
-    for peer in ("127.0.0.1", "::1", "::ffff:127.0.0.1", "192.0.2.1"):
-        assert requested(guarded, path, peer) != 403
+    for at in (None, ("", None), ("/tmp/s", None)):
+        assert requested(guarded, path, None, at) == 403
+    assert requested(guarded, path, None, ("/tmp/s/flower", None)) != 403
 
 
 def test_a_federations_superlink_is_guarded(
@@ -91,8 +95,8 @@ def test_a_federations_superlink_is_guarded(
         superlink(tmp_path / "f", host="127.0.0.1", port=free_port()),
     ):
         pass
-    guard = [sys.executable, "-m", "fedshift.deploy.guard", str(tmp_path / "f")]
-    assert started[0][:4] == guard
+    guard = [sys.executable, "-P", "-m", "fedshift.deploy.guard", str(tmp_path / "f")]
+    assert started[0][:5] == guard
     assert "--enable-supernode-auth" in started[0]
     assert "--insecure" not in started[0]
 
@@ -149,7 +153,7 @@ def test_runs_that_fail_before_their_first_event(
 ) -> None:
     """The error is in Flower's record of what the run's server said."""
     flwr, link = tmp_path / "flwr", Link(tmp_path, os.environ, tmp_path / "log")
-    monkeypatch.setattr("fedshift.deploy.federation.command", lambda name: str(flwr))
+    monkeypatch.setattr("fedshift.deploy.federation.inside", lambda name: [str(flwr)])
     flwr.touch(0o755)
     for said, kind, told in (
         ("fedshift.errors.DataError: t.csv: damaged\nbye", DataError, "t.csv: damaged"),

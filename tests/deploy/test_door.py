@@ -31,7 +31,8 @@ from fedshift.errors import InputError
 from support.loopback import loopback, processes
 
 PUSH, PULL, CONTROL = "/v1/fleet/push-object", "/v1/fleet/pull-messages", "/v1/control/start-run"
-ELSEWHERE = "192.0.2.9"
+# Where requests come in: by the port, or by the socket of the server's user.
+PORT, SOCKET = ("192.0.2.1", 8000), ("/tmp/s/flower", None)
 
 
 def signed(folder: Path, claim: Path | None = None) -> list[tuple[bytes, bytes]]:
@@ -58,7 +59,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def posted(keys: Path, path: str, length: int, headers: Any = (), peer: str = ELSEWHERE) -> Any:
+def posted(keys: Path, path: str, length: int, headers: Any = (), at: Any = PORT) -> Any:
     """(status, whether the body was read) of a POST that says this length."""
     sent: list[Any] = []
     reads = []
@@ -75,9 +76,9 @@ def posted(keys: Path, path: str, length: int, headers: Any = (), peer: str = EL
         sent.append(message)
 
     pem, public = read_client_key(keys / "client" / "key.pub")
-    guard = Guard(inner, {pem: ("client-0", public)}, Callers())
+    guard = Guard(inner, {pem: ("client-0", public)}, Callers(), SOCKET[0])
     length_header = [] if length < 0 else [(b"content-length", str(length).encode())]
-    scope = {"type": "http", "path": path, "client": (peer, 5), "server": ("192.0.2.1", 8000),
+    scope = {"type": "http", "path": path, "client": ("127.0.0.1", 5), "server": at,
              "headers": [*length_header, *headers]}  # fmt: skip
     asyncio.run(guard(scope, receive, send))
     return sent[0]["status"], bool(reads), sent[0]["headers"]
@@ -98,10 +99,10 @@ def test_bodies_are_as_long_as_who_sends_them_has_proved(keys: Path) -> None:
         assert (status, read) == (413, False)
         # Or the server would read on.
         assert (b"connection", b"close") in answer
-    assert posted(keys, CONTROL, PROVEN, peer="127.0.0.1")[0] == 200
-    assert posted(keys, CONTROL, PROVEN + 1, peer="127.0.0.1")[:2] == (413, False)
-    # This machine's own address is no client's key.
-    assert posted(keys, PUSH, UNPROVEN + 1, peer="127.0.0.1")[:2] == (413, False)
+    assert posted(keys, CONTROL, PROVEN, at=SOCKET)[0] == 200
+    assert posted(keys, CONTROL, PROVEN + 1, at=SOCKET)[:2] == (413, False)
+    # The socket proves no client's key.
+    assert posted(keys, PUSH, UNPROVEN + 1, at=SOCKET)[:2] == (413, False)
     assert posted(keys, CONTROL, 1)[:2] == (403, False)
 
 
@@ -112,9 +113,9 @@ def test_super_nodes_wait_until_all_keys_are_registered(keys: Path) -> None:
         status = 500 if scope["query_string"] else 200
         await send({"type": "http.response.start", "status": status, "headers": []})
 
-    guard = Guard(inner, {}, Callers(), unregistered=2)
+    guard = Guard(inner, {}, Callers(), SOCKET[0], unregistered=2)
 
-    def status(path: str, peer: str = ELSEWHERE, query: bytes = b"") -> int:
+    def status(path: str, at: Any = PORT, query: bytes = b"") -> int:
         sent: list[Any] = []
 
         async def send(message: Any) -> None:
@@ -123,17 +124,17 @@ def test_super_nodes_wait_until_all_keys_are_registered(keys: Path) -> None:
         async def receive() -> Any:
             return {"type": "http.request", "body": b"", "more_body": False}
 
-        scope = {"type": "http", "path": path, "client": (peer, 5), "server": ("192.0.2.1", 8000),
+        scope = {"type": "http", "path": path, "client": ("127.0.0.1", 5), "server": at,
                  "headers": [], "query_string": query}  # fmt: skip
         asyncio.run(guard(scope, receive, send))
         return int(sent[0]["status"])
 
-    for asked in ((REGISTER, "127.0.0.1"), (REGISTER, ELSEWHERE), (CONTROL, "127.0.0.1")):
+    for asked in ((REGISTER, SOCKET), (REGISTER, PORT), (CONTROL, SOCKET)):
         assert status(PULL) == 503
         status(*asked)
-    assert status(REGISTER, "127.0.0.1", b"fails") == 500
+    assert status(REGISTER, SOCKET, b"fails") == 500
     assert status(PULL) == 503
-    assert status(REGISTER, "127.0.0.1") == 200
+    assert status(REGISTER, SOCKET) == 200
     assert status(PULL) == 200
 
 
@@ -171,7 +172,7 @@ def test_the_page_says_the_limits() -> None:
     page = (Path(__file__).parents[2] / "docs" / "flower.md").read_text()
     for row in (
         f"key | {UNPROVEN // 1024} KiB, else 413",
-        f"machine | {PROVEN // 2**20} MiB; {LARGE // 2**20} MiB for",
+        f"socket | {PROVEN // 2**20} MiB; {LARGE // 2**20} MiB for",
         f"key | {door.PATIENCE:g} s |",
         f"announced | {STALLED:g} s |",
         f"proof | {door.OF_ADDRESS} of one address, {door.IN_ALL} in all",

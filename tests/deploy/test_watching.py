@@ -76,7 +76,7 @@ def test_a_run_without_its_server_ends(
     """Flower may know why it ended: then that is the reason."""
     here = "fedshift.deploy.federation."
     monkeypatch.setattr(f"{here}run_flower", lambda *a: {"runs": [{"status": status}]})
-    monkeypatch.setattr(f"{here}command", lambda name: "true")
+    monkeypatch.setattr(f"{here}inside", lambda name: ["true"])
     link = Link(tmp_path, os.environ, tmp_path / "log", lambda: {SERVERAPP: None})
     with pytest.raises(TrainingError, match=told):
         _follow("1", tmp_path / "run", link, lambda event: None)

@@ -229,13 +229,12 @@ def test_reading_runs_nothing(tmp_path: Path) -> None:
         (tmp_path / name).write_text(MARK + (tmp_path / name).read_text())
     config, _ = load_with_source(path)
     pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
-    from fedshift.deploy.place import SITE
     from fedshift.experiments.deployed import configured as by_message
     from fedshift.experiments.deployed import site_of
 
     with pytest.raises(InputError, match="a deployed federation runs no file"):
         by_message(dumps(config))
-    message = {"site": SITE, "experiment": dumps(config)}
+    message = {"site": "", "experiment": dumps(config)}
     node = SimpleNamespace(run_config=message, node_config={"partition-id": 0})
     with pytest.raises(InputError, match="a deployed federation runs no file"):
         site_of(node)  # type: ignore[arg-type]

@@ -11,15 +11,8 @@ from torch import Tensor
 
 from fedshift.data import ClientData, client_data
 from fedshift.errors import InputError
-from fedshift.router.calibration import (
-    FOLDS,
-    Calibration,
-    HeldOut,
-    figures,
-    held_out_sums,
-    split_into_folds,
-    tempered,
-)
+from fedshift.router.calibration import Calibration, HeldOut, figures, tempered
+from fedshift.router.parts import FOLDS, Here, Part, folds_of, held_out_sums
 from fedshift.router.quality import calibration_error
 from fedshift.router.route import Router
 from fedshift.router.score import ClientHead, posterior
@@ -54,24 +47,32 @@ def test_clients_sums_give_the_pooled_figures() -> None:
 
 def test_every_example_is_held_out_once_and_who_has_one_keeps_it() -> None:
     marked = [torch.arange(float(len(h)))[:, None] for h in SAMPLES]
-    parts = split_into_folds(marked, marked, 0)
-    assert len(parts) == FOLDS
+    here = Here(marked, marked, 0)
+    assert folds_of(here.sizes, 0) == list(range(FOLDS))
+    parts = [here.fold(k) for k in range(FOLDS)]
     for i, n in enumerate((40, 25, 60)):
-        held = torch.cat([p.held_out[i] for p in parts])
+        held = torch.cat([features_of(p.held_out, i) for p in parts])
         assert sorted(held[:, 0].tolist()) == list(range(n))
         for p in parts:
-            whole = torch.cat([p.held_out[i], p.fit[i]])
+            whole = torch.cat([features_of(p.held_out, i), features_of(p.fit, i)])
             assert sorted(whole[:, 0].tolist()) == list(range(n))
-            assert p.before is not None
-            assert torch.equal(p.before[i], p.held_out[i])
-    assert all(len(p.held_out[3]) == 0 and len(p.fit[3]) == 1 for p in parts)
-    other = split_into_folds(marked, None, 1)
-    assert not torch.equal(other[0].held_out[0], parts[0].held_out[0])
-    assert torch.equal(split_into_folds(marked[:1], None, 0)[0].held_out[0], parts[0].held_out[0])
+            assert isinstance(p.held_out, Here)
+            assert p.held_out.logits is not None
+            assert torch.equal(p.held_out.logits[i], p.held_out.features[i])
+    assert all(p.held_out.sizes[3] == 0 and p.fit.sizes[3] == 1 for p in parts)
+    other = Here(marked, None, 1).fold(0)
+    assert not torch.equal(features_of(other.held_out, 0), features_of(parts[0].held_out, 0))
+    alone = Here(marked[:1], None, 0).fold(0)
+    assert torch.equal(features_of(alone.held_out, 0), features_of(parts[0].held_out, 0))
+
+
+def features_of(part: Part, client: int) -> Tensor:
+    assert isinstance(part, Here)
+    return part.features[client]
 
 
 def test_many_examples_take_fewer_folds() -> None:
-    assert len(split_into_folds([torch.zeros(9000, 1), torch.zeros(1100, 1)], None, 0)) == 1
+    assert len(folds_of(torch.tensor([9000.0, 1100.0]), 0)) == 1
 
 
 def test_a_temperature_flattens_density_ratios_and_leaves_sizes() -> None:

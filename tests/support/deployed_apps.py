@@ -6,6 +6,7 @@ and then the run ends with everything that server and clients keep in one file.
 
 from __future__ import annotations
 
+import json
 import time
 import tomllib
 from dataclasses import replace
@@ -20,11 +21,13 @@ from safetensors.torch import save_file
 from fedshift.experiments import deployed
 from fedshift.experiments.on_flower import _built, configured_site
 from fedshift.flower import AlgorithmStrategy, Site, play
+from fedshift.flower.chosen import imported
 from fedshift.flower.client import app_of, partition
 from fedshift.model import build
 from fedshift.models.dense import Mlp
 from fedshift.testing.flower_faults import spoilt
 from fedshift.tree import flatten
+from support.liars import lied
 
 ODD = 1
 # One by one: Flower looks for such lines.
@@ -43,9 +46,11 @@ def planned(context: Context, t: int) -> str | None:
 
 def site_of(context: Context) -> Site:
     """As the deployed app, and also for experiments that only a simulation can measure."""
-    if context.run_config["plan"] != "states":
+    named = str(context.run_config["site"])
+    if context.run_config["plan"] != "states" and not named.startswith(f"{__name__}:"):
         return deployed.site_of(context)
-    return configured_site(str(context.run_config["experiment"]), partition(context))
+    # These clients trust their server with the choice.
+    return imported(named)(str(context.run_config["experiment"]), partition(context))
 
 
 ours = app_of(site_of, threads=1, open_states=True, keep=deployed.state_folder())
@@ -53,7 +58,10 @@ ours = app_of(site_of, threads=1, open_states=True, keep=deployed.state_folder()
 
 @client_app.query("register")
 def register(message: Message, context: Context) -> Message:
-    return ours(message, context)
+    reply = ours(message, context)
+    if planned(context, 0) == "lie":
+        reply.content = lied(reply.content)
+    return reply
 
 
 @client_app.query("state")
@@ -117,7 +125,7 @@ def other_classes(text: str, client: int) -> Site:
 
 
 def use_these(folder: Path) -> None:
-    """Have a federation's app use this module."""
+    """Have a federation's app use this module, on the server and on all clients."""
     app = folder / "app" / "pyproject.toml"
     text = app.read_text(encoding="utf-8").replace("fedshift.experiments.deployed:", f"{__name__}:")
     text = text.replace('out = ""', 'out = ""\nplan = ""')
@@ -125,3 +133,6 @@ def use_these(folder: Path) -> None:
     assert told["components"]["clientapp"] == f"{__name__}:client_app"
     assert told["config"]["plan"] == ""
     app.write_text(text, encoding="utf-8")
+    for place in (folder / "clients").iterdir():
+        client = json.loads((place / "client.json").read_text()) | {"app": f"{__name__}:client_app"}
+        (place / "client.json").write_text(json.dumps(client))

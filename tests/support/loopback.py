@@ -16,6 +16,7 @@ from typing import Any
 from fedshift.deploy.federation import Link, submit, superlink
 from fedshift.deploy.place import make_place
 from fedshift.deploy.processes import free_port
+from fedshift.files import private
 from support.deployed_apps import use_these
 
 FEDSHIFT = str(Path(sys.executable).with_name("fedshift"))
@@ -96,7 +97,9 @@ class Loopback:
 
 
 @contextlib.contextmanager
-def loopback(folder: Path, experiment: str, clients: int) -> Iterator[Loopback]:
+def loopback(
+    folder: Path, experiment: str, clients: int, host: str = "127.0.0.1"
+) -> Iterator[Loopback]:
     """A SuperLink with the keys of all clients; who joins is up to the block."""
     make_place(folder, experiment, clients, ["localhost", "127.0.0.1"])
     use_these(folder)
@@ -104,7 +107,8 @@ def loopback(folder: Path, experiment: str, clients: int) -> Iterator[Loopback]:
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = environ()["PYTHONPATH"]
     try:
-        with superlink(folder, host="127.0.0.1", port=made.port) as made.link:
+        # As the command does.
+        with private(), superlink(folder, host=host, port=made.port) as made.link:
             yield made
     finally:
         for client in list(made.clients):

@@ -23,7 +23,8 @@ from fedshift.engine.checks.replies import (
     finite,
     misshapen,
 )
-from fedshift.errors import InputError, unknown
+from fedshift.errors import InputError, from_elsewhere, unknown
+from fedshift.server.cap import check_cap
 from fedshift.tree import Params, Parts
 
 OnBad = Literal["stop", "drop"]
@@ -85,6 +86,8 @@ class Gate:
     max_gap      skipped, too, where ||T - S^T a|| of those present is larger
     target       T [K] for `max_gap`
     max_skips    so many rounds skipped in a row end the run
+    max_weight   of a client, by every weight rule (`fedshift.server.cap`); in a round of C clients
+                 no less than 1/C. 1: any
 
     With "stop", rounds that would be skipped end the run. Raises InputError for values out of
     range, and for max_gap without a target.
@@ -97,6 +100,7 @@ class Gate:
     max_gap: float = math.inf
     target: tuple[float, ...] = ()
     max_skips: int = 10
+    max_weight: float = 1.0
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -110,6 +114,7 @@ class Gate:
         for name in ("max_bytes", "min_clients", "max_skips"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_cap("max_weight", self.max_weight)
         shares = all(0.0 <= t <= 1.0 for t in self.target)
         if self.target and not (shares and abs(sum(self.target) - 1.0) <= 1e-6):
             raise InputError(f"target must be shares from 0 to 1 that sum to 1, got {self.target}")
@@ -170,7 +175,9 @@ class Gate:
             why = misshapen(block, expected)
             bad |= dict.fromkeys(block.clients, why or self._why_unusable(block, asked, summed))
         good = tuple(block for block in usable if not bad[block.clients[0]])
-        return Admitted(good, tuple(Dropped(i, bad[i]) for i in sorted(bad) if bad[i]))
+        # Reasons name parts and tensors as clients did.
+        reasons = {i: from_elsewhere(bad[i]) for i in sorted(bad) if bad[i]}
+        return Admitted(good, tuple(Dropped(*one) for one in reasons.items()))
 
     def _why_refused(self, block: Block, t: int, due: frozenset[int]) -> str:
         """Why a reply to round t is not even looked into; due: clients that were asked."""

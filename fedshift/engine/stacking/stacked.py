@@ -19,8 +19,11 @@ from torch import Tensor
 from fedshift.algorithms.base import is_elementwise
 from fedshift.arguments import check_fields
 from fedshift.client.dense import train as train_dense
-from fedshift.client.trainer import trained_by
-from fedshift.data import ClientData, Plan
+from fedshift.client.local import Local
+from fedshift.client.objectives import Term
+from fedshift.client.slopes import Oracle
+from fedshift.client.trainer import Trained, trained_by
+from fedshift.data import ClientData, Plan, taken
 from fedshift.engine.backends import (
     FAILED,
     Block,
@@ -35,7 +38,8 @@ from fedshift.engine.checks.replies import block_of
 from fedshift.engine.stacking.forms import Form, Forms
 from fedshift.engine.sums.summing import TermsOf
 from fedshift.errors import InputError, UnfitError, shown
-from fedshift.tree import Parts, size_in_bytes
+from fedshift.model import Model
+from fedshift.tree import Params, Parts, size_in_bytes
 
 # Bytes that a block may take, unless told otherwise.
 ROOM = 1 << 30
@@ -239,7 +243,7 @@ def _together(update: ClientUpdate, block: Sequence[Job], data: ClientData, dens
 
     at_once = dense and len(plans) == 1 and is_elementwise(update)
     train = one if at_once else torch.func.vmap(one)
-    by = trained_by(train_dense) if dense else contextlib.nullcontext()
+    by = trained_by(train_dense if dense else _train_each)
     # No gradient is taken of what is trained at once, and calls need not note what one would need.
     with torch.inference_mode(at_once), by:
         tensors = {name: _stretched(many) for name, many in plans.items()}
@@ -247,6 +251,15 @@ def _together(update: ClientUpdate, block: Sequence[Job], data: ClientData, dens
         states = _stack([job.state for job in block])
         updates, changed = train(messages, states, data, tensors)
     return Block.of(tuple(job.client for job in block), updates, changed, block[0].t)
+
+
+def _train_each(
+    phase: Local, model: Model, objective: Term, params: Params, buffers: Params, context: Parts,
+    data: ClientData, plan: Plan, *extra: Oracle,
+) -> Trained:  # fmt: skip
+    """`Local`'s own loop, over batches that are cut without a look at values, as vmap asks."""
+    along = taken(data, plan)
+    return phase.along(along, model, objective, params, buffers, context, data, plan, *extra)
 
 
 def _common(plans: Sequence[Plan]) -> tuple[int, ...] | None:

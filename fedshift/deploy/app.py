@@ -1,0 +1,32 @@
+"""The app that a client runs: that of its installation, whatever a server sends.
+
+Flower's servers send an app's code, which its clients unpack and run. Here the code that arrives is
+neither unpacked nor run; only the name of the app in it is compared.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from fedshift.errors import InputError, shown
+from fedshift.flower.chosen import APP, chosen, imported
+
+
+def check_app(sent: bytes) -> None:
+    """Raise InputError where a server's app (a FAB) is not the one that this machine has chosen."""
+    from flwr.common.config import get_fab_config
+
+    named = get_fab_config(sent)["tool"]["flwr"]["app"]["components"].get("clientapp")
+    if named != chosen(APP):
+        raise InputError(
+            f'the server sends the app "{shown(str(named))}", and this client runs "{chosen(APP)}" '
+            "alone"
+        )
+
+
+def run_the_installed_app() -> None:
+    """Have Flower's process of a client's task, which this is, run the installed app."""
+    process: Any = import_module("flwr.supernode.runtime.run_clientapp")
+    process.install_from_fab = lambda sent, **_: check_app(sent)
+    process.get_load_client_app_fn = lambda **_: lambda *_: imported(chosen(APP))

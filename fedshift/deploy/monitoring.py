@@ -1,0 +1,220 @@
+"""/healthz, /readyz and /metrics of a process, for supervisors and Prometheus. Reads only."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fedshift.deploy.federation import NAME, Link, Listener
+from fedshift.deploy.joining import Joined
+from fedshift.deploy.keys import certificate_end
+from fedshift.deploy.place import clients_of
+from fedshift.deploy.processes import run_flower
+from fedshift.deploy.reaching import address_of
+from fedshift.errors import FedshiftError, InputError
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+# Why something is not as it should be; "" where it is.
+Check = Callable[[], str]
+# Seconds between two looks at who is connected (each starts a process of Flower's), and without an
+# answer until the server counts as ill.
+EVERY, SILENT = 15.0, 90.0
+# Connections at once: more than supervisors need, and a bound for everyone else.
+AT_ONCE = 32
+INSTALL = "pip install 'fedshift[ops]'"
+
+
+class Monitor(NamedTuple):
+    """Listens to a run's events, and serves what it counts `beside` a SuperLink."""
+
+    listen: Listener
+    beside: Callable[[Link], contextlib.AbstractContextManager[object]]
+
+
+@dataclass
+class Presence:
+    """Which of the clients are connected, asked again and again beside the run.
+
+    ask: the names of those connected; hear: gets each answer; required: how many must be there for
+    the server to be ready.
+    """
+
+    clients: tuple[str, ...]
+    ask: Callable[[], frozenset[str]]
+    hear: Callable[[frozenset[str]], None]
+    required: int
+    connected: frozenset[str] = frozenset()
+    answered: float = field(default_factory=time.monotonic)
+
+    def healthy(self) -> str:
+        """Why the server is ill: Flower has not answered for long."""
+        silent = time.monotonic() - self.answered
+        return "" if silent < SILENT else f"the SuperLink has not answered for {silent:.0f} s"
+
+    def ready(self) -> str:
+        """Why no round can be played now."""
+        missing = [name for name in self.clients if name not in self.connected]
+        present = len(self.clients) - len(missing)
+        if why := self.healthy():
+            return why
+        if present < self.required:
+            of = f"{present} of {len(self.clients)} clients are connected"
+            return f"{of}, and {self.required} are needed; missing: {', '.join(missing)}"
+        return ""
+
+    def look(self) -> None:
+        """Ask once; a busy SuperLink that does not answer is asked again later."""
+        with contextlib.suppress(FedshiftError):
+            self.connected, self.answered = self.ask(), time.monotonic()
+            self.hear(self.connected)
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Ask every `EVERY` seconds while the block runs."""
+        over = threading.Event()
+
+        def watch() -> None:
+            self.look()
+            while not over.wait(EVERY):
+                self.look()
+
+        # A daemon: an answer that is under way must not hold up the end.
+        threading.Thread(target=watch, daemon=True).start()
+        try:
+            yield
+        finally:
+            over.set()
+
+
+def connected(link: Link) -> frozenset[str]:
+    """The folder names of the clients that are connected, by Flower's word. Raises InputError."""
+    listed = run_flower(["supernode", "list", NAME, "--format", "json"], link.env)
+    online = [node["node-id"] for node in listed["nodes"] if node["status"] == "online"]
+    return frozenset(link.names[node] for node in online if node in link.names)
+
+
+def open_port(address: str) -> socket.socket:
+    """A listening socket for "HOST:PORT", or for "PORT" of loopback.
+
+    Raises InputError where it cannot be opened, or what serves metrics is not installed.
+    """
+    if find_spec("prometheus_client") is None:
+        raise InputError(f"--metrics needs prometheus_client, which is not installed: {INSTALL}")
+    # Loopback by default: neither a key nor TLS is needed to read what is served there.
+    given = f"127.0.0.1:{address}" if address.isdecimal() else address
+    host, port = address_of(given, "--metrics")
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family)
+    except OSError as e:
+        raise InputError(
+            f"--metrics {given} cannot be opened: {e.strerror}; give another"
+        ) from None
+
+
+@contextlib.contextmanager
+def monitored(
+    address: str | None, folder: Path, tell: Listener, required: int | None = None
+) -> Iterator[Monitor]:
+    """What passes events on to `tell`, counts them, and serves the numbers while a SuperLink is up.
+
+    address: as in `open_port`; None serves and counts nothing. required: how many clients must be
+    connected for the server to be ready; all, if left out. Raises InputError as `open_port`, and
+    for a folder without the server's files.
+    """
+    if address is None:
+        yield Monitor(tell, contextlib.nullcontext)
+        return
+    with open_port(address) as port:
+        # Here: the command line works without prometheus_client.
+        from fedshift.deploy.metrics import ServerMetrics
+
+        clients = tuple(place.name for place in clients_of(folder))
+        metrics = ServerMetrics(clients, certificate_end(folder / "server.crt"))
+
+        @contextlib.contextmanager
+        def beside(link: Link) -> Iterator[None]:
+            presence = Presence(
+                clients, lambda: connected(link), metrics.connect, required or len(clients)
+            )
+            checks = {"/healthz": presence.healthy, "/readyz": presence.ready}
+            with presence.watched(), answering(port, checks, metrics.registry):
+                yield
+
+        def listen(event: dict[str, Any]) -> None:
+            metrics(event)
+            tell(event)
+
+        yield Monitor(listen, beside)
+
+
+@contextlib.contextmanager
+def client_monitored(address: str | None, place: Path) -> Iterator[Callable[[Joined], None]]:
+    """Serves whether a client has joined: gets what tells it of each SuperNode (`join`).
+
+    A client that waits for its server is healthy, and not ready. Raises as `open_port`.
+    """
+    latest: list[Joined] = [lambda: False]
+    if address is None:
+        yield latest.append
+        return
+    with open_port(address) as port:
+        from fedshift.deploy.metrics import client_metrics
+
+        registry = client_metrics(lambda: latest[-1](), certificate_end(place / "ca.crt"))
+        checks: dict[str, Check] = {
+            "/healthz": lambda: "",
+            "/readyz": lambda: "" if latest[-1]() else "not joined",
+        }
+        with answering(port, checks, registry):
+            yield latest.append
+
+
+@contextlib.contextmanager
+def answering(
+    port: socket.socket, checks: Mapping[str, Check], registry: CollectorRegistry
+) -> Iterator[None]:
+    """Answer on this socket, by a thread, while the block runs: checks by path, and /metrics.
+
+    A check is answered by 200 where it has nothing to say, else by 503 with the reason.
+    """
+    import uvicorn
+    from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import PlainTextResponse, Response
+    from starlette.routing import Route
+
+    def of(check: Check) -> Callable[[Request], Response]:
+        def answer(request: Request) -> Response:
+            why = check()
+            return PlainTextResponse(f"{why or 'ok'}\n", 503 if why else 200)
+
+        return answer
+
+    def numbers(request: Request) -> Response:
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    paths = {path: of(check) for path, check in checks.items()} | {"/metrics": numbers}
+    config = uvicorn.Config(
+        Starlette(routes=[Route(path, answer) for path, answer in paths.items()]),
+        log_config=None, access_log=False, lifespan="off", ws="none", limit_concurrency=AT_ONCE,
+        timeout_keep_alive=5, timeout_graceful_shutdown=1,
+    )  # fmt: skip
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [port]}, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        thread.join(5.0)

@@ -1,0 +1,131 @@
+"""Questions of a server to sites with data of their own, and their answers, by client."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from fedshift.errors import InputError, shown
+from fedshift.experiments.at_sites import ANSWER, ASK, read
+from fedshift.experiments.section import Section
+from fedshift.experiments.site_sums import Survey
+from fedshift.flower.records import failure_of, fields_of
+from fedshift.tasks.names import listed
+
+S = TypeVar("S", bound=Section)
+T = TypeVar("T")
+POLL = 0.5
+
+
+@dataclass
+class Sites:
+    """The sites of a federation by client; patience: seconds to wait for them, and for answers."""
+
+    grid: Grid
+    names: tuple[str, ...]
+    patience: float
+    nodes: dict[int, int] = field(default_factory=dict)
+
+    def surveys(self) -> list[Survey]:
+        """Wait for all sites; ask each for its survey as it connects, so that mistakes show early.
+
+        Raises InputError for data that do not fit, for sites that are not there, and for two nodes
+        of one client.
+        """
+        end, asked, surveys = time.monotonic() + self.patience, set[int](), dict[int, Survey]()
+        while True:
+            new = sorted({*self.grid.get_node_ids()} - asked)
+            asked |= {*new}
+            for reply in self._send("survey", dict.fromkeys(new, Section())):
+                client = _client(reply)
+                try:
+                    answer = _taken(reply, lambda content, _: _read(content, Survey), client)
+                except InputError as e:
+                    raise InputError(self._misfit({client: str(e)})) from None
+                if not 0 <= client < len(self.names) or client in self.nodes:
+                    raise InputError(
+                        f"two nodes are client {client}, or there is none of this number; with "
+                        f"{len(self.names)} clients they are 0..{len(self.names) - 1}"
+                    )
+                self.nodes[client], surveys[client] = reply.metadata.src_node_id, answer
+            if len(surveys) == len(self.names):
+                return [surveys[i] for i in range(len(self.names))]
+            if time.monotonic() > end:
+                away = [name for i, name in enumerate(self.names) if i not in surveys]
+                raise InputError(
+                    f"{len(surveys)} of {len(self.names)} clients are connected after "
+                    f"{self.patience:g} s, without {listed(away)}; start the others"
+                )
+            time.sleep(POLL)
+
+    def ask(self, step: str, kind: type[S], given: Sequence[Section]) -> list[S]:
+        """Each site's answer, in order. Raises InputError with the names of all that refuse."""
+        answers, refused = self.answers(step, lambda content, _: _read(content, kind), given)
+        if refused:
+            raise InputError(self._misfit(refused))
+        return [answers[i] for i in range(len(self.names))]
+
+    def answers(
+        self, step: str, take: Callable[[RecordDict, int], T], given: Sequence[Section],
+        parts: Mapping[str, ArrayRecord] = {},
+    ) -> tuple[dict[int, T], dict[int, str]]:  # fmt: skip
+        """(what `take` makes of a client's answer, why there is none) by client."""
+        asked = {self.nodes[i]: one for i, one in enumerate(given)}
+        clients = {node: i for i, node in self.nodes.items()}
+        refused = dict.fromkeys(self.nodes, f"no answer within {self.patience:g} s")
+        answers: dict[int, T] = {}
+        for reply in self._send(step, asked, parts):
+            i = clients[reply.metadata.src_node_id]
+            try:
+                answers[i] = _taken(reply, take, i)
+                del refused[i]
+            except InputError as e:
+                refused[i] = str(e)
+        return answers, refused
+
+    def _misfit(self, refused: Mapping[int, str]) -> str:
+        names = dict(enumerate(self.names))
+        each = [f'"{shown(names.get(i, "?"))}": {why}' for i, why in sorted(refused.items())]
+        return (
+            f"data of {len(each)} of {len(self.names)} clients do not fit: {'; '.join(each)}. "
+            "`fedshift deploy check` on the client's machine says where"
+        )
+
+    def _send(
+        self, step: str, asked: Mapping[int, Section], parts: Mapping[str, ArrayRecord] = {}
+    ) -> list[Message]:
+        messages = []
+        for node, one in asked.items():
+            ask = ConfigRecord({"step": step, "given": one.model_dump_json()})
+            content = RecordDict({**parts, ASK: ask})
+            messages.append(Message(content, message_type=f"query.{ASK}", dst_node_id=node))
+        return list(self.grid.send_and_receive(messages, timeout=self.patience)) if messages else []
+
+
+def _taken(reply: Message, take: Callable[[RecordDict, int], T], client: int) -> T:
+    """What an answer holds. Raises InputError where it tells of a failure, or cannot be read."""
+    if (why := failure_of(reply)) is not None:
+        raise InputError(why)
+    try:
+        return take(reply.content, client)
+    except InputError:
+        raise
+    except Exception as e:
+        # The bytes come from another machine: any exception means that they are bad.
+        raise InputError(f"its answer cannot be read: {type(e).__name__}: {e}") from None
+
+
+def _read(content: RecordDict, kind: type[S]) -> S:
+    return read(kind, str(fields_of(content, ASK)[ANSWER]))
+
+
+def _client(reply: Message) -> int:
+    """The client that a reply says it is from; -1 where it does not say."""
+    record = reply.content.config_records.get(ASK) if reply.has_content() else None
+    client = None if record is None else record.get("client")
+    return client if isinstance(client, int) else -1

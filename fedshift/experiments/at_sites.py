@@ -1,0 +1,298 @@
+"""Data of clients' own in a deployed federation: the site's half, and what both halves make of it.
+
+Before round 1 the server asks four questions (`STEPS`), and after evaluated rounds for scores. Each
+question is JSON of one `Section`, and so is each answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from pydantic import TypeAdapter, ValidationError
+from torch import Tensor
+
+from fedshift.data import ClientData, Examples, Task, client_data
+from fedshift.datasets.base import Dataset, Samples
+from fedshift.errors import FedshiftError, InputError, shown
+from fedshift.experiments.config import Config
+from fedshift.experiments.config_data import Data
+from fedshift.experiments.custom_data import prepare_built
+from fedshift.experiments.declared import AGREED
+from fedshift.experiments.experiment import federation_of, method_of
+from fedshift.experiments.load import load_config
+from fedshift.experiments.section import Section
+from fedshift.experiments.site_rows import SiteError, SiteRows, discreet, rows_of_site
+from fedshift.experiments.site_sums import (
+    Cut,
+    Mean,
+    Taken,
+    cut_site,
+    squares,
+    survey,
+    totals,
+)
+from fedshift.files import write
+from fedshift.flower.client import Site, partition
+from fedshift.flower.records import failed, fields_of, parts_of
+from fedshift.flower.scoring import scored
+from fedshift.tasks.building import Built
+from fedshift.tasks.encoding import Encoding
+from fedshift.tasks.names import Coded, Ints, text_of
+from fedshift.tasks.rows import Columns
+
+LOG = logging.getLogger("fedshift.flower")
+STEPS = ("survey", "totals", "squares", "prepare", "scores")
+ASK, ANSWER, EXPERIMENT, PREPARED = "own", "answer", "experiment.toml", "prepared.json"
+S = TypeVar("S", bound=Section)
+
+
+class Setup(Section):
+    """What a site is told before round 1: the encoding (JSON), T [K], and its own cut."""
+
+    encoding: str
+    target: tuple[float, ...]
+    taken: Taken
+
+
+class Common(Section):
+    """The third question: the common means, for the rows that this cut leaves for training."""
+
+    taken: Taken
+    means: dict[str, Mean]
+
+
+class Deviations(Section):
+    """The third answer."""
+
+    squares: dict[str, float]
+
+
+class Chosen(Section):
+    """The question for scores: places among the test rows, which lie in order of their classes."""
+
+    places: tuple[int, ...]
+
+
+class _Prepared(Section):
+    """What a site writes down for the rounds: which run it is for, and the sum of its data."""
+
+    run: int
+    digest: str
+    setup: Setup
+
+
+def read(kind: type[S], text: str) -> S:
+    """A message. Raises InputError where it is none, in one line."""
+    try:
+        return TypeAdapter(kind).validate_json(text)
+    except ValidationError as e:
+        first = e.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise InputError(
+            f"its message of {kind.__name__} is none: {place}: {first['msg']}"
+        ) from None
+
+
+def answer(message: Message, context: Context, config: Config, folder: Path) -> RecordDict:
+    """The site's answer to one of STEPS, or why there is none; with the client's number."""
+    who = {"client": partition(context)}
+    try:
+        made, scores = _answered(message.content, context, config, folder)
+    except Exception as e:
+        LOG.exception("no answer")
+        # An error that is not ours may hold rows or paths of the site.
+        why = str(e) if isinstance(e, FedshiftError) else type(e).__name__
+        return RecordDict({**failed(why), ASK: ConfigRecord({**who})})
+    return RecordDict({ASK: ConfigRecord({**who, ANSWER: made.model_dump_json()}), **scores})
+
+
+def _answered(
+    sent: RecordDict, context: Context, config: Config, folder: Path
+) -> tuple[Section, dict[str, MetricRecord]]:
+    asked, client = fields_of(sent, ASK), partition(context)
+    step, given = str(asked["step"]), str(asked["given"])
+    rows, seed = _rows(config, folder), config.seeds.resolved().split
+    table, classes = rows.inputs, len(config.data.classes or ())
+    if step == "survey":
+        return survey(rows, classes), {}
+    if step == "totals" and isinstance(table, Columns):
+        return totals(table, cut_site(rows.codes, read(Taken, given), seed, client).trains), {}
+    if step == "squares" and isinstance(table, Columns):
+        common = read(Common, given)
+        trains = cut_site(rows.codes, common.taken, seed, client).trains
+        return Deviations(squares=squares(table, trains, common.means)), {}
+    if step == "prepare":
+        setup = read(Setup, given)
+        _check_encoding(setup.encoding, config.data)
+        noted = _Prepared(run=context.run_id, digest=_digest(rows), setup=setup)
+        write(folder / "kept" / PREPARED, noted.model_dump_json() + "\n")
+        return Section(), {}
+    if step == "scores":
+        places = read(Chosen, given).places
+        return Section(), _scores(sent, places, classes, *_site(config, context, folder))
+    raise InputError(f'"{shown(step)}" is no question; these are {", ".join(STEPS)}')
+
+
+def _scores(
+    sent: RecordDict, places: Sequence[int], classes: int, site: Site, tests: Examples
+) -> dict[str, MetricRecord]:
+    """What the model sent gets right on the site's validation rows and its chosen test rows."""
+    if any(not 0 <= place < len(tests) for place in places):
+        raise InputError(f"places beyond the {len(tests)} test rows of this site")
+    chosen, parts = torch.tensor(places, dtype=torch.int64), parts_of(sent)
+    rate = partial(scored, site.algorithm, (parts["params"], parts["buffers"]), classes=classes)
+    assert site.validation is not None
+    examples = Examples(tests.x[chosen], tests.y[chosen])
+    return {
+        "validation": rate(site.validation),
+        "tests": rate(examples, confusion=True),
+    }
+
+
+def own_site(config: Config, context: Context, folder: Path) -> Site:
+    """What a client has whose rows are its own, encoded as the server and all sites agreed."""
+    return _site(config, context, folder)[0]
+
+
+def _site(config: Config, context: Context, folder: Path) -> tuple[Site, Examples]:
+    """(the site, its test rows in order of their classes)."""
+    client, rows = partition(context), _rows(config, folder)
+    try:
+        noted = read(_Prepared, (folder / "kept" / PREPARED).read_text(encoding="utf-8"))
+    except OSError:
+        noted = None
+    if noted is None or noted.run != context.run_id:
+        raise InputError("this site has no part in this run yet: it was not there at its start")
+    if noted.digest != _digest(rows):
+        raise InputError("its data are not those with which the run began; start a new run")
+    encoding, T = Encoding.from_json(noted.setup.encoding), torch.tensor(noted.setup.target)
+    x = encoding.encoded(rows.inputs, np.arange(len(rows.codes)))
+    cut = cut_site(rows.codes, noted.setup.taken, config.seeds.resolved().split, client)
+    own = client_data(*_at(x, rows.codes, cut.trains), client)
+    names = tuple(config.data.clients or ())
+    # One row of zeros for each of the others: only the shape of theirs counts here.
+    one = np.eye(len(encoding.classes), dtype=np.int64)[0]
+    clients = [client_elsewhere(one, x.shape[1:], i) for i in range(len(names))]
+    clients[client] = own
+    none = Examples(x[:0], own.y[:0])
+    held_out = [none] * len(names)
+    held_out[client] = Examples(*_at(x, rows.codes, cut.validation))
+    prepared = prepare_built(
+        config, built_of(config, encoding, T, clients, held_out, none, [], "", [])
+    )
+    algorithm = method_of(config, prepared)(**config.method.options)
+    federation = federation_of(config, prepared)
+    tests = Examples(*_at(x, rows.codes, _by_class(rows, cut)))
+    site = Site(
+        algorithm,
+        federation.clients[client],
+        federation.seeds.batch,
+        held_out[client],
+        (federation.params, federation.buffers),
+        tests if config.data.target == "clients" else None,
+    )
+    return site, tests
+
+
+def _at(x: Tensor, codes: Ints, rows: Ints) -> tuple[Tensor, Tensor]:
+    return x[torch.from_numpy(rows)], torch.from_numpy(codes[rows])
+
+
+def _by_class(rows: SiteRows, cut: Cut) -> Ints:
+    return cut.tests[np.argsort(rows.codes[cut.tests], kind="stable")]
+
+
+def stand_in(counts: Ints, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """x [n, *shape] of zeros, which take no memory, and y [n] of which counts [K] are true."""
+    y = torch.arange(len(counts)).repeat_interleave(torch.from_numpy(counts))
+    return torch.zeros(1, *shape).expand(len(y), *shape), y
+
+
+def client_elsewhere(counts: Ints, shape: Sequence[int], client: int) -> ClientData:
+    """A client of which only its counts are here."""
+    x, y = stand_in(counts, shape)
+    return ClientData(x, y, torch.ones(len(y)), torch.tensor(client))
+
+
+def built_of(
+    config: Config, encoding: Encoding, T: Tensor, clients: Sequence[ClientData],
+    validation: Sequence[Examples], test: Examples, tests: Sequence[Examples], digest: str,
+    notes: Sequence[str],
+) -> Built:  # fmt: skip
+    """A task of which some examples may be elsewhere; its parts as `Task.build` has them."""
+    y = torch.cat([*(c.y for c in clients), *(v.y for v in validation)])
+    x = clients[0].x[:1].expand(len(y), *clients[0].x.shape[1:])
+    samples = (Samples(x, y), Samples(x[:1].expand(len(test), *x.shape[1:]), test.y))
+    data = Dataset(config.data.name, *samples, encoding.classes, digest, "yours", "yours")
+    task = Task(
+        tuple(clients),
+        tuple(validation),
+        T,
+        test,
+        target_validation=None,
+        classes=encoding.classes,
+        tests=tuple(tests),
+    )
+    names = tuple(config.data.clients or ())
+    pool = np.arange(sum(len(c.y) for c in clients))
+    return Built(task, encoding, data, pool, digest, tuple(notes), names, "the sites' target")
+
+
+def agreed(data: Data) -> dict[str, object]:
+    """What server and sites must declare alike."""
+    return {key: getattr(data, key) for key in AGREED}
+
+
+def _rows(config: Config, folder: Path) -> SiteRows:
+    """The site's rows, if the server asks for what this folder's experiment.toml declares.
+
+    Raises SiteError; its detail goes to the log here, which is the client's own.
+    """
+    try:
+        return _agreed_rows(config, folder)
+    except SiteError as e:
+        LOG.error(e.detail)
+        raise
+
+
+def _agreed_rows(config: Config, folder: Path) -> SiteRows:
+    with discreet("its experiment.toml cannot be read"):
+        here = load_config(folder / EXPERIMENT).data
+    theirs, ours = agreed(config.data), agreed(here)
+    if odd := [key for key in AGREED if theirs[key] != ours[key]]:
+        raise SiteError(
+            f"its experiment.toml has another data.{odd[0]} than the server's experiment",
+            f"the server's experiment has another data.{odd[0]} than {folder / EXPERIMENT}; have "
+            "the server's operator send the new file",
+        )
+    return rows_of_site(folder, config.data)
+
+
+def _check_encoding(text: str, data: Data) -> None:
+    try:
+        encoding = Encoding.from_json(text)
+    except ValueError as e:
+        raise InputError(f"the server's encoding is none: {e}") from None
+    if encoding.classes != tuple(map(text_of, data.classes or ())) or not {
+        column.name for column in encoding.columns
+    } <= {*(data.columns or ())}:
+        raise InputError("the server's encoding has other columns or classes than its experiment")
+
+
+def _digest(rows: SiteRows) -> str:
+    """The same for the same rows: a file that is changed while a run goes on would mix two."""
+    digest = hashlib.sha256(rows.codes.tobytes())
+    for values in rows.inputs.of.values():
+        if isinstance(values, Coded):
+            digest.update(values.codes.tobytes() + "\n".join(values.names).encode())
+        else:
+            digest.update(np.ascontiguousarray(np.asarray(values)).tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,236 @@
+"""Data of clients' own in a deployed federation: the server's half, which gets no row."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+from flwr.app import RecordDict
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from fedshift.data import Examples
+from fedshift.errors import InputError, shown
+from fedshift.evaluation.scores import Score
+from fedshift.experiments.asking_sites import Sites
+from fedshift.experiments.at_sites import (
+    Chosen,
+    Common,
+    Deviations,
+    Setup,
+    built_of,
+    client_elsewhere,
+    stand_in,
+)  # fmt: skip
+from fedshift.experiments.config import Config
+from fedshift.experiments.config_data import Data
+from fedshift.experiments.custom import Custom
+from fedshift.experiments.custom_data import about, prepare_built
+from fedshift.experiments.declared import categories_of
+from fedshift.experiments.prepared import Prepared
+from fedshift.experiments.python_names import TABLES
+from fedshift.experiments.section import Section
+from fedshift.experiments.site_sums import Survey, Taken, Totals, columns_of, means
+from fedshift.experiments.wording import in_file_words
+from fedshift.flower.records import to_records
+from fedshift.flower.scoring import score_in
+from fedshift.holdout import held_out_counts
+from fedshift.recipes import recipe
+from fedshift.record.folder import FIT
+from fedshift.seeds import numpy_generator
+from fedshift.shifts.target import resample_to
+from fedshift.tasks.encoding import Column, Encoding
+from fedshift.tasks.names import Coded, Ints, coded, text_of, with_classes
+from fedshift.tasks.rows import Columns
+from fedshift.tasks.tables import labelled, read_table
+from fedshift.tasks.target import target_of
+from fedshift.tree import Params
+
+LOG = logging.getLogger("fedshift.flower")
+Floats = NDArray[np.float64]
+
+
+def gather(grid: Grid, config: Config, patience: float) -> Prepared:
+    """Wait for all sites, agree with them on the encoding and the cut; what a run needs of that.
+
+    patience: seconds to wait for the sites, and for their answers. Raises InputError for data that
+    do not fit, by the site's name and column, and for sites that are not there.
+    """
+    data, seed = config.data, config.seeds.resolved().split
+    sites = Sites(grid, data.clients or (), patience)
+    table = _target_table(data)  # first: a mistake in the server's own file needs no site
+    surveys = sites.surveys()
+    classes = tuple(map(text_of, data.classes or ()))
+    _check_surveys(surveys, sites.names, len(classes))
+    counts = np.array([one.labels for one in surveys])
+    tests = held_out_counts(counts, 0.0 if table else data.test)
+    validation = held_out_counts(counts - tests, data.validation)
+    trains = counts - tests - validation
+    pairs = zip(tests.tolist(), validation.tolist(), strict=True)
+    taken = [Taken(tests=tuple(a), validation=tuple(b)) for a, b in pairs]
+    columns, notes = _columns(sites, data, surveys, taken, int(trains.sum()))
+    encoding = Encoding(
+        classes, columns=columns, shape=data.input, pixels=surveys[0].pixels,
+        missing=data.missing or "mean",
+    )  # fmt: skip
+    at_clients = data.target == "clients"
+    labels = table[1].counts()[None] if table else tests if at_clients else counts
+    T = marginal(data, classes, labels)
+    setups = [Setup(encoding=encoding.to_json(), target=tuple(T.tolist()), taken=t) for t in taken]
+    sites.ask("prepare", Section, setups)
+    own = None if table is None else _encoded(*table, encoding)
+    scores = RemoteScores(sites, (), validation, tests if at_clients else np.zeros_like(tests))
+    if own is None and not at_clients:
+        scores.choose(classes, tests, T, seed)
+    return _prepared(config, encoding, T, trains, scores, own, notes)
+
+
+def _prepared(
+    config: Config, encoding: Encoding, T: Floats, trains: Ints, scores: RemoteScores,
+    test: Examples | None, notes: list[str],
+) -> Prepared:  # fmt: skip
+    """What a run needs; test: the server's own examples, where it has any."""
+    shape = encoding.shape or (sum(column.width for column in encoding.columns),)
+    everyone = range(len(trains))
+    each = [scores.examples("tests", [i], shape) for i in everyone]
+    tests = each if config.data.target == "clients" else []
+    test = scores.examples("tests", everyone, shape) if test is None else test
+    clients = [client_elsewhere(row, shape, i) for i, row in enumerate(trains)]
+    held_out = [scores.examples("validation", [i], shape) for i in everyone]
+    facts = [encoding.to_json(), T.tolist(), trains.tolist(), scores.validation.tolist()]
+    digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+    target = torch.from_numpy(T)
+    made = built_of(config, encoding, target, clients, held_out, test, tests, digest, notes)
+    custom = Custom(texts={FIT: about(made, notes)}, notes=tuple(notes))
+    return prepare_built(config, made, custom=custom)
+
+
+def check_sites(config: Config) -> None:
+    """Raise InputError for what cannot be trained where the server has no row."""
+    data = config.data
+    if recipe(config.method.name).traits.follows_target:
+        raise InputError(
+            f'method.name = "{config.method.name}" draws clients from all rows, and with '
+            'data.source = "sites" they stay with the clients; simulate it'
+        )
+    classes = [*map(text_of, data.classes or ())]
+    marginal(data, classes, np.ones((1, len(classes)), np.int64))  # for its errors
+
+
+def _check_surveys(surveys: Sequence[Survey], names: Sequence[str], classes: int) -> None:
+    for name, one in zip(names, surveys, strict=True):
+        if len(one.labels) != classes or not sum(one.labels):
+            raise InputError(f'"{shown(name)}" has labels of another number of classes, or none')
+        if one.pixels != surveys[0].pixels:
+            raise InputError(
+                f'examples of "{shown(name)}" are bytes and those of "{shown(names[0])}" not, or '
+                "the other way round; bring all to one type"
+            )
+
+
+def _columns(
+    sites: Sites, data: Data, surveys: Sequence[Survey], taken: Sequence[Taken], rows: int
+) -> tuple[tuple[Column, ...], list[str]]:
+    if data.columns is None:
+        return (), []
+    sums = sites.ask("totals", Totals, taken)
+    common = means(surveys, sums, data)
+    asked = [Common(taken=one, means=common) for one in taken]
+    deviations = [one.squares for one in sites.ask("squares", Deviations, asked)]
+    return columns_of(data, surveys, sums, common, deviations, rows)
+
+
+def _target_table(data: Data) -> tuple[Columns, Coded] | None:
+    """(the columns, the labels) of the server's own examples of the target, where it has such."""
+    if not isinstance(data.target, str) or not data.target.lower().endswith(TABLES):
+        return None
+    label, texts = str(data.label), categories_of(data.model_dump())
+
+    def columns(path: Path) -> Columns:
+        return read_table(path, (label, *(data.columns or ())), names=texts, label=label)[0]
+
+    table, y = labelled(data.target, label, texts, columns)
+    return table, with_classes(coded(y), data.classes or ())
+
+
+def marginal(data: Data, classes: Sequence[str], counts: Ints) -> Floats:
+    """T [K]: the shares that are declared, else those of all labelled rows counts [M, K]."""
+    if data.target in (None, "pooled") or isinstance(data.target, str):
+        return np.asarray(counts.sum(0) / counts.sum())
+    with in_file_words("data", {"target": "target"}):
+        return np.array(target_of(data.target, (), classes).shares)
+
+
+def _encoded(table: Columns, y: Coded, encoding: Encoding) -> Examples:
+    rows = np.flatnonzero(y.codes >= 0)
+    return Examples(encoding.encoded(table, rows), torch.from_numpy(y.codes[rows]))
+
+
+@dataclass
+class RemoteScores:
+    """Scores by the sites, asked for once for each model.
+
+    chosen             which of its test rows each site scores; none where the server has its own
+    validation, tests  [M, K]: of how many examples of each class the scores are
+    last               the parameters that were scored last, and each site's scores of them
+    """
+
+    sites: Sites
+    chosen: Sequence[Chosen]
+    validation: Ints
+    tests: Ints
+    last: tuple[Params | None, dict[int, dict[str, Score]]] = (None, {})
+
+    def choose(self, classes: Sequence[str], tests: Ints, T: Floats, seed: int) -> None:
+        """Of each client's test rows [M, K] take those that together follow T."""
+        for name, share, count in zip(classes, T, tests.sum(0), strict=True):
+            if share > 0 and not count:
+                raise InputError(
+                    f'data.target: no row with the label "{shown(name)}" (share {share:.3g}) is '
+                    "left for testing; set data.test to more, or give a table as data.target"
+                )
+        each = [np.arange(len(T)).repeat(row) for row in tests]
+        rows = resample_to(np.concatenate(each), T, len(T), numpy_generator(seed, "test"))
+        starts = np.cumsum([0, *tests.sum(1)])
+        places = [rows[(rows >= a) & (rows < b)] - a for a, b in pairwise(starts)]
+        self.chosen = [Chosen(places=tuple(at.tolist())) for at in places]
+        pairs = zip(each, places, strict=True)
+        self.tests = np.array([np.bincount(of[at], minlength=len(T)) for of, at in pairs])
+
+    def examples(self, what: str, clients: Sequence[int], shape: Sequence[int]) -> Examples:
+        """The validation examples or the tests of these clients, scored where they are."""
+        x, y = stand_in(getattr(self, what)[list(clients)].sum(0), shape)
+        return Examples(x, y, scorer=partial(self._score, what, clients))
+
+    def _score(self, what: str, clients: Sequence[int], pair: tuple[Params, Params]) -> Score:
+        """Of those sites that answer: the others' counts are missing, as the log says."""
+        if self.last[0] is not pair[0]:
+            self.last = pair[0], self._asked(pair)
+        zero = torch.zeros(self.validation.shape[1], dtype=torch.int64)
+        each = [self.last[1][i][what] for i in clients if i in self.last[1]]
+        return sum(each[1:], start=each[0]) if each else Score(zero, zero, zero, 0.0)
+
+    def _asked(self, pair: tuple[Params, Params]) -> dict[int, dict[str, Score]]:
+        parts = to_records({"params": pair[0], "buffers": pair[1]})
+        given = self.chosen or [Chosen(places=())] * len(self.validation)
+
+        def taken(content: RecordDict, client: int) -> dict[str, Score]:
+            scores = {}
+            for what, due in (("validation", self.validation), ("tests", self.tests)):
+                scores[what] = score_in(content, due.shape[1], what)
+                if scores[what].total.tolist() != due[client].tolist():
+                    raise InputError("its counts are not those of its examples")
+            return scores
+
+        answers, refused = self.sites.answers("scores", taken, given, parts)
+        for i, why in sorted(refused.items()):
+            LOG.warning("no score of client %d: %s", i, why)
+        return answers

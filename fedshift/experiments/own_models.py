@@ -1,0 +1,56 @@
+"""The model that a site of a federation serves, left in its client's folder and read from there.
+
+A folder for each run, models/RUN: the tensors, the experiment, and the shape of one input.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from safetensors.torch import save
+from torch import nn
+
+from fedshift import recipes
+from fedshift.arguments import check_path
+from fedshift.errors import DataError
+from fedshift.experiments.first_model import named_network
+from fedshift.experiments.load import load_config
+from fedshift.experiments.run_models import Pair, check_fit
+from fedshift.experiments.stored import read_parts
+from fedshift.files import read_object, write
+from fedshift.record.folder import CONFIG, MODEL
+from fedshift.tree import flatten
+
+MODELS, ABOUT = "models", "about.json"
+
+
+def leave_own_model(folder: Path, text: str, pair: Pair, **about: object) -> None:
+    """Write a client's model; text: the experiment's TOML. The last one of a run stays."""
+    parts = {"params": pair[0], "buffers": pair[1]}
+    # Copies, because tensors may share memory, which the format refuses.
+    write(folder / MODEL, save({k: v.contiguous().clone() for k, v in flatten(parts).items()}))
+    write(folder / CONFIG, text)
+    write(folder / ABOUT, json.dumps(about) + "\n")
+
+
+def load_own_model(folder: Path | str) -> nn.Module:
+    """The network that a site serves, in evaluation mode: client-I/models/RUN of its folder.
+
+    Inputs go through what the client's training inputs went through. Raises DataError for files
+    that are missing or damaged.
+    """
+    check_path("folder", folder)
+    place = Path(folder)
+    about, config = read_object(place / ABOUT), load_config(place / CONFIG)
+    try:
+        shape = tuple(map(int, about["shape"]))
+        classes, clients = int(about["classes"]), int(about["clients"])
+    except (LookupError, TypeError, ValueError) as e:
+        raise DataError(f"{place / ABOUT}: damaged ({type(e).__name__}: {e})") from None
+    routed = clients if recipes.traits_of(config.method.name).router else None
+    seed = config.seeds.resolved().init
+    model = named_network(config.model, shape, classes, seed, routed, None)
+    parts = read_parts(place / MODEL)
+    check_fit(place / MODEL, model, [(parts["params"], parts["buffers"])])
+    return model.loaded(parts["params"], parts["buffers"])

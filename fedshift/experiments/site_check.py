@@ -1,0 +1,54 @@
+"""What a client's folder holds for data of its own, and `fedshift deploy check` of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from fedshift.errors import InputError
+from fedshift.experiments.at_sites import EXPERIMENT
+from fedshift.experiments.config_data import Data
+from fedshift.experiments.load import load_config
+from fedshift.experiments.site_rows import FILE, TEMPLATE, SiteError, rows_of_site
+from fedshift.files import is_file
+from fedshift.tasks.names import Coded, Ints, listed, many
+from fedshift.tasks.rows import Columns, Numbers
+
+
+def site_files(data: Data, text: str) -> list[dict[str, str]]:
+    """Files for the folder of each client with data of its own; text: the experiment."""
+    label = data.label or "label"
+    return [
+        {EXPERIMENT: text, FILE: TEMPLATE.format(site=name, label=label)}
+        for name in data.clients or ()
+    ]
+
+
+def check_site(folder: Path) -> list[str]:
+    """What the client's own rows are, in lines. Raises InputError where they do not fit."""
+    if not is_file(folder / EXPERIMENT):
+        return ["the experiment gives the clients their data"]
+    data = load_config(folder / EXPERIMENT).data
+    try:
+        rows = rows_of_site(folder, data)
+    except SiteError as e:
+        raise InputError(e.detail) from None
+    counts = np.bincount(rows.codes[rows.codes >= 0], minlength=len(data.classes or ()))
+    each = ", ".join(f"{name} {n:,}" for name, n in zip(data.classes or (), counts, strict=True))
+    lines = [f"{many(len(rows.codes), 'row')}: {each}; {_without(rows.codes)} without a label"]
+    if isinstance(rows.inputs, Columns):
+        lines += [f"  {name}: {_described(column)}" for name, column in rows.inputs.of.items()]
+    return [*lines, "the data fit the experiment; nothing was sent"]
+
+
+def _described(column: Numbers | Coded) -> str:
+    if isinstance(column, Coded):
+        return f"{listed(column.names)}; {_without(column.codes)} missing"
+    given = column[~np.isnan(column)]
+    span = f"numbers from {given.min():g} to {given.max():g}" if len(given) else "no number"
+    return f"{span}; {len(column) - len(given):,} missing"
+
+
+def _without(codes: Ints) -> str:
+    return f"{int((codes < 0).sum()):,}"

@@ -1,0 +1,223 @@
+"""From sums over each site's rows to one encoding: that of `fedshift.Task` on the joined table.
+
+A site sends three things before round 1, and no row: label counts and spans of its columns; sums of
+its training rows, with the names of categories; sums of squared deviations from the common mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, NamedTuple
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from fedshift.errors import InputError
+from fedshift.experiments.config_data import Data
+from fedshift.experiments.section import Section
+from fedshift.experiments.site_rows import LONGEST, MOST_TEXTS, SiteRows
+from fedshift.holdout import hold_out_counts
+from fedshift.tasks.columns import category_column, number_column
+from fedshift.tasks.encoding import Column
+from fedshift.tasks.names import Coded, Ints, as_number, ordered
+from fedshift.tasks.rows import Columns, Numbers, span_fits_float32
+
+# The server keeps a number for each row of a client: a site that claims more is refused.
+MOST_ROWS = 10_000_000
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Rows = Annotated[int, Field(ge=0, le=MOST_ROWS)]
+Text = Annotated[str, Field(max_length=LONGEST)]
+
+
+class Survey(Section):
+    """Of all rows of a site.
+
+    labels  [K] rows by class
+    spans   least and largest number of each column of numbers that has any
+    named   columns of categories some of whose names are no numbers
+    pixels  whether examples are bytes of images
+    """
+
+    labels: tuple[Rows, ...]
+    spans: dict[str, tuple[Finite, Finite]]
+    named: tuple[str, ...] = ()
+    pixels: bool = False
+
+
+class Total(Section):
+    """Of a column of numbers over a site's training rows: how many, their span, their sum.
+
+    narrow: the sum of the values as float32 holds them.
+    """
+
+    count: Rows
+    least: Finite
+    most: Finite
+    narrow: Finite
+    exact: Finite
+
+
+class Totals(Section):
+    """Of a site's training rows; gaps: columns of categories in which some row has none."""
+
+    numbers: dict[str, Total]
+    names: dict[str, Annotated[tuple[Text, ...], Field(max_length=MOST_TEXTS)]]
+    gaps: tuple[str, ...] = ()
+
+
+class Taken(Section):
+    """How many rows of each class [K] a site holds out for testing, and then for validation."""
+
+    tests: tuple[Rows, ...]
+    validation: tuple[Rows, ...]
+
+
+class Mean(Section):
+    """The common mean of a column of numbers, and whether it needs 64 bits (`Column.wide`)."""
+
+    mean: Finite
+    wide: bool
+
+
+class Cut(NamedTuple):
+    """Rows of a site by their use."""
+
+    trains: Ints
+    validation: Ints
+    tests: Ints
+
+
+def cut_site(codes: Ints, taken: Taken, seed: int, client: int) -> Cut:
+    """The same rows that `fedshift.tasks.cutting` cuts of the joined table for this client."""
+    part = np.flatnonzero(codes >= 0)
+    tests = part[:0]
+    if any(taken.tests):
+        part, tests = hold_out_counts(codes, part, np.array(taken.tests), seed, "test", client)
+    held_out = np.array(taken.validation)
+    return Cut(*hold_out_counts(codes, part, held_out, seed, "validation", client), tests)
+
+
+def survey(rows: SiteRows, classes: int) -> Survey:
+    """What a site says first."""
+    labels = tuple(np.bincount(rows.codes[rows.codes >= 0], minlength=classes).tolist())
+    if not isinstance(rows.inputs, Columns):
+        x = next(iter(rows.inputs.of.values()))
+        return Survey(labels=labels, spans={}, pixels=x.dtype == torch.uint8)
+    columns = rows.inputs.of.items()
+    named = [n for n, c in columns if isinstance(c, Coded) and any(map(_is_text, c.names))]
+    spans = {n: span for n, c in columns if not isinstance(c, Coded) and (span := _span(c))}
+    return Survey(labels=labels, spans=spans, named=tuple(named))
+
+
+def totals(table: Columns, rows: Ints) -> Totals:
+    """Sums over the rows, as a server adds them: numbers in float64, one column after the other."""
+    numbers, names, gaps = {}, {}, []
+    for name, column in table.of.items():
+        if isinstance(column, Coded):
+            counts = column.counts(rows)
+            names[name] = tuple(n for n, k in zip(column.names, counts, strict=True) if k)
+            gaps += [name] if (column.codes[rows] < 0).any() else []
+            continue
+        values, (least, most) = column[rows], _span(column[rows]) or (0.0, 0.0)
+        numbers[name] = Total(
+            count=int((~np.isnan(values)).sum()),
+            least=least,
+            most=most,
+            narrow=_sum(np.nan_to_num(_values(values, wide=False))),
+            exact=_sum(np.nan_to_num(values)),
+        )
+    return Totals(numbers=numbers, names=names, gaps=tuple(gaps))
+
+
+def squares(table: Columns, rows: Ints, means: Mapping[str, Mean]) -> dict[str, float]:
+    """The sum of (v - mean)^2 over the rows, of each column of `means`."""
+    made = {}
+    for name, common in means.items():
+        column = table.of[name]
+        assert not isinstance(column, Coded)
+        v = _values(column[rows], wide=common.wide) - common.mean
+        v[np.isnan(v)] = 0.0
+        made[name] = _sum(v * v)
+    return made
+
+
+def means(surveys: Sequence[Survey], sums: Sequence[Totals], data: Data) -> dict[str, Mean]:
+    """The common mean of each column of numbers that has a value in training."""
+    made = {}
+    for name in numbers_of(data, sums):
+        each = [one.numbers[name] for one in sums]
+        if not (count := sum(one.count for one in each)):
+            continue
+        every = _joined(one.spans[name] for one in surveys if name in one.spans)
+        trained = _joined((one.least, one.most) for one in each if one.count)
+        wide = not span_fits_float32(*every) and not span_fits_float32(*trained)
+        total = float(sum([one.exact if wide else one.narrow for one in each]))
+        made[name] = Mean(mean=total / count, wide=wide)
+    return made
+
+
+def columns_of(
+    data: Data,
+    surveys: Sequence[Survey],
+    sums: Sequence[Totals],
+    common: Mapping[str, Mean],
+    deviations: Sequence[Mapping[str, float]],
+    rows: int,
+) -> tuple[tuple[Column, ...], list[str]]:
+    """(how each column is encoded, notes on those left out); rows: all training rows.
+
+    Raises InputError where no column is left, as `fit_columns` does.
+    """
+    made, notes = [], []
+    for name in data.columns or ():
+        if name in sums[0].numbers:
+            count = sum(one.numbers[name].count for one in sums)
+            of = common.get(name, Mean(mean=0.0, wide=False))
+            variance = float(sum([one.get(name, 0.0) for one in deviations])) / max(count, 1)
+            column = number_column(name, count, rows, of.mean, variance, wide=of.wide)
+        else:
+            names = _in_order({text for one in sums for text in one.names[name]}, name, surveys)
+            names = (data.values or {}).get(name, names)
+            column = category_column(name, names, any(name in one.gaps for one in sums))
+        if isinstance(column, Column):
+            made.append(column)
+        else:
+            notes.append(column)
+    if not made:
+        raise InputError(f"no column is left to learn from. {' '.join(notes)}")
+    return tuple(made), notes
+
+
+def numbers_of(data: Data, sums: Sequence[Totals]) -> list[str]:
+    """The columns of numbers, in order."""
+    return [name for name in data.columns or () if name in sums[0].numbers]
+
+
+def _in_order(names: Iterable[str], column: str, surveys: Sequence[Survey]) -> tuple[str, ...]:
+    """As `ordered` has them where rows that do not train have names that are no numbers."""
+    named = any(column in one.named for one in surveys)
+    return tuple(sorted(names)) if named else ordered(names)
+
+
+def _is_text(name: str) -> bool:
+    return bool(np.isnan(as_number(name)))
+
+
+def _span(values: Numbers) -> tuple[float, float] | None:
+    present = values[~np.isnan(values)]
+    return (float(present.min()), float(present.max())) if len(present) else None
+
+
+def _joined(spans: Iterable[tuple[float, float]]) -> tuple[float, float]:
+    lows, highs = zip(*spans, strict=True)
+    return min(lows), max(highs)
+
+
+def _values(values: Numbers, *, wide: bool) -> Numbers:
+    return values if wide else values.astype(np.float32).astype(np.float64)
+
+
+def _sum(v: Numbers) -> float:
+    # reduceat, as on the joined table: another order of adding has other last bits.
+    return float(np.add.reduceat(v, [0])[0]) if len(v) else 0.0

@@ -1,0 +1,230 @@
+"""A router's fits by messages: what each client sends, and the server's side of the exchange.
+
+After the rounds the server asks for sums over examples that stay where they are: moments of the
+client features, sums of gradients, sums over what each client holds out (`router.parts`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from threading import Condition
+from typing import Literal, NamedTuple, TypeVar
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from torch import Tensor
+
+from fedshift.algorithms.base import Algorithm
+from fedshift.data import ClientData
+from fedshift.errors import InputError
+from fedshift.flower.records import fields_of, to_parts, to_record
+from fedshift.router.moments import Moments
+from fedshift.router.parts import Fold, HeldOutSums, Here, OriginSums, Part, summed
+from fedshift.router.score import ClientHead
+from fedshift.router.sight import Sight
+from fedshift.tree import Params, Parts
+
+# Names of records, or how they begin.
+ASK, MODEL, HEADS, ANSWER = "ask", "model.", "heads.", "answer."
+What = Literal["moments", "origin_sums", "held_out_sums"]
+SENT: dict[What, tuple[str, ...]] = {
+    "moments": Moments._fields,
+    "origin_sums": OriginSums._fields,
+    "held_out_sums": HeldOutSums._fields,
+}
+Item = TypeVar("Item")
+Given = TypeVar("Given")
+
+
+class Question(NamedTuple):
+    """One question to all clients, on all examples (fold -1), or on those of a fold's two parts."""
+
+    what: What
+    fold: int = -1
+    held_out: bool = False
+    heads: tuple[ClientHead, ...] = ()
+
+
+Send = Callable[[Sequence[Question]], Mapping[int, list[Params]]]
+
+
+def questions_in(
+    questions: Sequence[Question], present: Sequence[int], seed: int
+) -> dict[str, ArrayRecord | ConfigRecord]:
+    """The records of a message. present [N]: 1 for clients that took part."""
+    fields = ConfigRecord({
+        "what": [str(one.what) for one in questions],
+        "fold": [one.fold for one in questions],
+        "held_out": [int(one.held_out) for one in questions],
+        "heads": [len(one.heads) for one in questions],
+        "present": list(present),
+        "seed": seed,
+    })  # fmt: skip
+    heads = {
+        f"{HEADS}{k}": to_record(
+            {f"{name}{i}": v for i, head in enumerate(one.heads) for name, v in vars(head).items()}
+        )
+        for k, one in enumerate(questions)
+    }
+    return {ASK: fields, **heads}
+
+
+def answers_to(
+    content: RecordDict, stage: Algorithm, pair: tuple[Params, Params], data: ClientData
+) -> dict[str, ArrayRecord]:
+    """A client's answers. pair: a whole model, with the server's tensors for all that is shared."""
+    fields = fields_of(content, ASK)
+    heads = to_parts(content.array_records, HEADS)
+    client, mask = int(data.id), torch.tensor(fields["present"], dtype=torch.float64)
+    # The other clients' examples are elsewhere: here they have none, and add exactly 0 to sums.
+    inputs = [data.x[:0]] * len(mask)
+    inputs[client] = data.x[data.w != 0]
+    outputs = Sight(stage.model, pair, None, mask).of_clients(inputs, "an example")
+    here = Here(*outputs, int(fields["seed"]))
+    rows = zip(*(fields[name] for name in ("what", "fold", "held_out", "heads")), strict=True)
+    answers = (
+        _answer(here, what, int(fold), bool(held_out), _heads(heads[str(k)], int(n)), client)
+        for k, (what, fold, held_out, n) in enumerate(rows)
+    )
+    return {f"{ANSWER}{k}": to_record(answer) for k, answer in enumerate(answers)}
+
+
+def _heads(tree: Params, n: int) -> list[ClientHead]:
+    return [ClientHead(tree[f"gamma{i}"], tree[f"xi{i}"]) for i in range(n)]
+
+
+def _answer(
+    here: Here, what: str, fold: int, held_out: bool, heads: Sequence[ClientHead], client: int
+) -> Params:
+    part: Part = here if fold < 0 else here.fold(fold)[held_out]
+    if what == "moments":
+        return part.moments()[client]._asdict()
+    if what == "origin_sums":
+        return part.origin_sums(heads[0])._asdict()
+    if what != "held_out_sums":
+        raise InputError(f'the question "{what}"; is the server of the same version?')
+    # Of this client alone, or of none where nothing of it is held out.
+    return next((one._asdict() for one in part.held_out_sums(heads)), {})
+
+
+def answers_in(parts: Parts, questions: Sequence[Question], client: int) -> list[Params]:
+    """The inverse of `answers_to`. Raises InputError for other numbers than were asked for."""
+    answers = [parts.get(f"{ANSWER}{k}", {}) for k in range(len(questions))]
+    for one, answer in zip(questions, answers, strict=True):
+        names = SENT[one.what]
+        may_be_empty = one.what == "held_out_sums" and not answer
+        if not may_be_empty and tuple(answer) != names:
+            raise InputError(f"client {client} sent {list(answer)}, not {list(names)}")
+        if not all(v.dtype == torch.float64 and bool(v.isfinite().all()) for v in answer.values()):
+            raise InputError(f"client {client} sent sums that are not finite, or not of 64 bits")
+    return answers
+
+
+class Sites:
+    """All clients of a fit, each at its site (`router.parts.Clients`).
+
+    send: puts questions to the clients that took part, and gives each one's answers. `each` asks
+    for several fits at once, so that a message has the questions of all.
+    """
+
+    def __init__(self, send: Send, clients: int) -> None:
+        self.send, self.clients = send, clients
+        self._turn, self._marks = Condition(), count()
+        self._working, self._failure = 0, list[BaseException]()
+        self._waiting: dict[int, Question] = {}
+        self._given: dict[int, list[Params]] = {}
+        self._fixed: dict[Question, list[Params]] = {}
+
+    @property
+    def whole(self) -> Part:
+        return _AtSites(self, -1, False)
+
+    def fold(self, k: int) -> Fold:
+        return Fold(_AtSites(self, k, False), _AtSites(self, k, True))
+
+    def each(self, work: Callable[[Item], Given], items: Sequence[Item]) -> list[Given]:
+        """As `Each`: in threads, of which all but one wait for the answers of the next message."""
+        if not items:
+            return []
+        self._working, self._failure = len(items), []
+        with ThreadPoolExecutor(len(items)) as pool:
+            futures = [pool.submit(self._work, work, item) for item in items]
+        self._working = 0
+        return [future.result() for future in futures]
+
+    def ask(self, question: Question) -> list[Params]:
+        """The answers of clients 0..N-1. Raises InputError where one does not answer."""
+        if not question.heads and question in self._fixed:
+            return self._fixed[question]
+        with self._turn:
+            if not self._working:
+                self._failure.clear()
+            mark = next(self._marks)
+            self._waiting[mark] = question
+            self._exchange()
+            self._turn.wait_for(lambda: mark in self._given or self._failure)
+            if self._failure:
+                raise self._failure[0]
+            answers = self._given.pop(mark)
+        if not question.heads:
+            self._fixed[question] = answers
+        return answers
+
+    def _work(self, work: Callable[[Item], Given], item: Item) -> Given:
+        try:
+            return work(item)
+        finally:
+            with self._turn:
+                self._working -= 1
+                self._exchange()
+
+    def _exchange(self) -> None:
+        """Send all questions once every thread waits; with the lock held."""
+        if not self._waiting or len(self._waiting) < self._working:
+            return
+        marks, questions = list(self._waiting), list(self._waiting.values())
+        self._waiting.clear()
+        try:
+            received = self.send(questions)
+            for k, mark in enumerate(marks):
+                self._given[mark] = self._in_order({i: one[k] for i, one in received.items()})
+        except BaseException as e:
+            self._failure.append(e)
+        self._turn.notify_all()
+
+    def _in_order(self, answers: Mapping[int, Params]) -> list[Params]:
+        """Of clients 0..N-1; zeros for those that were not asked: they have no examples."""
+        first = next((one for one in answers.values() if one), {})
+        form = {k: v.shape for k, v in first.items()}
+        for i, one in answers.items():
+            if one and {k: v.shape for k, v in one.items()} != form:
+                raise InputError(f"client {i} sent sums of another form than the others")
+        nothing = {k: torch.zeros_like(v) for k, v in first.items()}
+        return [answers.get(i, nothing) for i in range(self.clients)]
+
+
+class _AtSites(NamedTuple):
+    """A `Part` of all clients' examples, at their sites."""
+
+    sites: Sites
+    of_fold: int
+    of_held_out: bool
+
+    @property
+    def sizes(self) -> Tensor:
+        return torch.stack([one.n for one in self.moments()])
+
+    def moments(self) -> list[Moments]:
+        return [Moments(**one) for one in self._ask("moments")]
+
+    def origin_sums(self, head: ClientHead) -> OriginSums:
+        return OriginSums(*summed(OriginSums(**one) for one in self._ask("origin_sums", head)))
+
+    def held_out_sums(self, heads: Sequence[ClientHead]) -> list[HeldOutSums]:
+        sent = (HeldOutSums(**one) for one in self._ask("held_out_sums", *heads) if one)
+        return [one for one in sent if one.n > 0]
+
+    def _ask(self, what: What, *heads: ClientHead) -> list[Params]:
+        return self.sites.ask(Question(what, self.of_fold, self.of_held_out, heads))

@@ -1,0 +1,88 @@
+"""Evaluation on clients: counts of right answers and sums of losses, which are all that is sent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from flwr.app import MetricRecord, RecordDict
+from torch import Tensor
+
+from fedshift.algorithms.base import Algorithm, Capabilities, ask
+from fedshift.data import Examples
+from fedshift.errors import InputError
+from fedshift.evaluation.scores import OwnScores, Score, score
+from fedshift.flower.records import fields_of
+from fedshift.router.score import scores
+from fedshift.router.sight import Sight
+from fedshift.tree import Params, Parts
+
+COUNTS = ("correct", "total", "predicted")
+# The records of an answer: the model that the client serves on its validation and its test
+# examples, the server's model on the test examples, and where a router would send these.
+SCORE, TEST, SHARED, ROUTER = "score", "test", "shared", "router"
+
+
+def scored(
+    stage: Algorithm, pair: tuple[Params, Params], examples: Examples, classes: int, *,
+    confusion: bool = False,
+) -> MetricRecord:  # fmt: skip
+    """The counts of one model, as a record; confusion: also which label is taken for which."""
+    result = score(stage.model, *pair, examples, classes, confusion=confusion)
+    counts = {name: getattr(result, name).tolist() for name in COUNTS}
+    if result.confusion is not None:
+        counts["confusion"] = result.confusion.flatten().tolist()
+    return MetricRecord({**counts, "loss_sum": result.loss_sum})
+
+
+def scored_tests(
+    stage: Algorithm, message: Parts, pair: tuple[Params, Params], tests: Examples, classes: int,
+    present: Sequence[int],
+) -> dict[str, MetricRecord]:  # fmt: skip
+    """The records of `OwnScores`; pair: what the client serves.
+
+    present [M]: 1 for clients that took part, which a router may send queries to.
+    """
+    records = {TEST: scored(stage, pair, tests, classes)}
+    received = message.get("params", {}), message.get("buffers", {})
+    if received[0].keys() == pair[0].keys():
+        records[SHARED] = scored(stage, received, tests, classes)
+    if ask(stage, Capabilities.trains_router):
+        mask = torch.tensor(present, dtype=torch.float64)
+        counts = torch.zeros(len(mask), dtype=torch.int64)
+        if len(tests):
+            chosen = scores(Sight(stage.model, pair, None, mask).logits(tests.x), mask).argmax(1)
+            counts = torch.bincount(chosen, minlength=len(mask))
+        records[ROUTER] = MetricRecord({"sent": counts.tolist()})
+    return records
+
+
+def score_in(content: RecordDict, classes: int, name: str = SCORE) -> Score:
+    """The counts of a record. Raises InputError for numbers that are no counts."""
+    fields = fields_of(content, name)
+
+    def counts(name: str, *shape: int) -> Tensor:
+        return torch.tensor(fields[name], dtype=torch.int64).reshape(shape)
+
+    right, total, predicted = (counts(name, classes) for name in COUNTS)
+    confused = counts("confusion", classes, classes) if "confusion" in fields else None
+    made = Score(right, total, predicted, float(fields["loss_sum"]), confused)
+    # One client's impossible counts must not spoil the accuracy over all.
+    if bool((right < 0).any()) or bool((right > total).any()) or not 0 <= made.loss_sum < math.inf:
+        raise InputError("its counts are none: some label has more right than there are")
+    return made
+
+
+def own_scores_in(content: RecordDict, classes: int, clients: int) -> OwnScores:
+    """The inverse of `scored_tests`. Raises InputError for numbers that are no counts."""
+    validation, own = score_in(content, classes), score_in(content, classes, TEST)
+    shared = score_in(content, classes, SHARED) if SHARED in content else None
+    sent = None
+    if ROUTER in content:
+        fields = fields_of(content, ROUTER)
+        sent = torch.tensor(fields["sent"], dtype=torch.int64).reshape(clients)
+    totals = [own.n if shared is None else shared.n, own.n if sent is None else int(sent.sum())]
+    if totals != [own.n, own.n] or (sent is not None and bool((sent < 0).any())):
+        raise InputError("its counts are none: they are of different numbers of examples")
+    return OwnScores(validation, own, shared, sent)

@@ -1,0 +1,198 @@
+"""Some of all clients' examples, as a fit sees them: by what each client may send of them.
+
+Shapes: N clients, n examples of one client, e client features, C candidates, G bins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from fedshift.router.moments import Moments, moments
+from fedshift.router.quality import calibration_gaps
+from fedshift.router.score import ClientHead
+from fedshift.seeds import generator
+
+FOLDS = 5
+# Folds are held out in turn until this many examples were: more fits would change nothing.
+ENOUGH = 2000
+
+Features = Sequence[Tensor]
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+
+class OriginSums(NamedTuple):
+    """What a client sends in one round of the refit: loss [], its gradient gamma [N], xi [N, e]."""
+
+    loss: Tensor
+    gamma: Tensor
+    xi: Tensor
+
+
+class HeldOutSums(NamedTuple):
+    """A client's one message on its held-out examples: n [], loss [C], gaps [C, G], square [C].
+
+    All float64.
+    """
+
+    n: Tensor
+    loss: Tensor
+    gaps: Tensor
+    square: Tensor
+
+
+class Part(Protocol):
+    """Some examples of all clients, seen only by what each of them may send."""
+
+    @property
+    def sizes(self) -> Tensor:
+        """How many of each client [N], float64."""
+
+    def moments(self) -> Sequence[Moments]:
+        """Of each client, in the order of ids."""
+
+    def origin_sums(self, head: ClientHead) -> OriginSums:
+        """The sum over clients of `origin_sums`."""
+
+    def held_out_sums(self, heads: Sequence[ClientHead]) -> Sequence[HeldOutSums]:
+        """Of each client with examples, for candidate heads; of the router as it was for none.
+
+        Nothing where that router has no logits.
+        """
+
+
+class Fold(NamedTuple):
+    """All clients' examples with some held out: those to fit on, and those held out."""
+
+    fit: Part
+    held_out: Part
+
+
+class Each(Protocol):
+    """How fits for several candidates are done: one by one, or side by side."""
+
+    def __call__(self, work: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
+        """What `work` gives for each."""
+
+
+class Clients(Protocol):
+    """All clients of a fit."""
+
+    @property
+    def whole(self) -> Part:
+        """All examples."""
+
+    def fold(self, k: int) -> Fold:
+        """With the k-th of `FOLDS` folds held out (`assigned_folds`)."""
+
+    def each(self, work: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
+        """As `Each`; the questions of all may travel together."""
+
+
+def origin_sums(head: ClientHead, features: Tensor, client: int) -> OriginSums:
+    """sum_b -log softmax(z(h_b))[client] over a client's features h [n, e], and its gradient."""
+    h = features.double()
+    logs = head(h).log_softmax(1)
+    # The gradient of -log softmax in the logits: the posterior, less 1 for the right client.
+    slope = logs.exp()
+    slope[:, client] -= 1.0
+    return OriginSums(-logs[:, client].sum(), slope.sum(0), slope.T @ h)
+
+
+def held_out_sums(logits: Tensor, client: int, before: Tensor | None = None) -> HeldOutSums:
+    """The sums of one client for candidates' logits z [C, n, N] of its held-out examples.
+
+    With l_cb = -log softmax(z_cb)[client], and l_0b the same of the logits `before` [n, N],
+    loss_c = sum_b l_cb and square_c = sum_b (l_cb - l_0b)^2; gaps as in `quality.calibration_gaps`.
+    """
+    logs = logits.double().log_softmax(2)
+    loss = -logs[..., client]
+    loss_before = loss if before is None else -before.double().log_softmax(1)[:, client]
+    # All of a client's examples have the same origin: itself.
+    origin = torch.full((logits.shape[1],), client)
+    gaps = torch.stack([calibration_gaps(p, origin) for p in logs.exp()])
+    square = (loss - loss_before).square().sum(1)
+    return HeldOutSums(torch.tensor(float(len(origin))).double(), loss.sum(1), gaps, square)
+
+
+def summed(replies: Iterable[tuple[Tensor, ...]]) -> list[Tensor]:
+    """Entry by entry, the sums of what clients sent."""
+    return [torch.stack(part).sum(0) for part in zip(*replies, strict=True)]
+
+
+@dataclass(frozen=True, eq=False)
+class Here:
+    """Clients whose features h [n, e], and logits [n, N] of the router before, are in this process.
+
+    seed: of the folds. Both a `Part` and `Clients`.
+    """
+
+    features: Features
+    logits: Features | None = None
+    seed: int = 0
+
+    @property
+    def whole(self) -> Here:
+        return self
+
+    @property
+    def sizes(self) -> Tensor:
+        return torch.tensor([float(len(h)) for h in self.features], dtype=torch.float64)
+
+    def moments(self) -> list[Moments]:
+        return [moments(h) for h in self.features]
+
+    def origin_sums(self, head: ClientHead) -> OriginSums:
+        return OriginSums(*summed(origin_sums(head, h, i) for i, h in enumerate(self.features)))
+
+    def held_out_sums(self, heads: Sequence[ClientHead]) -> list[HeldOutSums]:
+        return list(self._held_out_sums(heads))
+
+    def _held_out_sums(self, heads: Sequence[ClientHead]) -> Iterator[HeldOutSums]:
+        for i, h in enumerate(self.features):
+            before = None if self.logits is None else self.logits[i]
+            if len(h) and heads:
+                yield held_out_sums(torch.stack([f(h) for f in heads]), i, before)
+            elif len(h) and before is not None:
+                yield held_out_sums(before[None], i)
+
+    def fold(self, k: int) -> Fold:
+        assigned = [assigned_folds(len(h), self.seed, i) for i, h in enumerate(self.features)]
+        return Fold(self._of([f != k for f in assigned]), self._of([f == k for f in assigned]))
+
+    def each(self, work: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
+        return [work(item) for item in items]
+
+    def _of(self, masks: Sequence[Tensor]) -> Here:
+        features = [h[rows] for h, rows in zip(self.features, masks, strict=True)]
+        logits = self.logits and [z[rows] for z, rows in zip(self.logits, masks, strict=True)]
+        return Here(features, logits, self.seed)
+
+
+def assigned_folds(n: int, seed: int, client: int) -> Tensor:
+    """The fold [n] that each example is held out in; -1 for one that never is.
+
+    A permutation by a generator of (seed, client), about 1/5 in each fold. A client with a single
+    example keeps it for the fits.
+    """
+    if n < 2:
+        return torch.full((n,), -1)
+    # A client's folds depend on its own id alone, not on which other clients there are.
+    return torch.randperm(n, generator=generator(seed, "calibration", client)) % FOLDS
+
+
+def folds_of(sizes: Tensor, seed: int) -> list[int]:
+    """The folds that are held out in turn; sizes n [N]. None if no client has two examples."""
+    assigned = [assigned_folds(int(n), seed, i) for i, n in enumerate(sizes.tolist())]
+    folds, count = list[int](), 0
+    for k in range(FOLDS):
+        held_out = sum(int((fold == k).sum()) for fold in assigned)
+        if count < ENOUGH and held_out:
+            count += held_out
+            folds.append(k)
+    return folds

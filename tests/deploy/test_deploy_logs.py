@@ -1,0 +1,65 @@
+"""The JSON log: a line for each event and each failure, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
+from fedshift.cli.app import app
+from fedshift.cli.ending import perform
+from fedshift.deploy.logs import line_of, log_line
+
+
+def test_a_line_is_one_object_with_the_events_time() -> None:
+    event = {"event": "round", "time": 1795721142.839, "run": "r", "round": 1, "clients": [0]}
+    assert json.loads(line_of(event)) == {
+        "time": "2026-11-26T19:25:42.839Z", "level": "info",
+        "event": "round", "run": "r", "round": 1, "clients": [0],
+    }  # fmt: skip
+    lost = {"event": "dropped", "time": 0.25, "client": 1, "reason": "two\nlines \x1b[31m"}
+    line = line_of(lost)
+    assert line.isprintable()
+    assert json.loads(line)["reason"] == lost["reason"]
+    assert json.loads(line)["time"] == "1970-01-01T00:00:00.250Z"
+
+
+@pytest.mark.parametrize(
+    ("more", "level"),
+    [({}, "info"), ({"skipped": "nobody"}, "warning"), ({"dropped": [{"client": 1}]}, "warning")],
+)
+def test_rounds_that_lack_something_are_warnings(more: dict[str, Any], level: str) -> None:
+    assert json.loads(line_of({"event": "round", "round": 1, **more}))["level"] == level
+
+
+@pytest.mark.parametrize("given", [["--log-format", "json"], ["--log-format=json"]])
+@pytest.mark.parametrize("command", ["server", "client"])
+def test_failures_are_lines(
+    command: str, given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ["--server", "127.0.0.1:8000"] if command == "client" else []
+    none = str(tmp_path / "none")
+    assert perform(app, ["deploy", command, none, *where, *given]) == 2
+    printed, told = capsys.readouterr()
+    (line,) = told.splitlines()
+    failure = json.loads(line)
+    assert (printed, failure["level"], failure["event"]) == ("", "error", "failed")
+    assert failure["exit_code"] == 2
+    assert failure["error"].startswith(none)
+    # Control: without the option it is a text.
+    assert perform(app, ["deploy", command, none, *where]) == 2
+    assert capsys.readouterr()[1].startswith(f"error: {none}")
+
+
+def test_usage_errors_are_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    assert perform(app, ["deploy", "server", "--log-format", "json", "--nothing"]) == 2
+    assert "--nothing" in json.loads(capsys.readouterr()[1])["error"]
+
+
+def test_a_line_of_now() -> None:
+    first, second = (json.loads(log_line("a", level="error", n=1)) for _ in range(2))
+    assert (first["event"], first["level"], first["n"]) == ("a", "error", 1)
+    assert first["time"] <= second["time"]

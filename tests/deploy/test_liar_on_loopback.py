@@ -1,0 +1,41 @@
+"""A federation of three real clients on loopback, of which one claims 10^9 examples. Slow."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
+from fedshift.experiments.caps import with_cap
+from fedshift.experiments.load import dumps, load_config
+from support.loopback import gone, loopback, processes
+
+pytestmark = pytest.mark.slow
+EXAMPLE = Path(__file__).parents[2] / "examples" / "loopback" / "experiment.toml"
+SHORT = ["training.rounds=2", "training.steps=3", "method.name=fedavg", "method.ess="]
+
+
+def test_a_liar_has_the_cap_and_is_named(tmp_path: Path) -> None:
+    config = load_config(EXAMPLE, SHORT)
+    capped, _ = with_cap(config)
+    with loopback(tmp_path / "federation", dumps(capped), 3) as fed:
+        for client in range(3):
+            fed.join(client)
+
+        def played(name: str, text: str, plan: str) -> tuple[dict[str, Any], dict[str, Any]]:
+            fed.play(tmp_path / name, experiment=text, plan=plan)
+            claims = next(event for event in fed.events if event["event"] == "claims")
+            return json.loads((tmp_path / name / "summary.json").read_text()), claims
+
+        run, claims = played("capped", dumps(capped), "lie 0 2")
+        assert run["weights"][2] == pytest.approx(0.5, abs=1e-12)
+        assert {one["client"] for one in claims["suspicions"]} == {2}
+        assert any(line.startswith("Client 2: by what it registered it") for line in run["why"])
+        # Control: without the cap it has everything.
+        run, claims = played("free", dumps(config), "lie 0 2")
+        assert run["weights"][2] > 0.99999
+        assert claims["one_could_take"] > 0.99999
+    assert gone(str(tmp_path / "federation")), processes(str(tmp_path / "federation"))

@@ -1,0 +1,218 @@
+"""A site's own rows against the declaration; what its operator reads, and what a server may."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
+from fedshift.cli.app import main
+from fedshift.deploy.processes import free_port
+from fedshift.errors import InputError
+from fedshift.experiments.config_data import Data
+from fedshift.experiments.load import load_config
+from fedshift.experiments.site_check import check_site
+from fedshift.experiments.site_rows import SiteError, rows_of_site
+from fedshift.experiments.task import prepare
+from fedshift.tasks.names import Coded
+from support.own_sites import FILE
+
+DATA = Data(
+    source="sites",
+    clients=("a", "b"),
+    label="outcome",
+    classes=("well", "ill"),
+    columns=("age", "ward"),
+    values={"ward": ("surgery", "medicine")},
+)
+TABLE = "age,ward,outcome\n60,surgery,ill\n?,medicine,well\n71,,ill\n"
+SITE = '[data]\nsource = "data.csv"\n'
+
+
+def site(folder: Path, table: str = TABLE, file: str = SITE) -> Path:
+    (folder / "data.csv").write_text(table)
+    (folder / "site.toml").write_text(file)
+    return folder
+
+
+def test_columns_in_the_experiments_order_and_names(tmp_path: Path) -> None:
+    table = "Ausgang;Station;name;Alter\nill;surgery;x;60,5\nwell;;y;?\n;medicine;z;71\n"
+    file = SITE + 'label = "Ausgang"\ncolumns = {age = "Alter", ward = "Station"}\n'
+    rows = rows_of_site(site(tmp_path, table, file), DATA)
+    age, ward = (rows.inputs.of[name] for name in ("age", "ward"))  # type: ignore[index]
+    assert not isinstance(age, Coded)
+    assert isinstance(ward, Coded)
+    assert age.dtype == np.float64
+    np.testing.assert_array_equal(age, [60.5, np.nan, 71.0])
+    assert [ward.names[c] if c >= 0 else "" for c in ward.codes] == ["surgery", "", "medicine"]
+    assert rows.codes.tolist() == [1, 0, -1]
+
+
+BAD = {
+    "a column that is not there": (
+        "Age,ward,outcome\n60,surgery,ill\n",
+        r'data.csv has no column "age"; it has Age, ward, outcome. Did you mean "Age"\? Where it '
+        "has another name, say so in site.toml",
+        'column "age" is missing',
+    ),
+    "text among numbers": (
+        "age,ward,outcome\n60,surgery,ill\nold,medicine,well\n71,surgery,ill\n",
+        r'column "age": .*data.csv, line 3: "old"; the experiment declares numbers',
+        'column "age": the experiment declares numbers',
+    ),
+    "text alone": (
+        "age,ward,outcome\nold,surgery,ill\nyoung,medicine,well\n",
+        r'column "age": .*data.csv, line 2: "old"; the experiment declares numbers',
+        'column "age": the experiment declares numbers',
+    ),
+    "another category": (
+        "age,ward,outcome\n60,surgery,ill\n61,medecine,well\n",
+        r'column "ward": .*line 3: "medecine"; the experiment declares surgery, medicine. Did you '
+        r'mean "medicine"\?',
+        'column "ward": the experiment declares surgery, medicine',
+    ),
+    "another class": (
+        "age,ward,outcome\n60,surgery,ill\n61,medicine,dead\n",
+        r'column "outcome": .*line 3: "dead"; the classes are well, ill',
+        'column "outcome": the classes are well, ill',
+    ),
+    "no label": ("age,ward,outcome\n60,surgery,\n", "no row has a label", "nothing to train on"),
+    "no rows": ("", "data.csv is empty", "its data cannot be read"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_does_not_fit(case: str, tmp_path: Path) -> None:
+    table, detail, public = BAD[case]
+    with pytest.raises(SiteError) as e:
+        rows_of_site(site(tmp_path, table), DATA)
+    assert str(e.value) == public
+    with pytest.raises(InputError, match=detail):
+        raise InputError(e.value.detail)
+
+
+FILES = {
+    "nothing": ("", r"site.toml: data = {}: field required"),
+    "another key": ('[data]\nsource = "data.csv"\nlabels = "y"\n', r'site.toml:3: unknown key "da'),
+    "another column": (SITE + 'columns = {aeg = "x"}\n', r'columns: "aeg" is none .* mean "age"\?'),
+    "no file": ('[data]\nsource = "date.csv"\n', r"there is no file .*date.csv. Did you mean"),
+    "no table": ('[data]\nsource = "data.npz"\n', r"data.npz: no CSV file; for all else give a fu"),
+    "no function": ('[data]\nsource = "s.py:load"\n', r"s.py: there is no such file"),
+}
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_a_site_file_that_cannot_be_used(case: str, tmp_path: Path) -> None:
+    file, detail = FILES[case]
+    with pytest.raises(SiteError, match="^its data cannot be read$") as e:
+        rows_of_site(site(tmp_path, file=file), DATA)
+    with pytest.raises(InputError, match=detail):
+        raise InputError(e.value.detail)
+
+
+def test_a_functions_table(tmp_path: Path) -> None:
+    """Control: the same rows as the file's."""
+    here = site(tmp_path, file='[data]\nsource = "site.py:load"\n')
+    (here / "site.py").write_text(
+        "import pathlib, pandas\n"
+        "def load():\n"
+        "    return pandas.read_csv(pathlib.Path(__file__).with_name('data.csv'), na_values='?')\n"
+    )
+    ours = rows_of_site(here, DATA)
+    (here / "site.toml").write_text(SITE)
+    theirs = rows_of_site(here, DATA)
+    assert ours.codes.tolist() == theirs.codes.tolist()
+    for name in ("age", "ward"):
+        one, two = (rows.inputs.of[name] for rows in (ours, theirs))  # type: ignore[index]
+        np.testing.assert_array_equal(
+            one.codes if isinstance(one, Coded) else one,
+            two.codes if isinstance(two, Coded) else two,
+        )
+
+
+def test_missing_values_are_refused_with_their_line(tmp_path: Path) -> None:
+    with pytest.raises(SiteError) as e:
+        rows_of_site(site(tmp_path), DATA.model_copy(update={"missing": "refuse"}))
+    assert str(e.value) == 'column "age": the experiment has missing = "refuse"'
+    assert "data.csv, line 3: no value" in e.value.detail
+
+
+DECLARED = {
+    "no clients": ('clients = ["coast", "east", "south"]\n', "", "clients is missing"),
+    "one class": ('["well", "ill"]', '["well"]', "classes is missing or has less than two"),
+    "neither": ('columns = ["age", "sex", "day", "marker", "ward"]', "", "give columns, the col"),
+    "a path": ("[model]", 'separator = ";"\n[model]', "separator is for data that lie beside"),
+    "a number of rows": ('"day", ', '"day_id", ', 'columns: "day_id" is called as numbers of rows'),
+    "a category": ('["sex", "ward"]', '["sex", "wards"]', 'categories: "wards" is none of col'),
+    "a client as target": (
+        "{well = 0.3, ill = 0.7}",
+        '"east"',
+        'target = "east" trains, too; give lab',
+    ),
+    "numbers": ("[model]", 'kind = "regression"\n[model]', "sites train classifiers"),
+    "labels": (
+        "{well = 0.3, ill = 0.7}",
+        "{well = 0.3, iil = 0.7}",
+        'the label "iil" is not among',
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DECLARED)
+def test_declarations_are_refused_at_init(
+    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new, words = DECLARED[case]
+    assert old in FILE
+    (tmp_path / "f.toml").write_text(FILE.replace(old, new))
+    argv = ["fedshift", "deploy", "init", str(tmp_path / "f.toml"), str(tmp_path / "fed")]
+    monkeypatch.setattr("sys.argv", argv)
+    with pytest.raises(SystemExit) as e:
+        main()
+    assert e.value.code == 2
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "fed").exists()
+
+
+def test_the_folder_of_a_site_and_its_check(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, fed = tmp_path / "f.toml", tmp_path / "fed"
+    file.write_text(FILE)
+    for argv, code, words in (
+        (
+            ["init", str(file), str(fed)],
+            0,
+            "client-0 is coast, client-1 is east, client-2 is south",
+        ),
+        (["check", str(fed), "--port", str(free_port())], 0, "3 clients' keys"),
+        (["check", str(fed / "clients" / "client-1")], 2, "there is no file"),
+    ):
+        monkeypatch.setattr("sys.argv", ["fedshift", "deploy", *argv])
+        with pytest.raises(SystemExit) if code else contextlib.nullcontext() as e:
+            main()
+        assert e is None or e.value.code == code
+        said = capsys.readouterr()
+        assert words in said.out + said.err, argv
+    place = fed / "clients" / "client-1"
+    assert "Where east's own rows are" in (place / "site.toml").read_text()
+    head = "age,sex,day,marker,ward,outcome\n"
+    (place / "data.csv").write_text(head + "60,f,20240001,0.1,surgery,ill\n61,m,20240002,,,\n")
+    assert check_site(place) == [
+        "2 rows: well 0, ill 1; 1 without a label",
+        "  age: numbers from 60 to 61; 0 missing",
+        "  sex: f, m; 0 missing",
+        "  day: numbers from 2.024e+07 to 2.024e+07; 0 missing",
+        "  marker: numbers from 0.1 to 0.1; 1 missing",
+        "  ward: surgery; 1 missing",
+        "the data fit the experiment; nothing was sent",
+    ]
+
+
+def test_a_run_in_one_process_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "f.toml").write_text(FILE)
+    with pytest.raises(InputError, match=r'data.source = "sites": the rows are on the clients'):
+        prepare(load_config(tmp_path / "f.toml"))

@@ -1,0 +1,256 @@
+"""Clients with data of their own in a deployed run: equal to one process on the joined table."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
+from flwr.app import ConfigRecord, Message
+
+import fedshift as fs
+from fedshift.errors import DataError, InputError
+from fedshift.experiments import deployed
+from fedshift.experiments.at_sites import EXPERIMENT
+from fedshift.experiments.experiment import record
+from fedshift.experiments.load import load_config
+from fedshift.experiments.site_rows import SiteError
+from fedshift.experiments.task import prepare
+from fedshift.experiments.training import silent
+from support.own_sites import FILE, SITES, deploy, joined, places, resolved
+
+SAME = ("model.safetensors", "encoding.json", "clients.csv")
+
+
+def together(folder: Path, table: pd.DataFrame, text: str = FILE) -> Path:
+    """The same experiment in one process, on the joined table."""
+    table.to_csv(folder / "joined.csv", index=False)
+    text = text.replace('source = "sites"', 'source = "joined.csv"\nclient = "site"')
+    lines = [line for line in text.splitlines() if not line.startswith(("clients =", "values ="))]
+    (folder / "joined.toml").write_text("\n".join(lines))
+    config, out = load_config(folder / "joined.toml"), folder / "here"
+    out.mkdir()
+    record(out, config, prepare(config), silent)
+    return out
+
+
+def differing(here: Path, there: Path) -> list[str]:
+    return [name for name in SAME if (here / name).read_bytes() != (there / name).read_bytes()]
+
+
+@pytest.mark.parametrize("method", ["fedpals", "scaffold"])
+def test_the_model_of_the_joined_table(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit: encoding, cut, weights, model; a changed cell at one site is another model."""
+    table = joined()
+    text = FILE if method == "fedpals" else FILE.replace('"fedpals"\ness = 0.5', f'"{method}"')
+    folders, given = places(tmp_path / "c", table, text), resolved(tmp_path, text)
+    there = deploy(monkeypatch, folders, tmp_path / "there", given)
+    here = together(tmp_path, table, text)
+    assert differing(here, there) == []
+    if method != "fedpals":
+        return
+    rows = [list(csv.DictReader((f / "metrics.csv").open())) for f in (here, there)]
+    for a, b in zip(*rows, strict=True):
+        for key in ("train_loss", "estimated_accuracy", "source_accuracy", "gap", "ess"):
+            assert float(a[key]) == float(b[key]), key
+    # Test rows follow T by the same rule: as many of each class.
+    assert by_class(here) == by_class(there)
+    text_there = (folders[2] / "data.csv").read_text().replace("hospice", "surgery")
+    (folders[2] / "data.csv").write_text(text_there)
+    other = deploy(monkeypatch, folders, tmp_path / "other", given)
+    assert differing(here, other)[:2] == ["model.safetensors", "encoding.json"]
+
+
+def by_class(folder: Path) -> dict[str, int]:
+    """How many test rows of each class were scored."""
+    rows, counts = csv.DictReader((folder / "confusion.csv").open()), dict[str, int]()
+    for truth, _, count in (row.values() for row in rows):
+        counts[truth] = counts.get(truth, 0) + int(count)
+    return counts
+
+
+def test_a_target_that_the_server_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rows are scored on the server, so that all numbers are those of one process."""
+    table = joined()
+    joined(1, 40).drop(columns="site").to_csv(tmp_path / "north.csv", index=False)
+    text = FILE.replace("{well = 0.3, ill = 0.7}", '"north.csv"')
+    folders, given = places(tmp_path / "c", table, text), resolved(tmp_path, text)
+    there = deploy(monkeypatch, folders, tmp_path / "there", given)
+    here = together(tmp_path, table, text)
+    assert differing(here, there) == []
+    assert (here / "confusion.csv").read_bytes() == (there / "confusion.csv").read_bytes()
+
+
+def test_the_run_is_loaded_and_predicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = joined()
+    there = deploy(
+        monkeypatch, places(tmp_path / "c", table), tmp_path / "there", resolved(tmp_path)
+    )
+    result = fs.load(there)
+    given = result.predict(table.drop(columns=["site", "outcome"]))
+    assert {*given.names} == {"well", "ill"}
+
+
+def test_arrays_of_a_function_of_the_sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """site.py gives bytes of images; the same as `Task.from_arrays` of all."""
+    text = FILE.replace('columns = ["age", "sex", "day", "marker", "ward"]', "input = [1, 4, 4]")
+    text = text.replace('categories = ["sex", "ward"]\n', "").replace('label = "outcome"\n', "")
+    folders = places(tmp_path / "c", joined(), text)
+    x = torch.randint(0, 256, (90, 1, 4, 4), generator=torch.manual_seed(0)).to(torch.uint8)
+    y = torch.randint(0, 2, (90,), generator=torch.manual_seed(1))
+    client = [SITES[i % 3] for i in range(90)]
+    for i, place in enumerate(folders):
+        torch.save((x[i::3], y[i::3]), place / "mine.pt")
+        (place / "site.toml").write_text('[data]\nsource = "site.py:load"\n')
+        (place / "site.py").write_text(
+            f"import torch\ndef load():\n    return torch.load({str(place / 'mine.pt')!r})\n"
+        )
+    there = deploy(monkeypatch, folders, tmp_path / "there", resolved(tmp_path, text))
+    task = fs.Task.from_arrays(
+        x, y, client=client, target={"well": 0.3, "ill": 0.7}, classes=["well", "ill"]
+    )
+    out = tmp_path / "here"
+    options: dict[str, Any] = {"method": "fedpals", "ess": 0.5, "hidden": (8,), "folder": out}
+    fs.fit(task, "mlp", rounds=2, steps=4, batch=32, lr=0.1, **options)
+    assert differing(out, there) == []
+
+
+def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], Any]) -> str:
+    folders = places(tmp_path / "c", joined())
+    change(folders[1])
+    with pytest.raises(InputError) as e:
+        deploy(monkeypatch, folders, tmp_path / "run", resolved(tmp_path))
+    assert not (tmp_path / "run").exists()
+    return str(e.value)
+
+
+def replaced(name: str, old: str, new: str) -> Callable[[Path], Any]:
+    def change(place: Path) -> None:
+        text = (place / name).read_text()
+        assert old in text
+        (place / name).write_text(text.replace(old, new, 1))
+
+    return change
+
+
+BAD = {
+    "missing": (replaced("data.csv", "marker", "marker_b"), 'column "marker" is missing'),
+    "text": (replaced("data.csv", "20240", "no20240"), 'column "day": the experiment declares num'),
+    "class": (replaced("data.csv", ",ill\n", ",dying\n"), 'column "outcome": the classes are well'),
+    "no file": (replaced("site.toml", "data.csv", "secret.csv"), "its data cannot be read"),
+    "key": (replaced("site.toml", "source", "sauce"), "its data cannot be read"),
+    "other declaration": (replaced(EXPERIMENT, '"age", ', ""), "another data.columns than the ser"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_site_whose_data_do_not_fit(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server reads which site and column it is, and nothing that the site's rows hold."""
+    change, words = BAD[case]
+    said = refused(tmp_path, monkeypatch, change)
+    assert '"east"' in said
+    assert words in said
+    for secret in ("no20240", "dying", "secret", "marker_b", str(tmp_path), "line", "sauce"):
+        assert secret not in said
+
+
+def test_errors_of_a_sites_function_stay_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def change(place: Path) -> None:
+        (place / "site.toml").write_text('[data]\nsource = "site.py:load"\n')
+        (place / "site.py").write_text("def load():\n    raise KeyError('patient 17')\n")
+
+    said = refused(tmp_path, monkeypatch, change)
+    assert "its data cannot be read" in said
+    assert "patient" not in said
+    assert "patient 17" in caplog.text  # of the client's own log
+
+
+def test_data_that_change_while_a_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a client drops out of the round, with the reason."""
+    folders = places(tmp_path / "c", joined())
+
+    def changing(app: Any) -> Any:
+        def handle(message: Message, context: Any) -> Message:
+            run = message.content.config_records.get("run")
+            if message.metadata.message_type == "train" and run == ConfigRecord({"round": 2}):
+                replaced("data.csv", ",ill\n", ",well\n")(folders[1])
+            return app(message, context)  # type: ignore[no-any-return]
+
+        return handle
+
+    text = resolved(tmp_path, FILE.replace('name = "fedpals"\ness = 0.5', 'name = "fedavg"'))
+    text = text.replace('on_bad_reply = "stop"', 'on_bad_reply = "drop"')
+    out = deploy(monkeypatch, folders, tmp_path / "run", text, changing)
+    events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+    lost = [d for e in events if e["event"] == "round" for d in e.get("dropped", ())]
+    assert all("its data are not those with which the run began" in d["reason"] for d in lost)
+
+
+def test_a_run_goes_on_with_the_same_data_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders, text = places(tmp_path / "c", joined()), resolved(tmp_path)
+    whole = deploy(monkeypatch, folders, tmp_path / "whole", text)
+    out = tmp_path / "run"
+
+    def stopping(app: Any) -> Any:
+        def handle(message: Message, context: Any) -> Message:
+            run = message.content.config_records.get("run")
+            if run is not None and run["round"] == 2:
+                raise KeyboardInterrupt
+            return app(message, context)  # type: ignore[no-any-return]
+
+        return handle
+
+    with pytest.raises(KeyboardInterrupt):
+        deploy(monkeypatch, folders, out, text, stopping)
+    replaced("data.csv", ",ill\n", ",well\n")(folders[0])
+    with pytest.raises(DataError, match="start a new run"):
+        deploy(monkeypatch, folders, out, text)
+    replaced("data.csv", ",well\n", ",ill\n")(folders[0])
+    deploy(monkeypatch, folders, out, text)
+    assert differing(whole, out) == []
+
+
+def test_a_site_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(app: Any) -> Any:
+        return app
+
+    folders = places(tmp_path / "c", joined())[:2]
+    with pytest.raises(InputError, match=r"2 of 3 clients are connected .* without south; start"):
+        deploy(monkeypatch, folders, tmp_path / "run", resolved(tmp_path), absent)
+
+
+def test_a_site_error_has_two_texts() -> None:
+    assert str(SiteError("column", "row 17")) == "column"
+    assert deployed.is_private  # what decides that other errors have one, too
+
+
+def test_models_that_stay_at_their_sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ditto: each is tested on its own site's rows, with the accuracies of one process."""
+    table = joined()
+    text = FILE.replace('"fedpals"\ness = 0.5', '"ditto"')
+    text = text.replace("target = {well = 0.3, ill = 0.7}", 'target = "clients"')
+    folders, given = places(tmp_path / "c", table, text), resolved(tmp_path, text)
+    there = deploy(monkeypatch, folders, tmp_path / "there", given)
+    here = together(tmp_path, table, text)
+    assert (here / "encoding.json").read_bytes() == (there / "encoding.json").read_bytes()
+    served = [list(csv.DictReader((f / "served.csv").open())) for f in (here, there)]
+    for a, b in zip(*served, strict=True):
+        for key in ("average_accuracy", "worst_accuracy", "global_accuracy"):
+            assert a[key] == b[key], key

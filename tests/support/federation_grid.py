@@ -1,0 +1,77 @@
+"""A deployed federation on a grid without processes, and the same run in one process."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from flwr.app import Context, Message
+
+from fedshift.experiments import deployed
+from fedshift.experiments.experiment import record
+from fedshift.experiments.load import validate
+from fedshift.experiments.task import prepare
+from fedshift.experiments.training import silent
+from fedshift.flower import LocalGrid
+from fedshift.flower.client import app_of, partition
+from fedshift.flower.quiet import KEEP
+
+CLIENTS = 3
+
+
+def here(text: str, out: Path) -> Path:
+    """The run in one process."""
+    config = validate(tomllib.loads(text), text=text)
+    out.mkdir()
+    record(out, config, prepare(config), silent)
+    return out
+
+
+class Watched(LocalGrid):
+    """A grid that keeps all answers, and whose server dies at the n-th message about routers."""
+
+    def __init__(self, text: str, out: Path, keep: Path, dies: int = 0, **given: Any) -> None:
+        self.config = {
+            "experiment": text, "out": str(out), "patience": 5.0, "timeout": 60.0, "refit": True,
+            "site": "fedshift.experiments.on_flower:configured_site", **given,
+        }  # fmt: skip
+
+        def answer(message: Message, context: Context) -> Message:
+            """What the process of one client does, whose folder is in its environment."""
+            place = keep / str(partition(context)) / "kept"
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv(KEEP, str(place))
+                leave = deployed.leave_model
+                return app_of(deployed.site_of, 1, False, place, leave=leave)(message, context)
+
+        super().__init__(answer, CLIENTS)  # type: ignore[arg-type]
+        for context in self.contexts.values():
+            context.run_config, context.run_id = self.config, hash(out) % 1000 + dies
+        self.keep = keep
+        self.dies, self.about_routers, self.replies = dies, 0, list[Message]()
+
+    def send_and_receive(self, messages: Iterable[Message], **given: Any) -> list[Message]:
+        asked = list(messages)
+        self.about_routers += asked[0].metadata.message_type == "query.router" if asked else 0
+        if self.dies and self.about_routers == self.dies:
+            raise Dies
+        replies = list(super().send_and_receive(asked, **given))
+        self.replies += replies
+        return replies
+
+    def serve(self) -> Path:
+        deployed.server_app(self, SimpleNamespace(run_config=self.config))  # type: ignore[arg-type]
+        return Path(str(self.config["out"]))
+
+
+class Dies(BaseException):
+    """What nothing catches."""
+
+
+def served(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "summary.json").read_text())["final"])
