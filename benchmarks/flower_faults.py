@@ -30,10 +30,10 @@ from fedshift.deploy.processes import free_port
 
 OUT = Path(__file__).parents[1] / "results" / "flower_faults.md"
 FEDSHIFT = str(Path(sys.executable).with_name("fedshift"))
-CLIENTS, LONG = 3, 240.0
+CLIENTS, LONG = 3, 600.0
 EXPERIMENT = """name = "run"
 data.name = "fashion-mnist-mini"
-shift = { kind = "sparsity", labels_per_client = 4, clients = 3 }
+shift = { kind = "sparsity", labels_per_client = 4, clients = CLIENTS }
 model.name = "linear"
 training = { rounds = ROUNDS, steps = 5, lr = 0.05, evaluate_every = 1 }
 """
@@ -190,12 +190,13 @@ def kill(pids: Sequence[int]) -> float:
 
 
 @contextlib.contextmanager
-def federation(rounds: int = 4) -> Iterator[Fed]:
+def federation(rounds: int = 4, clients: int = CLIENTS) -> Iterator[Fed]:
     """A new federation; its commands end with the block."""
     with tempfile.TemporaryDirectory(prefix="fedshift-faults-") as place:
         made = Fed(Path(place), free_port())
         file = made.place / "e.toml"
-        file.write_text(EXPERIMENT.replace("ROUNDS", str(rounds)))
+        text = EXPERIMENT.replace("ROUNDS", str(rounds)).replace("CLIENTS", str(clients))
+        file.write_text(text)
         init = [FEDSHIFT, "deploy", "init", str(file), str(made.folder), "--host", "127.0.0.1"]
         subprocess.run(init, check=True, stdout=subprocess.DEVNULL)
         try:
@@ -233,7 +234,7 @@ def server_process(name: str, word: str) -> Result:
 def supernode() -> Result:
     """`kill -9` of a SuperNode: the client joins again, and takes part again."""
     with federation(30) as fed:
-        fed.serve("--timeout", "90")
+        fed.serve("--timeout", "300")
         clients = fed.join(*range(CLIENTS))
         assert fed.rounds(1), "no round was played"
         began = kill(fed.below(1, "flower-supernode"))
@@ -249,7 +250,7 @@ def supernode() -> Result:
 def clientapp() -> Result:
     """`kill -9` of the process that answers one message."""
     with federation(30) as fed:
-        server = fed.serve("--timeout", "90")
+        server = fed.serve("--timeout", "300")
         fed.join(*range(CLIENTS))
         assert fed.rounds(1), "no round was played"
         while not (apps := fed.below(1, "flwr-clientapp")):
