@@ -9,7 +9,7 @@ ifneq ($(wildcard ../shared/data),)
 export FEDSHIFT_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: demo test test-slow docs lint format bench bench-qp clean
+.PHONY: demo test test-slow docs lint format lock audit bench bench-qp clean
 
 $(VENV)/.core: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else \
@@ -33,9 +33,9 @@ test: $(VENV)/.dev
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 # The federations of real processes count on deadlines: they run alone.
-LOOPBACK := tests/deploy/test_loopback.py
+LOOPBACK := tests/deploy/test_loopback.py tests/deploy/test_local_user.py
 test-slow: $(VENV)/.dev
-	$(BIN)/python -m pytest -q -m slow -n 2 --ignore $(LOOPBACK)
+	$(BIN)/python -m pytest -q -m slow -n 2 $(addprefix --ignore=,$(LOOPBACK))
 	$(BIN)/python -m pytest -q -m slow $(LOOPBACK)
 
 $(VENV)/.docs: $(VENV)/.core
@@ -55,6 +55,25 @@ lint: $(VENV)/.dev
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# What a federation's machines need, with the hashes of all files; and the build of torch that pip
+# gets here, which is to be installed first. uv knows no packages of the CUDA build (pyproject.toml).
+LOCK := requirements.lock
+lock: $(VENV)/.dev
+	$(BIN)/uv pip compile --quiet pyproject.toml --extra flower --extra ops --extra report \
+	  -c constraints.txt --universal --python-version 3.11 --generate-hashes --no-annotate \
+	  --no-emit-index-url --custom-compile-command "make lock" --output-file $(LOCK)
+	rm -rf build/torch
+	$(BIN)/python -m pip download --quiet --no-deps --dest build/torch "$$(grep '^torch==' constraints.txt)"
+	cd build/torch && for wheel in *; do echo "torch==$$(echo "$$wheel" | cut -d - -f 2)" \
+	  "--hash=sha256:$$(sha256sum "$$wheel" | cut -d ' ' -f 1)"; done > ../../torch.lock
+
+# Known faults of the locked packages. Strict: a package that could not be looked up is no good news.
+audit: $(VENV)/.dev
+	@$(PIP) pip-audit
+	@$(BIN)/pip-audit --strict --require-hashes --disable-pip -r $(LOCK) || { \
+	  echo "make audit: a fault, or the index gave no data on faults (as the lines above say): then run it elsewhere"; \
+	  exit 1; }
 
 # All of them, for a quiet machine; `make bench BENCH=--quick` tries them out.
 bench: $(VENV)/.dev

@@ -96,11 +96,6 @@ def stack(many: Sequence[Parts]) -> Parts:
     }
 
 
-def same_form(a: Params, b: Params) -> bool:
-    """Whether two trees have the same names, shapes and types."""
-    return same_parts({"": a}, {"": b})
-
-
 def same_parts(a: Parts, b: Parts) -> bool:
     """Whether two messages have the same parts, each of the same names, shapes and types."""
     if a.keys() != b.keys():

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedshift.cli.loading import loading
+
+if TYPE_CHECKING:
+    from fedshift.audit import Finding
 
 audit_app = typer.Typer(help="Check what clients claim.", no_args_is_help=True)
 
@@ -24,7 +28,10 @@ def marginals(
     place: Annotated[Path, typer.Argument(metavar="RUN_OR_CONFIG")],
     claims: Annotated[
         Path | None,
-        typer.Option(help="CSV: labels as header, one row per client; default: what they hold."),
+        typer.Option(
+            help="CSV: labels as header, one row per client; default: what clients of a deployed "
+            "run registered, else what they hold."
+        ),
     ] = None,
     level: Annotated[float, typer.Option(help="Share of false alarms per client.")] = 0.01,
     format: Annotated[str, typer.Option("--format", help="table or json.")] = "table",
@@ -36,7 +43,7 @@ def marginals(
     with loading():
         from fedshift.cli import console
         from fedshift.errors import InputError, unknown
-        from fedshift.experiments.claims import audit_task, claimed, configured, model_of
+        from fedshift.experiments import claims as read
         from fedshift.experiments.task import prepare
         from fedshift.files import clean
 
@@ -44,15 +51,38 @@ def marginals(
         raise unknown("format", format, ("table", "json"))
     if not 0 < level < 0.5:
         raise InputError(f"--level {level:g}: allowed: more than 0, less than 0.5")
-    config, source, model = configured(place)
+    config, source, model = read.configured(place)
     # Errors of the data name the line of the file that asked for them.
     with source.placing():
         prepared = prepare(config)
-    counts = None if claims is None else claimed(claims, prepared.task.classes)
-    findings = audit_task(prepared, *model_of(prepared, model), counts, level=level)
+    sent = read.registered_in(place, labels=claims is None)
+    counts = sent.get("labels") if claims is None else read.claimed(claims, prepared.task.classes)
+    findings = read.audit_task(prepared, *read.model_of(prepared, model), counts, level=level)
+    odd = read.other_sizes(prepared, sent)
     if format == "json":
-        console.show_json({"level": level, "clients": [clean(asdict(one)) for one in findings]})
-        return
+        clients = [clean(asdict(one)) for one in findings]
+        console.show_json({"level": level, "clients": clients, "sizes": odd})
+    else:
+        _show(findings, level)
+        _show_sources(odd, registered=bool(sent) and claims is None)
+
+
+def _show_sources(odd: Sequence[Mapping[str, int]], *, registered: bool) -> None:
+    """Where the claims come from, and which sizes are others than were dealt."""
+    from fedshift.cli import console
+
+    if registered:
+        console.say("The claims are those that the clients registered with the server.")
+    for one in odd:
+        console.say(
+            f"Client {one['client']} registered {one['registered']} examples; the experiment deals "
+            f"it {one['dealt']}."
+        )
+
+
+def _show(findings: Sequence[Finding], level: float) -> None:
+    from fedshift.cli import console
+
     rows = [
         (str(f.client), *("–" if math.isnan(v) else f"{v:.3g}" for v in (f.misfit, f.p)), f.verdict)
         for f in findings

@@ -19,8 +19,9 @@ from fedshift.cli.loading import failure_line
 from fedshift.errors import FedshiftError, visible
 from fedshift.fitting.bars import LiveProgress as LiveProgress
 from fedshift.fitting.bars import for_bars as for_bars
-from fedshift.fitting.bars import ignore_write_errors, scores_in
+from fedshift.fitting.bars import ignore_write_errors, of_round, scores_in
 from fedshift.fitting.bars import percent as percent
+from fedshift.record.drops import drop_text
 from fedshift.report.tables import Table as ReportTable
 from fedshift.report.tables import shown
 
@@ -112,23 +113,25 @@ class PlainProgress:
     def __init__(self) -> None:
         self.last = time.monotonic()
         self.rounds: dict[str, int] = {}
-        self.seen: dict[str, str] = {}
+        self.seen: dict[str, dict[str, Any]] = {}
 
     def __call__(self, event: dict[str, Any]) -> None:
         run = event["run"]
         if event["event"] == "start":
             self.rounds[run] = event["rounds"]
             tell(f"{run}: {counted(event['rounds'], 'round')}")
+        elif event["event"] == "dropped":
+            tell(f"{run}: {drop_text(event)}")
         elif event["event"] == "evaluation":
-            self.seen[run] = scores_in(event)
+            self.seen[run] = event
             # The evaluation of the last round is a run's last event.
             if event["round"] == self.rounds[run]:
-                tell(f"{run}: done  {self.seen[run]}")
+                tell(f"{run}: done  {scores_in(event)}")
         # The last round is followed at once by its evaluation, which has a line of its own.
         elif event["round"] < event["rounds"] and time.monotonic() - self.last > 10:
             self.last = time.monotonic()
             where = f"{run}: round {event['round']}/{event['rounds']}"
-            tell("  ".join([where, *filter(None, [self.seen.get(run)])]))
+            tell(f"{where}  {of_round(event, self.seen.get(run, {}))}")
 
 
 @contextlib.contextmanager

@@ -53,20 +53,21 @@ def init(
         "holds that client's private key. ca.key and server.key never leave this machine.",
         f"Then: fedshift deploy server {folder}, and on each client's machine",
         "      fedshift deploy client client-I --server HOST:PORT",
-        *_about_sites(config.data.clients or ()),
     ):
         console.put(line)
+    _say_sites(config.data.clients or ())
 
 
-def _about_sites(names: Sequence[str]) -> list[str]:
-    """What clients with data of their own do before that."""
-    if not names:
-        return []
-    each = ", ".join(f"client-{i} is {name}" for i, name in enumerate(names))
-    return [
-        f"Clients have data of their own: {each}. Each names them in its site.toml, and",
-        "      fedshift deploy check client-I   tries them before anything is sent",
-    ]
+def _say_sites(names: Sequence[str]) -> None:
+    """What clients with data of their own do before they join."""
+    if names:
+        each = ", ".join(f"client-{i} is {name}" for i, name in enumerate(names))
+        console.say(
+            f"Clients have data of their own: {each}. Each names its own in site.toml, and tries "
+            "them before anything is sent:",
+            indent=0,
+        )
+        console.put("      fedshift deploy check client-I")
 
 
 def check(folder: Path, host: str, port: int) -> None:
@@ -77,17 +78,19 @@ def check(folder: Path, host: str, port: int) -> None:
         from fedshift.experiments.site_check import check_site
 
         check_place(folder)
-        certificate, lines = folder / "ca.crt", check_site(folder)
+        lines = check_site(folder)
     else:
+        from fedshift.deploy.keys import valid_until
         from fedshift.deploy.place import clients_of
         from fedshift.deploy.processes import check_port
 
-        certificate, lines = folder / "server.crt", [f"{len(clients_of(folder))} clients' keys"]
+        clients, certificate = clients_of(folder), folder / "server.crt"
         check_port(host, port)
-        lines.append(f"{host}:{port} is free")
-    from fedshift.deploy.keys import valid_until
-
-    for line in (f"{certificate}: valid until {valid_until(certificate)}", *lines):
+        lines = [
+            f"{certificate}: valid until {valid_until(certificate)}",
+            f"{len(clients)} clients' keys; {host}:{port} is free",
+        ]
+    for line in lines:
         console.put(line)
 
 

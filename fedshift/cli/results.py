@@ -12,8 +12,8 @@ from fedshift.experiments.folder import summary_of
 from fedshift.experiments.outcome import Candidate, Choice, Experiment
 from fedshift.files import check_page, clean, write
 from fedshift.recipes import traits_of
-from fedshift.record.folder import PROFILE, REPORT, fit_of, read_run
-from fedshift.record.headline import digits, measured_on, without_rows
+from fedshift.record.folder import PROFILE, REPORT, deployed_of, fit_of, read_run
+from fedshift.record.headline import digits, measured_on, validated_by, without_rows
 from fedshift.report.page import page
 from fedshift.report.ways import WAYS, over_rounds
 
@@ -65,11 +65,12 @@ def show_comparison(title: str, folders: Sequence[Path]) -> None:
     show_table(title, header, rows)
     say(
         "gap to T: L2 distance of the label mix that the weights train on to the target's; "
-        "hull dist.: the smallest that any weights could reach. Estimated: from clients' own "
-        f"validation {'rows' if of_numbers else 'counts'}, without target examples"
+        "hull dist.: the smallest that any weights could reach. Estimated: from the clients' "
+        "validation examples, without target examples"
         f"{'' if of_numbers else ', ± one standard error'}.",
         indent=0,
     )
+    say(validated_by(map(deployed_of, folders)), indent=0)
     targets = [str(fit_of(folder).get("target", "")) for folder in folders]
     if any(map(without_rows, targets)):
         say(f"{main[0].removesuffix(' %')}: measured on {measured_on(targets)}.", indent=0)

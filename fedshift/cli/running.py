@@ -24,7 +24,7 @@ from fedshift.experiments.progress import shelf_in
 from fedshift.experiments.resume import begun_by, configured, reopened
 from fedshift.experiments.task import Prepared, prepare
 from fedshift.fitting.keys import with_names
-from fedshift.record.folder import CONFIG
+from fedshift.record.folder import CONFIG, deployed_of
 
 
 @dataclass(frozen=True)
@@ -135,6 +135,12 @@ def _configured(asked: Asked) -> tuple[Config, Source]:
     if asked.file is not None or asked.out is not None or asked.overrides:
         raise InputError(
             "--resume goes on with a run as it was configured; leave out FILE.toml, --out and -c"
+        )
+    # Its clients are elsewhere: here it would go on with examples that may be others.
+    if deployed := deployed_of(asked.resume):
+        raise InputError(
+            f"{asked.resume}: a run of a federation; `{deployed.get('command')} --resume "
+            f"{asked.resume}` goes on with it"
         )
     # The folder's own configuration is the file that messages point to.
     config, file = configured(asked.resume), asked.resume / CONFIG

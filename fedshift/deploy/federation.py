@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -20,9 +21,10 @@ from fedshift.deploy.processes import check_port, run_flower, running, wait_for
 from fedshift.deploy.reaching import answers
 from fedshift.deploy.watching import SERVERAPP, Ended, Watch, ending, nothing
 from fedshift.errors import DataError, FedshiftError, InputError, NetworkError, TrainingError
-from fedshift.files import check_unshared
+from fedshift.files import append, check_unshared
 from fedshift.flower.quiet import quiet_environment
-from fedshift.record.folder import CHECKPOINTS, EVENTS, SUMMARY
+from fedshift.record.drops import drop_text
+from fedshift.record.folder import CHECKPOINTS, EVENTS, SERVING, SUMMARY
 from fedshift.record.in_use import alone_in
 
 POLL, STATUS = 0.5, 15.0
@@ -98,7 +100,8 @@ def _listening(folder: Path, host: str, port: int) -> Iterator[Link]:
     """A SuperLink that answers, and knows no key yet."""
     # Flower's commands run here and need an address to connect to, not one to listen on.
     address = "127.0.0.1" if host in ("0.0.0.0", "") else host
-    env = environment(folder / "flower")
+    words = ["fedshift", "deploy", "server", str(folder), "--host", host, "--port", str(port)]
+    env = environment(folder / "flower") | {SERVING: shlex.join(words)}
     server = f'address = "{address}:{port}"\nroot-certificates = "{folder / "ca.crt"}"\n'
     config = f'[superlink]\ndefault = "{NAME}"\n\n[superlink.{NAME}]\n{server}'
     (folder / "flower" / "config.toml").write_text(config, encoding="utf-8")
@@ -196,6 +199,10 @@ def _follow(run: str, out: Path, link: Link, listen: Listener, seen: int = 0) ->
             # A failure is not passed on as an event: it is raised below.
             if event["event"] != "failed":
                 listen(event)
+            # Flower keeps what its ServerApp logs to itself.
+            if event["event"] == "dropped":
+                when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(event["time"]))
+                append(link.log, f"{when} WARN [fedshift] {drop_text(event)}")
         passed_on = len(events)
         # Written last: its existence means that the run is complete.
         if (out / SUMMARY).exists():

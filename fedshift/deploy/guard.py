@@ -31,11 +31,12 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from fedshift.deploy.allowance import ANSWERS, PIECE, QUESTION, Allowance, times_of
 from fedshift.deploy.door import Callers, serve
 from fedshift.deploy.inside import SOCKET, executor
 from fedshift.deploy.keys import read_client_key
 from fedshift.deploy.log_records import show_controls
-from fedshift.deploy.place import clients_of
+from fedshift.deploy.place import EXPERIMENT, clients_of
 
 FLEET = "/v1/fleet/"
 # Bytes of a body: without a client's key, with one, and where pieces of models are sent. Flower
@@ -58,15 +59,17 @@ class Guard:
     """An ASGI application around `app` that refuses by socket, key and size of the body.
 
     The port gives what SuperNodes need, else 403; the Unix socket at `path` gives all. Bodies that
-    are too large for who sends them get 413, and those of unknown size 411, unread. unregistered:
-    how many keys must be registered before SuperNodes get anything but 503.
+    are too large for who sends them get 413, and those of unknown size 411, unread. allowance: of
+    clients' answers. unregistered: how many keys must be registered before SuperNodes get anything
+    but 503.
     """
 
     def __init__(
-        self, app: App, keys: Keys, callers: Callers, path: str, unregistered: int = 0
-    ) -> None:
+        self, app: App, keys: Keys, callers: Callers, path: str, unregistered: int = 0,
+        allowance: Allowance | None = None,
+    ) -> None:  # fmt: skip
         self.app, self.keys, self.callers, self.path = app, keys, callers, path
-        self.unregistered = unregistered
+        self.allowance, self.unregistered = allowance or Allowance(), unregistered
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request, or refuse it."""
@@ -91,13 +94,24 @@ class Guard:
 
         return counted
 
+    def _allows(self, path: str, who: str, size: int) -> bool:
+        """Whether a request's body is within the allowance; the server's questions renew it."""
+        if who == HERE and path == QUESTION:
+            self.allowance.ask()
+        elif who == HERE and path == PIECE:
+            self.allowance.send(size)
+        return not (who and path in ANSWERS) or self.allowance.take(who, size)
+
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
         who = client_of(headers, self.keys) if for_nodes(scope) else HERE
         if b"transfer-encoding" in headers:
             await refuse(scope, send, 411, "say how long the body is")
-        elif int(headers.get(b"content-length", b"0")) > (allowed := body_limit(scope, who)):
-            await refuse(scope, send, 413, f"a body may have {allowed} bytes here")
+        elif (size := int(headers.get(b"content-length", b"0"))) > (most := body_limit(scope, who)):
+            await refuse(scope, send, 413, f"a body may have {most} bytes here")
+        elif not self._allows(str(scope["path"]), who, size):
+            most = self.allowance.most
+            await refuse(scope, send, 413, f"an answer may have {most} bytes in all")
         else:
             if who:
                 self.callers.prove(scope.get("client") or (), who)
@@ -182,9 +196,11 @@ def put_up(folder: Path) -> None:
         sent, key = read_client_key(place / "key.pub")
         keys[sent] = place.name, key
     # Flower's hook for middleware; it is the outermost layer.
-    extensions.get_middleware = lambda: (
-        Middleware(Guard, keys=keys, callers=callers, path=path, unregistered=len(keys)),
-    )
+    given: dict[str, Any] = {
+        "keys": keys, "callers": callers, "path": path, "unregistered": len(keys),
+        "allowance": Allowance(times_of(folder / EXPERIMENT)),
+    }  # fmt: skip
+    extensions.get_middleware = lambda: (Middleware(Guard, **given),)
     # For the server itself Flower has no hook.
     uvicorn.run = functools.partial(serve, callers=callers, path=path)
 

@@ -49,9 +49,10 @@ def write_authority(folder: Path, hosts: Sequence[str], *, days: int = DAYS) -> 
     """
     # The curve that Flower's own documentation uses for clients' keys.
     authority = ec.generate_private_key(ec.SECP384R1())
+    # First: it checks the hosts, and nothing is to be left where one is wrong.
+    key, certificate = _server(authority, hosts, days)
     _write(folder / "ca.key", _pem(authority), 0o600)
     _write(folder / "ca.crt", _root(authority, LIVES * days), 0o644)
-    key, certificate = _server(authority, hosts, days)
     _write(folder / "server.key", key, 0o600)
     _write(folder / "server.crt", certificate, 0o644)
 

@@ -24,7 +24,7 @@ def log_line(event: str, level: str = "info", *, at: float | None = None, **fiel
 def line_of(event: Mapping[str, Any]) -> str:
     """The line of one event of a run (docs/files.md), with the event's time."""
     fields = {k: v for k, v in event.items() if k not in ("event", "time")}
-    # What an operator looks at first: rounds that lack a client, or have changed nothing.
-    odd = event["event"] == "dropped" or "skipped" in event or "dropped" in event
-    level = "warning" if odd else "info"
+    # What an operator looks at first: rounds that lack a client, or have changed nothing; liars.
+    odd = event["event"] == "dropped" or {"skipped", "dropped"} & event.keys()
+    level = "warning" if odd or event.get("suspicions") else "info"
     return log_line(event["event"], level, at=event.get("time"), **fields)

@@ -27,11 +27,12 @@ class Traffic(NamedTuple):
 class Meter:
     """Listens to a run's messages: `last` is the traffic of its last round.
 
-    clock: measures planning (making the jobs), the clients' work, and the rest of the round.
+    waited: seconds that clients took to come, before the rounds. clock: measures planning (making
+    the jobs), the clients' work, and the rest of the round.
     """
 
     def __init__(self, clock: Clock = Idle()) -> None:
-        self.clock, self.last = clock, Traffic()
+        self.clock, self.last, self.waited = clock, Traffic(), 0.0
 
     def listen(self, backend: Stream, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Block]:
         """What the backend makes of a round's jobs, counted on the way.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,7 @@ from fedshift.experiments.stored import misfit, read_parts
 from fedshift.experiments.task import Prepared
 from fedshift.files import is_file, is_folder
 from fedshift.model import Model
-from fedshift.record.folder import CONFIG, MODEL
+from fedshift.record.folder import CONFIG, MODEL, deployed_of
 from fedshift.report.csv_counts import read_counts
 from fedshift.seeds import numpy_generator
 from fedshift.tree import Params
@@ -39,7 +39,8 @@ def configured(place: Path) -> tuple[Config, Source, Path | None]:
     if not is_folder(place):
         return *load_with_source(place), None
     if not is_file(place / CONFIG):
-        raise InputError(f"{place}: not a run folder (no {CONFIG}); give one, or FILE.toml")
+        run = f" (a federation's is {place / 'run'})" if is_folder(place / "app") else ""
+        raise InputError(f"{place}: not a run folder (no {CONFIG}); give one{run}, or FILE.toml")
     model = place / MODEL
     return *load_with_source(place / CONFIG), model if is_file(model) else None
 
@@ -60,6 +61,34 @@ def model_of(prepared: Prepared, path: Path | None) -> tuple[Params, Params]:
             "clients); audit the configuration file instead, which is done on the first model"
         )
     return parts["params"], parts["buffers"]
+
+
+def registered_in(place: Path, *, labels: bool) -> dict[str, Floats]:
+    """The columns that clients registered for a deployed run; {} for any other.
+
+    labels: whether these are needed. Raises InputError where clients were not asked for them, and
+    where they have examples of their own: gradients of others say nothing of their claims.
+    """
+    deployed = deployed_of(place) if is_folder(place) else {}
+    if deployed and not deployed.get("dealt"):
+        raise InputError(
+            f"{place}: its clients have data of their own, and only they "
+            "can take the gradients that their claims would be set against"
+        )
+    columns = deployed.get("registered", {})
+    if deployed and labels and "labels" not in columns:
+        raise InputError(
+            f"{place}: the clients registered sizes alone, since its method asks for no labels; "
+            "give what they claim as --claims FILE.csv"
+        )
+    return {name: np.array(column, dtype=np.float64) for name, column in columns.items()}
+
+
+def other_sizes(prepared: Prepared, sent: Mapping[str, Floats]) -> list[dict[str, int]]:
+    """Clients that registered another size than that of the examples which they are dealt."""
+    dealt = prepared.federation().table["n"].numpy()
+    pairs = enumerate(zip(sent.get("n", dealt), dealt, strict=True))
+    return [{"client": i, "registered": int(a), "dealt": int(b)} for i, (a, b) in pairs if a != b]
 
 
 def claimed(path: Path, classes: Sequence[str]) -> Floats:
@@ -92,7 +121,7 @@ def audit_task(
     *,
     level: float = 0.01,
 ) -> tuple[Finding, ...]:
-    """`audit_marginals` of the task's clients at one model; claims [M, K], their own by default.
+    """`audit_marginals` of the task's clients at one model; claims [M, K], what they hold if None.
 
     Only the shares of a claim are used: a size above that of the examples whose gradients were
     taken would pass for noise, and one such claim hide all the others.

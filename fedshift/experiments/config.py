@@ -116,7 +116,7 @@ class Training(Section):
     rounds, in each of the last `evaluate_last`, and after the last. patience: training ends once
     the target accuracy that the clients' validation examples estimate has not risen for so many
     rounds. keep: the model of the last round, or of the round with the largest such estimate.
-    on_bad_reply and the four that follow: see `fedshift.engine.checks.gate.Gate`. deadline:
+    on_bad_reply and the five that follow: see `fedshift.engine.checks.gate.Gate`. deadline:
     seconds for a round, after which clients that have not answered drop out (with --workers and on
     Flower). retries: how often a client is asked again whose process died (--workers), or that says
     it failed (Flower).
@@ -145,6 +145,7 @@ class Training(Section):
     min_clients: Count = 1
     max_gap: Positive | None = None
     max_weight: Annotated[float, Field(gt=0, le=1)] | None = None
+    max_reply: Positive = 8.0
     deadline: Positive | None = None
     retries: Annotated[int, Field(ge=0)] = 0
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
+import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -21,18 +23,24 @@ from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
 from fedshift.algorithms.base import Algorithm
+from fedshift.engine.checks.gate import Dropped
 from fedshift.engine.run import Federation, Round
 from fedshift.engine.traffic import Meter
 from fedshift.engine.trial import check_model, check_training
 from fedshift.errors import DataError, InputError
-from fedshift.evaluation.scores import OwnScores
+from fedshift.evaluation.scores import OwnScores, Score
 from fedshift.experiments.at_sites import ASK, answer, own_site
 from fedshift.experiments.config import Config, Training
-from fedshift.experiments.experiment import check_method, federation_of, method_of, record
+from fedshift.experiments.experiment import (
+    check_method,
+    dropped_event,
+    federation_of,
+    method_of,
+    record,
+)
 from fedshift.experiments.folder import EventLog, kept_in, reserved
-from fedshift.experiments.from_sites import check_sites, gather
+from fedshift.experiments.from_sites import check_sites, gather, imagined
 from fedshift.experiments.load import validate
-from fedshift.experiments.method_fit import leaves_a_model
 from fedshift.experiments.on_flower import configured_site, on_grid, strategy_of
 from fedshift.experiments.on_sites import check_own_models
 from fedshift.experiments.opening import opening_event
@@ -42,16 +50,15 @@ from fedshift.experiments.resume import reopened
 from fedshift.experiments.stopping import check_stopping
 from fedshift.experiments.task import Prepared, prepare
 from fedshift.experiments.training import silent
-from fedshift.files import is_file
+from fedshift.files import is_file, write
 from fedshift.flower.chosen import SITE, check_site, chosen, imported
 from fedshift.flower.client import Own, Site, app_of, partition
 from fedshift.flower.kept import folder_of
 from fedshift.flower.quiet import KEEP
-from fedshift.flower.rounds import evaluated, sites_of
+from fedshift.flower.rounds import evaluated, measured_by_clients, overhear, sites_of
 from fedshift.flower.routing import Sites
 from fedshift.flower.strategy import AlgorithmStrategy
-from fedshift.recipes import recipe
-from fedshift.record.folder import CONFIG, EVENTS, SUMMARY
+from fedshift.record.folder import CONFIG, DEPLOYED, EVENTS, SERVING, SUMMARY
 from fedshift.tree import Params, Parts
 
 # Flower imports this module and looks for these names (deploy/place.py writes them into the app).
@@ -88,16 +95,8 @@ def check_start(config: Config) -> str:
 
     Returns a sentence where that could not be tried, since this machine lacks the data.
     """
-    if config.data.at_sites:
-        if not leaves_a_model(config, recipe(config.method.name)):
-            raise InputError(
-                f'method.name = "{config.method.name}" leaves each client with a model of its own, '
-                'and with data.source = "sites" only one model for all can be tested; take a '
-                "method with such, or one of the library's data sets"
-            )
-        return ""
     try:
-        prepared = prepare(config)
+        prepared = imagined(config) if config.data.at_sites else prepare(config)
     except DataError as e:
         return f"Whether this experiment can start was not tried: {e}"
     check_stopping(config.training, prepared.task)
@@ -129,9 +128,16 @@ def main(grid: Grid, context: Context) -> None:
         # Every round: on Flower one takes seconds at least, and a checkpoint less.
         keeper = kept_in(folder, config, prepared, 1)
         refits = ("moment", "refitted")[: 1 + bool(given.get("refit"))]
-        opens = partial(opening, config, prepared, folder, given.get("site") == DEALT)
+        dealt = given.get("site") == DEALT and not own
         on_sites = config.shift.target == "clients"
-        engine = Deployed(grid, waits, folder, opens, on_sites, refits)
+        opens = partial(opening, config, prepared, folder, dealt)
+        facts = {
+            "command": command_of(waits),
+            "dealt": dealt,
+            "measured_by": "clients" if config.data.validation > 0 else None,
+            "tested_by": "clients" if on_sites else "server",
+        }
+        engine = Deployed(grid, waits, folder, opens, on_sites, refits, config.name, facts)
         record(folder, config, prepared, silent, engine, keeper)
 
 
@@ -149,12 +155,19 @@ def opening(
 @contextlib.contextmanager
 def _folder(out: Path, config: Config, prepared: Prepared) -> Iterator[Path]:
     """A new run folder, or that of a run whose server has ended before it."""
+    again = f"{command_of({})} --resume {{}}"
     if is_file(out / CONFIG) and not is_file(out / SUMMARY):
-        with reopened(out, config, prepared) as (folder, _):
+        with reopened(out, config, prepared, again=again) as (folder, _):
             yield folder
     else:
-        with reserved(out, config.name) as folder:
+        with reserved(out, config.name, again) as folder:
             yield folder
+
+
+def command_of(waits: Mapping[str, float]) -> str:
+    """What plays the federation's experiment again."""
+    served = os.environ.get(SERVING, "fedshift deploy server FOLDER")
+    return " ".join([served, *(f"--{name} {value:g}" for name, value in waits.items())])
 
 
 def name_of(folder: Path) -> str:
@@ -163,13 +176,14 @@ def name_of(folder: Path) -> str:
         return hashlib.sha256(f.readline()).hexdigest()[:32]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Deployed:
     """The engine of clients on deployed nodes.
 
     waits: `patience`, `timeout` and `min_clients` of `strategy_of`. opens: called once clients have
     registered. on_sites: clients have test examples of their own, on which each tests the model
-    that it serves, in rounds that are evaluated. refits: as of `OnSites`.
+    that it serves, in rounds that are evaluated. refits: as of `OnSites`. label: the run's in its
+    events. facts: what is true of this run because it is deployed.
     """
 
     grid: Grid
@@ -178,7 +192,10 @@ class Deployed:
     opens: Callable[[Algorithm, Federation, Params], None]
     on_sites: bool = False
     refits: tuple[str, ...] = ("moment",)
+    label: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
     backend: str = "loop"
+    tells_drops = True
     # How to make the strategy of the run, and it, once it exists.
     make: list[Callable[..., AlgorithmStrategy]] = field(default_factory=list, repr=False)
     made: list[AlgorithmStrategy] = field(default_factory=list, repr=False)
@@ -198,13 +215,13 @@ class Deployed:
         check_training(algorithm, federation.params, training.rounds)
         self.make[:] = [partial(
             strategy_of, algorithm, federation, training, after=after, own=self.on_sites,
-            evaluates=lambda t: self.on_sites and training.evaluates(t),
-            registers=partial(self.opens, algorithm, federation), **self.waits,
+            evaluates=lambda t: self.on_sites and training.evaluates(t), dropping=self._drop,
+            registers=partial(self._registered, algorithm, federation), **self.waits,
         )]  # fmt: skip
 
         def played() -> Iterator[Round]:
-            strategy = self.strategy
-            for current in on_grid(self.grid, strategy, training, meter=meter):
+            began, strategy = time.perf_counter(), self.strategy
+            for current in on_grid(self.grid, strategy, training, meter=meter, began=began):
                 took_part = dict.fromkeys(sorted(strategy.took_part), Parts())
                 # What clients keep stays with them; who took part is what the server knows of it.
                 yield current._replace(states=took_part) if self.on_sites else current
@@ -217,7 +234,14 @@ class Deployed:
         if not self.made:
             # The name exists only once a round is requested: then the first event is on disk.
             self.made.append(self.make[0](name=name_of(self.folder)))
+            overhear(self.grid, self.made[0].hear)
         return self.made[0]
+
+    def measured(self, current: Round) -> Mapping[int, Score] | None:
+        """As `Engine`: sums of each client that is connected and answers."""
+        if self.facts.get("measured_by") is None:
+            return None
+        return measured_by_clients(self.strategy, self.grid, current)
 
     def own_scores(self, algorithm: Algorithm, current: Round) -> Mapping[int, OwnScores]:
         """As `OnSites`; a run that goes on after its last round asks once more."""
@@ -228,6 +252,16 @@ class Deployed:
     def sites(self) -> Sites:
         """As `OnSites`."""
         return sites_of(self.strategy, self.grid)
+
+    def _registered(self, algorithm: Algorithm, federation: Federation, table: Params) -> None:
+        columns = {name: column.long().tolist() for name, column in table.items()}
+        facts = {**self.facts, "registered": columns}
+        write(self.folder / DEPLOYED, json.dumps(facts, indent=1) + "\n")
+        self.opens(algorithm, federation, table)
+
+    def _drop(self, t: int, one: Dropped) -> None:
+        # Written here, since the round that would say so may go on for an hour.
+        EventLog(self.folder)(dropped_event(self.label, t, one))
 
 
 def site_of(context: Context) -> Site:

@@ -23,7 +23,7 @@ from fedshift.engine.stacking.stacked import Stacked
 from fedshift.engine.traffic import Meter
 from fedshift.engine.ways import FIT, GONE, NAMES, ONE_BY_ONE, QUICKER, SPREAD
 from fedshift.errors import InputError, unknown
-from fedshift.evaluation.scores import OwnScores
+from fedshift.evaluation.scores import OwnScores, Score
 from fedshift.experiments.config import Training
 from fedshift.router.parts import Clients
 
@@ -34,6 +34,10 @@ class Engine(Protocol):
     @property
     def backend(self) -> str:
         """Name of the backend whose results this engine reproduces bit for bit."""
+
+    @property
+    def tells_drops(self) -> bool:
+        """Whether it says who drops out while the round goes on, and not once it is over."""
 
     def rounds(
         self,
@@ -50,6 +54,12 @@ class Engine(Protocol):
         options: the method's, as they were chosen, for an engine whose clients make the method
         themselves. meter: counts the bytes of each round. Raises InputError for training that the
         engine cannot do, and UnfitError, when it is called, for what its backend cannot train.
+        """
+
+    def measured(self, current: Round) -> Mapping[int, Score] | None:
+        """What clients measure of a round's model on their own validation examples, by client.
+
+        None where this process has those examples, and measures itself.
         """
 
 
@@ -182,6 +192,10 @@ class InProcess:
     way: Way = Way("loop")
     say: Say = field(default=lambda line: None, repr=False)
     used: Way | None = None
+    tells_drops = False
+
+    def measured(self, current: Round) -> None:
+        """As `Engine`: this process has all examples."""
 
     @property
     def backend(self) -> str:

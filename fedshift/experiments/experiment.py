@@ -18,6 +18,7 @@ import torch
 from fedshift.algorithms.base import Algorithm
 from fedshift.client.local import Local
 from fedshift.data import ClientData, Task
+from fedshift.engine.checks.gate import Dropped
 from fedshift.engine.profile import (
     CHECKPOINTING,
     EVALUATION,
@@ -49,7 +50,7 @@ from fedshift.experiments.label_sets import set_round
 from fedshift.experiments.method_fit import named_alike
 from fedshift.experiments.on_sites import evaluate_on_sites, last_round_on_sites
 from fedshift.experiments.outcome import Experiment, Outcome
-from fedshift.experiments.played import describe_weights, registered
+from fedshift.experiments.played import describe_weights, registered, sizes_alone
 from fedshift.experiments.progress import Keeper, Progress, Saver
 from fedshift.experiments.selection import candidates, choose
 from fedshift.experiments.served import LastRound, last_round, unused
@@ -267,14 +268,13 @@ def train(
     began = time.perf_counter()
     over = ends(training, done.metrics)  # of a run that goes on
     for current in () if over else clock.each(PLANNING, _note_divergence(rounds, done)):
-        seconds = time.perf_counter() - began
+        seconds, meter.waited = time.perf_counter() - began - meter.waited, 0.0
         # Announced before evaluation, which may take longer than the round.
         weights = describe_weights(current, federation.table, task.target)
+        _tell_drops(engine, label, current, listen)
         listen(_round_event(label, current, training.rounds, seconds, meter.last) | weights)
         done.after, done.traffic, done.missed = current, meter.last, done.missed.after(current)
-        # With all clients in every round, the weights are those of the summary: no mean is needed.
-        if training.draws(len(federation.clients)):
-            done.played = done.played.after(current, algorithm, federation.table, task.target)
+        done.played = done.played.after(current, algorithm, federation.table, task.target)
         if training.evaluates(current.t):
             with clock.of(EVALUATION):
                 scores = measure(current)
@@ -288,7 +288,7 @@ def train(
         if last:
             break
         began = time.perf_counter()
-    return _outcome(algorithm, federation, task, label, done, scores, engine, measure)
+    return _outcome(algorithm, federation, task, label, done, scores, engine, training, measure)
 
 
 def _measure(
@@ -298,7 +298,7 @@ def _measure(
     """The scores after a round: here, or by what clients say whose models stay with them."""
     if isinstance(engine, OnSites) and engine.on_sites:
         return evaluate_on_sites(engine, algorithm, current, federation, task)
-    return evaluate(algorithm, current, federation, task, metrics)
+    return evaluate(algorithm, current, federation, task, metrics, engine.measured(current))
 
 
 def _enter(done: Progress, current: Round, measures: Metrics, scores: Evaluation) -> None:
@@ -340,6 +340,16 @@ def _round_event(
     }
 
 
+def _tell_drops(engine: Engine, label: str, current: Round, listen: Listener) -> None:
+    for one in () if engine.tells_drops else current.dropped:
+        listen(dropped_event(label, current.t, one))
+
+
+def dropped_event(label: str, t: int, one: Dropped) -> dict[str, Any]:
+    """A client that drops out of round t, and why."""
+    return {"event": "dropped", "run": label, "round": t, **one._asdict()}
+
+
 def _evaluation_event(label: str, measures: Metrics, scores: Evaluation) -> dict[str, Any]:
     numbers = measures.numbers() | _served_accuracies(scores)
     return {"event": "evaluation", "run": label, **numbers}
@@ -359,7 +369,8 @@ def _served_accuracies(scores: Evaluation) -> dict[str, float]:
 
 def _outcome(
     algorithm: Algorithm, federation: Federation, task: Task, label: str, done: Progress,
-    scores: Evaluation | None, engine: Engine, measure: Callable[[Round], Evaluation],
+    scores: Evaluation | None, engine: Engine, training: Training,
+    measure: Callable[[Round], Evaluation],
 ) -> Outcome:  # fmt: skip
     """Outcome of a complete run; scores is None if its last round came from a checkpoint."""
     last = done.best or done.after
@@ -367,8 +378,9 @@ def _outcome(
     # None: the run was killed between its last checkpoint and its summary.
     if scores is None or last is not done.after:
         scores = measure(last)
-    # Rounds of a version without `Played` have none.
-    played = done.played if done.played.rounds else None
+    # With all clients in every round, one solution has the weights of all rounds to the last bit.
+    means = training.draws(len(federation.clients)) or done.missed.rounds
+    played = done.played if means and done.played.rounds else None
     if played is None:
         all_clients = torch.arange(len(federation.clients))
         cap = federation.gate.max_weight
@@ -393,6 +405,8 @@ def _outcome(
         done.missed,
         played,
         scores.tests,
+        scores.silent,
+        sizes_alone(last, federation.table),
     )
 
 

@@ -17,7 +17,7 @@ from flwr.app import RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from fedshift.data import Examples
+from fedshift.data import Examples, client_data
 from fedshift.errors import InputError, shown
 from fedshift.evaluation.scores import Score
 from fedshift.experiments.asking_sites import Sites
@@ -56,6 +56,7 @@ from fedshift.tree import Params
 
 LOG = logging.getLogger("fedshift.flower")
 Floats = NDArray[np.float64]
+ROWS = 50
 
 
 def gather(grid: Grid, config: Config, patience: float) -> Prepared:
@@ -123,6 +124,26 @@ def check_sites(config: Config) -> None:
         )
     classes = [*map(text_of, data.classes or ())]
     marginal(data, classes, np.ones((1, len(classes)), np.int64))  # for its errors
+
+
+def imagined(config: Config) -> Prepared:
+    """The experiment as if each site had ROWS rows of each class: to try whether it can start."""
+    data, classes = config.data, tuple(map(text_of, config.data.classes or ()))
+    texts = categories_of(data.model_dump())
+    columns = tuple(
+        Column(name, categories=(data.values or {}).get(name, ("any",)) if name in texts else None)
+        for name in data.columns or ()
+    )
+    counts = np.full((len(data.clients or ()), len(classes)), ROWS)
+    encoding = Encoding(classes, columns=columns, shape=data.input)
+    x, y = stand_in(counts[0], encoding.shape or (sum(column.width for column in columns),))
+    clients = [client_data(x, y, i) for i in range(len(counts))]
+    some = [Examples(x, y)] * len(counts)
+    T = torch.from_numpy(marginal(data, classes, counts))
+    tests = some if data.target == "clients" else []
+    return prepare_built(
+        config, built_of(config, encoding, T, clients, some, some[0], tests, "", [])
+    )
 
 
 def _check_surveys(surveys: Sequence[Survey], names: Sequence[str], classes: int) -> None:

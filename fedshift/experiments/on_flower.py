@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ class FlowerSimulation:
     config: Config
     actors: int | None = None
     backend: str = "loop"
+    tells_drops = False
 
     def __post_init__(self) -> None:
         check_flower(simulation=True)
@@ -62,6 +64,7 @@ class FlowerSimulation:
             )
         check_model(algorithm.model, federation)
         check_training(algorithm, federation.params, training.rounds)
+        began = time.perf_counter()
         # With the options as chosen: clients make the method themselves, and know no candidates.
         method = Method(name=self.config.method.name, **options)
         config = self.config.model_copy(update={"method": method})
@@ -78,7 +81,12 @@ class FlowerSimulation:
             app = client_app(site, threads=training.threads, open_states=asks)
             with simulation(app, len(federation.clients), actors=self.actors) as grid:
                 strategy = strategy_of(algorithm, federation, training)
-                yield from on_grid(grid, strategy, training, meter=meter, asks_states=asks)
+                yield from on_grid(
+                    grid, strategy, training, meter=meter, asks_states=asks, began=began
+                )
+
+    def measured(self, current: Round) -> None:
+        """As `Engine`: the server's process has all examples."""
 
 
 def strategy_of(
@@ -117,13 +125,19 @@ def on_grid(
     *,
     meter: Meter,
     asks_states: bool = False,
+    began: float | None = None,
 ) -> Iterator[Round]:
     """The rounds on Flower nodes; the meter gets the traffic of each.
 
-    asks_states: whether clients are asked for what they keep, in rounds that are evaluated.
+    asks_states: whether clients are asked for what they keep, in rounds that are evaluated. began:
+    when the wait for clients did, on `time.perf_counter`.
     """
     from fedshift.flower import play
 
+    began = time.perf_counter() if began is None else began
+    strategy.begin(grid)
+    # Clients may take minutes to come, which is no part of round 1.
+    meter.waited = time.perf_counter() - began
     for current in play(
         strategy, grid, training.rounds, states=lambda t: asks_states and training.evaluates(t)
     ):

@@ -27,12 +27,15 @@ from fedshift.tree import Params
 class Outcome:
     """A trained model and all that was measured on the way.
 
-    weights   [M] over all clients, or, where rounds draw cohorts, their means over the rounds
+    weights   [M] over all clients, or, where not all were in every round, their means over the
+              rounds
     sets      per evaluated round, for a method with label sets
     traffic   of the last round
     missed    answers that did not come, or could not be used
-    played    the weights of the rounds, where these draw cohorts; None elsewhere
+    played    the weights of the rounds, where not all clients were in every one; None elsewhere
     tests     each client's own, where what is predicted is no class and clients have test sets
+    silent    clients that measure for themselves, and sent nothing of this model
+    sizes_alone  clients have other examples than they are dealt, and registered no labels
     """
 
     label: str
@@ -52,6 +55,8 @@ class Outcome:
     missed: Missed = Missed()
     played: Played | None = None
     tests: tuple[Scored, ...] = ()
+    silent: tuple[int, ...] = ()
+    sizes_alone: bool = False
 
     @property
     def final(self) -> Metrics:

@@ -36,11 +36,17 @@ class Reach(NamedTuple):
 def registered(current: Round, table: Params) -> Params:
     """Sizes n [M] and label counts [M, K] as the clients registered them in this run.
 
-    They are not the `table` of the dealt data where a method has clients draw other examples. The
-    table is used where the method does not ask for labels, so that sizes and counts agree.
+    They are not the `table` of the dealt data where a method has clients draw other examples, and
+    where clients of a federation have data of their own. The table has what they did not register:
+    labels, which most methods do not ask for (`sizes_alone`).
     """
-    redrawn = current.server.get("table", {})
-    return redrawn if {"n", "labels"} <= redrawn.keys() else table
+    return {**table, **{k: v for k, v in current.server.get("table", {}).items() if k in table}}
+
+
+def sizes_alone(current: Round, table: Params) -> bool:
+    """Whether clients registered other sizes than those of the `table`, and no labels."""
+    sent = current.server.get("table", {})
+    return "n" in sent and "labels" not in sent and not sent["n"].equal(table["n"])
 
 
 def ess_of(weights: Floats, sizes: Floats) -> float:
@@ -59,8 +65,8 @@ def reach(current: Round, table: Params, target: Tensor) -> Reach:
     """What the round's weights over its own cohort leave; T [K], table as in `registered`."""
     registers = registered(current, table)
     n, labels = (registers[name][current.cohort] for name in ("n", "labels"))
-    # clamp: a client without examples has a row of zeros, not 0/0.
-    residual = target - current.weights @ (labels / n.clamp(min=1.0)[:, None])
+    # Shares of the labels that there are; clamp: a client without any has a row of zeros, not 0/0.
+    residual = target - current.weights @ (labels / labels.sum(1, keepdim=True).clamp(min=1.0))
     ess = ess_of(current.weights.numpy(), n.numpy())
     if not current.weights.any():
         return Reach(math.nan, math.nan, math.nan, math.nan)
@@ -71,12 +77,12 @@ def reach(current: Round, table: Params, target: Tensor) -> Reach:
 
 @dataclass(frozen=True, eq=False)
 class Played:
-    """Sums over the rounds that changed something, of a run that draws a cohort for each.
+    """Sums over the rounds that changed something, for runs whose rounds have other clients.
 
-    shares [M] sums a_i, 0 where a client was not drawn. reached sums each measure over the rounds
-    in which it is defined, and defined counts these: weights on a client without examples have no
-    ESS. Of a method with FedPALS' programme also the least and the largest lambda, in how many
-    rounds the weights are certified, and in how many `ess` changes nothing.
+    shares [M] sums a_i, 0 where a client was not drawn or dropped out. reached sums each measure
+    over the rounds in which it is defined, and defined counts these: weights on a client without
+    examples have no ESS. Of a method with FedPALS' programme also the least and the largest lambda,
+    in how many rounds the weights are certified, and in how many `ess` changes nothing.
     """
 
     rounds: int = 0

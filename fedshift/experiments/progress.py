@@ -53,7 +53,9 @@ class Missed(NamedTuple):
         """
         if not (self.rounds or self.skipped):
             return ""
-        whose = "those of the rounds that were played" if means else "those of all clients"
+        whose = "those of all clients"
+        if means:
+            whose = "means over the rounds that were played, 0 for a client that was not in one"
         return (
             f"Rounds that lacked answers: {self.rounds} of {rounds}, {self.answers} in all; "
             f"rounds that were skipped: {self.skipped}; answers used: {self.used}. Weights and "

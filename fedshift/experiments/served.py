@@ -304,6 +304,8 @@ def reasons(last: Mapping[str, Any]) -> list[str]:
 
 def _own_reasons(last: Mapping[str, Any]) -> list[str]:
     """`reasons` where the clients' models stayed at their sites."""
+    if math.isnan(last["oracle_routed"]):
+        return ["Every client's model stayed at its site, and none said how it does."]
     sentences = [
         f"Every client's model stayed at its site and answered that client's own test rows: "
         f"{_percent(last['oracle_routed'])} of all are right. Votes, and answers of the client "

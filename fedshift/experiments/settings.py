@@ -68,5 +68,6 @@ def gate_of(t: Training, target: tuple[float, ...]) -> Gate:
         min_clients=t.min_clients,
         max_gap=math.inf if t.max_gap is None else t.max_gap,
         target=target,
+        max_reply=t.max_reply,
         max_weight=1.0 if t.max_weight is None else t.max_weight,
     )

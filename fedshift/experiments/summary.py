@@ -48,7 +48,7 @@ def summary(experiment: Experiment) -> Summary:
     task, outcome = experiment.prepared.task, experiment.outcome
     table = outcome.federation.table
     counts, sizes, target = table["labels"].numpy(), table["n"].numpy(), task.target.numpy()
-    rows = _label_shares(counts, sizes)
+    rows = _label_shares(counts)
     weights, by_size = np.asarray(outcome.weights), sizes / sizes.sum()
     choice, last, sets = experiment.choice, _last(experiment), _label_sets(experiment)
     return Summary(
@@ -81,13 +81,15 @@ def summary(experiment: Experiment) -> Summary:
             *_reasons(experiment, last, by_size @ rows, weights @ rows),
             *_method_notes(experiment, sets),
             *_missing_answers(outcome),
+            *_only_clients_know(outcome),
         ),
     )
 
 
-def _label_shares(counts: Floats, sizes: Floats) -> Floats:
+def _label_shares(counts: Floats) -> Floats:
     """Each client's label shares [M, K]; zeros, not 0/0, for a client without examples."""
-    return counts / np.maximum(sizes, 1.0)[:, None]
+    shares: Floats = counts / np.maximum(counts.sum(1, keepdims=True), 1.0)
+    return shares
 
 
 def _reasons(
@@ -135,6 +137,24 @@ def _missing_answers(outcome: Outcome) -> list[str]:
     rounds = outcome.metrics[-1].round
     sentence = outcome.missed.sentence(rounds, outcome.played is not None)
     return [sentence] if sentence else []
+
+
+def _only_clients_know(outcome: Outcome) -> list[str]:
+    """Sentences on what clients of a federation have not said."""
+    lines = []
+    if outcome.silent:
+        whose, count = ", ".join(map(str, outcome.silent)), len(outcome.clients)
+        lines.append(
+            f"The estimate is of {count - len(outcome.silent)} of {count} clients: none of the "
+            f"following measured the final model: {whose}."
+        )
+    if outcome.sizes_alone:
+        lines.append(
+            "Sizes are those that clients registered. They register no labels for this method: "
+            "label counts, and what is made of them (gap, curve, hull distance), are of the "
+            "examples that the experiment deals."
+        )
+    return lines
 
 
 def _label_sets(experiment: Experiment) -> LabelSets | None:
@@ -255,7 +275,8 @@ def _weight_facts(
 def _cohorts(experiment: Experiment) -> Cohorts | None:
     """How many clients a round draws, and over how many rounds the weights are means."""
     played, drawn = experiment.outcome.played, experiment.config.training.cohort
-    if played is None or drawn is None:
+    draws = experiment.config.training.draws(len(experiment.outcome.weights))
+    if played is None or drawn is None or not draws:
         return None
     return Cohorts(clients=drawn, rounds=played.rounds)
 

@@ -37,11 +37,7 @@ from fedshift.holdout import hold_out_by_label
 from fedshift.seeds import numpy_generator
 from fedshift.shifts.base import largest_remainder
 from fedshift.shifts.target import check_marginal
-
-
-def scaled(x: Tensor) -> Tensor:
-    """Bytes 0..255 to (x/255 - 0.5) / 0.5 in float32, as the FedPALS code; floats as they are."""
-    return x.float().div_(127.5).sub_(1.0) if x.dtype == torch.uint8 else x
+from fedshift.tasks.layout import scaled
 
 
 def seen(x: Tensor, look: Look | None) -> Tensor:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from fedshift.algorithms.base import Algorithm
-from fedshift.data import Task
+from fedshift.data import Examples, Task
 from fedshift.engine.round import open_round
 from fedshift.engine.run import Federation, Round, draw_cohort, start
 from fedshift.engine.trial import check_company
@@ -48,7 +48,8 @@ class Evaluation:
     """Scores on everything that a task holds out: of the global model, or of all clients' models.
 
     served: how the clients' models serve, where every client has a test set of its own. own: other
-    numbers by name, and the user's metrics. tests: of each client's own test set, or ().
+    numbers by name, and the user's metrics. tests: of each client's own test set, or (). silent:
+    clients that were to measure and sent nothing.
     """
 
     test: Scored
@@ -58,13 +59,17 @@ class Evaluation:
     served: Observed | None = None
     others: Mapping[str, float] = field(default_factory=dict)
     tests: tuple[Scored, ...] = ()
+    silent: tuple[int, ...] = ()
 
 
 def evaluate(
     algorithm: Algorithm, current: Round, federation: Federation, task: Task,
     metrics: Mapping[str, Metric] = MappingProxyType({}),
+    sent: Mapping[int, Scored] | None = None,
 ) -> Evaluation:  # fmt: skip
     """Scored a round's model (or models) on the test examples and on each client's validation.
+
+    sent: what clients measured on their own validation examples; None: these are here.
 
     Where clients have test sets of their own, every client's validation examples are scored by the
     model that it serves, and the test examples by the system of all clients.
@@ -83,13 +88,19 @@ def evaluate(
         pair = (current.server["params"], current.server["buffers"])
         pairs = [pair] * len(task.clients)
         test = rate(pair, task.test, confusion=True)
-    clients = tuple(map(rate, pairs, task.validation))
+    silent: tuple[int, ...] = ()
+    if sent is None:
+        clients = tuple(map(rate, pairs, task.validation))
+    else:
+        nothing = rate(pairs[0], Examples(task.test.x[:0], task.test.y[:0]))
+        clients = tuple(sent.get(i, nothing) for i in range(len(task.clients)))
+        silent = tuple(i for i in range(len(task.clients)) if i not in sent)
     data = task.target_validation
     validation = None if data is None else rate(pairs[0], data)
     estimate, others = estimated(task, pool(clients))
     tested = (pairs, task.tests) if task.tests else (pairs[:1], (task.test,))
     others = test.others | others | metric_values(metrics, algorithm.model, *tested, task)
-    return Evaluation(test, clients, validation, estimate, served, others, tests)
+    return Evaluation(test, clients, validation, estimate, served, others, tests, silent)
 
 
 def pool(scores: Sequence[Scored]) -> Scored:

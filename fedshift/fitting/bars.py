@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
 from fedshift.errors import visible
+from fedshift.record.drops import drop_text
 
 
 def percent(value: float | None, digits: int = 1) -> str:
@@ -76,15 +77,22 @@ class LiveProgress:
             console=target,
         )
         self.tasks: dict[str, Any] = {}
+        self.seen: dict[str, dict[str, Any]] = {}
 
     def __call__(self, event: dict[str, Any]) -> None:
         run = event["run"]
         if event["event"] == "start":
             self.tasks[run] = self.bars.add_task(visible(run), total=event["rounds"], scores="")
+            self.seen[run] = {}
         elif event["event"] == "round":
-            self.bars.update(self.tasks[run], completed=event["round"])
+            scores = of_round(event, self.seen[run])
+            self.bars.update(self.tasks[run], completed=event["round"], scores=scores)
         elif event["event"] == "evaluation":
+            self.seen[run] = event
             self.bars.update(self.tasks[run], scores=scores_in(event))
+        elif event["event"] == "dropped":
+            line = f"{visible(run)}: {drop_text(event)}"
+            self.bars.console.print(line, markup=False, highlight=False)
 
     def __enter__(self) -> LiveProgress:
         self.bars.start()
@@ -101,15 +109,16 @@ class NotebookProgress:
         from IPython.display import display
 
         self.lines: dict[str, tuple[int, int, str]] = {}
+        self.seen: dict[str, dict[str, Any]] = {}
         self.handle = display(self._drawn(), raw=True, display_id=True)
 
     def __call__(self, event: dict[str, Any]) -> None:
         run = event["run"]
         done, rounds, text = self.lines.get(run, (0, event.get("rounds", 0), ""))
         if event["event"] == "round":
-            done = event["round"]
+            done, text = event["round"], of_round(event, self.seen.get(run, {}))
         elif event["event"] == "evaluation":
-            text = scores_in(event)
+            self.seen[run], text = event, scores_in(event)
         self.lines[run] = (done, rounds, text)
         self.handle.update(self._drawn(), raw=True)
 
@@ -143,12 +152,24 @@ def in_notebook() -> bool:
     return type(shell).__name__ == "ZMQInteractiveShell"
 
 
+def of_round(event: dict[str, Any], seen: dict[str, Any]) -> str:
+    """A round's loss, and the round whose evaluation, `seen`, is the latest; {}: there is none."""
+    if "train_loss" not in event:  # many runs, counted as rounds
+        return ""
+    loss = f"loss {event['train_loss']:.3f}"
+    return f"{loss} (round {seen['round']}: {_accuracies(seen)})" if seen else loss
+
+
 def scores_in(event: dict[str, Any]) -> str:
     """The main numbers of an evaluation, in few words."""
+    return f"loss {event['train_loss']:.3f} {_accuracies(event)}"
+
+
+def _accuracies(event: dict[str, Any]) -> str:
     names = {"target": "target_accuracy", "est.": "estimated_accuracy"}
     if "system_accuracy" in event:
         names = {"system": "system_accuracy", "own": "average_accuracy"}
     scores = [f"{name} {percent(event[key])}%" for name, key in names.items()]
     if "estimated_rmse" in event:
         scores = [f"RMSE {event['rmse']:.4g} est. {event['estimated_rmse']:.4g}"]
-    return " ".join([f"loss {event['train_loss']:.3f}", *scores])
+    return " ".join(scores)

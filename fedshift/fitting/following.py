@@ -56,6 +56,8 @@ def following(
             for logger in loggers:
                 logger.start(event["run"], flat)
             return
+        if event["event"] == "dropped":
+            return  # the round's own event names all who dropped out
         waiting.update(event)
         if event["event"] == "round" and config.training.evaluates(event["round"]):
             return  # its evaluation follows

@@ -31,10 +31,11 @@ def first_model(
 
     Raises InputError for what is neither, and for a function that makes no module.
     """
+    augment = None
     if isinstance(net, Model):
-        net, freeze_norm = net.net, freeze_norm or net.freeze_norm
+        net, freeze_norm, augment = net.net, freeze_norm or net.freeze_norm, net.augment
     if isinstance(net, nn.Module):
-        return Model(packed(copy.deepcopy(net), layout), freeze_norm)
+        return Model(packed(copy.deepcopy(net), layout), freeze_norm, augment)
     if not callable(net):
         raise InputError(
             f"net is {called(net)}; give a torch.nn.Module, a function of the task that makes one, "

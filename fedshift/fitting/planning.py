@@ -88,7 +88,7 @@ def plan(
         class_weights=class_weights, head=head, name=name,
     )  # fmt: skip
     texts = {FIT: about(made, notes, None if model is None else reference_of(net), call)}
-    added = replace(added, mark=_mark(chosen, added, loss, made), texts=texts)
+    added = replace(added, mark=_mark(chosen, added, loss, made, net), texts=texts)
     return Plan(config, prepare_built(config, made, model, added), notes)
 
 
@@ -100,7 +100,7 @@ def _own_schedule(keys: dict[str, Any]) -> Any:
     return schedule
 
 
-def _mark(chosen: Method, added: Custom, loss: Loss | None, built: Built) -> str:
+def _mark(chosen: Method, added: Custom, loss: Loss | None, built: Built, net: Any) -> str:
     """A hash of the code and numbers that are no keys of the configuration; "" without any."""
     weights = added.class_weights
     parts = {
@@ -108,6 +108,7 @@ def _mark(chosen: Method, added: Custom, loss: Loss | None, built: Built) -> str
         "loss": loss,
         "schedule": added.schedule,
         "transform": built.augment and built.augment.transform,
+        **({"augment": net.augment} if isinstance(net, Model) and net.augment else {}),
         "weights": None if weights is None else weights.tolist(),
         **({"head": added.head} if added.head else {}),
         **added.metrics,
@@ -219,6 +220,13 @@ def _model(task: Task, net: Any, chosen: Method, config: Config, built: Built) -
         raise InputError('fit needs a network: a torch.nn.Module, a function, or a name as "mlp"')
     if isinstance(net, str):
         return None
+    changed = built.augment is not None or built.encoding.layout is not None
+    if isinstance(net, Model) and net.augment is not None and changed:
+        why = "packs its inputs" if built.augment is None else "has a transform as well"
+        raise InputError(
+            f"Model(net, augment=...) changes training inputs, and this task {why}; give the task "
+            "one transform that does it all, and fit the network itself"
+        )
     seeds, freeze = config.seeds.resolved(), config.model.freeze_norm
     return first_model(net, task, seeds.init, built.encoding.layout, freeze_norm=freeze)
 

@@ -11,15 +11,18 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.common.constant import ErrorCode
 from torch import Tensor
 
 from fedshift.engine.backends import Reply
 from fedshift.engine.checks.gate import Dropped
 from fedshift.errors import InputError, from_elsewhere, shown
 from fedshift.flower.records import failure_of, fields_of
-from fedshift.tree import Parts
+from fedshift.tree import Parts, size_in_bytes
 
 MOST_TENSORS = 100_000
+# Bytes of a reply beside its numbers: headers, names, and reports of a very small model.
+ROOM = 1 << 20
 STYPE = "numpy.ndarray"
 # NumPy tokenizes and parses a header as Python; these exceptions pass through its own checks.
 ODD_HEADERS = (tokenize.TokenError, RecursionError, MemoryError)
@@ -37,28 +40,42 @@ class Arrived(NamedTuple):
     unread: list[Dropped]
 
 
+def most_bytes(times: float, sent: Iterable[Parts]) -> int:
+    """What a reply may have: so many times the largest of the model and what clients were sent."""
+    return ROOM + int(times * max(map(size_in_bytes, sent)))
+
+
 def arrived(
     messages: Iterable[Message], client_of: Callable[[Message], int | None], max_bytes: int
 ) -> Arrived:
     """Read the answers of one round. Messages of nodes that are no client are left out."""
-    replies, unread, headers = [], {}, Headers()
+    replies, unread, headers = [], dict[int, Dropped](), Headers()
     for message in messages:
         client = client_of(message)
         # Other nodes may be connected to the SuperLink; what they send is not looked at.
         if client is None:
             continue
+        if (bad := failed_client(client, message)) is not None:
+            unread[client] = bad
+            continue
         try:
-            if (why := failure_of(message)) is not None:
-                raise InputError(why)
             parts = read_arrays(message.content.array_records, max_bytes, headers)
             replies.append(Reply(client, parts, {}, round_of(message.content)))
         except Exception as e:
             # The bytes come from another machine: any exception means that they are bad.
             reason = str(e) if isinstance(e, InputError) else f"{type(e).__name__}: {e}"
-            unread[client] = from_elsewhere(reason)
+            unread[client] = Dropped(client, from_elsewhere(reason), "reply")
     # A client with one good and one bad message counts as bad: which one it meant is unknown.
     readable = [reply for reply in replies if reply.client not in unread]
-    return Arrived(readable, [Dropped(*pair) for pair in sorted(unread.items())])
+    return Arrived(readable, sorted(unread.values()))
+
+
+def failed_client(client: int, message: Message) -> Dropped | None:
+    """The drop-out of a client whose message says that it failed, or is gone; None for others."""
+    if (why := failure_of(message)) is None:
+        return None
+    gone = message.has_error() and message.error.code == ErrorCode.NODE_UNAVAILABLE
+    return Dropped(client, from_elsewhere(why), "lost" if gone else "error")
 
 
 def round_of(content: RecordDict) -> int:

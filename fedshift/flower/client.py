@@ -28,7 +28,7 @@ from fedshift.flower.routing import MODEL, answers_to
 from fedshift.flower.scoring import SCORE, scored, scored_tests
 from fedshift.repeating import repeatable
 from fedshift.sketch import sketched
-from fedshift.tree import Params, Parts
+from fedshift.tree import Params, Parts, size_in_bytes
 
 LOG = logging.getLogger("fedshift.flower")
 STATE, DONE = "state.", "done"
@@ -159,6 +159,7 @@ def app_of(
         _check_new(message.content, context)
         kept = _place_of(keep, message.content, context)
         update, state = _train(visit(context), message.content, context, kept)
+        _check_size(update, message.content)
         answer = RecordDict({**to_records(update), "run": message.content["run"]})
         # Written last, so that a failure before it leaves the client as it was.
         _keep(state, _round(message.content), context, kept)
@@ -168,10 +169,7 @@ def app_of(
     @failing
     def evaluate(message: Message, context: Context) -> RecordDict:
         kept = _place_of(keep, message.content, context)
-        records, own = _evaluate(visit(context), message.content, context, kept)
-        if own is not None:
-            leave(context, own)
-        return records
+        return _evaluate(visit(context), message.content, context, kept, leave)
 
     app.query("router")(failing(lambda m, c: _answer_router(visit(c), m.content)))
     if open_states:
@@ -201,6 +199,15 @@ def _check_new(sent: RecordDict, context: Context) -> None:
     t = _round(sent)
     if DONE in context.state and fields_of(context.state, DONE)["round"] == t:
         raise InputError(f"round {t} was trained here before, and its answer was lost")
+
+
+def _check_size(update: Parts, sent: RecordDict) -> None:
+    """Refuse here what the server would not load: its refusal takes minutes and has no reason."""
+    size, most = size_in_bytes(update), fields_of(sent, "run").get("most_bytes")
+    if most is not None and size > most:
+        raise InputError(
+            f"its reply has {size:,} bytes, and the server takes {most:,}; raise training.max_reply"
+        )
 
 
 def _round(sent: RecordDict) -> int:
@@ -297,11 +304,11 @@ def _train(
 
 
 def _evaluate(
-    site: Site, sent: RecordDict, context: Context, disk: Kept | None
-) -> tuple[RecordDict, Own | None]:
+    site: Site, sent: RecordDict, context: Context, disk: Kept | None, leave: Leave
+) -> RecordDict:
     """Counts on the client's validation examples, of the model sent or of the one it serves.
 
-    The latter is scored on the client's test examples as well, where it has some, and given back.
+    The latter is scored on the client's test examples as well, where it has some, and left here.
     """
     run, examples = fields_of(sent, "run"), site.validation
     t, classes = int(run["round"]), int(run["classes"])
@@ -311,7 +318,7 @@ def _evaluate(
         examples = Examples(site.data.x[:0], site.data.y[:0])
     if not run["own"]:
         pair = message["params"], message["buffers"]
-        return RecordDict({SCORE: scored(stage, pair, examples, classes)}), None
+        return RecordDict({SCORE: scored(stage, pair, examples, classes)})
     try:
         pair = stage.model_for(message, _state(site, context, disk))
     except KeyError as e:
@@ -320,13 +327,11 @@ def _evaluate(
             "clients are not sent; let the server evaluate"
         ) from e
     records = {SCORE: scored(stage, pair, examples, classes)}
-    if site.tests is None:
-        return RecordDict(dict(records)), None
-    records |= scored_tests(stage, message, pair, site.tests, classes, run["present"])
-    shape, clients = tuple(site.data.x.shape[1:]), len(run["present"])
-    return RecordDict(dict(records)), Own(
-        str(run.get("name", "")), t, pair, shape, classes, clients
-    )
+    if site.tests is not None:
+        records |= scored_tests(stage, message, pair, site.tests, classes, run["present"])
+        shape, clients = tuple(site.data.x.shape[1:]), len(run["present"])
+        leave(context, Own(str(run.get("name", "")), t, pair, shape, classes, clients))
+    return RecordDict(dict(records))
 
 
 @torch.inference_mode(False)

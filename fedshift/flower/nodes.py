@@ -27,8 +27,8 @@ from fedshift.tree import Params
 
 LOG = logging.getLogger("fedshift.flower")
 COLUMNS = ("n", "labels")
-# Largest size of a client's row, enough for a million labels.
-MOST_BYTES = 1 << 23
+# Bytes of a client's row beside its numbers, and tensors of a model that are compared by name.
+ROOM, MOST_LINES = 1 << 16, 100_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +112,9 @@ def meet(grid: Grid, expected: Expected, *, patience: float, min_clients: int | 
     ids = _wait(grid, expected.clients, least, patience)
     names = names_of(grid)
     replies = _ask(grid, ids, expected, patience)
-    registered = _by_client([_registration(r, names) for r in replies], expected.clients, names)
+    registered = _by_client(
+        [_registration(reply, names, expected) for reply in replies], expected.clients, names
+    )
     missing = sorted(set(range(expected.clients)) - registered.keys())
     if len(registered) < least:
         raise InputError(
@@ -135,7 +137,7 @@ def join(grid: Grid, expected: Expected, met: Met, patience: float) -> Met:
     for reply in _ask(grid, asked, expected, patience) if asked else ():
         node = reply.metadata.src_node_id
         try:
-            one = _registration(reply, names)
+            one = _registration(reply, names, expected)
             _check_place(one, expected.clients, nodes, names)
             late = _federation({one.client: one}, expected)
         except InputError as e:
@@ -207,14 +209,15 @@ class _Registration(NamedTuple):
     row: Params
 
 
-def _registration(reply: Message, names: Mapping[int, str]) -> _Registration:
+def _registration(reply: Message, names: Mapping[int, str], expected: Expected) -> _Registration:
     """A node's registration. Raises InputError, naming it, where it cannot be read."""
     node = reply.metadata.src_node_id
     try:
         if (why := failure_of(reply)) is None:
             identity = fields_of(reply.content, "who")
-            row = read_arrays(reply.content.array_records, MOST_BYTES, Headers())["table"]
-            form = [str(line) for line in identity["form"]]
+            most = ROOM + 8 * (1 + expected.classes)
+            row = read_arrays(reply.content.array_records, most, Headers())["table"]
+            form = [str(line) for line in identity["form"][:MOST_LINES]]
             return _Registration(node, int(identity["client"]), form, str(identity["digest"]), row)
     except Exception as e:
         # The bytes come from another machine: any exception means that they are bad.

@@ -11,6 +11,7 @@ from flwr.serverapp import Grid
 from fedshift.engine.run import Round
 from fedshift.engine.trial import check_schedule
 from fedshift.errors import InputError, TrainingError
+from fedshift.evaluation.scores import Score
 from fedshift.flower.client import STATE
 from fedshift.flower.records import failure_of, to_parts
 from fedshift.flower.routing import Question, Sites, answers_in
@@ -61,10 +62,7 @@ def sites_of(strategy: AlgorithmStrategy, grid: Grid) -> Sites:
 
     def send(questions: Sequence[Question]) -> dict[int, list[Params]]:
         messages = strategy.ask_for_sums(questions, grid)
-        connected = set(grid.get_node_ids())
-        for i, message in messages.items():
-            if message.metadata.dst_node_id not in connected:
-                raise InputError(f"client {i} is not connected any more")
+        _wait_for({m.metadata.dst_node_id: i for i, m in messages.items()}, grid, strategy.patience)
         replies = answered(grid, messages.values(), strategy.timeout, strategy.retries)
         received = strategy.read(replies)
         for why in received.unread:
@@ -72,9 +70,25 @@ def sites_of(strategy: AlgorithmStrategy, grid: Grid) -> Sites:
         sent = {one.client: one.update for one in received.replies}
         if silent := sorted(messages.keys() - sent.keys()):
             raise InputError(f"clients {silent} did not answer within {strategy.timeout:g} s")
-        return {i: answers_in(sent[i], questions, i) for i in messages}
+        answers = {i: answers_in(sent[i], questions, i) for i in messages}
+        registered = {} if strategy.met is None else strategy.met.table
+        for i, given in answers.items():
+            for one, answer in zip(questions, given, strict=True):
+                # A client that claims more than it registered would count for more.
+                if one.what == "moments" and not 0 <= answer["n"] <= registered["n"][i]:
+                    raise InputError(f"client {i} sent moments of more examples than it has")
+        return answers
 
     return Sites(send, strategy.clients)
+
+
+def _wait_for(client_of: Mapping[int, int], grid: Grid, patience: float) -> None:
+    """Wait for clients that joined before, by node. Raises InputError if they stay away."""
+    end = time.monotonic() + patience
+    while gone := sorted(client_of[node] for node in client_of.keys() - set(grid.get_node_ids())):
+        if time.monotonic() >= end:
+            raise InputError(f"clients {gone} are not connected any more")
+        time.sleep(0.1)
 
 
 def answered(
@@ -109,6 +123,33 @@ def _copy(message: Message, ttl: float) -> Message:
         dst_node_id=metadata.dst_node_id,
         ttl=ttl,
     )
+
+
+def overhear(grid: Grid, hear: Callable[[Message], None]) -> None:
+    """Have `hear` called with each message when it is pulled.
+
+    Flower's `send_and_receive` pulls again and again, and returns once all have come.
+    """
+    pull = grid.pull_messages
+
+    def pulled(message_ids: Iterable[str]) -> list[Message]:
+        messages = list(pull(message_ids))
+        for message in messages:
+            hear(message)
+        return messages
+
+    # On this grid alone: its own `send_and_receive` has to go through it.
+    grid.pull_messages = pulled  # type: ignore[method-assign]
+
+
+def measured_by_clients(
+    strategy: AlgorithmStrategy, grid: Grid, played: Round
+) -> Mapping[int, Score]:
+    """What connected clients measure of a round's model on their own validation examples."""
+    strategy.begin(grid)  # of a run that goes on after its last round
+    replies = grid.send_and_receive(strategy.questions(played, grid), timeout=strategy.timeout)
+    strategy.aggregate_evaluate(played.t, replies)
+    return strategy.scores
 
 
 def kept_by(strategy: AlgorithmStrategy, grid: Grid) -> Mapping[int, Parts]:

@@ -184,12 +184,14 @@ class Sites:
         """Send all questions once every thread waits; with the lock held."""
         if not self._waiting or len(self._waiting) < self._working:
             return
-        marks, questions = list(self._waiting), list(self._waiting.values())
-        self._waiting.clear()
+        waiting, self._waiting = self._waiting, {}
+        # Several fits may ask for the same moments.
+        questions = list(dict.fromkeys(waiting.values()))
         try:
             received = self.send(questions)
-            for k, mark in enumerate(marks):
-                self._given[mark] = self._in_order({i: one[k] for i, one in received.items()})
+            for k, question in enumerate(questions):
+                answers = self._in_order({i: one[k] for i, one in received.items()})
+                self._given |= {mark: answers for mark, q in waiting.items() if q == question}
         except BaseException as e:
             self._failure.append(e)
         self._turn.notify_all()

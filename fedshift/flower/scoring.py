@@ -69,7 +69,8 @@ def score_in(content: RecordDict, classes: int, name: str = SCORE) -> Score:
     confused = counts("confusion", classes, classes) if "confusion" in fields else None
     made = Score(right, total, predicted, float(fields["loss_sum"]), confused)
     # One client's impossible counts must not spoil the accuracy over all.
-    if bool((right < 0).any()) or bool((right > total).any()) or not 0 <= made.loss_sum < math.inf:
+    possible = bool((right >= 0).all() and (right <= total).all() and (right <= predicted).all())
+    if not possible or int(predicted.sum()) != made.n or not 0 <= made.loss_sum < math.inf:
         raise InputError("its counts are none: some label has more right than there are")
     return made
 

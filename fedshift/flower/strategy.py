@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor
@@ -31,7 +31,7 @@ from fedshift.engine.traffic import Traffic
 from fedshift.engine.trial import check_company, check_training
 from fedshift.errors import InputError
 from fedshift.evaluation.scores import OwnScores, Score
-from fedshift.flower.arriving import Arrived, arrived
+from fedshift.flower.arriving import Arrived, arrived, failed_client, most_bytes
 from fedshift.flower.late import adopt, check_can_wait
 from fedshift.flower.nodes import Expected, Met, check_start, columns_read, join, meet
 from fedshift.flower.records import (
@@ -50,13 +50,10 @@ LOG = logging.getLogger("fedshift.flower")
 LATE = 60.0
 GONE, NOT_YET = "its node is not connected", "it has not joined yet"
 Listener = Callable[[Round], None]
+DropListener = Callable[[int, Dropped], None]
 
 
-def unheard(table: Params) -> None:
-    """A hearer of the clients' table that does nothing."""
-
-
-def silent(played: Round) -> None:
+def silent(*heard: object) -> None:
     """A listener that does nothing."""
 
 
@@ -97,6 +94,7 @@ class AlgorithmStrategy(Strategy):
     listen    called with each round that was played
     registers called with the table of all clients, n [N] and what else the method reads, before
               round 1
+    dropping  called with the round and a client that drops out of it, as soon as that is clear
     after     the state after the last round of an interrupted run, to resume it. Clients' states
               end with a run of Flower, except on clients with a folder for them
     name      of the run, 32 digits and letters a-f, the same when it resumes: clients find their
@@ -108,6 +106,9 @@ class AlgorithmStrategy(Strategy):
     is not as expected (`nodes.meet`) and TrainingError for a round that cannot be settled.
     `current` is the state after the last round, `traffic` the bytes of its tensors.
     """
+
+    met: Met | None = None
+    opened: Opened | None = None
 
     def __init__(
         self,
@@ -123,12 +124,13 @@ class AlgorithmStrategy(Strategy):
         own: bool = False,
         evaluates: Callable[[int], bool] = lambda t: False,
         listen: Listener = silent,
-        registers: Callable[[Params], None] = unheard,
+        registers: Callable[[Params], None] = silent,
         gate: Gate = Gate(),
         retries: int = 0,
         after: Round | None = None,
         name: str = "",
         min_clients: int | None = None,
+        dropping: DropListener = silent,
     ) -> None:
         size = clients if cohort is None else cohort
         _check_given(algorithm, seeds, gate, clients=clients, classes=classes, cohort=size)
@@ -137,15 +139,14 @@ class AlgorithmStrategy(Strategy):
         self.params, self.buffers = algorithm.model.init() if first is None else first
         self.patience, self.timeout, self.own = patience, timeout, own
         self.evaluates, self.listen, self.registers = evaluates, listen, registers
-        self.gate, self.min_clients, self.retries, self.cohort = gate, min_clients, retries, size
-        self.met: Met | None = None
-        self.current, self.took_part = after, set(after.states if after else ())
+        self.gate, self.retries, self.least, self.dropping = gate, retries, min_clients, dropping
+        self.cohort, self.current, self.took_part = size, after, set(after.states if after else ())
         self.goes_on = ConfigRecord(
             {"name": name, "after": 0 if after is None else after.t} if name else {}
         )
-        self.opened: Opened | None = None
+        self.lost, self.posted = list[Dropped](), list[tuple[int, Metadata]]()
+        self.named, self.sent, self.traffic = set[int](), dict[int, int](), Traffic()
         self.scores, self.tests = dict[int, Score](), dict[int, OwnScores]()
-        self.traffic, self.lost = Traffic(), list[Dropped]()
         draw_cohort(clients, self.cohort, 1, seeds.cohort)  # only to refuse impossible sizes
         check_training(algorithm, self.params, 1)
         check_company(algorithm, clients, self.cohort)
@@ -158,8 +159,8 @@ class AlgorithmStrategy(Strategy):
             if len(self.met.nodes) < self.clients:
                 self._take_late(grid, self.current, self.met)
             return self.current
-        least = self.min_clients
-        self.met = meet(grid, self._expected(), patience=self.patience, min_clients=least)
+        expected = self._expected()
+        self.met = meet(grid, expected, patience=self.patience, min_clients=self.least)
         if self.met.strangers:
             LOG.warning(
                 "clients %s start from a first model with other numbers than the server's; "
@@ -197,14 +198,17 @@ class AlgorithmStrategy(Strategy):
         drawn = draw_cohort(self.clients, self.cohort, t, self.seeds.cohort)
         connected = set(grid.get_node_ids())
         absent = [i for i in drawn.tolist() if self._node(i) not in connected]
-        self.lost = [Dropped(i, NOT_YET if self._node(i) < 0 else GONE) for i in absent]
+        self.lost = [Dropped(i, NOT_YET if self._node(i) < 0 else GONE, "lost") for i in absent]
         # Absent clients are left out before weights are solved, so that the others get theirs.
         self.opened = self._open(current, drawn, t)
+        self.named, self.posted = set(), []
+        self._name(t, self.lost)
         asked = self.opened.ids[self.opened.asked].tolist()
         messages = {i: self.opened.message(i) for i in asked}
-        self.traffic = Traffic(len(asked), sum(map(size_in_bytes, messages.values())))
+        self.sent = {i: size_in_bytes(message) for i, message in messages.items()}
+        run = {"round": t, "most_bytes": self._most_bytes(messages.values())}
         return [
-            self._message("train", i, records, {"round": t})
+            self._message("train", i, records, run)
             for i, records in to_shared_records(messages).items()
         ]
 
@@ -219,13 +223,15 @@ class AlgorithmStrategy(Strategy):
         admitted = self._admit(opened, replies)
         good, lost = admitted.good, [*self.lost, *admitted.bad]
         up = sum(size_in_bytes(block.updates) for block in good)
-        self.traffic = Traffic(len(good), self.traffic.down, up)
+        # Of those that answered alone: what others were sent is no part of a mean over these.
+        self.traffic = Traffic(len(good), sum(self.sent[i] for i in admitted.clients), up)
         table = {} if self.met is None else self.met.table
         played = settle(
             opened, current.server, admitted, lost, self.gate, dict(table), self.seeds.batch
         )
         # Before skips are counted, since that may end the run.
-        self._report(played)
+        self._name(played.t, played.dropped)
+        self.listen(played)
         self.current = count_skips(played, current, self.gate)
         self.took_part |= set(played.trained)
         counts = {"clients": len(played.trained)}
@@ -239,15 +245,19 @@ class AlgorithmStrategy(Strategy):
         self.scores, self.tests = {}, {}
         if self.current is None or not self.evaluates(server_round):
             return []
-        stage, server = self.algorithm.at(server_round), self.current.server
+        return self.questions(self.current, grid)
+
+    def questions(self, played: Round, grid: Grid) -> list[Message]:
+        """Ask every connected client for its scores of a round's model, or of the one it serves."""
+        self.scores, self.tests, self.posted = {}, {}, []
+        stage, server = self.algorithm.at(played.t), played.server
         # Evaluation is not sampled: scores are over all connected clients.
         everyone = torch.arange(self.clients)
         weights = weigh(stage, server, everyone, self.gate.max_weight)
         context = server | {"cohort": {"id": everyone, "weight": weights}}
         shared = {"params": server.get("params", {}), "buffers": server.get("buffers", {})}
         run: dict[str, int | list[int]] = {
-            "round": server_round, "own": self.own, "classes": self.classes,
-            "present": self.present,
+            "round": played.t, "own": self.own, "classes": self.classes, "present": self.present,
         }  # fmt: skip
         connected = set(grid.get_node_ids())
         asked = [i for i in range(self.clients) if self._node(i) in connected]
@@ -297,6 +307,11 @@ class AlgorithmStrategy(Strategy):
     def _client(self, reply: Message) -> int | None:
         nodes = {} if self.met is None else self.met.nodes
         by_node = {node: client for client, node in nodes.items()}
+        if reply.has_error() and reply.metadata.src_node_id not in by_node:
+            # The SuperLink's own word, in the place of a node that is gone. Messages got their ids
+            # when they were sent.
+            by_message = {sent.message_id: client for client, sent in self.posted}
+            return by_message.get(reply.metadata.reply_to_message_id)
         return by_node.get(reply.metadata.src_node_id)
 
     @property
@@ -313,16 +328,24 @@ class AlgorithmStrategy(Strategy):
         ids, run = [i for i, took in enumerate(self.present) if took], {"round": current.t}
         return {i: self._message("query.router", i, records, run) for i in ids}
 
-    def read(self, replies: Iterable[Message]) -> Arrived:
-        """The replies that can be read, within the limits of the gate."""
-        return arrived(replies, self._client, self.gate.max_bytes)
+    def read(self, replies: Iterable[Message], most: int | None = None) -> Arrived:
+        """The replies that can be read, of at most so many bytes, or as many as the gate allows."""
+        limit = self.gate.max_bytes if most is None else min(most, self.gate.max_bytes)
+        return arrived(replies, self._client, limit)
+
+    def _most_bytes(self, sent: Iterable[Parts]) -> int:
+        model = {"params": self.params, "buffers": self.buffers}
+        return most_bytes(self.gate.max_reply, [model, *sent])
 
     def _message(
         self, kind: str, client: int, records: Mapping[str, ArrayRecord | ConfigRecord],
         run: Mapping[str, int | list[int]],
     ) -> Message:  # fmt: skip
         content = RecordDict({**records, "run": ConfigRecord({**run, **self.goes_on})})
-        return Message(content, message_type=kind, dst_node_id=self._node(client), ttl=self.timeout)
+        node, life = self._node(client), self.timeout
+        message = Message(content, message_type=kind, dst_node_id=node, ttl=life)
+        self.posted.append((client, message.metadata))
+        return message
 
     def _open(self, current: Round, drawn: Tensor, t: int) -> Opened:
         """Open the round for connected clients; ask none if there are no weights over them."""
@@ -335,7 +358,7 @@ class AlgorithmStrategy(Strategy):
             if not lost:
                 raise
             why = f"not asked: there are no weights over those connected: {e}"
-            self.lost += [Dropped(i, why) for i in present]
+            self.lost += [Dropped(i, why, "lost") for i in present]
         # No client can be asked; the same code then closes the round: it is skipped or refused.
         opened = self._opened(current, drawn, t)
         return opened._replace(asked=torch.zeros_like(opened.asked))
@@ -345,19 +368,29 @@ class AlgorithmStrategy(Strategy):
 
     def _admit(self, opened: Opened, messages: Iterable[Message]) -> Admitted:
         """The replies that the gate accepts, with reasons for the others."""
-        received = self.read(messages)
+        sent = map(opened.message, opened.ids[opened.asked].tolist())
+        received = self.read(messages, self._most_bytes(sent))
         blocks = [block_of(reply) for reply in received.replies]
         admitted = self.gate.admit(blocks, question(opened, not_finite(self.buffers)))
-        unread = dict(received.unread)
-        bad = [Dropped(i, unread.get(i, why)) for i, why in admitted.bad]
-        return admitted._replace(bad=tuple(bad))
+        unread = {one.client: one for one in received.unread}
+        return admitted._replace(bad=tuple(unread.get(one.client, one) for one in admitted.bad))
 
-    def _report(self, played: Round) -> None:
-        for dropped in played.dropped:
-            LOG.warning(
-                "round %d: client %d dropped out: %s", played.t, dropped.client, dropped.reason
-            )
-        self.listen(played)
+    def hear(self, message: Message) -> None:
+        """Say at once that a client has failed in this round, while others are still working."""
+        client = self._client(message)
+        # With retries it is asked again: only the end of the round says whether it drops out.
+        if self.opened is None or self.retries or client is None:
+            return
+        if message.metadata.message_type == "train" and (bad := failed_client(client, message)):
+            self._name(self.opened.t, [bad])
+
+    def _name(self, t: int, lost: Iterable[Dropped]) -> None:
+        """Say of clients that they drop out of round t, each once."""
+        for one in lost:
+            if one.client not in self.named:
+                self.named.add(one.client)
+                LOG.warning("round %d: client %d dropped out: %s", t, one.client, one.reason)
+                self.dropping(t, one)
 
     def _arrays(self, server: Parts) -> ArrayRecord:
         return to_record(server.get("params", {}) | server.get("buffers", {}))

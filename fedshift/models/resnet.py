@@ -71,7 +71,7 @@ class ResNet(nn.Module):
                 replace the last layer by 2048 -> 2048, without activation, and a classifier)
     colours     "scaled": inputs lie in [-1, 1]; "imagenet": such inputs are first normalised by
                 ImageNet's means and deviations, as its pretrained weights expect
-    Bytes 0..255 are scaled to [-1, 1] first, as `experiments.task.scaled` does.
+    Bytes 0..255 are scaled to [-1, 1] first, as `tasks.layout.scaled` does.
 
     Convolutions start from He's normal initialisation (fan out), normalisation from scale 1 and
     shift 0. `body` ends at the features, 512 (depth 18), 2048 (depth 50) or `projection` many;

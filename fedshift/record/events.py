@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedshift.errors import DataError, shown
+from fedshift.record.drops import Drop
 from fedshift.record.rounds import REDO, Round
 
 # What round and evaluation events have beside the columns of metrics.csv.
@@ -18,11 +19,12 @@ BESIDE = {"time", "event", "run", "round", "rounds", "clients", "seconds"}
 
 @dataclass
 class Course:
-    """How one model was trained: `of` rounds were planned; both tables are by round."""
+    """How one model was trained: `of` rounds were planned; the tables are by round."""
 
     of: int = 0
     rows: dict[int, dict[str, float | None]] = field(default_factory=dict)
     seconds: dict[int, float] = field(default_factory=dict)
+    dropped: dict[int, tuple[Drop, ...]] = field(default_factory=dict)
 
     @property
     def rounds(self) -> tuple[Round, ...]:
@@ -86,6 +88,10 @@ def _enter(events: Events, event: Mapping[str, Any]) -> None:
         # Afresh: a run that went on has played the rounds since its checkpoint again.
         course.seconds[t] = float(event["seconds"])
         course.rows[t] = {"train_loss": _finite(event["train_loss"])}
+        course.dropped[t] = tuple(
+            Drop(int(one["client"]), str(one.get("kind", "")), shown(str(one["reason"]), 500))
+            for one in event.get("dropped", ())
+        )
     else:
         numbers = {k: _finite(v) for k, v in event.items() if k not in BESIDE}
         course.rows.setdefault(t, {}).update(numbers)

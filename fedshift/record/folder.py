@@ -16,7 +16,8 @@ from typing import Any
 
 from fedshift.errors import DataError, shown
 from fedshift.files import is_file, is_folder, read_object
-from fedshift.record.events import Events, read_events
+from fedshift.record.drops import Drop
+from fedshift.record.events import Course, Events, read_events
 from fedshift.record.rounds import (
     REDO,
     ROUND_COLUMNS,
@@ -39,9 +40,13 @@ ROUTER = "router.safetensors"
 # Of runs on data of one's own: how rows became inputs; and what `fedshift.fit` has beside.
 ENCODING, FIT = "encoding.json", "fit.json"
 # Only of some runs, or while they train.
-CHECKPOINTS, CANDIDATES, PROFILE, DIVERGED = (
-    "checkpoints", "candidates", "profile.json", "diverged.json",
+CHECKPOINTS, CANDIDATES, PROFILE, DIVERGED, DEPLOYED = (
+    "checkpoints", "candidates", "profile.json", "diverged.json", "deployment.json",
 )  # fmt: skip
+
+
+# The command that serves a federation, in the environment of the processes that it starts.
+SERVING = "FEDSHIFT_SERVING"
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,8 @@ class RunResult:
     """All of a run folder that a report shows; `served` are the rows of `served.csv`.
 
     seconds: what each round took, by round; empty where events.jsonl is missing or damaged.
-    fit: fit.json of what `fedshift.fit` trained. confusion: empty in folders of older versions.
+    dropped: who dropped out of each round. fit: fit.json of what `fedshift.fit` trained. confusion:
+    empty in folders of older versions. deployed: deployment.json of a run on real machines.
     """
 
     folder: Path
@@ -62,6 +68,8 @@ class RunResult:
     seconds: Mapping[int, float] = field(default_factory=dict)
     fit: Mapping[str, Any] = field(default_factory=dict)
     confusion: Confusion = field(default_factory=dict)
+    dropped: Mapping[int, tuple[Drop, ...]] = field(default_factory=dict)
+    deployed: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -78,6 +86,8 @@ class Begun:
     seconds: Mapping[int, float]
     fit: Mapping[str, Any]
     state: str
+    dropped: Mapping[int, tuple[Drop, ...]] = field(default_factory=dict)
+    deployed: Mapping[str, Any] = field(default_factory=dict)
 
 
 def has_run(folder: Path) -> bool:
@@ -133,6 +143,8 @@ def _begun(folder: Path) -> Begun:
         course.seconds,
         fit_of(folder),
         state,
+        course.dropped,
+        deployed_of(folder),
     )
 
 
@@ -158,6 +170,11 @@ def fit_of(folder: Path) -> Mapping[str, Any]:
     with contextlib.suppress(DataError):
         return read_object(folder / FIT) if is_file(folder / FIT) else {}
     return {}
+
+
+def deployed_of(folder: Path) -> Mapping[str, Any]:
+    """deployment.json; {} of a run in one process. Raises DataError where it is damaged."""
+    return read_object(folder / DEPLOYED) if is_file(folder / DEPLOYED) else {}
 
 
 def _events(folder: Path) -> Events:
@@ -187,10 +204,10 @@ def read_run(folder: Path) -> RunResult:
         path = folder / SERVED
         served = read_rounds(path, _text(path), SERVED_COLUMNS)
     chosen = None if summary.selection is None else summary.selection.chosen
-    seconds: Mapping[int, float] = {}
-    # No number of the run is in this file alone: a damaged one takes the times away, no more.
+    course = Course()
+    # No number of the run is in this file alone: a damaged one takes times and drop-outs away.
     with contextlib.suppress(DataError):
-        seconds = _events(folder).course(chosen).seconds
+        course = _events(folder).course(chosen)
     return RunResult(
         folder,
         summary,
@@ -199,9 +216,11 @@ def read_run(folder: Path) -> RunResult:
         lock,
         config,
         served,
-        seconds,
+        course.seconds,
         fit_of(folder),
         _confusion(folder, summary),
+        course.dropped,
+        deployed_of(folder),
     )
 
 

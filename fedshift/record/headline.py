@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 from fedshift.record.summary import Summary
 
@@ -86,6 +86,31 @@ def measured_on(targets: Iterable[str]) -> str:
     if kinds == {True}:
         return of_clients
     return f"{of_its} or, where it has none, on {of_clients}" if True in kinds else of_its
+
+
+def validated_by(deployed: Iterable[Mapping[str, Any]]) -> str:
+    """Who scored the clients' validation examples of these runs, in a sentence; see `DEPLOYED`.
+
+    Only clients on machines of their own have any that are not here.
+    """
+    runs = list(deployed)
+    apart = [run for run in runs if run]
+    words = []
+    if any(run.get("measured_by") == "clients" for run in apart):
+        words.append(
+            "the clients scored the model on their own validation examples and sent sums by label"
+        )
+    if len(apart) < len(runs):
+        words.append(
+            "the process of the run scored the clients' validation examples, which it has itself"
+        )
+    text = "; elsewhere ".join(words)
+    tests = {
+        "server": "The server scored the test examples, which it has itself.",
+        "clients": "The clients tested the models that they serve on their own test examples.",
+    }
+    tested = [tests[who] for who in tests if any(run.get("tested_by") == who for run in apart)]
+    return " ".join([f"{text[:1].upper()}{text[1:]}." * bool(text), *tested]).strip()
 
 
 def percent(share: float | str | None, places: int = 1) -> str:

@@ -133,6 +133,11 @@ def time(lines: Sequence[Pool]) -> str:
     series = [one for line in timed for one in series_of(line, "seconds", rows=times)]
     chart = round_chart("Seconds per round", series, Axis("seconds", zero=True))
     caption = "Training and sums of one round, without its evaluation, on the machine of the run."
+    if any(run.deployed for line in timed for run in line.all):
+        caption = (
+            "One round by the server's clock, from its first message to its sums, without its "
+            "evaluation and without the wait for clients before round 1."
+        )
     caption += " Lines are means over seeds." * any(len(line.all) > 1 for line in timed)
     numbers = table(_seconds(timed))
     return section("time", "Time per round", figure(chart, caption), numbers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedshift.record.folder import RunResult
-from fedshift.record.headline import headline, measured_on
+from fedshift.record.headline import headline, measured_on, validated_by
 from fedshift.report.folding import of_clients, pool_tables
 from fedshift.report.layout import fold, note, section
 from fedshift.report.pools import Pool, runs_of
@@ -38,8 +38,8 @@ def results(lines: Sequence[Pool]) -> str:
         "share of the variance that is explained (R²). The estimate needs none: it is "
         "the clients' mean squared error in each bin of the numbers, weighted by the target's "
         "shares of the bins, under a root, ± one standard error. ESS, the effective sample size, "
-        "is the number of examples that equally weighted data would need for the same variance."
-    )
+        "is the number of examples that equally weighted data would need for the same variance. "
+    ) + validated_by(run.deployed for run, _ in runs_of(lines))
     numbers = pool_tables(Table(header, tuple(rows), formats), lines)
     return section("results", "Results", *numbers, note(text))
 

@@ -11,6 +11,7 @@ from fedshift.report import (
     by_round,
     confusion,
     differences,
+    drop_outs,
     label_sets,
     numbers,
     routing,
@@ -95,6 +96,7 @@ def _sections(lines: Sequence[Pool]) -> list[str]:
         (_of_first(routing.routing), served),
         (_of_first(label_sets.label_sets), complete),
         (_of_first(selection.selection), complete),
+        (drop_outs.drop_outs, lines),
         (by_round.time, lines),
     )
     return [draw(of) for draw, of in plan if of]

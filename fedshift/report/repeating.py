@@ -39,6 +39,8 @@ def _line(seed: str, run: RunResult | Begun) -> str:
 
 def command(run: RunResult | Begun) -> str:
     """What was typed, or called in Python, up to names of files; the numbers are the same."""
+    if run.deployed:
+        return _of_federation(run)
     last = str(run.lock.get("backend", "loop")).rpartition(", then ")[2]
     name, _, processes = last.strip().partition(" in ")
     if "call" in run.fit:
@@ -54,6 +56,12 @@ def command(run: RunResult | Begun) -> str:
     return shlex.join(words)
 
 
+def _of_federation(run: RunResult | Begun) -> str:
+    """The server's command; its clients must be there, with the data that they had."""
+    served = str(run.deployed.get("command", ""))
+    return f"{served} --resume {shlex.quote(str(run.folder))}" if isinstance(run, Begun) else served
+
+
 def _seed(config: str) -> Any:
     return tomllib.loads(config).get("seeds", {}).get("run", 0)
 
@@ -61,6 +69,16 @@ def _seed(config: str) -> Any:
 def _words(lines: Sequence[Pool]) -> str:
     runs = [run for line in lines for run in line.all]
     text = "Each command gives the same numbers again with the versions of lock.json."
+    if any(run.deployed for run in runs):
+        text += (
+            " The command of a federation does so once its clients have joined, as long as they "
+            "have the same data and none drops out."
+        )
+    if any(run.deployed.get("dealt") for run in runs):
+        text += (
+            " Its clients take their examples from the data set of the experiment, so that "
+            f"`fedshift run` of its {CONFIG} gives the same numbers in one process."
+        )
     if any(isinstance(run, Begun) for run in runs):
         text += " With --resume, a run that is not complete goes on."
     if any("call" in run.fit for run in runs):

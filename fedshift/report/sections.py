@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedshift.record.folder import RunResult
-from fedshift.record.headline import measured_on
+from fedshift.record.headline import measured_on, validated_by
 from fedshift.record.rounds import other_columns
 from fedshift.record.summary import CurvePoint
 from fedshift.report.charts import (
@@ -65,6 +65,7 @@ def results(lines: Sequence[Pool]) -> str:
     doubtful = [name for run, name in runs_of(lines) if run.summary.certified is False]
     if doubtful:
         text += f" The weights of {', '.join(doubtful)} are not certified optimal."
+    text += " " + validated_by(run.deployed for run, _ in runs_of(lines))
     text += _cohort_note(*firsts(lines))
     numbers = pool_tables(Table(header, rows, formats), lines)
     return section("results", "Results", *numbers, note(text))
@@ -204,7 +205,9 @@ def per_class(lines: Sequence[Pool]) -> str:
         columns.append((f"{line.label}, estimated", near))
     classes, masses = runs[0].summary.classes, mass_columns(runs, "Target mass")
     numbers = from_columns("Class", classes, columns, ".1%", masses)
-    caption = "– marks a class without test data. Estimates come from the clients alone."
+    caption = (
+        "– marks a class without test data. Estimates come from the clients' validation data alone."
+    )
     caption = " ".join(filter(None, (caption, classes_drawn(runs[0])[1])))
     return section("classes", "Accuracy per class", figure(drawing, caption), fold(numbers))
 

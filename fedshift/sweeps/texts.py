@@ -22,10 +22,12 @@ def interval(result: Moments | None, digits: int) -> str:
 
 
 def difference(result: Moments | None, digits: int) -> str:
-    """ "+25.3 (+20.1 to +30.5)", the interval only where there is one."""
+    """ "+25.3 (+20.1 to +30.5)", the interval only where there is one; "+0.0 on every seed"."""
     if result is None:
         return MISSING
     mean = f"{result.mean:+.{digits}f}"
     if result.low is None or result.high is None:
         return mean
+    if result.sd == 0.0:
+        return f"{mean} on every seed"
     return f"{mean} ({result.low:+.{digits}f} to {result.high:+.{digits}f})"

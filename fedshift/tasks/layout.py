@@ -145,7 +145,7 @@ def _flat(part: Part, v: Tensor) -> Tensor:
 
 
 def scaled(x: Tensor) -> Tensor:
-    """Bytes 0..255 to (x/255 - 0.5) / 0.5 in float32; floats as they are."""
+    """Bytes 0..255 to (x/255 - 0.5) / 0.5 in float32, as the FedPALS code; floats as they are."""
     return x.float().div_(127.5).sub_(1.0) if x.dtype == torch.uint8 else x
 
 

@@ -40,6 +40,28 @@ def test_scores_are_named_by_what_they_are(
         assert live.bars.tasks[0].fields["scores"] == said
 
 
+def test_lines_carry_the_numbers_of_their_own_round(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of round 2, which was not evaluated, the loss; the accuracies are said to be round 1's."""
+    plain, live = PlainProgress(), LiveProgress()
+    second = {"event": "round", "run": "a", "round": 2, "rounds": 4, "train_loss": 0.25}
+    lost = {
+        "event": "dropped", "run": "a", "round": 2, "client": 1, "kind": "error",
+        "reason": "the disk\x1b[31m is on fire",
+    }  # fmt: skip
+    said = "loss 0.250 (round 1: target 27.9% est. 25.0%)"
+    with live.bars:
+        for listen in (plain, live):
+            listen({"event": "start", "run": "a", "rounds": 4})
+            listen(EVENT | {"estimated_accuracy": 0.25})
+            plain.last = -100.0  # it is long since the last line
+            listen(lost)
+            listen(second)
+        assert live.bars.tasks[0].fields["scores"] == said
+    lines = capsys.readouterr().err.splitlines()
+    dropped = "a: round 2: client 1 dropped out (error): the disk\\x1b[31m is on fire"
+    assert lines[:3] == ["a: 4 rounds", dropped, f"a: round 2/4  {said}"]
+
+
 def test_the_package_is_a_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -29,7 +29,13 @@ def test_a_line_is_one_object_with_the_events_time() -> None:
 
 @pytest.mark.parametrize(
     ("more", "level"),
-    [({}, "info"), ({"skipped": "nobody"}, "warning"), ({"dropped": [{"client": 1}]}, "warning")],
+    [
+        ({}, "info"),
+        ({"skipped": "nobody"}, "warning"),
+        ({"dropped": [{"client": 1}]}, "warning"),
+        ({"suspicions": []}, "info"),
+        ({"suspicions": [{"client": 1}]}, "warning"),
+    ],
 )
 def test_rounds_that_lack_something_are_warnings(more: dict[str, Any], level: str) -> None:
     assert json.loads(line_of({"event": "round", "round": 1, **more}))["level"] == level

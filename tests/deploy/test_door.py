@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import importlib.util
 import socket
@@ -18,35 +17,20 @@ from typing import Any
 import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
 from fedshift.deploy import door
+from fedshift.deploy.allowance import Allowance
 from fedshift.deploy.door import Callers, Door, server
 from fedshift.deploy.guard import LARGE, PROVEN, REGISTER, STALLED, UNPROVEN, Guard, in_time
 from fedshift.deploy.keys import read_client_key, write_authority, write_client_key
 from fedshift.deploy.processes import free_port
 from fedshift.errors import InputError
 from support.loopback import loopback, processes
+from support.signing import signed
 
 PUSH, PULL, CONTROL = "/v1/fleet/push-object", "/v1/fleet/pull-messages", "/v1/control/start-run"
 # Where requests come in: by the port, or by the socket of the server's user.
 PORT, SOCKET = ("192.0.2.1", 8000), ("/tmp/s/flower", None)
-
-
-def signed(folder: Path, claim: Path | None = None) -> list[tuple[bytes, bytes]]:
-    """A SuperNode's headers: signed with one key, and said to be from another (`claim`)."""
-    key = load_ssh_private_key((folder / "key").read_bytes(), None)
-    assert isinstance(key, ec.EllipticCurvePrivateKey)
-    now = b"2026-01-01T00:00:00+00:00"
-    pem, _ = read_client_key((claim or folder) / "key.pub")
-    signature = key.sign(now, ec.ECDSA(hashes.SHA256()))
-    return [
-        (b"flwr-public-key", base64.b64encode(pem)),
-        (b"flwr-signature", base64.b64encode(signature)),
-        (b"flwr-timestamp", now),
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +60,9 @@ def posted(keys: Path, path: str, length: int, headers: Any = (), at: Any = PORT
         sent.append(message)
 
     pem, public = read_client_key(keys / "client" / "key.pub")
-    guard = Guard(inner, {pem: ("client-0", public)}, Callers(), SOCKET[0])
+    allowance = Allowance()
+    allowance.send(LARGE)  # a model of that size
+    guard = Guard(inner, {pem: ("client-0", public)}, Callers(), SOCKET[0], allowance=allowance)
     length_header = [] if length < 0 else [(b"content-length", str(length).encode())]
     scope = {"type": "http", "path": path, "client": ("127.0.0.1", 5), "server": at,
              "headers": [*length_header, *headers]}  # fmt: skip

@@ -160,6 +160,7 @@ FIRST_PAGES = (
     "docs/label-splits",
     "docs/routing",
     "docs/running",
+    "docs/running-a-federation",
     "docs/selection",
     "docs/shifts",
     "docs/tutorial",

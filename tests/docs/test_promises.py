@@ -63,3 +63,31 @@ def test_a_broken_row_is_seen() -> None:
 
 def test_the_whole_table_is_read() -> None:
     assert len(ROWS) == sum(".md | " in line for line in PAGE.read_text().splitlines())
+
+
+THREATS = ROOT / "docs" / "threat-model.md"
+
+
+def untested(text: str) -> list[str]:
+    """Claims without a test, and tests that are not there."""
+    cells = [line.strip("|\n ").split(" | ") for line in text.splitlines() if line.startswith("|")]
+    claims = [c for c in cells if len(c) == 2 and c[0] not in ("claim", "---")]
+    found = []
+    for claim, tests in claims:
+        names = re.findall(r"`([^`]+)`", tests)
+        found += [claim] if not names else []
+        for name in names:
+            file, _, function = name.partition("::")
+            if not (ROOT / "tests" / file).is_file() or function not in functions(file):
+                found.append(name)
+    return found
+
+
+def test_every_claim_of_the_threat_model_has_its_tests() -> None:
+    text = THREATS.read_text()
+    assert text.count("\n| claim | tests |") == text.count("\n## ") - 1 == 5
+    assert untested(text) == []
+    assert untested(text.replace("test_what_travels", "test_what_walks")) == [
+        "algorithms/test_labelsets.py::test_what_walks"
+    ]
+    assert untested("| claim | tests |\n| nothing can happen | none |") == ["nothing can happen"]

@@ -69,7 +69,7 @@ def test_who_is_late_drops_out(setting: Setting, federation: Federation, tmp_pat
     first, second = played(
         federation, algorithm, lambda update: Once(update, tmp_path / "flag", asleep), deadline=3.0
     )
-    assert first.dropped == ((3, "no answer in time"),)
+    assert first.dropped == ((3, "no answer in time", "timeout"),)
     assert second.dropped == ()
     server = start(algorithm, federation).server
     others, everyone = torch.tensor([0, 1, 2, 4, 5]), torch.arange(len(SIZES))

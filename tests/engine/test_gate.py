@@ -139,7 +139,7 @@ def test_a_delayed_reply_is_not_used_a_round_later(setting: Setting, mlp: Model)
     faulty = Faulty(at({(1, 3): "delay"}))
     played = list(run(recipes.fedavg(setting), gated(make_federation(mlp)), 3, backend=faulty))
     assert [one.dropped for one in played] == [
-        ((3, "no answer in time"),), ((3, "client 3 answered twice"),), ()
+        ((3, "no answer in time", "timeout"),), ((3, "client 3 answered twice", "reply"),), ()
     ]  # fmt: skip
 
 

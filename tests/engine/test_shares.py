@@ -118,7 +118,7 @@ def test_a_late_share_drops_out_whole(
     with workers(federation.clients, 2, deadline=3.0) as team:
         backend = team.blocks(Within(tmp_path / "flag", asleep))
         first, second = run(algorithm, federation, 2, backend=backend)
-    assert [i for i, _ in first.dropped] == list(lost)
+    assert [one.client for one in first.dropped] == list(lost)
     assert second.dropped == ()
 
 
@@ -278,7 +278,7 @@ def test_odd_replies_drop_out_as_in_one_process(kind: str, words: str, setting: 
         alone, together = found(loop), found(team)
         assert not different(alone, together)
         for played in (alone, together):
-            assert [client for client, why in played.dropped if words in why] == [2]
+            assert [one.client for one in played.dropped if words in one.reason] == [2]
 
 
 def test_large_models_travel_in_small_shares(

@@ -228,8 +228,8 @@ def dropping(team: Team, setting: Setting, federation: Federation) -> list[int]:
     gentle = replace(federation, gate=Gate(on_bad="drop"))
     first, second = run(recipes.fedavg(setting), gentle, 2, backend=team)
     assert second.dropped == ()
-    assert {why for _, why in first.dropped} <= {"no answer in time"}
-    return [i for i, _ in first.dropped]
+    assert {one.reason for one in first.dropped} <= {"no answer in time"}
+    return [one.client for one in first.dropped]
 
 
 def test_an_answer_that_stops_midway_is_late(

@@ -18,7 +18,10 @@ from support.small_runs import config_of
 class FaultyEngine:
     """Round 2 of a run fails altogether, round 3 for whichever of clients 0, 1, 2 is drawn."""
 
-    backend = "loop"
+    backend, tells_drops = "loop", False
+
+    def measured(self, current: Any) -> None:
+        return None
 
     def rounds(
         self,

@@ -16,7 +16,7 @@ import torch
 from fedshift.engine.round import before_rounds
 from fedshift.experiments.experiment import record
 from fedshift.experiments.load import dumps, validate
-from fedshift.experiments.on_flower import configured_site, on_grid
+from fedshift.experiments.on_flower import configured_site, on_grid, strategy_of
 from fedshift.experiments.played import Played, Reach, played_of
 from fedshift.experiments.progress import Progress, progress_of
 from fedshift.experiments.task import prepare
@@ -98,13 +98,17 @@ def test_on_flower_the_same_is_said(tmp_path: Path) -> None:
     app = client_app(partial(configured_site, dumps(config)))
 
     class OnFlower:
-        backend = "loop"
+        backend, tells_drops = "loop", False
+
+        def measured(self, current: Any) -> None:
+            return None
 
         def rounds(
             self, algorithm: Any, federation: Any, training: Any, options: Any, *,
             after: Any, meter: Any,
         ) -> Any:  # fmt: skip
-            return on_grid(LocalGrid(app, 6), algorithm, federation, training, meter=meter)
+            strategy = strategy_of(algorithm, federation, training)
+            return on_grid(LocalGrid(app, 6), strategy, training, meter=meter)
 
     heard: list[dict[str, Any]] = []
     (tmp_path / "there").mkdir()

@@ -45,6 +45,7 @@ def tasks() -> dict[str, fs.Task]:
     return {"regression": prices(**keys), "multilabel": symptoms(**keys)}
 
 
+@pytest.mark.few(24)
 @pytest.mark.parametrize("kind", ["regression", pytest.param("multilabel", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", sorted(recipes.__all__))
 def test_every_recipe_trains_or_says_in_one_sentence_why_not(

@@ -16,6 +16,7 @@ from fedshift.errors import InputError
 from fedshift.experiments.deployed import check_start, configured
 from fedshift.experiments.load import dumps, validate
 from support.federation_grid import Watched, here, served
+from support.own_sites import FILE, resolved
 
 PAGE = Path(__file__).parents[2] / "docs" / "flower.md"
 NAMES = [one.name for one in recipes.recipes()]
@@ -90,6 +91,17 @@ def test_init_refuses_what_a_run_refuses() -> None:
     text = experiment("fedper", CLIENTS).replace('keep = "last"', 'keep = "best"')
     with pytest.raises(InputError, match='keep = "best" may keep an earlier round'):
         configured(text)
+
+
+@pytest.mark.parametrize("name", ["scaffold", "ditto", "fedper", "fedpac", "local_only"])
+def test_clients_with_data_of_their_own(name: str, tmp_path: Path) -> None:
+    """There the server has no row to try a start on; what has no model for all is refused."""
+    text = resolved(tmp_path, FILE.replace('"fedpals"\ness = 0.5', f'"{name}"'))
+    if table()[name][0] == "yes":
+        assert check_start(configured(text)) == ""
+        return
+    with pytest.raises(InputError, match=f'"{name}" leaves each client with a model of its own'):
+        check_start(configured(text))
 
 
 def both(name: str, shift: dict[str, Any], place: Path, **options: Any) -> tuple[Path, Path]:

@@ -185,7 +185,8 @@ def served(text: str, out: Path, last: int = 0) -> None:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    found = (p for p in folder.iterdir() if p.is_file() and p.name != "events.jsonl")
+    odd = ("events.jsonl", "deployment.json")
+    found = (p for p in folder.iterdir() if p.is_file() and p.name not in odd)
     return {p.name: p.read_bytes() for p in found}
 
 

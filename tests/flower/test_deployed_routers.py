@@ -12,7 +12,7 @@ import pytest
 import torch
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
-from flwr.app import Message
+from flwr.app import ArrayRecord, Message
 
 import fedshift as fs
 from fedshift.errors import DataError, InputError
@@ -155,11 +155,25 @@ def test_a_client_that_is_gone_or_sends_nonsense(tmp_path: Path) -> None:
     out = Fewer(experiment(), tmp_path / "gone", tmp_path / "kept").serve()
     told = json.loads((out / "summary.json").read_text())
     assert any("no refitted layer: clients [1] did not answer" in why for why in told["why"])
-    assert any("no moment layer: client 1 is not connected" in why for why in told["why"])
+    assert any("no moment layer: clients [1] are not connected" in why for why in told["why"])
     assert not (out / "router.safetensors").exists()
     with pytest.raises(DataError, match="missing: this run has no refit"):
         load_router(out, fit="moment")
     assert load_router(out).clients == [0, 1, 2]
+
+    class Liar(Watched):
+        def send_and_receive(self, messages: Iterable[Message], **given: Any) -> list[Message]:
+            replies = super().send_and_receive(messages, **given)
+            records = replies[0].content.array_records
+            if "answer.0" in records:
+                answer = records["answer.0"].to_torch_state_dict()
+                more = ArrayRecord({k: v * 3 if k == "n" else v for k, v in answer.items()})
+                replies[0].content["answer.0"] = more
+            return replies
+
+    out = Liar(experiment(), tmp_path / "liar", tmp_path / "kept3").serve()
+    told = json.loads((out / "summary.json").read_text())
+    assert any("client 2 sent moments of more examples than it has" in why for why in told["why"])
 
     class Odd(Watched):
         def send_and_receive(self, messages: Iterable[Message], **given: Any) -> list[Message]:

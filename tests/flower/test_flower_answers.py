@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from fedshift import recipes
 from fedshift.data import Examples
+from fedshift.engine.checks.gate import Gate
 from fedshift.engine.run import Federation
 from fedshift.errors import InputError, TrainingError
 from fedshift.model import Model
@@ -18,7 +21,7 @@ from fedshift.recipes import Setting
 from support.federations import SIZES, make_federation
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
-from flwr.app import Array, ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fedshift.experiments import deployed
 from fedshift.flower import LocalGrid, client_app, play
@@ -163,6 +166,73 @@ def test_rows_that_are_no_counts(
     with pytest.raises(InputError) as error:
         strategy_of(algorithm, federation).begin(grid)
     assert str(error.value).startswith(told)
+
+
+class Swelling(LocalGrid):
+    """A grid on which client 2's updates have so many bytes more."""
+
+    more = 0
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        for reply in super().send_and_receive(messages, timeout=timeout):
+            kind, node = reply.metadata.message_type, reply.metadata.src_node_id
+            if kind == "train" and node == 1014 and self.more:
+                more = np.zeros(self.more, np.uint8)
+                reply.content["more"] = ArrayRecord({"zeros": Array(more)})
+            yield reply
+
+
+def test_replies_are_bounded_by_the_model(setting: Setting, federation: Federation) -> None:
+    """What is larger is not decoded; the limit is the model's size times a number, and 1 MiB."""
+    algorithm = recipes.fedavg(setting)
+    size = sum(v.nbytes for v in (federation.params | federation.buffers).values())
+
+    def reason(more: int, times: float) -> str:
+        grid = Swelling(client_app(sites(algorithm, federation)), len(SIZES))
+        grid.more = more
+        strategy = strategy_of(algorithm, federation, gate=Gate(max_reply=times))
+        (played,) = play(strategy, grid, 1)
+        assert [client for client, _ in played.dropped] == [2]
+        return played.dropped[0].reason
+
+    limit = (1 << 20) + 8 * size
+    assert re.fullmatch(rf"\d+ arrays of \d+ bytes; allowed: 100000 and {limit}", reason(limit, 8))
+    # Control: with a larger factor it is decoded, and refused for what it is.
+    assert "different" in reason(limit, 10_000) or "non-finite" in reason(limit, 10_000)
+    with pytest.raises(InputError, match="max_reply must be more than 0"):
+        Gate(max_reply=0.0)
+
+
+def test_a_client_says_itself_that_its_reply_is_too_large(
+    setting: Setting, federation: Federation
+) -> None:
+    """A method whose clients send two megabytes more than the model."""
+    inner = recipes.fedavg(setting)
+
+    class Wordy(type(inner)):  # type: ignore[misc]
+        def client_update(self, *args: Any) -> Any:
+            update, kept = super().client_update(*args)
+            return {**update, "more": {"zeros": torch.zeros(500_000)}}, kept
+
+    method = Wordy(**vars(inner))
+    grid = LocalGrid(client_app(sites(method, federation)), len(SIZES))
+    with pytest.raises(TrainingError, match=r"client 0: its reply has 2,0.* raise training.max_re"):
+        next(play(strategy_of(method, federation), grid, 1))
+
+
+def test_registrations_are_bounded_by_the_number_of_classes(
+    setting: Setting, federation: Federation
+) -> None:
+    grid = Answering(client_app(sites(recipes.fedpals(setting, lam=0.0), federation)), len(SIZES))
+    grid.kind, long = "query.register", np.zeros(1 << 20)
+    grid.change = lambda content: content.update(  # type: ignore[method-assign]
+        table=ArrayRecord({"n": Array(np.zeros(())), "labels": Array(long)})
+    )
+    strategy = strategy_of(recipes.fedpals(setting, lam=0.0), federation)
+    with pytest.raises(InputError, match=r"2 arrays of \d+ bytes; allowed: 100000 and 65584"):
+        next(play(strategy, grid, 1))
 
 
 def test_clients_show_nobody_what_they_keep(setting: Setting, federation: Federation) -> None:

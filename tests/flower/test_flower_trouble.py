@@ -150,7 +150,7 @@ def test_a_node_that_is_gone_is_not_weighed(setting: Setting, federation: Federa
     strategy.begin(grid)
     grid.absent = {1000, 1007}
     played = last(play(strategy, grid, 1))
-    assert played.dropped == ((0, "its node is not connected"), (1, "its node is not connected"))
+    assert played.dropped == tuple((i, "its node is not connected", "lost") for i in (0, 1))
     server = start(algorithm, federation).server
     here = play_round(algorithm, federation, server, {}, torch.arange(2, 6), 1)
     assert apart(here._replace(states={}), played) == []

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 import torch
 
@@ -19,26 +18,10 @@ import fedshift as fs
 from fedshift.errors import DataError, InputError
 from fedshift.experiments import deployed
 from fedshift.experiments.at_sites import EXPERIMENT
-from fedshift.experiments.experiment import record
-from fedshift.experiments.load import load_config
 from fedshift.experiments.site_rows import SiteError
-from fedshift.experiments.task import prepare
-from fedshift.experiments.training import silent
-from support.own_sites import FILE, SITES, deploy, joined, places, resolved
+from support.own_sites import FILE, SITES, deploy, joined, places, resolved, together
 
 SAME = ("model.safetensors", "encoding.json", "clients.csv")
-
-
-def together(folder: Path, table: pd.DataFrame, text: str = FILE) -> Path:
-    """The same experiment in one process, on the joined table."""
-    table.to_csv(folder / "joined.csv", index=False)
-    text = text.replace('source = "sites"', 'source = "joined.csv"\nclient = "site"')
-    lines = [line for line in text.splitlines() if not line.startswith(("clients =", "values ="))]
-    (folder / "joined.toml").write_text("\n".join(lines))
-    config, out = load_config(folder / "joined.toml"), folder / "here"
-    out.mkdir()
-    record(out, config, prepare(config), silent)
-    return out
 
 
 def differing(here: Path, there: Path) -> list[str]:

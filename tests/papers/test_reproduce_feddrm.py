@@ -251,6 +251,7 @@ def test_the_sentence_follows_the_interval(moments: Moments, said: str) -> None:
     assert verdicts(replace(found, verdict=()), [cell]) == ()
 
 
+@pytest.mark.slow  # tests/papers/test_results.py draws other tables from their records
 def test_the_published_table_draws_the_same(drawn: tuple[Path, Reproduced]) -> None:
     place = drawn[0]
     again = reproduce(replace(HEART, out=place / "small", train=False))

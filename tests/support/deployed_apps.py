@@ -12,8 +12,9 @@ import tomllib
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
-from flwr.app import Context, Message
+from flwr.app import Array, ArrayRecord, Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from safetensors.torch import save_file
@@ -64,6 +65,11 @@ def register(message: Message, context: Context) -> Message:
     return reply
 
 
+@client_app.query("own")
+def own(message: Message, context: Context) -> Message:
+    return deployed.client_app(message, context)
+
+
 @client_app.query("state")
 def state(message: Message, context: Context) -> Message:
     return ours(message, context)
@@ -78,6 +84,9 @@ def train(message: Message, context: Context) -> Message:
     if what is not None and what.startswith("hang-"):
         time.sleep(float(what.removeprefix("hang-")))
     reply = ours(message, context)
+    if what is not None and what.startswith("swell-"):
+        more = np.zeros(int(what.removeprefix("swell-")) * 10**6, np.uint8)
+        reply.content["more"] = ArrayRecord({"zeros": Array(more)})
     if what == "nan":
         reply.content = spoilt("nan", reply.content, client, t)
     return reply

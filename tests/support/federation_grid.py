@@ -37,7 +37,7 @@ class Watched(LocalGrid):
 
     def __init__(self, text: str, out: Path, keep: Path, dies: int = 0, **given: Any) -> None:
         self.config = {
-            "experiment": text, "out": str(out), "patience": 5.0, "timeout": 60.0, "refit": True,
+            "experiment": text, "out": str(out), "patience": 0.3, "timeout": 60.0, "refit": True,
             "site": "fedshift.experiments.on_flower:configured_site", **given,
         }  # fmt: skip
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,8 +13,12 @@ import pytest
 
 from fedshift.experiments import deployed
 from fedshift.experiments.at_sites import EXPERIMENT
+from fedshift.experiments.experiment import record
 from fedshift.experiments.load import dumps, load_config
+from fedshift.experiments.task import prepare
+from fedshift.experiments.training import silent
 from fedshift.flower import LocalGrid
+from fedshift.flower.chosen import CHOICES, SITE
 
 SITES = ("coast", "east", "south")
 FILE = """\
@@ -91,7 +94,13 @@ def deploy(
     wrap: Callable[[Any], Any] = lambda app: app,
 ) -> Path:  # fmt: skip
     """One run of the deployed app in this process, each client with its own folder."""
-    given = {"experiment": text, "site": "", "out": str(out), "patience": 1.0, "timeout": 60.0}
+    given = {
+        "experiment": text,
+        "site": CHOICES[SITE],
+        "out": str(out),
+        "patience": 1.0,
+        "timeout": 60.0,
+    }
 
     def place_of(context: Any) -> Path:
         return folders[int(context.node_config["partition-id"])]
@@ -104,5 +113,13 @@ def deploy(
     return out
 
 
-def tables(text: str) -> dict[str, Any]:
-    return tomllib.loads(text)
+def together(folder: Path, table: pd.DataFrame, text: str = FILE) -> Path:
+    """The same experiment in one process, on the joined table."""
+    table.to_csv(folder / "joined.csv", index=False)
+    text = text.replace('source = "sites"', 'source = "joined.csv"\nclient = "site"')
+    lines = [line for line in text.splitlines() if not line.startswith(("clients =", "values ="))]
+    (folder / "joined.toml").write_text("\n".join(lines))
+    config, out = load_config(folder / "joined.toml"), folder / "here"
+    out.mkdir()
+    record(out, config, prepare(config), silent)
+    return out

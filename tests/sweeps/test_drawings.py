@@ -12,6 +12,7 @@ from fedshift.report.svg import svg
 from fedshift.sweeps.drawings import drawings
 from fedshift.sweeps.measured import Row
 from fedshift.sweeps.table import Table
+from fedshift.sweeps.texts import difference
 
 
 @pytest.mark.parametrize(("rounds", "marks", "bands"), [(1, 2, False), (3, 6, True), (50, 0, True)])
@@ -36,3 +37,9 @@ def test_a_page_of_many_rounds_is_small(tmp_path: Path) -> None:
     assert len(text) < 2_000_000
     assert "all 10000 are in the folders of the runs" in text
     assert len(table.by_round().rows) == 10_000
+
+
+def test_the_same_difference_on_every_seed_has_no_interval() -> None:
+    assert difference(moments([0.0, 0.0, 0.0]), 1) == "+0.0 on every seed"
+    assert difference(moments([0.0, 0.0, 0.3]), 1) == "+0.1 (-0.3 to +0.5)"
+    assert difference(moments([0.2]), 1) == "+0.2"

@@ -47,6 +47,8 @@ def test_training_sees_changed_examples_and_tests_do_not() -> None:
     start = nn.Linear(3, 2)
     blind = fs.fit(drawn_task("north", transform=lambda x, random: 0 * x), start, **options)
     assert torch.equal(blind.module().weight, start.weight)  # no gradient reaches it
+    model = fs.fit(drawn_task("north"), Model(start, augment=lambda x, seed: 0 * x), **options)
+    assert torch.equal(model.module().weight, start.weight)
     seeing = fs.fit(drawn_task("north"), start, **options)
     assert not torch.equal(seeing.module().weight, start.weight)
 
@@ -58,3 +60,12 @@ def test_other_shapes_and_methods_with_their_own_network_are_refused() -> None:
     method = FedAvg(Model(nn.Linear(3, 2)))
     with pytest.raises(InputError, match="the task's transform would not be applied"):
         fs.fit(drawn_task("north", transform=noise), None, method=method, rounds=1)
+    twice = Model(nn.Linear(3, 2), augment=lambda x, seed: 0 * x)
+    with pytest.raises(InputError, match="this task has a transform as well; give the task one"):
+        fs.fit(drawn_task("north", transform=noise), twice, rounds=1)
+    packed = fs.Task.from_arrays(
+        (torch.rand(8, 2), torch.arange(8)[:, None]), [0, 1] * 4, client=list("aaaabbbb"),
+        target="b",
+    )  # fmt: skip
+    with pytest.raises(InputError, match="this task packs its inputs"):
+        fs.fit(packed, twice, rounds=1)

@@ -28,13 +28,19 @@ from fedshift.server.cap import check_cap
 from fedshift.tree import Params, Parts
 
 OnBad = Literal["stop", "drop"]
+Kind = Literal["timeout", "error", "lost", "reply", "late"]
 
 
 class Dropped(NamedTuple):
-    """A client that was drawn and gave nothing that can be used, and why."""
+    """A client that was drawn and gave nothing that can be used, and why.
+
+    kind: it sent nothing in time, said that it failed, was not there, sent what cannot be used, or
+    answered another round.
+    """
 
     client: int
     reason: str
+    kind: Kind = "error"  # checkpoints of earlier versions do not say it
 
 
 class Asked(NamedTuple):
@@ -81,6 +87,8 @@ class Gate:
                  client drops out of the round, and so does one whose training fails. On Flower bad
                  replies are dropped either way
     max_bytes    of a reply's tensors
+    max_reply    of a reply on Flower, in times the bytes of the model or, if more, of what clients
+                 were sent; 1 MiB beside. Larger ones are not loaded
     max_norm     of a reply's change of the shared model, over all its tensors; inf: any
     min_clients  with fewer usable replies a round is skipped: the server's state stays
     max_gap      skipped, too, where ||T - S^T a|| of those present is larger
@@ -101,6 +109,7 @@ class Gate:
     target: tuple[float, ...] = ()
     max_skips: int = 10
     max_weight: float = 1.0
+    max_reply: float = 8.0
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -114,6 +123,8 @@ class Gate:
         for name in ("max_bytes", "min_clients", "max_skips"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not self.max_reply > 0:
+            raise InputError(f"max_reply must be more than 0, got {self.max_reply}")
         check_cap("max_weight", self.max_weight)
         shares = all(0.0 <= t <= 1.0 for t in self.target)
         if self.target and not (shares and abs(sum(self.target) - 1.0) <= 1e-6):
@@ -131,7 +142,7 @@ class Gate:
         finite here, since the caller looks at their sum.
         """
         admitted = self._sort(blocks, asked, summed)
-        bad = {client for client, _ in admitted.bad}
+        bad = {one.client for one in admitted.bad}
         if any(len(b.clients) > 1 and not bad.isdisjoint(b.clients) for b in blocks):
             # Looked at as one, a block does not tell which of its clients is to blame.
             blocks = [one for block in blocks for one in block.each()]
@@ -159,13 +170,16 @@ class Gate:
     def _sort(self, blocks: Sequence[Block], asked: Asked, summed: Collection[str]) -> Admitted:
         """`admit`, in which the clients of a block are let through, or refused, together."""
         bad = dict.fromkeys(asked.clients, "no answer in time")
+        kinds: dict[int, Kind] = dict.fromkeys(asked.clients, "timeout")
         due, came = frozenset(asked.clients), dict[int, Block]()
         for block in blocks:
             if twice := [client for client in block.clients if client in came]:
                 for client in twice:
                     bad |= dict.fromkeys(came[client].clients, f"client {client} answered twice")
+                    kinds |= dict.fromkeys(came[client].clients, "reply")
                 continue
             bad |= dict.fromkeys(block.clients, self._why_refused(block, asked.t, due))
+            kinds |= dict.fromkeys(block.clients, _kind_of(block, asked.t))
             came |= dict.fromkeys(block.clients, block)
         # What is bad of one client of a block is so of all, here.
         usable = [block for client, block in sorted(came.items()) if client == block.clients[0]]
@@ -176,8 +190,8 @@ class Gate:
             bad |= dict.fromkeys(block.clients, why or self._why_unusable(block, asked, summed))
         good = tuple(block for block in usable if not bad[block.clients[0]])
         # Reasons name parts and tensors as clients did.
-        reasons = {i: from_elsewhere(bad[i]) for i in sorted(bad) if bad[i]}
-        return Admitted(good, tuple(Dropped(*one) for one in reasons.items()))
+        lost = (Dropped(i, from_elsewhere(bad[i]), kinds[i]) for i in sorted(bad) if bad[i])
+        return Admitted(good, tuple(lost))
 
     def _why_refused(self, block: Block, t: int, due: frozenset[int]) -> str:
         """Why a reply to round t is not even looked into; due: clients that were asked."""
@@ -213,6 +227,13 @@ class Gate:
                     f"{self.max_norm:g}"
                 )
         return ""
+
+
+def _kind_of(block: Block, t: int) -> Kind:
+    """What kind of drop-out a client is whose reply is not let through; t: this round."""
+    if block.t != t:
+        return "late"
+    return "error" if not block.odd and failure(block.updates) is not None else "reply"
 
 
 def norm_of(change: Params) -> float:

@@ -1,0 +1,87 @@
+"""How much a client may answer: counted piece by piece, renewed by the server's questions alone."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
+from fedshift.deploy.allowance import ANSWERS, LEAST, PIECE, QUESTION, Allowance, times_of
+from fedshift.deploy.door import Callers
+from fedshift.deploy.guard import Guard
+from fedshift.deploy.keys import read_client_key, write_client_key
+from support.signing import signed
+
+SOCKET, PORT = ("/tmp/a-socket", None), ("192.0.2.1", 8000)
+PUSH, PULL = "/v1/fleet/push-object", "/v1/fleet/pull-messages"
+MEGA = 2**20
+
+
+def test_an_answer_is_bounded_by_the_largest_question() -> None:
+    allowance = Allowance(times=4)
+    assert allowance.most == LEAST
+    allowance.ask()
+    for _ in range(10):
+        allowance.send(MEGA)
+    assert allowance.most == 40 * MEGA
+    # The same question again: the SuperLink has its pieces, and none is sent.
+    allowance.ask()
+    assert allowance.most == 40 * MEGA
+    assert allowance.take("client-0", 40 * MEGA)
+    assert not allowance.take("client-0", 1)
+    assert allowance.take("client-1", MEGA)  # each has its own
+    allowance.ask()
+    assert allowance.take("client-0", 40 * MEGA)
+
+
+def test_how_many_times_the_model(tmp_path: Path) -> None:
+    file = tmp_path / "experiment.toml"
+    assert times_of(file) == 8.0
+    file.write_text("[training]\nmax_reply = 2.5\n")
+    assert times_of(file) == 2.5
+    file.write_text("[training]\n")
+    assert times_of(file) == 8.0
+
+
+def test_a_huge_answer_is_refused_unread(tmp_path: Path) -> None:
+    """300 MB in pieces of 5 MiB, to a model of 100 kB; then the server asks again."""
+    (tmp_path / "client").mkdir()
+    write_client_key(tmp_path / "client" / "key")
+    pem, public = read_client_key(tmp_path / "client" / "key.pub")
+    read: list[str] = []
+
+    async def inner(scope: Any, receive: Any, send: Any) -> None:
+        read.append(scope["path"])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    guard = Guard(inner, {pem: ("client-0", public)}, Callers(), SOCKET[0])
+
+    def post(path: str, length: int, at: Any = PORT) -> int:
+        sent: list[Any] = []
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        headers = [(b"content-length", str(length).encode())]
+        headers += signed(tmp_path / "client") if at is PORT else []
+        scope = {"type": "http", "path": path, "client": ("127.0.0.1", 5), "server": at,
+                 "headers": headers}  # fmt: skip
+        asyncio.run(guard(scope, receive, send))
+        return int(sent[0]["status"])
+
+    assert post(QUESTION, 500, SOCKET) == 200
+    assert post(PIECE, 100_000, SOCKET) == 200
+    answers = [post(PUSH, 5 * MEGA) for _ in range(60)]
+    assert answers == [200] + [413] * 59
+    assert read.count(PUSH) == 1
+    assert post(PULL, 300) == 200  # all else goes on
+    # No request of a client renews it, the server's question does.
+    assert {post(path, 4 * MEGA) for path in ANSWERS} == {413}
+    assert post(QUESTION, 500, SOCKET) == 200
+    assert post(PUSH, 5 * MEGA) == 200

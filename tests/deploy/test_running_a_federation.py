@@ -1,0 +1,110 @@
+"""The commands of docs/running-a-federation.md, in the page's order, are what an operator does."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
+pytest.importorskip("prometheus_client", reason="prometheus_client is not installed (extra ops)")
+from fedshift.deploy.metrics import ServerMetrics, client_metrics
+from fedshift.deploy.place import clients_of
+from fedshift.deploy.processes import free_port
+from support.loopback import FEDSHIFT, environ, gone
+
+ROOT = Path(__file__).parents[2]
+STAY = ("fedshift deploy server", "fedshift deploy client")
+PAGE = (ROOT / "docs" / "running-a-federation.md").read_text()
+BLOCKS = re.findall(r"^```sh\n(.*?)^```", PAGE, re.M | re.S)
+COMMANDS = [line for block in BLOCKS for line in block.splitlines()]
+LONG = [line for line in COMMANDS if line.startswith(STAY)]
+
+
+def run(line: str) -> str:
+    name, *rest = shlex.split(line)
+    assert name in ("fedshift", "tar", "mkdir"), line
+    words = [FEDSHIFT if name == "fedshift" else name, *rest]
+    done = subprocess.run(words, capture_output=True, text=True, env=environ(), check=False)
+    assert done.returncode == 0, f"{line}: {done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(ROOT / "examples" / "loopback" / "experiment.toml", "experiment.toml")
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_the_commands_that_end(here: Path) -> None:
+    for line in COMMANDS:
+        if line.startswith("fedshift deploy check"):
+            run(f"{line} --port {free_port()}")
+        elif line not in LONG:
+            run(line)
+    assert len(clients_of(Path("federation-2"))) == 4
+    assert len(clients_of(Path("restored/federation"))) == 3
+
+
+def local(line: str, port: int, metrics: int) -> list[str]:
+    """A command of the page on this machine: its ports, and the folder that was handed over."""
+    changes = {"8000": str(port), "fed.example.org:8000": f"127.0.0.1:{port}", "9464": str(metrics)}
+    return [FEDSHIFT, *(changes.get(word, word) for word in shlex.split(line)[1:])]
+
+
+@pytest.mark.slow
+def test_the_commands_that_stay(here: Path) -> None:
+    """A server is stopped in round 2, and goes on with the page's command."""
+    serve, join, resume = LONG
+    run(COMMANDS[0] + " -c training.rounds=3 -c training.steps=3")
+    port, metrics, clients = free_port(), free_port(), []
+    for i in range(3):
+        shutil.copytree(f"federation/clients/client-{i}", f"client-{i}")
+        words = [word.replace("client-0", f"client-{i}") for word in local(join, port, metrics)]
+        clients.append(subprocess.Popen(words, env=environ(), stderr=subprocess.DEVNULL))
+    try:
+        first = subprocess.Popen(local(serve, port, metrics), env=environ())
+        events, end = Path("federation/run/events.jsonl"), time.monotonic() + 300
+        while not (events.exists() and '"event": "round"' in events.read_text()):
+            assert time.monotonic() < end
+            assert first.poll() is None
+            time.sleep(0.5)
+        first.send_signal(signal.SIGTERM)
+        assert first.wait(60) == 143
+        assert (
+            subprocess.run(local(resume, port, metrics), env=environ(), timeout=400).returncode == 0
+        )
+    finally:
+        for client in clients:
+            client.send_signal(signal.SIGTERM)
+            client.wait(60)
+    alone = [FEDSHIFT, "run", "federation/experiment.toml", "--out", "alone"]
+    subprocess.run(alone, check=True, env=environ(), stdout=subprocess.DEVNULL)
+    for name in ("model.safetensors", "metrics.csv"):
+        assert Path("alone", name).read_bytes() == Path("federation/run", name).read_bytes()
+    assert gone(str(here))
+
+
+def test_every_metric_has_its_row() -> None:
+    registries = ServerMetrics(["client-0"], 0.0).registry, client_metrics(lambda: True, 0.0)
+    served = {
+        family.name + ("_total" if family.type == "counter" else "")
+        for registry in registries
+        for family in registry.collect()
+    }
+    assert served == set(re.findall(r"`(fedshift_\w+)[`{]", PAGE.split("## Watch")[1]))
+
+
+def test_alerts_on_the_page_are_in_the_file() -> None:
+    file = " ".join((ROOT / "deploy" / "alerts.yaml").read_text().split())
+    for block in re.findall(r"^```yaml\n(.*?)^```", PAGE, re.M | re.S):
+        for line in block.splitlines():
+            assert line.strip() in file

@@ -1,0 +1,243 @@
+"""What a deployed run says of itself: who measured, who dropped out, how to get it again."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
+from flwr.app import Error, Message
+
+from fedshift import estimate_target_accuracy
+from fedshift.cli.app import app
+from fedshift.cli.ending import perform
+from fedshift.data import Examples
+from fedshift.evaluation.scores import score
+from fedshift.experiments import deployed
+from fedshift.experiments.config import Config
+from fedshift.experiments.experiment import record
+from fedshift.experiments.load import dumps, validate
+from fedshift.experiments.on_flower import configured_site
+from fedshift.experiments.stored import read_parts
+from fedshift.experiments.task import prepare
+from fedshift.experiments.training import silent
+from fedshift.flower import LocalGrid, Site, client_app, play
+from fedshift.flower.rounds import overhear
+from fedshift.recipes import Setting
+from fedshift.record.folder import SERVING, read_run
+from fedshift.report.page import page
+from support.every_method import MAKE
+from support.federations import SIZES, make_federation
+from support.flower_runs import sites, strategy_of
+
+SHIFT = {"kind": "sparsity", "labels_per_client": 3, "clients": 3}
+
+
+def config_of(method: str = "fedpals", shift: Any = SHIFT, **training: Any) -> Config:
+    """Two rounds of three small clients, all evaluated."""
+    options = {"ess": 0.9} if method == "fedpals" else {}
+    return validate({
+        "name": "run", "data": {"name": "fashion-mnist-mini"},
+        "shift": shift,
+        "model": {"name": "linear"}, "method": {"name": method, **options},
+        "training": {"rounds": 2, "steps": 1, "evaluate_every": 1, "lr": 0.05} | training,
+    })  # fmt: skip
+
+
+def deploy(
+    text: str, out: Path, grid: LocalGrid, site: str = deployed.DEALT
+) -> list[dict[str, Any]]:
+    """Run the deployed app's server over a grid; its events."""
+    given = {"experiment": text, "out": str(out), "patience": 5.0, "timeout": 5.0, "site": site}
+    deployed.server_app(grid, SimpleNamespace(run_config=given))  # type: ignore[arg-type]
+    return [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+
+
+def dealt(text: str, clients: int = 3) -> LocalGrid:
+    return LocalGrid(client_app(partial(configured_site, text)), clients)
+
+
+def own(text: str, client: int) -> Site:
+    """A site that validates on its first 20 training examples, and client 2 on none."""
+    site = configured_site(text, client)
+    few = 0 if client == 2 else 20
+    return replace(site, validation=Examples(site.data.x[:few], site.data.y[:few]))
+
+
+@pytest.mark.slow
+def test_the_estimate_is_of_what_clients_measured(tmp_path: Path) -> None:
+    config = config_of()
+    text, out = dumps(config), tmp_path / "run"
+    deploy(text, out, LocalGrid(client_app(partial(own, text)), 3))
+    model, task = prepare(config).model, prepare(config).task
+    parts = read_parts(out / "model.safetensors")
+    at = [score(model, parts["params"], parts["buffers"], own(text, i).validation, 10)  # type: ignore
+          for i in range(3)]  # fmt: skip
+    right, total = (torch.stack([getattr(s, k) for s in at]) for k in ("correct", "total"))
+    estimate = estimate_target_accuracy(right.numpy(), total.numpy(), task.target.numpy())
+    final = json.loads((out / "summary.json").read_text())["final"]
+    assert final["estimated_accuracy"] == pytest.approx(estimate.accuracy, rel=1e-12)
+    rows = list(csv.DictReader((out / "clients.csv").open()))
+    assert [row["n_validation"] for row in rows] == ["20", "20", "0"]
+    deploy(text, tmp_path / "dealt", dealt(text))  # the control
+    other = json.loads((tmp_path / "dealt" / "summary.json").read_text())["final"]
+    assert other["estimated_accuracy"] != final["estimated_accuracy"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keep", ["last", "best"])
+def test_the_same_examples_give_the_files_of_one_process(keep: str, tmp_path: Path) -> None:
+    config = config_of("scaffold", keep=keep)
+    deploy(dumps(config), tmp_path / "there", dealt(dumps(config)))
+    (tmp_path / "here").mkdir()
+    record(tmp_path / "here", config, prepare(config), silent)
+    for name in ("summary.json", "metrics.csv", "clients.csv", "model.safetensors"):
+        assert (tmp_path / "there" / name).read_bytes() == (tmp_path / "here" / name).read_bytes()
+    assert not (tmp_path / "here" / "deployment.json").exists()
+    there = page([read_run(tmp_path / "there")])
+    here = page([read_run(tmp_path / "here")])
+    said = "The clients scored the model on their own validation examples and sent sums by label."
+    assert (said in there, said in here) == (True, False)
+    assert "which it has itself" in here
+
+
+class Leaving(LocalGrid):
+    """Client 1 fails in round 1; the node of client 2 is gone in round 2, also for evaluation."""
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        sent = list(messages)
+        kinds = {(m.metadata.message_type, m.content["run"]["round"]) for m in sent
+                 if m.metadata.message_type != "query.register"}  # fmt: skip
+        names = list(super().push_messages(sent))
+        for name, message in zip(names, sent, strict=True):
+            if kinds == {("train", 1)} and message.metadata.dst_node_id == 1007:
+                self._replies[name] = Message(Error(2, "the disk is on fire"), reply_to=message)
+        if kinds == {("evaluate", 1)}:
+            self.absent = {1014}
+        return names
+
+
+@pytest.mark.slow
+def test_who_drops_out_is_said_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(SERVING, "fedshift deploy server /f --host h --port 1")
+    text, out = dumps(config_of()), tmp_path / "run"
+    events = deploy(text, out, Leaving(client_app(partial(configured_site, text)), 3))
+    lost = [e for e in events if e["event"] == "dropped"]
+    assert [(e["round"], e["client"], e["kind"], e["reason"]) for e in lost] == [
+        (1, 1, "error", "the disk is on fire"), (2, 2, "lost", "its node is not connected"),
+    ]  # fmt: skip
+    order = [(e["event"], e.get("round")) for e in events if e["event"] in ("dropped", "round")]
+    assert order == [("dropped", 1), ("round", 1), ("dropped", 2), ("round", 2)]
+
+    rounds = [e for e in events if e["event"] == "round"]
+    mean = [0.0, 0.0, 0.0]
+    for event in rounds:
+        for i, weight in zip(event["cohort"], event["weights"], strict=True):
+            mean[i] += weight / 2
+    rows = list(csv.DictReader((out / "clients.csv").open()))
+    assert [float(row["weight"]) for row in rows] == pytest.approx(mean)
+    assert rows[2]["n_validation"] == "0"  # it measured nothing after round 2
+    why = json.loads((out / "summary.json").read_text())["why"]
+    assert any("of 2 of 3 clients: none of the following measured the final model: 2." in w
+               for w in why)  # fmt: skip
+
+    drawn = page([read_run(out)])
+    assert "Who dropped out" in drawn
+    assert "the disk is on fire" in drawn
+    served = "fedshift deploy server /f --host h --port 1 --patience 5 --timeout 5"
+    assert served in drawn
+    assert perform(app, ["run", "--resume", str(out)]) == 2
+    assert f"a run of a federation; `{served} --resume" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_audit_reads_what_clients_registered(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Client 0 claims one label alone, and client 1 a size that it was not dealt."""
+    shift = {"kind": "dirichlet-per-client", "beta": 1.0, "clients": 12}
+    text, out = dumps(config_of(shift=shift)), tmp_path / "run"
+    deploy(text, out, dealt(text, 12))
+    facts = json.loads((out / "deployment.json").read_text())
+    sizes = list(facts["registered"]["n"])
+    facts["registered"]["labels"][0] = [sizes[0], *[0] * 9]
+    facts["registered"]["n"][1] = 10**9
+    audit = ["audit", "marginals", str(out), "--format", "json"]
+    assert perform(app, audit) == 0
+    honest = json.loads(capsys.readouterr().out)
+    (out / "deployment.json").write_text(json.dumps(facts))
+    assert perform(app, audit) == 0
+    lying = json.loads(capsys.readouterr().out)
+    assert honest["sizes"] == []
+    assert lying["sizes"] == [{"client": 1, "registered": 10**9, "dealt": sizes[1]}]
+    verdicts = [report["clients"][0]["verdict"] for report in (honest, lying)]
+    assert verdicts == ["consistent", "inconsistent"]
+
+    del facts["registered"]["labels"]
+    (out / "deployment.json").write_text(json.dumps(facts))
+    assert perform(app, audit) == 2
+    assert "the clients registered sizes alone, since its method asks" in capsys.readouterr().err
+    (out / "deployment.json").write_text(json.dumps(facts | {"dealt": False}))
+    assert perform(app, audit) == 2
+    assert "its clients have data of their own" in capsys.readouterr().err
+
+
+class Slow(LocalGrid):
+    """Client 3 fails at once, and the others answer when pulled again; 4 is gone, as Flower says.
+
+    `early` are the drop-outs that the server had said before the second pull, of all in `said`.
+    """
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.said: list[tuple[int, str]] = []
+        self.early: list[tuple[int, str]] = []
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        sent = list(messages)
+        names = list(self.push_messages(sent))
+        if sent[0].metadata.message_type != "train":
+            return list(self.pull_messages(names))
+        by_node = {m.metadata.dst_node_id: (n, m) for n, m in zip(names, sent, strict=True)}
+        name, message = by_node[1021]
+        self._replies[name] = Message(Error(2, "the disk is on fire"), reply_to=message)
+        first = list(self.pull_messages([name]))
+        self.early = list(self.said)
+        name, message = by_node[1028]
+        gone = Message(Error(5, "the node is unavailable"), reply_to=message)
+        message.metadata.__dict__["_message_id"] = "sent to 4"
+        gone.metadata.__dict__.update(_src_node_id=1, _reply_to_message_id="sent to 4")
+        self._replies[name] = gone
+        rest = [n for n in names if n != by_node[1021][0]]
+        return first + list(self.pull_messages(rest))
+
+
+def test_a_failure_is_said_while_others_are_working(mlp: Any, setting: Setting) -> None:
+    algorithm, federation = MAKE["fedavg"](setting), make_federation(mlp)
+    grid = Slow(client_app(sites(algorithm, federation)), len(SIZES))
+    strategy = strategy_of(
+        algorithm, federation, dropping=lambda t, one: grid.said.append((one.client, one.kind))
+    )
+    overhear(grid, strategy.hear)
+    (played,) = play(strategy, grid, 1)
+    assert grid.early == [(3, "error")]
+    assert grid.said == [(3, "error"), (4, "lost")]
+    assert [(one.client, one.kind) for one in played.dropped] == [(3, "error"), (4, "lost")]
+    assert strategy.traffic.clients == len(SIZES) - 2
+    down, _ = strategy.traffic.each()
+    whole = strategy_of(algorithm, federation)
+    list(play(whole, LocalGrid(client_app(sites(algorithm, federation)), len(SIZES)), 1))
+    assert down == whole.traffic.each()[0]  # the mean over those that answered
