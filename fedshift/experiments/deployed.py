@@ -116,6 +116,14 @@ def main(grid: Grid, context: Context) -> None:
     waits = {k: float(given[k]) for k in ("patience", "timeout")}
 
     at_sites = config.data.at_sites
+    # 0: all. Folders of earlier versions have no such line.
+    if least := int(given.get("min_clients", 0)):
+        if at_sites:
+            raise InputError(
+                'with data.source = "sites" columns are agreed on by all clients before round 1, '
+                "so that none can join late: leave out --min-clients"
+            )
+        waits["min_clients"] = least
     prepared = gather(grid, config, waits["patience"]) if at_sites else prepare(config)
     with _folder(Path(str(given["out"])), config, prepared) as folder:
         # Every round: on Flower one takes seconds at least, and a checkpoint less.
@@ -125,7 +133,7 @@ def main(grid: Grid, context: Context) -> None:
         on_sites = config.shift.target == "clients"
         opens = partial(opening, config, prepared, folder, dealt)
         facts = {
-            "command": command_of(waits),
+            "command": command_of(waits, refit=bool(given.get("refit"))),
             "dealt": dealt,
             "measured_by": "clients" if config.data.validation > 0 else None,
             "tested_by": "clients" if on_sites else "server",
@@ -157,10 +165,11 @@ def _folder(out: Path, config: Config, prepared: Prepared) -> Iterator[Path]:
             yield folder
 
 
-def command_of(waits: Mapping[str, float]) -> str:
+def command_of(waits: Mapping[str, float], *, refit: bool = False) -> str:
     """What plays the federation's experiment again."""
     served = os.environ.get(SERVING, "fedshift deploy server FOLDER")
-    return " ".join([served, *(f"--{name} {value:g}" for name, value in waits.items())])
+    options = [f"--{name.replace('_', '-')} {value:g}" for name, value in waits.items()]
+    return " ".join([served, *options, *(["--refit"] if refit else [])])
 
 
 def name_of(folder: Path) -> str:
@@ -173,10 +182,10 @@ def name_of(folder: Path) -> str:
 class Deployed:
     """The engine of clients on deployed nodes.
 
-    waits: `patience` and `timeout` of `strategy_of`. opens: called once clients have registered.
-    on_sites: clients have test examples of their own, on which each tests the model that it serves,
-    in rounds that are evaluated. refits: as of `OnSites`. label: the run's in its events. facts:
-    what is true of this run because it is deployed.
+    waits: `patience`, `timeout` and `min_clients` of `strategy_of`. opens: called once clients have
+    registered. on_sites: clients have test examples of their own, on which each tests the model
+    that it serves, in rounds that are evaluated. refits: as of `OnSites`. label: the run's in its
+    events. facts: what is true of this run because it is deployed.
     """
 
     grid: Grid
