@@ -30,10 +30,10 @@ from fedshift.deploy.processes import free_port
 
 OUT = Path(__file__).parents[1] / "results" / "flower_faults.md"
 FEDSHIFT = str(Path(sys.executable).with_name("fedshift"))
-CLIENTS, LONG = 3, 240.0
+CLIENTS, LONG = 3, 600.0
 EXPERIMENT = """name = "run"
 data.name = "fashion-mnist-mini"
-shift = { kind = "sparsity", labels_per_client = 4, clients = 3 }
+shift = { kind = "sparsity", labels_per_client = 4, clients = CLIENTS }
 model.name = "linear"
 training = { rounds = ROUNDS, steps = 5, lr = 0.05, evaluate_every = 1 }
 """
@@ -190,12 +190,13 @@ def kill(pids: Sequence[int]) -> float:
 
 
 @contextlib.contextmanager
-def federation(rounds: int = 4) -> Iterator[Fed]:
+def federation(rounds: int = 4, clients: int = CLIENTS) -> Iterator[Fed]:
     """A new federation; its commands end with the block."""
     with tempfile.TemporaryDirectory(prefix="fedshift-faults-") as place:
         made = Fed(Path(place), free_port())
         file = made.place / "e.toml"
-        file.write_text(EXPERIMENT.replace("ROUNDS", str(rounds)))
+        text = EXPERIMENT.replace("ROUNDS", str(rounds)).replace("CLIENTS", str(clients))
+        file.write_text(text)
         init = [FEDSHIFT, "deploy", "init", str(file), str(made.folder), "--host", "127.0.0.1"]
         subprocess.run(init, check=True, stdout=subprocess.DEVNULL)
         try:
@@ -223,7 +224,7 @@ def server_process(name: str, word: str) -> Result:
     with federation(30) as fed:
         server = fed.serve()
         fed.join(*range(CLIENTS))
-        fed.rounds(1)
+        assert fed.rounds(1), "no round was played"
         began = kill(fed.pids(word))
         words = server.until("error: ")
         seconds, code = time.monotonic() - began, server.code()
@@ -233,9 +234,9 @@ def server_process(name: str, word: str) -> Result:
 def supernode() -> Result:
     """`kill -9` of a SuperNode: the client joins again, and takes part again."""
     with federation(30) as fed:
-        fed.serve("--timeout", "20")
+        fed.serve("--timeout", "300")
         clients = fed.join(*range(CLIENTS))
-        fed.rounds(1)
+        assert fed.rounds(1), "no round was played"
         began = kill(fed.below(1, "flower-supernode"))
         words = clients[1].until("SuperNode")
         seconds = time.monotonic() - began
@@ -249,9 +250,9 @@ def supernode() -> Result:
 def clientapp() -> Result:
     """`kill -9` of the process that answers one message."""
     with federation(30) as fed:
-        server = fed.serve("--timeout", "30")
+        server = fed.serve("--timeout", "300")
         fed.join(*range(CLIENTS))
-        fed.rounds(1)
+        assert fed.rounds(1), "no round was played"
         while not (apps := fed.below(1, "flwr-clientapp")):
             time.sleep(0.02)
         began = kill(apps)
@@ -346,7 +347,7 @@ def full_disk() -> Result:
             shutil.copytree(kept, fed.folder, dirs_exist_ok=True)
             server = fed.serve()
             fed.join(*range(CLIENTS))
-            fed.rounds(1)
+            assert fed.rounds(1), "no round was played"
             with contextlib.suppress(OSError), (fed.folder / "filler").open("wb") as f:
                 while True:
                     f.write(b"0" * 4096)
@@ -379,7 +380,7 @@ def restarted() -> Result:
     with federation(30) as fed:
         server = fed.serve()
         clients = fed.join(*range(CLIENTS))
-        fed.rounds(1)
+        assert fed.rounds(1), "no round was played"
         began = time.monotonic()
         server.process.send_signal(signal.SIGTERM)
         words = clients[0].until("server has ended|cannot be reached|failed")

@@ -123,6 +123,10 @@ class Afl(SharedModel):
         state = server_state(self.model, self.server, params, buffers, table)
         return state | {"mixture": {"mass": mass}}
 
+    def mixes_counts(self) -> bool:
+        """Its step is measured in shares of all examples."""
+        return True
+
     def phases(self) -> Mapping[str, Local]:
         return {**numbered(self.local), "risk": RISK}
 

@@ -142,6 +142,13 @@ class Capabilities(Protocol):
         """
         return False
 
+    def mixes_counts(self) -> bool:
+        """Whether a round depends on counts of clients that are not in it; False by default.
+
+        If so, it cannot begin before all clients have registered theirs.
+        """
+        return False
+
     def label_rules(self) -> LabelRules | None:
         """How label sets are treated; None, the default, means that there are none."""
         return None

@@ -120,6 +120,10 @@ class Around(ABC):
         """Whether `inner` does."""
         return ask(self.inner, Capabilities.needs_classes)
 
+    def mixes_counts(self) -> bool:
+        """Whether `inner` does."""
+        return ask(self.inner, Capabilities.mixes_counts)
+
     def moves_server(self) -> bool:
         """Whether `inner` does."""
         return ask(self.inner, Capabilities.moves_server)

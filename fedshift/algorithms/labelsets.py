@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import LabelRules
+from fedshift.algorithms.base import Capabilities, LabelRules, ask
 from fedshift.algorithms.defaults import Around
 from fedshift.algorithms.ditto import Ditto
 from fedshift.algorithms.fedavg import FedAvg
@@ -205,6 +205,10 @@ class LabelSets(Around):
     def label_rules(self) -> LabelRules:
         """The mode."""
         return {"mode": self.mode, "tune": "none", "tune_over": None}
+
+    def mixes_counts(self) -> bool:
+        """With SCAFFOLD: a row of its c is a mean over all clients that hold the label."""
+        return isinstance(self._shared, Scaffold) or ask(self.inner, Capabilities.mixes_counts)
 
     @property
     def _shared(self) -> FedAvg | Scaffold:

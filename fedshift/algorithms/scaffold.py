@@ -86,6 +86,10 @@ class Scaffold(SharedModel):
         one_pass = {"pass": replace(self.local, epochs=1, steps=None)}
         return numbered(self.local) | (one_pass if self.option == "I" else {})
 
+    def mixes_counts(self) -> bool:
+        """Where c is no plain mean: its weights come from the counts of all."""
+        return not isinstance(self.combine.weights, Uniform)
+
     def weigh(self, server: Parts, ids: Tensor) -> Tensor:
         return self.combine.weigh(rows(server, ids))
 

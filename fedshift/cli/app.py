@@ -377,6 +377,10 @@ def deploy_server(
     patience: Annotated[
         float, typer.Option(min=1.0, help="Seconds to wait for all clients before round 1.")
     ] = 600.0,
+    min_clients: Annotated[
+        int | None,
+        typer.Option(min=1, help="Start with so many once --patience is over; default: all."),
+    ] = None,
     refit: Annotated[
         bool, typer.Option("--refit", help="Also refit a router by gradients: many messages.")
     ] = False,
@@ -388,7 +392,7 @@ def deploy_server(
     with loading():
         from fedshift.cli.deploy import server
 
-    waits = {"timeout": timeout, "patience": patience, "refit": refit}
+    waits = {"timeout": timeout, "patience": patience, "min_clients": min_clients, "refit": refit}
     server(
         folder, out, resume, host, port, waits, metrics, log_format,
         as_json=format is Format.json,

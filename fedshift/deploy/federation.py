@@ -147,22 +147,39 @@ def serve(
     listen: Listener,
     patience: float,
     timeout: float,
+    min_clients: int | None = None,
     refit: bool = False,
     experiment: str = "",
     beside: Callable[[Link], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
 ) -> None:
     """Run the experiment of a federation's folder once all its clients have joined.
 
-    patience: seconds to wait for all clients; timeout: seconds that a client has for a round;
-    refit: also fit a router by gradients; experiment: its TOML, the app's if left out; beside: what
-    goes on while the SuperLink is up. All processes are ended again, also after a failure. The
-    run's folder is `out`; an unfinished run there is resumed.
+    patience: seconds to wait for all clients, after which `min_clients` are enough; timeout:
+    seconds that a client has for a round; refit: also fit a router by gradients; experiment: its
+    TOML, the app's if left out; beside: what goes on while the SuperLink is up. All processes are
+    ended again, also after a failure. The run's folder is `out`; an unfinished run there is
+    resumed.
     """
-    given: dict[str, str | bool] = {"experiment": experiment} if experiment else {}
-    # Apps of earlier versions do not have the key.
+    given: dict[str, str | float] = {"experiment": experiment} if experiment else {}
+    # Apps of earlier versions do not have these keys.
     given |= {"refit": True} if refit else {}
+    if min_clients is not None:
+        _check_start(folder, min_clients)
+        given["min_clients"] = min_clients
     with superlink(folder, host=host, port=port) as link, beside(link):
         submit(link, out, listen, patience=patience, timeout=timeout, **given)
+
+
+def _check_start(folder: Path, min_clients: int) -> None:
+    if min_clients > (clients := len(clients_of(folder))):
+        raise InputError(f"--min-clients {min_clients}: the federation has {clients} clients")
+    app = folder / "app" / "pyproject.toml"
+    # Flower refuses to set what an app's configuration does not have.
+    if "min_clients" not in app.read_text(encoding="utf-8"):
+        raise InputError(
+            f"--min-clients: an earlier version made this federation; add the line `min_clients = "
+            f"0` at the end of {app}"
+        )
 
 
 def _register(place: Path, env: Mapping[str, str]) -> str:

@@ -50,6 +50,7 @@ site = {site}
 out = ""
 patience = 600.0
 timeout = 3600.0
+min_clients = 0
 refit = false
 """
 EXPERIMENT = "experiment.toml"

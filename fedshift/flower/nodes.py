@@ -6,6 +6,7 @@ partition.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,12 +18,14 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm
+from fedshift.arguments import check_whole
 from fedshift.errors import InputError, from_elsewhere
 from fedshift.flower.arriving import Headers, read_arrays
 from fedshift.flower.client import digest_of, form_of
 from fedshift.flower.records import failure_of, fields_of
 from fedshift.tree import Params
 
+LOG = logging.getLogger("fedshift.flower")
 COLUMNS = ("n", "labels")
 # Bytes of a client's row beside its numbers, and tensors of a model that are compared by name.
 ROOM, MOST_LINES = 1 << 16, 100_000
@@ -32,12 +35,15 @@ ROOM, MOST_LINES = 1 << 16, 100_000
 class Met:
     """The registered federation: the node of each client, and the server's table.
 
+    Clients that have not joined have no node, and rows of 0.
     strangers: clients whose first model has the right form but other numbers
+    refused: nodes that cannot take part, as long as they are connected
     """
 
     nodes: Mapping[int, int]
     table: Params
     strangers: tuple[int, ...]
+    refused: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -86,30 +92,76 @@ class _Watched(Mapping[str, Tensor]):
         return len(self.shapes)
 
 
-def meet(grid: Grid, expected: Expected, *, patience: float) -> Met:
+def check_start(min_clients: int | None, clients: int) -> None:
+    """Raise InputError for a number of clients to start with that cannot be."""
+    if min_clients is not None:
+        check_whole("min_clients", min_clients)
+        if not 1 <= min_clients <= clients:
+            raise InputError(f"min_clients={min_clients}; with {clients} clients give 1..{clients}")
+
+
+def meet(grid: Grid, expected: Expected, *, patience: float, min_clients: int | None = None) -> Met:
     """Wait for all clients, and ask each for its id and its row of the table.
 
-    patience: seconds to wait for the nodes, and again for their answers. Raises InputError for
-    fewer clients than expected, two nodes of one partition, partitions that do not exist, and
-    clients with another model or another number of classes.
+    patience: seconds to wait for the nodes, and again for their answers; with min_clients, that
+    many are then enough, and the rows of the others are 0. Raises InputError for fewer clients than
+    expected, two nodes of one partition, partitions that do not exist, and clients with another
+    model or another number of classes.
     """
-    ids = _wait(grid, expected.clients, patience)
-    request = ConfigRecord({"columns": list(expected.columns), "classes": expected.classes})
-    messages = [
-        Message(RecordDict({"ask": request}), message_type="query.register", dst_node_id=node)
-        for node in ids
-    ]
+    least = expected.clients if min_clients is None else min_clients
+    ids = _wait(grid, expected.clients, least, patience)
     names = names_of(grid)
-    replies = list(grid.send_and_receive(messages, timeout=patience))
+    replies = _ask(grid, ids, expected, patience)
     registered = _by_client(
         [_registration(reply, names, expected) for reply in replies], expected.clients, names
     )
-    if missing := sorted(set(range(expected.clients)) - registered.keys()):
+    missing = sorted(set(range(expected.clients)) - registered.keys())
+    if len(registered) < least:
         raise InputError(
             f"{len(registered)} of {expected.clients} clients answered within {patience:g} s; no "
             f"word from partitions {missing}"
         )
-    return _federation([registered[i] for i in range(expected.clients)], expected)
+    return _federation(registered, expected)
+
+
+def join(grid: Grid, expected: Expected, met: Met, patience: float) -> Met:
+    """The federation with the nodes that have connected since; the log says why others cannot.
+
+    patience: seconds to wait for their answers. Those that were refused are not asked again while
+    they are connected: a silent one would make every round wait.
+    """
+    new = set(grid.get_node_ids()) - set(met.nodes.values())
+    asked = sorted(new - met.refused)
+    names, nodes, table, strangers = names_of(grid), dict(met.nodes), met.table, met.strangers
+    problems = dict.fromkeys(asked, "it does not answer")
+    for reply in _ask(grid, asked, expected, patience) if asked else ():
+        node = reply.metadata.src_node_id
+        try:
+            one = _registration(reply, names, expected)
+            _check_place(one, expected.clients, nodes, names)
+            late = _federation({one.client: one}, expected)
+        except InputError as e:
+            problems[node] = str(e)
+            continue
+        del problems[node]
+        nodes[one.client] = node
+        table = {c: table[c] + late.table[c] for c in expected.columns}
+        strangers += late.strangers
+        LOG.info("client %d has joined", one.client)
+    for node, why in problems.items():
+        LOG.warning("%s has joined late, and cannot take part: %s", named(node, names), why)
+    return Met(nodes, table, strangers, (met.refused & new) | problems.keys())
+
+
+def _ask(
+    grid: Grid, nodes: Iterable[int], expected: Expected, patience: float
+) -> Iterable[Message]:
+    request = ConfigRecord({"columns": list(expected.columns), "classes": expected.classes})
+    messages = [
+        Message(RecordDict({"ask": request}), message_type="query.register", dst_node_id=node)
+        for node in nodes
+    ]
+    return grid.send_and_receive(messages, timeout=patience)
 
 
 def names_of(grid: Grid) -> dict[int, str]:
@@ -122,19 +174,29 @@ def named(node: int, names: Mapping[int, str]) -> str:
     return f'node {node} ("{names[node]}")' if node in names else f"node {node}"
 
 
-def _wait(grid: Grid, clients: int, patience: float) -> list[int]:
-    """The ids of all nodes, once there are as many as clients."""
+def _wait(grid: Grid, clients: int, least: int, patience: float) -> list[int]:
+    """The ids of all nodes, once there are as many as clients, or in the end at least `least`."""
     end = time.monotonic() + patience
     while len(ids := sorted(grid.get_node_ids())) < clients:
         if time.monotonic() > end:
-            names = sorted(names_of(grid).values())
-            connected = f" ({', '.join(names)})" if names else ""
+            if len(ids) >= least:
+                break
             raise InputError(
-                f"{len(ids)} of {clients} clients are connected after {patience:g} s{connected}; "
-                "start the others, or expect fewer"
+                f"{len(ids)} of {clients} clients are connected after {patience:g} s"
+                f"{_missing(clients, names_of(grid))}; start the others, or expect fewer"
             )
         time.sleep(0.05)  # Flower has no event for a new node
     return ids
+
+
+def _missing(clients: int, names: Mapping[int, str]) -> str:
+    """Which clients are not connected, where nodes have the names of a federation's folders."""
+    connected, places = set(names.values()), [f"client-{i}" for i in range(clients)]
+    if not connected:
+        return ""
+    if connected - set(places):
+        return f" ({', '.join(sorted(connected))})"
+    return f", without {', '.join(place for place in places if place not in connected)}"
 
 
 class _Registration(NamedTuple):
@@ -169,32 +231,43 @@ def _by_client(
 ) -> dict[int, _Registration]:
     by_client: dict[int, _Registration] = {}
     for one in sorted(registrations, key=lambda one: one.node):
-        node, client = one.node, one.client
-        if not 0 <= client < clients:
-            raise InputError(
-                f"{named(node, names)} has partition-id {client}; with {clients} clients they are "
-                f"0..{clients - 1}"
-            )
-        if client in by_client:
-            other = by_client[client].node
-            raise InputError(
-                f"{named(other, names)} and {named(node, names)} both have partition-id "
-                f"{client}; give each node one of its own"
-            )
-        by_client[client] = one
-    return by_client
+        taken = {client: other.node for client, other in by_client.items()}
+        _check_place(one, clients, taken, names)
+        by_client[one.client] = one
+    return dict(sorted(by_client.items()))
 
 
-def _federation(registrations: Sequence[_Registration], expected: Expected) -> Met:
+def _check_place(
+    one: _Registration, clients: int, taken: Mapping[int, int], names: Mapping[int, str]
+) -> None:
+    """InputError for a partition that does not exist, or that another node has."""
+    node, client = one.node, one.client
+    if not 0 <= client < clients:
+        raise InputError(
+            f"{named(node, names)} has partition-id {client}; with {clients} clients they are "
+            f"0..{clients - 1}"
+        )
+    if client in taken:
+        raise InputError(
+            f"{named(taken[client], names)} and {named(node, names)} both have partition-id "
+            f"{client}; give each node one of its own"
+        )
+
+
+def _federation(registrations: Mapping[int, _Registration], expected: Expected) -> Met:
+    """The clients that registered; the rows of all others are 0."""
     form = form_of(expected.params, expected.buffers)
-    digest, strangers, rows = digest_of(expected.params, expected.buffers), [], []
-    for i, one in enumerate(registrations):
+    digest, strangers = digest_of(expected.params, expected.buffers), []
+    shapes = {"n": (expected.clients,), "labels": (expected.clients, expected.classes)}
+    table = {c: torch.zeros(shapes[c], dtype=torch.float64) for c in expected.columns}
+    for i, one in registrations.items():
         _check_form(i, one.form, form)
         if one.digest != digest:
             strangers.append(i)
-        rows.append(_row(i, one.row, expected))
-    table = {c: torch.stack([row[c] for row in rows]) for c in expected.columns}
-    nodes = {i: one.node for i, one in enumerate(registrations)}
+        for c, value in _row(i, one.row, expected).items():
+            if c in table:
+                table[c][i] = value
+    nodes = {i: one.node for i, one in registrations.items()}
     return Met(nodes, table, tuple(strangers))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord, RecordDict
@@ -19,7 +20,6 @@ from fedshift.engine.checks.replies import block_of, not_finite
 from fedshift.engine.round import (
     Opened,
     Round,
-    before_rounds,
     count_skips,
     open_round,
     question,
@@ -29,10 +29,11 @@ from fedshift.engine.round import (
 from fedshift.engine.run import draw_cohort
 from fedshift.engine.traffic import Traffic
 from fedshift.engine.trial import check_company, check_training
-from fedshift.errors import DataError, InputError
+from fedshift.errors import InputError
 from fedshift.evaluation.scores import OwnScores, Score
 from fedshift.flower.arriving import Arrived, arrived, failed_client, most_bytes
-from fedshift.flower.nodes import Expected, Met, columns_read, meet
+from fedshift.flower.late import adopt, check_can_wait
+from fedshift.flower.nodes import Expected, Met, check_start, columns_read, join, meet
 from fedshift.flower.records import (
     failure_of,
     to_record,
@@ -45,28 +46,25 @@ from fedshift.seeds import Seeds
 from fedshift.tree import Params, Parts, size_in_bytes
 
 LOG = logging.getLogger("fedshift.flower")
+# Seconds for the registration of those that join late: a round waits for it.
+LATE = 60.0
+GONE, NOT_YET = "its node is not connected", "it has not joined yet"
 Listener = Callable[[Round], None]
 DropListener = Callable[[int, Dropped], None]
-
-
-def differing_column(a: Params, b: Params) -> str:
-    """The first column in which two tables differ; empty if there is none."""
-    columns = [k for k in sorted(a.keys() | b.keys()) if k not in a or k not in b]
-    columns += [k for k in sorted(a.keys() & b.keys()) if not torch.equal(a[k], b[k])]
-    return columns[0] if columns else ""
 
 
 def silent(*heard: object) -> None:
     """A listener that does nothing."""
 
 
-def _check_limits(timeout: float, retries: int) -> None:
+def _check_limits(timeout: float, retries: int, min_clients: int | None, clients: int) -> None:
     check_number("timeout", timeout)
     check_whole("retries", retries)
     if retries < 0 or not timeout > 0:
         raise InputError(
             f"timeout={timeout}, retries={retries}; allowed: timeout > 0, retries >= 0"
         )
+    check_start(min_clients, clients)
 
 
 def _check_given(algorithm: object, seeds: object, gate: object, **whole: object) -> None:
@@ -86,6 +84,7 @@ class AlgorithmStrategy(Strategy):
     cohort    clients drawn per round; None means all
     first     the first (parameters, buffers); the network's own if left out
     patience  seconds to wait for all nodes before round 1
+    min_clients  how many are enough once patience is over; all by default. Others join later
     timeout   seconds that a client has for one round; an answer that comes later is not used
     own       federated evaluation scores the models that clients serve, not the server's
     retries   how often a client that reports a failure is asked again, while there is time (by
@@ -130,16 +129,17 @@ class AlgorithmStrategy(Strategy):
         retries: int = 0,
         after: Round | None = None,
         name: str = "",
+        min_clients: int | None = None,
         dropping: DropListener = silent,
     ) -> None:
         size = clients if cohort is None else cohort
         _check_given(algorithm, seeds, gate, clients=clients, classes=classes, cohort=size)
-        _check_limits(timeout, retries)
+        _check_limits(timeout, retries, min_clients, clients)
         self.algorithm, self.clients, self.classes, self.seeds = algorithm, clients, classes, seeds
         self.params, self.buffers = algorithm.model.init() if first is None else first
         self.patience, self.timeout, self.own = patience, timeout, own
         self.evaluates, self.listen, self.registers = evaluates, listen, registers
-        self.gate, self.retries, self.dropping = gate, retries, dropping
+        self.gate, self.retries, self.least, self.dropping = gate, retries, min_clients, dropping
         self.cohort, self.current, self.took_part = size, after, set(after.states if after else ())
         self.goes_on = ConfigRecord(
             {"name": name, "after": 0 if after is None else after.t} if name else {}
@@ -156,29 +156,39 @@ class AlgorithmStrategy(Strategy):
         """Register the clients, unless that is done, and set up the server's state."""
         # Flower's `start` calls `configure_train` for each round; registration happens once.
         if self.current is not None and self.met is not None:
+            if len(self.met.nodes) < self.clients:
+                self._take_late(grid, self.current, self.met)
             return self.current
-        columns = columns_read(
-            self.algorithm, self.params, self.buffers, self.clients, self.classes
-        )
-        expected = Expected(self.clients, self.classes, columns, self.params, self.buffers)
-        self.met = meet(grid, expected, patience=self.patience)
+        expected = self._expected()
+        self.met = meet(grid, expected, patience=self.patience, min_clients=self.least)
         if self.met.strangers:
             LOG.warning(
                 "clients %s start from a first model with other numbers than the server's; "
                 "what they keep for themselves differs from a run in one process",
                 list(self.met.strangers),
             )
-        first = self.algorithm.init(self.params, self.buffers, self.met.table)
-        if self.current is None:
-            self.current = before_rounds(first)
-        elif column := differing_column(
-            first.get("table", {}), self.current.server.get("table", {})
-        ):
-            raise DataError(
-                f'clients registered another "{column}" than when this run began; start a new run'
-            )
+        if absent := [i for i in range(self.clients) if i not in self.met.nodes]:
+            LOG.warning("clients %s have not joined; their counts are not known yet", absent)
+            check_can_wait(self.algorithm, absent)
+        self.current = adopt(self.algorithm, self.params, self.buffers, self.current, self.met)
         self.registers(dict(self.met.table))
         return self.current
+
+    def _expected(self) -> Expected:
+        columns = columns_read(
+            self.algorithm, self.params, self.buffers, self.clients, self.classes
+        )
+        return Expected(self.clients, self.classes, columns, self.params, self.buffers)
+
+    def _take_late(self, grid: Grid, current: Round, met: Met) -> None:
+        patience = min(self.patience, self.timeout, LATE)
+        self.met = join(grid, self._expected(), met, patience)
+        try:
+            self.current = adopt(self.algorithm, self.params, self.buffers, current, self.met)
+        except InputError as e:
+            new = set(self.met.nodes.values()) - set(met.nodes.values())
+            LOG.warning("clients joined late, and cannot take part: %s", e)
+            self.met = replace(met, refused=self.met.refused | new)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -188,7 +198,7 @@ class AlgorithmStrategy(Strategy):
         drawn = draw_cohort(self.clients, self.cohort, t, self.seeds.cohort)
         connected = set(grid.get_node_ids())
         absent = [i for i in drawn.tolist() if self._node(i) not in connected]
-        self.lost = [Dropped(i, "its node is not connected", "lost") for i in absent]
+        self.lost = [Dropped(i, NOT_YET if self._node(i) < 0 else GONE, "lost") for i in absent]
         # Absent clients are left out before weights are solved, so that the others get theirs.
         self.opened = self._open(current, drawn, t)
         self.named, self.posted = set(), []
@@ -292,7 +302,7 @@ class AlgorithmStrategy(Strategy):
         )
 
     def _node(self, client: int) -> int:
-        return -1 if self.met is None else self.met.nodes[client]
+        return -1 if self.met is None else self.met.nodes.get(client, -1)
 
     def _client(self, reply: Message) -> int | None:
         nodes = {} if self.met is None else self.met.nodes

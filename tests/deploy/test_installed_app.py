@@ -13,6 +13,10 @@ from typing import Any
 import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
+from flwr.supercore.constant import TaskType
+from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResultStatus
+
+from fedshift.deploy.inside import Launcher
 from fedshift.deploy.joining import node_command
 from fedshift.deploy.place import make_place
 from fedshift.errors import InputError
@@ -124,3 +128,12 @@ def test_what_a_clients_own_file_may_choose(tmp_path: Path) -> None:
             node_command(place, "127.0.0.1:9")
     with pytest.raises(InputError, match='"json:nothing" cannot be loaded: module'):
         imported("json:nothing")
+
+
+def test_tasks_of_servers_and_clients_and_no_others() -> None:
+    """Flower's models, agents and connectors would run what a server sends."""
+    ours = {TaskType.SERVER_APP, TaskType.CLIENT_APP}
+    assert Launcher().get_eligible_capacity(set(TaskType)) == (ours, set())
+    for kind in set(TaskType) - ours:
+        spec = ExecutionSpec(kind, "127.0.0.1:9", "token", True, None, False, 1, True, 7)
+        assert Launcher().launch(spec).status == LaunchResultStatus.FAILED

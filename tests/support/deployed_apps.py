@@ -65,8 +65,8 @@ def register(message: Message, context: Context) -> Message:
     return reply
 
 
-@client_app.query("own")
-def own(message: Message, context: Context) -> Message:
+@client_app.query("site")
+def answer_site(message: Message, context: Context) -> Message:
     return deployed.client_app(message, context)
 
 

@@ -1,0 +1,156 @@
+"""Clients killed at random: `python benchmarks/flower_drops.py [--clients 10] [--rounds 100]`.
+
+Real processes on this machine: a server and its clients, with TLS and keys. Every so many rounds
+`kill -9` ends the SuperNode of a random client; `deploy client` joins again by itself. With
+`--late`, the last client is started only after round 2. The model must be, bit for bit, that of a
+run in one process in which the clients that dropped out of a round are left out of it.
+
+The federation is in `--folder`. The same command resumes a run that was interrupted, and only
+compares one that is over. `--write` writes results/flower_drops.md. Linux.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import random
+import signal
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import torch
+from flower_faults import FEDSHIFT, Fed, kill
+from safetensors.torch import load_file
+
+from fedshift.deploy.processes import free_port
+from fedshift.engine.run import play_round, start
+from fedshift.experiments.experiment import federation_of, method_of
+from fedshift.experiments.load import validate
+from fedshift.experiments.task import prepare
+
+OUT = Path(__file__).parents[1] / "results" / "flower_drops.md"
+EXPERIMENT = """name = "run"
+data.name = "fashion-mnist-mini"
+shift = {{ kind = "sparsity", labels_per_client = 4, clients = {clients} }}
+model.name = "linear"
+method = {{ name = "fedpals", ess = 0.5 }}
+training = {{ rounds = {rounds}, steps = 5, lr = 0.05, evaluate_every = {rounds} }}
+"""
+
+
+def place_of(folder: Path, clients: int, rounds: int) -> Fed:
+    """The federation's folder, made where it is missing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    fed = Fed(folder, free_port())
+    if not fed.folder.exists():
+        (folder / "e.toml").write_text(EXPERIMENT.format(clients=clients, rounds=rounds))
+        init = [FEDSHIFT, "deploy", "init", str(folder / "e.toml"), str(fed.folder)]
+        subprocess.run([*init, "--host", "127.0.0.1"], check=True, stdout=subprocess.DEVNULL)
+    return fed
+
+
+def played(run: Path) -> dict[int, dict[str, Any]]:
+    """The events of all rounds that are over; of a round that was played again, the last."""
+    with contextlib.suppress(FileNotFoundError):
+        events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+        return {e["round"]: e for e in events if e["event"] == "round"}
+    return {}
+
+
+def play(fed: Fed, clients: int, rounds: int, every: int, seed: int, late: bool) -> list[str]:
+    """The run, from where it is; what was killed after which round."""
+    source, kills, run = random.Random(seed), list[str](), fed.folder / "run"
+    waits = ["--timeout", "300", "--patience", "900", "--min-clients", str(clients - late)]
+    if late and not played(run):
+        waits[3] = "60"
+    more = ["--resume", str(run)] if (run / "checkpoints").exists() else []
+    server = fed.serve(*waits, *more)
+    fed.join(*range(clients - (late and not played(run))), patience=3600.0)
+    joined = bool(played(run)) or not late
+    try:
+        for t in range(1, rounds):
+            victim = source.randrange(clients - late)
+            if t <= max(played(run), default=0):
+                continue
+            while t not in played(run) and server.code(0.2) is None:
+                pass
+            if not joined and t >= 2:
+                fed.join(clients - 1, patience=3600.0)
+                joined = True
+            if t % every == 0 and (node := fed.below(victim, "flower-supernode")):
+                kill(node)
+                kills.append(f"{victim} after round {t}")
+                print("killed", kills[-1], flush=True)
+        if code := server.code(3600.0):
+            raise SystemExit(f"the server ended with {code}: {server.words()}")
+    finally:
+        for one in fed.began:
+            one.process.send_signal(signal.SIGTERM)
+        for one in fed.began:
+            one.process.wait(60)
+    return kills
+
+
+def different(fed: Fed) -> list[str]:
+    """The tensors in which the run's model differs from that of one process, same drop-outs."""
+    text = (fed.folder / "experiment.toml").read_text()
+    config = validate(tomllib.loads(text), text=text)
+    prepared = prepare(config)
+    federation = federation_of(config, prepared)
+    algorithm = method_of(config, prepared)(**config.method.options)
+    server = start(algorithm, federation).server
+    for t, event in sorted(played(fed.folder / "run").items()):
+        gone = {one["client"] for one in event.get("dropped", [])}
+        ids = [i for i in range(len(federation.clients)) if i not in gone]
+        server = play_round(algorithm, federation, server, {}, torch.tensor(ids), t).server
+    model = load_file(fed.folder / "run" / "model.safetensors")
+    return [k for k, v in server["params"].items() if not model[f"params/{k}"].equal(v)]
+
+
+def main() -> int:
+    """Play and compare; exit code 1 where a tensor differs."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--clients", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--every", type=int, default=4, help="rounds between two kills")
+    parser.add_argument("--late", action="store_true", help="the last client comes after round 2")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", type=Path, default=Path("runs/flower_drops"))
+    parser.add_argument("--write", action="store_true")
+    given = parser.parse_args()
+    fed = place_of(given.folder.absolute(), given.clients, given.rounds)
+    run, told = fed.folder / "run", fed.place / "kills.json"
+    kills = json.loads(told.read_text()) if told.exists() else []
+    if not (run / "summary.json").exists():
+        kills += play(fed, given.clients, given.rounds, given.every, given.seed, given.late)
+        told.write_text(json.dumps(kills))
+    rounds, odd = played(run), different(fed)
+    lost = [one for event in rounds.values() for one in event.get("dropped", [])]
+    text = PAGE.format(
+        command=" ".join(sys.argv[1:]), clients=given.clients, rounds=len(rounds),
+        kills=len(kills), lost=len(lost), without=sum("dropped" in e for e in rounds.values()),
+        same="the same bits in every tensor" if not odd else f"other numbers in {odd}",
+    )  # fmt: skip
+    print(text)
+    if given.write:
+        OUT.write_text(text)
+    return int(bool(odd))
+
+
+PAGE = """# Clients killed at random
+
+`python benchmarks/flower_drops.py {command}`: a server and {clients} clients in processes of their
+own, with TLS and keys, FedPALS on a linear network; `kill -9` of a random client's SuperNode every
+few rounds. The model beside that of one process, with the same clients left out of the same rounds.
+
+| rounds | SuperNodes killed | rounds without some client | answers missing | the model |
+| --- | --- | --- | --- | --- |
+| {rounds} | {kills} | {without} | {lost} | {same} |
+"""
+
+if __name__ == "__main__":
+    sys.exit(main())
