@@ -136,9 +136,10 @@ def main(grid: Grid, context: Context) -> None:
             "command": command_of(waits, refit=bool(given.get("refit"))),
             "dealt": dealt,
             "measured_by": "clients" if config.data.validation > 0 else None,
-            "tested_by": "clients" if on_sites else "server",
+            "tested_by": "clients" if on_sites or prepared.task.test.scorer else "server",
         }
-        engine = Deployed(grid, waits, folder, opens, on_sites, refits, config.name, facts)
+        asks = config.data.validation > 0 and not at_sites
+        engine = Deployed(grid, waits, folder, opens, on_sites, refits, config.name, facts, asks)
         record(folder, config, prepared, silent, engine, keeper)
 
 
@@ -185,7 +186,8 @@ class Deployed:
     waits: `patience`, `timeout` and `min_clients` of `strategy_of`. opens: called once clients have
     registered. on_sites: clients have test examples of their own, on which each tests the model
     that it serves, in rounds that are evaluated. refits: as of `OnSites`. label: the run's in its
-    events. facts: what is true of this run because it is deployed.
+    events. facts: what is true of this run because it is deployed. asks: whether clients are asked
+    to score models on validation examples; where all data are theirs, these ask by themselves.
     """
 
     grid: Grid
@@ -196,6 +198,7 @@ class Deployed:
     refits: tuple[str, ...] = ("moment",)
     label: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
+    asks: bool = False
     backend: str = "loop"
     tells_drops = True
     # How to make the strategy of the run, and it, once it exists.
@@ -241,9 +244,7 @@ class Deployed:
 
     def measured(self, current: Round) -> Mapping[int, Score] | None:
         """As `Engine`: sums of each client that is connected and answers."""
-        if self.facts.get("measured_by") is None:
-            return None
-        return measured_by_clients(self.strategy, self.grid, current)
+        return measured_by_clients(self.strategy, self.grid, current) if self.asks else None
 
     def own_scores(self, algorithm: Algorithm, current: Round) -> Mapping[int, OwnScores]:
         """As `OnSites`; a run that goes on after its last round asks once more."""

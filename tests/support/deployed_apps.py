@@ -75,6 +75,11 @@ def state(message: Message, context: Context) -> Message:
     return ours(message, context)
 
 
+@client_app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    return ours(message, context)
+
+
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
     t, client = int(message.content["run"]["round"]), partition(context)  # type: ignore
