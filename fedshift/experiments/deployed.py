@@ -23,6 +23,7 @@ from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
 from fedshift.algorithms.base import Algorithm
+from fedshift.data import Task
 from fedshift.engine.checks.gate import Dropped
 from fedshift.engine.run import Federation, Round
 from fedshift.engine.traffic import Meter
@@ -139,7 +140,10 @@ def main(grid: Grid, context: Context) -> None:
             "tested_by": "clients" if on_sites or prepared.task.test.scorer else "server",
         }
         asks = config.data.validation > 0 and not at_sites
-        engine = Deployed(grid, waits, folder, opens, on_sites, refits, config.name, facts, asks)
+        engine = Deployed(
+            grid, waits, folder, opens, on_sites, refits, config.name, facts, asks,
+            prepared.task if dealt else None,
+        )  # fmt: skip
         record(folder, config, prepared, silent, engine, keeper)
 
 
@@ -188,6 +192,7 @@ class Deployed:
     that it serves, in rounds that are evaluated. refits: as of `OnSites`. label: the run's in its
     events. facts: what is true of this run because it is deployed. asks: whether clients are asked
     to score models on validation examples; where all data are theirs, these ask by themselves.
+    dealt: the task whose examples clients were dealt; None where theirs are not known here.
     """
 
     grid: Grid
@@ -199,6 +204,7 @@ class Deployed:
     label: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
     asks: bool = False
+    dealt: Task | None = None
     backend: str = "loop"
     tells_drops = True
     # How to make the strategy of the run, and it, once it exists.
@@ -221,7 +227,8 @@ class Deployed:
         self.make[:] = [partial(
             strategy_of, algorithm, federation, training, after=after, own=self.on_sites,
             evaluates=lambda t: self.on_sites and training.evaluates(t), dropping=self._drop,
-            registers=partial(self._registered, algorithm, federation), **self.waits,
+            registers=partial(self._registered, algorithm, federation),
+            scoring=self._check_scores, places=True, **self.waits,
         )]  # fmt: skip
 
         def played() -> Iterator[Round]:
@@ -261,6 +268,16 @@ class Deployed:
         facts = {**self.facts, "registered": columns}
         write(self.folder / DEPLOYED, json.dumps(facts, indent=1) + "\n")
         self.opens(algorithm, federation, table)
+
+    def _check_scores(self, client: int, score: Score, own: OwnScores | None) -> None:
+        """Refuse scores of more than a client's own examples: they would be all of the estimate."""
+        if self.dealt is None:
+            return
+        pairs = [(score, self.dealt.validation[client])]
+        pairs += [] if own is None else [(own.own, self.dealt.tests[client])]
+        for one, examples in pairs:
+            if not torch.equal(one.total, examples.y.bincount(minlength=len(one.total))):
+                raise InputError("its counts are not those of the examples that it was dealt")
 
     def _drop(self, t: int, one: Dropped) -> None:
         # Written here, since the round that would say so may go on for an hour.
