@@ -93,7 +93,7 @@ class AlgorithmStrategy(Strategy):
               are skipped
     listen    called with each round that was played
     registers called with the table of all clients, n [N] and what else the method reads, before
-              round 1
+              round 1, and again when others have joined late
     dropping  called with the round and a client that drops out of it, as soon as that is clear
     after     the state after the last round of an interrupted run, to resume it. Clients' states
               end with a run of Flower, except on clients with a folder for them
@@ -161,18 +161,22 @@ class AlgorithmStrategy(Strategy):
             return self.current
         expected = self._expected()
         self.met = meet(grid, expected, patience=self.patience, min_clients=self.least)
-        if self.met.strangers:
-            LOG.warning(
-                "clients %s start from a first model with other numbers than the server's; "
-                "what they keep for themselves differs from a run in one process",
-                list(self.met.strangers),
-            )
         if absent := [i for i in range(self.clients) if i not in self.met.nodes]:
             LOG.warning("clients %s have not joined; their counts are not known yet", absent)
             check_can_wait(self.algorithm, absent)
         self.current = adopt(self.algorithm, self.params, self.buffers, self.current, self.met)
-        self.registers(dict(self.met.table))
+        self._meet(self.met)
         return self.current
+
+    def _meet(self, met: Met, before: Sequence[int] = ()) -> None:
+        """Say who has registered what; before: strangers of whom that was said."""
+        if new := [i for i in met.strangers if i not in before]:
+            LOG.warning(
+                "clients %s start from a first model with other numbers than the server's; "
+                "what they keep for themselves differs from a run in one process",
+                new,
+            )
+        self.registers(dict(met.table))
 
     def _expected(self) -> Expected:
         columns = columns_read(
@@ -189,6 +193,8 @@ class AlgorithmStrategy(Strategy):
             new = set(self.met.nodes.values()) - set(met.nodes.values())
             LOG.warning("clients joined late, and cannot take part: %s", e)
             self.met = replace(met, refused=self.met.refused | new)
+        if self.met.nodes != met.nodes:
+            self._meet(self.met, met.strangers)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
