@@ -128,7 +128,9 @@ class PlainProgress:
             if event["round"] == self.rounds[run]:
                 tell(f"{run}: done  {scores_in(event)}")
         # The last round is followed at once by its evaluation, which has a line of its own.
-        elif event["round"] < event["rounds"] and time.monotonic() - self.last > 10:
+        elif event["event"] == "round" and event["round"] < event["rounds"]:
+            if time.monotonic() - self.last <= 10:
+                return
             self.last = time.monotonic()
             where = f"{run}: round {event['round']}/{event['rounds']}"
             tell(f"{where}  {of_round(event, self.seen.get(run, {}))}")

@@ -148,7 +148,8 @@ def server(
     else:
         place = _unfinished(resume, out)
     text = _experiment(folder)
-    with _telling(logs) as tell, monitored(metrics, folder, tell) as (listen, beside):
+    least = waits["min_clients"]
+    with _telling(logs) as tell, monitored(metrics, folder, tell, least) as (listen, beside):
         serve(
             folder, place, host=host, port=port, listen=listen, experiment=text, beside=beside,
             **waits,

@@ -11,12 +11,12 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import numpy as np
 import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor
 
 from fedshift.data import ClientData, Examples, Task, client_data
@@ -50,7 +50,7 @@ from fedshift.tasks.rows import Columns
 
 LOG = logging.getLogger("fedshift.flower")
 STEPS = ("survey", "totals", "squares", "prepare", "scores")
-ASK, ANSWER, EXPERIMENT, PREPARED = "own", "answer", "experiment.toml", "prepared.json"
+ASK, ANSWER, EXPERIMENT, PREPARED = "site", "answer", "experiment.toml", "prepared.json"
 S = TypeVar("S", bound=Section)
 
 
@@ -72,7 +72,7 @@ class Common(Section):
 class Deviations(Section):
     """The third answer."""
 
-    squares: dict[str, float]
+    squares: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]]
 
 
 class Chosen(Section):
@@ -176,13 +176,13 @@ def _site(config: Config, context: Context, folder: Path) -> tuple[Site, Example
     encoding, T = Encoding.from_json(noted.setup.encoding), torch.tensor(noted.setup.target)
     x = encoding.encoded(rows.inputs, np.arange(len(rows.codes)))
     cut = cut_site(rows.codes, noted.setup.taken, config.seeds.resolved().split, client)
-    own = client_data(*_at(x, rows.codes, cut.trains), client)
+    mine = client_data(*_at(x, rows.codes, cut.trains), client)
     names = tuple(config.data.clients or ())
     # One row of zeros for each of the others: only the shape of theirs counts here.
     one = np.eye(len(encoding.classes), dtype=np.int64)[0]
     clients = [client_elsewhere(one, x.shape[1:], i) for i in range(len(names))]
-    clients[client] = own
-    none = Examples(x[:0], own.y[:0])
+    clients[client] = mine
+    none = Examples(x[:0], mine.y[:0])
     held_out = [none] * len(names)
     held_out[client] = Examples(*_at(x, rows.codes, cut.validation))
     prepared = prepare_built(

@@ -114,30 +114,32 @@ def main(grid: Grid, context: Context) -> None:
     given = context.run_config
     config = configured(str(given["experiment"]))
     waits = {k: float(given[k]) for k in ("patience", "timeout")}
-    own = config.data.at_sites
+
+    at_sites = config.data.at_sites
     # 0: all. Folders of earlier versions have no such line.
     if least := int(given.get("min_clients", 0)):
-        if own:
+        if at_sites:
             raise InputError(
                 'with data.source = "sites" columns are agreed on by all clients before round 1, '
                 "so that none can join late: leave out --min-clients"
             )
         waits["min_clients"] = least
-    prepared = gather(grid, config, waits["patience"]) if own else prepare(config)
+    prepared = gather(grid, config, waits["patience"]) if at_sites else prepare(config)
     with _folder(Path(str(given["out"])), config, prepared) as folder:
         # Every round: on Flower one takes seconds at least, and a checkpoint less.
         keeper = kept_in(folder, config, prepared, 1)
         refits = ("moment", "refitted")[: 1 + bool(given.get("refit"))]
-        dealt = given.get("site") == DEALT and not own
+        dealt = given.get("site") == DEALT and not at_sites
         on_sites = config.shift.target == "clients"
         opens = partial(opening, config, prepared, folder, dealt)
         facts = {
-            "command": command_of(waits),
+            "command": command_of(waits, refit=bool(given.get("refit"))),
             "dealt": dealt,
             "measured_by": "clients" if config.data.validation > 0 else None,
-            "tested_by": "clients" if on_sites else "server",
+            "tested_by": "clients" if on_sites or prepared.task.test.scorer else "server",
         }
-        engine = Deployed(grid, waits, folder, opens, on_sites, refits, config.name, facts)
+        asks = config.data.validation > 0 and not at_sites
+        engine = Deployed(grid, waits, folder, opens, on_sites, refits, config.name, facts, asks)
         record(folder, config, prepared, silent, engine, keeper)
 
 
@@ -164,10 +166,11 @@ def _folder(out: Path, config: Config, prepared: Prepared) -> Iterator[Path]:
             yield folder
 
 
-def command_of(waits: Mapping[str, float]) -> str:
+def command_of(waits: Mapping[str, float], *, refit: bool = False) -> str:
     """What plays the federation's experiment again."""
     served = os.environ.get(SERVING, "fedshift deploy server FOLDER")
-    return " ".join([served, *(f"--{name} {value:g}" for name, value in waits.items())])
+    options = [f"--{name.replace('_', '-')} {value:g}" for name, value in waits.items()]
+    return " ".join([served, *options, *(["--refit"] if refit else [])])
 
 
 def name_of(folder: Path) -> str:
@@ -183,7 +186,8 @@ class Deployed:
     waits: `patience`, `timeout` and `min_clients` of `strategy_of`. opens: called once clients have
     registered. on_sites: clients have test examples of their own, on which each tests the model
     that it serves, in rounds that are evaluated. refits: as of `OnSites`. label: the run's in its
-    events. facts: what is true of this run because it is deployed.
+    events. facts: what is true of this run because it is deployed. asks: whether clients are asked
+    to score models on validation examples; where all data are theirs, these ask by themselves.
     """
 
     grid: Grid
@@ -194,6 +198,7 @@ class Deployed:
     refits: tuple[str, ...] = ("moment",)
     label: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
+    asks: bool = False
     backend: str = "loop"
     tells_drops = True
     # How to make the strategy of the run, and it, once it exists.
@@ -239,9 +244,7 @@ class Deployed:
 
     def measured(self, current: Round) -> Mapping[int, Score] | None:
         """As `Engine`: sums of each client that is connected and answers."""
-        if self.facts.get("measured_by") is None:
-            return None
-        return measured_by_clients(self.strategy, self.grid, current)
+        return measured_by_clients(self.strategy, self.grid, current) if self.asks else None
 
     def own_scores(self, algorithm: Algorithm, current: Round) -> Mapping[int, OwnScores]:
         """As `OnSites`; a run that goes on after its last round asks once more."""
@@ -314,7 +317,7 @@ client_app = app_of(site_of, 1, False, state_folder(), is_private, leave_model)
 
 
 @client_app.query(ASK)
-def own(message: Message, context: Context) -> Message:
+def answer_site(message: Message, context: Context) -> Message:
     """A question to a client with data of its own."""
     config = configured(str(context.run_config["experiment"]))
     torch.set_num_threads(config.training.threads)

@@ -38,7 +38,7 @@ from fedshift.experiments.declared import categories_of
 from fedshift.experiments.prepared import Prepared
 from fedshift.experiments.python_names import TABLES
 from fedshift.experiments.section import Section
-from fedshift.experiments.site_sums import Survey, Taken, Totals, columns_of, means
+from fedshift.experiments.site_sums import MOST_ROWS, Survey, Taken, Totals, columns_of, means
 from fedshift.experiments.wording import in_file_words
 from fedshift.flower.records import to_records
 from fedshift.flower.scoring import score_in
@@ -87,11 +87,11 @@ def gather(grid: Grid, config: Config, patience: float) -> Prepared:
     T = marginal(data, classes, labels)
     setups = [Setup(encoding=encoding.to_json(), target=tuple(T.tolist()), taken=t) for t in taken]
     sites.ask("prepare", Section, setups)
-    own = None if table is None else _encoded(*table, encoding)
+    examples = None if table is None else _encoded(*table, encoding)
     scores = RemoteScores(sites, (), validation, tests if at_clients else np.zeros_like(tests))
-    if own is None and not at_clients:
+    if table is None and not at_clients:
         scores.choose(classes, tests, T, seed)
-    return _prepared(config, encoding, T, trains, scores, own, notes)
+    return _prepared(config, encoding, T, trains, scores, examples, notes)
 
 
 def _prepared(
@@ -148,8 +148,11 @@ def imagined(config: Config) -> Prepared:
 
 def _check_surveys(surveys: Sequence[Survey], names: Sequence[str], classes: int) -> None:
     for name, one in zip(names, surveys, strict=True):
-        if len(one.labels) != classes or not sum(one.labels):
-            raise InputError(f'"{shown(name)}" has labels of another number of classes, or none')
+        if len(one.labels) != classes or not 0 < sum(one.labels) <= MOST_ROWS:
+            raise InputError(
+                f'"{shown(name)}" has {sum(one.labels):,} rows with a label, of '
+                f"{len(one.labels)} classes; 1 to {MOST_ROWS:,} of {classes} classes are due"
+            )
         if one.pixels != surveys[0].pixels:
             raise InputError(
                 f'examples of "{shown(name)}" are bytes and those of "{shown(names[0])}" not, or '
@@ -162,7 +165,10 @@ def _columns(
 ) -> tuple[tuple[Column, ...], list[str]]:
     if data.columns is None:
         return (), []
-    sums = sites.ask("totals", Totals, taken)
+    sums, texts = sites.ask("totals", Totals, taken), {*categories_of(data.model_dump())}
+    for name, one in zip(sites.names, sums, strict=True):
+        if {*one.names} != texts or {*one.numbers} != {*data.columns} - texts:
+            raise InputError(f'"{shown(name)}" answers about other columns than the experiment has')
     common = means(surveys, sums, data)
     asked = [Common(taken=one, means=common) for one in taken]
     deviations = [one.squares for one in sites.ask("squares", Deviations, asked)]

@@ -7,8 +7,9 @@ data, which is for its operator alone.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -96,77 +97,102 @@ def discreet(what: str) -> Iterator[None]:
 def rows_of_site(folder: Path, data: Data) -> SiteRows:
     """The rows that `folder`/site.toml names. Raises SiteError where they do not fit `data`."""
     with discreet("its data cannot be read"):
-        table = read_section(folder / FILE, SiteFile).data
-        if is_python(table.source):
-            rows = _of_function(folder, table, data)
+        site = read_section(folder / FILE, SiteFile).data
+        if is_python(site.source):
+            rows = _of_function(folder, site, data)
         else:
-            rows = _of_file(folder / table.source, table, data)
+            rows = _of_file(folder / site.source, site, data)
         if not (rows.codes >= 0).any():
             _refuse("no row has a label", "nothing to train on")
         return rows
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Where rows are: lines of a file, or rows of what a function returned."""
+class _Table:
+    """What a site's table and its columns are called there, and where its rows are.
+
+    columns: the experiment's names -> the site's. first: lines above the first row. number: the
+    number that a text of this file is.
+    """
 
     name: str
+    columns: Mapping[str, str]
+    label: str
     first: int = 0
     what: str = "row"
+    number: Callable[[str], float] = as_number
 
     def at(self, row: int) -> str:
         return f"{self.name}, {self.what} {self.first + row + 1}"
 
 
-def _of_file(path: Path, table: SiteTable, data: Data) -> SiteRows:
-    if data.columns is None:
-        _refuse(
-            f"{path} is a table", "the experiment has no columns; give a function, site.py:load"
+def _table(site: SiteTable, data: Data, name: str, header: Sequence[str]) -> _Table:
+    """The names of a table. Raises an error for columns that are not in its header."""
+    columns = data.columns or ()
+    if odd := [one for one in site.columns or () if one not in columns]:
+        raise InputError(
+            f'{FILE}: columns: "{shown(odd[0])}" is none of the experiment\'s; these are '
+            f"{listed(columns, 12)}.{nearest(odd[0], columns)}"
         )
+    table = _Table(
+        name,
+        {one: one for one in columns} | (site.columns or {}),
+        str(data.label) if site.label is None else site.label,
+    )
+    for one, here in {str(data.label): table.label, **table.columns}.items():
+        if here not in header:
+            raise SiteError(
+                f'column "{shown(one)}" is missing',
+                f'{name} has no column "{shown(here)}"; it has {listed(list(header), 12)}.'
+                f"{nearest(here, header)} Where it has another name, say so in {FILE}",
+            )
+    return table
+
+
+def _of_file(path: Path, site: SiteTable, data: Data) -> SiteRows:
+    if data.columns is None:
+        _refuse(f"{path} is a table", "the experiment has no columns; give a function")
     if path.suffix.lower() not in TABLES or path.suffix == ".parquet":
         raise InputError(f"{path}: no CSV file; for all else give a function, as site.py:load")
-    form = {
-        key: value for key in ("separator", "decimal", "encoding", "header")
-        if (value := getattr(table, key)) is not None
-    }  # fmt: skip
-    own = {name: name for name in data.columns} | (table.columns or {})
-    label = table.label or str(data.label)
+    form = site.model_dump(exclude={"source", "label", "columns"}, exclude_none=True)
     file = sniffed(path, (), **form)
-    _check_columns(own, label, data, file.header, str(path))
-    place = _Place(str(path), file.first, "line")
-    leave = [name for name in file.header if name not in {label, *own.values()}]
-    texts = [own[name] for name in categories_of(data.model_dump())]
+    table = _table(site, data, str(path), file.header)
+    table = replace(table, first=file.first, what="line", number=file.number)
+    used = {table.label, *table.columns.values()}
+    texts = [table.columns[name] for name in categories_of(data.model_dump())]
+    read = partial(
+        read_table, path, [], leave=[n for n in file.header if n not in used], label=table.label,
+        wide=True, **form,
+    )  # fmt: skip
     try:
-        read = read_table(path, [], leave=leave, names=texts, label=label, wide=True, **form)[0]
+        return _fitted(read(names=texts)[0], table, data)
+    except SiteError:
+        raise
     except InputError:
         # Once more, all as text: the error then names the line.
-        read = read_table(path, [], leave=leave, names=file.header, label=label, **form)[0]
-        _fitted(read, own, label, data, place, file.number)
+        _fitted(read(names=file.header)[0], table, data)
         raise
-    return _fitted(read, own, label, data, place, file.number)
 
 
-def _of_function(folder: Path, table: SiteTable, data: Data) -> SiteRows:
-    file, _, name = table.source.rpartition(":")
+def _of_function(folder: Path, site: SiteTable, data: Data) -> SiteRows:
+    file, _, name = site.source.rpartition(":")
     load = load_python("site.source", f"{folder / file}:{name}")
-    place = _Place(f"what {table.source} returned")
     given = load.call(lambda made: isinstance(made, tuple | Mapping) or hasattr(made, "columns"))
+    where = f"what {site.source} returned"
     if isinstance(given, tuple):
         if data.input is None:
-            _refuse(f"{table.source} returned a pair", "the experiment declares columns: a table")
+            _refuse(f"{where} is a pair", "the experiment declares columns: a table")
         x, y = given
-        return SiteRows(_tensor(x, data, table.source), _classes(coded(y), data, place))
+        return SiteRows(_tensor(x, data, where), _classes(coded(y), data, _Table(where, {}, "")))
     if data.columns is None:
-        _refuse(f"{table.source} returned a table", "the experiment declares input: a pair (x, y)")
-    own = {name: name for name in data.columns} | (table.columns or {})
-    label = table.label or str(data.label)
-    _check_columns(own, label, data, [str(n) for n in given], table.source)
-    texts = {own[name] for name in categories_of(data.model_dump())}
+        _refuse(f"{where} is a table", "the experiment declares input: a pair (x, y)")
+    table = _table(site, data, where, [str(one) for one in given])
+    texts = {table.columns[one] for one in categories_of(data.model_dump())}
     columns = {
-        name: coded(given[name]) if name in texts else column_of(name, given[name], wide=True)
-        for name in {label, *own.values()}
+        one: coded(given[one]) if one in texts else column_of(one, given[one], wide=True)
+        for one in {table.label, *table.columns.values()}
     }
-    return _fitted(Columns(columns), own, label, data, place)
+    return _fitted(Columns(columns), table, data)
 
 
 def _tensor(x: Any, data: Data, source: str) -> Tensors:
@@ -185,76 +211,52 @@ def _tensor(x: Any, data: Data, source: str) -> Tensors:
     return inputs
 
 
-def _check_columns(own: Mapping[str, str], label: str, data: Data, header: Any, where: str) -> None:
-    """Refuse names in site.toml that the experiment has not, and columns that are not there."""
-    columns = data.columns or ()
-    if odd := [name for name in own if name not in columns]:
-        raise InputError(
-            f'{FILE}: columns: "{shown(odd[0])}" is none of the experiment\'s; these are '
-            f"{listed(columns, 12)}.{nearest(odd[0], columns)}"
-        )
-    for name, here in {str(data.label): label, **own}.items():
-        if here not in header:
-            raise SiteError(
-                f'column "{shown(name)}" is missing',
-                f'{where} has no column "{shown(here)}"; it has {listed(list(header), 12)}.'
-                f"{nearest(here, header)} Where it has another name, say so in {FILE}",
-            )
-
-
-def _fitted(
-    table: Columns,
-    own: Mapping[str, str],
-    label: str,
-    data: Data,
-    place: _Place,
-    number: Callable[[str], float] = as_number,
-) -> SiteRows:
+def _fitted(read: Columns, table: _Table, data: Data) -> SiteRows:
     """The declared columns in the experiment's order and names, checked one by one."""
     declared, texts, made = data.values or {}, categories_of(data.model_dump()), {}
     for name in data.columns or ():
-        if own[name] not in table.of:
-            _refuse(f'column "{name}" holds free text', "more texts than a category has", name)
-        column = table.of[own[name]]
+        if table.columns[name] not in read.of:
+            _refuse("free text", "more texts than a category has", name)
+        column = read.of[table.columns[name]]
         if name in texts:
             column = coded(column)
-            _check_texts(name, column, declared.get(name), place)
+            _check_texts(name, column, declared.get(name), table)
         elif isinstance(column, Coded):
-            column = _numbers(name, column, place, number)
+            column = _numbers(name, column, table)
         missing = column.codes < 0 if isinstance(column, Coded) else np.isnan(column)
         if data.missing == "refuse" and missing.any():
-            where = place.at(int(missing.argmax()))
+            where = table.at(int(missing.argmax()))
             _refuse(f"{where}: no value", 'the experiment has missing = "refuse"', name)
         made[name] = column
-    return SiteRows(Columns(made), _classes(coded(table.of[label]), data, place))
+    return SiteRows(Columns(made), _classes(coded(read.of[table.label]), data, table))
 
 
-def _numbers(name: str, column: Coded, place: _Place, number: Callable[[str], float]) -> Numbers:
+def _numbers(name: str, column: Coded, table: _Table) -> Numbers:
     """Texts that are numbers; marks such as "?" are missing."""
-    read = reader_of(column.names, number)
+    read = reader_of(column.names, table.number)
     values = np.array([*map(read, column.names), np.nan])
     for code, text in enumerate(column.names):
         if not np.isfinite(values[code]) and text.lower() not in MARKS:
-            where = place.at(int((column.codes == code).argmax()))
+            where = table.at(int((column.codes == code).argmax()))
             _refuse(f'{where}: "{shown(text)}"', "the experiment declares numbers", name)
     return np.where(np.isfinite(values), values, np.nan)[column.codes]
 
 
-def _check_texts(name: str, column: Coded, allowed: Any, place: _Place) -> None:
+def _check_texts(name: str, column: Coded, allowed: Sequence[str] | None, table: _Table) -> None:
     """Refuse categories that are not declared, and more texts than a server should get."""
     if allowed is not None:
         codes = codes_in(column, allowed)
         if (odd := codes == len(allowed)).any():
             row = int(odd.argmax())
             text, names = column.names[column.codes[row]], listed(allowed, 12)
-            what = f'{place.at(row)}: "{shown(text)}"'
+            what = f'{table.at(row)}: "{shown(text)}"'
             _refuse(what, f"the experiment declares {names}.{nearest(text, allowed)}", name)
     elif len(column.names) > MOST_TEXTS or any(len(text) > LONGEST for text in column.names):
         what = f"{len(column.names):,} texts"
         _refuse(what, f"at most {MOST_TEXTS:,}, of {LONGEST} characters each, are categories", name)
 
 
-def _classes(labels: Coded, data: Data, place: _Place) -> Ints:
+def _classes(labels: Coded, data: Data, table: _Table) -> Ints:
     """Each row's class: by its name, or by its number 0..K-1 where classes are other names."""
     classes = [*map(text_of, data.classes or ())]
     code = {name: i for i, name in enumerate(classes)}
@@ -263,7 +265,7 @@ def _classes(labels: Coded, data: Data, place: _Place) -> Ints:
     for at, text in enumerate(labels.names):
         rows = labels.codes == at
         if text not in code and rows.any():
-            what = f'{place.at(int(rows.argmax()))}: "{shown(text)}"'
+            what = f'{table.at(int(rows.argmax()))}: "{shown(text)}"'
             near = nearest(text, classes)
             _refuse(
                 what, f"the classes are {listed(classes, 12)}.{near}", str(data.label or "label")

@@ -149,9 +149,9 @@ def means(surveys: Sequence[Survey], sums: Sequence[Totals], data: Data) -> dict
         each = [one.numbers[name] for one in sums]
         if not (count := sum(one.count for one in each)):
             continue
-        every = _joined(one.spans[name] for one in surveys if name in one.spans)
-        trained = _joined((one.least, one.most) for one in each if one.count)
-        wide = not span_fits_float32(*every) and not span_fits_float32(*trained)
+        every = [one.spans[name] for one in surveys if name in one.spans]
+        trained = [(one.least, one.most) for one in each if one.count]
+        wide = not _fit_float32(every) and not _fit_float32(trained)
         total = float(sum([one.exact if wide else one.narrow for one in each]))
         made[name] = Mean(mean=total / count, wide=wide)
     return made
@@ -209,9 +209,8 @@ def _span(values: Numbers) -> tuple[float, float] | None:
     return (float(present.min()), float(present.max())) if len(present) else None
 
 
-def _joined(spans: Iterable[tuple[float, float]]) -> tuple[float, float]:
-    lows, highs = zip(*spans, strict=True)
-    return min(lows), max(highs)
+def _fit_float32(spans: Sequence[tuple[float, float]]) -> bool:
+    return not spans or span_fits_float32(min(a for a, _ in spans), max(b for _, b in spans))
 
 
 def _values(values: Numbers, *, wide: bool) -> Numbers:

@@ -36,11 +36,13 @@ def imported(name: str) -> Any:
 def check_site(named: str) -> None:
     """Raise InputError where a server names another source of data than this machine has chosen.
 
-    A server may name none, or the default. A name that it could choose would be code that it runs.
+    A name that a server could choose would be code that it runs. The other way about, its report
+    would say that clients had the experiment's data.
     """
     mine = chosen(SITE)
-    if named not in ("", CHOICES[SITE], mine):
+    if named != mine:
         raise InputError(
-            f'the server wants data from "{shown(named)}", and this client gives it from '
-            f'"{shown(mine)}"; if that is right, write "site": "{shown(named)}" into client.json'
+            f'the server says that clients have data from "{shown(named)}", and this client gives '
+            f'it from "{shown(mine)}"; write the same "site" into this client\'s client.json and '
+            "into the server's app/pyproject.toml"
         )

@@ -7,9 +7,10 @@ from importlib.util import find_spec
 
 from fedshift.errors import InputError
 
-# By minor version: Flower changes private places that this package uses (`deploy.guard`, `local`).
-# They are the same in both. 1.42 differs in what is not used here: traces of a task's requests, the
-# number of tokens of an agent's context, and the release of uv that it asks for.
+# By minor version: Flower changes private places that this package uses (`deploy.guard`,
+# `deploy.inside`, `deploy.app`, `local`). They are the same in both. 1.42 differs in what is not
+# used here: traces of a task's requests, the number of tokens of an agent's context, and the
+# release of uv that it asks for.
 TRIED = ("1.41", "1.42")
 INSTALL = "pip install 'fedshift[flower]'"
 

@@ -107,7 +107,7 @@ def validated_by(deployed: Iterable[Mapping[str, Any]]) -> str:
     text = "; elsewhere ".join(words)
     tests = {
         "server": "The server scored the test examples, which it has itself.",
-        "clients": "The clients tested the models that they serve on their own test examples.",
+        "clients": "Each client tested the model that it serves on its own test examples.",
     }
     tested = [tests[who] for who in tests if any(run.get("tested_by") == who for run in apart)]
     return " ".join([f"{text[:1].upper()}{text[1:]}." * bool(text), *tested]).strip()

@@ -13,6 +13,10 @@ from typing import Any
 import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
+from flwr.supercore.constant import TaskType
+from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResultStatus
+
+from fedshift.deploy.inside import Launcher
 from fedshift.deploy.joining import node_command
 from fedshift.deploy.place import make_place
 from fedshift.errors import InputError
@@ -94,21 +98,24 @@ def test_a_federation_whose_server_sends_another_app(tmp_path: Path) -> None:
 def test_a_source_of_data_that_the_server_names_is_not_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server may name none or the default; whatever it names beside is code that it chooses."""
+    """Whatever a server names is code that it chooses."""
     mark = tmp_path / "ran"
     (tmp_path / "marking.py").write_text(f"open({str(mark)!r}, 'w')\ndef site(text, i): return i\n")
     monkeypatch.syspath_prepend(tmp_path)
     given = {"experiment": text_of("fedavg"), "site": "marking:site"}
     node: Any = SimpleNamespace(run_config=given, node_config={"partition-id": 0})
-    with pytest.raises(InputError, match='the server wants data from "marking:site", and this cl'):
+    with pytest.raises(InputError, match='says that clients have data from "marking:site", and t'):
         site_of(node)
     assert not mark.exists()
-    # The control: a client that has chosen it loads it, also where the server names none.
+    # The control: a client that has chosen it loads it.
     monkeypatch.setenv(SITE, "marking:site")
-    for named in ("marking:site", "", CHOICES[SITE]):
-        given["site"] = named
-        assert site_of(node) == 0  # type: ignore[comparison-overlap]
+    assert site_of(node) == 0  # type: ignore[comparison-overlap]
     assert mark.exists()
+    # A server that does not know of it would report that the experiment's data was dealt.
+    for named in ("", CHOICES[SITE]):
+        given["site"] = named
+        with pytest.raises(InputError, match='write the same "site" into this client'):
+            site_of(node)
 
 
 def test_what_a_clients_own_file_may_choose(tmp_path: Path) -> None:
@@ -124,3 +131,12 @@ def test_what_a_clients_own_file_may_choose(tmp_path: Path) -> None:
             node_command(place, "127.0.0.1:9")
     with pytest.raises(InputError, match='"json:nothing" cannot be loaded: module'):
         imported("json:nothing")
+
+
+def test_tasks_of_servers_and_clients_and_no_others() -> None:
+    """Flower's models, agents and connectors would run what a server sends."""
+    ours = {TaskType.SERVER_APP, TaskType.CLIENT_APP}
+    assert Launcher().get_eligible_capacity(set(TaskType)) == (ours, set())
+    for kind in set(TaskType) - ours:
+        spec = ExecutionSpec(kind, "127.0.0.1:9", "token", True, None, False, 1, True, 7)
+        assert Launcher().launch(spec).status == LaunchResultStatus.FAILED

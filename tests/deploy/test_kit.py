@@ -107,6 +107,10 @@ def test_the_image_is_no_ones() -> None:
     stages = (KIT / "Dockerfile").read_text().split("\nFROM ")
     assert re.findall(r"^USER (.*)$", stages[-1], re.M) == [f"{USER}:{USER}"]
     assert 'ENTRYPOINT ["fedshift"]' in stages[-1]
+    # What is fetched has a hash, but for what builds our own wheel, which has a version.
+    fetched = re.findall(r"bin/pip install (.*?)(?: \\\\)?$", stages[1], re.M)
+    assert len(fetched) == 3
+    assert [line for line in fetched if "--require-hashes" not in line] == ["--no-deps ."]
     assert "PIP_CONSTRAINT=/src/constraints.txt" in stages[1]
     # What is not named does not get into an image: no keys, no data.
     first, *named = (KIT / "Dockerfile.dockerignore").read_text().split("\n")[1:]

@@ -6,6 +6,7 @@ SuperNode.
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import os
@@ -156,10 +157,40 @@ def test_clients_that_fail_and_one_that_is_killed(fed: Loopback, tmp_path: Path)
     assert killed
     assert [sorted(told[t]) for t in range(6, 11)] == [[2]] * 5
     assert told[10] == {2: "its node is not connected"}
+    check_drop_outs(fed, tmp_path / "run", rounds)
     check_rounds(text, rounds, tmp_path / "run")
     said, code = fed.leave(2)
     assert said.count("was ended by signal 9, perhaps for lack of memory; joining again") == 1
     assert code == 143
+
+
+def check_drop_outs(fed: Loopback, folder: Path, rounds: dict[int, dict[str, Any]]) -> None:
+    """Each is said before its round is over, is in the server's log, and counts in the weights."""
+    order = [e for e in fed.events if e["event"] in ("dropped", "round")]
+    said = [(e["round"], e["client"], e["kind"]) for e in order if e["event"] == "dropped"]
+    assert said[:3] == [(1, 1, "error"), (2, 1, "reply"), (3, 1, "timeout")]
+    assert said[-1] == (10, 2, "lost")
+    for t, client, _ in said:
+        ended = order.index(rounds[t])
+        assert [e for e in order[:ended] if (e["round"], e.get("client")) == (t, client)]
+    log = (fed.folder / "superlink.log").read_text()
+    assert "WARN [fedshift] round 1: client 1 dropped out (error): " in log
+    mean = [0.0, 0.0, 0.0]
+    for event in rounds.values():
+        ids = event.get("cohort", [0, 1, 2])
+        # A round of all has the weights of every such round, which its event need not say.
+        for i, weight in zip(ids, event.get("weights", whole_weights(folder)), strict=True):
+            mean[i] += weight / len(rounds)
+    rows = list(csv.DictReader((folder / "clients.csv").open()))
+    assert [float(row["weight"]) for row in rows] == pytest.approx(mean)
+
+
+def whole_weights(folder: Path) -> list[float]:
+    """The weights over all clients."""
+    algorithm, federation, _ = _built((folder / "config.resolved.toml").read_text())
+    everyone = torch.arange(3)
+    first = play_round(algorithm, federation, start(algorithm, federation).server, {}, everyone, 1)
+    return [float(w) for w in first.weights]
 
 
 def check_rounds(text: str, rounds: dict[int, dict[str, Any]], folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 from fedshift.deploy.federation import environment, superlink
+from fedshift.deploy.inside import SOCKET, listening, private_socket
 from fedshift.deploy.joining import node_command
 from fedshift.deploy.place import make_place
 from fedshift.deploy.processes import free_port, running
@@ -75,3 +77,21 @@ def test_a_folder_in_which_everyone_may_write_is_refused(tmp_path: Path) -> None
         pass
     with pytest.raises(InputError, match="client-0: every user may write there"):
         node_command(place, "127.0.0.1:9")
+
+
+def test_a_socket_is_its_owners_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with private_socket() as variable:
+        path = Path(variable[SOCKET])
+        listening(str(path)).close()
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert not path.parent.exists()
+    deep = tmp_path / ("a" * 90)
+    deep.mkdir()
+    for place, why in (
+        (deep, "too long for a socket's path; set TMPDIR to a sh"),
+        (path, "no temp"),
+    ):
+        monkeypatch.setattr(tempfile, "tempdir", str(place))
+        with pytest.raises(InputError, match=why), private_socket():
+            pass
+    assert list(deep.iterdir()) == []

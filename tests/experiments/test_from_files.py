@@ -231,10 +231,11 @@ def test_reading_runs_nothing(tmp_path: Path) -> None:
     pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
     from fedshift.experiments.deployed import configured as by_message
     from fedshift.experiments.deployed import site_of
+    from fedshift.flower.chosen import CHOICES, SITE
 
     with pytest.raises(InputError, match="a deployed federation runs no file"):
         by_message(dumps(config))
-    message = {"site": "", "experiment": dumps(config)}
+    message = {"site": CHOICES[SITE], "experiment": dumps(config)}
     node = SimpleNamespace(run_config=message, node_config={"partition-id": 0})
     with pytest.raises(InputError, match="a deployed federation runs no file"):
         site_of(node)  # type: ignore[arg-type]

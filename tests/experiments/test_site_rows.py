@@ -15,7 +15,7 @@ from fedshift.errors import InputError
 from fedshift.experiments.config_data import Data
 from fedshift.experiments.load import load_config
 from fedshift.experiments.site_check import check_site
-from fedshift.experiments.site_rows import SiteError, rows_of_site
+from fedshift.experiments.site_rows import SiteError, SiteTable, rows_of_site
 from fedshift.experiments.task import prepare
 from fedshift.tasks.names import Coded
 from support.own_sites import FILE
@@ -152,6 +152,9 @@ DECLARED = {
         '"east"',
         'target = "east" trains, too; give lab',
     ),
+    "no model for all": ('"fedpals"\ness = 0.5', '"fedper"', "leaves every client with a model of"),
+    "too few": ('"fedpals"\ness = 0.5', '"krum"\nbyzantine = 1', "too few for method.byz"),
+    "the oracle": ('"fedpals"\ness = 0.5', '"oracle"', "draws clients from all rows, and with"),
     "numbers": ("[model]", 'kind = "regression"\n[model]', "sites train classifiers"),
     "labels": (
         "{well = 0.3, ill = 0.7}",
@@ -195,8 +198,8 @@ def test_the_folder_of_a_site_and_its_check(
         with pytest.raises(SystemExit) if code else contextlib.nullcontext() as e:
             main()
         assert e is None or e.value.code == code
-        said = capsys.readouterr()
-        assert words in said.out + said.err, argv
+        printed = capsys.readouterr()
+        assert words in printed.out + printed.err, argv
     place = fed / "clients" / "client-1"
     assert "Where east's own rows are" in (place / "site.toml").read_text()
     head = "age,sex,day,marker,ward,outcome\n"
@@ -216,3 +219,10 @@ def test_a_run_in_one_process_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "f.toml").write_text(FILE)
     with pytest.raises(InputError, match=r'data.source = "sites": the rows are on the clients'):
         prepare(load_config(tmp_path / "f.toml"))
+
+
+def test_every_key_of_a_site_file_is_documented() -> None:
+    page = (
+        (Path(__file__).parents[2] / "docs" / "files.md").read_text().partition("site.toml`\n")[2]
+    )
+    assert all(f"`{key}`" in page for key in SiteTable.model_fields)

@@ -99,6 +99,9 @@ def test_clients_with_data_of_their_own(name: str, tmp_path: Path) -> None:
     text = resolved(tmp_path, FILE.replace('"fedpals"\ness = 0.5', f'"{name}"'))
     if table()[name][0] == "yes":
         assert check_start(configured(text)) == ""
+        few = text.replace(f'name = "{name}"', 'name = "krum"')
+        with pytest.raises(InputError, match="3 clients' changes are too few"):
+            check_start(configured(few))
         return
     with pytest.raises(InputError, match=f'"{name}" leaves each client with a model of its own'):
         check_start(configured(text))

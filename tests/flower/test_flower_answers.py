@@ -194,7 +194,7 @@ def test_replies_are_bounded_by_the_model(setting: Setting, federation: Federati
         grid.more = more
         strategy = strategy_of(algorithm, federation, gate=Gate(max_reply=times))
         (played,) = play(strategy, grid, 1)
-        assert [client for client, _ in played.dropped] == [2]
+        assert [client for client, *_ in played.dropped] == [2]
         return played.dropped[0].reason
 
     limit = (1 << 20) + 8 * size

@@ -141,11 +141,11 @@ def test_a_site_whose_data_do_not_fit(
 ) -> None:
     """The server reads which site and column it is, and nothing that the site's rows hold."""
     change, words = BAD[case]
-    said = refused(tmp_path, monkeypatch, change)
-    assert '"east"' in said
-    assert words in said
+    error = refused(tmp_path, monkeypatch, change)
+    assert '"east"' in error
+    assert words in error
     for secret in ("no20240", "dying", "secret", "marker_b", str(tmp_path), "line", "sauce"):
-        assert secret not in said
+        assert secret not in error
 
 
 def test_errors_of_a_sites_function_stay_there(
@@ -155,9 +155,9 @@ def test_errors_of_a_sites_function_stay_there(
         (place / "site.toml").write_text('[data]\nsource = "site.py:load"\n')
         (place / "site.py").write_text("def load():\n    raise KeyError('patient 17')\n")
 
-    said = refused(tmp_path, monkeypatch, change)
-    assert "its data cannot be read" in said
-    assert "patient" not in said
+    error = refused(tmp_path, monkeypatch, change)
+    assert "its data cannot be read" in error
+    assert "patient" not in error
     assert "patient 17" in caplog.text  # of the client's own log
 
 
@@ -237,3 +237,35 @@ def test_models_that_stay_at_their_sites(tmp_path: Path, monkeypatch: pytest.Mon
     for a, b in zip(*served, strict=True):
         for key in ("average_accuracy", "worst_accuracy", "global_accuracy"):
             assert a[key] == b[key], key
+
+
+LIES = {
+    "rows": ("survey", '"labels":[', '"labels":[9999999,9999999,', "rows with a label"),
+    "endless": ("survey", '"labels":[', '"labels":[1e999,', "its message of Survey is none"),
+    "columns": ("totals", '"age"', '"aga"', "answers about other columns"),
+    "no number": ("squares", '"age":', '"age":-', "its message of Deviations is none"),
+    "no answer": ("prepare", "{", "", "its message of Section is none"),
+}
+
+
+@pytest.mark.parametrize("case", LIES)
+def test_answers_that_are_none(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site that sends what no data are is named, before anything is made of it."""
+    at, old, new, words = LIES[case]
+
+    def lying(app: Any) -> Any:
+        def handle(message: Message, context: Any) -> Message:
+            reply = app(message, context)
+            asked = message.content.config_records.get("site")
+            at_east = context.node_config["partition-id"] == 1
+            if asked is not None and asked["step"] == at and at_east:
+                record = reply.content["site"]
+                assert old in record["answer"]
+                record["answer"] = record["answer"].replace(old, new, 1)
+            return reply  # type: ignore[no-any-return]
+
+        return handle
+
+    folders = places(tmp_path / "c", joined())
+    with pytest.raises(InputError, match=rf'"east".*{words}'):
+        deploy(monkeypatch, folders, tmp_path / "run", resolved(tmp_path), lying)

@@ -65,13 +65,18 @@ def register(message: Message, context: Context) -> Message:
     return reply
 
 
-@client_app.query("own")
-def own(message: Message, context: Context) -> Message:
+@client_app.query("site")
+def answer_site(message: Message, context: Context) -> Message:
     return deployed.client_app(message, context)
 
 
 @client_app.query("state")
 def state(message: Message, context: Context) -> Message:
+    return ours(message, context)
+
+
+@client_app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
     return ours(message, context)
 
 
