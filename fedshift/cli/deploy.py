@@ -26,9 +26,9 @@ def init(
     check_flower()
     from fedshift.deploy.place import make_place
     from fedshift.experiments.caps import with_cap
-    from fedshift.experiments.deployed import check_start, configured
+    from fedshift.experiments.deployable import check_start, configured
     from fedshift.experiments.load import dumps, load_with_source
-    from fedshift.experiments.site_check import site_files
+    from fedshift.experiments.sites.check import site_files
 
     config, source = load_with_source(file, overrides)
     config, cap = with_cap(config)
@@ -75,7 +75,7 @@ def check(folder: Path, host: str, port: int) -> None:
     check_flower()
     if is_file(folder / "client.json"):
         from fedshift.deploy.joining import check_place
-        from fedshift.experiments.site_check import check_site
+        from fedshift.experiments.sites.check import check_site
 
         check_place(folder)
         lines = check_site(folder)
@@ -166,7 +166,7 @@ def server(
 def _experiment(folder: Path) -> str:
     """The TOML of the federation's experiment, checked; "" in folders of earlier versions."""
     from fedshift.deploy.place import EXPERIMENT, clients_of
-    from fedshift.experiments.deployed import configured
+    from fedshift.experiments.deployable import configured
     from fedshift.experiments.load import dumps, load_with_source
 
     keys, file = len(clients_of(folder)), folder / EXPERIMENT

@@ -33,7 +33,7 @@ from fedshift.errors import InputError
 from fedshift.evaluation.scores import OwnScores, Score
 from fedshift.flower.arriving import Arrived, arrived, failed_client, most_bytes
 from fedshift.flower.late import adopt, check_can_wait
-from fedshift.flower.nodes import Expected, Met, check_start, columns_read, join, meet
+from fedshift.flower.nodes import Expected, Met, check_min_clients, columns_read, join, meet
 from fedshift.flower.records import (
     failure_of,
     to_record,
@@ -64,7 +64,7 @@ def _check_limits(timeout: float, retries: int, min_clients: int | None, clients
         raise InputError(
             f"timeout={timeout}, retries={retries}; allowed: timeout > 0, retries >= 0"
         )
-    check_start(min_clients, clients)
+    check_min_clients(min_clients, clients)
 
 
 def _check_given(algorithm: object, seeds: object, gate: object, **whole: object) -> None:

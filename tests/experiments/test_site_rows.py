@@ -14,8 +14,8 @@ from fedshift.deploy.processes import free_port
 from fedshift.errors import InputError
 from fedshift.experiments.config_data import Data
 from fedshift.experiments.load import load_config
-from fedshift.experiments.site_check import check_site
-from fedshift.experiments.site_rows import SiteError, SiteTable, rows_of_site
+from fedshift.experiments.sites.check import check_site
+from fedshift.experiments.sites.rows import SiteError, SiteTable, rows_of_site
 from fedshift.experiments.task import prepare
 from fedshift.tasks.names import Coded
 from support.own_sites import FILE

@@ -17,7 +17,7 @@ from flwr.app import Message
 
 import fedshift as fs
 from fedshift.errors import DataError, InputError
-from fedshift.experiments.at_sites import EXPERIMENT
+from fedshift.experiments.sites.answering import EXPERIMENT
 from support.own_sites import FILE, SITES, deploy, joined, places, resolved, together
 
 SAME = ("model.safetensors", "encoding.json", "clients.csv")
@@ -170,10 +170,9 @@ def test_data_that_change_while_a_run_goes_on(
     def changing(app: Any) -> Any:
         def handle(message: Message, context: Any) -> Message:
             run = message.content.config_records.get("run")
-            if message.metadata.message_type == "train" and run is not None and run["round"] == 2:
-                if not changed:
-                    file.write_text(file.read_text().replace(",ill\n", ",well\n"))
-                    changed.append(True)
+            if not changed and run is not None and run["round"] == 2:
+                file.write_text(file.read_text().replace(",ill\n", ",well\n"))
+                changed.append(True)
             return app(message, context)  # type: ignore[no-any-return]
 
         return handle

@@ -17,7 +17,7 @@ import numpy as np
 
 from fedshift.errors import FedshiftError, InputError, nearest, shown, visible
 from fedshift.experiments.config_data import Data
-from fedshift.experiments.declared import categories_of
+from fedshift.experiments.config_sites import categories_of
 from fedshift.experiments.load import read_section
 from fedshift.experiments.python_names import TABLES, is_python, load_python
 from fedshift.experiments.section import Section

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from fedshift.errors import InputError
-from fedshift.experiments.at_sites import EXPERIMENT
 from fedshift.experiments.config_data import Data
 from fedshift.experiments.load import load_config
-from fedshift.experiments.site_rows import FILE, TEMPLATE, SiteError, rows_of_site
+from fedshift.experiments.sites.answering import EXPERIMENT
+from fedshift.experiments.sites.rows import FILE, TEMPLATE, SiteError, rows_of_site
 from fedshift.files import is_file
 from fedshift.tasks.names import Coded, Ints, listed, many
 from fedshift.tasks.rows import Columns, Numbers
