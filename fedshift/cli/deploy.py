@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedshift.cli import console
 from fedshift.cli.choices import LogFormat
@@ -16,6 +16,9 @@ from fedshift.deploy.logs import line_of, log_line
 from fedshift.errors import InputError
 from fedshift.files import is_file, is_folder, private
 from fedshift.flower.installed import check_flower
+
+if TYPE_CHECKING:
+    from fedshift.deploy.federation import Link
 
 
 @private()
@@ -79,6 +82,11 @@ def check(folder: Path, host: str, port: int) -> None:
 
         check_place(folder)
         lines = check_site(folder)
+    elif not is_folder(folder / "clients"):
+        raise InputError(
+            f"{folder}: neither a federation's folder (with clients) nor a client's (with "
+            "client.json); give one that `fedshift deploy init` made"
+        )
     else:
         from fedshift.deploy.keys import valid_until
         from fedshift.deploy.place import clients_of
@@ -150,8 +158,16 @@ def server(
     text = _experiment(folder)
     least = waits["min_clients"]
     with _telling(logs) as tell, monitored(metrics, folder, tell, least) as (listen, beside):
+
+        def listening(link: Link) -> contextlib.AbstractContextManager[object]:
+            waiting = _waiting(f"{host}:{port}", len(link.names), waits["patience"], least)
+            console.tell(
+                log_line("listening", message=waiting) if logs is LogFormat.json else waiting
+            )
+            return beside(link)
+
         serve(
-            folder, place, host=host, port=port, listen=listen, experiment=text, beside=beside,
+            folder, place, host=host, port=port, listen=listen, experiment=text, beside=listening,
             **waits,
         )  # fmt: skip
     page = draw([place], place)
@@ -161,6 +177,14 @@ def server(
         console.tell(log_line("done", folder=str(place), report=str(page)))
     else:
         show_run(place, page)
+
+
+def _waiting(address: str, clients: int, patience: float, least: int | None) -> str:
+    """What a server that is up waits for."""
+    fewer = "" if least is None else f", or with {least} of them then"
+    return (
+        f"listening on {address}; begins with all {clients} clients, within {patience:g} s{fewer}"
+    )
 
 
 def _experiment(folder: Path) -> str:
