@@ -199,7 +199,7 @@ def test_the_folder_of_a_site_and_its_check(
             main()
         assert e is None or e.value.code == code
         printed = capsys.readouterr()
-        assert words in printed.out + printed.err, argv
+        assert words in " ".join((printed.out + printed.err).split()), argv
     place = fed / "clients" / "client-1"
     assert "Where east's own rows are" in (place / "site.toml").read_text()
     head = "age,sex,day,marker,ward,outcome\n"

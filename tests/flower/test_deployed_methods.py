@@ -105,6 +105,9 @@ def test_clients_with_data_of_their_own(name: str, tmp_path: Path) -> None:
         return
     with pytest.raises(InputError, match="leaves every client with a model of its own"):
         check_start(configured(text))
+    kind = FILE.replace("target = {well = 0.3, ill = 0.7}", 'target = "clients"')
+    own = resolved(tmp_path, kind.replace('"fedpals"\ness = 0.5', f'"{name}"'))
+    assert check_start(configured(own)) == ""
 
 
 def both(name: str, shift: dict[str, Any], place: Path, **options: Any) -> tuple[Path, Path]:
