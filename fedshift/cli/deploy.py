@@ -158,17 +158,9 @@ def server(
     text = _experiment(folder)
     least = waits["min_clients"]
     with _telling(logs) as tell, monitored(metrics, folder, tell, least) as (listen, beside):
-
-        def listening(link: Link) -> contextlib.AbstractContextManager[object]:
-            waiting = _waiting(f"{host}:{port}", len(link.names), waits["patience"], least)
-            console.tell(
-                log_line("listening", message=waiting) if logs is LogFormat.json else waiting
-            )
-            return beside(link)
-
         serve(
-            folder, place, host=host, port=port, listen=listen, experiment=text, beside=listening,
-            **waits,
+            folder, place, host=host, port=port, listen=listen, experiment=text,
+            beside=_announced(beside, f"{host}:{port}", waits, logs), **waits,
         )  # fmt: skip
     page = draw([place], place)
     if as_json:
@@ -179,12 +171,20 @@ def server(
         show_run(place, page)
 
 
-def _waiting(address: str, clients: int, patience: float, least: int | None) -> str:
-    """What a server that is up waits for."""
-    fewer = "" if least is None else f", or with {least} of them then"
-    return (
-        f"listening on {address}; begins with all {clients} clients, within {patience:g} s{fewer}"
-    )
+def _announced(
+    beside: Callable[[Link], contextlib.AbstractContextManager[object]],
+    address: str, waits: Mapping[str, Any], logs: LogFormat,
+) -> Callable[[Link], contextlib.AbstractContextManager[object]]:  # fmt: skip
+    """`beside`, after a line on where the server listens and what it waits for."""
+
+    def announce(link: Link) -> contextlib.AbstractContextManager[object]:
+        least, within = waits["min_clients"], f"within {waits['patience']:g} s"
+        fewer = "" if least is None else f", or with {least} of them then"
+        text = f"listening on {address}; begins with all {len(link.names)} clients, {within}{fewer}"
+        console.tell(log_line("listening", message=text) if logs is LogFormat.json else text)
+        return beside(link)
+
+    return announce
 
 
 def _experiment(folder: Path) -> str:
