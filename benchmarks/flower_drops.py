@@ -130,8 +130,10 @@ def main() -> int:
         told.write_text(json.dumps(kills))
     rounds, odd = played(run), different(fed)
     lost = [one for event in rounds.values() for one in event.get("dropped", [])]
+    options = f"--clients {given.clients} --rounds {given.rounds} --every {given.every}"
+    options += " --late" if given.late else ""
     text = PAGE.format(
-        command=" ".join(sys.argv[1:]), clients=given.clients, rounds=len(rounds),
+        options=options, clients=given.clients, rounds=len(rounds),
         kills=len(kills), lost=len(lost), without=sum("dropped" in e for e in rounds.values()),
         same="the same bits in every tensor" if not odd else f"other numbers in {odd}",
     )  # fmt: skip
@@ -143,9 +145,10 @@ def main() -> int:
 
 PAGE = """# Clients killed at random
 
-`python benchmarks/flower_drops.py {command}`: a server and {clients} clients in processes of their
-own, with TLS and keys, FedPALS on a linear network; `kill -9` of a random client's SuperNode every
-few rounds. The model beside that of one process, with the same clients left out of the same rounds.
+`python benchmarks/flower_drops.py {options} --write`: a server and {clients} clients in processes
+of their own, with TLS and keys, FedPALS on a linear network; `kill -9` of a random client's
+SuperNode every few rounds; with `--late`, the last client is started after round 2. The model is
+set beside that of one process, with the same clients left out of the same rounds.
 
 | rounds | SuperNodes killed | rounds without some client | answers missing | the model |
 | --- | --- | --- | --- | --- |

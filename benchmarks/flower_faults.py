@@ -51,7 +51,7 @@ datetime.datetime = Later
 
 @dataclass(frozen=True)
 class Result:
-    """What came of one fault. code: None where the command goes on."""
+    """What came of one fault. code: None where the command goes on; load: of the machine."""
 
     fault: str
     by: str
@@ -59,6 +59,7 @@ class Result:
     code: int | None
     words: str
     left: int = 0
+    load: float = 0.0
 
 
 @dataclass
@@ -67,6 +68,7 @@ class Command:
 
     process: subprocess.Popen[bytes]
     log: Path
+    began: float = field(default_factory=time.monotonic)
 
     def words(self) -> str:
         """All that it has said to stderr, in one line each."""
@@ -265,10 +267,9 @@ def clientapp() -> Result:
 def at_the_start(fault: str, by: str, begin: Callable[[Fed], Command], words: str) -> Result:
     """A fault that one command shows by itself."""
     with federation() as fed:
-        began = time.monotonic()
         command = begin(fed)
         line = command.until(words)
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - command.began
         code = command.code(15.0)
         return Result(fault, by, seconds, code, line)
 
@@ -422,13 +423,14 @@ FAULTS: dict[str, Callable[[], Result]] = {
 
 def page(results: Sequence[Result]) -> str:
     """The page for results."""
-    lines = ["| fault | said by | seconds | exit code | left over | words |",
-             "| --- | --- | --- | --- | --- | --- |"]  # fmt: skip
+    lines = ["| fault | said by | seconds | load | exit code | left over | words |",
+             "| --- | --- | --- | --- | --- | --- | --- |"]  # fmt: skip
     for r in results:
         words = re.sub(r"/tmp/\S*?/(fed|copy)", "fed", r.words).replace("|", "/")
         words = re.sub(r"127\.0\.0\.1:\d+", "HOST:PORT", words)
         code = "goes on" if r.code is None else str(r.code)
-        lines.append(f"| {r.fault} | {r.by} | {r.seconds:.1f} | {code} | {r.left} | {words} |")
+        seconds = f"{r.seconds:.1f} | {r.load:.0f}" if r.load else f"{r.seconds:.1f} | "
+        lines.append(f"| {r.fault} | {r.by} | {seconds} | {code} | {r.left} | {words} |")
     return PAGE.format(table="\n".join(lines))
 
 
@@ -437,7 +439,8 @@ PAGE = """# Faults of a federation, and what an operator learns
 `python benchmarks/flower_faults.py --write`: one server and three clients on one machine of two
 cores, with TLS and keys. Seconds are from the fault until the words are there; where a command
 shows the fault by itself they are from its start, Python's own start of seconds included. `left
-over`: processes of the server that are there 20 s after its end.
+over`: processes of the server that are there 20 s after its end. `load`: processes that wanted a
+core when it began; where it is missing, other work kept both cores busy (8 to 40).
 
 {table}
 """
@@ -455,7 +458,8 @@ def main() -> int:
     for name in given.names or FAULTS:
         path = given.folder / f"{name}.json"
         if given.again or not path.exists():
-            path.write_text(json.dumps(asdict(FAULTS[name]())))
+            load = os.getloadavg()[0]
+            path.write_text(json.dumps(asdict(FAULTS[name]()) | {"load": load}))
         print(name, path.read_text(), flush=True)
     paths = [given.folder / f"{name}.json" for name in FAULTS]
     results = [Result(**json.loads(p.read_text())) for p in paths if p.exists()]

@@ -160,26 +160,29 @@ def serve(
     ended again, also after a failure. The run's folder is `out`; an unfinished run there is
     resumed.
     """
-    given: dict[str, str | float] = {"experiment": experiment} if experiment else {}
-    # Apps of earlier versions do not have these keys.
+    clients, given = len(clients_of(folder)), dict[str, str | float]()
     given |= {"refit": True} if refit else {}
     if min_clients is not None:
-        _check_start(folder, min_clients)
+        if min_clients > clients:
+            raise InputError(f"--min-clients {min_clients}: the federation has {clients} clients")
         given["min_clients"] = min_clients
+    _check_app(folder, given)
+    given |= {"experiment": experiment} if experiment else {}
     with superlink(folder, host=host, port=port) as link, beside(link):
         submit(link, out, listen, patience=patience, timeout=timeout, **given)
 
 
-def _check_start(folder: Path, min_clients: int) -> None:
-    if min_clients > (clients := len(clients_of(folder))):
-        raise InputError(f"--min-clients {min_clients}: the federation has {clients} clients")
+def _check_app(folder: Path, given: Mapping[str, str | float]) -> None:
+    """Raise InputError for an app of an earlier version that lacks a key: Flower sets no other."""
     app = folder / "app" / "pyproject.toml"
-    # Flower refuses to set what an app's configuration does not have.
-    if "min_clients" not in app.read_text(encoding="utf-8"):
-        raise InputError(
-            f"--min-clients: an earlier version made this federation; add the line `min_clients = "
-            f"0` at the end of {app}"
-        )
+    text = app.read_text(encoding="utf-8")
+    for key, value in given.items():
+        if f"\n{key} = " not in text:
+            unset = json.dumps(type(value)())
+            raise InputError(
+                f"--{key.replace('_', '-')}: an earlier version made this federation; add the line "
+                f"`{key} = {unset}` at the end of {app}"
+            )
 
 
 def _register(place: Path, env: Mapping[str, str]) -> str:

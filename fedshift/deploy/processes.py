@@ -91,6 +91,8 @@ def end(
     Flower starts some processes in sessions of their own, which a signal to the group misses.
     others: commands by process id that are to end as well, descendants whose parent is gone.
     """
+    # What a process that has ended left behind waits for it in vain: an operator should not.
+    patience = min(patience, 1.0) if process.poll() is not None else patience
     # Before any signal: once a parent is gone, its children can no longer be traced to it.
     below = {**others, **descendants(process.pid)}
     for number in (signal.SIGTERM, signal.SIGKILL):

@@ -6,14 +6,12 @@ import torch
 from torch import nn
 
 from fedshift import recipes
-from fedshift.engine.round import open_round
-from fedshift.engine.trial import check_company
 from fedshift.errors import InputError
 from fedshift.experiments import settings
 from fedshift.experiments.config import PYTHON, Config, Network
 from fedshift.experiments.networks import ROUTED, unrouted
 from fedshift.experiments.python_names import is_python
-from fedshift.experiments.wording import file_words, in_file_words
+from fedshift.experiments.wording import file_words
 from fedshift.model import build
 from fedshift.recipes.setting import SettingError
 
@@ -33,24 +31,6 @@ class _StandIn(nn.Module):
 def has_body(model: Network) -> bool:
     """Whether the configured network has layers before its last one."""
     return model.name != "linear" and (model.name != "mlp" or bool(model.hidden))
-
-
-def leaves_a_model(config: Config, recipe: recipes.Recipe) -> bool:
-    """Whether the server ends with a whole model, by the method's start without any data.
-
-    On a network of two layers and clients of one example each. Of an experiment that `misfits` has
-    nothing against; raises InputError where so many clients have no weights.
-    """
-    model, clients = build(lambda: _StandIn(has_body(config.model)), 0), config.clients
-    setting = settings.setting(config, model, (1.0,), None, (1,))
-    method = recipe.make(setting, **config.method.options)
-    pair, ones = model.init(), torch.ones(clients, 1, dtype=torch.float64)
-    server = method.init(*pair, {"n": ones[:, 0], "labels": ones})
-    ids = torch.arange(config.training.cohort or clients)
-    check_company(method, clients, len(ids))
-    with in_file_words("method", named_alike(recipe)):
-        open_round(method, server, ids, 1)
-    return server.get("params", {}).keys() == pair[0].keys()
 
 
 def misfits(config: Config, recipe: recipes.Recipe) -> list[Problem]:

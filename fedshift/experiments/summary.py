@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedshift.data import Examples
 from fedshift.engine.trial import pals_of
 from fedshift.evaluation.scores import Scored
 from fedshift.experiments import label_sets, served
@@ -81,7 +82,7 @@ def summary(experiment: Experiment) -> Summary:
             *_reasons(experiment, last, by_size @ rows, weights @ rows),
             *_method_notes(experiment, sets),
             *_missing_answers(outcome),
-            *_only_clients_know(outcome),
+            *_only_clients_know(outcome, task.test),
         ),
     )
 
@@ -139,9 +140,14 @@ def _missing_answers(outcome: Outcome) -> list[str]:
     return [sentence] if sentence else []
 
 
-def _only_clients_know(outcome: Outcome) -> list[str]:
-    """Sentences on what clients of a federation have not said."""
+def _only_clients_know(outcome: Outcome, test: Examples) -> list[str]:
+    """Sentences on what clients of a federation have not sent."""
     lines = []
+    if test.scorer and outcome.at_end is None and outcome.test.n < len(test):
+        lines.append(
+            f"The final model was tested on {outcome.test.n:,} of {len(test):,} test examples: the "
+            "others are at clients that did not answer."
+        )
     if outcome.silent:
         whose, count = ", ".join(map(str, outcome.silent)), len(outcome.clients)
         lines.append(

@@ -88,9 +88,11 @@ def evaluate(
         pair = (current.server["params"], current.server["buffers"])
         pairs = [pair] * len(task.clients)
         test = rate(pair, task.test, confusion=True)
-    silent: tuple[int, ...] = ()
     if sent is None:
         clients = tuple(map(rate, pairs, task.validation))
+        away = [i for i, data in enumerate(task.validation) if data.scorer and len(data)]
+        # The score of examples at a site counts none where its client does not answer.
+        silent = tuple(i for i in away if not clients[i].n)
     else:
         nothing = rate(pairs[0], Examples(task.test.x[:0], task.test.y[:0]))
         clients = tuple(sent.get(i, nothing) for i in range(len(task.clients)))

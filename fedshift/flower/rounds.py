@@ -39,19 +39,13 @@ def play(
     for t in range(first, rounds + 1):
         messages = strategy.configure_train(t, nothing, config, grid)
         strategy.aggregate_train(t, answered(grid, messages, strategy.timeout, strategy.retries))
-        evaluated(strategy, grid, t)
+        messages = list(strategy.configure_evaluate(t, nothing, config, grid))
+        if messages:
+            replies = grid.send_and_receive(messages, timeout=strategy.timeout)
+            strategy.aggregate_evaluate(t, replies)
         current = strategy.current
         assert current is not None  # aggregate_train has set it, or raised
         yield current._replace(states=kept_by(strategy, grid)) if states(t) else current
-
-
-def evaluated(strategy: AlgorithmStrategy, grid: Grid, t: int) -> None:
-    """Ask clients for their scores after round t, the last one, if it is one to evaluate."""
-    strategy.begin(grid)  # of a run that goes on after its last round
-    messages = list(strategy.configure_evaluate(t, ArrayRecord(), ConfigRecord(), grid))
-    if messages:
-        replies = grid.send_and_receive(messages, timeout=strategy.timeout)
-        strategy.aggregate_evaluate(t, replies)
 
 
 def sites_of(strategy: AlgorithmStrategy, grid: Grid) -> Sites:

@@ -33,7 +33,7 @@ from fedshift.errors import InputError
 from fedshift.evaluation.scores import OwnScores, Score
 from fedshift.flower.arriving import Arrived, arrived, failed_client, most_bytes
 from fedshift.flower.late import adopt, check_can_wait
-from fedshift.flower.nodes import Expected, Met, check_start, columns_read, join, meet
+from fedshift.flower.nodes import Expected, Met, check_min_clients, columns_read, join, meet
 from fedshift.flower.records import (
     failure_of,
     to_record,
@@ -65,7 +65,7 @@ def _check_limits(timeout: float, retries: int, min_clients: int | None, clients
         raise InputError(
             f"timeout={timeout}, retries={retries}; allowed: timeout > 0, retries >= 0"
         )
-    check_start(min_clients, clients)
+    check_min_clients(min_clients, clients)
 
 
 def _check_given(algorithm: object, seeds: object, gate: object, **whole: object) -> None:
@@ -99,7 +99,7 @@ class AlgorithmStrategy(Strategy):
               are skipped
     listen    called with each round that was played
     registers called with the table of all clients, n [N] and what else the method reads, before
-              round 1
+              round 1, and again when others have joined late
     dropping  called with the round and a client that drops out of it, as soon as that is clear
     places    nodes are named client-0, client-1, ... by who registered their keys: each may only be
               the client of its name
@@ -170,18 +170,22 @@ class AlgorithmStrategy(Strategy):
             return self.current
         expected = self._expected()
         self.met = meet(grid, expected, patience=self.patience, min_clients=self.least)
-        if self.met.strangers:
-            LOG.warning(
-                "clients %s start from a first model with other numbers than the server's; "
-                "what they keep for themselves differs from a run in one process",
-                list(self.met.strangers),
-            )
         if absent := [i for i in range(self.clients) if i not in self.met.nodes]:
             LOG.warning("clients %s have not joined; their counts are not known yet", absent)
             check_can_wait(self.algorithm, absent)
         self.current = adopt(self.algorithm, self.params, self.buffers, self.current, self.met)
-        self.registers(dict(self.met.table))
+        self._meet(self.met)
         return self.current
+
+    def _meet(self, met: Met, before: Sequence[int] = ()) -> None:
+        """Say who has registered what; before: strangers of whom that was said."""
+        if new := [i for i in met.strangers if i not in before]:
+            LOG.warning(
+                "clients %s start from a first model with other numbers than the server's; "
+                "what they keep for themselves differs from a run in one process",
+                new,
+            )
+        self.registers(dict(met.table))
 
     def _expected(self) -> Expected:
         columns = columns_read(
@@ -199,6 +203,8 @@ class AlgorithmStrategy(Strategy):
             new = set(self.met.nodes.values()) - set(met.nodes.values())
             LOG.warning("clients joined late, and cannot take part: %s", e)
             self.met = replace(met, refused=self.met.refused | new)
+        if self.met.nodes != met.nodes:
+            self._meet(self.met, met.strangers)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -12,6 +12,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +27,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from fedshift.cli.app import main
 from fedshift.cli.console import PlainProgress
-from fedshift.deploy.federation import Link, _follow
+from fedshift.deploy.federation import Link, _follow, serve
 from fedshift.deploy.joining import JOINED, join
 from fedshift.deploy.keys import check_certificate, write_authority, write_client_key
 from fedshift.deploy.place import clients_of, make_place
@@ -181,7 +182,7 @@ def ending(*ends: tuple[int, str]) -> Any:
         code, text = next(left)
         with log.open("a") as f:
             f.write(f"{text}\n")
-        yield SimpleNamespace(wait=lambda: code)
+        yield SimpleNamespace(wait=lambda: code, poll=lambda: code)
 
     return process
 
@@ -215,11 +216,12 @@ def test_a_client_whose_super_node_is_killed_joins_again(
     monkeypatch.setattr("fedshift.deploy.joining.FORGETS", 30.0)
     with tls_server(folder) as here, pytest.raises(InputError, match="does not let this client in"):
         join(place, here, patience=30.0, say=said.append)
-    (only,) = said
-    assert only == (
+    assert said == [
+        f"joined {here}",
         "the SuperNode was ended by signal 9, perhaps for lack of memory; joining again, which may "
-        f"take a minute (see {place / 'supernode.log'})"
-    )
+        f"take a minute (see {place / 'supernode.log'})",
+        f"joined {here}",
+    ]
     assert pauses == [4.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
 
 
@@ -236,7 +238,9 @@ def test_a_client_stays_for_the_next_server(
     with tls_server(folder) as here, pytest.raises(InputError, match="does not let this client in"):
         join(folder / "clients" / "client-0", here, patience=0.0, say=said.append)
     assert said == [
+        f"joined {here}",
         "the server has ended; waiting for the next one",
+        f"joined {here}",
         "the SuperNode failed (oh); joining again, which may take a minute "
         f"(see {folder / 'clients' / 'client-0' / 'supernode.log'})",
     ]
@@ -276,6 +280,7 @@ def test_exit_codes(
                 "server", str(folder), "--port", port],
             f"{late}/ca.crt: valid from": ["server", str(late)],
             f"{tmp_path}/none/ca.crt: cannot be read": ["server", str(tmp_path / "none")],
+            f"{tmp_path}/none: neither a federation's folder": ["check", str(tmp_path / "none")],
             f"{tmp_path}/none: no client's folder": [
                 "client", str(tmp_path / "none"), "--server", "127.0.0.1:8000"],
         }  # fmt: skip
@@ -304,6 +309,30 @@ def test_the_server_may_always_call_itself(
     assert _next(tmp_path) == tmp_path / "run"
     (tmp_path / "run").mkdir()
     assert _next(tmp_path) == tmp_path / "run-2"
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [({"min_clients": 1}, "min_clients = 0"), ({"refit": True}, "refit = false")],
+    ids=["min_clients", "refit"],
+)
+def test_options_that_an_earlier_versions_app_does_not_have(
+    options: dict[str, Any], line: str, tmp_path: Path
+) -> None:
+    """Flower would refuse to set them, once the server is up; control: with the line they pass."""
+    folder, app = tmp_path / "f", tmp_path / "f" / "app" / "pyproject.toml"
+    make_place(folder, "", 1, ["localhost"])
+    elsewhere = partial(
+        serve, folder, tmp_path / "run", host="192.0.2.7", port=free_port(), patience=1.0,
+        timeout=1.0, listen=lambda event: None, **options,
+    )  # fmt: skip
+    text = app.read_text().replace(f"{line}\n", "")
+    app.write_text(text)
+    with pytest.raises(InputError, match=f"add the line `{line}` at the end of "):
+        elsewhere()
+    app.write_text(f"{text}{line}\n")
+    with pytest.raises(InputError, match="192.0.2.7:[0-9]+ cannot be opened"):
+        elsewhere()
 
 
 def test_what_a_run_raised(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ import torch
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 from fedshift.experiments.config import Config
-from fedshift.experiments.deployed import Deployed, opening
+from fedshift.experiments.deployed import opening
+from fedshift.experiments.deployed_engine import Deployed
 from fedshift.experiments.experiment import federation_of, method_of, record
 from fedshift.experiments.load import dumps, load_config
 from fedshift.experiments.on_flower import configured_site

@@ -17,10 +17,11 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 
 from fedshift.errors import InputError
 from fedshift.experiments import deployed
-from fedshift.experiments.asking_sites import Sites
 from fedshift.experiments.load import dumps, validate
 from fedshift.experiments.on_flower import configured_site
+from fedshift.experiments.sites.asking import Sites
 from fedshift.flower import LocalGrid, client_app, routing
+from fedshift.flower.chosen import CHOICES, SITE
 from fedshift.flower.client import partition
 from fedshift.recipes import Setting, fedavg
 from fedshift.router.parts import folds_of
@@ -42,7 +43,7 @@ def experiment(**more: Any) -> str:
     } | more))  # fmt: skip
 
 
-def played(out: Path, text: str, count: int, site: str = deployed.DEALT) -> dict[str, Any]:
+def played(out: Path, text: str, count: int, site: str = CHOICES[SITE]) -> dict[str, Any]:
     """The results where the liar says that it is right on so many examples of each class."""
     app = client_app(partial(configured_site, text))
 

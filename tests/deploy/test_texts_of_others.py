@@ -67,7 +67,7 @@ def test_reasons_of_failures() -> None:
         odd_array(),
         RecordDict({"run": ConfigRecord({"round": ODD})}),
     ):
-        ((client, why),) = arrived([reply(content)], lambda _: 3, 10**6).unread
+        ((client, why, _),) = arrived([reply(content)], lambda _: 3, 10**6).unread
         assert client == 3
         assert "oh" in why
         assert harmless(why)

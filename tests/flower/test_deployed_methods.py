@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 from fedshift import recipes
 from fedshift.errors import InputError
-from fedshift.experiments.deployed import check_start, configured
+from fedshift.experiments.deployable import check_start, configured
 from fedshift.experiments.load import dumps, validate
 from support.federation_grid import Watched, here, served
 from support.own_sites import FILE, resolved
@@ -103,8 +103,11 @@ def test_clients_with_data_of_their_own(name: str, tmp_path: Path) -> None:
         with pytest.raises(InputError, match="3 clients' changes are too few"):
             check_start(configured(few))
         return
-    with pytest.raises(InputError, match=f'"{name}" leaves each client with a model of its own'):
+    with pytest.raises(InputError, match="leaves every client with a model of its own"):
         check_start(configured(text))
+    kind = FILE.replace("target = {well = 0.3, ill = 0.7}", 'target = "clients"')
+    own = resolved(tmp_path, kind.replace('"fedpals"\ness = 0.5', f'"{name}"'))
+    assert check_start(configured(own)) == ""
 
 
 def both(name: str, shift: dict[str, Any], place: Path, **options: Any) -> tuple[Path, Path]:

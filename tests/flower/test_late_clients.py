@@ -83,6 +83,16 @@ def test_a_late_client_counts_as_one_that_dropped_out_before(
     assert second[0].dropped[0].reason == "it has not joined yet"
 
 
+def test_what_late_clients_register_is_passed_on(setting: Setting, federation: Federation) -> None:
+    """As the others' before round 1: a liar that comes late is looked at, too."""
+    algorithm, tables = recipes.fedpals(setting, ess=0.9), list[Any]()
+    strategy = strategy_of(algorithm, federation, min_clients=MOST, registers=tables.append)
+    list(joining(strategy, grid_of(algorithm, federation)))
+    before, after = (table["n"].tolist() for table in tables)
+    assert after == federation.table["n"].tolist()
+    assert before == [0.0 if i == LATE else n for i, n in enumerate(after)]
+
+
 def test_the_comparison_can_fail(setting: Setting, federation: Federation) -> None:
     algorithm = recipes.fedpals(setting, ess=0.9)
     ends = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,11 @@ import pytest
 import torch
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
-from flwr.app import ConfigRecord, Message
+from flwr.app import Message
 
 import fedshift as fs
 from fedshift.errors import DataError, InputError
-from fedshift.experiments import deployed
-from fedshift.experiments.at_sites import EXPERIMENT
-from fedshift.experiments.site_rows import SiteError
+from fedshift.experiments.sites.answering import EXPERIMENT
 from support.own_sites import FILE, SITES, deploy, joined, places, resolved, together
 
 SAME = ("model.safetensors", "encoding.json", "clients.csv")
@@ -164,14 +163,16 @@ def test_errors_of_a_sites_function_stay_there(
 def test_data_that_change_while_a_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such a client drops out of the round, with the reason."""
+    """Such a client drops out, with the reason, and the summary says what it did not measure."""
     folders = places(tmp_path / "c", joined())
+    file, changed = folders[1] / "data.csv", list[bool]()
 
     def changing(app: Any) -> Any:
         def handle(message: Message, context: Any) -> Message:
             run = message.content.config_records.get("run")
-            if message.metadata.message_type == "train" and run == ConfigRecord({"round": 2}):
-                replaced("data.csv", ",ill\n", ",well\n")(folders[1])
+            if not changed and run is not None and run["round"] == 2:
+                file.write_text(file.read_text().replace(",ill\n", ",well\n"))
+                changed.append(True)
             return app(message, context)  # type: ignore[no-any-return]
 
         return handle
@@ -180,8 +181,12 @@ def test_data_that_change_while_a_run_goes_on(
     text = text.replace('on_bad_reply = "stop"', 'on_bad_reply = "drop"')
     out = deploy(monkeypatch, folders, tmp_path / "run", text, changing)
     events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
-    lost = [d for e in events if e["event"] == "round" for d in e.get("dropped", ())]
-    assert all("its data are not those with which the run began" in d["reason"] for d in lost)
+    lost = [(e["round"], d) for e in events if e["event"] == "round" for d in e.get("dropped", ())]
+    assert [(t, d["client"]) for t, d in lost] == [(2, 1)]
+    assert "its data are not those with which the run began" in lost[0][1]["reason"]
+    notes = " ".join(json.loads((out / "summary.json").read_text())["why"])
+    assert "The estimate is of 2 of 3 clients" in notes
+    assert re.search(r"tested on \d+ of \d+ test examples: the others are at clients", notes)
 
 
 def test_a_run_goes_on_with_the_same_data_alone(
@@ -217,11 +222,6 @@ def test_a_site_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     folders = places(tmp_path / "c", joined())[:2]
     with pytest.raises(InputError, match=r"2 of 3 clients are connected .* without south; start"):
         deploy(monkeypatch, folders, tmp_path / "run", resolved(tmp_path), absent)
-
-
-def test_a_site_error_has_two_texts() -> None:
-    assert str(SiteError("column", "row 17")) == "column"
-    assert deployed.is_private  # what decides that other errors have one, too
 
 
 def test_models_that_stay_at_their_sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedshift.errors import InputError, shown
-from fedshift.experiments.at_sites import ANSWER, ASK, read
 from fedshift.experiments.section import Section
-from fedshift.experiments.site_sums import Survey
+from fedshift.experiments.sites.answering import ANSWER, ASK, read
+from fedshift.experiments.sites.sums import Survey
 from fedshift.flower.nodes import check_name, names_of
 from fedshift.flower.records import failure_of, fields_of
 from fedshift.tasks.names import listed

@@ -1,0 +1,140 @@
+"""The engine of a run whose clients are on machines of their own, as nodes of Flower."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.serverapp import Grid
+
+from fedshift.algorithms.base import Algorithm
+from fedshift.data import Task
+from fedshift.engine.checks.gate import Dropped
+from fedshift.engine.run import Federation, Round
+from fedshift.engine.traffic import Meter
+from fedshift.engine.trial import check_model, check_training
+from fedshift.errors import InputError
+from fedshift.evaluation.scores import OwnScores, Score
+from fedshift.experiments.config import Training
+from fedshift.experiments.experiment import dropped_event
+from fedshift.experiments.folder import EventLog
+from fedshift.experiments.on_flower import on_grid, strategy_of
+from fedshift.files import write
+from fedshift.flower.rounds import measured_by_clients, overhear, sites_of
+from fedshift.flower.routing import Sites
+from fedshift.flower.strategy import AlgorithmStrategy
+from fedshift.record.folder import DEPLOYED, EVENTS
+from fedshift.tree import Params, Parts
+
+
+def name_of(folder: Path) -> str:
+    """The name by which clients know a run, also when it goes on: its first event has its time."""
+    with (folder / EVENTS).open("rb") as f:
+        return hashlib.sha256(f.readline()).hexdigest()[:32]
+
+
+@dataclass
+class Deployed:
+    """The engine of clients on deployed nodes.
+
+    waits: `patience`, `timeout` and `min_clients` of `strategy_of`. opens: called once clients have
+    registered. on_sites: clients have test examples of their own, on which each tests the model
+    that it serves. refits: as of `OnSites`. label: the run's in its
+    events. facts: what is true of this run because it is deployed. asks: whether clients are asked
+    to score models on validation examples; where all data are theirs, these ask by themselves.
+    dealt: the task whose examples clients were dealt; None where theirs are not known here.
+    """
+
+    grid: Grid
+    waits: Mapping[str, float]
+    folder: Path
+    opens: Callable[[Algorithm, Federation, Params], None]
+    on_sites: bool = False
+    refits: tuple[str, ...] = ("moment",)
+    label: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    asks: bool = False
+    dealt: Task | None = None
+    backend: str = "loop"
+    tells_drops = True
+    # How to make the strategy of the run by its name, and it, once it exists.
+    make: Callable[..., AlgorithmStrategy] | None = field(default=None, init=False, repr=False)
+    made: AlgorithmStrategy | None = field(default=None, init=False, repr=False)
+
+    def rounds(
+        self,
+        algorithm: Algorithm,
+        federation: Federation,
+        training: Training,
+        options: Mapping[str, Any],
+        *,
+        after: Round | None,
+        meter: Meter,
+    ) -> Iterator[Round]:
+        """As `Engine`; the clients have the method's options from Flower."""
+        check_model(algorithm.model, federation)
+        check_training(algorithm, federation.params, training.rounds)
+        self.make, self.made = partial(
+            strategy_of, algorithm, federation, training, after=after, own=self.on_sites,
+            dropping=self._drop, registers=partial(self._registered, algorithm, federation),
+            scoring=self._check_scores, places=True, **self.waits,
+        ), None  # fmt: skip
+
+        def played() -> Iterator[Round]:
+            began, strategy = time.perf_counter(), self.strategy
+            for current in on_grid(self.grid, strategy, training, meter=meter, began=began):
+                took_part = dict.fromkeys(sorted(strategy.took_part), Parts())
+                # What clients keep stays with them; who took part is what the server knows of it.
+                yield current._replace(states=took_part) if self.on_sites else current
+
+        return played()
+
+    @property
+    def strategy(self) -> AlgorithmStrategy:
+        """The server's side of the run, made when it is first needed."""
+        if self.made is None:
+            assert self.make is not None  # `rounds` comes first
+            # The name exists only once a round is requested: then the first event is on disk.
+            self.made = self.make(name=name_of(self.folder))
+            overhear(self.grid, self.made.hear)
+        return self.made
+
+    def measured(self, current: Round) -> Mapping[int, Score] | None:
+        """As `Engine`: sums of each client that is connected and answers."""
+        return measured_by_clients(self.strategy, self.grid, current) if self.asks else None
+
+    def own_scores(self, algorithm: Algorithm, current: Round) -> Mapping[int, OwnScores]:
+        """As `OnSites`."""
+        measured_by_clients(self.strategy, self.grid, current)
+        return self.strategy.tests
+
+    def sites(self) -> Sites:
+        """As `OnSites`."""
+        return sites_of(self.strategy, self.grid)
+
+    def _registered(self, algorithm: Algorithm, federation: Federation, table: Params) -> None:
+        columns = {name: column.long().tolist() for name, column in table.items()}
+        facts = {**self.facts, "registered": columns}
+        write(self.folder / DEPLOYED, json.dumps(facts, indent=1) + "\n")
+        self.opens(algorithm, federation, table)
+
+    def _check_scores(self, client: int, score: Score, own: OwnScores | None) -> None:
+        """Refuse scores of more than a client's own examples: they would be all of the estimate."""
+        if self.dealt is None:
+            return
+        pairs = [(score, self.dealt.validation[client])]
+        pairs += [] if own is None else [(own.own, self.dealt.tests[client])]
+        for one, examples in pairs:
+            if not torch.equal(one.total, examples.y.bincount(minlength=len(one.total))):
+                raise InputError("its counts are not those of the examples that it was dealt")
+
+    def _drop(self, t: int, one: Dropped) -> None:
+        # Written here, since the round that would say so may go on for an hour.
+        EventLog(self.folder)(dropped_event(self.label, t, one))
