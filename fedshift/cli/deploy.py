@@ -229,7 +229,9 @@ def _claims(event: Mapping[str, Any]) -> Iterator[str]:
     """What the clients' claims amount to, before round 1."""
     free, capped = f"{event['without_cap']:.3f}", f"{event['one_could_take']:.3f}"
     more = f"; without a cap {free}" if event["cap"] < 1 else "; set training.max_weight for less"
-    yield f"one dishonest client could take at most {capped} of the weight in a round{more}"
+    # In a round that others drop out of it is more: one of two that are left has half.
+    of = "of the weight in a round of all clients"
+    yield f"one dishonest client could take at most {capped} {of}{more}"
     yield f"label counts against gradients: {event['audit']}"
     for one in event["suspicions"]:
         yield f"warning: client {one['client']}: {one['reason']}"
