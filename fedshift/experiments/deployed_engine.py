@@ -25,7 +25,7 @@ from fedshift.experiments.folder import EventLog
 from fedshift.experiments.on_flower import on_grid, strategy_of
 from fedshift.files import write
 from fedshift.flower.rounds import measured_by_clients, overhear, sites_of
-from fedshift.flower.routing import Sites
+from fedshift.flower.routing import RemoteClients
 from fedshift.flower.strategy import AlgorithmStrategy
 from fedshift.record.folder import DEPLOYED, EVENTS
 from fedshift.tree import Params, Parts
@@ -110,7 +110,7 @@ class Deployed:
         measured_by_clients(self.strategy, self.grid, current)
         return self.strategy.tests
 
-    def sites(self) -> Sites:
+    def sites(self) -> RemoteClients:
         """As `OnSites`."""
         return sites_of(self.strategy, self.grid)
 
