@@ -219,7 +219,8 @@ def _telling(logs: LogFormat) -> Iterator[Callable[[dict[str, Any]], None]]:
         def tell(event: dict[str, Any]) -> None:
             if event["event"] != "claims":
                 listen(event)
-            for line in _claims(event) if event["event"] == "claims" else ():
+                return
+            for line in _claims(event):
                 console.tell(line)
 
         yield tell

@@ -142,6 +142,7 @@ def test_by_moments_alone(runs: tuple[Path, Path, Watched], tmp_path: Path) -> N
         load_router(out, fit="momnet")  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_client_that_is_gone_or_sends_nonsense(tmp_path: Path) -> None:
     """The run ends well, without a refit, and says why."""
 
