@@ -191,7 +191,7 @@ def test_a_client_that_claims_moments_of_more_examples(tmp_path: Path) -> None:
 
     out = Liar(experiment(), tmp_path / "liar", tmp_path / "kept").serve()
     told = json.loads((out / "summary.json").read_text())
-    assert any("client 2 sent moments of more examples than it has" in why for why in told["why"])
+    assert any("client 2 sent sums of more examples than it has" in why for why in told["why"])
 
 
 def test_a_damaged_file_of_fits(runs: tuple[Path, Path, Watched], tmp_path: Path) -> None:
