@@ -217,10 +217,13 @@ def _telling(logs: LogFormat) -> Iterator[Callable[[dict[str, Any]], None]]:
     with console.progress() as listen:
 
         def tell(event: dict[str, Any]) -> None:
-            if event["event"] != "claims":
+            if event["event"] == "claims":
+                for line in _claims(event):
+                    console.tell(line)
+            elif event["event"] == "fits":
+                console.tell(f"{event['run']}: fitting the router, by messages to its clients")
+            else:
                 listen(event)
-            for line in _claims(event) if event["event"] == "claims" else ():
-                console.tell(line)
 
         yield tell
 
