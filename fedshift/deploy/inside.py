@@ -40,7 +40,7 @@ TASKS = ("flwr-serverapp", "flwr-clientapp")
 
 @contextlib.contextmanager
 def private_socket() -> Iterator[dict[str, str]]:
-    """The environment variable of a new socket, which nobody but this user can open.
+    """The environment variable of a new socket, which this user alone can open.
 
     Raises InputError where the folder for temporary files cannot be used for it.
     """
