@@ -91,7 +91,7 @@ class _Stay:
     patience: float
     say: Say
     watch: Callable[[Joined], None]
-    said: str = ""
+    latest: str = ""
     news: bool = True
     pause: float = PAUSE
     killed: float = -math.inf
@@ -117,7 +117,7 @@ class _Stay:
         self.news = True
 
     def _tell_joined(self) -> None:
-        # Not of a SuperNode that is killed again and again: its end is told once, too.
+        # Not of a SuperNode that is killed again and again: of its end there is one line, too.
         if self.news:
             self.say(f"joined {self.server}")
         self.news = False
@@ -128,9 +128,9 @@ class _Stay:
             return
         if now > until:
             raise InputError(f"{why}, for {self.patience:g} s now")
-        if why != self.said:
+        if why != self.latest:
             self._tell(f"{why}; trying again for {until - now:.0f} s")
-        self.said = why
+        self.latest = why
 
     def _refusal(self, ended: Ended) -> str:
         return clocks(self.server, self.place / "ca.crt") or (
@@ -140,7 +140,7 @@ class _Stay:
 
     def _join_again(self, ended: Ended, seconds: float) -> None:
         if ended.code == 0:
-            self.said, self.pause = "", PAUSE
+            self.latest, self.pause = "", PAUSE
             self._tell("the server has ended; waiting for the next one")
             return
         self.killed = time.monotonic()
@@ -150,10 +150,10 @@ class _Stay:
             text = f"the SuperNode was ended by signal {-ended.code}, perhaps for lack of memory"
         # Where memory is too small it would end again and again: less and less often.
         self.pause = PAUSE if seconds > WELL else min(2 * self.pause, LONGEST)
-        if text != self.said or seconds > WELL:
+        if text != self.latest or seconds > WELL:
             log = self.place / "supernode.log"
             self._tell(f"{text}; joining again, which may take a minute (see {log})")
-        self.said = text
+        self.latest = text
 
 
 def node_command(place: Path, server: str) -> list[str]:

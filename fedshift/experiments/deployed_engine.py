@@ -28,7 +28,7 @@ from fedshift.experiments.folder import EventLog
 from fedshift.experiments.on_flower import on_grid, strategy_of
 from fedshift.files import write
 from fedshift.flower.rounds import measured_by_clients, overhear, sites_of
-from fedshift.flower.routing import Sites
+from fedshift.flower.routing import RemoteClients
 from fedshift.flower.strategy import AlgorithmStrategy
 from fedshift.record.folder import DEPLOYED, EVENTS
 from fedshift.tree import Params, Parts
@@ -115,8 +115,10 @@ class Deployed:
         measured_by_clients(self.strategy, self.grid, current)
         return self.strategy.tests
 
-    def sites(self) -> Sites:
+    def sites(self) -> RemoteClients:
         """As `OnSites`."""
+        # The fits take messages to all clients, after the event of the last evaluation.
+        EventLog(self.folder)({"event": "fits", "run": self.label})
         return sites_of(self.strategy, self.grid)
 
     def _registered(self, algorithm: Algorithm, federation: Federation, table: Params) -> None:

@@ -14,7 +14,7 @@ from fedshift.errors import InputError, TrainingError
 from fedshift.evaluation.scores import Score
 from fedshift.flower.client import STATE
 from fedshift.flower.records import failure_of, to_parts
-from fedshift.flower.routing import Question, Sites, answers_in
+from fedshift.flower.routing import Question, RemoteClients, answers_in
 from fedshift.flower.strategy import AlgorithmStrategy
 from fedshift.tree import Params, Parts
 
@@ -48,7 +48,7 @@ def play(
         yield current._replace(states=kept_by(strategy, grid)) if states(t) else current
 
 
-def sites_of(strategy: AlgorithmStrategy, grid: Grid) -> Sites:
+def sites_of(strategy: AlgorithmStrategy, grid: Grid) -> RemoteClients:
     """All clients, for fits of the last round's router.
 
     Their questions raise InputError where a client that took part does not answer.
@@ -73,7 +73,7 @@ def sites_of(strategy: AlgorithmStrategy, grid: Grid) -> Sites:
                     raise InputError(f"client {i} sent sums of more examples than it has")
         return answers
 
-    return Sites(send, strategy.clients)
+    return RemoteClients(send, strategy.clients)
 
 
 def _wait_for(client_of: Mapping[int, int], grid: Grid, patience: float) -> None:

@@ -150,7 +150,7 @@ def possible(question: Question, answer: Params) -> bool:
     return bool(torch.linalg.eigvalsh(spread).min() >= -rounding)
 
 
-class Sites:
+class RemoteClients:
     """All clients of a fit, each at its site (`router.parts.Clients`).
 
     send: puts questions to the clients that took part, and gives each one's answers. `each` asks
@@ -240,7 +240,7 @@ class Sites:
 class _AtSites(NamedTuple):
     """A `Part` of all clients' examples, at their sites."""
 
-    sites: Sites
+    sites: RemoteClients
     of_fold: int
     of_held_out: bool
 

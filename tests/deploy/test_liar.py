@@ -72,6 +72,7 @@ def test_without_a_cap_it_takes_everything_but_not_in_silence(tmp_path: Path) ->
     assert "no cap bounds it" in run["claims"]["suspicions"][0]["reason"]
 
 
+@pytest.mark.slow
 def test_no_honest_client_is_suspected(tmp_path: Path) -> None:
     config = experiment("training.max_weight=0.5", *BY_SIZE)
     there = folder_of(config, tmp_path / "there", liar=None)
@@ -92,6 +93,7 @@ def claims_of(config: Config, change: Any, *, dealt: bool = True) -> dict[str, A
     return opening_event(config, prepared, algorithm, federation, table, dealt=dealt)
 
 
+@pytest.mark.slow
 def test_labels_are_set_against_gradients() -> None:
     """Twenty clients of ten labels: one that claims another's labels, of its own size."""
     config = experiment("shift.labels_per_client=3", "shift.clients=20")
@@ -135,3 +137,21 @@ def test_what_one_client_could_take() -> None:
         event = claims_of(experiment("training.max_weight=0.4", *method), lambda table: None)
         assert event["without_cap"] == pytest.approx(free, abs=1e-3), method
         assert event["one_could_take"] == pytest.approx(min(free, 0.4), abs=1e-3), method
+
+
+@pytest.mark.parametrize("changes", [
+    ("training.max_weight=0.5", *BY_SIZE), ("shift.labels_per_client=3", "shift.clients=20"),
+], ids=["two of three", "19 of 20"])  # fmt: skip
+def test_a_client_that_has_not_joined_is_not_suspected(changes: tuple[str, ...]) -> None:
+    """As with --min-clients: its row is 0, which says nothing of it, nor of the others' sizes."""
+
+    def absent(table: dict[str, torch.Tensor]) -> None:
+        for column in table.values():
+            column[2] = 0.0
+
+    event = claims_of(experiment(*changes), absent)
+    assert event["suspicions"] == []
+    assert event["audit"] in (
+        "not made: it needs all clients, with examples",
+        "not made: clients register no label counts",
+    )

@@ -62,7 +62,7 @@ def test_the_page_names_every_recipe_once() -> None:
     assert sorted(table()) == sorted(NAMES)
 
 
-QUICK = ("ditto", "fedpac", "fedavgft", "labelset_fedavg")
+QUICK = ("fedpac", "labelset_fedavg")
 
 
 def some(names: Iterable[str], of: Callable[[str], bool] = lambda name: True) -> list[Any]:

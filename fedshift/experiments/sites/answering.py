@@ -55,7 +55,7 @@ S = TypeVar("S", bound=Section)
 
 
 class Setup(Section):
-    """What a site is told before round 1: the encoding (JSON), T [K], and its own cut."""
+    """What a site needs for the rounds: the encoding (JSON), T [K], and which rows it holds out."""
 
     encoding: str
     target: tuple[float, ...]
