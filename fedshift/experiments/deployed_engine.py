@@ -117,6 +117,8 @@ class Deployed:
 
     def sites(self) -> RemoteClients:
         """As `OnSites`."""
+        # The fits take messages to all clients, after the event of the last evaluation.
+        EventLog(self.folder)({"event": "fits", "run": self.label})
         return sites_of(self.strategy, self.grid)
 
     def _registered(self, algorithm: Algorithm, federation: Federation, table: Params) -> None:
