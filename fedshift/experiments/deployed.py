@@ -21,7 +21,7 @@ from fedshift.algorithms.base import Algorithm
 from fedshift.engine.run import Federation
 from fedshift.errors import InputError
 from fedshift.experiments.config import Config
-from fedshift.experiments.deployable import configured
+from fedshift.experiments.deployable import check_min_clients, configured
 from fedshift.experiments.deployed_engine import Deployed
 from fedshift.experiments.experiment import record
 from fedshift.experiments.folder import EventLog, kept_in, reserved
@@ -55,11 +55,7 @@ def main(grid: Grid, context: Context) -> None:
     at_sites = config.data.at_sites
     # 0: all. Folders of earlier versions have no such line.
     if least := int(given.get("min_clients", 0)):
-        if at_sites:
-            raise InputError(
-                'with data.source = "sites" columns are agreed on by all clients before round 1, '
-                "so that none can join late: leave out --min-clients"
-            )
+        check_min_clients(config)
         waits["min_clients"] = least
     prepared = gather(grid, config, waits["patience"]) if at_sites else prepare(config)
     with _folder(Path(str(given["out"])), config, prepared) as folder:
@@ -77,8 +73,8 @@ def main(grid: Grid, context: Context) -> None:
         }
         asks = config.data.validation > 0 and not at_sites
         engine = Deployed(
-            grid, waits, folder, opens, on_sites, refits, config.name, facts, asks,
-            prepared.task if dealt else None,
+            grid, waits, folder, opens, on_sites=on_sites, refits=refits, label=config.name,
+            facts=facts, asks=asks, dealt=prepared.task if dealt else None,
         )  # fmt: skip
         record(folder, config, prepared, silent, engine, keeper)
 
