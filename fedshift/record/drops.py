@@ -7,6 +7,15 @@ from typing import Any, NamedTuple
 
 from fedshift.errors import visible
 
+# The kinds of a `dropped` event, as reports say them.
+KINDS = {
+    "timeout": "no answer in time",
+    "error": "it failed",
+    "lost": "not connected",
+    "reply": "its answer cannot be used",
+    "late": "an answer to another round",
+}
+
 
 class Drop(NamedTuple):
     """A client that dropped out of a round; kind: "" in files of earlier versions."""
