@@ -15,8 +15,11 @@ from fedshift.experiments.stopping import check_stopping
 from fedshift.experiments.task import prepare
 
 
-def configured(text: str) -> Config:
-    """The experiment. Raises InputError for what only a simulation can do."""
+def configured(text: str, *, late: bool = False) -> Config:
+    """The experiment. Raises InputError for what only a simulation can do.
+
+    late: whether a run is to begin without some clients, which not all experiments can.
+    """
     config = validate(tomllib.loads(text), text=text, origin="experiment")
     if config.method.options.get("ess") == "auto":
         raise InputError('method.ess = "auto" trains one model per candidate; deploy with a number')
@@ -30,6 +33,11 @@ def configured(text: str) -> Config:
         )
     if config.data.at_sites:
         check_sites(config)
+        if late:
+            raise InputError(
+                'with data.source = "sites" columns are agreed on by all clients before round 1, '
+                "so that none can join late: leave out --min-clients"
+            )
     if config.shift.target == "clients" and config.training.keep == "best":
         raise InputError(
             'training.keep = "best" may keep an earlier round, and clients then have later models; '

@@ -49,17 +49,13 @@ server_app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Train, evaluate on the server's examples, and leave a run folder."""
     given = context.run_config
-    config = configured(str(given["experiment"]))
+    # 0: all. Folders of earlier versions have no such line.
+    least = int(given.get("min_clients", 0))
+    config = configured(str(given["experiment"]), late=least > 0)
     waits = {k: float(given[k]) for k in ("patience", "timeout")}
 
     at_sites = config.data.at_sites
-    # 0: all. Folders of earlier versions have no such line.
-    if least := int(given.get("min_clients", 0)):
-        if at_sites:
-            raise InputError(
-                'with data.source = "sites" columns are agreed on by all clients before round 1, '
-                "so that none can join late: leave out --min-clients"
-            )
+    if least:
         waits["min_clients"] = least
     prepared = gather(grid, config, waits["patience"]) if at_sites else prepare(config)
     with _folder(Path(str(given["out"])), config, prepared) as folder:
