@@ -30,6 +30,7 @@ from fedshift.engine.trial import check_model, check_training
 from fedshift.errors import DataError, InputError
 from fedshift.evaluation.scores import OwnScores, Score
 from fedshift.experiments.at_sites import ASK, answer, own_site
+from fedshift.experiments.awaited import Awaited
 from fedshift.experiments.config import Config, Training
 from fedshift.experiments.experiment import (
     check_method,
@@ -46,7 +47,7 @@ from fedshift.experiments.on_sites import check_own_models
 from fedshift.experiments.opening import opening_event
 from fedshift.experiments.own_models import MODELS, leave_own_model
 from fedshift.experiments.python_names import SITES, is_python
-from fedshift.experiments.resume import reopened
+from fedshift.experiments.resume import check_links, reopened
 from fedshift.experiments.stopping import check_stopping
 from fedshift.experiments.task import Prepared, prepare
 from fedshift.experiments.training import silent
@@ -124,8 +125,11 @@ def main(grid: Grid, context: Context) -> None:
                 "so that none can join late: leave out --min-clients"
             )
         waits["min_clients"] = least
-    prepared = gather(grid, config, waits["patience"]) if at_sites else prepare(config)
-    with _folder(Path(str(given["out"])), config, prepared) as folder:
+    out = Path(str(given["out"]))
+    news = News(out, config.name)
+    Awaited(grid, news, {f"client-{i}": name for i, name in enumerate(config.data.clients or ())})
+    prepares = partial(gather, grid, config, waits, news) if at_sites else partial(prepare, config)
+    with _folder(out, config, prepares) as (folder, prepared):
         # Every round: on Flower one takes seconds at least, and a checkpoint less.
         keeper = kept_in(folder, config, prepared, 1)
         refits = ("moment", "refitted")[: 1 + bool(given.get("refit"))]
@@ -139,7 +143,7 @@ def main(grid: Grid, context: Context) -> None:
             "tested_by": "clients" if on_sites or prepared.task.test.scorer else "server",
         }
         asks = config.data.validation > 0 and not at_sites
-        engine = Deployed(grid, waits, folder, opens, on_sites, refits, config.name, facts, asks)
+        engine = Deployed(grid, waits, folder, opens, news, on_sites, refits, facts, asks)
         record(folder, config, prepared, silent, engine, keeper)
 
 
@@ -154,16 +158,43 @@ def opening(
         EventLog(folder)(event)
 
 
+@dataclass
+class News:
+    """Enters what happens between rounds into a run's events; t: the last round that is over.
+
+    Written as it comes, since the round that would tell it may go on for an hour.
+    """
+
+    folder: Path
+    run: str
+    t: int = 0
+
+    def __call__(self, event: Mapping[str, Any]) -> None:
+        # Sites that score a model do not know of which round it is.
+        round_ = {"round": self.t} if event["event"] == "unscored" else {}
+        EventLog(self.folder)({"event": event["event"], "run": self.run, **round_, **event})
+
+
 @contextlib.contextmanager
-def _folder(out: Path, config: Config, prepared: Prepared) -> Iterator[Path]:
-    """A new run folder, or that of a run whose server has ended before it."""
+def _folder(
+    out: Path, config: Config, prepares: Callable[[], Prepared]
+) -> Iterator[tuple[Path, Prepared]]:
+    """A new run folder, or that of a run whose server has ended before it; what the run needs."""
     again = f"{command_of({})} --resume {{}}"
     if is_file(out / CONFIG) and not is_file(out / SUMMARY):
+        check_links(out)  # events are written before it is open
+        prepared = prepares()
         with reopened(out, config, prepared, again=again) as (folder, _):
-            yield folder
+            yield folder, prepared
     else:
         with reserved(out, config.name, again) as folder:
-            yield folder
+            try:
+                prepared = prepares()
+            except BaseException:
+                # Nothing has begun: the next server takes the same folder.
+                (folder / EVENTS).unlink(missing_ok=True)
+                raise
+            yield folder, prepared
 
 
 def command_of(waits: Mapping[str, float], *, refit: bool = False) -> str:
@@ -184,19 +215,19 @@ class Deployed:
     """The engine of clients on deployed nodes.
 
     waits: `patience`, `timeout` and `min_clients` of `strategy_of`. opens: called once clients have
-    registered. on_sites: clients have test examples of their own, on which each tests the model
-    that it serves, in rounds that are evaluated. refits: as of `OnSites`. label: the run's in its
-    events. facts: what is true of this run because it is deployed. asks: whether clients are asked
-    to score models on validation examples; where all data are theirs, these ask by themselves.
+    registered. news: gets events. on_sites: clients have test examples of their own, on which each
+    tests the model that it serves, in rounds that are evaluated. refits: as of `OnSites`. facts:
+    what is true of this run because it is deployed. asks: whether clients are asked to score models
+    on validation examples; where all data are theirs, these ask by themselves.
     """
 
     grid: Grid
     waits: Mapping[str, float]
     folder: Path
     opens: Callable[[Algorithm, Federation, Params], None]
+    news: News
     on_sites: bool = False
     refits: tuple[str, ...] = ("moment",)
-    label: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
     asks: bool = False
     backend: str = "loop"
@@ -221,12 +252,15 @@ class Deployed:
         self.make[:] = [partial(
             strategy_of, algorithm, federation, training, after=after, own=self.on_sites,
             evaluates=lambda t: self.on_sites and training.evaluates(t), dropping=self._drop,
-            registers=partial(self._registered, algorithm, federation), **self.waits,
+            registers=partial(self._registered, algorithm, federation), tell=self.news,
+            **self.waits,
         )]  # fmt: skip
 
         def played() -> Iterator[Round]:
             began, strategy = time.perf_counter(), self.strategy
+            self.news.t = after.t if after else 0
             for current in on_grid(self.grid, strategy, training, meter=meter, began=began):
+                self.news.t = current.t
                 took_part = dict.fromkeys(sorted(strategy.took_part), Parts())
                 # What clients keep stays with them; who took part is what the server knows of it.
                 yield current._replace(states=took_part) if self.on_sites else current
@@ -263,8 +297,7 @@ class Deployed:
         self.opens(algorithm, federation, table)
 
     def _drop(self, t: int, one: Dropped) -> None:
-        # Written here, since the round that would say so may go on for an hour.
-        EventLog(self.folder)(dropped_event(self.label, t, one))
+        self.news(dropped_event(self.news.run, t, one))
 
 
 def site_of(context: Context) -> Site:

@@ -170,10 +170,10 @@ def test_data_that_change_while_a_run_goes_on(
     def changing(app: Any) -> Any:
         def handle(message: Message, context: Any) -> Message:
             run = message.content.config_records.get("run")
-            if message.metadata.message_type == "train" and run is not None and run["round"] == 2:
-                if not changed:
-                    file.write_text(file.read_text().replace(",ill\n", ",well\n"))
-                    changed.append(True)
+            training = message.metadata.message_type == "train" and run is not None
+            if training and run["round"] == 2 and not changed:
+                file.write_text(file.read_text().replace(",ill\n", ",well\n"))
+                changed.append(True)
             return app(message, context)  # type: ignore[no-any-return]
 
         return handle
