@@ -3,8 +3,8 @@
     python examples/loopback/run.py [-c section.key=value ...]
 
 Makes the certificates and keys, starts the clients and the server, prints what the server prints,
-and stops everything that it has started. The same experiment in one process:
-`fedshift run examples/loopback/experiment.toml`.
+and stops everything that it has started. The same numbers in one process, with the
+cap that `deploy init` chooses: `fedshift run experiment.toml -c training.max_weight=0.5`.
 """
 
 from __future__ import annotations

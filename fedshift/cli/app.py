@@ -16,12 +16,13 @@ from fedshift.cli.choices import (
     BackendChoice,
     Format,
     FormatOption,
-    LogFormat,
-    LogOption,
+    Out,
     Overrides,
+    Resume,
     Where,
 )
 from fedshift.cli.commands import Commands
+from fedshift.cli.deploy_commands import deploy_app
 from fedshift.cli.ending import perform
 from fedshift.cli.loading import loading
 from fedshift.engine.ways import ALONE, NAMES
@@ -40,21 +41,8 @@ datasets_app = typer.Typer(
     help="List the known data sets, show one, or fetch one.", invoke_without_command=True
 )
 app.add_typer(datasets_app, name="datasets")
-deploy_app = typer.Typer(
-    help="A federation of real machines, on Flower (extra flower).", no_args_is_help=True
-)
 app.add_typer(deploy_app, name="deploy")
 app.add_typer(audit_app, name="audit")
-
-Out = Annotated[Path | None, typer.Option("--out", help="Folder for the results (new or empty).")]
-MetricsOption = Annotated[
-    str | None,
-    typer.Option(
-        "--metrics", metavar="[HOST:]PORT",
-        help="Serve /healthz, /readyz and /metrics there; HOST: 127.0.0.1. Default: not.",
-    ),
-]  # fmt: skip
-Resume = Annotated[Path | None, typer.Option("--resume", help="Go on with this interrupted run.")]
 
 
 # Eager: --version works without a command, and before any other option is checked.
@@ -323,117 +311,6 @@ def fetch(
         from fedshift.cli.listings import fetch_dataset
 
     fetch_dataset(name, folder, as_json=format is Format.json)
-
-
-@deploy_app.command("init")
-def deploy_init(
-    file: Annotated[Path, typer.Argument(metavar="FILE.toml")],
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER")],
-    host: Annotated[
-        list[str], typer.Option(help="A name or address of the server; may be repeated.")
-    ] = [],  # noqa: B006
-    keys: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="A federation whose authority and keys are kept."),
-    ] = None,
-    config: Overrides = [],  # noqa: B006
-) -> None:
-    """Write certificates, the clients' keys and the app of an experiment into FOLDER.
-
-    FILE.toml: the experiment, as for `fedshift run`.
-    """
-    with loading():
-        from fedshift.cli.deploy import init
-
-    init(file, folder, host, config, keys)
-
-
-@deploy_app.command("check")
-def deploy_check(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER")],
-    host: Annotated[str, typer.Option(help="Where the server will listen.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
-) -> None:
-    """Try a client's folder with its own data, or a federation's on the server; send nothing.
-
-    FOLDER: of a client, with client.json in it, or the one that `fedshift deploy init` made.
-    """
-    with loading():
-        from fedshift.cli.deploy import check
-
-    check(folder, host, port)
-
-
-@deploy_app.command("server")
-def deploy_server(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER")],
-    out: Out = None,
-    resume: Resume = None,
-    host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0: everywhere.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
-    timeout: Annotated[
-        float, typer.Option(min=1.0, help="Seconds that a client has for a round.")
-    ] = 3600.0,
-    patience: Annotated[
-        float, typer.Option(min=1.0, help="Seconds to wait for all clients before round 1.")
-    ] = 600.0,
-    min_clients: Annotated[
-        int | None,
-        typer.Option(min=1, help="Start with so many once --patience is over; default: all."),
-    ] = None,
-    refit: Annotated[
-        bool, typer.Option("--refit", help="Also refit a router by gradients: many messages.")
-    ] = False,
-    metrics: MetricsOption = None,
-    log_format: LogOption = LogFormat.text,
-    format: FormatOption = Format.table,
-) -> None:
-    """Run a federation's experiment once all its clients have joined."""
-    with loading():
-        from fedshift.cli.deploy import server
-
-    waits = {"timeout": timeout, "patience": patience, "min_clients": min_clients, "refit": refit}
-    server(
-        folder, out, resume, host, port, waits, metrics, log_format,
-        as_json=format is Format.json,
-    )  # fmt: skip
-
-
-@deploy_app.command("renew")
-def deploy_renew(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER")],
-    host: Annotated[
-        list[str], typer.Option(help="As for init; default: the present certificate's names.")
-    ] = [],  # noqa: B006
-    client: Annotated[
-        int | None, typer.Option(min=0, help="A new key for client I instead.", metavar="I")
-    ] = None,
-) -> None:
-    """Renew the server's certificate, or a client's key, in the folder of a federation.
-
-    FOLDER: as made by init. A server that is running takes the new ones when it is started again.
-    """
-    with loading():
-        from fedshift.cli.deploy import renew
-
-    renew(folder, host, client)
-
-
-@deploy_app.command("client")
-def deploy_client(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER")],
-    server: Annotated[str, typer.Option(help="HOST:PORT of the federation's server.")],
-    patience: Annotated[
-        float, typer.Option(min=0.0, help="Seconds to wait for a server that lets this client in.")
-    ] = 600.0,
-    metrics: MetricsOption = None,
-    log_format: LogOption = LogFormat.text,
-) -> None:
-    """Be a client, with the folder that `fedshift deploy init` made for it."""
-    with loading():
-        from fedshift.cli.deploy import client
-
-    client(folder, server, patience, metrics, log_format)
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -43,6 +44,8 @@ class BackendChoice(Choice[str]):
         return str(value) if value in GONE else super().convert(value, param, ctx)
 
 
+Out = Annotated[Path | None, typer.Option("--out", help="Folder for the results (new or empty).")]
+Resume = Annotated[Path | None, typer.Option("--resume", help="Go on with this interrupted run.")]
 FormatOption = Annotated[
     Format, typer.Option("--format", help="Print a table, or one JSON document.")
 ]

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedshift.cli import console
 from fedshift.cli.choices import LogFormat
@@ -16,6 +16,9 @@ from fedshift.deploy.logs import line_of, log_line
 from fedshift.errors import InputError
 from fedshift.files import is_file, is_folder, private
 from fedshift.flower.installed import check_flower
+
+if TYPE_CHECKING:
+    from fedshift.deploy.federation import Link
 
 
 @private()
@@ -26,9 +29,9 @@ def init(
     check_flower()
     from fedshift.deploy.place import make_place
     from fedshift.experiments.caps import with_cap
-    from fedshift.experiments.deployed import check_start, configured
+    from fedshift.experiments.deployable import check_start, configured
     from fedshift.experiments.load import dumps, load_with_source
-    from fedshift.experiments.site_check import site_files
+    from fedshift.experiments.sites.check import site_files
 
     config, source = load_with_source(file, overrides)
     config, cap = with_cap(config)
@@ -75,10 +78,15 @@ def check(folder: Path, host: str, port: int) -> None:
     check_flower()
     if is_file(folder / "client.json"):
         from fedshift.deploy.joining import check_place
-        from fedshift.experiments.site_check import check_site
+        from fedshift.experiments.sites.check import check_site
 
         check_place(folder)
         lines = check_site(folder)
+    elif not is_folder(folder / "clients"):
+        raise InputError(
+            f"{folder}: neither a federation's folder (with clients) nor a client's (with "
+            "client.json); give one that `fedshift deploy init` made"
+        )
     else:
         from fedshift.deploy.keys import valid_until
         from fedshift.deploy.place import clients_of
@@ -151,8 +159,8 @@ def server(
     least = waits["min_clients"]
     with _telling(logs) as tell, monitored(metrics, folder, tell, least) as (listen, beside):
         serve(
-            folder, place, host=host, port=port, listen=listen, experiment=text, beside=beside,
-            **waits,
+            folder, place, host=host, port=port, listen=listen, experiment=text,
+            beside=_announced(beside, f"{host}:{port}", waits, logs), **waits,
         )  # fmt: skip
     page = draw([place], place)
     if as_json:
@@ -163,10 +171,26 @@ def server(
         show_run(place, page)
 
 
+def _announced(
+    beside: Callable[[Link], contextlib.AbstractContextManager[object]],
+    address: str, waits: Mapping[str, Any], logs: LogFormat,
+) -> Callable[[Link], contextlib.AbstractContextManager[object]]:  # fmt: skip
+    """`beside`, after a line on where the server listens and what it waits for."""
+
+    def announce(link: Link) -> contextlib.AbstractContextManager[object]:
+        least, within = waits["min_clients"], f"within {waits['patience']:g} s"
+        fewer = "" if least is None else f", or with {least} of them then"
+        text = f"listening on {address}; begins with all {len(link.names)} clients, {within}{fewer}"
+        console.tell(log_line("listening", message=text) if logs is LogFormat.json else text)
+        return beside(link)
+
+    return announce
+
+
 def _experiment(folder: Path) -> str:
     """The TOML of the federation's experiment, checked; "" in folders of earlier versions."""
     from fedshift.deploy.place import EXPERIMENT, clients_of
-    from fedshift.experiments.deployed import configured
+    from fedshift.experiments.deployable import configured
     from fedshift.experiments.load import dumps, load_with_source
 
     keys, file = len(clients_of(folder)), folder / EXPERIMENT
@@ -195,7 +219,8 @@ def _telling(logs: LogFormat) -> Iterator[Callable[[dict[str, Any]], None]]:
         def tell(event: dict[str, Any]) -> None:
             if event["event"] != "claims":
                 listen(event)
-            for line in _claims(event) if event["event"] == "claims" else ():
+                return
+            for line in _claims(event):
                 console.tell(line)
 
         yield tell

@@ -11,6 +11,7 @@ from typing import Any
 
 from fedshift.errors import InputError, shown
 from fedshift.flower.chosen import APP, chosen, imported
+from fedshift.flower.installed import put_in_place
 
 
 def check_app(sent: bytes) -> None:
@@ -28,5 +29,5 @@ def check_app(sent: bytes) -> None:
 def run_the_installed_app() -> None:
     """Have Flower's process of a client's task, which this is, run the installed app."""
     process: Any = import_module("flwr.supernode.runtime.run_clientapp")
-    process.install_from_fab = lambda sent, **_: check_app(sent)
-    process.get_load_client_app_fn = lambda **_: lambda *_: imported(chosen(APP))
+    put_in_place(process, "install_from_fab", lambda sent, **_: check_app(sent))
+    put_in_place(process, "get_load_client_app_fn", lambda **_: lambda *_: imported(chosen(APP)))

@@ -30,8 +30,6 @@ from fedshift.record.in_use import alone_in
 POLL, STATUS = 0.5, 15.0
 # Give up after Flower has failed this many times in a row to report a run's status.
 SILENCES = 4
-# A run whose ServerApp has not begun.
-WAITING = ("pending", "starting")
 NAME = "federation"
 RAISED = "fedshift.errors."
 KINDS = {
@@ -48,12 +46,14 @@ class Link:
     """A SuperLink that is up, knows the clients' keys, and waits for runs.
 
     ended: tells which of the server's processes have ended since it was asked last
+    begin: to be called before a run is submitted
     """
 
     folder: Path
     env: Mapping[str, str]
     log: Path
     ended: Callable[[], Ended] = nothing
+    begin: Callable[[], None] = lambda: None
     # The clients' folder names by Flower's ids of their nodes.
     names: Mapping[str, str] = field(default_factory=dict)
 
@@ -118,7 +118,8 @@ def _listening(folder: Path, host: str, port: int) -> Iterator[Link]:
         wait_for(address, port, process, log)
         if why := answers(f"{address}:{port}", folder / "ca.crt"):
             raise FedshiftError(f"{why}; see {log}")
-        yield Link(folder, env, log, Watch(process, seen))
+        watch = Watch(process, seen)
+        yield Link(folder, env, log, watch, watch.begin)
 
 
 def submit(link: Link, out: Path, listen: Listener, **config: str | float) -> None:
@@ -134,6 +135,7 @@ def submit(link: Link, out: Path, listen: Listener, **config: str | float) -> No
     start = ["run", str(link.folder / "app"), NAME, "--run-config", str(settings)]
     # Events of the interrupted run are there already and were shown then.
     seen = len(_events(out))
+    link.begin()
     run = str(run_flower([*start, "--format", "json"], link.env)["run-id"])
     _follow(run, out, link, listen, seen)
 
@@ -263,9 +265,6 @@ def _loss(ended: Ended, run: str, out: Path, link: Link) -> FedshiftError | None
         # Failures before there is a run folder end it, too, and Flower has their reason.
         if status.startswith("finished"):
             return _failure(status, run, link)
-        # It was that of the run before; this one's is yet to start.
-        if status.startswith(WAITING):
-            return None
     process, code = next(iter(ended.items()))
     return ending(process, code, out, link.log, begun=(out / CHECKPOINTS).is_dir())
 

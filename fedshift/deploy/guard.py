@@ -37,6 +37,7 @@ from fedshift.deploy.inside import SOCKET, executor
 from fedshift.deploy.keys import read_client_key
 from fedshift.deploy.log_records import show_controls
 from fedshift.deploy.place import EXPERIMENT, clients_of
+from fedshift.flower.installed import put_in_place
 
 FLEET = "/v1/fleet/"
 # Bytes of a body: without a client's key, with one, and where pieces of models are sent. Flower
@@ -200,7 +201,7 @@ def put_up(folder: Path) -> None:
         "keys": keys, "callers": callers, "path": path, "unregistered": len(keys),
         "allowance": Allowance(times_of(folder / EXPERIMENT)),
     }  # fmt: skip
-    extensions.get_middleware = lambda: (Middleware(Guard, **given),)
+    put_in_place(extensions, "get_middleware", lambda: (Middleware(Guard, **given),))
     # For the server itself Flower has no hook.
     uvicorn.run = functools.partial(serve, callers=callers, path=path)
 

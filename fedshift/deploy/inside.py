@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from fedshift.deploy.app import run_the_installed_app
 from fedshift.deploy.log_records import show_controls
 from fedshift.errors import InputError
+from fedshift.flower.installed import put_in_place
 
 if TYPE_CHECKING:
     from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
@@ -39,7 +40,7 @@ TASKS = ("flwr-serverapp", "flwr-clientapp")
 
 @contextlib.contextmanager
 def private_socket() -> Iterator[dict[str, str]]:
-    """The environment variable of a new socket, which nobody but this user can open.
+    """The environment variable of a new socket, which this user alone can open.
 
     Raises InputError where the folder for temporary files cannot be used for it.
     """
@@ -155,7 +156,7 @@ def serve_over(path: str) -> None:
 
     # With `uds`, uvicorn opens no port.
     uvicorn.Config = functools.partial(uvicorn.Config, uds=path)  # type: ignore[assignment,misc]
-    node.start_client_internal = started
+    put_in_place(node, "start_client_internal", started)
 
 
 def prepare(name: str, path: str) -> None:
@@ -166,7 +167,7 @@ def prepare(name: str, path: str) -> None:
     call_over(path)
     if name == "flower-superexec":
         superexec: Any = import_module("flwr.supercore.superexec.run_superexec")
-        superexec.get_executor = lambda *_, **__: Launcher()
+        put_in_place(superexec, "get_executor", lambda *_, **__: Launcher())
     elif name == "flwr-clientapp":
         run_the_installed_app()
 

@@ -26,6 +26,7 @@ from fedshift.record.in_use import alone_in
 # Seconds between two attempts, at first and at most, and the line of Flower's log that tells of
 # success.
 PAUSE, LONGEST = 2.0, 60.0
+POLL = 0.5
 JOINED = "SuperNode ID:"
 # What client.json may say of the client's code and data, and how its processes learn it.
 CHOSEN = {"app": APP, "site": SITE}
@@ -90,7 +91,8 @@ class _Stay:
     patience: float
     say: Say
     watch: Callable[[Joined], None]
-    said: str = ""
+    latest: str = ""
+    news: bool = True
     pause: float = PAUSE
     killed: float = -math.inf
 
@@ -100,12 +102,25 @@ class _Stay:
             began = time.monotonic()
             if why := answers(self.server, self.place / "ca.crt"):
                 self._wait_for_server(why, until)
-            elif (ended := _run_node(self.node, self.place, self.watch)).joined or ended.code < 0:
+            elif (ended := self._stay()).joined or ended.code < 0:
                 self._join_again(ended, time.monotonic() - began)
                 until = time.monotonic() + self.patience
             else:
                 self._wait_for_server(self._refusal(ended), until)
             time.sleep(self.pause)
+
+    def _stay(self) -> Ended:
+        return _run_node(self.node, self.place, self.watch, self._tell_joined)
+
+    def _tell(self, text: str) -> None:
+        self.say(text)
+        self.news = True
+
+    def _tell_joined(self) -> None:
+        # Not of a SuperNode that is killed again and again: of its end there is one line, too.
+        if self.news:
+            self.say(f"joined {self.server}")
+        self.news = False
 
     def _wait_for_server(self, why: str, until: float) -> None:
         now = time.monotonic()
@@ -113,9 +128,9 @@ class _Stay:
             return
         if now > until:
             raise InputError(f"{why}, for {self.patience:g} s now")
-        if why != self.said:
-            self.say(f"{why}; trying again for {until - now:.0f} s")
-        self.said = why
+        if why != self.latest:
+            self._tell(f"{why}; trying again for {until - now:.0f} s")
+        self.latest = why
 
     def _refusal(self, ended: Ended) -> str:
         return clocks(self.server, self.place / "ca.crt") or (
@@ -125,8 +140,8 @@ class _Stay:
 
     def _join_again(self, ended: Ended, seconds: float) -> None:
         if ended.code == 0:
-            self.said, self.pause = "", PAUSE
-            self.say("the server has ended; waiting for the next one")
+            self.latest, self.pause = "", PAUSE
+            self._tell("the server has ended; waiting for the next one")
             return
         self.killed = time.monotonic()
         if ended.code > 0:
@@ -135,10 +150,10 @@ class _Stay:
             text = f"the SuperNode was ended by signal {-ended.code}, perhaps for lack of memory"
         # Where memory is too small it would end again and again: less and less often.
         self.pause = PAUSE if seconds > WELL else min(2 * self.pause, LONGEST)
-        if text != self.said or seconds > WELL:
+        if text != self.latest or seconds > WELL:
             log = self.place / "supernode.log"
-            self.say(f"{text}; joining again, which may take a minute (see {log})")
-        self.said = text
+            self._tell(f"{text}; joining again, which may take a minute (see {log})")
+        self.latest = text
 
 
 def node_command(place: Path, server: str) -> list[str]:
@@ -182,7 +197,9 @@ def _description(place: Path) -> dict[str, Any]:
     return {**client, **numbers}
 
 
-def _run_node(node: list[str], place: Path, watch: Callable[[Joined], None]) -> Ended:
+def _run_node(
+    node: list[str], place: Path, watch: Callable[[Joined], None], tell_joined: Callable[[], None]
+) -> Ended:
     log = place / "supernode.log"
     env = environment(place.absolute() / "flower") | {KEEP: str(_state_folder(place.absolute()))}
     client = _description(place)
@@ -200,6 +217,10 @@ def _run_node(node: list[str], place: Path, watch: Callable[[Joined], None]) -> 
 
     with private_socket() as socket, running(node, env | socket, log) as process:
         watch(lambda: process.poll() is None and joined())
+        while process.poll() is None and not joined():
+            time.sleep(POLL)
+        if joined():
+            tell_joined()
         code = process.wait()
     return Ended(code, joined(), _reason(lines()))
 

@@ -73,7 +73,7 @@ class Presence:
 
     def look(self) -> None:
         """Ask once; a busy SuperLink that does not answer is asked again later."""
-        with contextlib.suppress(FedshiftError):
+        with contextlib.suppress(FedshiftError, LookupError):
             self.connected, self.answered = self.ask(), time.monotonic()
             self.hear(self.connected)
 

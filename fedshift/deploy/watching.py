@@ -35,7 +35,14 @@ class Watch:
 
     process: subprocess.Popen[bytes]
     seen: dict[int, str] = field(default_factory=dict)
+    _before: frozenset[int] = frozenset()
     _looked: float = 0.0
+
+    def begin(self) -> None:
+        """A run begins: a ServerApp that is still there is that of the run before, and may end."""
+        self.seen.update(descendants(self.process.pid))
+        word = COMMANDS[SERVERAPP]
+        self._before = frozenset(pid for pid, command in self.seen.items() if word in command)
 
     def __call__(self) -> Ended:
         """What has ended since the last look, and its exit code where there is one.
@@ -47,7 +54,8 @@ class Watch:
         self._looked = time.monotonic()
         code = self.process.poll()
         alive = set(still_running(self.seen))
-        lost = [self.seen.pop(pid) for pid in self.seen.keys() - alive]
+        ended = {pid: self.seen.pop(pid) for pid in self.seen.keys() - alive}
+        lost = [command for pid, command in ended.items() if pid not in self._before]
         self.seen.update(descendants(self.process.pid))
         over = {} if code is None else {SUPERLINK: code}
         return over | {name: None for name, word in COMMANDS.items() if self._lost(word, lost)}

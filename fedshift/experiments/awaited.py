@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from fedshift.experiments.at_sites import ASK
+from fedshift.experiments.sites.answering import ASK
 from fedshift.flower.nodes import named, names_of
 from fedshift.flower.records import fields_of
 from fedshift.flower.waiting import LONG, Tell, waiting_event

@@ -18,7 +18,7 @@ from pydantic_core import PydanticCustomError
 
 from fedshift.datasets import TABLES, entry
 from fedshift.datasets.registry import sized
-from fedshift.experiments.declared import check_declared
+from fedshift.experiments.config_sites import check_declared
 from fedshift.experiments.python_names import NATURAL, SITES, is_python
 from fedshift.experiments.section import Count, Section
 from fedshift.tasks.names import ordered
@@ -54,7 +54,7 @@ class Data(Section):
     of your own come from (a table, .npz, a folder, FILE.py:NAME), "python" for data that a program
     gave, "natural" (set by itself) for a table of the library that `name` names; name is else what
     results call them. The keys of OF_TASK are those of `fedshift.Task`. "sites" (also as name):
-    each client has its own (`fedshift.experiments.declared`); clients are their names then, and
+    each client has its own (`fedshift.experiments.config_sites`); clients are their names then, and
     values the categories of a column, input the shape of an example, where the file declares them.
     """
 

@@ -48,8 +48,8 @@ from fedshift.experiments.folder import (
 )
 from fedshift.experiments.label_sets import set_round
 from fedshift.experiments.method_fit import named_alike
-from fedshift.experiments.on_sites import evaluate_on_sites, last_round_on_sites
 from fedshift.experiments.outcome import Experiment, Outcome
+from fedshift.experiments.own_scores import evaluate_on_sites, last_round_on_sites
 from fedshift.experiments.played import describe_weights, registered, sizes_alone
 from fedshift.experiments.progress import Keeper, Progress, Saver
 from fedshift.experiments.selection import candidates, choose

@@ -33,7 +33,7 @@ def imported(name: str) -> Any:
         raise InputError(f'"{shown(name)}" cannot be loaded: {e}') from None
 
 
-def check_site(named: str) -> None:
+def check_source(named: str) -> None:
     """Raise InputError where a server names another source of data than this machine has chosen.
 
     A name that a server could choose would be code that it runs. The other way about, its report

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from typing import Any
 
-from fedshift.errors import InputError
+from fedshift.errors import FedshiftError, InputError
 
 # By minor version: Flower changes private places that this package uses (`deploy.guard`,
-# `deploy.inside`, `deploy.app`, `local`). They are the same in both. 1.42 differs in what is not
-# used here: traces of a task's requests, the number of tokens of an agent's context, and the
-# release of uv that it asks for.
+# `deploy.inside`, `deploy.app`, `arriving`, `local`). They are the same in both. 1.42 differs in
+# what is not used here: traces of a task's requests, the number of tokens of an agent's context,
+# and the release of uv that it asks for.
 TRIED = ("1.41", "1.42")
 INSTALL = "pip install 'fedshift[flower]'"
 
@@ -31,3 +32,15 @@ def check_flower(*, simulation: bool = False) -> None:
             f"a simulation on Flower needs Ray, which is not installed: {INSTALL}, or "
             "pip install 'flwr[simulation]'"
         )
+
+
+def put_in_place(owner: Any, name: str, value: object) -> None:
+    """Put a value in the place of something of Flower's, for which Flower has no setting.
+
+    Raises FedshiftError where there is nothing of this name: a version that calls it otherwise
+    would go on without what was put there, as without the guard.
+    """
+    if not hasattr(owner, name):
+        where = getattr(owner, "__name__", owner)
+        raise FedshiftError(f"Flower has no {where}.{name}: this version cannot be deployed safely")
+    setattr(owner, name, value)

@@ -93,7 +93,7 @@ class _Watched(Mapping[str, Tensor]):
         return len(self.shapes)
 
 
-def check_start(min_clients: int | None, clients: int) -> None:
+def check_min_clients(min_clients: int | None, clients: int) -> None:
     """Raise InputError for a number of clients to start with that cannot be."""
     if min_clients is not None:
         check_whole("min_clients", min_clients)

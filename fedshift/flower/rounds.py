@@ -14,7 +14,7 @@ from fedshift.errors import InputError, TrainingError
 from fedshift.evaluation.scores import Score
 from fedshift.flower.client import STATE
 from fedshift.flower.records import failure_of, to_parts
-from fedshift.flower.routing import Question, Sites, answers_in
+from fedshift.flower.routing import Question, RemoteClients, answers_in
 from fedshift.flower.strategy import AlgorithmStrategy
 from fedshift.tree import Params, Parts
 
@@ -39,22 +39,16 @@ def play(
     for t in range(first, rounds + 1):
         messages = strategy.configure_train(t, nothing, config, grid)
         strategy.aggregate_train(t, answered(grid, messages, strategy.timeout, strategy.retries))
-        evaluated(strategy, grid, t)
+        messages = list(strategy.configure_evaluate(t, nothing, config, grid))
+        if messages:
+            replies = grid.send_and_receive(messages, timeout=strategy.timeout)
+            strategy.aggregate_evaluate(t, replies)
         current = strategy.current
         assert current is not None  # aggregate_train has set it, or raised
         yield current._replace(states=kept_by(strategy, grid)) if states(t) else current
 
 
-def evaluated(strategy: AlgorithmStrategy, grid: Grid, t: int) -> None:
-    """Ask clients for their scores after round t, the last one, if it is one to evaluate."""
-    strategy.begin(grid)  # of a run that goes on after its last round
-    messages = list(strategy.configure_evaluate(t, ArrayRecord(), ConfigRecord(), grid))
-    if messages:
-        replies = grid.send_and_receive(messages, timeout=strategy.timeout)
-        strategy.aggregate_evaluate(t, replies)
-
-
-def sites_of(strategy: AlgorithmStrategy, grid: Grid) -> Sites:
+def sites_of(strategy: AlgorithmStrategy, grid: Grid) -> RemoteClients:
     """All clients, for fits of the last round's router.
 
     Their questions raise InputError where a client that took part does not answer.
@@ -79,7 +73,7 @@ def sites_of(strategy: AlgorithmStrategy, grid: Grid) -> Sites:
                     raise InputError(f"client {i} sent moments of more examples than it has")
         return answers
 
-    return Sites(send, strategy.clients)
+    return RemoteClients(send, strategy.clients)
 
 
 def _wait_for(client_of: Mapping[int, int], grid: Grid, patience: float) -> None:

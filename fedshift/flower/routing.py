@@ -122,7 +122,7 @@ def answers_in(parts: Parts, questions: Sequence[Question], client: int) -> list
     return answers
 
 
-class Sites:
+class RemoteClients:
     """All clients of a fit, each at its site (`router.parts.Clients`).
 
     send: puts questions to the clients that took part, and gives each one's answers. `each` asks
@@ -210,7 +210,7 @@ class Sites:
 class _AtSites(NamedTuple):
     """A `Part` of all clients' examples, at their sites."""
 
-    sites: Sites
+    sites: RemoteClients
     of_fold: int
     of_held_out: bool
 

@@ -36,7 +36,7 @@ from fedshift.flower.late import adopt, check_can_wait
 from fedshift.flower.nodes import (
     Expected,
     Met,
-    check_start,
+    check_min_clients,
     columns_read,
     join,
     meet,
@@ -73,7 +73,7 @@ def _check_limits(timeout: float, retries: int, min_clients: int | None, clients
         raise InputError(
             f"timeout={timeout}, retries={retries}; allowed: timeout > 0, retries >= 0"
         )
-    check_start(min_clients, clients)
+    check_min_clients(min_clients, clients)
 
 
 def _check_given(algorithm: object, seeds: object, gate: object, **whole: object) -> None:
@@ -152,11 +152,9 @@ class AlgorithmStrategy(Strategy):
         self.patience, self.timeout, self.own = patience, timeout, own
         self.evaluates, self.listen, self.registers = evaluates, listen, registers
         self.gate, self.retries, self.least, self.dropping = gate, retries, min_clients, dropping
-        self.tell = tell
         self.cohort, self.current, self.took_part = size, after, set(after.states if after else ())
-        self.goes_on = ConfigRecord(
-            {"name": name, "after": 0 if after is None else after.t} if name else {}
-        )
+        done, self.tell = 0 if after is None else after.t, tell
+        self.goes_on = ConfigRecord({"name": name, "after": done} if name else {})
         self.lost, self.posted = list[Dropped](), list[tuple[int, Metadata]]()
         self.named, self.sent, self.traffic = set[int](), dict[int, int](), Traffic()
         self.scores, self.tests = dict[int, Score](), dict[int, OwnScores]()

@@ -55,7 +55,8 @@ class RunResult:
 
     seconds: what each round took, by round; empty where events.jsonl is missing or damaged.
     dropped: who dropped out of each round, or gave no scores after it. fit: fit.json of what
-    `fedshift.fit` trained. confusion: empty in folders of older versions. deployed: deployment.json of a run on real machines.
+    `fedshift.fit` trained. confusion: empty in folders of older versions. deployed: deployment.json
+    of a run on real machines.
     """
 
     folder: Path

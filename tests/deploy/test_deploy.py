@@ -182,7 +182,7 @@ def ending(*ends: tuple[int, str]) -> Any:
         code, text = next(left)
         with log.open("a") as f:
             f.write(f"{text}\n")
-        yield SimpleNamespace(wait=lambda: code)
+        yield SimpleNamespace(wait=lambda: code, poll=lambda: code)
 
     return process
 
@@ -216,11 +216,12 @@ def test_a_client_whose_super_node_is_killed_joins_again(
     monkeypatch.setattr("fedshift.deploy.joining.FORGETS", 30.0)
     with tls_server(folder) as here, pytest.raises(InputError, match="does not let this client in"):
         join(place, here, patience=30.0, say=said.append)
-    (only,) = said
-    assert only == (
+    assert said == [
+        f"joined {here}",
         "the SuperNode was ended by signal 9, perhaps for lack of memory; joining again, which may "
-        f"take a minute (see {place / 'supernode.log'})"
-    )
+        f"take a minute (see {place / 'supernode.log'})",
+        f"joined {here}",
+    ]
     assert pauses == [4.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
 
 
@@ -237,7 +238,9 @@ def test_a_client_stays_for_the_next_server(
     with tls_server(folder) as here, pytest.raises(InputError, match="does not let this client in"):
         join(folder / "clients" / "client-0", here, patience=0.0, say=said.append)
     assert said == [
+        f"joined {here}",
         "the server has ended; waiting for the next one",
+        f"joined {here}",
         "the SuperNode failed (oh); joining again, which may take a minute "
         f"(see {folder / 'clients' / 'client-0' / 'supernode.log'})",
     ]
@@ -277,6 +280,7 @@ def test_exit_codes(
                 "server", str(folder), "--port", port],
             f"{late}/ca.crt: valid from": ["server", str(late)],
             f"{tmp_path}/none/ca.crt: cannot be read": ["server", str(tmp_path / "none")],
+            f"{tmp_path}/none: neither a federation's folder": ["check", str(tmp_path / "none")],
             f"{tmp_path}/none: no client's folder": [
                 "client", str(tmp_path / "none"), "--server", "127.0.0.1:8000"],
         }  # fmt: skip

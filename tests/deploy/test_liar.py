@@ -12,7 +12,8 @@ import torch
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 from fedshift.experiments.config import Config
-from fedshift.experiments.deployed import Deployed, opening
+from fedshift.experiments.deployed import opening
+from fedshift.experiments.deployed_engine import Deployed
 from fedshift.experiments.experiment import federation_of, method_of, record
 from fedshift.experiments.load import dumps, load_config
 from fedshift.experiments.on_flower import configured_site
@@ -71,6 +72,7 @@ def test_without_a_cap_it_takes_everything_but_not_in_silence(tmp_path: Path) ->
     assert "no cap bounds it" in run["claims"]["suspicions"][0]["reason"]
 
 
+@pytest.mark.slow
 def test_no_honest_client_is_suspected(tmp_path: Path) -> None:
     config = experiment("training.max_weight=0.5", *BY_SIZE)
     there = folder_of(config, tmp_path / "there", liar=None)
@@ -91,6 +93,7 @@ def claims_of(config: Config, change: Any, *, dealt: bool = True) -> dict[str, A
     return opening_event(config, prepared, algorithm, federation, table, dealt=dealt)
 
 
+@pytest.mark.slow
 def test_labels_are_set_against_gradients() -> None:
     """Twenty clients of ten labels: one that claims another's labels, of its own size."""
     config = experiment("shift.labels_per_client=3", "shift.clients=20")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
@@ -69,9 +70,11 @@ def test_the_commands_that_stay(here: Path) -> None:
     for i in range(3):
         shutil.copytree(f"federation/clients/client-{i}", f"client-{i}")
         words = [word.replace("client-0", f"client-{i}") for word in local(join, port, metrics)]
-        clients.append(subprocess.Popen(words, env=environ(), stderr=subprocess.DEVNULL))
+        with Path(f"client-{i}.log").open("w") as log:
+            clients.append(subprocess.Popen(words, env=environ(), stderr=log))
     try:
-        first = subprocess.Popen(local(serve, port, metrics), env=environ())
+        with Path("server.log").open("w") as log:
+            first = subprocess.Popen(local(serve, port, metrics), env=environ(), stderr=log)
         events, end = Path("federation/run/events.jsonl"), time.monotonic() + 300
         while not (events.exists() and '"event": "round"' in events.read_text()):
             assert time.monotonic() < end
@@ -90,6 +93,12 @@ def test_the_commands_that_stay(here: Path) -> None:
     subprocess.run(alone, check=True, env=environ(), stdout=subprocess.DEVNULL)
     for name in ("model.safetensors", "metrics.csv"):
         assert Path("alone", name).read_bytes() == Path("federation/run", name).read_bytes()
+    # What those who wait look for.
+    told = [json.loads(line) for line in Path("server.log").read_text().splitlines()]
+    assert told[0]["event"] == "listening"
+    assert "begins with all 3 clients" in told[0]["message"]
+    for i in range(3):
+        assert f'"joined 127.0.0.1:{port}"' in Path(f"client-{i}.log").read_text()
     assert gone(str(here))
 
 

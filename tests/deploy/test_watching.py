@@ -46,6 +46,15 @@ def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
 def kill(watch: Watch, word: str) -> None:
     (pid,) = [pid for pid, line in watch.seen.items() if line.startswith(word)]
     os.kill(pid, signal.SIGKILL)
+    # A killed process is there for a moment.
+    while still_running({pid: watch.seen[pid]}):
+        time.sleep(0.01)
+
+
+def test_the_server_of_the_run_before_may_end(watch: Watch) -> None:
+    watch.begin()
+    kill(watch, "flwr-serverapp")
+    assert watch() == {}
 
 
 def test_each_process_is_missed_by_name(watch: Watch) -> None:
@@ -80,22 +89,6 @@ def test_a_run_without_its_server_ends(
     link = Link(tmp_path, os.environ, tmp_path / "log", lambda: {SERVERAPP: None})
     with pytest.raises(TrainingError, match=told):
         _follow("1", tmp_path / "run", link, lambda event: None)
-
-
-def test_what_ended_before_the_run_began_is_of_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = tmp_path / "run"
-    run.mkdir()
-
-    def pending(*arguments: object) -> object:
-        (run / "summary.json").write_text("{}")
-        return {"runs": [{"status": "pending"}]}
-
-    monkeypatch.setattr("fedshift.deploy.federation.run_flower", pending)
-    link = Link(tmp_path, {}, tmp_path / "log", lambda: {SERVERAPP: None})
-    _follow("1", run, link, lambda event: None)
-    assert (run / "summary.json").exists()
 
 
 def test_the_way_on_is_named(tmp_path: Path) -> None:

@@ -243,7 +243,7 @@ NEGATIVE = {"counters": {"n": torch.tensor([1, -1])}}
 def test_what_passes_as_one(good: Block, gate: Gate) -> None:
     admitted = gate.admit([good], asked())
     assert admitted.good == (good,)
-    assert admitted.bad == ((5, "no answer in time"),)
+    assert admitted.bad == ((5, "no answer in time", "timeout"),)
 
 
 @pytest.mark.parametrize(

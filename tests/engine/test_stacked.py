@@ -257,7 +257,8 @@ def test_failures_are_answers_one_by_one_alone(setting: Setting) -> None:
     assert sorted(replies) == [0, 1, 2, 3]
     assert failure(replies[1].update) == "no reason"
     asked = Asked(jobs[0].t, (0, 1, 2, 3), lambda i: jobs[i].message)
-    dropped = dict(Gate(on_bad="drop").admit([*map(block_of, replies.values())], asked).bad)
+    admitted = Gate(on_bad="drop").admit([*map(block_of, replies.values())], asked)
+    dropped = {one.client: one.reason for one in admitted.bad}
     assert sorted(dropped) == [1, 2]
     assert "no tensor but str" in dropped[2]
     came = list(Stacked().stream(Forgiving(odd), jobs))

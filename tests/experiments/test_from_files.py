@@ -229,7 +229,7 @@ def test_reading_runs_nothing(tmp_path: Path) -> None:
         (tmp_path / name).write_text(MARK + (tmp_path / name).read_text())
     config, _ = load_with_source(path)
     pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
-    from fedshift.experiments.deployed import configured as by_message
+    from fedshift.experiments.deployable import configured as by_message
     from fedshift.experiments.deployed import site_of
     from fedshift.flower.chosen import CHOICES, SITE
 
@@ -246,7 +246,7 @@ def test_reading_runs_nothing(tmp_path: Path) -> None:
 
 def test_deploy_refuses_each_name(tmp_path: Path) -> None:
     pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
-    from fedshift.experiments.deployed import configured as by_message
+    from fedshift.experiments.deployable import configured as by_message
 
     for section, key in (("model", "name"), ("method", "name"), ("data", "source")):
         text = f'[{section}]\n{key} = "{tmp_path}/net.py:Net"\n'

@@ -14,8 +14,8 @@ from fedshift.deploy.processes import free_port
 from fedshift.errors import InputError
 from fedshift.experiments.config_data import Data
 from fedshift.experiments.load import load_config
-from fedshift.experiments.site_check import check_site
-from fedshift.experiments.site_rows import SiteError, SiteTable, rows_of_site
+from fedshift.experiments.sites.check import check_site
+from fedshift.experiments.sites.rows import SiteError, SiteTable, rows_of_site
 from fedshift.experiments.task import prepare
 from fedshift.tasks.names import Coded
 from support.own_sites import FILE
@@ -213,6 +213,16 @@ def test_the_folder_of_a_site_and_its_check(
         "  ward: surgery; 1 missing",
         "the data fit the experiment; nothing was sent",
     ]
+    # Numbers may be counted in another order here: what they were read as is said.
+    (place / "data.csv").write_text(head + "60,f,20240001,0.1,surgery,1\n61,m,20240002,,,0\n")
+    assert check_site(place)[:2] == [
+        "2 rows: well 1, ill 1; 0 without a label",
+        "  outcome: numbers of classes: 0 is well, 1 is ill",
+    ]
+    # Two mistakes, two lines.
+    (place / "site.toml").write_text('[data]\nsorce = "data.csv"\n')
+    with pytest.raises(InputError, match=r"required\n.*unknown key \"data.sorce\""):
+        check_site(place)
 
 
 def test_a_run_in_one_process_says_what_to_do(tmp_path: Path) -> None:

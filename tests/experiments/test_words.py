@@ -266,9 +266,18 @@ def test_what_cannot_be_deployed_names_the_option(
     pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
     monkeypatch.chdir(tmp_path)
     Path("f.toml").write_text(GOOD)
-    assert answer(capsys, "deploy", "init", "f.toml", "d", "-c", "shift.target=clients").startswith(
-        '-c shift.target = "clients" is measured'
+    error = answer(
+        capsys,
+        "deploy",
+        "init",
+        "f.toml",
+        "d",
+        "-c",
+        "training.keep=best",
+        "-c",
+        "shift.target=clients",
     )
+    assert error.startswith('-c training.keep = "best" may keep an earlier round')
 
 
 def test_a_failed_run_of_a_table_names_the_option(

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 from fedshift import recipes
 from fedshift.errors import InputError
-from fedshift.experiments.deployed import check_start, configured
+from fedshift.experiments.deployable import check_start, configured
 from fedshift.experiments.load import dumps, validate
 from support.federation_grid import Watched, here, served
 from support.own_sites import FILE, resolved
@@ -62,7 +62,7 @@ def test_the_page_names_every_recipe_once() -> None:
     assert sorted(table()) == sorted(NAMES)
 
 
-QUICK = ("ditto", "fedpac", "fedavgft", "labelset_fedavg")
+QUICK = ("fedpac", "labelset_fedavg")
 
 
 def some(names: Iterable[str], of: Callable[[str], bool] = lambda name: True) -> list[Any]:

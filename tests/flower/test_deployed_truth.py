@@ -31,6 +31,7 @@ from fedshift.experiments.stored import read_parts
 from fedshift.experiments.task import prepare
 from fedshift.experiments.training import silent
 from fedshift.flower import LocalGrid, Site, client_app, play
+from fedshift.flower.chosen import CHOICES, SITE
 from fedshift.flower.rounds import overhear
 from fedshift.recipes import Setting
 from fedshift.record.folder import SERVING, read_run
@@ -54,7 +55,7 @@ def config_of(method: str = "fedpals", shift: Any = SHIFT, **training: Any) -> C
 
 
 def deploy(
-    text: str, out: Path, grid: LocalGrid, site: str = deployed.DEALT
+    text: str, out: Path, grid: LocalGrid, site: str = CHOICES[SITE]
 ) -> list[dict[str, Any]]:
     """Run the deployed app's server over a grid; its events."""
     given = {"experiment": text, "out": str(out), "patience": 5.0, "timeout": 5.0, "site": site}

@@ -18,7 +18,7 @@ import torch
 from fedshift import recipes
 from fedshift.client.local import Local
 from fedshift.engine.run import Federation, play_round, run, start
-from fedshift.errors import InputError, TrainingError
+from fedshift.errors import FedshiftError, InputError, TrainingError
 from fedshift.model import Model, build
 from fedshift.models.dense import Mlp
 from fedshift.recipes import Setting
@@ -31,7 +31,7 @@ from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedshift.flower import LocalGrid, client_app, play
-from fedshift.flower.installed import TRIED
+from fedshift.flower.installed import TRIED, put_in_place
 from fedshift.flower.records import parts_of, to_records
 from fedshift.tree import Parts
 from support.flower_runs import apart, sites, strategy_of
@@ -295,6 +295,16 @@ def test_flower_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(installed, "find_spec", lambda name: None)
     with pytest.raises(InputError, match="needs Ray, which is not installed"):
         installed.check_flower(simulation=True)
+
+
+def test_nothing_is_put_where_flower_has_no_such_name() -> None:
+    """A Flower that calls its hook otherwise would else run without the guard."""
+    owner = SimpleNamespace(__name__="flwr.superlink.ext", get_middleware=list)
+    put_in_place(owner, "get_middleware", tuple)
+    assert owner.get_middleware is tuple
+    with pytest.raises(FedshiftError, match="^Flower has no flwr.superlink.ext.get_mid_ware"):
+        put_in_place(owner, "get_mid_ware", tuple)
+    assert not hasattr(owner, "get_mid_ware")
 
 
 def test_the_range_of_flower_versions_is_what_the_tests_run_on() -> None:

@@ -17,7 +17,7 @@ from flwr.app import Message
 
 import fedshift as fs
 from fedshift.errors import DataError, InputError
-from fedshift.experiments.at_sites import EXPERIMENT
+from fedshift.experiments.sites.answering import EXPERIMENT
 from support.own_sites import FILE, SITES, deploy, joined, places, resolved, together
 
 SAME = ("model.safetensors", "encoding.json", "clients.csv")
@@ -27,7 +27,7 @@ def differing(here: Path, there: Path) -> list[str]:
     return [name for name in SAME if (here / name).read_bytes() != (there / name).read_bytes()]
 
 
-@pytest.mark.parametrize("method", ["fedpals", "scaffold"])
+@pytest.mark.parametrize("method", ["fedpals", pytest.param("scaffold", marks=pytest.mark.slow)])
 def test_the_model_of_the_joined_table(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,6 +60,7 @@ def by_class(folder: Path) -> dict[str, int]:
     return counts
 
 
+@pytest.mark.slow
 def test_a_target_that_the_server_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its rows are scored on the server, so that all numbers are those of one process."""
     table = joined()
@@ -72,6 +73,7 @@ def test_a_target_that_the_server_has(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (here / "confusion.csv").read_bytes() == (there / "confusion.csv").read_bytes()
 
 
+@pytest.mark.slow
 def test_the_run_is_loaded_and_predicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = joined()
     there = deploy(
@@ -82,6 +84,7 @@ def test_the_run_is_loaded_and_predicts(tmp_path: Path, monkeypatch: pytest.Monk
     assert {*given.names} == {"well", "ill"}
 
 
+@pytest.mark.slow
 def test_arrays_of_a_function_of_the_sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """site.py gives bytes of images; the same as `Task.from_arrays` of all."""
     text = FILE.replace('columns = ["age", "sex", "day", "marker", "ward"]', "input = [1, 4, 4]")
@@ -170,8 +173,7 @@ def test_data_that_change_while_a_run_goes_on(
     def changing(app: Any) -> Any:
         def handle(message: Message, context: Any) -> Message:
             run = message.content.config_records.get("run")
-            training = message.metadata.message_type == "train" and run is not None
-            if training and run["round"] == 2 and not changed:
+            if not changed and run is not None and run["round"] == 2:
                 file.write_text(file.read_text().replace(",ill\n", ",well\n"))
                 changed.append(True)
             return app(message, context)  # type: ignore[no-any-return]

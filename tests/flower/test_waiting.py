@@ -21,7 +21,6 @@ from fedshift.experiments.on_flower import configured_site
 from fedshift.flower import LocalGrid, client_app, waiting
 from fedshift.record.folder import read_run
 from fedshift.report.page import page
-from support.federation_grid import Watched
 from support.own_sites import deploy as deploy_sites
 from support.own_sites import joined, places, resolved
 from support.small_runs import text_of
@@ -213,15 +212,3 @@ def test_answers_about_data_and_scores_of_sites(
     ]
     missed = {(e["round"], e["client"], e["kind"]) for e in events if e["event"] == "unscored"}
     assert missed == {(1, 1, "error"), (2, 1, "error")}
-
-
-def test_progress_of_a_routers_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from flower.test_deployed_routers import experiment  # type: ignore[import-not-found]
-
-    monkeypatch.setattr(awaited, "LONG", 0.0)
-    out = Watched(experiment(), tmp_path / "run", tmp_path / "kept", refit=False).serve()
-    told = [e["what"] for e in events_in(out) if e["event"] == "waiting"]
-    assert "have registered" in told
-    assert [t for t in told if "router" in t][:2] == [
-        f"have answered message {n} of the router's fits" for n in (1, 2)
-    ]

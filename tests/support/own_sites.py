@@ -12,9 +12,9 @@ import pandas as pd
 import pytest
 
 from fedshift.experiments import deployed
-from fedshift.experiments.at_sites import EXPERIMENT
 from fedshift.experiments.experiment import record
 from fedshift.experiments.load import dumps, load_config
+from fedshift.experiments.sites.answering import EXPERIMENT
 from fedshift.experiments.task import prepare
 from fedshift.experiments.training import silent
 from fedshift.flower import LocalGrid

@@ -12,9 +12,9 @@ from flwr.serverapp import Grid
 
 from fedshift.engine.checks.gate import Dropped
 from fedshift.errors import InputError, shown
-from fedshift.experiments.at_sites import ANSWER, ASK, read
 from fedshift.experiments.section import Section
-from fedshift.experiments.site_sums import Survey
+from fedshift.experiments.sites.answering import ANSWER, ASK, read
+from fedshift.experiments.sites.sums import Survey
 from fedshift.flower.arriving import failed_client
 from fedshift.flower.records import failure_of, fields_of
 from fedshift.flower.waiting import Attendance, Tell

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from fedshift.errors import InputError
-from fedshift.experiments.at_sites import EXPERIMENT
 from fedshift.experiments.config_data import Data
 from fedshift.experiments.load import load_config
-from fedshift.experiments.site_rows import FILE, TEMPLATE, SiteError, rows_of_site
+from fedshift.experiments.sites.answering import EXPERIMENT
+from fedshift.experiments.sites.rows import FILE, TEMPLATE, SiteError, rows_of_site
 from fedshift.files import is_file
 from fedshift.tasks.names import Coded, Ints, listed, many
 from fedshift.tasks.rows import Columns, Numbers
@@ -37,6 +37,10 @@ def check_site(folder: Path) -> list[str]:
     counts = np.bincount(rows.codes[rows.codes >= 0], minlength=len(data.classes or ()))
     each = ", ".join(f"{name} {n:,}" for name, n in zip(data.classes or (), counts, strict=True))
     lines = [f"{many(len(rows.codes), 'row')}: {each}; {_without(rows.codes)} without a label"]
+    if rows.numbered:
+        # The site may count them in another order.
+        read = ", ".join(f"{i} is {name}" for i, name in enumerate(data.classes or ()))
+        lines.append(f"  {data.label or 'label'}: numbers of classes: {read}")
     if isinstance(rows.inputs, Columns):
         lines += [f"  {name}: {_described(column)}" for name, column in rows.inputs.of.items()]
     return [*lines, "the data fit the experiment; nothing was sent"]

@@ -16,7 +16,7 @@ from pydantic import Field
 from fedshift.errors import InputError
 from fedshift.experiments.config_data import Data
 from fedshift.experiments.section import Section
-from fedshift.experiments.site_rows import LONGEST, MOST_TEXTS, SiteRows
+from fedshift.experiments.sites.rows import LONGEST, MOST_TEXTS, SiteRows
 from fedshift.holdout import hold_out_counts
 from fedshift.tasks.columns import category_column, number_column
 from fedshift.tasks.encoding import Column

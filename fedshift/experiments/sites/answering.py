@@ -24,13 +24,13 @@ from fedshift.datasets.base import Dataset, Samples
 from fedshift.errors import FedshiftError, InputError, shown
 from fedshift.experiments.config import Config
 from fedshift.experiments.config_data import Data
+from fedshift.experiments.config_sites import AGREED
 from fedshift.experiments.custom_data import prepare_built
-from fedshift.experiments.declared import AGREED
 from fedshift.experiments.experiment import federation_of, method_of
 from fedshift.experiments.load import load_config
 from fedshift.experiments.section import Section
-from fedshift.experiments.site_rows import SiteError, SiteRows, discreet, rows_of_site
-from fedshift.experiments.site_sums import (
+from fedshift.experiments.sites.rows import SiteError, SiteRows, discreet, rows_of_site
+from fedshift.experiments.sites.sums import (
     Cut,
     Mean,
     Taken,
@@ -55,7 +55,7 @@ S = TypeVar("S", bound=Section)
 
 
 class Setup(Section):
-    """What a site is told before round 1: the encoding (JSON), T [K], and its own cut."""
+    """What a site needs for the rounds: the encoding (JSON), T [K], and which rows it holds out."""
 
     encoding: str
     target: tuple[float, ...]

@@ -20,8 +20,15 @@ from numpy.typing import NDArray
 from fedshift.data import Examples, client_data
 from fedshift.errors import InputError, shown
 from fedshift.evaluation.scores import Score
-from fedshift.experiments.asking_sites import Sites
-from fedshift.experiments.at_sites import (
+from fedshift.experiments.config import Config
+from fedshift.experiments.config_data import Data
+from fedshift.experiments.config_sites import categories_of
+from fedshift.experiments.custom import Custom
+from fedshift.experiments.custom_data import about, prepare_built
+from fedshift.experiments.prepared import Prepared
+from fedshift.experiments.python_names import TABLES
+from fedshift.experiments.section import Section
+from fedshift.experiments.sites.answering import (
     Chosen,
     Common,
     Deviations,
@@ -30,15 +37,8 @@ from fedshift.experiments.at_sites import (
     client_elsewhere,
     stand_in,
 )  # fmt: skip
-from fedshift.experiments.config import Config
-from fedshift.experiments.config_data import Data
-from fedshift.experiments.custom import Custom
-from fedshift.experiments.custom_data import about, prepare_built
-from fedshift.experiments.declared import categories_of
-from fedshift.experiments.prepared import Prepared
-from fedshift.experiments.python_names import TABLES
-from fedshift.experiments.section import Section
-from fedshift.experiments.site_sums import MOST_ROWS, Survey, Taken, Totals, columns_of, means
+from fedshift.experiments.sites.asking import Sites
+from fedshift.experiments.sites.sums import MOST_ROWS, Survey, Taken, Totals, columns_of, means
 from fedshift.experiments.wording import in_file_words
 from fedshift.flower.records import to_records
 from fedshift.flower.scoring import score_in

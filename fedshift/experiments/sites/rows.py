@@ -17,7 +17,7 @@ import numpy as np
 
 from fedshift.errors import FedshiftError, InputError, nearest, shown, visible
 from fedshift.experiments.config_data import Data
-from fedshift.experiments.declared import categories_of
+from fedshift.experiments.config_sites import categories_of
 from fedshift.experiments.load import read_section
 from fedshift.experiments.python_names import TABLES, is_python, load_python
 from fedshift.experiments.section import Section
@@ -52,7 +52,7 @@ class SiteError(InputError):
 
     def __init__(self, public: str, detail: str) -> None:
         super().__init__(public)
-        self.detail = visible(detail)
+        self.detail = visible(detail, keep="\n")
 
 
 class SiteTable(Section):
@@ -75,10 +75,14 @@ class SiteFile(Section):
 
 @dataclass(frozen=True, eq=False)
 class SiteRows:
-    """A site's examples: columns or a tensor, and the class of each, -1 without one."""
+    """A site's examples: columns or a tensor, and the class of each, -1 without one.
+
+    numbered: whether its labels are classes' numbers, 0..K-1, where classes have other names
+    """
 
     inputs: Inputs
     codes: Ints
+    numbered: bool = False
 
 
 @contextlib.contextmanager
@@ -183,7 +187,7 @@ def _of_function(folder: Path, site: SiteTable, data: Data) -> SiteRows:
         if data.input is None:
             _refuse(f"{where} is a pair", "the experiment declares columns: a table")
         x, y = given
-        return SiteRows(_tensor(x, data, where), _classes(coded(y), data, _Table(where, {}, "")))
+        return _labelled(_tensor(x, data, where), coded(y), data, _Table(where, {}, ""))
     if data.columns is None:
         _refuse(f"{where} is a table", "the experiment declares input: a pair (x, y)")
     table = _table(site, data, where, [str(one) for one in given])
@@ -228,7 +232,7 @@ def _fitted(read: Columns, table: _Table, data: Data) -> SiteRows:
             where = table.at(int(missing.argmax()))
             _refuse(f"{where}: no value", 'the experiment has missing = "refuse"', name)
         made[name] = column
-    return SiteRows(Columns(made), _classes(coded(read.of[table.label]), data, table))
+    return _labelled(Columns(made), coded(read.of[table.label]), data, table)
 
 
 def _numbers(name: str, column: Coded, table: _Table) -> Numbers:
@@ -256,11 +260,12 @@ def _check_texts(name: str, column: Coded, allowed: Sequence[str] | None, table:
         _refuse(what, f"at most {MOST_TEXTS:,}, of {LONGEST} characters each, are categories", name)
 
 
-def _classes(labels: Coded, data: Data, table: _Table) -> Ints:
-    """Each row's class: by its name, or by its number 0..K-1 where classes are other names."""
+def _labelled(inputs: Inputs, labels: Coded, data: Data, table: _Table) -> SiteRows:
+    """Each row with its class: by name, or by number 0..K-1 where classes are other names."""
     classes = [*map(text_of, data.classes or ())]
     code = {name: i for i, name in enumerate(classes)}
-    if not {*labels.names} & {*classes}:
+    numbered = not {*labels.names} & {*classes}
+    if numbered:
         code |= {str(i): i for i in range(len(classes))}
     for at, text in enumerate(labels.names):
         rows = labels.codes == at
@@ -270,7 +275,8 @@ def _classes(labels: Coded, data: Data, table: _Table) -> Ints:
             _refuse(
                 what, f"the classes are {listed(classes, 12)}.{near}", str(data.label or "label")
             )
-    return np.array([*(code.get(text, -1) for text in labels.names), -1])[labels.codes]
+    codes = np.array([*(code.get(text, -1) for text in labels.names), -1])[labels.codes]
+    return SiteRows(inputs, codes, numbered)
 
 
 def _refuse(what: str, expected: str, column: str = "") -> NoReturn:

@@ -1,0 +1,56 @@
+"""Which experiments a federation of machines can run; the others are refused at the start."""
+
+from __future__ import annotations
+
+import tomllib
+
+from fedshift.errors import DataError, InputError
+from fedshift.experiments.config import Config
+from fedshift.experiments.experiment import check_method, federation_of, method_of
+from fedshift.experiments.load import validate
+from fedshift.experiments.own_scores import check_own_models
+from fedshift.experiments.python_names import is_python
+from fedshift.experiments.sites.gathering import check_sites, imagined
+from fedshift.experiments.stopping import check_stopping
+from fedshift.experiments.task import prepare
+
+
+def configured(text: str) -> Config:
+    """The experiment. Raises InputError for what only a simulation can do."""
+    config = validate(tomllib.loads(text), text=text, origin="experiment")
+    if config.method.options.get("ess") == "auto":
+        raise InputError('method.ess = "auto" trains one model per candidate; deploy with a number')
+    named = [config.model.name, config.method.name, *config.metrics.extra]
+    foreign = config.data.source is not None and not config.data.at_sites
+    if foreign or any(map(is_python, named)):
+        raise InputError(
+            "a deployed federation runs no file that an experiment names, since its text comes by "
+            "message: use data, networks and methods of the library, data of the clients' own "
+            '(data.source = "sites"), or `fedshift run`'
+        )
+    if config.data.at_sites:
+        check_sites(config)
+    if config.shift.target == "clients" and config.training.keep == "best":
+        raise InputError(
+            'training.keep = "best" may keep an earlier round, and clients then have later models; '
+            "leave it out, or simulate it (--engine flower-sim)"
+        )
+    return config
+
+
+def check_start(config: Config) -> str:
+    """Raise InputError for what a run would refuse before its first round; trains nothing.
+
+    Returns a sentence where that could not be tried, since this machine lacks the data.
+    """
+    try:
+        prepared = imagined(config) if config.data.at_sites else prepare(config)
+    except DataError as e:
+        return f"Whether this experiment can start was not tried: {e}"
+    check_stopping(config.training, prepared.task)
+    check_method(config, prepared)
+    if prepared.task.tests:
+        federation = federation_of(config, prepared)
+        algorithm = method_of(config, prepared)(**config.method.options)
+        check_own_models(config.method.name, algorithm, federation)
+    return ""
