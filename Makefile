@@ -33,10 +33,9 @@ test: $(VENV)/.dev
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 # The federations of real processes count on deadlines: they run alone.
-LOOPBACK := tests/deploy/test_loopback.py tests/deploy/test_local_user.py tests/deploy/test_clients_killed.py
 test-slow: $(VENV)/.dev
-	$(BIN)/python -m pytest -q -m slow -n 2 $(addprefix --ignore=,$(LOOPBACK))
-	$(BIN)/python -m pytest -q -m slow $(LOOPBACK)
+	$(BIN)/python -m pytest -q -m slow -n 2 --ignore=tests/deploy
+	$(BIN)/python -m pytest -q -m slow tests/deploy
 
 $(VENV)/.docs: $(VENV)/.core
 	$(PIP) -e '.[docs]'

@@ -32,9 +32,26 @@ def private() -> Iterator[None]:
 
 
 def check_unshared(folder: Path) -> None:
-    """Raise InputError for a folder in which every user may change files, as code and keys."""
-    if os.name == "posix" and _mode(folder) & stat.S_IWOTH:
+    """Raise InputError for a folder in which other users may change files, as code and keys.
+
+    Every user may where the folder, or one above it, can be written by all; and its owner may.
+    """
+    if os.name != "posix":
+        return
+    if _mode(folder) & stat.S_IWOTH:
         raise InputError(f"{folder}: every user may write there; run `chmod o-w {folder}` first")
+    for place in (folder.resolve(), *folder.resolve().parents):
+        # In a sticky folder, as /tmp, only its owner may rename what lies in it.
+        if _mode(place) & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH:
+            raise InputError(
+                f"{folder}: every user may put another folder in its place, since all may write to "
+                f"{place}; run `chmod o-w {place}` first, or take another place"
+            )
+    if (owner := folder.stat().st_uid) not in (os.geteuid(), 0):
+        raise InputError(
+            f"{folder}: belongs to another user ({owner}), who may change what is run there; work "
+            "as that user, or in a folder of your own"
+        )
 
 
 def write(path: Path, content: bytes | str) -> None:

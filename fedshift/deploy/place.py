@@ -22,7 +22,7 @@ from fedshift.deploy.keys import (
     write_client_key,
 )
 from fedshift.errors import InputError
-from fedshift.files import is_file, private
+from fedshift.files import check_unshared, is_file, private
 from fedshift.flower.chosen import APP, CHOICES, SITE
 
 PROJECT = """\
@@ -82,6 +82,7 @@ def make_place(
         raise InputError(f"{folder}: cannot be made: {e.strerror}") from None
     if used:
         raise InputError(f"{folder}: exists and is not an empty folder; give another")
+    check_unshared(folder)
     try:
         _fill(folder, experiment, clients, hosts, site, keys)
         for i, files in enumerate(beside):

@@ -59,12 +59,16 @@ def free_weights(algorithm: Algorithm, server: Parts) -> Tensor:
 def beyond(free: Tensor, n: Tensor, cap: float) -> Iterator[Suspicion]:
     """Clients whose weight by the rule, free [M], is above the cap, or without one above 1/2.
 
-    n [M]: the examples that they claim.
+    n [M]: the examples that they claim; 0 of clients that have not joined yet.
     """
     limit, bounded = cap if cap < 1.0 else HALF, capped(free, cap, n > 0)
-    for i in (free > limit * (1 + 1e-9)).nonzero().flatten().tolist() if len(n) > 1 else ():
+    # What is above by less than the three digits that are said is not worth a warning.
+    for i in (free > limit + 5e-4).nonzero().flatten().tolist() if len(n) > 1 else ():
         left = f"the cap leaves it {bounded[i]:.3f}" if cap < 1.0 else "no cap bounds it"
         why = f"by what it registered it would have {free[i]:.3f} of the weight; {left}"
-        times = float(n[i] / torch.cat([n[:i], n[i + 1 :]]).median().clamp(min=1.0))
+        others = torch.cat([n[:i], n[i + 1 :]])
+        # One that has not joined says nothing of how many examples are usual.
+        others = others[others > 0] if (others > 0).any() else others
+        times = float(n[i] / others.median().clamp(min=1.0))
         more = f". It claims {n[i]:,.0f} examples, {times:,.0f} times the median of the others"
         yield i, f"{why}{more * (times > ODD)}"

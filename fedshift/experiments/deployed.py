@@ -80,7 +80,10 @@ def main(grid: Grid, context: Context) -> None:
             "tested_by": "clients" if on_sites or prepared.task.test.scorer else "server",
         }
         asks = config.data.validation > 0 and not at_sites
-        engine = Deployed(grid, waits, folder, opens, news, on_sites, refits, facts, asks)
+        engine = Deployed(
+            grid, waits, folder, opens, news, on_sites, refits, facts, asks,
+            prepared.task if dealt else None,
+        )  # fmt: skip
         record(folder, config, prepared, silent, engine, keeper)
 
 

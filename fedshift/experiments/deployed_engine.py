@@ -11,13 +11,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from flwr.serverapp import Grid
 
 from fedshift.algorithms.base import Algorithm
+from fedshift.data import Task
 from fedshift.engine.checks.gate import Dropped
 from fedshift.engine.run import Federation, Round
 from fedshift.engine.traffic import Meter
 from fedshift.engine.trial import check_model, check_training
+from fedshift.errors import InputError
 from fedshift.evaluation.scores import OwnScores, Score
 from fedshift.experiments.config import Training
 from fedshift.experiments.experiment import dropped_event
@@ -63,6 +66,7 @@ class Deployed:
     tests the model that it serves. refits: as of `OnSites`. facts: what is true of this run because
     it is deployed. asks: whether clients are asked to score models on validation examples; where
     all data are theirs, these ask by themselves.
+    dealt: the task whose examples clients were dealt; None where theirs are not known here.
     """
 
     grid: Grid
@@ -74,6 +78,7 @@ class Deployed:
     refits: tuple[str, ...] = ("moment",)
     facts: Mapping[str, Any] = field(default_factory=dict)
     asks: bool = False
+    dealt: Task | None = None
     backend: str = "loop"
     tells_drops = True
     # How to make the strategy of the run by its name, and it, once it exists.
@@ -96,7 +101,7 @@ class Deployed:
         self.make, self.made = partial(
             strategy_of, algorithm, federation, training, after=after, own=self.on_sites,
             dropping=self._drop, registers=partial(self._registered, algorithm, federation),
-            tell=self.news, **self.waits,
+            tell=self.news, scoring=self._check_scores, places=True, **self.waits,
         ), None  # fmt: skip
 
         def played() -> Iterator[Round]:
@@ -138,6 +143,16 @@ class Deployed:
         facts = {**self.facts, "registered": columns}
         write(self.folder / DEPLOYED, json.dumps(facts, indent=1) + "\n")
         self.opens(algorithm, federation, table)
+
+    def _check_scores(self, client: int, score: Score, own: OwnScores | None) -> None:
+        """Refuse scores of more than a client's own examples: they would be all of the estimate."""
+        if self.dealt is None:
+            return
+        pairs = [(score, self.dealt.validation[client])]
+        pairs += [] if own is None else [(own.own, self.dealt.tests[client])]
+        for one, examples in pairs:
+            if not torch.equal(one.total, examples.y.bincount(minlength=len(one.total))):
+                raise InputError("its counts are not those of the examples that it was dealt")
 
     def _drop(self, t: int, one: Dropped) -> None:
         self.news(dropped_event(self.news.run, t, one))

@@ -74,6 +74,9 @@ def opening_event(
 def _otherwise(table: Params, dealt: Params) -> Iterator[Suspicion]:
     """Clients that registered other counts than those of the data that they were dealt."""
     for i, (claimed, right) in enumerate(zip(table["n"], dealt["n"], strict=True)):
+        # Clients that have not joined yet; without an example a client has no weight.
+        if claimed == 0:
+            continue
         if claimed != right:
             yield i, f"registered {claimed:,.0f} examples; the experiment deals it {right:,.0f}"
         elif "labels" in table and not torch.equal(table["labels"][i], dealt["labels"][i]):
@@ -87,6 +90,8 @@ def _audited(prepared: Prepared, table: Params, dealt: bool) -> tuple[list[Suspi
     if not dealt or "labels" not in table or work > MOST_WORK:
         why = "the server has no examples of the clients" if not dealt else "it takes minutes"
         return [], f"not made: {why if 'labels' in table else 'clients register no label counts'}"
+    if bool((table["n"] == 0).any()):
+        return [], "not made: it needs all clients, with examples"
     try:
         claims = table["labels"].numpy()
         findings = audit_task(prepared, params, buffers, claims, level=ALARMS / len(claims))

@@ -30,6 +30,8 @@ LOG = logging.getLogger("fedshift.flower")
 COLUMNS = ("n", "labels")
 # Bytes of a client's row beside its numbers, and tensors of a model that are compared by name.
 ROOM, MOST_LINES = 1 << 16, 100_000
+# Examples of a client: sums over many such clients are exact in float64, and fit into 64 bits.
+MOST_EXAMPLES = 10**12
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,13 +51,17 @@ class Met:
 
 @dataclass(frozen=True)
 class Expected:
-    """What the server expects: numbers of clients and classes, the columns, the first model."""
+    """What the server expects: numbers of clients and classes, the columns, the first model.
+
+    places: nodes were registered by their clients' folders, and are these clients alone.
+    """
 
     clients: int
     classes: int
     columns: tuple[str, ...]
     params: Params
     buffers: Params
+    places: bool = False
 
 
 def columns_read(
@@ -190,6 +196,16 @@ def named(node: int, names: Mapping[int, str]) -> str:
     return f'node {node} ("{names[node]}")' if node in names else f"node {node}"
 
 
+def check_name(node: int, client: int, names: Mapping[int, str]) -> None:
+    """InputError for a node whose key, by the name that it was registered with, is another's."""
+    name = names.get(node, f"client-{client}")
+    if name != f"client-{client}":
+        raise InputError(
+            f"it has the key of {name} and says that it is client {client}; give each client's "
+            "folder to one client, with the client.json that it had"
+        )
+
+
 def _wait(grid: Grid, clients: int, least: int, patience: float, tell: Tell) -> list[int]:
     """The ids of all nodes, once there are as many as clients, or in the end at least `least`."""
     end, attendance = time.monotonic() + patience, Attendance(clients, tell)
@@ -241,6 +257,8 @@ def _registration(reply: Message, names: Mapping[int, str], expected: Expected) 
     try:
         if (why := failure_of(reply)) is None:
             identity = fields_of(reply.content, "who")
+            if expected.places:
+                check_name(node, int(identity["client"]), names)
             most = ROOM + 8 * (1 + expected.classes)
             row = read_arrays(reply.content.array_records, most, Headers())["table"]
             form = [str(line) for line in identity["form"][:MOST_LINES]]
@@ -317,8 +335,12 @@ def _row(client: int, row: Params, expected: Expected) -> Params:
         v = row.get(c)
         if v is None or tuple(v.shape) != shapes[c] or v.dtype != torch.float64:
             raise InputError(f'client {client} registered with a misshapen "{c}"')
-        if not bool(torch.isfinite(v).all()) or bool((v < 0).any()) or bool((v != v.round()).any()):
-            raise InputError(f'client {client} registered with "{c}" = {v.tolist()}: no counts')
+        # NaN is neither.
+        if not bool(((v >= 0) & (v <= MOST_EXAMPLES) & (v == v.round())).all()):
+            raise InputError(
+                f'client {client} registered with "{c}" = {v.tolist()}: no counts, which are whole '
+                f"numbers from 0 to {MOST_EXAMPLES:.0e}"
+            )
     if "labels" in expected.columns and float(row["labels"].sum()) != float(row["n"]):
         raise InputError(
             f"client {client} registered {row['labels'].sum():g} labels for {row['n']:g} examples"

@@ -6,6 +6,7 @@ client features, sums of gradients, sums over what each client holds out (`route
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
@@ -119,7 +120,34 @@ def answers_in(parts: Parts, questions: Sequence[Question], client: int) -> list
             raise InputError(f"client {client} sent {list(answer)}, not {list(names)}")
         if not all(v.dtype == torch.float64 and bool(v.isfinite().all()) for v in answer.values()):
             raise InputError(f"client {client} sent sums that are not finite, or not of 64 bits")
+        if answer and not possible(one, answer):
+            raise InputError(f"client {client} sent {one.what} that no examples have")
     return answers
+
+
+def possible(question: Question, answer: Params) -> bool:
+    """Whether some examples could have these sums."""
+    if question.what == "origin_sums":
+        head = question.heads[0]
+        right = answer["gamma"].shape == head.gamma.shape and answer["xi"].shape == head.xi.shape
+        return right and not answer["loss"].dim() and bool(answer["loss"] >= 0)
+    n = answer["n"]
+    if n.dim() or not (n >= 0 and n == n.round()):
+        return False
+    if question.what == "held_out_sums":
+        candidates = (max(len(question.heads), 1),)
+        right = all(answer[name].shape == candidates for name in ("loss", "square"))
+        right = right and answer["gaps"].shape[:1] == candidates
+        return right and bool((answer["loss"] >= 0).all() and (answer["square"] >= 0).all())
+    total, square = answer["sum"], answer["square"]
+    if total.dim() != 1 or square.shape != (len(total), len(total)):
+        return False
+    # sum_b (h_b - mean)(h_b - mean)^T is symmetric and has no negative eigenvalue, up to rounding.
+    spread = square - torch.outer(total, total) / n.clamp(min=1.0)
+    rounding = 1e-9 * (1.0 + square.diagonal().abs().sum())
+    if not spread.isfinite().all() or (spread - spread.T).abs().max() > rounding:
+        return False
+    return bool(torch.linalg.eigvalsh(spread).min() >= -rounding)
 
 
 class RemoteClients:
@@ -198,11 +226,13 @@ class RemoteClients:
 
     def _in_order(self, answers: Mapping[int, Params]) -> list[Params]:
         """Of clients 0..N-1; zeros for those that were not asked: they have no examples."""
-        first = next((one for one in answers.values() if one), {})
-        form = {k: v.shape for k, v in first.items()}
-        for i, one in answers.items():
-            if one and {k: v.shape for k, v in one.items()} != form:
+        forms = {i: tuple(v.shape for v in one.values()) for i, one in answers.items() if one}
+        # The most frequent: a single client may not make the others look odd.
+        ((form, _),) = Counter(forms.values()).most_common(1) or [((), 0)]
+        for i, other in forms.items():
+            if other != form:
                 raise InputError(f"client {i} sent sums of another form than the others")
+        first = next((one for one in answers.values() if one), {})
         nothing = {k: torch.zeros_like(v) for k, v in first.items()}
         return [answers.get(i, nothing) for i in range(self.clients)]
 

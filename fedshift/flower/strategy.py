@@ -60,6 +60,7 @@ LATE = 60.0
 GONE, NOT_YET = "its node is not connected", "it has not joined yet"
 Listener = Callable[[Round], None]
 DropListener = Callable[[int, Dropped], None]
+ScoreCheck = Callable[[int, Score, OwnScores | None], None]
 
 
 def silent(*heard: object) -> None:
@@ -84,6 +85,11 @@ def _check_given(algorithm: object, seeds: object, gate: object, **whole: object
         check_whole(what, value)
 
 
+def _begun(name: str, after: Round | None) -> ConfigRecord:
+    """By which clients know the run that they are in, and what of their states is valid."""
+    return ConfigRecord({"name": name, "after": 0 if after is None else after.t} if name else {})
+
+
 class AlgorithmStrategy(Strategy):
     """Any algorithm of the library as a Flower strategy, with the same results as the engine's.
 
@@ -106,6 +112,9 @@ class AlgorithmStrategy(Strategy):
     dropping  called with the round and a client that drops out of it, as soon as that is clear
     tell      called with events: who is missing before round 1, joins later or is refused then,
               and gives no scores
+    places    nodes are named client-0, client-1, ... by who registered their keys: each may only be
+              the client of its name
+    scoring   called with each client's scores; raises InputError for those that it cannot have
     after     the state after the last round of an interrupted run, to resume it. Clients' states
               end with a run of Flower, except on clients with a folder for them
     name      of the run, 32 digits and letters a-f, the same when it resumes: clients find their
@@ -143,24 +152,25 @@ class AlgorithmStrategy(Strategy):
         min_clients: int | None = None,
         dropping: DropListener = silent,
         tell: Tell = silent,
+        scoring: ScoreCheck = silent,
+        places: bool = False,
     ) -> None:
         size = clients if cohort is None else cohort
         _check_given(algorithm, seeds, gate, clients=clients, classes=classes, cohort=size)
         _check_limits(timeout, retries, min_clients, clients)
+        draw_cohort(clients, size, 1, seeds.cohort)  # only to refuse impossible sizes
         self.algorithm, self.clients, self.classes, self.seeds = algorithm, clients, classes, seeds
         self.params, self.buffers = algorithm.model.init() if first is None else first
-        self.patience, self.timeout, self.own = patience, timeout, own
-        self.evaluates, self.listen, self.registers = evaluates, listen, registers
-        self.gate, self.retries, self.least, self.dropping = gate, retries, min_clients, dropping
+        self.patience, self.timeout, self.own, self.places = patience, timeout, own, places
+        self.evaluates, self.listen, self.scoring = evaluates, listen, scoring
+        self.gate, self.retries, self.registers, self.least = gate, retries, registers, min_clients
         self.cohort, self.current, self.took_part = size, after, set(after.states if after else ())
-        done, self.tell = 0 if after is None else after.t, tell
-        self.goes_on = ConfigRecord({"name": name, "after": done} if name else {})
+        self.dropping, self.tell, self.goes_on = dropping, tell, _begun(name, after)
         self.lost, self.posted = list[Dropped](), list[tuple[int, Metadata]]()
         self.named, self.sent, self.traffic = set[int](), dict[int, int](), Traffic()
         self.scores, self.tests = dict[int, Score](), dict[int, OwnScores]()
-        draw_cohort(clients, self.cohort, 1, seeds.cohort)  # only to refuse impossible sizes
         check_training(algorithm, self.params, 1)
-        check_company(algorithm, clients, self.cohort)
+        check_company(algorithm, clients, size)
 
     @torch.inference_mode(False)
     def begin(self, grid: Grid) -> Round:
@@ -195,7 +205,8 @@ class AlgorithmStrategy(Strategy):
         columns = columns_read(
             self.algorithm, self.params, self.buffers, self.clients, self.classes
         )
-        return Expected(self.clients, self.classes, columns, self.params, self.buffers)
+        numbers = self.clients, self.classes, columns
+        return Expected(*numbers, self.params, self.buffers, self.places)
 
     def _take_late(self, grid: Grid, current: Round, met: Met) -> None:
         patience = min(self.patience, self.timeout, LATE)
@@ -302,10 +313,13 @@ class AlgorithmStrategy(Strategy):
             try:
                 if bad is None:
                     content = reply.content
-                    score = score_in(content, self.classes)
+                    one = score_in(content, self.classes)
+                    own = None
                     if TEST in content:
-                        self.tests[client] = own_scores_in(content, self.classes, self.clients)
-                    self.scores[client] = score
+                        own = own_scores_in(content, self.classes, self.clients)
+                    self.scoring(client, one, own)
+                    self.scores[client] = one
+                    self.tests |= {} if own is None else {client: own}
                     missed.pop(client, None)
             except Exception as e:
                 # The numbers come from another machine: any exception means that they are bad.

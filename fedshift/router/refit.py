@@ -108,7 +108,8 @@ def refit(
         options=options | {"maxfun": rounds},
     )
     gradient = float(np.abs(solution.jac).max())
-    if gradient > max(10 * tolerance, REACHABLE):
+    # NaN is no small gradient.
+    if not gradient <= max(10 * tolerance, REACHABLE):
         raise TrainingError(
             f"the refit of the router stands at gradient {gradient:.1e} after {solution.nfev} "
             f"rounds; give more than rounds={rounds}, or a larger penalty than {penalty:g}"

@@ -329,7 +329,7 @@ class Router:
 
         novelty: set the moments as well, with this loading. Raises as `refitted`.
         """
-        folds = [clients.fold(k) for k in folds_of(clients.whole.sizes, seed)]
+        folds = [clients.fold(k) for k in folds_of(clients.whole.sizes)]
         return self._fitted(way, clients, folds, novelty)
 
     def _fitted(

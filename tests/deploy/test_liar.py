@@ -137,3 +137,21 @@ def test_what_one_client_could_take() -> None:
         event = claims_of(experiment("training.max_weight=0.4", *method), lambda table: None)
         assert event["without_cap"] == pytest.approx(free, abs=1e-3), method
         assert event["one_could_take"] == pytest.approx(min(free, 0.4), abs=1e-3), method
+
+
+@pytest.mark.parametrize("changes", [
+    ("training.max_weight=0.5", *BY_SIZE), ("shift.labels_per_client=3", "shift.clients=20"),
+], ids=["two of three", "19 of 20"])  # fmt: skip
+def test_a_client_that_has_not_joined_is_not_suspected(changes: tuple[str, ...]) -> None:
+    """As with --min-clients: its row is 0, which says nothing of it, nor of the others' sizes."""
+
+    def absent(table: dict[str, torch.Tensor]) -> None:
+        for column in table.values():
+            column[2] = 0.0
+
+    event = claims_of(experiment(*changes), absent)
+    assert event["suspicions"] == []
+    assert event["audit"] in (
+        "not made: it needs all clients, with examples",
+        "not made: clients register no label counts",
+    )

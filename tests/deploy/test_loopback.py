@@ -221,5 +221,5 @@ def test_two_nodes_of_one_partition(fed: Loopback, tmp_path: Path) -> None:
     about.write_text(json.dumps({"partition": 1, "partitions": 3}))
     fed.join(0)
     fed.join(2)
-    with pytest.raises(InputError, match="both have partition-id 1; give each node one of its own"):
+    with pytest.raises(InputError, match="it has the key of client-0 and says that it is client 1"):
         fed.play(tmp_path / "run", patience=180.0)

@@ -7,6 +7,7 @@ import stat
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from fedshift.deploy.place import make_place
 from fedshift.deploy.processes import free_port, running
 from fedshift.errors import InputError
 from fedshift.files import private
+from support.another_user import NOBODY, elsewhere, needs_root
 
 
 @pytest.fixture(autouse=True)
@@ -77,6 +79,51 @@ def test_a_folder_in_which_everyone_may_write_is_refused(tmp_path: Path) -> None
         pass
     with pytest.raises(InputError, match="client-0: every user may write there"):
         node_command(place, "127.0.0.1:9")
+
+
+def test_a_folder_that_others_can_exchange_is_refused(tmp_path: Path) -> None:
+    """Who may write to the folder above can put another federation, with code, in its place."""
+    above = tmp_path / "open"
+    above.mkdir()
+    make_place(tmp_path / "f", "", 1, ["127.0.0.1"])
+    place = tmp_path / "f" / "clients" / "client-0"
+    place.rename(above / "client-0")
+    for mode, refused in ((0o777, True), (0o1777, False)):
+        above.chmod(mode)
+        with pytest.raises(InputError, match="put another") if refused else nullcontext():
+            node_command(above / "client-0", "127.0.0.1:9")
+        with pytest.raises(InputError, match="put another") if refused else nullcontext():
+            make_place(above / "g", "", 1, ["127.0.0.1"])
+        assert (above / "g" / "ca.key").exists() == (not refused)
+
+
+@needs_root
+def test_a_folder_of_another_user_is_refused() -> None:
+    """Its owner can exchange the app, which the server's user runs."""
+    with tempfile.TemporaryDirectory() as name:
+        # Not pytest's folder, which other users cannot enter.
+        os.chmod(name, 0o711)
+        folder = Path(name) / "f"
+        folder.mkdir(mode=0o755)
+        os.chown(folder, NOBODY, NOBODY)
+        with pytest.raises(InputError, match=r"f: belongs to another user \(65534\), who may cha"):
+            make_place(folder, "", 1, ["127.0.0.1"])
+        os.chown(folder, 0, 0)
+        make_place(folder, "", 1, ["127.0.0.1"])
+        os.chown(folder, NOBODY, NOBODY)
+        with (
+            pytest.raises(InputError, match="belongs to another user"),
+            superlink(folder, host="127.0.0.1", port=free_port()),
+        ):
+            pass
+
+        def exchange() -> bool:
+            (folder / "app").rename(folder / "before")
+            (folder / "app").mkdir()
+            return True
+
+        # The control: it can, though it may not read what is in there.
+        assert elsewhere(exchange)
 
 
 def test_a_socket_is_its_owners_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -186,7 +186,7 @@ def test_a_client_that_is_gone_or_sends_nonsense(tmp_path: Path) -> None:
 
     out = Liar(experiment(), tmp_path / "liar", tmp_path / "kept3").serve()
     told = json.loads((out / "summary.json").read_text())
-    assert any("client 2 sent moments of more examples than it has" in why for why in told["why"])
+    assert any("client 2 sent sums of more examples than it has" in why for why in told["why"])
 
     class Odd(Watched):
         def send_and_receive(self, messages: Iterable[Message], **given: Any) -> list[Message]:

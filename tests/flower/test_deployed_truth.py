@@ -78,7 +78,7 @@ def own(text: str, client: int) -> Site:
 def test_the_estimate_is_of_what_clients_measured(tmp_path: Path) -> None:
     config = config_of()
     text, out = dumps(config), tmp_path / "run"
-    deploy(text, out, LocalGrid(client_app(partial(own, text)), 3))
+    deploy(text, out, LocalGrid(client_app(partial(own, text)), 3), "sites:own")
     model, task = prepare(config).model, prepare(config).task
     parts = read_parts(out / "model.safetensors")
     at = [score(model, parts["params"], parts["buffers"], own(text, i).validation, 10)  # type: ignore

@@ -150,6 +150,7 @@ ROWS = [
     ("n", np.array(-1.0), 'client 2 registered with "n" = -1.0: no counts'),
     ("n", np.array(0.5), 'client 2 registered with "n" = 0.5: no counts'),
     ("n", np.array(np.inf), 'client 2 registered with "n" = inf: no counts'),
+    ("n", np.array(1e13), 'client 2 registered with "n" = 10000000000000.0: no counts'),
     ("labels", np.full(5, np.nan), 'client 2 registered with "labels" = [nan, nan'),
     ("labels", np.ones(4), 'client 2 registered with a misshapen "labels"'),
 ]

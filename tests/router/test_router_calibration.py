@@ -48,7 +48,7 @@ def test_clients_sums_give_the_pooled_figures() -> None:
 def test_every_example_is_held_out_once_and_who_has_one_keeps_it() -> None:
     marked = [torch.arange(float(len(h)))[:, None] for h in SAMPLES]
     here = Here(marked, marked, 0)
-    assert folds_of(here.sizes, 0) == list(range(FOLDS))
+    assert folds_of(here.sizes) == list(range(FOLDS))
     parts = [here.fold(k) for k in range(FOLDS)]
     for i, n in enumerate((40, 25, 60)):
         held = torch.cat([features_of(p.held_out, i) for p in parts])
@@ -72,7 +72,7 @@ def features_of(part: Part, client: int) -> Tensor:
 
 
 def test_many_examples_take_fewer_folds() -> None:
-    assert len(folds_of(torch.tensor([9000.0, 1100.0]), 0)) == 1
+    assert len(folds_of(torch.tensor([9000.0, 1100.0]))) == 1
 
 
 def test_a_temperature_flattens_density_ratios_and_leaves_sizes() -> None:

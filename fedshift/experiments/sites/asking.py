@@ -16,6 +16,7 @@ from fedshift.experiments.section import Section
 from fedshift.experiments.sites.answering import ANSWER, ASK, read
 from fedshift.experiments.sites.sums import Survey
 from fedshift.flower.arriving import failed_client
+from fedshift.flower.nodes import check_name, names_of
 from fedshift.flower.records import failure_of, fields_of
 from fedshift.flower.waiting import Attendance, Tell
 from fedshift.tasks.names import listed
@@ -55,10 +56,12 @@ class Sites:
         while True:
             new = sorted({*self.grid.get_node_ids()} - asked)
             asked |= {*new}
+            names = names_of(self.grid) if new else {}
             for _, reply in self._send("survey", dict.fromkeys(new, Section()), self.patience):
                 client = _client(reply)
                 try:
                     answer = _taken(reply, lambda content, _: _read(content, Survey), client)
+                    check_name(reply.metadata.src_node_id, client, names)
                 except InputError as e:
                     raise InputError(self._misfit({client: str(e)})) from None
                 if not 0 <= client < len(self.names) or client in self.nodes:

@@ -1,0 +1,170 @@
+"""What a client of the federation can gain by answers that no honest client gives."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+
+from fedshift.errors import InputError
+from fedshift.experiments import deployed
+from fedshift.experiments.load import dumps, validate
+from fedshift.experiments.on_flower import configured_site
+from fedshift.experiments.sites.asking import Sites
+from fedshift.flower import LocalGrid, client_app, routing
+from fedshift.flower.chosen import CHOICES, SITE
+from fedshift.flower.client import partition
+from fedshift.recipes import Setting, fedavg
+from fedshift.router.parts import folds_of
+from support.federation_grid import Watched
+from support.federations import SIZES, make_federation
+from support.flower_runs import sites, strategy_of
+
+LIAR = 2
+Change = Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
+
+
+def experiment(**more: Any) -> str:
+    """Three small clients, two rounds."""
+    return dumps(validate({
+        "name": "run", "data": {"name": "fashion-mnist-mini", "limit": 300},
+        "shift": {"kind": "dirichlet-per-client", "beta": 1.0, "clients": 3},
+        "model": {"name": "linear"}, "method": {"name": "fedavg"},
+        "training": {"rounds": 2, "steps": 2, "lr": 0.05, "evaluate_every": 1},
+    } | more))  # fmt: skip
+
+
+def played(out: Path, text: str, count: int, site: str = CHOICES[SITE]) -> dict[str, Any]:
+    """The results where the liar says that it is right on so many examples of each class."""
+    app = client_app(partial(configured_site, text))
+
+    def answer(message: Message, context: Context) -> Message:
+        reply = app(message, context)
+        if message.metadata.message_type == "evaluate" and partition(context) == LIAR and count:
+            rows: Any = {name: [count] * 10 for name in ("correct", "total", "predicted")}
+            reply.content = RecordDict({"score": MetricRecord({**rows, "loss_sum": 0.0})})
+        return reply
+
+    given = {"experiment": text, "out": str(out), "patience": 5.0, "timeout": 5.0, "site": site}
+    grid: Any = LocalGrid(answer, 3)  # type: ignore[arg-type]
+    deployed.server_app(grid, SimpleNamespace(run_config=given))  # type: ignore[arg-type]
+    final: dict[str, Any] = json.loads((out / "summary.json").read_text())["final"]
+    return final
+
+
+def test_scores_of_more_examples_than_it_has(tmp_path: Path) -> None:
+    """They would be all of the estimate, and `keep = "best"` would keep the round that it likes."""
+    honest = played(tmp_path / "honest", experiment(), 0)["estimated_accuracy"]
+    lied = played(tmp_path / "lied", experiment(), 10**6)["estimated_accuracy"]
+    assert abs(lied - honest) < 0.3
+    # The control: data of the clients' own, whose numbers the server cannot know.
+    elsewhere = played(tmp_path / "free", experiment(), 10**6, "theirs:site")["estimated_accuracy"]
+    assert elsewhere > 0.999
+
+
+def test_scores_beyond_all_examples_end_no_run(tmp_path: Path) -> None:
+    assert played(tmp_path / "run", experiment(), 10**18, "theirs:site")["estimated_accuracy"] < 0.9
+
+
+class Named(LocalGrid):
+    """Nodes that were registered by the folders of their clients; one of them says otherwise."""
+
+    def get_nodes(self) -> list[Any]:
+        return [SimpleNamespace(node_id=1000 + 7 * i, name=f"client-{i}") for i in range(6)]
+
+
+def test_a_node_is_the_client_of_its_key(setting: Setting) -> None:
+    """Client 4 comes as client 0, which is not there yet."""
+    method, federation = fedavg(setting), make_federation(setting.model)
+    partitions = {i: i for i in range(1, len(SIZES))} | {4: 0}
+    grid = Named(client_app(sites(method, federation)), 6, partitions=partitions)
+    strategy = strategy_of(method, federation, places=True, min_clients=4)
+    with pytest.raises(InputError, match="it has the key of client-4 and says that it is client 0"):
+        strategy.begin(grid)
+    free = strategy_of(method, federation, min_clients=4)
+    free.begin(grid)
+    assert free.met is not None
+    assert free.met.nodes[0] == 1028
+
+
+def test_a_site_is_the_client_of_its_key() -> None:
+    class Grid(Named):
+        def send_and_receive(self, messages: Iterable[Message], **given: Any) -> list[Message]:
+            answer = RecordDict({"site": self.record})
+            return [Message(answer, reply_to=m) for m in messages]
+
+        record: Any
+
+    from flwr.app import ConfigRecord
+
+    grid = Grid(lambda m, c: m, 1)  # type: ignore[arg-type]
+    for client, told in ((1, "it has the key of client-0 and says"), (0, "1 of 2 clients are")):
+        grid.record = ConfigRecord({"client": client, "answer": '{"labels": [1], "spans": {}}'})
+        with pytest.raises(InputError, match=told):
+            Sites(grid, ("east", "west"), 0.0).surveys()
+
+
+def all_ones(name: str, answer: dict[str, torch.Tensor], value: float) -> dict[str, torch.Tensor]:
+    return answer | {k: torch.full_like(v, value) for k, v in answer.items() if k == name}
+
+
+LIES: dict[str, Change] = {
+    "two numbers of examples": lambda a: a | ({"n": a["n"].repeat(2)} if "n" in a else {}),
+    "half an example": lambda a: all_ones("n", a, 0.5),
+    "a variance below 0": lambda a: a | ({"square": -a["square"]} if "sum" in a else {}),
+    "sums too large for squares": lambda a: all_ones("sum", a, 1e300),
+    "losses below 0": lambda a: all_ones("loss", a, -1e9),
+    "another form": lambda a: {k: v[:-1] if k in ("sum", "gamma") else v for k, v in a.items()},
+}
+ROUTED = {
+    "shift": {"target": "clients", "kind": "dirichlet-per-client", "beta": 1.0, "clients": 3},
+    "model": {"name": "mlp-projected", "hidden": [8]}, "method": {"name": "feddrm"},
+}  # fmt: skip
+
+
+def routed(place: Path, lie: Change) -> list[str]:
+    """Sentences on routers of a run whose client 2 changes its sums so."""
+
+    class Lying(Watched):
+        def send_and_receive(self, messages: Iterable[Message], **given: Any) -> list[Message]:
+            asked = list(messages)
+            replies = super().send_and_receive(asked, **given)
+            about = asked[0].metadata.message_type if asked else ""
+            for name, record in replies[0].content.array_records.items() if replies else ():
+                if about == "query.router":
+                    answer = {k: v.clone() for k, v in record.to_torch_state_dict().items()}
+                    replies[0].content[name] = ArrayRecord(lie(answer))
+            return replies
+
+    place.mkdir()
+    out = Lying(experiment(**ROUTED), place / "run", place / "kept").serve()
+    return [w for w in json.loads((out / "summary.json").read_text())["why"] if "outer" in w]
+
+
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
+def test_sums_that_no_examples_have(lie: Change, tmp_path: Path) -> None:
+    """They cost the router its refit, by the client's name, and not the run."""
+    text = " ".join(routed(tmp_path / "run", lie))
+    assert "The router has no moment layer: client 2 sent" in text
+    assert "nats" not in text
+
+
+def test_such_sums_without_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routing, "possible", lambda *_: True)
+    with pytest.raises(RuntimeError):
+        routed(tmp_path / "ends", LIES["sums too large for squares"])
+    assert "loss -" in " ".join(routed(tmp_path / "lies", LIES["losses below 0"]))
+
+
+def test_folds_of_a_client_that_claims_all_examples() -> None:
+    """A permutation of so many would not fit into any memory."""
+    assert folds_of(torch.tensor([1e12, 30.0]).double()) == [0]
