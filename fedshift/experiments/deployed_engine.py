@@ -65,8 +65,8 @@ class Deployed:
     registered. news: gets events. on_sites: clients have test examples of their own, on which each
     tests the model that it serves. refits: as of `OnSites`. facts: what is true of this run because
     it is deployed. asks: whether clients are asked to score models on validation examples; where
-    all data are theirs, these ask by themselves.
-    dealt: the task whose examples clients were dealt; None where theirs are not known here.
+    all data are theirs, these ask by themselves. dealt: the task whose examples clients were dealt;
+    None where theirs are not known here.
     """
 
     grid: Grid

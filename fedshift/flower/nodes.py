@@ -157,7 +157,7 @@ def join(
             _check_place(one, expected.clients, nodes, names)
             late = _federation({one.client: one}, expected)
         except InputError as e:
-            problems[node] = str(e)
+            problems[node] = str(e).removeprefix(f"{named(node, names)} cannot take part: ")
             continue
         del problems[node]
         nodes[one.client] = node

@@ -151,10 +151,9 @@ class AlgorithmStrategy(Strategy):
         name: str = "",
         min_clients: int | None = None,
         dropping: DropListener = silent,
-        tell: Tell = silent,
         scoring: ScoreCheck = silent,
-        places: bool = False,
-    ) -> None:
+        places: bool = False, tell: Tell = silent,
+    ) -> None:  # fmt: skip
         size = clients if cohort is None else cohort
         _check_given(algorithm, seeds, gate, clients=clients, classes=classes, cohort=size)
         _check_limits(timeout, retries, min_clients, clients)
