@@ -40,15 +40,14 @@ def init(
         # What a federation cannot do, and what any run refuses, is refused now, not when all
         # clients have joined.
         untried = check_start(configured(text))
+    if keys is not None:
+        _check_order(keys, config.data.clients or ())
     names = _with_own(hosts) if hosts or keys is None else []
     make_place(folder, text, clients, names, beside=site_files(config.data, text), keys=keys)
     console.put(f"{folder}: certificates for {', '.join(names) or 'the names of before'}")
     console.say(cap, indent=0)
     if keys is not None:
-        console.say(
-            f"Clients of {keys} keep their folders; hand out those of new ones only. What clients "
-            f"kept of runs in {keys} is for these runs alone.", indent=0,
-        )  # fmt: skip
+        _say_kept(keys, at_sites=config.data.at_sites)
     if untried:
         console.say(untried, indent=0)
     for line in (
@@ -59,6 +58,31 @@ def init(
     ):
         console.put(line)
     _say_sites(config.data.clients or ())
+
+
+def _check_order(keys: Path, names: Sequence[str]) -> None:
+    """Raise InputError where a site would get the number, and so the key, of another one."""
+    from fedshift.deploy.place import EXPERIMENT
+    from fedshift.experiments.load import load_config
+
+    before = load_config(keys / EXPERIMENT).data.clients if is_file(keys / EXPERIMENT) else None
+    for i, (old, new) in enumerate(zip(before or (), names, strict=False)):
+        if old != new:
+            raise InputError(
+                f'data.clients: client-{i} of {keys} is "{old}", and would be "{new}" here, with '
+                "its key; sites are numbered in the order of their names: give a name that comes "
+                "after the others', or leave out --keys"
+            )
+
+
+def _say_kept(keys: Path, *, at_sites: bool) -> None:
+    """What clients of another federation's keys need to be clients of this one."""
+    # What a site expects of its data has the names of all sites.
+    also = ", and take the experiment.toml of the new one" if at_sites else ""
+    console.say(
+        f"Clients of {keys} keep their folders{also}; hand out those of new ones only. What "
+        f"clients kept of runs in {keys} is for these runs alone.", indent=0,
+    )  # fmt: skip
 
 
 def _say_sites(names: Sequence[str]) -> None:
@@ -217,11 +241,13 @@ def _telling(logs: LogFormat) -> Iterator[Callable[[dict[str, Any]], None]]:
     with console.progress() as listen:
 
         def tell(event: dict[str, Any]) -> None:
-            if event["event"] != "claims":
+            if event["event"] == "claims":
+                for line in _claims(event):
+                    console.tell(line)
+            elif event["event"] == "fits":
+                console.tell(f"{event['run']}: fitting the router, by messages to its clients")
+            else:
                 listen(event)
-                return
-            for line in _claims(event):
-                console.tell(line)
 
         yield tell
 

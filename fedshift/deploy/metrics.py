@@ -13,8 +13,10 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-# Of `dropped` events; "other" for one that does not say.
-KINDS = ("timeout", "error", "lost", "reply", "late", "other")
+from fedshift.record import drops
+
+# As labels; "other" for an event that says none.
+KINDS = (*drops.KINDS, "other")
 SECONDS = (5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
 # By name: what it is, and the keys of events that have it, the first that is there counts.
 GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {

@@ -136,6 +136,8 @@ class Deployed:
 
     def sites(self) -> RemoteClients:
         """As `OnSites`."""
+        # The fits take messages to all clients, after the event of the last evaluation.
+        self.news({"event": "fits"})
         return sites_of(self.strategy, self.grid)
 
     def _registered(self, algorithm: Algorithm, federation: Federation, table: Params) -> None:

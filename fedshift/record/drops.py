@@ -11,6 +11,14 @@ from fedshift.errors import visible
 UNSCORED = "no scores: "
 # Names of missing clients in one line.
 MOST = 10
+# The kinds of a `dropped` event, as reports say them.
+KINDS = {
+    "timeout": "no answer in time",
+    "error": "it failed",
+    "lost": "not connected",
+    "reply": "its answer cannot be used",
+    "late": "an answer to another round",
+}
 
 
 class Drop(NamedTuple):

@@ -25,7 +25,10 @@ def confusion(lines: Sequence[Pool]) -> str:
     missing = [line.label for line in lines if line not in [one for one, _ in counted]]
     parts = []
     if missing:
-        why = "older versions do not count it, nor do runs of more than 1,000 classes"
+        why = (
+            "older versions do not count it, nor do runs of more than 1,000 classes, or whose "
+            "clients test at their sites"
+        )
         parts.append(note(f"Not in the folders of {', '.join(missing)}: {why}."))
     # The same rows and columns for all lines.
     shown, left = _shown([counts for _, counts in counted])

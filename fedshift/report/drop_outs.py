@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedshift.record.drops import UNSCORED, Drop
+from fedshift.record.drops import KINDS, UNSCORED, Drop
 from fedshift.record.folder import EVENTS, RunResult
 from fedshift.report.charts import shortened
 from fedshift.report.folding import sampled
@@ -12,14 +12,6 @@ from fedshift.report.layout import note, section, table
 from fedshift.report.pools import Pool, Run
 from fedshift.report.splits import client_names
 from fedshift.report.tables import Cell, Table
-
-KINDS = {
-    "timeout": "no answer in time",
-    "error": "it failed",
-    "lost": "not connected",
-    "reply": "its answer cannot be used",
-    "late": "an answer to another round",
-}
 
 
 def drop_outs(lines: Sequence[Pool]) -> str:

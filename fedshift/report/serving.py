@@ -140,6 +140,12 @@ def own_map(run: RunResult, label: str, serving: Serving) -> HeatMap:
     return HeatMap(title, tuple(names[i] for i in drawn), shown, rows, notes, ACCURACY)
 
 
+_OWN = " Where clients test at their sites: each client's own model on its own test examples."
+_SYSTEM = (
+    " The system's answers: routed by the largest posterior where there is a router, else by vote."
+)
+
+
 def per_class(lines: Sequence[Pool]) -> str:
     """The system's recall per class on all test examples, beside the class's share of them."""
     runs = [run for run, _ in runs_of(lines)]
@@ -150,10 +156,9 @@ def per_class(lines: Sequence[Pool]) -> str:
         for line in lines
     ]
     numbers = from_columns("Class", classes, columns, ".1%", mass_columns(runs, "Share of tests"))
-    caption = (
-        "The system's answers after the last round: routed by the largest posterior where there "
-        "is a router, else by vote."
-    )
+    # On sites no client has another's model: there is no answer of the system.
+    alone = {(run.summary.last or {}).get("system_accuracy", 0.0) is None for run in runs}
+    caption = f"After the last round.{_OWN * (True in alone)}{_SYSTEM * (False in alone)}"
     return section("system", "Accuracy per class", figure(drawing, caption), fold(numbers))
 
 

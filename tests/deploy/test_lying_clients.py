@@ -13,12 +13,13 @@ import pytest
 import torch
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 
 from fedshift.errors import InputError
 from fedshift.experiments import deployed
 from fedshift.experiments.load import dumps, validate
 from fedshift.experiments.on_flower import configured_site
+from fedshift.experiments.sites import gathering
 from fedshift.experiments.sites.asking import Sites
 from fedshift.flower import LocalGrid, client_app, routing
 from fedshift.flower.chosen import CHOICES, SITE
@@ -28,6 +29,7 @@ from fedshift.router.parts import folds_of
 from support.federation_grid import Watched
 from support.federations import SIZES, make_federation
 from support.flower_runs import sites, strategy_of
+from support.own_sites import deploy, joined, places, resolved
 
 LIAR = 2
 Change = Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
@@ -104,8 +106,6 @@ def test_a_site_is_the_client_of_its_key() -> None:
 
         record: Any
 
-    from flwr.app import ConfigRecord
-
     grid = Grid(lambda m, c: m, 1)  # type: ignore[arg-type]
     for client, told in ((1, "it has the key of client-0 and says"), (0, "1 of 2 clients are")):
         grid.record = ConfigRecord({"client": client, "answer": '{"labels": [1], "spans": {}}'})
@@ -158,6 +158,7 @@ def test_sums_that_no_examples_have(lie: Change, tmp_path: Path) -> None:
     assert "nats" not in text
 
 
+@pytest.mark.slow
 def test_such_sums_without_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routing, "possible", lambda *_: True)
     with pytest.raises(RuntimeError):
@@ -168,3 +169,56 @@ def test_such_sums_without_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_folds_of_a_client_that_claims_all_examples() -> None:
     """A permutation of so many would not fit into any memory."""
     assert folds_of(torch.tensor([1e12, 30.0]).double()) == [0]
+
+
+def of_numbers(**given: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda a: a | {"numbers": {k: v | given for k, v in a["numbers"].items()}}
+
+
+SUMS: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
+    "a sum beyond the largest value": ("totals", of_numbers(exact=1e200, narrow=1e200)),
+    "more rows than it has": ("totals", of_numbers(count=10**7)),
+    "a sum of no rows": ("totals", of_numbers(count=0)),
+    "values beyond its span": ("totals", of_numbers(least=-1e9, most=1e9)),
+    "squares beyond the largest": (
+        "squares", lambda a: {"squares": dict.fromkeys(a["squares"], 1e308)}
+    ),
+    "no squares": ("squares", lambda a: {"squares": {}}),
+}  # fmt: skip
+
+
+def agreed(place: Path, patch: pytest.MonkeyPatch, step: str, lie: Any) -> Path:
+    """A run with data of the clients' own, whose client 2 changes its answer to one question."""
+
+    def lying(app: Any) -> Any:
+        def answer(message: Message, context: Context) -> Message:
+            reply = app(message, context)
+            asked = message.content.config_records.get("site")
+            if asked and asked["step"] == step and partition(context) == LIAR:
+                made = json.dumps(lie(json.loads(reply.content["site"]["answer"])))
+                reply.content["site"] = ConfigRecord({"client": LIAR, "answer": made})
+            return reply
+
+        return answer
+
+    folders = places(place / "c", joined())
+    return deploy(patch, folders, place / "run", resolved(place), lying)
+
+
+@pytest.mark.parametrize("case", SUMS)
+def test_sums_before_round_1_that_no_rows_have(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would move the common mean as far as it likes, or blame the others."""
+    step, lie = SUMS[case]
+    with pytest.raises(InputError, match='"south" sent sums of column "age" that no rows have'):
+        agreed(tmp_path, monkeypatch, step, lie)
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+def test_sums_before_round_1_without_the_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gathering, "are_of_rows", lambda *_: True)
+    with pytest.raises(InputError, match='3 of 3 clients do not fit: "coast": Val'):
+        agreed(tmp_path, monkeypatch, *SUMS["a sum beyond the largest value"])

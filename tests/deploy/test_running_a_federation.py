@@ -15,10 +15,13 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 pytest.importorskip("prometheus_client", reason="prometheus_client is not installed (extra ops)")
+from fedshift.cli.deploy import init
 from fedshift.deploy.metrics import ServerMetrics, client_metrics
 from fedshift.deploy.place import clients_of
 from fedshift.deploy.processes import free_port
+from fedshift.errors import InputError
 from support.loopback import FEDSHIFT, environ, gone
+from support.own_sites import FILE
 
 ROOT = Path(__file__).parents[2]
 STAY = ("fedshift deploy server", "fedshift deploy client")
@@ -53,6 +56,21 @@ def test_the_commands_that_end(here: Path) -> None:
             run(line)
     assert len(clients_of(Path("federation-2"))) == 4
     assert len(clients_of(Path("restored/federation"))) == 3
+
+
+def test_a_site_more(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With data of their own: nobody gets the number, and so the key, of another site."""
+    file, old = tmp_path / "experiment.toml", tmp_path / "old"
+    file.write_text(FILE)
+    init(file, old, ["localhost"], [])
+    four = 'data.clients=["coast", "east", "south", "{}"]'
+    init(file, tmp_path / "new", [], [four.format("west")], keys=old)
+    assert "and take the experiment.toml of the new one" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    with pytest.raises(InputError, match='client-2 of .*old is "south", and would be "north" here'):
+        init(file, tmp_path / "odd", [], [four.format("north")], keys=old)
+    assert not (tmp_path / "odd").exists()
 
 
 def local(line: str, port: int, metrics: int) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -38,7 +39,16 @@ from fedshift.experiments.sites.answering import (
     stand_in,
 )  # fmt: skip
 from fedshift.experiments.sites.asking import Sites
-from fedshift.experiments.sites.sums import MOST_ROWS, Survey, Taken, Totals, columns_of, means
+from fedshift.experiments.sites.sums import (
+    MOST_ROWS,
+    Survey,
+    Taken,
+    Totals,
+    are_of_rows,
+    are_squares,
+    columns_of,
+    means,
+)
 from fedshift.experiments.wording import in_file_words
 from fedshift.flower.records import to_records
 from fedshift.flower.scoring import score_in
@@ -168,13 +178,26 @@ def _columns(
     if data.columns is None:
         return (), []
     sums, texts = sites.ask("totals", Totals, taken), {*categories_of(data.model_dump())}
-    for name, one in zip(sites.names, sums, strict=True):
+    for name, one, survey, cut in zip(sites.names, sums, surveys, taken, strict=True):
         if {*one.names} != texts or {*one.numbers} != {*data.columns} - texts:
             raise InputError(f'"{shown(name)}" answers about other columns than the experiment has')
+        most = sum(survey.labels) - sum(cut.tests) - sum(cut.validation)
+        for column, total in one.numbers.items():
+            if total.count > most or not are_of_rows(total, survey.spans.get(column)):
+                raise InputError(_NO_ROWS.format(shown(name), shown(column)))
     common = means(surveys, sums, data)
     asked = [Common(taken=one, means=common) for one in taken]
     deviations = [one.squares for one in sites.ask("squares", Deviations, asked)]
+    for name, one, squares in zip(sites.names, sums, deviations, strict=True):
+        for column, of in common.items():
+            # Of a column without a value at this site the sum is 0.
+            square = squares.get(column, math.inf)
+            if not are_squares(square, one.numbers[column], of.mean):
+                raise InputError(_NO_ROWS.format(shown(name), shown(column)))
     return columns_of(data, surveys, sums, common, deviations, rows)
+
+
+_NO_ROWS = '"{}" sent sums of column "{}" that no rows have, or values beyond 1e150'
 
 
 def _target_table(data: Data) -> tuple[Columns, Coded] | None:

@@ -25,7 +25,11 @@ from fedshift.tasks.rows import Columns, Numbers, span_fits_float32
 
 # The server keeps a number for each row of a client: a site that claims more is refused.
 MOST_ROWS = 10_000_000
+# Beyond, sums of squares are infinite, at every site.
+LARGEST = 1e150
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+# Of a mean deviation or value: what float32 and the order of adding take away.
+ROUNDING = 1e-6
 Rows = Annotated[int, Field(ge=0, le=MOST_ROWS)]
 Text = Annotated[str, Field(max_length=LONGEST)]
 
@@ -140,6 +144,27 @@ def squares(table: Columns, rows: Ints, means: Mapping[str, Mean]) -> dict[str, 
         v[np.isnan(v)] = 0.0
         made[name] = _sum(v * v)
     return made
+
+
+def are_of_rows(one: Total, span: tuple[float, float] | None) -> bool:
+    """Whether some rows could have this total; span: of all rows of the site."""
+    if not one.count:
+        return one.narrow == one.exact == 0.0
+    largest = max(abs(one.least), abs(one.most))
+    room = ROUNDING * one.count * largest
+    low, high = one.count * one.least - room, one.count * one.most + room
+    inside = span is not None and span[0] <= one.least <= one.most <= span[1]
+    return (
+        inside
+        and largest <= LARGEST
+        and all(low <= total <= high for total in (one.narrow, one.exact))
+    )
+
+
+def are_squares(square: float, one: Total, mean: float) -> bool:
+    """Whether some rows of this total could have this sum of squared deviations from `mean`."""
+    widest = max(abs(one.least - mean), abs(one.most - mean))
+    return square <= one.count * (widest + ROUNDING * (widest + abs(mean))) ** 2
 
 
 def means(surveys: Sequence[Survey], sums: Sequence[Totals], data: Data) -> dict[str, Mean]:
