@@ -155,8 +155,11 @@ def test_clients_that_fail_and_one_that_is_killed(fed: Loopback, tmp_path: Path)
     assert told[3] == {1: "no answer in time"}
     assert rounds[5]["clients"] == [0, 1, 2]  # it is back, and 2 has weight
     assert killed
-    assert [sorted(told[t]) for t in range(6, 11)] == [[2]] * 5
-    assert told[10] == {2: "its node is not connected"}
+    away = [t for t in range(6, 11) if told[t]]
+    # `deploy client` joins again by itself: sooner or later, as the machine is idle or busy.
+    assert away == list(range(6, 6 + len(away)))
+    assert away
+    assert all(told[t].keys() == {2} for t in away)
     check_drop_outs(fed, tmp_path / "run", rounds)
     check_rounds(text, rounds, tmp_path / "run")
     said, code = fed.leave(2)
@@ -169,7 +172,7 @@ def check_drop_outs(fed: Loopback, folder: Path, rounds: dict[int, dict[str, Any
     order = [e for e in fed.events if e["event"] in ("dropped", "round")]
     said = [(e["round"], e["client"], e["kind"]) for e in order if e["event"] == "dropped"]
     assert said[:3] == [(1, 1, "error"), (2, 1, "reply"), (3, 1, "timeout")]
-    assert said[-1] == (10, 2, "lost")
+    assert all(client == 2 and kind in ("lost", "timeout") for _, client, kind in said[3:])
     for t, client, _ in said:
         ended = order.index(rounds[t])
         assert [e for e in order[:ended] if (e["round"], e.get("client")) == (t, client)]
@@ -218,7 +221,7 @@ def test_two_nodes_of_one_partition(fed: Loopback, tmp_path: Path) -> None:
     if 2 in fed.clients:
         fed.leave(2)
     about = fed.place(0) / "client.json"
-    about.write_text(json.dumps({"partition": 1, "partitions": 3}))
+    about.write_text(json.dumps(json.loads(about.read_text()) | {"partition": 1}))
     fed.join(0)
     fed.join(2)
     with pytest.raises(InputError, match="it has the key of client-0 and says that it is client 1"):
