@@ -15,11 +15,8 @@ from fedshift.experiments.stopping import check_stopping
 from fedshift.experiments.task import prepare
 
 
-def configured(text: str, *, late: bool = False) -> Config:
-    """The experiment. Raises InputError for what only a simulation can do.
-
-    late: whether a run is to begin without some clients, which not all experiments can.
-    """
+def configured(text: str) -> Config:
+    """The experiment. Raises InputError for what only a simulation can do."""
     config = validate(tomllib.loads(text), text=text, origin="experiment")
     if config.method.options.get("ess") == "auto":
         raise InputError('method.ess = "auto" trains one model per candidate; deploy with a number')
@@ -33,11 +30,6 @@ def configured(text: str, *, late: bool = False) -> Config:
         )
     if config.data.at_sites:
         check_sites(config)
-        if late:
-            raise InputError(
-                'with data.source = "sites" columns are agreed on by all clients before round 1, '
-                "so that none can join late: leave out --min-clients"
-            )
     if config.shift.target == "clients" and config.training.keep == "best":
         raise InputError(
             'training.keep = "best" may keep an earlier round, and clients then have later models; '
@@ -62,3 +54,12 @@ def check_start(config: Config) -> str:
         algorithm = method_of(config, prepared)(**config.method.options)
         check_own_models(config.method.name, algorithm, federation)
     return ""
+
+
+def check_min_clients(config: Config) -> None:
+    """Raise InputError where no client can join late."""
+    if config.data.at_sites:
+        raise InputError(
+            'with data.source = "sites" columns are agreed on by all clients before round 1, '
+            "so that none can join late: leave out --min-clients"
+        )

@@ -21,7 +21,7 @@ from fedshift.algorithms.base import Algorithm
 from fedshift.engine.run import Federation
 from fedshift.errors import InputError
 from fedshift.experiments.config import Config
-from fedshift.experiments.deployable import configured
+from fedshift.experiments.deployable import check_min_clients, configured
 from fedshift.experiments.deployed_engine import Deployed
 from fedshift.experiments.experiment import record
 from fedshift.experiments.folder import EventLog, kept_in, reserved
@@ -49,13 +49,13 @@ server_app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Train, evaluate on the server's examples, and leave a run folder."""
     given = context.run_config
-    # 0: all. Folders of earlier versions have no such line.
-    least = int(given.get("min_clients", 0))
-    config = configured(str(given["experiment"]), late=least > 0)
+    config = configured(str(given["experiment"]))
     waits = {k: float(given[k]) for k in ("patience", "timeout")}
 
     at_sites = config.data.at_sites
-    if least:
+    # 0: all. Folders of earlier versions have no such line.
+    if least := int(given.get("min_clients", 0)):
+        check_min_clients(config)
         waits["min_clients"] = least
     prepared = gather(grid, config, waits["patience"]) if at_sites else prepare(config)
     with _folder(Path(str(given["out"])), config, prepared) as folder:
@@ -73,8 +73,8 @@ def main(grid: Grid, context: Context) -> None:
         }
         asks = config.data.validation > 0 and not at_sites
         engine = Deployed(
-            grid, waits, folder, opens, on_sites, refits, config.name, facts, asks,
-            prepared.task if dealt else None,
+            grid, waits, folder, opens, on_sites=on_sites, refits=refits, label=config.name,
+            facts=facts, asks=asks, dealt=prepared.task if dealt else None,
         )  # fmt: skip
         record(folder, config, prepared, silent, engine, keeper)
 
