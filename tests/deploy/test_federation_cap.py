@@ -23,7 +23,6 @@ from fedshift.experiments.load import load_config, validate
 from fedshift.experiments.on_flower import configured_site, on_grid, strategy_of
 from fedshift.experiments.task import prepare
 from fedshift.flower import LocalGrid, client_app
-from support.own_sites import FILE
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "loopback" / "experiment.toml"
 # FedAvg on three clients of very different sizes, for a moment.
@@ -130,14 +129,3 @@ def test_another_number_of_clients_than_keys(
     file.write_text(file.read_text().replace("max_weight = 0.5", "max_weight = 0"))
     assert call("server", str(folder)) == 2
     assert "training.max_weight = 0: must be more than 0" in capsys.readouterr().err
-
-
-def test_a_late_client_of_own_data_is_refused_before_anything_starts(
-    call: Call, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "own.toml").write_text(FILE)
-    assert call("init", str(tmp_path / "own.toml"), str(tmp_path / "f")) == 0
-    capsys.readouterr()
-    assert call("server", str(tmp_path / "f"), "--min-clients", "2") == 2
-    assert "so that none can join late: leave out --min-clients" in capsys.readouterr().err
-    assert not (tmp_path / "f" / "superlink.log").exists()
