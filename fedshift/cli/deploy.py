@@ -181,7 +181,10 @@ def server(
         place = _unfinished(resume, out)
     least = waits["min_clients"]
     text = _experiment(folder, late=least is not None)
-    with _telling(logs) as tell, monitored(metrics, folder, tell, least) as (listen, beside):
+    with (
+        _resumable(folder, place), _telling(logs) as tell,
+        monitored(metrics, folder, tell, least) as (listen, beside),
+    ):  # fmt: skip
         serve(
             folder, place, host=host, port=port, listen=listen, experiment=text,
             beside=_announced(beside, f"{host}:{port}", waits, logs), **waits,
@@ -193,6 +196,19 @@ def server(
         console.tell(log_line("done", folder=str(place), report=str(page)))
     else:
         show_run(place, page)
+
+
+@contextlib.contextmanager
+def _resumable(folder: Path, place: Path) -> Iterator[None]:
+    """Have an interruption say how the run in `place` goes on, once there is a checkpoint."""
+    from fedshift.record.folder import CHECKPOINTS
+
+    try:
+        yield
+    except KeyboardInterrupt as e:
+        if is_folder(place / CHECKPOINTS):
+            e.add_note(f"go on with `fedshift deploy server {folder} --resume {place}`")
+        raise
 
 
 def _announced(

@@ -129,3 +129,25 @@ def test_another_number_of_clients_than_keys(
     file.write_text(file.read_text().replace("max_weight = 0.5", "max_weight = 0"))
     assert call("server", str(folder)) == 2
     assert "training.max_weight = 0: must be more than 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("played", [False, True])
+def test_an_interrupted_server_says_how_to_go_on(
+    played: bool,
+    call: Call,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Once a round is over."""
+    folder = made(call, tmp_path, capsys)
+
+    def interrupted(_: Path, out: Path, **__: object) -> None:
+        if played:
+            (out / "checkpoints").mkdir(parents=True)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedshift.deploy.federation.serve", interrupted)
+    assert call("server", str(folder)) == 130
+    again = f"; go on with `fedshift deploy server {folder} --resume {folder / 'run'}`" * played
+    assert capsys.readouterr().err == f"interrupted{again}\n"
