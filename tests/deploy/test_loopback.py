@@ -218,7 +218,7 @@ def test_two_nodes_of_one_partition(fed: Loopback, tmp_path: Path) -> None:
     if 2 in fed.clients:
         fed.leave(2)
     about = fed.place(0) / "client.json"
-    about.write_text(json.dumps({"partition": 1, "partitions": 3}))
+    about.write_text(json.dumps(json.loads(about.read_text()) | {"partition": 1}))
     fed.join(0)
     fed.join(2)
     with pytest.raises(InputError, match="it has the key of client-0 and says that it is client 1"):
