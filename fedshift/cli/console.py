@@ -21,7 +21,7 @@ from fedshift.fitting.bars import LiveProgress as LiveProgress
 from fedshift.fitting.bars import for_bars as for_bars
 from fedshift.fitting.bars import ignore_write_errors, of_round, scores_in
 from fedshift.fitting.bars import percent as percent
-from fedshift.record.drops import drop_text
+from fedshift.record.drops import news_text
 from fedshift.report.tables import Table as ReportTable
 from fedshift.report.tables import shown
 
@@ -120,8 +120,8 @@ class PlainProgress:
         if event["event"] == "start":
             self.rounds[run] = event["rounds"]
             tell(f"{run}: {counted(event['rounds'], 'round')}")
-        elif event["event"] == "dropped":
-            tell(f"{run}: {drop_text(event)}")
+        elif line := news_text(event):
+            tell(f"{run}: {line}")
         elif event["event"] == "evaluation":
             self.seen[run] = event
             # The evaluation of the last round is a run's last event.

@@ -23,7 +23,7 @@ from fedshift.deploy.watching import SERVERAPP, Ended, Watch, ending, nothing
 from fedshift.errors import DataError, FedshiftError, InputError, NetworkError, TrainingError
 from fedshift.files import append, check_unshared
 from fedshift.flower.quiet import quiet_environment
-from fedshift.record.drops import drop_text
+from fedshift.record.drops import news_text
 from fedshift.record.folder import CHECKPOINTS, EVENTS, SERVING, SUMMARY
 from fedshift.record.in_use import alone_in
 
@@ -205,9 +205,10 @@ def _follow(run: str, out: Path, link: Link, listen: Listener, seen: int = 0) ->
             if event["event"] != "failed":
                 listen(event)
             # Flower keeps what its ServerApp logs to itself.
-            if event["event"] == "dropped":
+            if line := news_text(event):
                 when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(event["time"]))
-                append(link.log, f"{when} WARN [fedshift] {drop_text(event)}")
+                level = "INFO" if event["event"] in ("waiting", "joined") else "WARN"
+                append(link.log, f"{when} {level} [fedshift] {line}")
         passed_on = len(events)
         # Written last: its existence means that the run is complete.
         if (out / SUMMARY).exists():

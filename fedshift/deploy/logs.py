@@ -25,6 +25,7 @@ def line_of(event: Mapping[str, Any]) -> str:
     """The line of one event of a run (docs/files.md), with the event's time."""
     fields = {k: v for k, v in event.items() if k not in ("event", "time")}
     # What an operator looks at first: rounds that lack a client, or have changed nothing; liars.
-    odd = event["event"] == "dropped" or {"skipped", "dropped"} & event.keys()
+    missing = event["event"] in ("dropped", "unscored", "refused")
+    odd = missing or {"skipped", "dropped"} & event.keys()
     level = "warning" if odd or event.get("suspicions") else "info"
     return log_line(event["event"], level, at=event.get("time"), **fields)

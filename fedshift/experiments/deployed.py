@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -20,14 +20,15 @@ from flwr.serverapp import Grid, ServerApp
 from fedshift.algorithms.base import Algorithm
 from fedshift.engine.run import Federation
 from fedshift.errors import InputError
+from fedshift.experiments.awaited import Awaited
 from fedshift.experiments.config import Config
-from fedshift.experiments.deployable import configured
-from fedshift.experiments.deployed_engine import Deployed
+from fedshift.experiments.deployable import check_min_clients, configured
+from fedshift.experiments.deployed_engine import Deployed, News
 from fedshift.experiments.experiment import record
 from fedshift.experiments.folder import EventLog, kept_in, reserved
 from fedshift.experiments.opening import opening_event
 from fedshift.experiments.python_names import SITES
-from fedshift.experiments.resume import reopened
+from fedshift.experiments.resume import check_links, reopened
 from fedshift.experiments.sites.answering import ASK, answer, own_site
 from fedshift.experiments.sites.gathering import gather
 from fedshift.experiments.sites.own_model import MODELS, leave_own_model
@@ -38,7 +39,7 @@ from fedshift.flower.chosen import CHOICES, SITE, check_source, chosen, imported
 from fedshift.flower.client import Own, Site, app_of, partition
 from fedshift.flower.kept import folder_of
 from fedshift.flower.quiet import KEEP
-from fedshift.record.folder import CONFIG, SERVING, SUMMARY
+from fedshift.record.folder import CONFIG, EVENTS, SERVING, SUMMARY
 from fedshift.tree import Params
 
 # Flower imports this module and looks for these names (deploy/place.py writes them into the app).
@@ -55,14 +56,13 @@ def main(grid: Grid, context: Context) -> None:
     at_sites = config.data.at_sites
     # 0: all. Folders of earlier versions have no such line.
     if least := int(given.get("min_clients", 0)):
-        if at_sites:
-            raise InputError(
-                'with data.source = "sites" columns are agreed on by all clients before round 1, '
-                "so that none can join late: leave out --min-clients"
-            )
+        check_min_clients(config)
         waits["min_clients"] = least
-    prepared = gather(grid, config, waits["patience"]) if at_sites else prepare(config)
-    with _folder(Path(str(given["out"])), config, prepared) as folder:
+    out = Path(str(given["out"]))
+    news = News(out, config.name)
+    Awaited(grid, news, {f"client-{i}": name for i, name in enumerate(config.data.clients or ())})
+    prepares = partial(gather, grid, config, waits, news) if at_sites else partial(prepare, config)
+    with _folder(out, config, prepares) as (folder, prepared):
         # Every round: on Flower one takes seconds at least, and a checkpoint less.
         keeper = kept_in(folder, config, prepared, 1)
         refits = ("moment", "refitted")[: 1 + bool(given.get("refit"))]
@@ -77,8 +77,8 @@ def main(grid: Grid, context: Context) -> None:
         }
         asks = config.data.validation > 0 and not at_sites
         engine = Deployed(
-            grid, waits, folder, opens, on_sites, refits, config.name, facts, asks,
-            prepared.task if dealt else None,
+            grid, waits, folder, opens, news, on_sites=on_sites, refits=refits, facts=facts,
+            asks=asks, dealt=prepared.task if dealt else None,
         )  # fmt: skip
         record(folder, config, prepared, silent, engine, keeper)
 
@@ -95,15 +95,25 @@ def opening(
 
 
 @contextlib.contextmanager
-def _folder(out: Path, config: Config, prepared: Prepared) -> Iterator[Path]:
-    """A new run folder, or that of a run whose server has ended before it."""
+def _folder(
+    out: Path, config: Config, prepares: Callable[[], Prepared]
+) -> Iterator[tuple[Path, Prepared]]:
+    """A new run folder, or that of a run whose server has ended before it; what the run needs."""
     again = f"{command_of({})} --resume {{}}"
     if is_file(out / CONFIG) and not is_file(out / SUMMARY):
+        check_links(out)  # events are written before it is open
+        prepared = prepares()
         with reopened(out, config, prepared, again=again) as (folder, _):
-            yield folder
+            yield folder, prepared
     else:
         with reserved(out, config.name, again) as folder:
-            yield folder
+            try:
+                prepared = prepares()
+            except BaseException:
+                # Nothing has begun: the next server takes the same folder.
+                (folder / EVENTS).unlink(missing_ok=True)
+                raise
+            yield folder, prepared
 
 
 def command_of(waits: Mapping[str, float], *, refit: bool = False) -> str:

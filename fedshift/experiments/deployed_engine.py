@@ -41,24 +41,41 @@ def name_of(folder: Path) -> str:
 
 
 @dataclass
+class News:
+    """Enters what happens between rounds into a run's events; t: the last round that is over.
+
+    Written as it comes, since the round that would tell it may go on for an hour.
+    """
+
+    folder: Path
+    run: str
+    t: int = 0
+
+    def __call__(self, event: Mapping[str, Any]) -> None:
+        # Sites that score a model do not know of which round it is.
+        round_ = {"round": self.t} if event["event"] == "unscored" else {}
+        EventLog(self.folder)({"event": event["event"], "run": self.run, **round_, **event})
+
+
+@dataclass
 class Deployed:
     """The engine of clients on deployed nodes.
 
     waits: `patience`, `timeout` and `min_clients` of `strategy_of`. opens: called once clients have
-    registered. on_sites: clients have test examples of their own, on which each tests the model
-    that it serves. refits: as of `OnSites`. label: the run's in its
-    events. facts: what is true of this run because it is deployed. asks: whether clients are asked
-    to score models on validation examples; where all data are theirs, these ask by themselves.
-    dealt: the task whose examples clients were dealt; None where theirs are not known here.
+    registered. news: gets events. on_sites: clients have test examples of their own, on which each
+    tests the model that it serves. refits: as of `OnSites`. facts: what is true of this run because
+    it is deployed. asks: whether clients are asked to score models on validation examples; where
+    all data are theirs, these ask by themselves. dealt: the task whose examples clients were dealt;
+    None where theirs are not known here.
     """
 
     grid: Grid
     waits: Mapping[str, float]
     folder: Path
     opens: Callable[[Algorithm, Federation, Params], None]
+    news: News
     on_sites: bool = False
     refits: tuple[str, ...] = ("moment",)
-    label: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
     asks: bool = False
     dealt: Task | None = None
@@ -84,12 +101,14 @@ class Deployed:
         self.make, self.made = partial(
             strategy_of, algorithm, federation, training, after=after, own=self.on_sites,
             dropping=self._drop, registers=partial(self._registered, algorithm, federation),
-            scoring=self._check_scores, places=True, **self.waits,
+            tell=self.news, scoring=self._check_scores, places=True, **self.waits,
         ), None  # fmt: skip
 
         def played() -> Iterator[Round]:
             began, strategy = time.perf_counter(), self.strategy
+            self.news.t = after.t if after else 0
             for current in on_grid(self.grid, strategy, training, meter=meter, began=began):
+                self.news.t = current.t
                 took_part = dict.fromkeys(sorted(strategy.took_part), Parts())
                 # What clients keep stays with them; who took part is what the server knows of it.
                 yield current._replace(states=took_part) if self.on_sites else current
@@ -118,7 +137,7 @@ class Deployed:
     def sites(self) -> RemoteClients:
         """As `OnSites`."""
         # The fits take messages to all clients, after the event of the last evaluation.
-        EventLog(self.folder)({"event": "fits", "run": self.label})
+        self.news({"event": "fits"})
         return sites_of(self.strategy, self.grid)
 
     def _registered(self, algorithm: Algorithm, federation: Federation, table: Params) -> None:
@@ -138,5 +157,4 @@ class Deployed:
                 raise InputError("its counts are not those of the examples that it was dealt")
 
     def _drop(self, t: int, one: Dropped) -> None:
-        # Written here, since the round that would say so may go on for an hour.
-        EventLog(self.folder)(dropped_event(self.label, t, one))
+        self.news(dropped_event(self.news.run, t, one))

@@ -352,7 +352,9 @@ def dropped_event(label: str, t: int, one: Dropped) -> dict[str, Any]:
 
 def _evaluation_event(label: str, measures: Metrics, scores: Evaluation) -> dict[str, Any]:
     numbers = measures.numbers() | _served_accuracies(scores)
-    return {"event": "evaluation", "run": label, **numbers}
+    of, silent = len(scores.clients), len(scores.silent)
+    some = {"scored_by": f"{of - silent} of {of} clients"} if silent else {}
+    return {"event": "evaluation", "run": label, **numbers, **some}
 
 
 def _served_accuracies(scores: Evaluation) -> dict[str, float]:

@@ -71,7 +71,8 @@ def evaluate_on_sites(
     test = sum(own[1:], start=own[0])
     metrics = _served_metrics(current, given, registered(current, federation.table)["n"])
     observed = Observed(metrics, test, None, tuple(given))
-    return Evaluation(test, validation, None, estimate, observed, others)
+    silent = tuple(i for i in clients if i not in sent)
+    return Evaluation(test, validation, None, estimate, observed, others, silent=silent)
 
 
 def _served_metrics(current: Round, given: list[OwnScores], sizes: Tensor) -> ServedMetrics:
@@ -111,9 +112,7 @@ def last_round_on_sites(
         "class_accuracy": [one.recall for one in own],
         "router": None,
     }
-    missing = [i for i, one in enumerate(own) if not one.n]
-    notes = [f"Clients {missing} did not say how their models do after the last round."]
-    last = LastRound({}, details, tuple(notes * bool(missing)), on_sites=True)
+    last = LastRound({}, details, on_sites=True)
     if all(one.sent is None for one in observed.own):
         return last
     first = federation.params, federation.buffers
@@ -124,6 +123,6 @@ def last_round_on_sites(
         "moment": partial(router.fitted, discriminant(None), sites, novelty=LOADING),
     }
     routers, failed = fitted({name: fit for name, fit in fits.items() if name in engine.refits})
-    notes = [*last.notes, *advice(routers), *failed]
+    notes = [*advice(routers), *failed]
     refits = dict.fromkeys(REFITS, math.nan)
     return replace(last, refits=refits, routers=routers, notes=tuple(notes))

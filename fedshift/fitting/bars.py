@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
 from fedshift.errors import visible
-from fedshift.record.drops import drop_text
+from fedshift.record.drops import news_text
 
 
 def percent(value: float | None, digits: int = 1) -> str:
@@ -90,9 +90,8 @@ class LiveProgress:
         elif event["event"] == "evaluation":
             self.seen[run] = event
             self.bars.update(self.tasks[run], scores=scores_in(event))
-        elif event["event"] == "dropped":
-            line = f"{visible(run)}: {drop_text(event)}"
-            self.bars.console.print(line, markup=False, highlight=False)
+        elif line := news_text(event):
+            self.bars.console.print(f"{visible(run)}: {line}", markup=False, highlight=False)
 
     def __enter__(self) -> LiveProgress:
         self.bars.start()
@@ -172,4 +171,4 @@ def _accuracies(event: dict[str, Any]) -> str:
     scores = [f"{name} {percent(event[key])}%" for name, key in names.items()]
     if "estimated_rmse" in event:
         scores = [f"RMSE {event['rmse']:.4g} est. {event['estimated_rmse']:.4g}"]
-    return " ".join(scores)
+    return " ".join([*scores, *([f"of {event['scored_by']}"] if "scored_by" in event else [])])

@@ -23,14 +23,14 @@ from fedshift.errors import InputError, from_elsewhere
 from fedshift.flower.arriving import Headers, read_arrays
 from fedshift.flower.client import digest_of, form_of
 from fedshift.flower.records import failure_of, fields_of
+from fedshift.flower.scoring import MOST_EXAMPLES
+from fedshift.flower.waiting import Attendance, Tell
 from fedshift.tree import Params
 
 LOG = logging.getLogger("fedshift.flower")
 COLUMNS = ("n", "labels")
 # Bytes of a client's row beside its numbers, and tensors of a model that are compared by name.
 ROOM, MOST_LINES = 1 << 16, 100_000
-# Examples of a client: sums over many such clients are exact in float64, and fit into 64 bits.
-MOST_EXAMPLES = 10**12
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,16 +106,23 @@ def check_min_clients(min_clients: int | None, clients: int) -> None:
             raise InputError(f"min_clients={min_clients}; with {clients} clients give 1..{clients}")
 
 
-def meet(grid: Grid, expected: Expected, *, patience: float, min_clients: int | None = None) -> Met:
+def tell_nothing(event: object) -> None:
+    """Who is missing, or cannot take part, is of no interest."""
+
+
+def meet(
+    grid: Grid, expected: Expected, *, patience: float, min_clients: int | None = None,
+    tell: Tell = tell_nothing,
+) -> Met:  # fmt: skip
     """Wait for all clients, and ask each for its id and its row of the table.
 
     patience: seconds to wait for the nodes, and again for their answers; with min_clients, that
-    many are then enough, and the rows of the others are 0. Raises InputError for fewer clients than
-    expected, two nodes of one partition, partitions that do not exist, and clients with another
-    model or another number of classes.
+    many are then enough, and the rows of the others are 0. tell: gets who is missing. Raises
+    InputError for fewer clients than expected, two nodes of one partition, partitions that do not
+    exist, and clients with another model or another number of classes.
     """
     least = expected.clients if min_clients is None else min_clients
-    ids = _wait(grid, expected.clients, least, patience)
+    ids = _wait(grid, expected.clients, least, patience, tell)
     names = names_of(grid)
     replies = _ask(grid, ids, expected, patience)
     registered = _by_client(
@@ -130,11 +137,13 @@ def meet(grid: Grid, expected: Expected, *, patience: float, min_clients: int | 
     return _federation(registered, expected)
 
 
-def join(grid: Grid, expected: Expected, met: Met, patience: float) -> Met:
-    """The federation with the nodes that have connected since; the log says why others cannot.
+def join(
+    grid: Grid, expected: Expected, met: Met, patience: float, tell: Tell = tell_nothing
+) -> Met:
+    """The federation with the nodes that have connected since.
 
     patience: seconds to wait for their answers. Those that were refused are not asked again while
-    they are connected: a silent one would make every round wait.
+    they are connected: a silent one would make every round wait. tell: gets why others cannot.
     """
     new = set(grid.get_node_ids()) - set(met.nodes.values())
     asked = sorted(new - met.refused)
@@ -147,16 +156,22 @@ def join(grid: Grid, expected: Expected, met: Met, patience: float) -> Met:
             _check_place(one, expected.clients, nodes, names)
             late = _federation({one.client: one}, expected)
         except InputError as e:
-            problems[node] = str(e)
+            problems[node] = str(e).removeprefix(f"{named(node, names)} cannot take part: ")
             continue
         del problems[node]
         nodes[one.client] = node
         table = {c: table[c] + late.table[c] for c in expected.columns}
         strangers += late.strangers
         LOG.info("client %d has joined", one.client)
+    tell_refused(problems, names, tell)
+    return Met(nodes, table, strangers, (met.refused & new) | problems.keys())
+
+
+def tell_refused(problems: Mapping[int, str], names: Mapping[int, str], tell: Tell) -> None:
+    """Why these nodes, which have joined late, cannot take part."""
     for node, why in problems.items():
         LOG.warning("%s has joined late, and cannot take part: %s", named(node, names), why)
-    return Met(nodes, table, strangers, (met.refused & new) | problems.keys())
+        tell({"event": "refused", "node": names.get(node) or named(node, names), "reason": why})
 
 
 def _ask(
@@ -190,10 +205,15 @@ def check_name(node: int, client: int, names: Mapping[int, str]) -> None:
         )
 
 
-def _wait(grid: Grid, clients: int, least: int, patience: float) -> list[int]:
+def _wait(grid: Grid, clients: int, least: int, patience: float, tell: Tell) -> list[int]:
     """The ids of all nodes, once there are as many as clients, or in the end at least `least`."""
-    end = time.monotonic() + patience
+    end, attendance = time.monotonic() + patience, Attendance(clients, tell)
+
+    def missing() -> list[str]:
+        return _absent(clients, names_of(grid))
+
     while len(ids := sorted(grid.get_node_ids())) < clients:
+        attendance.see(ids, missing)
         if time.monotonic() > end:
             if len(ids) >= least:
                 break
@@ -202,17 +222,22 @@ def _wait(grid: Grid, clients: int, least: int, patience: float) -> list[int]:
                 f"{_missing(clients, names_of(grid))}; start the others, or expect fewer"
             )
         time.sleep(0.05)  # Flower has no event for a new node
+    attendance.see(ids, missing)
     return ids
 
 
 def _missing(clients: int, names: Mapping[int, str]) -> str:
-    """Which clients are not connected, where nodes have the names of a federation's folders."""
+    """Which clients are not connected, or which are; "" where nodes have no names."""
+    if absent := _absent(clients, names):
+        return f", without {', '.join(absent)}"
+    return f" ({', '.join(sorted(names.values()))})" if names else ""
+
+
+def _absent(clients: int, names: Mapping[int, str]) -> list[str]:
+    """The clients that are not connected, where nodes have the names of a federation's folders."""
     connected, places = set(names.values()), [f"client-{i}" for i in range(clients)]
-    if not connected:
-        return ""
-    if connected - set(places):
-        return f" ({', '.join(sorted(connected))})"
-    return f", without {', '.join(place for place in places if place not in connected)}"
+    ours = connected and not connected - set(places)
+    return [one for one in places if one not in connected] if ours else []
 
 
 class _Registration(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -29,19 +29,28 @@ from fedshift.engine.round import (
 from fedshift.engine.run import draw_cohort
 from fedshift.engine.traffic import Traffic
 from fedshift.engine.trial import check_company, check_training
-from fedshift.errors import InputError
+from fedshift.errors import InputError, from_elsewhere
 from fedshift.evaluation.scores import OwnScores, Score
 from fedshift.flower.arriving import Arrived, arrived, failed_client, most_bytes
 from fedshift.flower.late import adopt, check_can_wait
-from fedshift.flower.nodes import Expected, Met, check_min_clients, columns_read, join, meet
+from fedshift.flower.nodes import (
+    Expected,
+    Met,
+    check_min_clients,
+    columns_read,
+    join,
+    meet,
+    names_of,
+    tell_refused,
+)
 from fedshift.flower.records import (
-    failure_of,
     to_record,
     to_records,
     to_shared_records,
 )
 from fedshift.flower.routing import MODEL, Question, questions_in
 from fedshift.flower.scoring import TEST, own_scores_in, score_in
+from fedshift.flower.waiting import Tell
 from fedshift.seeds import Seeds
 from fedshift.tree import Params, Parts, size_in_bytes
 
@@ -101,6 +110,8 @@ class AlgorithmStrategy(Strategy):
     registers called with the table of all clients, n [N] and what else the method reads, before
               round 1, and again when others have joined late
     dropping  called with the round and a client that drops out of it, as soon as that is clear
+    tell      called with events: who is missing before round 1, joins later or is refused then,
+              and gives no scores
     places    nodes are named client-0, client-1, ... by who registered their keys: each may only be
               the client of its name
     scoring   called with each client's scores; raises InputError for those that it cannot have
@@ -141,8 +152,8 @@ class AlgorithmStrategy(Strategy):
         min_clients: int | None = None,
         dropping: DropListener = silent,
         scoring: ScoreCheck = silent,
-        places: bool = False,
-    ) -> None:
+        places: bool = False, tell: Tell = silent,
+    ) -> None:  # fmt: skip
         size = clients if cohort is None else cohort
         _check_given(algorithm, seeds, gate, clients=clients, classes=classes, cohort=size)
         _check_limits(timeout, retries, min_clients, clients)
@@ -153,7 +164,7 @@ class AlgorithmStrategy(Strategy):
         self.evaluates, self.listen, self.scoring = evaluates, listen, scoring
         self.gate, self.retries, self.registers, self.least = gate, retries, registers, min_clients
         self.cohort, self.current, self.took_part = size, after, set(after.states if after else ())
-        self.dropping, self.goes_on = dropping, _begun(name, after)
+        self.dropping, self.tell, self.goes_on = dropping, tell, _begun(name, after)
         self.lost, self.posted = list[Dropped](), list[tuple[int, Metadata]]()
         self.named, self.sent, self.traffic = set[int](), dict[int, int](), Traffic()
         self.scores, self.tests = dict[int, Score](), dict[int, OwnScores]()
@@ -169,7 +180,9 @@ class AlgorithmStrategy(Strategy):
                 self._take_late(grid, self.current, self.met)
             return self.current
         expected = self._expected()
-        self.met = meet(grid, expected, patience=self.patience, min_clients=self.least)
+        self.met = meet(
+            grid, expected, patience=self.patience, min_clients=self.least, tell=self.tell
+        )
         if absent := [i for i in range(self.clients) if i not in self.met.nodes]:
             LOG.warning("clients %s have not joined; their counts are not known yet", absent)
             check_can_wait(self.algorithm, absent)
@@ -196,13 +209,15 @@ class AlgorithmStrategy(Strategy):
 
     def _take_late(self, grid: Grid, current: Round, met: Met) -> None:
         patience = min(self.patience, self.timeout, LATE)
-        self.met = join(grid, self._expected(), met, patience)
+        self.met = join(grid, self._expected(), met, patience, self.tell)
         try:
             self.current = adopt(self.algorithm, self.params, self.buffers, current, self.met)
         except InputError as e:
             new = set(self.met.nodes.values()) - set(met.nodes.values())
-            LOG.warning("clients joined late, and cannot take part: %s", e)
+            tell_refused(dict.fromkeys(sorted(new), str(e)), names_of(grid), self.tell)
             self.met = replace(met, refused=self.met.refused | new)
+        for i in sorted(self.met.nodes.keys() - met.nodes.keys()):
+            self.tell({"event": "joined", "round": current.t + 1, "client": i})
         if self.met.nodes != met.nodes:
             self._meet(self.met, met.strangers)
 
@@ -213,8 +228,7 @@ class AlgorithmStrategy(Strategy):
         current, t = self.begin(grid), server_round
         drawn = draw_cohort(self.clients, self.cohort, t, self.seeds.cohort)
         connected = set(grid.get_node_ids())
-        absent = [i for i in drawn.tolist() if self._node(i) not in connected]
-        self.lost = [Dropped(i, NOT_YET if self._node(i) < 0 else GONE, "lost") for i in absent]
+        self.lost = self._absent(drawn.tolist(), connected)
         # Absent clients are left out before weights are solved, so that the others get theirs.
         self.opened = self._open(current, drawn, t)
         self.named, self.posted = set(), []
@@ -275,8 +289,9 @@ class AlgorithmStrategy(Strategy):
         run: dict[str, int | list[int]] = {
             "round": played.t, "own": self.own, "classes": self.classes, "present": self.present,
         }  # fmt: skip
-        connected = set(grid.get_node_ids())
-        asked = [i for i in range(self.clients) if self._node(i) in connected]
+        absent = self._absent(range(self.clients), set(grid.get_node_ids()))
+        self._miss_scores(played.t, absent)
+        asked = sorted({*range(self.clients)} - {one.client for one in absent})
         messages = {i: shared | stage.broadcast(context, i) if self.own else shared for i in asked}
         return [
             self._message("evaluate", i, records, run)
@@ -287,13 +302,15 @@ class AlgorithmStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Keep each client's counts in `scores`; return accuracy and loss over all."""
+        late = f"no answer within {self.timeout:g} s"
+        missed = {client: Dropped(client, late, "timeout") for client, _ in self.posted}
         for reply in replies:
             client = self._client(reply)
             if client is None:
                 continue
-            why = failure_of(reply)
+            bad = failed_client(client, reply)
             try:
-                if why is None:
+                if bad is None:
                     content = reply.content
                     one = score_in(content, self.classes)
                     own = None
@@ -302,11 +319,12 @@ class AlgorithmStrategy(Strategy):
                     self.scoring(client, one, own)
                     self.scores[client] = one
                     self.tests |= {} if own is None else {client: own}
+                    missed.pop(client, None)
             except Exception as e:
                 # The numbers come from another machine: any exception means that they are bad.
-                why = str(e) or type(e).__name__
-            if why is not None:
-                LOG.warning("no score of client %d: %s", client, why)
+                bad = Dropped(client, from_elsewhere(str(e) or type(e).__name__), "reply")
+            missed |= {} if bad is None else {client: bad}
+        self._miss_scores(server_round, missed.values())
         if not self.scores:
             return None
         # By client id: sums of losses depend on the order in the last bit.
@@ -314,6 +332,19 @@ class AlgorithmStrategy(Strategy):
         pooled = sum(others, start=first)
         metrics = {"accuracy": pooled.accuracy, "loss": pooled.loss, "n": pooled.n}
         return MetricRecord({k: v for k, v in metrics.items() if not math.isnan(v)})
+
+    def _miss_scores(self, t: int, missed: Iterable[Dropped]) -> None:
+        """Tell of clients whose scores after round t are missing, and why."""
+        for one in missed:
+            LOG.warning("no score of client %d: %s", one.client, one.reason)
+            self.tell({"event": "unscored", "round": t, **one._asdict()})
+
+    def _absent(self, clients: Iterable[int], connected: Collection[int]) -> list[Dropped]:
+        """Those of the clients that are not connected, with the reason."""
+        return [
+            Dropped(i, NOT_YET if self._node(i) < 0 else GONE, "lost")
+            for i in clients if self._node(i) not in connected
+        ]  # fmt: skip
 
     def summary(self) -> None:
         """Log what is run."""

@@ -1,4 +1,4 @@
-"""Clients that dropped out of a round, in files and in words. Loads little, for the terminal."""
+"""Events of clients that are missing, late or drop out, in words. Loads little, for terminals."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from typing import Any, NamedTuple
 
 from fedshift.errors import visible
 
+# How kinds begin of clients that trained, and gave no scores.
+UNSCORED = "no scores: "
+# Names of missing clients in one line.
+MOST = 10
 # The kinds of a `dropped` event, as reports say them.
 KINDS = {
     "timeout": "no answer in time",
@@ -18,7 +22,7 @@ KINDS = {
 
 
 class Drop(NamedTuple):
-    """A client that dropped out of a round; kind: "" in files of earlier versions."""
+    """A client that dropped out of a round, or gave no scores; kind: "" in files of before."""
 
     client: int
     kind: str
@@ -29,3 +33,28 @@ def drop_text(event: Mapping[str, Any]) -> str:
     """Who drops out of a round, and why, of a `dropped` event; its reason comes from elsewhere."""
     where = f"round {event['round']}: client {event['client']}"
     return visible(f"{where} dropped out ({event['kind']}): {event['reason']}")
+
+
+def news_text(event: Mapping[str, Any]) -> str:
+    """What an event tells of clients that are missing or late; "" for events of other things."""
+    kind, text = event["event"], ""
+    if kind == "dropped":
+        text = drop_text(event)
+    elif kind == "waiting":
+        text = _waiting(event)
+    elif kind == "unscored":
+        where = f"round {event['round']}: no scores of client {event['client']}"
+        text = f"{where} ({event['kind']}): {event['reason']}"
+    elif kind == "joined":
+        text = f"client {event['client']} has joined, and takes part from round {event['round']}"
+    elif kind == "refused":
+        text = f"{event['node']} has joined late, and cannot take part: {event['reason']}"
+    return visible(text)
+
+
+def _waiting(event: Mapping[str, Any]) -> str:
+    text, missing = f"{event['done']} of {event['of']} clients {event['what']}", event["missing"]
+    if not missing:
+        return text
+    more = f" and {len(missing) - MOST} more" if len(missing) > MOST else ""
+    return f"{text}; waiting for {', '.join(missing[:MOST])}{more}"

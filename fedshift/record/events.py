@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from fedshift.errors import DataError, shown
-from fedshift.record.drops import Drop
+from fedshift.record.drops import UNSCORED, Drop
 from fedshift.record.rounds import REDO, Round
 
 # What round and evaluation events have beside the columns of metrics.csv.
-BESIDE = {"time", "event", "run", "round", "rounds", "clients", "seconds"}
+BESIDE = {"time", "event", "run", "round", "rounds", "clients", "seconds", "scored_by"}
 
 
 @dataclass
@@ -25,6 +25,14 @@ class Course:
     rows: dict[int, dict[str, float | None]] = field(default_factory=dict)
     seconds: dict[int, float] = field(default_factory=dict)
     dropped: dict[int, tuple[Drop, ...]] = field(default_factory=dict)
+    unscored: dict[tuple[int, int], Drop] = field(default_factory=dict)
+
+    @property
+    def missing(self) -> dict[int, tuple[Drop, ...]]:
+        """By round: clients that dropped out of it, and those that gave no scores after it."""
+        rounds = sorted({*self.dropped, *(t for t, _ in self.unscored)})
+        of = {t: [one for (at, _), one in self.unscored.items() if at == t] for t in rounds}
+        return {t: (*self.dropped.get(t, ()), *of[t]) for t in rounds}
 
     @property
     def rounds(self) -> tuple[Round, ...]:
@@ -77,24 +85,30 @@ def read_events(path: Path) -> Events:
 def _enter(events: Events, event: Mapping[str, Any]) -> None:
     kind = event["event"]
     events.stopped = shown(str(event["error"]), 300) if kind == "failed" else ""
-    if kind not in ("start", "round", "evaluation"):
+    if kind not in ("start", "round", "evaluation", "unscored"):
         return
     course = events.courses.setdefault(str(event["run"]), Course())
     if kind == "start":
-        course.of = int(event["rounds"])
+        course.of, after = int(event["rounds"]), int(event.get("after", 0))
+        # A run that goes on plays the rounds since its checkpoint again.
+        course.unscored = {at: one for at, one in course.unscored.items() if at[0] <= after}
         return
     t = int(event["round"])
     if kind == "round":
-        # Afresh: a run that went on has played the rounds since its checkpoint again.
+        # Afresh, for the same reason.
         course.seconds[t] = float(event["seconds"])
         course.rows[t] = {"train_loss": _finite(event["train_loss"])}
-        course.dropped[t] = tuple(
-            Drop(int(one["client"]), str(one.get("kind", "")), shown(str(one["reason"]), 500))
-            for one in event.get("dropped", ())
-        )
+        course.dropped[t] = tuple(map(_drop, event.get("dropped", ())))
+    elif kind == "unscored":
+        one = _drop(event)
+        course.unscored[t, one.client] = one._replace(kind=f"{UNSCORED}{one.kind}")
     else:
         numbers = {k: _finite(v) for k, v in event.items() if k not in BESIDE}
         course.rows.setdefault(t, {}).update(numbers)
+
+
+def _drop(one: Mapping[str, Any]) -> Drop:
+    return Drop(int(one["client"]), str(one.get("kind", "")), shown(str(one["reason"]), 500))
 
 
 def _finite(value: Any) -> float | None:

@@ -54,8 +54,9 @@ class RunResult:
     """All of a run folder that a report shows; `served` are the rows of `served.csv`.
 
     seconds: what each round took, by round; empty where events.jsonl is missing or damaged.
-    dropped: who dropped out of each round. fit: fit.json of what `fedshift.fit` trained. confusion:
-    empty in folders of older versions. deployed: deployment.json of a run on real machines.
+    dropped: who dropped out of each round, or gave no scores after it. fit: fit.json of what
+    `fedshift.fit` trained. confusion: empty in folders of older versions. deployed: deployment.json
+    of a run on real machines.
     """
 
     folder: Path
@@ -143,7 +144,7 @@ def _begun(folder: Path) -> Begun:
         course.seconds,
         fit_of(folder),
         state,
-        course.dropped,
+        course.missing,
         deployed_of(folder),
     )
 
@@ -219,7 +220,7 @@ def read_run(folder: Path) -> RunResult:
         course.seconds,
         fit_of(folder),
         _confusion(folder, summary),
-        course.dropped,
+        course.missing,
         deployed_of(folder),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedshift.record.drops import KINDS, Drop
+from fedshift.record.drops import KINDS, UNSCORED, Drop
 from fedshift.record.folder import EVENTS, RunResult
 from fedshift.report.charts import shortened
 from fedshift.report.folding import sampled
@@ -23,7 +23,8 @@ def drop_outs(lines: Sequence[Pool]) -> str:
     text = (
         "Clients that were drawn for a round and gave nothing to it. In each such round the others "
         "were weighed anew; weights and sample sizes above are means over the rounds that were "
-        "played. events.jsonl has every case with its reason."
+        "played. Where scores are missing, the client trained, and the round's estimate is of the "
+        "others. events.jsonl has every case with its reason."
     )
     header = ("Run", "Client", "Why", "Rounds", "First", "Last", "Reason in the last")
     numbers = Table(header, tuple(rows), ("", "", "", "d", "d", "d", ""))
@@ -40,7 +41,7 @@ def _rows(label: str, run: Run) -> list[tuple[Cell, ...]]:
         (
             label,
             names[i] if i < len(names) else f"client {i}",
-            KINDS.get(kind, kind),
+            UNSCORED * kind.startswith(UNSCORED) + KINDS.get(kind.removeprefix(UNSCORED), kind),
             len(rounds),
             min(rounds),
             max(rounds),

@@ -33,5 +33,5 @@ def test_three_clients_with_tables_of_their_own(tmp_path: Path) -> None:
         data.write_text(data.read_text().replace("secret", "marker", 1))
         fed.play(tmp_path / "there", patience=300.0, timeout=300.0)
     assert gone(str(folder)), processes(str(folder))
-    for name in ("model.safetensors", "encoding.json"):
+    for name in ("model.safetensors", "encoding.json", "clients.csv"):
         assert (here / name).read_bytes() == (tmp_path / "there" / name).read_bytes(), name

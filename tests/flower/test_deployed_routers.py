@@ -16,6 +16,7 @@ from flwr.app import ArrayRecord, Message
 
 import fedshift as fs
 from fedshift.errors import DataError, InputError
+from fedshift.experiments import awaited
 from fedshift.experiments.load import dumps, validate
 from fedshift.experiments.router_file import with_fit
 from fedshift.experiments.routers import Fit, load_router
@@ -140,6 +141,17 @@ def test_by_moments_alone(runs: tuple[Path, Path, Watched], tmp_path: Path) -> N
         load_router(out, fit="refitted")
     with pytest.raises(InputError, match='fit "momnet"'):
         load_router(out, fit="momnet")  # type: ignore[arg-type]
+
+
+def test_what_the_server_waits_for_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(awaited, "LONG", 0.0)
+    out = Watched(experiment(), tmp_path / "run", tmp_path / "kept", refit=False).serve()
+    events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+    told = [e["what"] for e in events if e["event"] == "waiting"]
+    assert {"have registered", "have scored round 2"} <= {*told}
+    assert [text for text in told if "router" in text][:2] == [
+        f"have answered message {n} of the router's fits" for n in (1, 2)
+    ]
 
 
 @pytest.mark.slow

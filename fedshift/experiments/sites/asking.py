@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
+from fedshift.engine.checks.gate import Dropped
 from fedshift.errors import InputError, shown
 from fedshift.experiments.section import Section
 from fedshift.experiments.sites.answering import ANSWER, ASK, read
 from fedshift.experiments.sites.sums import Survey
+from fedshift.flower.arriving import failed_client
 from fedshift.flower.nodes import check_name, names_of
 from fedshift.flower.records import failure_of, fields_of
+from fedshift.flower.waiting import Attendance, Tell
 from fedshift.tasks.names import listed
 
 S = TypeVar("S", bound=Section)
@@ -25,11 +28,17 @@ POLL = 0.5
 
 @dataclass
 class Sites:
-    """The sites of a federation by client; patience: seconds to wait for them, and for answers."""
+    """The sites of a federation by client.
+
+    patience: seconds to wait for them, and for answers before round 1; timeout: for answers after
+    it; tell: gets who is missing.
+    """
 
     grid: Grid
     names: tuple[str, ...]
     patience: float
+    timeout: float
+    tell: Tell
     nodes: dict[int, int] = field(default_factory=dict)
 
     def surveys(self) -> list[Survey]:
@@ -39,75 +48,95 @@ class Sites:
         of one client.
         """
         end, asked, surveys = time.monotonic() + self.patience, set[int](), dict[int, Survey]()
+        attendance = Attendance(len(self.names), self.tell)
+
+        def away() -> list[str]:
+            return [name for i, name in enumerate(self.names) if i not in surveys]
+
         while True:
             new = sorted({*self.grid.get_node_ids()} - asked)
             asked |= {*new}
-            names = names_of(self.grid) if new else {}
-            for reply in self._send("survey", dict.fromkeys(new, Section())):
+            names, refused = names_of(self.grid) if new else {}, dict[int, str]()
+            for _, reply in self._send("survey", dict.fromkeys(new, Section()), self.patience):
                 client = _client(reply)
                 try:
                     answer = _taken(reply, lambda content, _: _read(content, Survey), client)
                     check_name(reply.metadata.src_node_id, client, names)
                 except InputError as e:
-                    raise InputError(self._misfit({client: str(e)})) from None
+                    refused[client] = str(e)
+                    continue
                 if not 0 <= client < len(self.names) or client in self.nodes:
                     raise InputError(
                         f"two nodes are client {client}, or there is none of this number; with "
                         f"{len(self.names)} clients they are 0..{len(self.names) - 1}"
                     )
                 self.nodes[client], surveys[client] = reply.metadata.src_node_id, answer
+            if refused:
+                raise InputError(self._misfit(refused))
+            attendance.see(surveys, away)
             if len(surveys) == len(self.names):
                 return [surveys[i] for i in range(len(self.names))]
             if time.monotonic() > end:
-                away = [name for i, name in enumerate(self.names) if i not in surveys]
                 raise InputError(
                     f"{len(surveys)} of {len(self.names)} clients are connected after "
-                    f"{self.patience:g} s, without {listed(away)}; start the others"
+                    f"{self.patience:g} s, without {listed(away())}; start the others"
                 )
             time.sleep(POLL)
 
     def ask(self, step: str, kind: type[S], given: Sequence[Section]) -> list[S]:
         """Each site's answer, in order. Raises InputError with the names of all that refuse."""
-        answers, refused = self.answers(step, lambda content, _: _read(content, kind), given)
-        if refused:
-            raise InputError(self._misfit(refused))
+        answers, missed = self.answers(
+            step, lambda content, _: _read(content, kind), given, self.patience
+        )
+        if missed:
+            raise InputError(self._misfit({one.client: one.reason for one in missed}))
         return [answers[i] for i in range(len(self.names))]
 
     def answers(
         self, step: str, take: Callable[[RecordDict, int], T], given: Sequence[Section],
-        parts: Mapping[str, ArrayRecord] = {},
-    ) -> tuple[dict[int, T], dict[int, str]]:  # fmt: skip
-        """(what `take` makes of a client's answer, why there is none) by client."""
+        seconds: float, parts: Mapping[str, ArrayRecord] = {},
+    ) -> tuple[dict[int, T], list[Dropped]]:  # fmt: skip
+        """(what `take` makes of a client's answer, by client, and why others have none)."""
         asked = {self.nodes[i]: one for i, one in enumerate(given)}
         clients = {node: i for i, node in self.nodes.items()}
-        refused = dict.fromkeys(self.nodes, f"no answer within {self.patience:g} s")
+        late = f"no answer within {seconds:g} s"
+        missed = {i: Dropped(i, late, "timeout") for i in sorted(self.nodes)}
         answers: dict[int, T] = {}
-        for reply in self._send(step, asked, parts):
-            i = clients[reply.metadata.src_node_id]
+        for node, reply in self._send(step, asked, seconds, parts):
+            i = clients[node]
             try:
                 answers[i] = _taken(reply, take, i)
-                del refused[i]
+                del missed[i]
             except InputError as e:
-                refused[i] = str(e)
-        return answers, refused
+                missed[i] = failed_client(i, reply) or Dropped(i, str(e), "reply")
+        return answers, list(missed.values())
 
     def _misfit(self, refused: Mapping[int, str]) -> str:
         names = dict(enumerate(self.names))
         each = [f'"{shown(names.get(i, "?"))}": {why}' for i, why in sorted(refused.items())]
         return (
             f"data of {len(each)} of {len(self.names)} clients do not fit: {'; '.join(each)}. "
-            "`fedshift deploy check` on the client's machine says where"
+            "`fedshift deploy check` on the client's machine, or its supernode.log, says where"
         )
 
     def _send(
-        self, step: str, asked: Mapping[int, Section], parts: Mapping[str, ArrayRecord] = {}
-    ) -> list[Message]:
+        self, step: str, asked: Mapping[int, Section], seconds: float,
+        parts: Mapping[str, ArrayRecord] = {},
+    ) -> Iterator[tuple[int, Message]]:  # fmt: skip
+        """(the node that was asked, its answer)."""
         messages = []
         for node, one in asked.items():
             ask = ConfigRecord({"step": step, "given": one.model_dump_json()})
             content = RecordDict({**parts, ASK: ask})
             messages.append(Message(content, message_type=f"query.{ASK}", dst_node_id=node))
-        return list(self.grid.send_and_receive(messages, timeout=self.patience)) if messages else []
+        for reply in self.grid.send_and_receive(messages, timeout=seconds) if messages else ():
+            # Messages got their ids when they were sent. The SuperLink answers in the place of a
+            # node that is gone.
+            by_id = {m.metadata.message_id: m.metadata.dst_node_id for m in messages}
+            node = reply.metadata.src_node_id
+            if node not in asked:
+                node = by_id[reply.metadata.reply_to_message_id]
+            yield node, reply
 
 
 def _taken(reply: Message, take: Callable[[RecordDict, int], T], client: int) -> T:

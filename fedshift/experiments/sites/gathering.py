@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -52,6 +52,7 @@ from fedshift.experiments.sites.sums import (
 from fedshift.experiments.wording import in_file_words
 from fedshift.flower.records import to_records
 from fedshift.flower.scoring import score_in
+from fedshift.flower.waiting import Tell
 from fedshift.holdout import held_out_counts
 from fedshift.recipes import recipe
 from fedshift.record.folder import FIT
@@ -69,14 +70,15 @@ Floats = NDArray[np.float64]
 ROWS = 50
 
 
-def gather(grid: Grid, config: Config, patience: float) -> Prepared:
+def gather(grid: Grid, config: Config, waits: Mapping[str, float], tell: Tell) -> Prepared:
     """Wait for all sites, agree with them on the encoding and the cut; what a run needs of that.
 
-    patience: seconds to wait for the sites, and for their answers. Raises InputError for data that
-    do not fit, by the site's name and column, and for sites that are not there.
+    waits: seconds to wait for the sites and their answers (`patience`), and for scores (`timeout`).
+    tell: gets events of who is missing. Raises InputError for data that do not fit, by the site's
+    name and column, and for sites that are not there.
     """
     data, seed = config.data, config.seeds.resolved().split
-    sites = Sites(grid, data.clients or (), patience)
+    sites = Sites(grid, data.clients or (), waits["patience"], waits["timeout"], tell)
     table = _target_table(data)  # first: a mistake in the server's own file needs no site
     surveys = sites.surveys()
     classes = tuple(map(text_of, data.classes or ()))
@@ -261,7 +263,7 @@ class RemoteScores:
         return Examples(x, y, scorer=partial(self._score, what, clients))
 
     def _score(self, what: str, clients: Sequence[int], pair: tuple[Params, Params]) -> Score:
-        """Of those sites that answer: the others' counts are missing, as the log says."""
+        """Of those sites that answer: the others' counts are missing, as events say."""
         if self.last[0] is not pair[0]:
             self.last = pair[0], self._asked(pair)
         zero = torch.zeros(self.validation.shape[1], dtype=torch.int64)
@@ -280,7 +282,8 @@ class RemoteScores:
                     raise InputError("its counts are not those of its examples")
             return scores
 
-        answers, refused = self.sites.answers("scores", taken, given, parts)
-        for i, why in sorted(refused.items()):
-            LOG.warning("no score of client %d: %s", i, why)
+        answers, missed = self.sites.answers("scores", taken, given, self.sites.timeout, parts)
+        for one in missed:
+            LOG.warning("no score of client %d: %s", one.client, one.reason)
+            self.sites.tell({"event": "unscored", **one._asdict()})
         return answers

@@ -1,0 +1,78 @@
+"""Tell whose answers are missing, while a server waits for them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from fedshift.experiments.sites.answering import ASK
+from fedshift.flower.nodes import named, names_of
+from fedshift.flower.records import fields_of
+from fedshift.flower.waiting import LONG, Tell, waiting_event
+
+
+class Awaited:
+    """Listens on a grid, and tells about every `LONG` seconds whose answers are missing.
+
+    That is of registration, scores and a router's fits; rounds have events of their own. called:
+    what to call nodes of these names.
+    """
+
+    def __init__(self, grid: Grid, tell: Tell, called: Mapping[str, str]) -> None:
+        self.grid, self.tell, self.called = grid, tell, called
+        self.kind, self.what, self.messages, self.due = "", "", 0, 0.0
+        self.asked, self.missing = set[int](), set[int]()
+        self.told: object = None
+        self._send, self._pull = grid.send_and_receive, grid.pull_messages
+        # On this grid alone: its own `send_and_receive` has to go through the second.
+        grid.send_and_receive = self.send  # type: ignore[method-assign]
+        grid.pull_messages = self.pull  # type: ignore[method-assign]
+
+    def send(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """As the grid's; notes who is asked what."""
+        sent = list(messages)
+        kind = sent[0].metadata.message_type if sent else ""
+        if kind != self.kind:
+            self.kind, self.messages, self.due = kind, 0, time.monotonic() + LONG
+        self.messages += 1
+        self.what = _what(sent[0], self.messages) if sent else ""
+        self.asked = {message.metadata.dst_node_id for message in sent}
+        self.missing = set(self.asked)
+        return self._send(sent, timeout=timeout)
+
+    def pull(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """As the grid's, which is asked again and again until all answers are there."""
+        messages = list(self._pull(message_ids))
+        self.missing -= {message.metadata.src_node_id for message in messages}
+        now, state = time.monotonic(), (self.what, len(self.missing))
+        if self.what and now >= self.due and state != self.told:
+            self.due, self.told = now + LONG, state
+            names = names_of(self.grid)
+            missing = [self._name(node, names) for node in sorted(self.missing)]
+            done, of = len(self.asked) - len(missing), len(self.asked)
+            self.tell(waiting_event(self.what, done, of, sorted(missing)))
+        return messages
+
+    def _name(self, node: int, names: Mapping[int, str]) -> str:
+        name = names.get(node, "")
+        return self.called.get(name, name) or named(node, names)
+
+
+def _what(message: Message, number: int) -> str:
+    """What clients have done that have answered; "" for messages of which nothing is told."""
+    kind, content = message.metadata.message_type, message.content
+    if kind == "evaluate":
+        return f"have scored round {int(fields_of(content, 'run')['round'])}"
+    if kind == f"query.{ASK}":
+        step = str(fields_of(content, ASK)["step"])
+        return "have scored the model" if step == "scores" else f"have answered ({step} of data)"
+    about = {
+        "query.register": "have registered",
+        "query.router": f"have answered message {number} of the router's fits",
+    }
+    return about.get(kind, "")

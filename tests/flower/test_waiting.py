@@ -1,0 +1,214 @@
+"""What a deployed server tells while it waits: for clients, late ones, answers and scores."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
+from flwr.app import Error, Message
+
+from fedshift.cli.console import PlainProgress
+from fedshift.experiments import awaited, deployed
+from fedshift.experiments.on_flower import configured_site
+from fedshift.flower import LocalGrid, client_app, waiting
+from fedshift.record.folder import read_run
+from fedshift.report.page import page
+from support.own_sites import deploy as deploy_sites
+from support.own_sites import joined, places, resolved
+from support.small_runs import text_of
+
+
+def brief() -> str:
+    """Two rounds of three small clients, both evaluated."""
+    text = text_of("fedavg").replace("rounds = 5", "rounds = 2")
+    return text.replace("evaluate_every = 2", "evaluate_every = 1")
+
+
+NODES = [1000 + 7 * i for i in range(3)]
+Event = dict[str, Any]
+
+
+class Named(LocalGrid):
+    """Three clients, whose nodes have the names of their folders."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(client_app(partial(configured_site, text)), 3)
+
+    def get_nodes(self) -> list[Any]:
+        return [
+            SimpleNamespace(node_id=node, name=f"client-{(node - 1000) // 7}")
+            for node in self.get_node_ids()
+        ]
+
+
+def play(grid: LocalGrid, text: str, out: Path, **more: Any) -> list[Event]:
+    """A run of the deployed app's server; its events."""
+    given = {"experiment": text, "out": str(out), "patience": 5.0, "timeout": 7.0, **more}
+    deployed.server_app(grid, SimpleNamespace(run_config=given))  # type: ignore[arg-type]
+    return events_in(out)
+
+
+def events_in(out: Path) -> list[Event]:
+    return [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+
+
+def lines_of(events: Iterable[Event], capsys: pytest.CaptureFixture[str]) -> str:
+    """What a terminal that is none shows of them."""
+    capsys.readouterr()
+    progress = PlainProgress()
+    for event in events:
+        progress(event)
+    return capsys.readouterr().err
+
+
+class Coming(Named):
+    """The clients connect one after the other, some looks apart."""
+
+    looks = 0
+
+    def get_node_ids(self) -> list[int]:
+        self.looks += 1
+        return NODES[: 1 + self.looks // 8]
+
+
+def test_missing_clients_are_named_as_they_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(waiting, "SOON", 0.0)
+    text = brief()
+    told = [e for e in play(Coming(text), text, tmp_path / "run") if e["event"] == "waiting"]
+    assert [(e["done"], e["of"], e["missing"]) for e in told] == [
+        (2, 3, ["client-2"]), (3, 3, []),
+    ]  # fmt: skip
+    shown = lines_of(told, capsys)
+    assert "2 of 3 clients are connected; waiting for client-2\n" in shown
+    # The control: of clients that are all there nothing is told.
+    assert not [e for e in play(Named(text), text, tmp_path / "two") if e["event"] == "waiting"]
+
+
+def test_a_wait_without_a_change_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    told, now = list[Event](), [0.0]
+    monkeypatch.setattr(waiting.time, "monotonic", lambda: now[0])
+    attendance = waiting.Attendance(3, told.append)
+    for second in range(40):
+        now[0] = float(second)
+        attendance.see({7}, lambda: ["client-1", "client-2"])
+    assert [e["missing"] for e in told] == [["client-1", "client-2"]]
+
+
+def test_fifty_clients_at_once_are_few_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    told, now = list[Event](), [0.0]
+    monkeypatch.setattr(waiting.time, "monotonic", lambda: now[0])
+    attendance = waiting.Attendance(50, told.append)
+    for n in range(51):
+        now[0] = n / 50
+        attendance.see(range(n), list)
+    assert [e["done"] for e in told] == [1, 50]
+
+
+class Late(Named):
+    """Client 2 connects after round 1, and another node that says it is client 0 then."""
+
+    def __init__(self, text: str) -> None:
+        LocalGrid.__init__(
+            self, client_app(partial(configured_site, text)), 3,
+            partitions={0: 0, 1: 1, 2: 2, 3: 0},
+        )  # fmt: skip
+        self.absent = {NODES[2], 1021}
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        sent = list(messages)
+        if sent[0].metadata.message_type == "evaluate":
+            self.absent = set()
+        return super().push_messages(sent)
+
+
+def test_late_joiners_and_refusals_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And what the clients' claims amount to, anew."""
+    text = brief()
+    events = play(Late(text), text, tmp_path / "run", patience=0.1, min_clients=2)
+    late = [e for e in events if e["event"] in ("joined", "refused")]
+    assert [(e["event"], e.get("client"), e.get("round")) for e in late] == [
+        ("refused", None, None), ("joined", 2, 2),
+    ]  # fmt: skip
+    shown = lines_of(late, capsys)
+    assert "client 2 has joined, and takes part from round 2\n" in shown
+    assert "client-3 has joined late, and cannot take part: it has the key of client-3" in shown
+    order = [e["event"] for e in events if e["event"] in ("claims", "round", "evaluation")]
+    assert order[:4] == ["claims", "round", "evaluation", "claims"]
+
+
+class Silent(Named):
+    """After round 1 client 0 fails to score and client 1 is silent; 2 is gone after round 2."""
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        sent = list(messages)
+        replies = list(super().send_and_receive(sent, timeout=timeout))
+        kind, run = sent[0].metadata.message_type, sent[0].content.config_records.get("run")
+        if kind == "train" and run is not None and run["round"] == 2:
+            self.absent = {NODES[2]}
+        if kind != "evaluate" or run is None or run["round"] != 1:
+            return replies
+        by_node = {m.metadata.dst_node_id: m for m in sent}
+        failing = Message(Error(2, "the disk is on fire"), reply_to=by_node[NODES[0]])
+        return [r for r in replies if r.metadata.src_node_id == NODES[2]] + [failing]
+
+
+def test_scores_that_are_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An event and a line with the reason, in the report, and beside the estimate."""
+    text = brief()
+    events = play(Silent(text), text, tmp_path / "run")
+    missed = [e for e in events if e["event"] == "unscored"]
+    assert [(e["round"], e["client"], e["kind"], e["reason"]) for e in missed] == [
+        (1, 0, "error", "the disk is on fire"),
+        (1, 1, "timeout", "no answer within 7 s"),
+        (2, 2, "lost", "its node is not connected"),
+    ]  # fmt: skip
+    shown = lines_of(events, capsys)
+    assert "round 1: no scores of client 1 (timeout): no answer within 7 s\n" in shown
+    evaluations = [e for e in events if e["event"] == "evaluation"]
+    assert [e.get("scored_by") for e in evaluations] == ["1 of 3 clients", "2 of 3 clients"]
+    assert re.search(r"est\. [\d.]+% of 2 of 3 clients\n", shown)
+    drawn = page([read_run(tmp_path / "run")])
+    assert "no scores: no answer in time" in drawn
+    assert not [e for e in events if e["event"] == "round" and e.get("dropped")]
+    # The control: where all score, nothing of that.
+    events = play(Named(text), text, tmp_path / "two")
+    assert not [e for e in events if e["event"] == "unscored" or "scored_by" in e]
+
+
+def test_answers_about_data_and_scores_of_sites(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scores have the time that a round has; a site without is named, and ends no run."""
+    monkeypatch.setattr(awaited, "LONG", 0.0)
+
+    def failing(app: Any) -> Any:
+        def handle(message: Message, context: Any) -> Message:
+            asked = message.content.config_records.get("site")
+            if asked is not None and asked["step"] == "scores" and context.node_id == NODES[1]:
+                raise RuntimeError("the disk is on fire")
+            return app(message, context)  # type: ignore[no-any-return]
+
+        return handle
+
+    out = tmp_path / "run"
+    deploy_sites(monkeypatch, places(tmp_path / "c", joined()), out, resolved(tmp_path), failing)
+    events = events_in(out)
+    assert [e["what"] for e in events if e["event"] == "waiting"][:4] == [
+        f"have answered ({step} of data)" for step in ("survey", "totals", "squares", "prepare")
+    ]
+    missed = {(e["round"], e["client"], e["kind"]) for e in events if e["event"] == "unscored"}
+    assert missed == {(1, 1, "error"), (2, 1, "error")}
