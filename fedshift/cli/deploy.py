@@ -179,8 +179,8 @@ def server(
         check_unused(place)
     else:
         place = _unfinished(resume, out)
-    text = _experiment(folder)
     least = waits["min_clients"]
+    text = _experiment(folder, late=least is not None)
     with _telling(logs) as tell, monitored(metrics, folder, tell, least) as (listen, beside):
         serve(
             folder, place, host=host, port=port, listen=listen, experiment=text,
@@ -211,10 +211,13 @@ def _announced(
     return announce
 
 
-def _experiment(folder: Path) -> str:
-    """The TOML of the federation's experiment, checked; "" in folders of earlier versions."""
+def _experiment(folder: Path, *, late: bool) -> str:
+    """The TOML of the federation's experiment, checked; "" in folders of earlier versions.
+
+    late: whether clients may join after the start.
+    """
     from fedshift.deploy.place import EXPERIMENT, clients_of
-    from fedshift.experiments.deployable import configured
+    from fedshift.experiments.deployable import check_min_clients, configured
     from fedshift.experiments.load import dumps, load_with_source
 
     keys, file = len(clients_of(folder)), folder / EXPERIMENT
@@ -223,6 +226,8 @@ def _experiment(folder: Path) -> str:
     config, source = load_with_source(file)
     with source.placing():
         configured(dumps(config))
+    if late:
+        check_min_clients(config)
     if config.clients != keys:
         key = "shift.clients" if config.data.clients is None else "the number of data.clients"
         raise InputError(
@@ -256,7 +261,9 @@ def _claims(event: Mapping[str, Any]) -> Iterator[str]:
     """What the clients' claims amount to, before round 1."""
     free, capped = f"{event['without_cap']:.3f}", f"{event['one_could_take']:.3f}"
     more = f"; without a cap {free}" if event["cap"] < 1 else "; set training.max_weight for less"
-    yield f"one dishonest client could take at most {capped} of the weight in a round{more}"
+    # In a round that others drop out of it is more: one of two that are left has half.
+    of = "of the weight in a round of all clients"
+    yield f"one dishonest client could take at most {capped} {of}{more}"
     yield f"label counts against gradients: {event['audit']}"
     for one in event["suspicions"]:
         yield f"warning: client {one['client']}: {one['reason']}"

@@ -54,3 +54,12 @@ def check_start(config: Config) -> str:
         algorithm = method_of(config, prepared)(**config.method.options)
         check_own_models(config.method.name, algorithm, federation)
     return ""
+
+
+def check_min_clients(config: Config) -> None:
+    """Raise InputError where no client can join late."""
+    if config.data.at_sites:
+        raise InputError(
+            'with data.source = "sites" columns are agreed on by all clients before round 1, '
+            "so that none can join late: leave out --min-clients"
+        )

@@ -22,7 +22,7 @@ from fedshift.engine.run import Federation
 from fedshift.errors import InputError
 from fedshift.experiments.awaited import Awaited
 from fedshift.experiments.config import Config
-from fedshift.experiments.deployable import configured
+from fedshift.experiments.deployable import check_min_clients, configured
 from fedshift.experiments.deployed_engine import Deployed, News
 from fedshift.experiments.experiment import record
 from fedshift.experiments.folder import EventLog, kept_in, reserved
@@ -56,11 +56,7 @@ def main(grid: Grid, context: Context) -> None:
     at_sites = config.data.at_sites
     # 0: all. Folders of earlier versions have no such line.
     if least := int(given.get("min_clients", 0)):
-        if at_sites:
-            raise InputError(
-                'with data.source = "sites" columns are agreed on by all clients before round 1, '
-                "so that none can join late: leave out --min-clients"
-            )
+        check_min_clients(config)
         waits["min_clients"] = least
     out = Path(str(given["out"]))
     news = News(out, config.name)
@@ -81,8 +77,8 @@ def main(grid: Grid, context: Context) -> None:
         }
         asks = config.data.validation > 0 and not at_sites
         engine = Deployed(
-            grid, waits, folder, opens, news, on_sites, refits, facts, asks,
-            prepared.task if dealt else None,
+            grid, waits, folder, opens, news, on_sites=on_sites, refits=refits, facts=facts,
+            asks=asks, dealt=prepared.task if dealt else None,
         )  # fmt: skip
         record(folder, config, prepared, silent, engine, keeper)
 

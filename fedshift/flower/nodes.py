@@ -23,6 +23,7 @@ from fedshift.errors import InputError, from_elsewhere
 from fedshift.flower.arriving import Headers, read_arrays
 from fedshift.flower.client import digest_of, form_of
 from fedshift.flower.records import failure_of, fields_of
+from fedshift.flower.scoring import MOST_EXAMPLES
 from fedshift.flower.waiting import Attendance, Tell
 from fedshift.tree import Params
 
@@ -30,8 +31,6 @@ LOG = logging.getLogger("fedshift.flower")
 COLUMNS = ("n", "labels")
 # Bytes of a client's row beside its numbers, and tensors of a model that are compared by name.
 ROOM, MOST_LINES = 1 << 16, 100_000
-# Examples of a client: sums over many such clients are exact in float64, and fit into 64 bits.
-MOST_EXAMPLES = 10**12
 
 
 @dataclass(frozen=True, eq=False)

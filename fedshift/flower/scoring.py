@@ -19,8 +19,8 @@ from fedshift.router.sight import Sight
 from fedshift.tree import Params, Parts
 
 COUNTS = ("correct", "total", "predicted")
-# Examples of one label: sums over clients stay far from the ends of 64 bits.
-MOST = 10**12
+# Examples of a client: sums over many such clients are exact in float64, and fit into 64 bits.
+MOST_EXAMPLES = 10**12
 # The records of an answer: the model that the client serves on its validation and its test
 # examples, the server's model on the test examples, and where a router would send these.
 SCORE, TEST, SHARED, ROUTER = "score", "test", "shared", "router"
@@ -72,7 +72,7 @@ def score_in(content: RecordDict, classes: int, name: str = SCORE) -> Score:
     made = Score(right, total, predicted, float(fields["loss_sum"]), confused)
     # One client's impossible counts must not spoil the accuracy over all.
     possible = bool((right >= 0).all() and (right <= total).all() and (right <= predicted).all())
-    few = bool((total <= MOST).all() and (predicted <= MOST * classes).all())
+    few = bool((total <= MOST_EXAMPLES).all() and (predicted <= MOST_EXAMPLES * classes).all())
     if (
         not (possible and few)
         or int(predicted.sum()) != made.n

@@ -33,6 +33,7 @@ from fedshift.deploy.keys import check_certificate, write_authority, write_clien
 from fedshift.deploy.place import clients_of, make_place
 from fedshift.deploy.processes import check_port, free_port, run_flower, running, wait_for
 from fedshift.errors import DataError, FedshiftError, InputError, TrainingError
+from support.own_sites import FILE
 from support.tls import tls_server
 
 ROOT = Path(__file__).parents[2]
@@ -333,6 +334,19 @@ def test_options_that_an_earlier_versions_app_does_not_have(
     app.write_text(f"{text}{line}\n")
     with pytest.raises(InputError, match="192.0.2.7:[0-9]+ cannot be opened"):
         elsewhere()
+
+
+def test_clients_with_data_of_their_own_do_not_join_late(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Refused before anything is started; control: without the option the port is tried."""
+    folder = tmp_path / "f"
+    make_place(folder, FILE, 3, ["localhost"])
+    server = ("server", str(folder), "--host", "192.0.2.7")
+    assert call(*server, "--min-clients", "2", monkeypatch=monkeypatch) == 2
+    assert "none can join late: leave out --min-clients" in capsys.readouterr().err
+    assert call(*server, monkeypatch=monkeypatch) == 2
+    assert "192.0.2.7:8000 cannot be opened" in capsys.readouterr().err
 
 
 def test_what_a_run_raised(tmp_path: Path) -> None:

@@ -150,6 +150,20 @@ def test_a_site_whose_data_do_not_fit(
         assert secret not in error
 
 
+def test_all_sites_whose_data_do_not_fit_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once: each start of a federation takes a minute."""
+
+    def change(place: Path) -> None:
+        BAD["missing"][0](place)
+        BAD["class"][0](place.parent / "client-2")
+
+    error = refused(tmp_path, monkeypatch, change)
+    assert error.startswith('data of 2 of 3 clients do not fit: "east": column "marker" is mis')
+    assert '; "south": column "outcome": the classes are well, ill. `fed' in error
+
+
 def test_errors_of_a_sites_function_stay_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -122,6 +122,21 @@ def test_every_way_to_answer_is_shown_as_the_summary_has_it(tmp_path: Path) -> N
     assert outline.row("vote of all models")[1] == "43.2% ± 1.2%"
 
 
+def test_models_at_their_sites_are_no_system(tmp_path: Path) -> None:
+    """A class's accuracy is then that of own models; nothing was routed or voted on."""
+
+    def at_sites(data: dict[str, Any]) -> None:
+        data["last"] |= {"system_accuracy": None, "system_accuracy_sd": None}
+
+    runs = serving_run(tmp_path / "a"), serving_run(tmp_path / "b", serves, at_sites)
+    here, there = ("".join(Outline(page([run])).text) for run in runs)
+    own, system = "each client's own model on its own test examples.", "The system's answers:"
+    assert system in here
+    assert own not in here
+    assert own in there
+    assert system not in there
+
+
 def test_a_single_round_has_no_deviation(tmp_path: Path) -> None:
     def once(data: dict[str, Any]) -> None:
         data["last"]["rounds"] = 1

@@ -56,20 +56,23 @@ class Sites:
         while True:
             new = sorted({*self.grid.get_node_ids()} - asked)
             asked |= {*new}
-            names = names_of(self.grid) if new else {}
+            names, refused = names_of(self.grid) if new else {}, dict[int, str]()
             for _, reply in self._send("survey", dict.fromkeys(new, Section()), self.patience):
                 client = _client(reply)
                 try:
                     answer = _taken(reply, lambda content, _: _read(content, Survey), client)
                     check_name(reply.metadata.src_node_id, client, names)
                 except InputError as e:
-                    raise InputError(self._misfit({client: str(e)})) from None
+                    refused[client] = str(e)
+                    continue
                 if not 0 <= client < len(self.names) or client in self.nodes:
                     raise InputError(
                         f"two nodes are client {client}, or there is none of this number; with "
                         f"{len(self.names)} clients they are 0..{len(self.names) - 1}"
                     )
                 self.nodes[client], surveys[client] = reply.metadata.src_node_id, answer
+            if refused:
+                raise InputError(self._misfit(refused))
             attendance.see(surveys, away)
             if len(surveys) == len(self.names):
                 return [surveys[i] for i in range(len(self.names))]
@@ -113,7 +116,7 @@ class Sites:
         each = [f'"{shown(names.get(i, "?"))}": {why}' for i, why in sorted(refused.items())]
         return (
             f"data of {len(each)} of {len(self.names)} clients do not fit: {'; '.join(each)}. "
-            "`fedshift deploy check` on the client's machine says where"
+            "`fedshift deploy check` on the client's machine, or its supernode.log, says where"
         )
 
     def _send(
