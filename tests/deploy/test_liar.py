@@ -13,7 +13,7 @@ import torch
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 from fedshift.experiments.config import Config
 from fedshift.experiments.deployed import opening
-from fedshift.experiments.deployed_engine import Deployed
+from fedshift.experiments.deployed_engine import Deployed, News
 from fedshift.experiments.experiment import federation_of, method_of, record
 from fedshift.experiments.load import dumps, load_config
 from fedshift.experiments.on_flower import configured_site
@@ -42,7 +42,8 @@ def folder_of(config: Config, out: Path, liar: int | None = LIAR) -> dict[str, A
     prepared, waits = prepare(config), {"patience": 1.0, "timeout": 60.0}
     out.mkdir()
     opens = partial(opening, config, prepared, out, True)
-    record(out, config, prepared, silent, Deployed(grid_of(config, liar), waits, out, opens))
+    engine = Deployed(grid_of(config, liar), waits, out, opens, News(out, config.name))
+    record(out, config, prepared, silent, engine)
     lines = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     claims = next(line for line in lines if line["event"] == "claims")
     return json.loads((out / "summary.json").read_text()) | {"claims": claims}

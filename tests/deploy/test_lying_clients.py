@@ -110,7 +110,7 @@ def test_a_site_is_the_client_of_its_key() -> None:
     for client, told in ((1, "it has the key of client-0 and says"), (0, "1 of 2 clients are")):
         grid.record = ConfigRecord({"client": client, "answer": '{"labels": [1], "spans": {}}'})
         with pytest.raises(InputError, match=told):
-            Sites(grid, ("east", "west"), 0.0).surveys()
+            Sites(grid, ("east", "west"), 0.0, 0.0, lambda event: None).surveys()
 
 
 def all_ones(name: str, answer: dict[str, torch.Tensor], value: float) -> dict[str, torch.Tensor]:
