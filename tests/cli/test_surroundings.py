@@ -125,7 +125,7 @@ SAID = [
         "under a closed folder",
         "run --resume",
         3,
-        f"closed/x/summary.json: cannot be read: {DENIED}",
+        f"closed/x/deployment.json: cannot be read: {DENIED}",
     ),
     ("under a closed folder", "report FOLDER", 3, f"x: cannot be read: {DENIED}"),
     ("under a closed folder", "diagnose --report", 2, f"x.html: cannot be replaced: {DENIED}"),
