@@ -248,7 +248,8 @@ def test_kill_9_of_the_server_process(tmp_path: Path) -> None:
         assert killed
         began = time.monotonic()
         fed.play(tmp_path / "run")
-        assert fed.events[0]["after"] >= 2
+        # A round is over before its checkpoint is written.
+        assert fed.events[0]["after"] >= 1
         print(f"{time.monotonic() - began:.0f} s, after round {fed.events[0]['after']}")
     assert files(tmp_path / "run") == files(in_process(text, tmp_path / "here"))
     assert torch.get_num_threads() == 1
