@@ -123,11 +123,11 @@ def main() -> int:
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
     fed = place_of(given.folder.absolute(), given.clients, given.rounds)
-    run, told = fed.folder / "run", fed.place / "kills.json"
-    kills = json.loads(told.read_text()) if told.exists() else []
+    run, log = fed.folder / "run", fed.place / "kills.json"
+    kills = json.loads(log.read_text()) if log.exists() else []
     if not (run / "summary.json").exists():
         kills += play(fed, given.clients, given.rounds, given.every, given.seed, given.late)
-        told.write_text(json.dumps(kills))
+        log.write_text(json.dumps(kills))
     rounds, odd = played(run), different(fed)
     lost = [one for event in rounds.values() for one in event.get("dropped", [])]
     options = f"--clients {given.clients} --rounds {given.rounds} --every {given.every}"

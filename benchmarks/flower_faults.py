@@ -71,7 +71,7 @@ class Command:
     began: float = field(default_factory=time.monotonic)
 
     def words(self) -> str:
-        """All that it has said to stderr, in one line each."""
+        """All that it has written to stderr, in one line each."""
         return self.log.read_text(errors="replace")
 
     def until(self, pattern: str, seconds: float = LONG) -> str:
@@ -387,12 +387,12 @@ def restarted() -> Result:
         words = clients[0].until("server has ended|cannot be reached|failed")
         seconds = time.monotonic() - began
         server.code()
-        said = len((fed.folder / "run" / "events.jsonl").read_text().splitlines())
+        before = len((fed.folder / "run" / "events.jsonl").read_text().splitlines())
         fed.serve("--resume", fed.folder / "run")
         end = time.monotonic() + LONG
         path = fed.folder / "run" / "events.jsonl"
         while time.monotonic() < end and not any(
-            '"round"' in line for line in path.read_text().splitlines()[said:]
+            '"round"' in line for line in path.read_text().splitlines()[before:]
         ):
             time.sleep(0.1)
         words += f" / the run went on {time.monotonic() - began:.0f} s after the end"
@@ -447,7 +447,7 @@ core when it began; where it is missing, other work kept both cores busy (8 to 4
 
 
 def main() -> int:
-    """The table; exit code 1 where nobody said anything, or processes were left over."""
+    """The table; exit code 1 where nothing was said, or processes were left over."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help=f"of {', '.join(FAULTS)}; default: all")
     parser.add_argument("--folder", type=Path, default=Path("runs/flower_faults"))

@@ -30,8 +30,8 @@ def memory(pids: list[int]) -> float:
     kilobytes = 0
     for pid in pids:
         with contextlib.suppress(OSError):
-            found = re.search(r"^Pss: +(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.M)
-            kilobytes += int(found[1]) if found else 0
+            line = re.search(r"^Pss: +(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.M)
+            kilobytes += int(line[1]) if line else 0
     return kilobytes / 1024
 
 

@@ -25,7 +25,7 @@ class Awaited:
         self.grid, self.tell, self.called = grid, tell, called
         self.kind, self.what, self.messages, self.due = "", "", 0, 0.0
         self.asked, self.missing = set[int](), set[int]()
-        self.told: object = None
+        self.last: object = None
         self._send, self._pull = grid.send_and_receive, grid.pull_messages
         # On this grid alone: its own `send_and_receive` has to go through the second.
         grid.send_and_receive = self.send  # type: ignore[method-assign]
@@ -50,8 +50,8 @@ class Awaited:
         messages = list(self._pull(message_ids))
         self.missing -= {message.metadata.src_node_id for message in messages}
         now, state = time.monotonic(), (self.what, len(self.missing))
-        if self.what and now >= self.due and state != self.told:
-            self.due, self.told = now + LONG, state
+        if self.what and now >= self.due and state != self.last:
+            self.due, self.last = now + LONG, state
             names = names_of(self.grid)
             missing = [self._name(node, names) for node in sorted(self.missing)]
             done, of = len(self.asked) - len(missing), len(self.asked)

@@ -17,15 +17,15 @@ def waiting_event(what: str, done: int, of: int, missing: Sequence[str]) -> dict
 
 
 class Attendance:
-    """Who of the clients is connected: told on each change, and once after `LONG` seconds.
+    """Who of the clients is connected: a line on each change, and once after `LONG` seconds.
 
-    Nothing is told of clients that are all there at the first look.
+    There is none of clients that are all there at the first look.
     """
 
     def __init__(self, of: int, tell: Tell) -> None:
         self.of, self.tell, self.due = of, tell, time.monotonic() + LONG
         self.latest: frozenset[Hashable] | None = None
-        self.told = False
+        self.begun = False
 
     def see(self, present: Collection[Hashable], missing: Callable[[], Sequence[str]]) -> None:
         """A look at who is present; missing: gives the names of the others."""
@@ -34,9 +34,9 @@ class Attendance:
             self.latest = frozenset(present)
         changed = self.latest != frozenset(present)
         # Fifty clients that come at once are one line, and the last of them is one more.
-        if self.told and changed and not complete and now < self.due - LONG + SOON:
+        if self.begun and changed and not complete and now < self.due - LONG + SOON:
             return
         self.latest = frozenset(present)
-        if (changed or (now >= self.due and not self.told)) and (self.told or not complete):
-            self.told, self.due = True, now + LONG
+        if (changed or (now >= self.due and not self.begun)) and (self.begun or not complete):
+            self.begun, self.due = True, now + LONG
             self.tell(waiting_event("are connected", len(present), self.of, missing()))
