@@ -24,6 +24,13 @@ MOST_TENSORS = 100_000
 # Bytes of a reply beside its numbers: headers, names, and reports of a very small model.
 ROOM = 1 << 20
 STYPE = "numpy.ndarray"
+# What the SuperLink itself answers for a client. A killed SuperNode that is soon back is connected,
+# but the message that it had taken is never answered: it expires.
+MISSING: dict[int, Literal["lost", "timeout"]] = {
+    ErrorCode.NODE_UNAVAILABLE: "lost",
+    ErrorCode.MESSAGE_UNAVAILABLE: "timeout",
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE: "timeout",
+}
 # NumPy tokenizes and parses a header as Python; these exceptions pass through its own checks.
 ODD_HEADERS = (tokenize.TokenError, RecursionError, MemoryError)
 # np.load would do more than is safe here: it also opens archives and pickles.
@@ -74,8 +81,10 @@ def failed_client(client: int, message: Message) -> Dropped | None:
     """The drop-out of a client whose message says that it failed, or is gone; None for others."""
     if (why := failure_of(message)) is None:
         return None
-    gone = message.has_error() and message.error.code == ErrorCode.NODE_UNAVAILABLE
-    return Dropped(client, from_elsewhere(why), "lost" if gone else "error")
+    kind = MISSING.get(message.error.code) if message.has_error() else None
+    # Flower's text for an expired message names three possible causes; only one can be here.
+    why = "no answer in time" if kind == "timeout" else from_elsewhere(why)
+    return Dropped(client, why, kind or "error")
 
 
 def round_of(content: RecordDict) -> int:
