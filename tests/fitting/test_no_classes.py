@@ -34,7 +34,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
 }
 REFUSED = {
-    "fedas", "fedas_drm_repo", "feddrm", "feddrm_shared_head", "fedpac", "fedrs",
+    "fedas", "fedas_drm_repo", "feddrm", "feddrm_shared_head", "fedntd", "fedpac", "fedrs",
     "labelset_ditto", "labelset_fedavg", "labelset_fedprox", "labelset_scaffold",
 }  # fmt: skip
 

@@ -15,6 +15,8 @@ REFUSED = {
     **dict.fromkeys(("fedrs", "fedrs by frequency", "fedpals + fedrs"), "RestrictedSoftmax"),
     **dict.fromkeys(("fedsam", "fedsamft", "fedpals + fedsam"), "through Sam"),
     **dict.fromkeys(("moon", "moon_uniform", "fedpals + moon"), "CrossEntropy . Contrastive"),
+    "fedntd": "CrossEntropy . NotTrueDistillation",
+    **dict.fromkeys(("feddecorr", "feddecorr by code"), "CrossEntropy . Decorrelation"),
     **dict.fromkeys(("feddrm", "feddrm_shared_head"), "client_logits"),
     **dict.fromkeys(("fedpac", "fedpac without mixing"), "CrossEntropy . "),
     **dict.fromkeys(("fedala", "fedala of all layers"), "torch.equal"),
