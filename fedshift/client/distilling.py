@@ -10,6 +10,9 @@ from torch.nn import functional as F
 
 from fedshift.arguments import check_fields, check_positive
 from fedshift.client.objectives import Term, View, batch_mean
+from fedshift.client.shares import remembered, shares_in
+from fedshift.data import ClientData
+from fedshift.tree import Params, Parts
 
 
 def distilled(view: View, among: Tensor, tau: float) -> Tensor:
@@ -60,3 +63,33 @@ class NotTrueDistillation(Term):
         logits, y = view.out["logits"], view.batch.y
         among = torch.arange(logits.shape[1], device=y.device) != y[:, None]
         return self.beta * batch_mean(distilled(view, among, self.tau), view.batch)
+
+
+@dataclass(frozen=True)
+class VacantDistillation(Term):
+    """(strength/B) sum_b w_b KL(q^g_b || q_b), q_b the softmax of z_b over the labels with S_c = 0.
+
+    S [K] are the client's label shares, q^g is q of the model received. How it tells apart the
+    labels that the client lacks is kept; where the client lacks one label or none, the term is 0.
+
+    Guo et al. 2025, "Exploring vacant classes in label-skewed federated learning" (FedVLS), arXiv
+    2401.02329, as the authors' code computes it. classes is K. Raises InputError unless
+    strength > 0: leave the term out for 0.
+    """
+
+    classes: int
+    strength: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_positive("VacantDistillation strength", self.strength)
+
+    def reads_classes(self) -> bool:
+        return True
+
+    def remember(self, params: Params, buffers: Params, data: ClientData) -> Parts:
+        return remembered(data, self.classes)
+
+    def __call__(self, view: View) -> Tensor:
+        vacant = shares_in(view) == 0
+        return self.strength * batch_mean(distilled(view, vacant, 1.0), view.batch)

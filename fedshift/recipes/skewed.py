@@ -8,13 +8,18 @@ from fedshift.algorithms.fedavg import FedAvg
 from fedshift.client.decorrelation import Decorrelation, Scale
 from fedshift.client.distilling import NotTrueDistillation
 from fedshift.client.objectives import CrossEntropy
+from fedshift.client.shares import ShareScaled
 from fedshift.errors import InputError
 from fedshift.recipes.one_model import fedavg
 from fedshift.recipes.setting import Setting
 from fedshift.recipes.traits import DecorrelationBeta, NotTrueBeta, NotTrueTau, Traits
 
-__all__ = ["feddecorr", "fedntd"]
-TRAITS = {"fedntd": Traits("FedNTD"), "feddecorr": Traits("FedDecorr")}
+__all__ = ["feddecorr", "fedgela", "fedntd"]
+TRAITS = {
+    "fedntd": Traits("FedNTD"),
+    "feddecorr": Traits("FedDecorr"),
+    "fedgela": Traits("FedGELA", page="fedetf", fixed_head=True),
+}
 
 
 def _check_strength(name: str, value: float) -> None:
@@ -49,3 +54,28 @@ def feddecorr(setting: Setting, *, beta: DecorrelationBeta = 0.1, scale: Scale =
     if not beta:
         return plain
     return replace(plain, objective=CrossEntropy() + Decorrelation(beta, scale))
+
+
+def fedgela(setting: Setting) -> FedAvg:
+    """FedAvg under a fixed simplex as classifier, whose rows clients scale by their label shares.
+
+    Reference: Fan et al. 2023, "Federated learning with bilateral curation for partially
+    class-disjoint data" (FedGELA), NeurIPS, arXiv 2405.18972.
+    Note: needs a network with a fixed classifier, as `fedshift.models.etf` has; the temperature is
+    the network's and stays. The server's model has rows of one length.
+    """
+    _check_fixed_head(setting, "FedGELA")
+    names = (name for name, _ in setting.model.net.named_parameters())
+    scales = (name for name in names if name.startswith(setting.head) and name.endswith("scale"))
+    local = replace(setting.local, frozen=(*setting.local.frozen, *scales))
+    return replace(fedavg(setting), objective=ShareScaled(len(setting.target)), local=local)
+
+
+def _check_fixed_head(setting: Setting, name: str) -> None:
+    fixed = [k for k in setting.model.fixed if k.startswith(setting.head)]
+    if not fixed:
+        raise InputError(
+            f"{name} needs a network whose classifier is fixed, and all parameters of "
+            f"{list(setting.head)} are trained here; let EtfHead of fedshift.models.etf be the "
+            "last layer, named by Setting(head=...)"
+        )

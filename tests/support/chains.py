@@ -16,6 +16,7 @@ REFUSED = {
     **dict.fromkeys(("fedsam", "fedsamft", "fedpals + fedsam"), "through Sam"),
     **dict.fromkeys(("moon", "moon_uniform", "fedpals + moon"), "CrossEntropy . Contrastive"),
     "fedntd": "CrossEntropy . NotTrueDistillation",
+    "fedgela": "ShareScaled",
     **dict.fromkeys(("feddecorr", "feddecorr by code"), "CrossEntropy . Decorrelation"),
     **dict.fromkeys(("feddrm", "feddrm_shared_head"), "client_logits"),
     **dict.fromkeys(("fedpac", "fedpac without mixing"), "CrossEntropy . "),
