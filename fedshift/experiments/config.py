@@ -124,6 +124,7 @@ class Training(Section):
     rounds, in each of the last `evaluate_last`, and after the last. patience: training ends once
     the target accuracy that the clients' validation examples estimate has not risen for so many
     rounds. keep: the model of the last round, or of the round with the largest such estimate.
+    prior: how that model is moved to the target's labels, see `fedshift.experiments.correcting`.
     on_bad_reply and the five that follow: see `fedshift.engine.checks.gate.Gate`. deadline:
     seconds for a round, after which clients that have not answered drop out (with --workers and on
     Flower). retries: how often a client is asked again whose process died (--workers), or that says
@@ -154,6 +155,7 @@ class Training(Section):
     max_gap: Positive | None = None
     max_weight: Annotated[float, Field(gt=0, le=1)] | None = None
     max_reply: Positive = 8.0
+    prior: Literal["none", "target", "calibrated"] = "none"
     deadline: Positive | None = None
     retries: Annotated[int, Field(ge=0)] = 0
 
