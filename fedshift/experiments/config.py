@@ -64,8 +64,9 @@ class Network(Section):
     FedDRM and what it is compared with; `branches` says where its branches part in "lenet-gn".
     "mlp-moon" (with `hidden`) and "lenet-moon" have MOON's projection head, two layers with a ReLU
     between, before the classifier; there `projection` is its width (256 if left out).
-    classifier: "etf" is the fixed one of `fedshift.models.etf`, for any of these; temperature: its
-    first one (0.1 if left out). "python" stands for a network that a program gave.
+    classifier: "etf" is the fixed one of `fedshift.models.etf`, for any of these; if left out, what
+    the method needs. temperature: its first one (0.1 if left out). "python" stands for a network
+    that a program gave.
     """
 
     name: Annotated[str, AfterValidator(_network_name)] = "lenet"
@@ -74,7 +75,7 @@ class Network(Section):
     pretrained: bool = False
     freeze_norm: bool = False
     projection: Count | None = None
-    classifier: Literal["linear", "etf"] = "linear"
+    classifier: Literal["linear", "etf"] | None = None
     temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
 
     @model_validator(mode="after")
