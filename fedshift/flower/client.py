@@ -22,6 +22,7 @@ from fedshift.engine.checks.replies import block_of, check_finite, not_finite
 from fedshift.engine.round import job_of
 from fedshift.errors import FedshiftError, InputError
 from fedshift.examples import check_importance
+from fedshift.flower.calibrating import CALIBRATE, sums_for
 from fedshift.flower.kept import Kept, folder_of
 from fedshift.flower.records import failed, fields_of, parts_of, to_parts, to_record, to_records
 from fedshift.flower.routing import MODEL, answers_to
@@ -172,6 +173,7 @@ def app_of(
         return _evaluate(visit(context), message.content, context, kept, leave)
 
     app.query("router")(failing(lambda m, c: _answer_router(visit(c), m.content)))
+    app.query(CALIBRATE)(failing(lambda m, c: sums_for(visit(c), m.content)))
     if open_states:
         app.query("state")(failing(_answer_state))
     return app
