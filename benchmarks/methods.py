@@ -45,8 +45,8 @@ LEFT_OUT = ("feddisk", "made")
 # Passes over an example: forward and backward, but for phases that only look, and the classifier's.
 BOTH, FORWARD = 3.0, 1.0
 LOOKS = {"risk": FORWARD, "statistics": 2 * FORWARD}
-# Beyond the phases: MOON's features of the model received and of the client's last one.
-EACH_STEP = {"moon": 2 * FORWARD, "moon_uniform": 2 * FORWARD}
+# Beyond the phases: passes of the model received (FedNTD), and of the client's last one (MOON).
+EACH_STEP = {"moon": 2 * FORWARD, "moon_uniform": 2 * FORWARD, "fedntd": FORWARD}
 
 
 def demanded(name: str, algorithm: Algorithm) -> float:

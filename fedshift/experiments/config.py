@@ -63,8 +63,9 @@ class Network(Section):
     "lenet-gn", "lenet-gn-small", "resnet18-projected" and "mlp-projected" (with `hidden`) are for
     FedDRM and what it is compared with; `branches` says where its branches part in "lenet-gn".
     "mlp-moon" (with `hidden`) and "lenet-moon" have MOON's projection head, two layers with a ReLU
-    between, before the classifier; there `projection` is its width (256 if left out). "python"
-    stands for a network that a program gave.
+    between, before the classifier; there `projection` is its width (256 if left out).
+    classifier: "etf" is the fixed one of `fedshift.models.etf`, for any of these; temperature: its
+    first one (0.1 if left out). "python" stands for a network that a program gave.
     """
 
     name: Annotated[str, AfterValidator(_network_name)] = "lenet"
@@ -73,10 +74,17 @@ class Network(Section):
     pretrained: bool = False
     freeze_norm: bool = False
     projection: Count | None = None
+    classifier: Literal["linear", "etf"] = "linear"
+    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
 
     @model_validator(mode="after")
     def _takes(self) -> Network:
         yours = self.name == PYTHON or is_python(self.name)
+        if yours and self.classifier == "etf":
+            raise ValueError(
+                "classifier is for the library's networks; in yours, let EtfHead of "
+                "fedshift.models.etf be the last layer"
+            )
         for key, names in NETWORKS_WITH.items():
             # Run folders record every key: a default is no choice of the user's.
             if (

@@ -21,9 +21,10 @@ Problem = tuple[tuple[str, ...], str]
 class _StandIn(nn.Module):
     """What recipes may ask of a network before any data is loaded: its head, and a body or none."""
 
-    def __init__(self, body: bool) -> None:
+    def __init__(self, body: bool, fixed: bool) -> None:
         super().__init__()
         self.head = nn.Linear(1, 1)
+        self.head.weight.requires_grad_(not fixed)
         if body:
             self.body = nn.Linear(1, 1)
 
@@ -38,10 +39,16 @@ def misfits(config: Config, recipe: recipes.Recipe) -> list[Problem]:
     name = config.model.name
     if recipe.traits.router and not (name in (PYTHON, *ROUTED) or is_python(name)):
         return [(("model", "name"), unrouted(config.model.name))]
+    yours = name == PYTHON or is_python(name)
+    etf = config.model.classifier == "etf" or recipe.traits.fixed_head
+    if config.model.temperature is not None and (yours or not etf):
+        why = 'temperature is that of the library\'s networks with classifier = "etf"; leave it out'
+        return [(("model", "temperature"), why)]
     # Stands for the server's examples: recipes ask only whether there are some.
     inputs = torch.zeros(1, 1) if config.server.unlabeled else None
     # The real network needs the shape of the data, which have not been read.
-    stand_in = build(lambda: _StandIn(has_body(config.model)), 0)
+    # Whether the head of a network of the user's is fixed shows when it is made.
+    stand_in = build(lambda: _StandIn(has_body(config.model), etf or yours), 0)
     setting = settings.setting(config, stand_in, (1.0,), inputs)
     options = config.method.options
     if options.get("ess") == "auto":

@@ -281,8 +281,8 @@ def network_of(config: Config, folder: Path, clients: int, shape: tuple[int, ...
         inputs = shape if layout is None else layout.inputs[0].shape
         task = Shape(inputs, classes_in(folder), () if encoding is None else encoding.outputs)
         return custom_network(config.model.name, task, seed, layout)
-    routed = clients if recipes.traits_of(config.method.name).router else None
-    return named_network(config.model, shape, len(classes_in(folder)), seed, routed, layout)
+    traits, classes = recipes.traits_of(config.method.name), len(classes_in(folder))
+    return named_network(config.model, traits, shape, classes, seed, clients, layout)
 
 
 def check_fit(path: Path, model: Model, many: Iterable[Iterable[Params]]) -> None:

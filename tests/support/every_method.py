@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -19,6 +20,7 @@ from fedshift.algorithms.scaffold import Scaffold
 from fedshift.algorithms.tuning import CentralTuning
 from fedshift.client.objectives import Contrastive, CrossEntropy, RestrictedSoftmax
 from fedshift.client.oracles import Sam
+from fedshift.model import Model
 from fedshift.recipes import Setting
 from fedshift.server.combine import Mean
 from fedshift.server.weights import Pals
@@ -44,6 +46,13 @@ def of_inputs(setting: Setting) -> Setting:
     return replace(setting, shape=(FEATURES,))
 
 
+def of_fixed_head(setting: Setting) -> Setting:
+    """The setting with a network of the same form whose classifier is not trained."""
+    net: Any = copy.deepcopy(setting.model.net)
+    net.head.weight.requires_grad_(False)
+    return replace(setting, model=Model(net))
+
+
 def with_inputs(setting: Setting) -> Setting:
     """The setting with forty unlabeled inputs on the server."""
     source = torch.Generator().manual_seed(5)
@@ -63,6 +72,10 @@ MAKE: dict[str, Make] = {
     "fedrs by frequency": lambda s: recipes.fedrs(s, alpha=0.1, mode="frequency"),
     "fedsam": recipes.fedsam,
     "moon": recipes.moon,
+    "fedntd": recipes.fedntd,
+    "feddecorr": recipes.feddecorr,
+    "feddecorr by code": lambda s: recipes.feddecorr(s, beta=0.02, scale="code"),
+    "fedgela": lambda s: recipes.fedgela(of_fixed_head(s)),
     "fedavgm": recipes.fedavgm,
     "fedadam": recipes.fedadam,
     "fedyogi": recipes.fedyogi,

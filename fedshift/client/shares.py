@@ -1,0 +1,92 @@
+"""Terms that look at the client's label shares S [K]."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedshift.arguments import check_fields, check_positive
+from fedshift.client.objectives import Term, View, batch_mean
+from fedshift.data import ClientData, label_counts
+from fedshift.tree import Params, Parts
+
+# Added to shares before their logarithm, as the FedVLS authors' code does.
+LEAST = 1e-9
+
+
+def remembered(data: ClientData, classes: int) -> Parts:
+    """S as a part of the client's state, the same one for all terms that ask for it."""
+    counts = label_counts(data, classes)
+    # clamp: a client without examples trains on none.
+    return {"labels": {"shares": counts / counts.sum().clamp(min=1.0)}}
+
+
+def shares_in(view: View) -> Tensor:
+    """S [K], in the logits' type."""
+    return view.context["labels"]["shares"].to(view.out["logits"].dtype)
+
+
+@dataclass(frozen=True)
+class ShareScaled(Term):
+    """-(1/B) sum_b w_b log softmax(K S_c z_c)[y_b], S [K] the client's label shares.
+
+    To scale the logits of a classifier without bias is to scale its rows: on an ETF the client
+    trains its features against the directions v_c, of length K S_c each. A missing logit becomes 0,
+    not minus infinity. With equal shares it is `CrossEntropy`, whose place it takes in training
+    only.
+
+    Fan et al. 2023, "Federated learning with bilateral curation for partially class-disjoint data"
+    (FedGELA), arXiv 2405.18972. classes is K.
+    """
+
+    classes: int
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def remember(self, params: Params, buffers: Params, data: ClientData) -> Parts:
+        return remembered(data, self.classes)
+
+    def __call__(self, view: View) -> Tensor:
+        scaled = view.out["logits"] * (self.classes * shares_in(view))
+        return batch_mean(F.cross_entropy(scaled, view.batch.y, reduction="none"), view.batch)
+
+
+@dataclass(frozen=True)
+class LogitSuppression(Term):
+    """strength sum_c S_c log( (1/B) sum_b w_b e^{u_bc} ), u_bc = z_bc - log(K S_c); 0 if y_b = c.
+
+    Examples of other labels are to have a small logit for c; the more so, the more examples of c
+    the client has, as its model gives such labels too often. Labels that the client lacks take no
+    part. By the logits the gradient is strength S_c w_b e^{u_bc} / sum_b' w_b' e^{u_b'c} where
+    y_b != c, and 0 where y_b = c.
+
+    Guo et al. 2025, "Exploring vacant classes in label-skewed federated learning" (FedVLS), arXiv
+    2401.02329, as the authors' code computes it. classes is K. Raises InputError unless
+    strength > 0: leave the term out for 0.
+    """
+
+    classes: int
+    strength: float = 0.005
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_positive("LogitSuppression strength", self.strength)
+
+    def reads_classes(self) -> bool:
+        return True
+
+    def remember(self, params: Params, buffers: Params, data: ClientData) -> Parts:
+        return remembered(data, self.classes)
+
+    def __call__(self, view: View) -> Tensor:
+        logits, y, shares = view.out["logits"], view.batch.y, shares_in(view)
+        u = logits - torch.log(self.classes * (shares + LEAST))
+        others = torch.arange(self.classes, device=y.device) != y[:, None]
+        # Padding has the weight 0; a batch of padding alone must give a number, too.
+        w = view.batch.w.to(u.dtype).clamp(min=torch.finfo(u.dtype).tiny)
+        sums = torch.logsumexp(u * others + w.log()[:, None], 0)
+        return self.strength * (shares * (sums - view.batch.size.to(u.dtype).log())).sum()

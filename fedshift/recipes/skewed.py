@@ -1,0 +1,81 @@
+"""One model for all clients, by local training that is made for clients of few labels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fedshift.algorithms.fedavg import FedAvg
+from fedshift.client.decorrelation import Decorrelation, Scale
+from fedshift.client.distilling import NotTrueDistillation
+from fedshift.client.objectives import CrossEntropy
+from fedshift.client.shares import ShareScaled
+from fedshift.errors import InputError
+from fedshift.recipes.one_model import fedavg
+from fedshift.recipes.setting import Setting
+from fedshift.recipes.traits import DecorrelationBeta, NotTrueBeta, NotTrueTau, Traits
+
+__all__ = ["feddecorr", "fedgela", "fedntd"]
+TRAITS = {
+    "fedntd": Traits("FedNTD"),
+    "feddecorr": Traits("FedDecorr"),
+    "fedgela": Traits("FedGELA", page="fedetf", fixed_head=True),
+}
+
+
+def _check_strength(name: str, value: float) -> None:
+    if not 0.0 <= value < float("inf"):
+        raise InputError(f"{name} must be a number of 0 or more (0 is FedAvg), got {value}")
+
+
+def fedntd(setting: Setting, *, beta: NotTrueBeta = 1.0, tau: NotTrueTau = 1.0) -> FedAvg:
+    """FedAvg whose clients keep how the server's model shares out the labels other than the true.
+
+    Reference: Lee et al. 2022, "Preservation of the global knowledge by not-true distillation in
+    federated learning" (FedNTD), arXiv 2106.03097.
+    Note: one more forward pass per step; beta = 0 is FedAvg bit for bit.
+    """
+    _check_strength("FedNTD's beta", beta)
+    plain = fedavg(setting)
+    if not beta:
+        return plain
+    return replace(plain, objective=CrossEntropy() + NotTrueDistillation(beta, tau))
+
+
+def feddecorr(setting: Setting, *, beta: DecorrelationBeta = 0.1, scale: Scale = "paper") -> FedAvg:
+    """FedAvg with a penalty on correlations between features, which keeps them from collapsing.
+
+    Reference: Shi et al. 2023, "Towards understanding and mitigating dimensional collapse in
+    heterogeneous federated learning" (FedDecorr), arXiv 2210.00226.
+    Note: needs a model that returns "features"; scale "code" is the authors' code's, nearly a
+    batch's size times larger; beta = 0 is FedAvg bit for bit.
+    """
+    _check_strength("FedDecorr's beta", beta)
+    plain = fedavg(setting)
+    if not beta:
+        return plain
+    return replace(plain, objective=CrossEntropy() + Decorrelation(beta, scale))
+
+
+def fedgela(setting: Setting) -> FedAvg:
+    """FedAvg under a fixed simplex as classifier, whose rows clients scale by their label shares.
+
+    Reference: Fan et al. 2023, "Federated learning with bilateral curation for partially
+    class-disjoint data" (FedGELA), NeurIPS, arXiv 2405.18972.
+    Note: needs a network with a fixed classifier, as `fedshift.models.etf` has; the temperature is
+    the network's and stays. The server's model has rows of one length.
+    """
+    _check_fixed_head(setting, "FedGELA")
+    names = (name for name, _ in setting.model.net.named_parameters())
+    scales = (name for name in names if name.startswith(setting.head) and name.endswith("scale"))
+    local = replace(setting.local, frozen=(*setting.local.frozen, *scales))
+    return replace(fedavg(setting), objective=ShareScaled(len(setting.target)), local=local)
+
+
+def _check_fixed_head(setting: Setting, name: str) -> None:
+    fixed = [k for k in setting.model.fixed if k.startswith(setting.head)]
+    if not fixed:
+        raise InputError(
+            f"{name} needs a network whose classifier is fixed, and all parameters of "
+            f"{list(setting.head)} are trained here; let EtfHead of fedshift.models.etf be the "
+            "last layer, named by Setting(head=...)"
+        )
