@@ -26,13 +26,11 @@ from fedshift.tasks.names import text_of as name_of
 CorrectionOf = Callable[[int | None], Correction | None]
 
 
-def uncorrected(place: int | None) -> None:
-    """No model is corrected."""
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class Predictor:
-    """`module`, `predict` and `export` of a run's models, corrected for `target` (in words).
+    """`module`, `predict` and `export` of a run's models for `target` (in words).
+
+    correction: by a client's place, None for the server's model.
 
     A correction is written into the last layer where that is possible: `module` is then an
     ordinary network. A last layer without bias keeps it beside: `module` adds it to the logits.
@@ -41,7 +39,7 @@ class Predictor:
     >>> task = fs.Task.from_csv("patients.csv", **columns, target="north")
     >>> result = fs.fit(task, "linear", rounds=2)
     >>> result.for_target([0.5, 0.5])
-    Predictor(fedavg for the label shares 0.5, 0.5)
+    Predictor(fedavg for the label shares ill 0.5, well 0.5)
     """
 
     models: RunModels
@@ -51,7 +49,7 @@ class Predictor:
     classes: tuple[str, ...]
     method: str
     target: str
-    correction: CorrectionOf = uncorrected
+    correction: CorrectionOf
 
     def module(self, client: str | int | None = None, *, server: bool = False) -> nn.Module:
         """The network in evaluation mode, a copy of its own; as `Result.module`."""

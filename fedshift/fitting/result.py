@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,10 @@ from fedshift.errors import InputError
 from fedshift.experiments.folder import check_unused
 from fedshift.experiments.run_models import RunModels
 from fedshift.files import check_page, write
+from fedshift.fitting.correcting import correction_for, target_shares
 from fedshift.fitting.keys import in_python_words
 from fedshift.fitting.predicting import Numbers, Prediction
+from fedshift.fitting.predictor import CorrectionOf, Predictor
 from fedshift.fitting.showing import Facts, facts_of, html_of, text_of
 from fedshift.record.folder import RunResult
 from fedshift.record.headline import headline, main_accuracy
@@ -128,6 +130,43 @@ class Result:
             {"round": r.round} | {k: _number(v) for k, v in r.values.items()}
             for r in self.run.rounds
         ]
+
+    @property
+    def serving(self) -> Predictor:
+        """What `module`, `predict` and `export` use."""
+        done = self.models.corrected
+        # Where the last layer took the correction, the model has it.
+        beside = None if done is None or done.before else done.correction
+        return self._predictor(self.models, self.target, lambda place: beside)
+
+    @called_as('result.for_target({"ill": 0.2, "well": 0.8})')
+    def for_target(self, target: Any) -> Predictor:
+        """The same models, corrected for other label shares: `predict`, `module` and `export`.
+
+        target: shares or counts, a dict by class or one number per class. Nothing is trained, and
+        one run serves any number of targets. A client's own model is corrected from that client's
+        label shares, the server's from those that it was trained under.
+
+        >>> columns = {"client": "hospital", "label": "outcome"}
+        >>> task = fs.Task.from_csv("patients.csv", **columns, target="north")
+        >>> result = fs.fit(task, "linear", rounds=2)
+        >>> even = result.for_target({"ill": 0.5, "well": 0.5})
+        >>> even.predict(pd.read_csv("patients.csv")).probabilities.shape
+        (400, 2)
+
+        Raises InputError for what are no shares of the classes, and where none are predicted.
+        """
+        goal = target_shares(target, self.summary)
+        models = replace(self.models, shared=self.models.uncorrected, corrected=None)
+        correction = correction_for(self.summary, models, goal.shares)
+        named = zip(self.classes, goal.shares, strict=True)
+        words = ", ".join(f"{name} {share:.3g}" for name, share in named if share)
+        return self._predictor(models, f"the label shares {words}", correction)
+
+    def _predictor(self, models: RunModels, target: str, correction: CorrectionOf) -> Predictor:
+        names, method = self.clients, self.summary.method
+        facts = (self.encoding, self.about, names, self.classes, method, target)
+        return Predictor(models, *facts, correction)
 
     def module(self, client: str | int | None = None, *, server: bool = False) -> nn.Module:
         """The trained network in evaluation mode, a copy of its own; a client's, by name.

@@ -1,0 +1,57 @@
+"""From a run's record to the correction of its models for a target, without training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedshift.errors import InputError
+from fedshift.experiments.run_models import RunModels
+from fedshift.fitting.predictor import CorrectionOf
+from fedshift.record.summary import Summary
+from fedshift.server.prior import Correction, prior_shift
+from fedshift.tasks.target import Target, target_of
+
+Floats = NDArray[np.float64]
+
+
+def target_shares(given: object, summary: Summary) -> Target:
+    """The target that a user names by label shares or counts. Raises InputError for all else."""
+    if summary.kind is not None:
+        raise InputError(
+            "for_target corrects a model's classes by their shares, and this run predicts "
+            f"{'numbers' if summary.kind == 'regression' else 'several labels per row'}"
+        )
+    if isinstance(given, str):
+        raise InputError(
+            f'for_target("{given}"): give label shares or counts, a dict by class or one number '
+            "per class; a client's data are another task"
+        )
+    return target_of(given, (), summary.classes)
+
+
+def correction_for(summary: Summary, models: RunModels, shares: Sequence[float]) -> CorrectionOf:
+    """By the place of a client: of its own model, else of the server's.
+
+    A client's own model was trained under that client's label shares; the server's under the
+    mixture of the clients' by their weights, or it is calibrated.
+    """
+    counts = np.array(summary.label_counts, dtype=np.float64)
+    rows: Floats = counts / np.maximum(counts.sum(1, keepdims=True), 1.0)
+    target = np.array(shares)
+    mixture = np.array(summary.weights) @ rows
+    shared = prior_shift(target, mixture / mixture.sum())
+
+    def of(place: int | None) -> Correction | None:
+        if place is None or not models.personal:
+            return shared
+        if not counts[place].any():
+            raise InputError(
+                "this client has no training examples, so that its model is nobody's: nothing "
+                "says under which label shares it was trained"
+            )
+        return prior_shift(target, rows[place])
+
+    return of
