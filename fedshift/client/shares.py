@@ -1,4 +1,4 @@
-"""Terms that look at the client's label shares S [K]."""
+"""Terms that look at how many examples of each label the client has: n_c, and shares S_c."""
 
 from __future__ import annotations
 
@@ -18,15 +18,47 @@ LEAST = 1e-9
 
 
 def remembered(data: ClientData, classes: int) -> Parts:
-    """S as a part of the client's state, the same one for all terms that ask for it."""
-    counts = label_counts(data, classes)
-    # clamp: a client without examples trains on none.
-    return {"labels": {"shares": counts / counts.sum().clamp(min=1.0)}}
+    """n [K] as a part of the client's state, the same one for all terms that ask for it."""
+    return {"labels": {"counts": label_counts(data, classes)}}
+
+
+def counts_in(view: View) -> Tensor:
+    """n [K], in the logits' type."""
+    return view.context["labels"]["counts"].to(view.out["logits"].dtype)
 
 
 def shares_in(view: View) -> Tensor:
     """S [K], in the logits' type."""
-    return view.context["labels"]["shares"].to(view.out["logits"].dtype)
+    counts = counts_in(view)
+    return counts / counts.sum().clamp(min=1.0)  # clamp: a client without examples trains on none
+
+
+@dataclass(frozen=True)
+class CountAdjusted(Term):
+    """-(1/B) sum_b w_b log softmax(z_b + log max(n, least))[y_b], n [K] the client's label counts.
+
+    The model learns logits for equally many examples of each label, and adds the client's counts in
+    training only (Ren et al. 2020, balanced softmax, arXiv 2007.10740). A label that the client
+    lacks counts as `least` examples: as one in FedETF, whose code it is; with a tiny number it
+    hardly takes part. By the logits the gradient is w_b/B (softmax(z + log max(n, least)) - 1_y).
+    With equal counts it is `CrossEntropy` but for rounding; it takes that one's place.
+
+    classes is K. Raises InputError unless least > 0.
+    """
+
+    classes: int
+    least: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_positive("CountAdjusted least", self.least)
+
+    def remember(self, params: Params, buffers: Params, data: ClientData) -> Parts:
+        return remembered(data, self.classes)
+
+    def __call__(self, view: View) -> Tensor:
+        logits = view.out["logits"] + counts_in(view).clamp(min=self.least).log()
+        return batch_mean(F.cross_entropy(logits, view.batch.y, reduction="none"), view.batch)
 
 
 @dataclass(frozen=True)

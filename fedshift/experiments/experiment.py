@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from fedshift.algorithms.base import Algorithm
@@ -33,6 +34,7 @@ from fedshift.engine.run import Federation, Round, run
 from fedshift.engine.traffic import Meter, Traffic
 from fedshift.errors import DivergedError, NeedlessWarning, UnfitError
 from fedshift.experiments.config import Config, Training
+from fedshift.experiments.correcting import Correcting, check_prior, corrected
 from fedshift.experiments.custom import Metric, recipe_of
 from fedshift.experiments.custom_loss import loss_of, with_loss
 from fedshift.experiments.custom_metrics import try_metrics
@@ -177,6 +179,9 @@ def run_experiment(
     ready = prepare(config) if prepared is None else prepared
     options = config.method.options
     check_stopping(config.training, ready.task)
+    check_prior(config.training.prior, ready.task)
+    even = recipe_of(config, ready.custom).traits.even
+    correct = Correcting(config.training.prior, np.asarray(ready.announced), even)
     try_metrics(ready.custom.metrics, ready.model, ready.task)
     federation = federation_of(config, ready)
     # The keeper reads checkpoints into this shelf, so new states go there, too.
@@ -188,6 +193,7 @@ def run_experiment(
         trained = train(
             algorithm, federation, ready.task, config.training, given, label=label, listen=listen,
             engine=engine or InProcess(), keeper=keeper, clock=clock, metrics=ready.custom.metrics,
+            correct=correct,
         )  # fmt: skip
         return algorithm, trained
 
@@ -239,7 +245,7 @@ def _automatic(config: Config, ready: Prepared, federation: Federation, fit: Fit
         made[label], outcome = fit(f"{config.name} {label}", options | given)
         return outcome
 
-    choice = choose(ready.task, config.selection, grid, train_one)
+    choice = choose(ready.task, config.selection, grid, train_one, config.training.prior)
     chosen = choice.chosen
     return Experiment(config, ready, made[chosen.label], chosen.outcome, choice)
 
@@ -247,7 +253,7 @@ def _automatic(config: Config, ready: Prepared, federation: Federation, fit: Fit
 def train(
     algorithm: Algorithm, federation: Federation, task: Task, training: Training,
     options: Mapping[str, Any], *, label: str, listen: Listener, engine: Engine,
-    keeper: Keeper | None, clock: Clock, metrics: Mapping[str, Metric],
+    keeper: Keeper | None, clock: Clock, metrics: Mapping[str, Metric], correct: Correcting,
 ) -> Outcome:  # fmt: skip
     """Run all rounds, or until the estimate stops rising; evaluate as `training` says.
 
@@ -288,7 +294,9 @@ def train(
         if last:
             break
         began = time.perf_counter()
-    return _outcome(algorithm, federation, task, label, done, scores, engine, training, measure)
+    return _outcome(
+        algorithm, federation, task, label, done, scores, engine, training, measure, correct
+    )
 
 
 def _measure(
@@ -372,7 +380,7 @@ def _served_accuracies(scores: Evaluation) -> dict[str, float]:
 def _outcome(
     algorithm: Algorithm, federation: Federation, task: Task, label: str, done: Progress,
     scores: Evaluation | None, engine: Engine, training: Training,
-    measure: Callable[[Round], Evaluation],
+    measure: Callable[[Round], Evaluation], correct: Correcting,
 ) -> Outcome:  # fmt: skip
     """Outcome of a complete run; scores is None if its last round came from a checkpoint."""
     last = done.best or done.after
@@ -389,6 +397,7 @@ def _outcome(
         weights = tuple(weigh(algorithm, last.server, all_clients, cap).tolist())
     else:
         weights = played.weights
+    table = registered(last, federation.table)
     return Outcome(
         label,
         last.server.get("params", {}),
@@ -398,7 +407,7 @@ def _outcome(
         scores.test,
         scores.clients,
         scores.estimate,
-        replace(federation, table=registered(last, federation.table)),
+        replace(federation, table=table),
         last,
         tuple(one for one in done.served if one.round <= last.t),
         _measure_at_end(algorithm, last, federation, task, scores, engine),
@@ -409,6 +418,7 @@ def _outcome(
         scores.tests,
         scores.silent,
         sizes_alone(last, federation.table),
+        corrected(correct, algorithm, last, task, table, weights, engine),
     )
 
 

@@ -180,6 +180,7 @@ def _former(config: Config) -> str:
         "training": (
             "on_bad_reply", "max_norm", "min_clients", "max_gap", "deadline", "retries",
             "precision", "patience", "keep", "max_weight", "max_reply",
+            "prior",
         ),
         "data": ("source", *OF_TASK, *OF_SITES),
         "metrics": ("extra",),

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from fedshift.data import Examples
 from fedshift.engine.trial import pals_of
 from fedshift.evaluation.scores import Scored
-from fedshift.experiments import label_sets, served
+from fedshift.experiments import correcting, label_sets, served
 from fedshift.experiments.caps import beyond, cap_named, free_weights
 from fedshift.experiments.client_looks import grey_note, look_names
+from fedshift.experiments.correcting import Corrected
 from fedshift.experiments.custom import recipe_of
 from fedshift.experiments.feature_shift import shifts_features
 from fedshift.experiments.outcome import Experiment, Outcome
@@ -71,6 +72,7 @@ def summary(experiment: Experiment) -> Summary:
         unmeasured_mass=outcome.estimate.unmeasured_mass,
         final=_final(outcome),
         best=outcome.best,
+        corrected=None if outcome.corrected is None else outcome.corrected.described(),
         last=last,
         serving=_serving(experiment),
         label_sets=sets,
@@ -81,6 +83,7 @@ def summary(experiment: Experiment) -> Summary:
         why=(
             *_reasons(experiment, last, by_size @ rows, weights @ rows),
             *_method_notes(experiment, sets),
+            *_not_correctable(experiment),
             *_missing_answers(outcome),
             *_only_clients_know(outcome, task.test),
         ),
@@ -132,6 +135,14 @@ def _method_notes(experiment: Experiment, sets: LabelSets | None) -> list[str]:
         *importance_sentences(importance(outcome.last.server)),
         *sentences(experiment.config.training, outcome.metrics, outcome.final.round),
     ]
+
+
+def _not_correctable(experiment: Experiment) -> list[str]:
+    """A sentence on labels that the correction cannot help, where one was asked for."""
+    moved, prepared = experiment.outcome.corrected, experiment.prepared
+    if moved is None or experiment.config.training.prior == "none":
+        return []
+    return correcting.sentences(moved, prepared.task.classes, prepared.task.target.tolist())
 
 
 def _missing_answers(outcome: Outcome) -> list[str]:
@@ -207,6 +218,7 @@ def _final(outcome: Outcome) -> Final:
         validation_accuracy=final.validation_accuracy,
         validation_loss=final.validation_loss,
         source_accuracy=final.source_accuracy,
+        **_corrected_numbers(outcome.corrected),
         others={
             **{name: value for name, value in served.items() if name != "round"},
             **(outcome.at_end.refits if outcome.at_end else {}),
@@ -219,6 +231,18 @@ def _final(outcome: Outcome) -> Final:
         client_accuracy=tuple(s.accuracy for s in outcome.clients),
         client_metrics=_client_metrics(outcome.tests or outcome.clients),
     )
+
+
+def _corrected_numbers(of: Corrected | None) -> dict[str, float]:
+    if of is None:
+        return {}
+    numbers = {
+        "target_accuracy_corrected": of.test.accuracy, "target_loss_corrected": of.test.loss,
+    }  # fmt: skip
+    if of.estimate is not None:
+        numbers["estimated_accuracy_corrected"] = of.estimate.accuracy
+        numbers["estimated_se_corrected"] = of.estimate.standard_error
+    return numbers
 
 
 def _client_metrics(scores: Sequence[Scored]) -> dict[str, tuple[float, ...]]:

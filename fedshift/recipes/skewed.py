@@ -6,25 +6,27 @@ from dataclasses import replace
 
 from fedshift.algorithms.fedavg import FedAvg
 from fedshift.client.decorrelation import Decorrelation, Scale
-from fedshift.client.distilling import NotTrueDistillation
-from fedshift.client.objectives import CrossEntropy
-from fedshift.client.shares import ShareScaled
+from fedshift.client.distilling import NotTrueDistillation, VacantDistillation
+from fedshift.client.objectives import CrossEntropy, Term
+from fedshift.client.shares import CountAdjusted, LogitSuppression, ShareScaled
 from fedshift.errors import InputError
 from fedshift.recipes.one_model import fedavg
 from fedshift.recipes.setting import Setting
 from fedshift.recipes.traits import DecorrelationBeta, NotTrueBeta, NotTrueTau, Traits
 
-__all__ = ["feddecorr", "fedgela", "fedntd"]
+__all__ = ["feddecorr", "fedetf", "fedgela", "fedntd", "fedvls"]
 TRAITS = {
     "fedntd": Traits("FedNTD"),
     "feddecorr": Traits("FedDecorr"),
+    "fedvls": Traits("FedVLS"),
+    "fedetf": Traits("FedETF", fixed_head=True),
     "fedgela": Traits("FedGELA", page="fedetf", fixed_head=True),
 }
 
 
-def _check_strength(name: str, value: float) -> None:
+def _check_strength(name: str, value: float, nought: str = "FedAvg") -> None:
     if not 0.0 <= value < float("inf"):
-        raise InputError(f"{name} must be a number of 0 or more (0 is FedAvg), got {value}")
+        raise InputError(f"{name} must be a number of 0 or more (0 is {nought}), got {value}")
 
 
 def fedntd(setting: Setting, *, beta: NotTrueBeta = 1.0, tau: NotTrueTau = 1.0) -> FedAvg:
@@ -54,6 +56,39 @@ def feddecorr(setting: Setting, *, beta: DecorrelationBeta = 0.1, scale: Scale =
     if not beta:
         return plain
     return replace(plain, objective=CrossEntropy() + Decorrelation(beta, scale))
+
+
+def fedvls(setting: Setting, *, distill: float = 0.1, suppress: float = 0.005) -> FedAvg:
+    """FedAvg whose clients keep the server's view of labels that they lack, and quieten the others.
+
+    Reference: Guo et al. 2025, "Exploring vacant classes in label-skewed federated learning"
+    (FedVLS), AAAI, arXiv 2401.02329.
+    Note: as the authors' code: logits plus the logarithms of the client's label shares, a
+    distillation over absent labels, and a penalty on logits of labels that are not an example's;
+    one more forward pass per step. A strength of 0 leaves its term out.
+    """
+    _check_strength("FedVLS's distill", distill, "without distillation")
+    _check_strength("FedVLS's suppress", suppress, "without suppression")
+    classes = len(setting.target)
+    # Next to nothing: absent labels take no part in it, and are distilled instead.
+    objective: Term = CountAdjusted(classes, least=1e-6)
+    if distill:
+        objective += VacantDistillation(classes, distill)
+    if suppress:
+        objective += LogitSuppression(classes, suppress)
+    return replace(fedavg(setting), objective=objective)
+
+
+def fedetf(setting: Setting) -> FedAvg:
+    """FedAvg under a fixed simplex as classifier, logits adjusted to the client's label counts.
+
+    Reference: Li et al. 2023, "No fear of classifier biases: neural collapse inspired federated
+    learning with synthetic and fixed classifier" (FedETF), ICCV, arXiv 2303.10058.
+    Note: needs a network with a fixed classifier, as `fedshift.models.etf` has, whose temperature
+    is trained; one model for all, without the paper's fine-tuning at clients.
+    """
+    _check_fixed_head(setting, "FedETF")
+    return replace(fedavg(setting), objective=CountAdjusted(len(setting.target)))
 
 
 def fedgela(setting: Setting) -> FedAvg:

@@ -19,6 +19,7 @@ class Traits:
     router          needs a network with a router: "client_logits", a column per client
     fixed_head      needs a network whose classifier is fixed; those of the library get an ETF
     follows_target  its clients are drawn anew, so that all follow the target: a bound, no method
+    even            its local training takes the clients' label shares out of the model by itself
     auto_ess        `ess` may be "auto" in experiment files: one model per ESS fraction, the best is
                     kept. Its lam, ess, cap and fidelity are those of `fedshift.server.weights.Pals`
     example         options for examples of the method, where its defaults alone make none
@@ -29,6 +30,7 @@ class Traits:
     router: bool = False
     fixed_head: bool = False
     follows_target: bool = False
+    even: bool = False
     auto_ess: bool = False
     example: Mapping[str, Any] = field(default_factory=dict)
 

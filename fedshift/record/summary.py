@@ -28,6 +28,28 @@ Mass = Annotated[float, Field(ge=0, le=1 + 1e-6, allow_inf_nan=False)]
 Matrix = tuple[tuple[Portion | None, ...], ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Corrected:
+    """The last model's logits z, moved to the target's labels: scale z + bias; see docs.
+
+    form        "target": log T - log p, p being `trained_on`; "calibrated": by a calibrator
+    trained_on  [K] label shares of the mixture that the model was trained on
+    bias        [K], for the target of this run; correctable [K]: False where a label keeps log T
+                alone, since the model hardly saw it
+    calibrator_bias, prior, counts  [K], of the clients' validation examples. With them and `scale`
+                a correction for another target needs no training and no message
+    """
+
+    form: Literal["target", "calibrated"]
+    trained_on: tuple[Portion, ...]
+    scale: Share
+    bias: tuple[Number, ...]
+    correctable: tuple[bool, ...]
+    calibrator_bias: tuple[Number, ...] | None = None
+    prior: tuple[Portion, ...] | None = None
+    counts: tuple[Count, ...] | None = None
+
+
 @dataclass(frozen=True)
 class Cohorts:
     """How many clients a round draws, and over how many rounds the weights are means."""
@@ -54,7 +76,8 @@ class Final:
     refitted routers, what became of absent labels ("sets_..."), metrics of the user's and of tasks
     without classes. client_metrics: of these tasks, by name, one per client: on its own test
     examples where it has some, else on its validation examples. bytes_* are of the tensors of
-    the last round, the mean over its clients, and of the whole model.
+    the last round, the mean over its clients, and of the whole model. "..._corrected": with the
+    logits moved to the target's labels, see `Corrected`; estimates where `training.prior` is set.
     """
 
     round: Positive
@@ -68,6 +91,10 @@ class Final:
     validation_accuracy: Number | None = None
     validation_loss: Number | None = None
     source_accuracy: Share | None = None
+    target_accuracy_corrected: Share | None = None
+    target_loss_corrected: Number | None = None
+    estimated_accuracy_corrected: Share | None = None
+    estimated_se_corrected: Number | None = None
     others: Mapping[str, Number | None] = field(default_factory=dict, metadata={"spread": True})
     bytes_down: Count | None = None
     bytes_up: Count | None = None
@@ -92,6 +119,7 @@ class Candidate:
     validation_accuracy: Share | None
     source_accuracy: Share | None = None
     target_accuracy: Share | None
+    target_accuracy_corrected: Share | None = field(default=None, metadata={"if any": True})
     losses: Mapping[str, Number | None] = field(default_factory=dict, metadata={"if any": True})
 
 
@@ -251,6 +279,7 @@ class Summary:
     unmeasured_mass: Share | None = None
     final: Final
     best: Metrics | None = None
+    corrected: Corrected | None = None
     last: Last | None = None
     serving: Serving | None = None
     label_sets: LabelSets | None = None
@@ -341,6 +370,9 @@ def _lengths(summary: Summary) -> Iterator[tuple[str, int, int]]:
             yield from _table("serving.router.sent", router.sent, M, M)
             yield from _table("serving.router.auc", router.auc, M, M)
             yield "serving.router.risk", len(router.risk), len(router.coverage)
+    if moved := summary.corrected:
+        lists = ("trained_on", "bias", "correctable", "calibrator_bias", "prior", "counts")
+        yield from _each("corrected", moved, lists, K)
     if weights := summary.importance:
         yield from _each("importance", weights, ("ess", "share"), M)
     if apart := summary.differences:

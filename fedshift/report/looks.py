@@ -53,7 +53,7 @@ METHODS = (
     "fedas", "fedpac", "confree", "fedavgft", "fedproxft", "fedsamft", "fedsam",
     "feddisk", "made", "moon", "feddyn", "fednova", "fedprox+fedpals", "feddrm_shared_head",
     "fedadam", "fedyogi", "fedavgm", "krum", "multikrum", "rfa", "fedmedian", "fedtrimmed",
-    "fedntd", "feddecorr", "fedgela",
+    "fedntd", "feddecorr", "fedgela", "fedetf", "fedvls",
 )  # fmt: skip
 _HUES = len(LIGHT) - 1
 # Variants of a method, which have its colour.

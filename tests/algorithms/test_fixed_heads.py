@@ -1,4 +1,4 @@
-"""FedGELA: what its loss says, when it is FedAvg, and what it leaves alone."""
+"""FedETF and FedGELA: what their losses say, when they are FedAvg, and what they leave alone."""
 
 from __future__ import annotations
 
@@ -44,6 +44,21 @@ def frozen_scale(etf: Setting) -> Setting:
     return replace(etf, local=replace(etf.local, frozen=("head.scale",)))
 
 
+def test_equal_counts_are_fedavg_but_for_rounding(etf: Setting) -> None:
+    federation = make_federation(etf.model, balanced_clients((10, 25, 15)))
+    assert same(recipes.fedetf(etf), recipes.fedavg(etf), federation) < 1e-5
+    skewed = make_federation(etf.model, make_clients())
+    assert same(recipes.fedetf(etf), recipes.fedavg(etf), skewed) > 1e-2
+
+
+def test_the_temperature_is_trained_under_fedetf_alone(etf: Setting) -> None:
+    federation = make_federation(etf.model)
+    first = federation.params["head.scale"]
+    moved = final(recipes.fedetf(etf), federation).server["params"]
+    assert not torch.equal(moved["head.scale"], first)
+    assert torch.equal(moved["head.weight"], federation.params["head.weight"])
+
+
 def test_equal_shares_are_fedavg_of_a_fixed_temperature(etf: Setting) -> None:
     federation = make_federation(etf.model, balanced_clients((10, 25, 15)))
     plain = recipes.fedavg(frozen_scale(etf))
@@ -62,7 +77,7 @@ def test_scaled_logits_are_a_classifier_with_scaled_rows(etf: Setting) -> None:
     term = ShareScaled(CLASSES)
     memory = term.remember(params, {}, data)
     shares = label_counts(data, CLASSES) / len(data.y)
-    assert torch.equal(memory["labels"]["shares"], shares)
+    assert torch.equal(memory["labels"]["counts"], label_counts(data, CLASSES))
     rows = params | {"head.weight": CLASSES * shares[:, None] * params["head.weight"]}
     names = [k for k in params if k.startswith(("body.", "head.project."))]
 

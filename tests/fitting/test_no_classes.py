@@ -34,8 +34,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
 }
 REFUSED = {
-    "fedas", "fedas_drm_repo", "feddrm", "feddrm_shared_head", "fedgela", "fedntd", "fedpac",
-    "fedrs", "labelset_ditto", "labelset_fedavg", "labelset_fedprox", "labelset_scaffold",
+    "fedas", "fedas_drm_repo", "feddrm", "feddrm_shared_head", "fedetf", "fedgela", "fedntd",
+    "fedpac", "fedrs", "fedvls", "labelset_ditto", "labelset_fedavg", "labelset_fedprox",
+    "labelset_scaffold",
 }  # fmt: skip
 
 

@@ -132,6 +132,7 @@ def replace_classifier(config: Network) -> Network:
         ({"temperature": math.inf, "classifier": "etf"}, "fedavg", "temperature"),
         ({"temperature": 0.2}, "fedavg", 'temperature is that of .* classifier = "etf"'),
         ({"classifier": "etf", "name": "net.py:Net"}, "fedavg", "let EtfHead .* be the last layer"),
+        ({"classifier": "linear"}, "fedgela", "fedgela trains under a fixed classifier"),
         ({"temperature": 0.2, "name": "net.py:Net"}, "fedgela", "temperature is that of"),
     ],
 )
@@ -144,7 +145,7 @@ def test_keys_that_do_not_go_together_are_refused(
 
 def test_a_method_that_needs_it_takes_a_temperature_without_the_key() -> None:
     config = validate({"model": {"temperature": 0.2}, "method": {"name": "fedgela"}})
-    assert (config.model.classifier, config.model.temperature) == ("linear", 0.2)
+    assert (config.model.classifier, config.model.temperature) == (None, 0.2)
 
 
 def test_a_network_without_a_fixed_classifier_is_refused(setting: Setting) -> None:

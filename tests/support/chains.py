@@ -17,6 +17,8 @@ REFUSED = {
     **dict.fromkeys(("moon", "moon_uniform", "fedpals + moon"), "CrossEntropy . Contrastive"),
     "fedntd": "CrossEntropy . NotTrueDistillation",
     "fedgela": "ShareScaled",
+    "fedetf": "CountAdjusted",
+    **dict.fromkeys(("fedvls", "fedvls strong"), "CountAdjusted . VacantDistillation"),
     **dict.fromkeys(("feddecorr", "feddecorr by code"), "CrossEntropy . Decorrelation"),
     **dict.fromkeys(("feddrm", "feddrm_shared_head"), "client_logits"),
     **dict.fromkeys(("fedpac", "fedpac without mixing"), "CrossEntropy . "),
