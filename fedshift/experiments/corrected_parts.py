@@ -21,7 +21,7 @@ from fedshift.tree import Params, Parts
 CORRECTION, UNCORRECTED = "correction", "uncorrected"
 
 
-class Corrected(NamedTuple):
+class Applied(NamedTuple):
     """A correction, and the last layer as it was: {} where the layer could not take it."""
 
     correction: Correction
@@ -57,7 +57,7 @@ def with_correction(
     }  # fmt: skip
 
 
-def correction_in(parts: Parts, path: Path) -> Corrected | None:
+def correction_in(parts: Parts, path: Path) -> Applied | None:
     """What was done to the model; None for one as it was trained. Raises DataError."""
     if CORRECTION not in parts:
         return None
@@ -68,7 +68,7 @@ def correction_in(parts: Parts, path: Path) -> Corrected | None:
     if shapes != {"scale": 0, "bias": 1, "correctable": 1} or not alike:
         raise DataError(f'{path}: damaged (part "{CORRECTION}" is none of this model)')
     bias, correctable = numbers["bias"].numpy(), numbers["correctable"].bool().numpy()
-    return Corrected(Correction(float(numbers["scale"]), bias, correctable), before)
+    return Applied(Correction(float(numbers["scale"]), bias, correctable), before)
 
 
 def without_correction(parts: Parts) -> Parts:

@@ -73,8 +73,8 @@ def answers(
     def compute() -> Tensor:
         with torch.no_grad():
             parts = [model(params, buffers, x[s : s + BATCH])["logits"] for s in _starts(x)]
-        out = torch.cat(parts)
-        out = (out if correction is None else shifted(out, correction)).double()
+        out = torch.cat(parts).double()
+        out = out if correction is None else shifted(out, correction)
         if kind == "regression":
             return out[:, 0]
         return out.sigmoid() if kind == "multilabel" else out.softmax(1)

@@ -16,7 +16,7 @@ from fedshift import recipes
 from fedshift.arguments import check_path
 from fedshift.errors import DataError, InputError, shown
 from fedshift.experiments.config import Config
-from fedshift.experiments.corrected_parts import Corrected, correction_in
+from fedshift.experiments.corrected_parts import Applied, correction_in
 from fedshift.experiments.custom_network import Shape, custom_network
 from fedshift.experiments.first_model import named_network
 from fedshift.experiments.load import load_config
@@ -56,7 +56,7 @@ class RunModels:
     served: tuple[Pair, ...] = field(repr=False)
     took_part: tuple[int, ...]
     on_sites: bool = False
-    corrected: Corrected | None = field(default=None, repr=False)
+    corrected: Applied | None = field(default=None, repr=False)
 
     @property
     def uncorrected(self) -> Pair:

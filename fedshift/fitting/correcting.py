@@ -11,7 +11,7 @@ from fedshift.errors import InputError
 from fedshift.experiments.run_models import RunModels
 from fedshift.fitting.predictor import CorrectionOf
 from fedshift.record.summary import Summary
-from fedshift.server.prior import Correction, prior_shift
+from fedshift.server.prior import Calibrator, Correction, calibrated_shift, prior_shift
 from fedshift.tasks.target import Target, target_of
 
 Floats = NDArray[np.float64]
@@ -40,9 +40,7 @@ def correction_for(summary: Summary, models: RunModels, shares: Sequence[float])
     """
     counts = np.array(summary.label_counts, dtype=np.float64)
     rows: Floats = counts / np.maximum(counts.sum(1, keepdims=True), 1.0)
-    target = np.array(shares)
-    mixture = np.array(summary.weights) @ rows
-    shared = prior_shift(target, mixture / mixture.sum())
+    shared = _of_server(summary, np.array(shares), rows)
 
     def of(place: int | None) -> Correction | None:
         if place is None or not models.personal:
@@ -52,6 +50,19 @@ def correction_for(summary: Summary, models: RunModels, shares: Sequence[float])
                 "this client has no training examples, so that its model is nobody's: nothing "
                 "says under which label shares it was trained"
             )
-        return prior_shift(target, rows[place])
+        return prior_shift(shares, rows[place])
 
     return of
+
+
+def _of_server(summary: Summary, target: Floats, rows: Floats) -> Correction:
+    """By the run's calibrator, where it has one; rows [M, K] are the clients' label shares."""
+    done = summary.corrected
+    if done is None:  # of an earlier version, or of clients that serve models of their own
+        mixture = np.array(summary.weights) @ rows
+        return prior_shift(target, mixture / mixture.sum())
+    if done.calibrator_bias is None or done.prior is None:
+        return prior_shift(target, done.trained_on)
+    bias, prior = np.array(done.calibrator_bias), np.array(done.prior)
+    calibrator = Calibrator(done.scale, bias, prior, np.array(done.counts))
+    return calibrated_shift(calibrator, target)
