@@ -47,8 +47,8 @@ def correction_for(summary: Summary, models: RunModels, shares: Sequence[float])
             return shared
         if not counts[place].any():
             raise InputError(
-                "this client has no training examples, so that its model is nobody's: nothing "
-                "says under which label shares it was trained"
+                "this client has no training examples: nothing says under which label shares its "
+                "model was trained"
             )
         return prior_shift(shares, rows[place])
 

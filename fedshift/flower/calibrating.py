@@ -20,7 +20,7 @@ from fedshift.errors import InputError
 from fedshift.evaluation.scores import answered
 from fedshift.flower.records import fields_of, to_parts, to_record
 from fedshift.flower.routing import MODEL
-from fedshift.server.prior import CalibrationSums, calibration_sums
+from fedshift.server.prior import CalibrationSums, Correction, calibration_sums
 from fedshift.tree import Parts
 
 Floats = NDArray[np.float64]
@@ -30,9 +30,18 @@ FIELDS = ("loss", "gradient", "hessian", "counts")
 
 
 def asked_at(scale: float, bias: Floats) -> dict[str, ArrayRecord]:
-    """The record of a question: sums at this scale and these biases."""
+    """The record of a question: sums, or scores, at this scale and these biases."""
     at = {"scale": torch.tensor(scale, dtype=torch.float64), "bias": torch.from_numpy(bias)}
     return {AT: to_record(at)}
+
+
+def correction_in(content: RecordDict) -> Correction | None:
+    """Of the model to score, as `asked_at` has it; None where it is scored as it is."""
+    if AT not in content:
+        return None
+    at = to_parts(content.array_records, AT)[""]
+    bias = at["bias"].numpy()
+    return Correction(float(at["scale"]), bias, np.ones(len(bias), dtype=bool))
 
 
 class Validating(Protocol):

@@ -23,7 +23,7 @@ from fedshift.flower.client import STATE
 from fedshift.flower.records import failure_of, to_parts
 from fedshift.flower.routing import Question, RemoteClients, answers_in, questions_in
 from fedshift.flower.strategy import AlgorithmStrategy
-from fedshift.server.prior import CalibrationSums, Calibrator, calibrate
+from fedshift.server.prior import CalibrationSums, Calibrator, Correction, calibrate
 from fedshift.tree import Params, Parts
 
 
@@ -148,11 +148,13 @@ def overhear(grid: Grid, hear: Callable[[Message], None]) -> None:
 
 
 def measured_by_clients(
-    strategy: AlgorithmStrategy, grid: Grid, played: Round
+    strategy: AlgorithmStrategy, grid: Grid, played: Round, correction: Correction | None = None
 ) -> Mapping[int, Score]:
     """What connected clients measure of a round's model on their own validation examples."""
     strategy.begin(grid)  # of a run that goes on after its last round
-    replies = grid.send_and_receive(strategy.questions(played, grid), timeout=strategy.timeout)
+    beside = {} if correction is None else asked_at(correction.scale, correction.bias)
+    questions = strategy.questions(played, grid, beside)
+    replies = grid.send_and_receive(questions, timeout=strategy.timeout)
     strategy.aggregate_evaluate(played.t, replies)
     return strategy.scores
 
@@ -172,7 +174,7 @@ def calibrated_by(
     """The calibrator of a round's model, from connected clients' sums (`calibrating`).
 
     counts: of each client's validation examples by label, where the server has them. A client
-    that does not answer, or whose sums no examples have, is told of and left out from the start:
+    that does not answer, or whose sums no examples have, is named and left out from the start:
     all steps are of the same clients. Raises InputError where none is left.
     """
     strategy.begin(grid)  # of a run that goes on after its last round

@@ -277,7 +277,9 @@ class AlgorithmStrategy(Strategy):
             return []
         return self.questions(self.current, grid)
 
-    def questions(self, played: Round, grid: Grid) -> list[Message]:
+    def questions(
+        self, played: Round, grid: Grid, beside: Mapping[str, ArrayRecord] = {},
+    ) -> list[Message]:  # fmt: skip
         """Ask every connected client for its scores of a round's model, or of the one it serves."""
         self.scores, self.tests, self.posted = {}, {}, []
         stage, server = self.algorithm.at(played.t), played.server
@@ -294,7 +296,7 @@ class AlgorithmStrategy(Strategy):
         asked = sorted({*range(self.clients)} - {one.client for one in absent})
         messages = {i: shared | stage.broadcast(context, i) if self.own else shared for i in asked}
         return [
-            self._message("evaluate", i, records, run)
+            self._message("evaluate", i, {**records, **beside}, run)
             for i, records in to_shared_records(messages).items()
         ]
 
