@@ -187,6 +187,7 @@ def _former(config: Config) -> str:
             "precision", "patience", "keep", "max_weight", "max_reply",
             "prior",
         ),
+        "model": ("classifier", "temperature"),
         "data": ("source", *OF_TASK, *OF_SITES),
         "metrics": ("extra",),
     }  # fmt: skip

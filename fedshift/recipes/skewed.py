@@ -18,8 +18,8 @@ __all__ = ["feddecorr", "fedetf", "fedgela", "fedntd", "fedvls"]
 TRAITS = {
     "fedntd": Traits("FedNTD"),
     "feddecorr": Traits("FedDecorr"),
-    "fedvls": Traits("FedVLS"),
-    "fedetf": Traits("FedETF", fixed_head=True),
+    "fedvls": Traits("FedVLS", even=True),
+    "fedetf": Traits("FedETF", fixed_head=True, even=True),
     "fedgela": Traits("FedGELA", page="fedetf", fixed_head=True),
 }
 

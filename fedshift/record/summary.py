@@ -25,6 +25,13 @@ Lambda = Annotated[float, Field(ge=0, allow_inf_nan=False)] | Literal["inf"] | N
 # A little over 1: some are sums of fractions.
 Portion = Annotated[float, Field(ge=0, le=1 + 1e-9, allow_inf_nan=False)]
 Mass = Annotated[float, Field(ge=0, le=1 + 1e-6, allow_inf_nan=False)]
+# What was done to a model's logits, by `Corrected.form`.
+CORRECTED = {
+    "target": "Corrected: the same model with log T - log p added to its logits, p being the label "
+    "shares that it was trained on; this takes no training and no message.",
+    "calibrated": "Corrected: the same model, calibrated on the clients' validation examples, with "
+    "log T - log p added to its logits, p being the label shares of these examples.",
+}
 Matrix = tuple[tuple[Portion | None, ...], ...]
 
 

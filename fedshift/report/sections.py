@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from fedshift.record.folder import RunResult
 from fedshift.record.headline import measured_on, validated_by
+from fedshift.record.summary import CORRECTED
 from fedshift.record.rounds import other_columns
 from fedshift.record.summary import CurvePoint
 from fedshift.report.charts import (
@@ -40,6 +41,7 @@ def results(lines: Sequence[Pool]) -> str:
     header = (
         "Run",
         "Target accuracy",
+        "Corrected",
         "Macro F1",
         "Estimated accuracy",
         "± s.e.",
@@ -51,7 +53,7 @@ def results(lines: Sequence[Pool]) -> str:
         "Round",
     )
     rows = tuple(_result(run, name) for run, name in runs_of(lines))
-    formats = ("", ".1%", ".3f", ".1%", ".1%", ".0f", ".1%", ".4f", ".4f", ".4g", "d")
+    formats = ("", ".1%", ".1%", ".3f", ".1%", ".1%", ".0f", ".1%", ".4f", ".4f", ".4g", "d")
     targets = [str(run.fit.get("target", "")) for run, _ in runs_of(lines)]
     text = (
         f"Target accuracy is measured on {measured_on(targets)}, and so is macro F1, "
@@ -62,6 +64,8 @@ def results(lines: Sequence[Pool]) -> str:
         "from every possible mixture of the clients; the L1 distance is how far it is from the "
         "mixture that this run trained on (0 equal, 2 disjoint)."
     )
+    forms = {c.form for run, _ in runs_of(lines) if (c := run.summary.corrected) is not None}
+    text += " ".join(["", *(CORRECTED[form] for form in sorted(forms))])
     doubtful = [name for run, name in runs_of(lines) if run.summary.certified is False]
     if doubtful:
         text += f" The weights of {', '.join(doubtful)} are not certified optimal."
@@ -239,7 +243,8 @@ def client_spread(lines: Sequence[Pool]) -> str:
 def _result(run: RunResult, label: str) -> tuple[Cell, ...]:
     s = run.summary
     se = finite(s.final.estimated_se)
-    final = (s.final.target_accuracy, s.final.target_macro_f1, s.final.estimated_accuracy, se)
+    accuracies = (s.final.target_accuracy, s.final.target_accuracy_corrected)
+    final = (*accuracies, s.final.target_macro_f1, s.final.estimated_accuracy, se)
     ess = (s.ess, s.ess_fraction, s.hull, s.l1_distance, finite(s.lam))
     return (label, *final, *ess, s.final.round)
 
