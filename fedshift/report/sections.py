@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from fedshift.record.folder import RunResult
 from fedshift.record.headline import measured_on, validated_by
-from fedshift.record.summary import CORRECTED
 from fedshift.record.rounds import other_columns
-from fedshift.record.summary import CurvePoint
+from fedshift.record.summary import CORRECTED, CurvePoint
 from fedshift.report.charts import (
     Axis,
     BarChart,
