@@ -20,8 +20,8 @@ from fedshift.report.ways import WAYS, over_rounds
 
 Done = Sequence[tuple[Path, Experiment]]
 WHY_CORRECTED = (
-    "A model trained on the labels p answers as if the target had them, too. Correcting its answers "
-    "for the target's labels is free and helps every method: judge weights by what they add to it.",
+    "A model that was trained on other label shares answers as if the target had them, too. "
+    "Correcting its answers is free and helps every method: judge weights by what they add to it.",
 )
 
 

@@ -37,10 +37,11 @@ from fedshift.report.tables import Cell, Table, finite, from_columns
 
 def results(lines: Sequence[Pool]) -> str:
     """The methods' table."""
+    forms = {c.form for run, _ in runs_of(lines) if (c := run.summary.corrected) is not None}
     header = (
         "Run",
         "Target accuracy",
-        "Corrected",
+        *["Corrected"] * bool(forms),
         "Macro F1",
         "Estimated accuracy",
         "± s.e.",
@@ -51,8 +52,20 @@ def results(lines: Sequence[Pool]) -> str:
         "λ",
         "Round",
     )
-    rows = tuple(_result(run, name) for run, name in runs_of(lines))
-    formats = ("", ".1%", ".1%", ".3f", ".1%", ".1%", ".0f", ".1%", ".4f", ".4f", ".4g", "d")
+    rows = tuple(_result(run, name, bool(forms)) for run, name in runs_of(lines))
+    formats = (
+        "",
+        *[".1%"] * (1 + bool(forms)),
+        ".3f",
+        ".1%",
+        ".1%",
+        ".0f",
+        ".1%",
+        ".4f",
+        ".4f",
+        ".4g",
+        "d",
+    )
     targets = [str(run.fit.get("target", "")) for run, _ in runs_of(lines)]
     text = (
         f"Target accuracy is measured on {measured_on(targets)}, and so is macro F1, "
@@ -63,7 +76,6 @@ def results(lines: Sequence[Pool]) -> str:
         "from every possible mixture of the clients; the L1 distance is how far it is from the "
         "mixture that this run trained on (0 equal, 2 disjoint)."
     )
-    forms = {c.form for run, _ in runs_of(lines) if (c := run.summary.corrected) is not None}
     text += " ".join(["", *(CORRECTED[form] for form in sorted(forms))])
     doubtful = [name for run, name in runs_of(lines) if run.summary.certified is False]
     if doubtful:
@@ -239,10 +251,10 @@ def client_spread(lines: Sequence[Pool]) -> str:
     return section("clients", "The clients", *parts)
 
 
-def _result(run: RunResult, label: str) -> tuple[Cell, ...]:
+def _result(run: RunResult, label: str, moved: bool) -> tuple[Cell, ...]:
     s = run.summary
     se = finite(s.final.estimated_se)
-    accuracies = (s.final.target_accuracy, s.final.target_accuracy_corrected)
+    accuracies = (s.final.target_accuracy, *[s.final.target_accuracy_corrected] * moved)
     final = (*accuracies, s.final.target_macro_f1, s.final.estimated_accuracy, se)
     ess = (s.ess, s.ess_fraction, s.hull, s.l1_distance, finite(s.lam))
     return (label, *final, *ess, s.final.round)
