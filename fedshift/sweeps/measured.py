@@ -16,6 +16,7 @@ from fedshift.sweeps.statistics import paired
 from fedshift.sweeps.store import Run, Store
 
 Facts = Mapping[str, Any]
+CORRECTED = "target_accuracy_corrected"
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class Row:
     """A method: the setting that validation chose, and its runs over the seeds.
 
     moments     of the metric; difference: paired, to the base
+    corrected   of the models corrected for the target, where accuracies are compared;
+                corrected_difference: paired, to the base, corrected as well
     validation  by setting, the mean that it was chosen by; empty where there was one alone
     """
 
@@ -52,6 +55,8 @@ class Row:
     runs: tuple[Measured, ...]
     moments: Moments | None = None
     difference: Moments | None = None
+    corrected: Moments | None = None
+    corrected_difference: Moments | None = None
     validation: Mapping[str, float | None] = field(default_factory=dict)
 
     def values(self, name: str) -> dict[int, float]:
@@ -119,8 +124,15 @@ def rows_of(plan: Plan, runs: Sequence[Measured], metric: str) -> tuple[Row, ...
     """A row per method, at the setting that validation chose, beside the base."""
     rows = [_row(plan, contender, runs, metric) for contender in plan.contenders]
     base = next(row for row in rows if row.label == plan.base)
+    both = metric == "target_accuracy"
     return tuple(
-        row if row is base else replace(row, difference=_difference(row, base, metric))
+        row
+        if row is base
+        else replace(
+            row,
+            difference=_difference(row, base, metric),
+            corrected_difference=_difference(row, base, CORRECTED) if both else None,
+        )
         for row in rows
     )
 
@@ -141,10 +153,14 @@ def _row(plan: Plan, contender: Contender, runs: Sequence[Measured], metric: str
         return done, -math.inf if value is None else sign * value
 
     row = rows[max(rows, key=merit)]  # of equals the first
-    values = list(row.values(metric).values())
     several = merits if len(merits) > 1 else {}
-    summed = moments(values, within=bounds_of(metric, values)) if values else None
-    return replace(row, moments=summed, validation=several)
+    moved = _moments(row, CORRECTED) if metric == "target_accuracy" else None
+    return replace(row, moments=_moments(row, metric), corrected=moved, validation=several)
+
+
+def _moments(row: Row, metric: str) -> Moments | None:
+    values = list(row.values(metric).values())
+    return moments(values, within=bounds_of(metric, values)) if values else None
 
 
 def chosen_by(plan: Plan, runs: Sequence[Measured]) -> str:
@@ -156,7 +172,11 @@ def chosen_by(plan: Plan, runs: Sequence[Measured]) -> str:
         return "source_accuracy"
     if any("estimated_loss" in m.facts for m in runs):
         return "estimated_loss"
-    return "validation_accuracy" if plan.rule == "validation" else "estimated_accuracy"
+    if plan.rule == "validation":
+        return "validation_accuracy"
+    # Of runs that correct their models, as `ess = "auto"` chooses.
+    moved = "estimated_accuracy_corrected"
+    return moved if any(m.number(moved) is not None for m in runs) else "estimated_accuracy"
 
 
 def smaller_is_better(metric: str) -> bool:

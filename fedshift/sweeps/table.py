@@ -18,7 +18,7 @@ from fedshift.report.intervals import Moments
 from fedshift.report.layout import figure, fold, html_page, items, note, section, table
 from fedshift.report.printed import save
 from fedshift.sweeps.drawings import Curves, drawings
-from fedshift.sweeps.measured import Measured, Row
+from fedshift.sweeps.measured import CORRECTED, Measured, Row
 from fedshift.sweeps.texts import difference, spread
 
 if TYPE_CHECKING:
@@ -26,10 +26,12 @@ if TYPE_CHECKING:
 
 NUMBERS = (
     "method", "setting", "seeds", "mean", "sd", "difference", "difference_low95",
-    "difference_high95", "paired_seeds", "estimated_accuracy", "ess_fraction", "note",
+    "difference_high95", "paired_seeds", "corrected", "corrected_sd", "corrected_difference",
+    "corrected_difference_low95", "corrected_difference_high95", "estimated_accuracy",
+    "ess_fraction", "note",
 )  # fmt: skip
 RUNS = (
-    "method", "setting", "chosen", "seed", "state", "value", "estimated_accuracy",
+    "method", "setting", "chosen", "seed", "state", "value", CORRECTED, "estimated_accuracy",
     "validation_accuracy", "source_accuracy", "ess_fraction", "run", "why",
 )  # fmt: skip
 
@@ -77,8 +79,11 @@ class Table:
         """The table that is printed."""
         grid = any(row.setting for row in self.rows)
         notes = any(row.note for row in self.rows)
+        moved = any(row.corrected for row in self.rows)
         unit = self.words[:1].upper() + self.words[1:] + ", %" * self.percent
-        header = ("Method", *["Chosen"] * grid, "Seeds", unit, f"Minus {self.base}")
+        minus = f"Minus {self.base}"
+        header = ("Method", *["Chosen"] * grid, "Seeds", unit, minus)
+        header += ("Corrected, %", f"{minus}, corrected") * moved
         numbers = self.estimate == "estimated_rmse"
         estimate = "Estimated RMSE" if numbers else "Estimated"
         header += (estimate, "ESS", *["Missing"] * notes)
@@ -89,6 +94,7 @@ class Table:
                 row.moments.n if row.moments else 0,
                 spread(self._scaled(row.moments), self.digits),
                 difference(self._scaled(row.difference), self.digits),
+                *self._corrected(row) * moved,
                 row.mean(self.estimate),
                 row.mean("ess_fraction"),
                 *[row.note] * notes,
@@ -96,8 +102,14 @@ class Table:
             for row in self.rows
         )
         shown = ".4g" if numbers else ".1%"
-        formats = ("", *[""] * grid, "d", "r", "r", shown, ".0%", *[""] * notes)
+        formats = ("", *[""] * grid, "d", "r", "r", *["r"] * (2 * moved), shown, ".0%")
+        formats += ("",) * notes
         return tables.Table(header, rows, formats, self.title)
+
+    def _corrected(self, row: Row) -> tuple[str, str]:
+        """The corrected models' accuracy, and its paired difference to the base's, corrected."""
+        pair = self._scaled(row.corrected), self._scaled(row.corrected_difference)
+        return spread(pair[0], self.digits), difference(pair[1], self.digits)
 
     @property
     def estimate(self) -> str:
@@ -139,13 +151,15 @@ class Table:
                 row.setting,
                 *((m.n, m.mean, m.sd) if (m := row.moments) else (0, None, None)),
                 *((d.mean, d.low, d.high, d.n) if (d := row.difference) else (None,) * 4),
+                *((c.mean, c.sd) if (c := row.corrected) else (None,) * 2),
+                *((e.mean, e.low, e.high) if (e := row.corrected_difference) else (None,) * 3),
                 row.mean(self.estimate),
                 row.mean("ess_fraction"),
                 row.note,
             )
             for row in self.rows
         )
-        return tables.Table(self._named(NUMBERS), rows, ("", "", *["g"] * 9, ""), self.title)
+        return tables.Table(self._named(NUMBERS), rows, ("", "", *["g"] * 14, ""), self.title)
 
     def all_runs(self) -> tables.Table:
         """One line per run with full-precision numbers."""
@@ -157,13 +171,13 @@ class Table:
                 "yes" if (m.method, m.setting) in chosen else "no",
                 m.seed,
                 m.state,
-                *(m.number(name) for name in (self.metric, *self._named(RUNS[6:10]))),
+                *(m.number(name) for name in (self.metric, *self._named(RUNS[6:11]))),
                 m.run.name,
                 m.why,
             )
             for m in self.runs
         )
-        formats = ("", "", "", "d", "", *["g"] * 5, "", "")
+        formats = ("", "", "", "d", "", *["g"] * 6, "", "")
         return tables.Table(self._named(RUNS), rows, formats, "Every run")
 
     def _named(self, columns: tuple[str, ...]) -> tuple[str, ...]:
