@@ -98,12 +98,14 @@ class Correcting:
     """What to correct the models of an experiment by.
 
     announced  T [K], as the server has it
-    even       local training takes the label shares out by itself, so that p is even
+    even       training takes the label shares out by itself, so that p is even
+    at_target  or moves the model to the target's by itself, so that p is T
     """
 
     prior: Prior
     announced: Floats
     even: bool = False
+    at_target: bool = False
 
 
 def corrected(
@@ -120,7 +122,9 @@ def corrected(
     pair: Pair = (current.server["params"], current.server["buffers"])
     model, target, classes = algorithm.model, how.announced, len(task.classes)
     trained_on = mixture(weights, current, table)
-    if how.even or is_private(algorithm):
+    if how.at_target:
+        trained_on = target
+    elif how.even or is_private(algorithm):
         trained_on = (trained_on > 0) / np.count_nonzero(trained_on)
     prior, away, calibrator = how.prior, engine if isinstance(engine, Corrects) else None, None
     if prior == "calibrated":

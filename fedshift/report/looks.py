@@ -55,7 +55,7 @@ METHODS = (
     "feddisk", "made", "moon", "feddyn", "fednova", "fedprox+fedpals", "feddrm_shared_head",
     "fedadam", "fedyogi", "fedavgm", "krum", "multikrum", "rfa", "fedmedian", "fedtrimmed",
     "fedntd", "feddecorr", "fedgela", "fedetf", "fedvls", "feddisco", "fedlc",
-    "balanced_softmax", "feddisco_target",
+    "balanced_softmax", "feddisco_target", "ccvr", "ccvr_target",
 )  # fmt: skip
 _HUES = len(LIGHT) - 1
 # Variants of a method, which have its colour.
