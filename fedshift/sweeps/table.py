@@ -83,7 +83,7 @@ class Table:
         unit = self.words[:1].upper() + self.words[1:] + ", %" * self.percent
         minus = f"Minus {self.base}"
         header = ("Method", *["Chosen"] * grid, "Seeds", unit, minus)
-        header += ("Corrected, %", f"{minus}, corrected") * moved
+        header += ("Corrected, %", minus) * moved
         numbers = self.estimate == "estimated_rmse"
         estimate = "Estimated RMSE" if numbers else "Estimated"
         header += (estimate, "ESS", *["Missing"] * notes)
