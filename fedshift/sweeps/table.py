@@ -84,7 +84,7 @@ class Table:
         minus = f"Minus {self.base}"
         units, worst = ("Targets", ["Worst tenth"]) if self.targets else ("Seeds", [])
         header = ("Method", *["Chosen"] * grid, units, unit, *worst, minus)
-        header += ("Corrected, %", f"{minus}, corrected") * moved
+        header += ("Corrected, %", minus) * moved
         numbers = self.estimate == "estimated_rmse"
         estimate = "Estimated RMSE" if numbers else "Estimated"
         header += (estimate, "ESS", *["Missing"] * notes)
