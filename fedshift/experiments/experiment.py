@@ -207,6 +207,7 @@ def check_method(config: Config, ready: Prepared) -> list[str]:
 
     Returns sentences on what of it is of no use there.
     """
+    check_prior(config.training.prior, ready.task)
     given = dict(config.method.options)
     if given.get("ess") == "auto":  # any of its candidates
         given = {k: v for k, v in given.items() if k != "ess"} | {"lam": 0.0}
