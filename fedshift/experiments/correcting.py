@@ -20,13 +20,12 @@ import torch
 from numpy.typing import NDArray
 
 from fedshift.algorithms.base import Algorithm
-from fedshift.algorithms.label_weights import LabelWeights
 from fedshift.data import Examples, Task
 from fedshift.engine.run import Round
 from fedshift.errors import InputError
 from fedshift.estimate import AccuracyEstimate, estimate_target_accuracy
 from fedshift.evaluation.scores import Score, answered, score
-from fedshift.experiments.played import registered
+from fedshift.experiments.played import masses, registered
 from fedshift.model import Model
 from fedshift.record import summary as record
 from fedshift.server.prior import (
@@ -185,14 +184,18 @@ def mixture(
 ) -> Floats:
     """[K]: the label shares that a model with these weights [M] was trained on, S^T a.
 
-    With `LabelWeights`, examples count as they were weighed. Labels of which clients only know the
-    sizes: the dealt ones. All equal where no client with weight has an example.
+    Of the masses that labels have, where the method weighs examples by them.
+
+    Labels of which clients only know the sizes: the dealt ones. All equal where no client with
+    weight has an example.
     """
-    labels = registered(current, table)["labels"].double()
-    rows = (labels / labels.sum(1, keepdim=True).clamp(min=1.0)).numpy()
-    if isinstance(algorithm, LabelWeights):
-        everyone, a = torch.arange(len(labels)), torch.tensor(weights, dtype=torch.float64)
-        rows = rows * algorithm.label_weights(current.server, everyone, a).numpy()
+    counts = registered(current, table)["labels"].double()
+    a, everyone = torch.tensor(weights, dtype=torch.float64), torch.arange(len(counts))
+    weighed = masses(algorithm, current.server, everyone, a, counts)
+    if weighed is not None:
+        return weighed.sum(0).numpy()
+    labels = counts.numpy()
+    rows = labels / np.maximum(labels.sum(1, keepdims=True), 1.0)
     mixed: Floats = np.asarray(weights) @ rows
     total = mixed.sum()
     return mixed / total if total > 0 else np.full(len(mixed), 1.0 / len(mixed))

@@ -276,7 +276,7 @@ def train(
     for current in () if over else clock.each(PLANNING, _note_divergence(rounds, done)):
         seconds, meter.waited = time.perf_counter() - began - meter.waited, 0.0
         # Announced before evaluation, which may take longer than the round.
-        weights = describe_weights(current, federation.table, task.target)
+        weights = describe_weights(current, federation.table, task.target, algorithm)
         _tell_drops(engine, label, current, listen)
         listen(_round_event(label, current, training.rounds, seconds, meter.last) | weights)
         done.after, done.traffic, done.missed = current, meter.last, done.missed.after(current)
@@ -284,7 +284,8 @@ def train(
         if training.evaluates(current.t):
             with clock.of(EVALUATION):
                 scores = measure(current)
-            _enter(done, current, measured_round(current, scores, federation, task), scores)
+            metrics_now = measured_round(current, scores, federation, task, algorithm)
+            _enter(done, current, metrics_now, scores)
             if training.keep == "best" and best_round(done.metrics) == current.t:
                 done.best = current
             listen(_evaluation_event(label, done.metrics[-1], scores))

@@ -21,7 +21,7 @@ from fedshift.experiments.correcting import Corrected
 from fedshift.experiments.custom import recipe_of
 from fedshift.experiments.feature_shift import shifts_features
 from fedshift.experiments.outcome import Experiment, Outcome
-from fedshift.experiments.played import Played, ess_of
+from fedshift.experiments.played import Played, ess_of, reach, weighs_labels
 from fedshift.experiments.shift_measures import importance, importance_sentences, measured_shift
 from fedshift.experiments.stopping import sentences
 from fedshift.record.summary import (
@@ -290,13 +290,17 @@ def _weight_facts(
         }
     rule = pals_of(experiment.algorithm)
     solved = None if rule is None else rule.solved(experiment.outcome.federation.table)
+    gap, l1 = float(np.linalg.norm(residual)), float(np.abs(residual).sum())
     ess = ess_of(weights, sizes)
+    if weighs_labels(experiment.algorithm, experiment.outcome.last):
+        task, table = experiment.prepared.task, experiment.outcome.federation.table
+        ess, _, gap, l1 = reach(experiment.outcome.last, table, task.target, experiment.algorithm)
     return {
         "lam": None if solved is None else solved.lam,
         "ess": ess,
         "ess_fraction": ess / sizes.sum(),
-        "distance": float(np.linalg.norm(residual)),
-        "l1_distance": float(np.abs(residual).sum()),
+        "distance": gap,
+        "l1_distance": l1,
         "certified": None if solved is None else solved.certified,
     }
 

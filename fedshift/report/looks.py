@@ -54,6 +54,7 @@ METHODS = (
     "feddisk", "made", "moon", "feddyn", "fednova", "fedprox+fedpals", "feddrm_shared_head",
     "fedadam", "fedyogi", "fedavgm", "krum", "multikrum", "rfa", "fedmedian", "fedtrimmed",
     "fedntd", "feddecorr", "fedgela", "fedetf", "fedvls",
+    "iwerm", "fedpals_joint",
 )  # fmt: skip
 _HUES = len(LIGHT) - 1
 # Variants of a method, which have its colour.
