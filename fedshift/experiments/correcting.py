@@ -25,7 +25,7 @@ from fedshift.engine.run import Round
 from fedshift.errors import InputError
 from fedshift.estimate import AccuracyEstimate, estimate_target_accuracy
 from fedshift.evaluation.scores import Score, answered, score
-from fedshift.experiments.played import registered
+from fedshift.experiments.played import masses, registered
 from fedshift.model import Model
 from fedshift.record import summary as record
 from fedshift.server.prior import (
@@ -121,11 +121,7 @@ def corrected(
         return None
     pair: Pair = (current.server["params"], current.server["buffers"])
     model, target, classes = algorithm.model, how.announced, len(task.classes)
-    trained_on = mixture(weights, current, table)
-    if how.at_target:
-        trained_on = target
-    elif how.even or is_private(algorithm):
-        trained_on = (trained_on > 0) / np.count_nonzero(trained_on)
+    trained_on = shares_of(how, algorithm, mixture(algorithm, weights, current, table))
     prior, away, calibrator = how.prior, engine if isinstance(engine, Corrects) else None, None
     if prior == "calibrated":
         if away is None:
@@ -157,10 +153,13 @@ def corrected(
     )  # fmt: skip
 
 
-def is_private(algorithm: Algorithm) -> bool:
-    """Whether each client's softmax runs over its own labels alone, so that its prior is even."""
+def shares_of(how: Correcting, algorithm: Algorithm, mixed: Floats) -> Floats:
+    """[K]: the label shares in a model whose clients mix to `mixed`, by its training."""
     rules = ask(algorithm, Capabilities.label_rules)
-    return rules is not None and rules["mode"] == "private"
+    # With private label sets a client's softmax runs over its own labels alone.
+    if how.even or (rules is not None and rules["mode"] == "private"):
+        return (mixed > 0) / np.count_nonzero(mixed)
+    return how.announced if how.at_target else mixed
 
 
 def can_correct(task: Task) -> bool:
@@ -189,13 +188,22 @@ def check_prior(prior: Prior, task: Task) -> None:
         )
 
 
-def mixture(weights: Sequence[float], current: Round, table: Params) -> Floats:
+def mixture(
+    algorithm: Algorithm, weights: Sequence[float], current: Round, table: Params
+) -> Floats:
     """[K]: the label shares that a model with these weights [M] was trained on, S^T a.
+
+    Of the masses that labels have, where the method weighs examples by them.
 
     Labels of which clients only know the sizes: the dealt ones. All equal where no client with
     weight has an example.
     """
-    labels = registered(current, table)["labels"].double().numpy()
+    counts = registered(current, table)["labels"].double()
+    a, everyone = torch.tensor(weights, dtype=torch.float64), torch.arange(len(counts))
+    weighed = masses(algorithm, current.server, everyone, a, counts)
+    if weighed is not None:
+        return weighed.sum(0).numpy()
+    labels = counts.numpy()
     rows = labels / np.maximum(labels.sum(1, keepdims=True), 1.0)
     mixed: Floats = np.asarray(weights) @ rows
     total = mixed.sum()

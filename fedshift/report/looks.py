@@ -54,7 +54,8 @@ METHODS = (
     "fedas", "fedpac", "confree", "fedavgft", "fedproxft", "fedsamft", "fedsam",
     "feddisk", "made", "moon", "feddyn", "fednova", "fedprox+fedpals", "feddrm_shared_head",
     "fedadam", "fedyogi", "fedavgm", "krum", "multikrum", "rfa", "fedmedian", "fedtrimmed",
-    "fedntd", "feddecorr", "fedgela", "fedetf", "fedvls", "feddisco", "fedlc",
+    "fedntd", "feddecorr", "fedgela", "fedetf", "fedvls",
+    "iwerm", "fedpals_joint", "feddisco", "fedlc",
     "balanced_softmax", "feddisco_target", "ccvr", "ccvr_target",
 )  # fmt: skip
 _HUES = len(LIGHT) - 1
