@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.label_weights import LabelWeights
 from fedshift.data import Examples, Task
 from fedshift.engine.run import Round
 from fedshift.errors import InputError
@@ -119,7 +120,7 @@ def corrected(
         return None
     pair: Pair = (current.server["params"], current.server["buffers"])
     model, target, classes = algorithm.model, how.announced, len(task.classes)
-    trained_on = mixture(weights, current, table)
+    trained_on = mixture(algorithm, weights, current, table)
     if how.even:
         trained_on = (trained_on > 0) / np.count_nonzero(trained_on)
     prior, away, calibrator = how.prior, engine if isinstance(engine, Corrects) else None, None
@@ -179,14 +180,19 @@ def check_prior(prior: Prior, task: Task) -> None:
         )
 
 
-def mixture(weights: Sequence[float], current: Round, table: Params) -> Floats:
+def mixture(
+    algorithm: Algorithm, weights: Sequence[float], current: Round, table: Params
+) -> Floats:
     """[K]: the label shares that a model with these weights [M] was trained on, S^T a.
 
-    Labels of which clients only know the sizes: the dealt ones. All equal where no client with
-    weight has an example.
+    With `LabelWeights`, examples count as they were weighed. Labels of which clients only know the
+    sizes: the dealt ones. All equal where no client with weight has an example.
     """
-    labels = registered(current, table)["labels"].double().numpy()
-    rows = labels / np.maximum(labels.sum(1, keepdims=True), 1.0)
+    labels = registered(current, table)["labels"].double()
+    rows = (labels / labels.sum(1, keepdim=True).clamp(min=1.0)).numpy()
+    if isinstance(algorithm, LabelWeights):
+        everyone, a = torch.arange(len(labels)), torch.tensor(weights, dtype=torch.float64)
+        rows = rows * algorithm.label_weights(current.server, everyone, a).numpy()
     mixed: Floats = np.asarray(weights) @ rows
     total = mixed.sum()
     return mixed / total if total > 0 else np.full(len(mixed), 1.0 / len(mixed))

@@ -13,8 +13,6 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-import numpy as np
-
 from fedshift.algorithms.base import Algorithm
 from fedshift.arguments import called, check_whole
 from fedshift.calls import called_as
@@ -117,7 +115,8 @@ def compare(
         plan = tasks.plan(_named(methods), units, keys, base, metric)
         at_once, lowered = jobs_that_fit(jobs, workers, plan)
         means = Means(backend, workers, tasks, tasks.load)
-        notes = [*tasks.notes, *[lowered] * bool(lowered)]
+        # Of single targets they would be as many as clients.
+        notes = [*(() if names else tasks.notes), *[lowered] * bool(lowered)]
         shown = shown_progress(progress, LiveRuns, NotebookRuns)
         with _place(folder) as place, shown as listen:
             done = do_runs(
@@ -188,9 +187,7 @@ def _targets(task: Task, vary: str, targets: Sequence[str] | None) -> tuple[str,
         return ()
     if isinstance(targets, str):
         raise InputError(f'targets = "{targets}": give a list of clients, as ["{targets}"]')
-    labelled = task.places.counts(np.flatnonzero(task.labels.codes >= 0))
-    places = zip(task.places.names, labelled, strict=True)
-    names = tuple(name for name, count in places if count) if targets is None else tuple(targets)
+    names = task.labelled if targets is None else tuple(targets)
     if len(set(names)) < len(names):
         raise InputError("targets: a client is there twice; give each once")
     for name in names:

@@ -123,9 +123,7 @@ def _by_label(plan: Plan, listen: Listener) -> Listener:
         for point in contender.points:
             for seed, run in point.runs.items():
                 label = " ".join(filter(None, (contender.label, point.label)))
-                names.setdefault(
-                    run.name, f"{label}, {units_in_words([seed], plan.targets).lower()}"
-                )
+                names.setdefault(run.name, f"{label}, {units_in_words([seed], plan.targets)}")
 
     def tell(event: dict[str, Any]) -> None:
         listen(event | {"run": names[event["run"]]} if event["event"] != "queue" else event)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from fedshift.errors import unknown
 from fedshift.record.headline import OWN
 from fedshift.report.intervals import Moments, bounds_of, moments
 from fedshift.sweeps.execute import Report
-from fedshift.sweeps.plan import Contender, Plan, seeds_in_words
+from fedshift.sweeps.plan import Contender, Plan, units_in_words
 from fedshift.sweeps.statistics import paired
 from fedshift.sweeps.store import Run, Store
 
@@ -24,6 +25,7 @@ class Measured:
     """One run of a setting: its numbers by name, or why there are none.
 
     state  "done", "diverged", "failed" or "not run"
+    target the client that is held out, where targets vary; seed is its place among them
     """
 
     method: str
@@ -33,6 +35,7 @@ class Measured:
     state: str
     why: str = ""
     facts: Facts = field(default_factory=dict)
+    target: str = ""
 
     def number(self, name: str) -> float | None:
         """A number of the run; None where it has none."""
@@ -76,7 +79,19 @@ class Row:
         for m in self.runs:
             if m.state != "done":
                 gone.setdefault(f"{m.state}{f': {m.why}' * bool(m.why)}", []).append(m.seed)
-        return "; ".join(f"{seeds_in_words(of).lower()} {how}" for how, of in gone.items())
+        words = partial(units_in_words, targets=self.targets)
+        return "; ".join(f"{words(of)} {how}" for how, of in gone.items())
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The clients that its runs hold out; () where seeds vary."""
+        return tuple(m.target for m in sorted(self.runs, key=lambda m: m.seed) if m.target)
+
+    def worst(self, name: str) -> float | None:
+        """The mean of its lowest tenth of runs, one at least; None where no run has the number."""
+        values = sorted(self.values(name).values())
+        lowest = values[: math.ceil(len(values) / 10)]
+        return math.fsum(lowest) / len(lowest) if lowest else None
 
 
 def measured(plan: Plan, store: Store, report: Report) -> tuple[Measured, ...]:
@@ -99,7 +114,14 @@ def measured(plan: Plan, store: Store, report: Report) -> tuple[Measured, ...]:
         else:
             states[name] = "not run", "", {}
     return tuple(
-        Measured(contender.label, point.label, seed, run, *states[run.name])
+        Measured(
+            contender.label,
+            point.label,
+            seed,
+            run,
+            *states[run.name],
+            target=plan.targets[seed] if plan.targets else "",
+        )
         for contender in plan.contenders
         for point in contender.points
         for seed, run in point.runs.items()

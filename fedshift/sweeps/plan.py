@@ -100,13 +100,12 @@ class Plan:
         )
 
 
-def units_in_words(units: Sequence[int], targets: Sequence[str]) -> str:
-    """Of seeds, or of places among the targets: 'Seed 3', 'Targets "north" and "south"'."""
+def units_in_words(units: Sequence[int], targets: Sequence[str] = ()) -> str:
+    """Of seeds, or of places among the targets: "seeds 0 and 2", 'target "north"'."""
     if not targets:
-        return seeds_in_words(units)
+        return seeds_in_words(units).lower()
     names = [f'"{shown(targets[i])}"' for i in units]
-    first = f"{len(names)} targets, {names[0]} to {names[-1]}"
-    return f"Target {names[0]}" if len(names) == 1 else first
+    return f"target {names[0]}" if len(names) == 1 else f"targets {', '.join(names)}"
 
 
 def seeds_in_words(seeds: Sequence[int]) -> str:
@@ -122,11 +121,6 @@ def seeds_in_words(seeds: Sequence[int]) -> str:
 def seeded(config: Config, seed: int, vary: str) -> Config:
     """The configuration at a seed. Raises InputError where [seeds] leaves nothing to vary."""
     check_vary(vary)
-    if vary == "target":
-        raise InputError(
-            'vary = "target" holds out one client after the other of a task in Python: '
-            'fs.compare(task, ..., vary="target"); in a file, compare once for each data.target'
-        )
     seeds = config.seeds
     if vary == "split" and seeds.split is not None:
         raise InputError(

@@ -82,7 +82,8 @@ class Table:
         moved = any(row.corrected for row in self.rows)
         unit = self.words[:1].upper() + self.words[1:] + ", %" * self.percent
         minus = f"Minus {self.base}"
-        header = ("Method", *["Chosen"] * grid, "Seeds", unit, minus)
+        units, worst = ("Targets", ["Worst tenth"]) if self.targets else ("Seeds", [])
+        header = ("Method", *["Chosen"] * grid, units, unit, *worst, minus)
         header += ("Corrected, %", minus) * moved
         numbers = self.estimate == "estimated_rmse"
         estimate = "Estimated RMSE" if numbers else "Estimated"
@@ -93,6 +94,7 @@ class Table:
                 *[row.setting] * grid,
                 row.moments.n if row.moments else 0,
                 spread(self._scaled(row.moments), self.digits),
+                *[row.worst(self.metric)] * len(worst),
                 difference(self._scaled(row.difference), self.digits),
                 *self._corrected(row) * moved,
                 row.mean(self.estimate),
@@ -102,9 +104,28 @@ class Table:
             for row in self.rows
         )
         shown = ".4g" if numbers else ".1%"
-        formats = ("", *[""] * grid, "d", "r", "r", *["r"] * (2 * moved), shown, ".0%")
+        formats = (
+            "",
+            *[""] * grid,
+            "d",
+            "r",
+            *[self._spec] * len(worst),
+            "r",
+            *["r"] * (2 * moved),
+            shown,
+            ".0%",
+        )
         formats += ("",) * notes
         return tables.Table(header, rows, formats, self.title)
+
+    @property
+    def targets(self) -> bool:
+        """Whether runs differ by the client that is held out, and not by their seed."""
+        return any(row.targets for row in self.rows)
+
+    @property
+    def _spec(self) -> str:
+        return ".1%" if self.percent else ".4g"
 
     def _corrected(self, row: Row) -> tuple[str, str]:
         """The corrected models' accuracy, and its paired difference to the base's, corrected."""
@@ -169,7 +190,7 @@ class Table:
                 m.method,
                 m.setting,
                 "yes" if (m.method, m.setting) in chosen else "no",
-                m.seed,
+                m.target or m.seed,
                 m.state,
                 *(m.number(name) for name in (self.metric, *self._named(RUNS[6:11]))),
                 m.run.name,
@@ -177,8 +198,9 @@ class Table:
             )
             for m in self.runs
         )
-        formats = ("", "", "", "d", "", *["g"] * 6, "", "")
-        return tables.Table(self._named(RUNS), rows, formats, "Every run")
+        formats = ("", "", "", "" if self.targets else "d", "", *["g"] * 6, "", "")
+        header = tuple("target" if c == "seed" and self.targets else c for c in RUNS)
+        return tables.Table(self._named(header), rows, formats, "Every run")
 
     def _named(self, columns: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(self.estimate if c == "estimated_accuracy" else c for c in columns)
@@ -245,8 +267,7 @@ class Table:
             (name, [m.mean if (m := curve.get(t)) else None for t in rounds])
             for name, curve in self.curves.items()
         ]
-        spec = ".1%" if self.percent else ".4g"
-        return tables.from_columns("Round", list(map(str, rounds)), columns, spec)
+        return tables.from_columns("Round", list(map(str, rounds)), columns, self._spec)
 
     def tried(self) -> tables.Table:
         """Every setting with what it was chosen by."""

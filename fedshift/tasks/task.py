@@ -339,6 +339,12 @@ class Task(TaskFields):
         clients, _ = clients_with_labels(self.places, self.labels, goal)
         return replace(self, target=goal, clients=clients)
 
+    @property
+    def labelled(self) -> tuple[str, ...]:
+        """The clients that have a labelled row, the target's included: any can be held out."""
+        counts = self.places.counts(np.flatnonzero(self.labels.codes >= 0))
+        return tuple(n for n, count in zip(self.places.names, counts, strict=True) if count)
+
     def build(self, seed: int | None = None) -> Built:
         """Clients, validation, T and test rows, cut by `seed` (default: the task's own).
 
