@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.base import Algorithm, Capabilities, ask
 from fedshift.data import Examples, Task
 from fedshift.engine.run import Round
 from fedshift.errors import InputError
@@ -120,7 +120,7 @@ def corrected(
     pair: Pair = (current.server["params"], current.server["buffers"])
     model, target, classes = algorithm.model, how.announced, len(task.classes)
     trained_on = mixture(algorithm, weights, current, table)
-    if how.even:
+    if how.even or is_private(algorithm):
         trained_on = (trained_on > 0) / np.count_nonzero(trained_on)
     prior, away, calibrator = how.prior, engine if isinstance(engine, Corrects) else None, None
     if prior == "calibrated":
@@ -151,6 +151,12 @@ def corrected(
         "target" if calibrator is None else "calibrated", correction, trained_on, calibrator,
         rate(task.test), None if follows is None else rate(follows), estimate,
     )  # fmt: skip
+
+
+def is_private(algorithm: Algorithm) -> bool:
+    """Whether each client's softmax runs over its own labels alone, so that its prior is even."""
+    rules = ask(algorithm, Capabilities.label_rules)
+    return rules is not None and rules["mode"] == "private"
 
 
 def can_correct(task: Task) -> bool:

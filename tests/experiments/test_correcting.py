@@ -92,6 +92,27 @@ def test_the_choice_of_ess_is_made_among_corrected_models() -> None:
     assert picked["none"] != picked["calibrated"]
 
 
+EVEN = [
+    ({"name": "balanced_softmax"}, True), ({"name": "fedrs"}, True),
+    ({"name": "labelset_fedavg"}, True), ({"name": "labelset_fedavg", "mode": "public"}, False),
+    ({"name": "fedlc"}, False),
+]  # fmt: skip
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize(("method", "even"), EVEN)
+def test_methods_that_take_the_shares_out_are_corrected_from_even_ones(
+    method: dict[str, Any], even: bool
+) -> None:
+    """Over the labels that any client with weight has."""
+    done = run_experiment(config("target", method=method))
+    moved = done.outcome.corrected
+    assert moved is not None
+    given = moved.trained_on[moved.trained_on > 0]
+    assert (given == 1 / len(given)).all() == even
+    assert moved.trained_on.sum() == pytest.approx(1)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
