@@ -98,12 +98,14 @@ class Correcting:
     """What to correct the models of an experiment by.
 
     announced  T [K], as the server has it
-    even       local training takes the label shares out by itself, so that p is even
+    even       training takes the label shares out by itself, so that p is even
+    at_target  or moves the model to the target's by itself, so that p is T
     """
 
     prior: Prior
     announced: Floats
     even: bool = False
+    at_target: bool = False
 
 
 def corrected(
@@ -119,9 +121,7 @@ def corrected(
         return None
     pair: Pair = (current.server["params"], current.server["buffers"])
     model, target, classes = algorithm.model, how.announced, len(task.classes)
-    trained_on = mixture(algorithm, weights, current, table)
-    if how.even or is_private(algorithm):
-        trained_on = (trained_on > 0) / np.count_nonzero(trained_on)
+    trained_on = shares_of(how, algorithm, mixture(algorithm, weights, current, table))
     prior, away, calibrator = how.prior, engine if isinstance(engine, Corrects) else None, None
     if prior == "calibrated":
         if away is None:
@@ -153,10 +153,13 @@ def corrected(
     )  # fmt: skip
 
 
-def is_private(algorithm: Algorithm) -> bool:
-    """Whether each client's softmax runs over its own labels alone, so that its prior is even."""
+def shares_of(how: Correcting, algorithm: Algorithm, mixed: Floats) -> Floats:
+    """[K]: the label shares in a model whose clients mix to `mixed`, by its training."""
     rules = ask(algorithm, Capabilities.label_rules)
-    return rules is not None and rules["mode"] == "private"
+    # With private label sets a client's softmax runs over its own labels alone.
+    if how.even or (rules is not None and rules["mode"] == "private"):
+        return (mixed > 0) / np.count_nonzero(mixed)
+    return how.announced if how.at_target else mixed
 
 
 def can_correct(task: Task) -> bool:

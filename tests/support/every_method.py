@@ -83,6 +83,8 @@ MAKE: dict[str, Make] = {
     "feddisco": recipes.feddisco,
     "feddisco of few": lambda s: recipes.feddisco(s, a=0.9, b=0.0, distance="l2"),
     "feddisco_target": lambda s: recipes.feddisco_target(s, a=0.9),
+    "ccvr": lambda s: recipes.ccvr(of_steps(s), virtual=20),
+    "ccvr_target": lambda s: recipes.ccvr_target(of_steps(s), virtual=20),
     "fedetf": lambda s: recipes.fedetf(of_fixed_head(s)),
     "fedgela": lambda s: recipes.fedgela(of_fixed_head(s)),
     "iwerm": recipes.iwerm,
