@@ -19,13 +19,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.base import Algorithm, Capabilities, ask
 from fedshift.data import Examples, Task
 from fedshift.engine.run import Round
 from fedshift.errors import InputError
 from fedshift.estimate import AccuracyEstimate, estimate_target_accuracy
 from fedshift.evaluation.scores import Score, answered, score
-from fedshift.experiments.played import registered
+from fedshift.experiments.played import masses, registered
 from fedshift.model import Model
 from fedshift.record import summary as record
 from fedshift.server.prior import (
@@ -119,8 +119,8 @@ def corrected(
         return None
     pair: Pair = (current.server["params"], current.server["buffers"])
     model, target, classes = algorithm.model, how.announced, len(task.classes)
-    trained_on = mixture(weights, current, table)
-    if how.even:
+    trained_on = mixture(algorithm, weights, current, table)
+    if how.even or is_private(algorithm):
         trained_on = (trained_on > 0) / np.count_nonzero(trained_on)
     prior, away, calibrator = how.prior, engine if isinstance(engine, Corrects) else None, None
     if prior == "calibrated":
@@ -153,6 +153,12 @@ def corrected(
     )  # fmt: skip
 
 
+def is_private(algorithm: Algorithm) -> bool:
+    """Whether each client's softmax runs over its own labels alone, so that its prior is even."""
+    rules = ask(algorithm, Capabilities.label_rules)
+    return rules is not None and rules["mode"] == "private"
+
+
 def can_correct(task: Task) -> bool:
     """Whether one model predicts classes for a target whose test examples are here."""
     return task.kind == "classification" and not task.tests and task.test.scorer is None
@@ -179,13 +185,22 @@ def check_prior(prior: Prior, task: Task) -> None:
         )
 
 
-def mixture(weights: Sequence[float], current: Round, table: Params) -> Floats:
+def mixture(
+    algorithm: Algorithm, weights: Sequence[float], current: Round, table: Params
+) -> Floats:
     """[K]: the label shares that a model with these weights [M] was trained on, S^T a.
+
+    Of the masses that labels have, where the method weighs examples by them.
 
     Labels of which clients only know the sizes: the dealt ones. All equal where no client with
     weight has an example.
     """
-    labels = registered(current, table)["labels"].double().numpy()
+    counts = registered(current, table)["labels"].double()
+    a, everyone = torch.tensor(weights, dtype=torch.float64), torch.arange(len(counts))
+    weighed = masses(algorithm, current.server, everyone, a, counts)
+    if weighed is not None:
+        return weighed.sum(0).numpy()
+    labels = counts.numpy()
     rows = labels / np.maximum(labels.sum(1, keepdims=True), 1.0)
     mixed: Floats = np.asarray(weights) @ rows
     total = mixed.sum()

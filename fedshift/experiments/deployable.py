@@ -6,7 +6,6 @@ import tomllib
 
 from fedshift.errors import DataError, InputError
 from fedshift.experiments.config import Config
-from fedshift.experiments.correcting import check_prior
 from fedshift.experiments.experiment import check_method, federation_of, method_of
 from fedshift.experiments.load import validate
 from fedshift.experiments.own_scores import check_own_models
@@ -49,7 +48,6 @@ def check_start(config: Config) -> str:
     except DataError as e:
         return f"Whether this experiment can start was not tried: {e}"
     check_stopping(config.training, prepared.task)
-    check_prior(config.training.prior, prepared.task)
     check_method(config, prepared)
     if prepared.task.tests:
         federation = federation_of(config, prepared)

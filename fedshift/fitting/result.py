@@ -20,9 +20,9 @@ from fedshift.fitting.correcting import correction_for, target_shares
 from fedshift.fitting.keys import in_python_words
 from fedshift.fitting.predicting import Numbers, Prediction
 from fedshift.fitting.predictor import CorrectionOf, Predictor
-from fedshift.fitting.showing import Facts, facts_of, html_of, text_of
+from fedshift.fitting.showing import Facts, facts_of, headline_of, html_of, text_of
 from fedshift.record.folder import RunResult
-from fedshift.record.headline import headline, main_accuracy
+from fedshift.record.headline import main_accuracy
 from fedshift.record.rounds import other_columns
 from fedshift.record.summary import Summary
 from fedshift.report.page import page
@@ -82,19 +82,27 @@ class Result:
     def accuracy(self) -> float:
         """On the target's test rows: of classes, of whole sets of labels; NaN for numbers.
 
-        With target="clients", of each client's own model on its own test rows, over all rows.
+        Of the model that `predict` uses, which is corrected for the target (`prior` of `fit`);
+        `summary.final.target_accuracy` is that of the model as it was trained. With
+        target="clients", of each client's own model on its own test rows, over all rows.
         """
+        if self.models.corrected is not None:
+            return _number(self.summary.final.target_accuracy_corrected)
         return _number(main_accuracy(self.summary))
 
     @property
     def estimate(self) -> tuple[float, float]:
         """Target accuracy as estimated from the clients' validation counts, and its error.
 
-        With target="clients", each client's own model answers. Of numbers, the mean squared error.
+        Of the model that `predict` uses. With target="clients", each client's own model answers. Of
+        numbers, the mean squared error.
         """
         final, others = self.summary.final, self.summary.final.others
         if self.summary.kind == "regression":
             return _number(others["estimated_loss"]), _number(others["estimated_loss_se"])
+        if self.models.corrected is not None:
+            moved = final.estimated_accuracy_corrected, final.estimated_se_corrected
+            return _number(moved[0]), _number(moved[1])
         return _number(final.estimated_accuracy), _number(final.estimated_se)
 
     @property
@@ -226,13 +234,14 @@ class Result:
         one = self.clients[0]
         each = f'Every client serves a model of its own: module(client="{one}"), and so predict.'
         notes = (*([each] if self.models.personal else []), *self.notes)
-        return facts_of(self.summary, self.target, self.metrics, notes)
+        moved = self.models.corrected is not None
+        return facts_of(self.summary, self.target, self.metrics, notes, corrected=moved)
 
     def __str__(self) -> str:
         return text_of(self._facts())
 
     def __repr__(self) -> str:
-        main = headline(self.summary)
+        main = headline_of(self.summary, corrected=self.models.corrected is not None)
         return (
             f"Result({self.summary.method} on {self.summary.dataset}, round "
             f"{self.summary.final.round}: {main.name} {main.value}, estimated {main.estimate})"

@@ -92,6 +92,27 @@ def test_the_choice_of_ess_is_made_among_corrected_models() -> None:
     assert picked["none"] != picked["calibrated"]
 
 
+EVEN = [
+    ({"name": "balanced_softmax"}, True), ({"name": "fedrs"}, True),
+    ({"name": "labelset_fedavg"}, True), ({"name": "labelset_fedavg", "mode": "public"}, False),
+    ({"name": "fedlc"}, False),
+]  # fmt: skip
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize(("method", "even"), EVEN)
+def test_methods_that_take_the_shares_out_are_corrected_from_even_ones(
+    method: dict[str, Any], even: bool
+) -> None:
+    """Over the labels that any client with weight has."""
+    done = run_experiment(config("target", method=method))
+    moved = done.outcome.corrected
+    assert moved is not None
+    given = moved.trained_on[moved.trained_on > 0]
+    assert (given == 1 / len(given)).all() == even
+    assert moved.trained_on.sum() == pytest.approx(1)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -126,3 +147,19 @@ def test_labels_that_hardly_anyone_has_are_named() -> None:
     why = [s for s in summary(done).why if s.startswith("The prior correction cannot help")]
     assert len(why) == 1
     assert why[0].count('"') == 2 * absent.sum()
+
+
+@pytest.mark.parametrize("method", ["iwerm", "fedpals_joint"])
+def test_examples_that_were_weighed_to_the_target_need_no_correction(method: str) -> None:
+    settings = config("target", method={"name": method, "clip": 1e6})
+    done = run_experiment(settings)
+    moved, T = done.outcome.corrected, np.asarray(done.prepared.announced)
+    assert moved is not None
+    plain = run_experiment(config("target")).outcome.corrected
+    assert plain is not None
+    here = (T > 0) & (plain.trained_on > 0)  # one label of the target is at no client
+    expected = np.where(here, T, 0.0) / T[here].sum()
+    assert moved.trained_on == pytest.approx(expected, abs=1e-9)
+    # One number for all labels moves no answer.
+    assert np.ptp(moved.correction.bias[here]) < 1e-6
+    assert np.ptp(plain.correction.bias[here]) > 0.1  # the control

@@ -20,7 +20,7 @@ HALF = {"ill": 0.5, "well": 0.5}
 
 @pytest.fixture(scope="module")
 def result() -> Result:
-    return fs.fit(hospitals(), Net, **QUICK)
+    return fs.fit(hospitals(), Net, prior="none", **QUICK)
 
 
 def odds(given: Any) -> np.ndarray:
@@ -92,7 +92,7 @@ class Bare(nn.Module):
 
 def test_a_layer_without_bias_keeps_it_beside(tmp_path: Path) -> None:
     x, _, _ = rows()
-    result = fs.fit(hospitals(), Bare, **QUICK)
+    result = fs.fit(hospitals(), Bare, prior="none", **QUICK)
     even = result.for_target(HALF)
     with torch.no_grad():
         due = even.module()(torch.from_numpy(x)).softmax(1).numpy()

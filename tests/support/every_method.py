@@ -15,6 +15,7 @@ from fedshift.algorithms.ditto import Ditto
 from fedshift.algorithms.fedavg import FedAvg
 from fedshift.algorithms.feddisk import FedDisk
 from fedshift.algorithms.finetune import FineTune
+from fedshift.algorithms.label_weights import LabelWeights
 from fedshift.algorithms.labelsets import LabelSets, Mode
 from fedshift.algorithms.scaffold import Scaffold
 from fedshift.algorithms.tuning import CentralTuning
@@ -77,8 +78,18 @@ MAKE: dict[str, Make] = {
     "feddecorr by code": lambda s: recipes.feddecorr(s, beta=0.02, scale="code"),
     "fedvls": recipes.fedvls,
     "fedvls strong": lambda s: recipes.fedvls(s, distill=1.0, suppress=0.2),
+    "balanced_softmax": recipes.balanced_softmax,
+    "fedlc": lambda s: recipes.fedlc(s, tau=0.5),
+    "feddisco": recipes.feddisco,
+    "feddisco of few": lambda s: recipes.feddisco(s, a=0.9, b=0.0, distance="l2"),
+    "feddisco_target": lambda s: recipes.feddisco_target(s, a=0.9),
     "fedetf": lambda s: recipes.fedetf(of_fixed_head(s)),
     "fedgela": lambda s: recipes.fedgela(of_fixed_head(s)),
+    "iwerm": recipes.iwerm,
+    "iwerm by node": lambda s: recipes.iwerm(s, clip=3.0, ratio="node"),
+    "fedpals_joint": recipes.fedpals_joint,
+    "label weights on fedpals": lambda s: LabelWeights(recipes.fedpals(s, ess=0.6), s.target),
+    "label weights on scaffold": lambda s: LabelWeights(recipes.scaffold(s), s.target),
     "fedavgm": recipes.fedavgm,
     "fedadam": recipes.fedadam,
     "fedyogi": recipes.fedyogi,
