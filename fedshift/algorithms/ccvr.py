@@ -53,7 +53,7 @@ class Ccvr(Around):
     after: int
     shares: tuple[float, ...]
     virtual: int = 500
-    ridge: float = 1e-4
+    ridge: float = 1e-3
     head: tuple[str, ...] = ("head.",)
 
     def __post_init__(self) -> None:
