@@ -31,6 +31,7 @@ from fedshift.flower import AlgorithmStrategy, LocalGrid, Site, client_app, play
 from fedshift.flower.client import partition
 from fedshift.model import Model, build
 from fedshift.models.dense import Mlp, routed_mlp
+from fedshift.models.etf import with_etf
 from fedshift.recipes import Setting
 from fedshift.seeds import Seeds, generator
 
@@ -151,6 +152,11 @@ def branched() -> Model:
     return build(lambda: routed_mlp((INPUTS,), (WIDTH,), CLASSES, CLIENTS), seed=0)
 
 
+def fixed() -> Model:
+    """The MLP with an ETF as classifier."""
+    return build(lambda: with_etf(Mlp((INPUTS,), (WIDTH,), CLASSES)), seed=0)
+
+
 def federation_of(model: Model) -> Federation:
     """Six clients of sixty examples, each of three labels."""
     source, clients = generator(0, "flower bytes"), []
@@ -173,7 +179,8 @@ def makers() -> Mapping[str, Callable[[Setting], Algorithm]]:
 
 def counted(name: str, make: Callable[[Setting], Algorithm]) -> dict[str, Counted]:
     """The method's bytes: of the last round before any tuning, and FedDisk's of both stages."""
-    model = branched() if recipes.recipe(name).traits.router else plain()
+    traits = recipes.recipe(name).traits
+    model = branched() if traits.router else fixed() if traits.fixed_head else plain()
     federation, local = federation_of(model), Local(lr=0.05, steps=4, batch=16)
     setting = Setting(
         model, (0.1,) * CLASSES, local, rounds=ROUNDS, clients=CLIENTS, shape=(INPUTS,)

@@ -4,8 +4,8 @@ On W2 (an MLP 784-200-10, clients of 600 examples, 10 steps of batch 32), round 
 the other on one thread. Beside each ratio stands the work that the method's equations demand, in
 passes over examples: forward 1, backward 2. A phase that trains the classifier alone needs no
 gradient of the body, and counts as forward. What is less than a pass (terms over the parameters,
-the server's programme) counts as nothing; it is in the ratio. `feddrm` is beside FedAvg on its own
-network.
+the server's programme) counts as nothing; it is in the ratio. `feddrm`, `fedetf` and `fedgela` are
+beside FedAvg on their networks.
 """
 
 # ruff: noqa: E402
@@ -32,6 +32,7 @@ from fedshift.engine.run import Federation, play_round, start
 from fedshift.kernels.allocator import keep_memory
 from fedshift.model import Model, build
 from fedshift.models.dense import Mlp, routed_mlp
+from fedshift.models.etf import with_etf
 from fedshift.recipes import Setting
 from fedshift.seeds import Seeds, generator
 
@@ -39,14 +40,15 @@ SHAPE, CLASSES, EXAMPLES = (1, 28, 28), 10, 600
 LOCAL = Local(lr=0.05, steps=10, batch=32)
 TARGET = (0.5, 0.5, *(0.0,) * (CLASSES - 2))
 OPTIONS = {"fedpals": {"ess": 0.6}}
-ROUTED = ("feddrm", "feddrm_shared_head")
 # Their first rounds fit densities and train nothing; there is no ratio to a round of training.
 LEFT_OUT = ("feddisk", "made")
 # Passes over an example: forward and backward, but for phases that only look, and the classifier's.
 BOTH, FORWARD = 3.0, 1.0
 LOOKS = {"risk": FORWARD, "statistics": 2 * FORWARD}
-# Beyond the phases: MOON's features of the model received and of the client's last one.
-EACH_STEP = {"moon": 2 * FORWARD, "moon_uniform": 2 * FORWARD}
+# Beyond the phases: passes of the model received, and of the client's last one (MOON).
+EACH_STEP = {
+    "moon": 2 * FORWARD, "moon_uniform": 2 * FORWARD, "fedntd": FORWARD, "fedvls": FORWARD,
+}  # fmt: skip
 
 
 def demanded(name: str, algorithm: Algorithm) -> float:
@@ -96,11 +98,12 @@ def measured(count: int, repeat: int) -> list[dict[str, object]]:
     """A row per recipe: its round over FedAvg's, and the work demanded over FedAvg's."""
     plain = build(lambda: Mlp(SHAPE, (200,), CLASSES), seed=0)
     routed = build(lambda: routed_mlp(SHAPE, (200,), CLASSES, count), seed=0)
+    fixed = build(lambda: with_etf(Mlp(SHAPE, (200,), CLASSES)), seed=0)
     rows: list[dict[str, object]] = []
     for one in recipes.recipes():
         if one.name in LEFT_OUT:
             continue
-        model = routed if one.name in ROUTED else plain
+        model = routed if one.traits.router else fixed if one.traits.fixed_head else plain
         setting = Setting(model, TARGET, LOCAL, rounds=10_000, clients=count, shape=SHAPE)
         base, algorithm = recipes.fedavg(setting), one.make(setting, **OPTIONS.get(one.name, {}))
         federation = federation_of(model, count)

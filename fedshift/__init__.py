@@ -24,15 +24,18 @@ if TYPE_CHECKING:
     from fedshift.model import Model
     from fedshift.router.route import Router
     from fedshift.server.pals import PalsWeights, ess_curve, pals_weights
+    from fedshift.server.prior import Correction, prior_shift
     from fedshift.sweeps.table import Table
     from fedshift.tasks.task import Task
 
 _LAZY = {
     "AccuracyEstimate": "fedshift.estimate",
+    "Correction": "fedshift.server.prior",
     "PalsWeights": "fedshift.server.pals",
     "ess_curve": "fedshift.server.pals",
     "estimate_target_accuracy": "fedshift.estimate",
     "pals_weights": "fedshift.server.pals",
+    "prior_shift": "fedshift.server.prior",
     "FedAvg": "fedshift.algorithms.fedavg",
     "Federation": "fedshift.engine.run",
     "Local": "fedshift.client.local",
@@ -54,6 +57,7 @@ _LAZY = {
 __version__ = "0.1.0"
 __all__ = [
     "AccuracyEstimate",
+    "Correction",
     "DataError",
     "FedAvg",
     "Federation",
@@ -78,6 +82,7 @@ __all__ = [
     "load",
     "method",
     "pals_weights",
+    "prior_shift",
     "run",
 ]
 

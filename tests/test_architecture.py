@@ -50,7 +50,7 @@ MAY = {
     "engine": CORE
     | {"data", "model", "outputs", "randomness", "repeating", "client", "server"}
     | {"algorithms.base", "kernels", "moved"},
-    "evaluation": CORE | {"data", "model", "randomness", "repeating"},
+    "evaluation": CORE | {"data", "model", "randomness", "repeating", "server.prior"},
     "flower": CORE
     | {"data", "examples", "engine", "evaluation", "server", "algorithms.base", "repeating"}
     | {"router"},

@@ -168,12 +168,13 @@ def init(
 def compare(
     file: Annotated[Path, typer.Argument(metavar="FILE.toml")],
     methods: Annotated[str, typer.Option(help="As in fedavg,fedpals; default: the file's.")] = "",
-    seeds: Annotated[str, typer.Option(help="As in 0-4 or 0,2,5.")] = "0-4",
+    seeds: Annotated[str, typer.Option(help="As in 0,2,5; default: 0-4, or 0.")] = "",
     config: Overrides = [],  # noqa: B006
     vary: Annotated[
         str,
         typer.Option(
-            click_type=Choice(["training", "split"]), help="What a seed draws anew; split: all."
+            click_type=Choice(["training", "split", "target"]),
+            help="What differs between runs; split: all draws; target: the client held out.",
         ),
     ] = "training",
     base: Annotated[str, typer.Option(help="Differences are to it; default: the first.")] = "",

@@ -46,9 +46,10 @@ class Asked:
 
 def compare_asked(asked: Asked, *, as_json: bool) -> None:
     """Do the runs, print the table, and say by the exit code whether one failed."""
+    default = "0" if asked.vary == "target" else "0-4"
     names = [name.strip() for name in asked.methods.split(",") if name.strip()]
     plan, source = plan_of(
-        asked.file, names, parse_seeds(asked.seeds), asked.overrides,
+        asked.file, names, parse_seeds(asked.seeds or default), asked.overrides,
         vary=asked.vary, base=asked.base, metric=asked.metric,
     )  # fmt: skip
     folder = asked.out or Path("runs") / f"{plan.title}-compare"
@@ -61,12 +62,14 @@ def compare_asked(asked: Asked, *, as_json: bool) -> None:
     populations = Populations()
     with source.placing():
         added, unused = _check_tasks(plan, populations)
-    notes = [*added.notes, *unused, *[lowered] * bool(lowered)]
+    # Of one target they would say nothing of the others.
+    notes = [*(() if plan.targets else added.notes), *unused, *[lowered] * bool(lowered)]
     means = Means(asked.backend, asked.workers, populations, populations.load)
     with asked_to_stop() as stop, progress_of_runs() as listen:
         done = compare(
             plan, folder, means, jobs=jobs, notes=notes, listen=listen, asked=stop,
-            words=lambda text: with_names(text, added.clients),
+            # With targets, a client's number is another client in every run.
+            words=lambda text: text if plan.targets else with_names(text, added.clients),
         )  # fmt: skip
     _show(done, as_json)
     _leave(done)

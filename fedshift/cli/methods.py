@@ -32,7 +32,9 @@ AXES = (
 def example(recipe: recipes.Recipe) -> Algorithm:
     """The recipe with its defaults on a stand-in model, in order to read its fields."""
     # 1,000 rounds: methods that keep some rounds for tuning need more than they keep.
-    setting = recipes.Setting(Model(Mlp((1,), (1,), 1)), (1.0,), PLAIN, rounds=1000, clients=1)
+    net = Mlp((1,), (1,), 1)
+    net.head.weight.requires_grad_(not recipe.traits.fixed_head)
+    setting = recipes.Setting(Model(net), (1.0,), PLAIN, rounds=1000, clients=1)
     return recipe.make(setting, **recipe.traits.example)
 
 

@@ -14,10 +14,15 @@ from fedshift.files import check_page, clean, write
 from fedshift.recipes import traits_of
 from fedshift.record.folder import PROFILE, REPORT, deployed_of, fit_of, read_run
 from fedshift.record.headline import digits, measured_on, validated_by, without_rows
+from fedshift.record.summary import corrected_by
 from fedshift.report.page import page
 from fedshift.report.ways import WAYS, over_rounds
 
 Done = Sequence[tuple[Path, Experiment]]
+WHY_CORRECTED = (
+    "A model that was trained on other label shares answers as if the target had them, too. "
+    "Correcting its answers is free and helps every method: judge weights by what they add to it.",
+)
 
 
 def draw(folders: Sequence[Path], out: Path) -> Path:
@@ -30,13 +35,17 @@ def draw(folders: Sequence[Path], out: Path) -> Path:
 
 def comparison(folders: Sequence[Path]) -> list[dict[str, Any]]:
     """One row per run: accuracies, ESS and hull distance."""
-    measured = ("target_accuracy", "estimated_accuracy", "estimated_se")
+    measured = (
+        "target_accuracy", "target_accuracy_corrected", "estimated_accuracy", "estimated_se",
+    )  # fmt: skip
     others = ("rmse", "estimated_rmse")
     weights = ("ess", "ess_fraction", "distance", "hull_distance")
     return [
         {
             "method": whole["method"],
-            **{key: whole["final"][key] for key in measured},
+            # Folders of earlier versions have no corrected accuracy.
+            **{key: whole["final"].get(key) for key in measured},
+            "form": (whole.get("corrected") or {}).get("form"),
             **{key: whole["final"][key] for key in others if whole.get("kind") == "regression"},
             **{key: whole[key] for key in weights},
             "folder": str(folder),
@@ -49,13 +58,14 @@ def show_comparison(title: str, folders: Sequence[Path]) -> None:
     """The table of `comparison`, and an explanation of its columns."""
     done = comparison(folders)
     of_numbers = any("rmse" in r for r in done)
-    main = ("target RMSE", "estimated") if of_numbers else ("target acc. %", "estimated %")
-    header = ("method", *main, "ESS", "ESS %", "gap to T", "hull dist.")
+    main = ("target RMSE", "estimated") if of_numbers else ("target %", "estimated %")
+    moved = any(r["form"] for r in done)
+    numbers = (main[0], *["corrected %"] * moved, main[1])
+    header = ("method", *numbers, "ESS %", "gap to T", "hull dist.")
     rows = [
         (
             traits_of(r["method"]).title or r["method"],
-            *_main_numbers(r),
-            "–" if r["ess"] is None else f"{r['ess']:.0f}",
+            *_main_numbers(r, moved),
             percent(r["ess_fraction"], 0),
             f"{r['distance']:.3f}",
             f"{r['hull_distance']:.3f}",
@@ -70,14 +80,13 @@ def show_comparison(title: str, folders: Sequence[Path]) -> None:
         f"{'' if of_numbers else ', ± one standard error'}.",
         indent=0,
     )
+    for sentence in corrected_by(r["form"] for r in done):
+        say(sentence, indent=0)
     say(validated_by(map(deployed_of, folders)), indent=0)
     targets = [str(fit_of(folder).get("target", "")) for folder in folders]
     if any(map(without_rows, targets)):
-        say(f"{main[0].removesuffix(' %')}: measured on {measured_on(targets)}.", indent=0)
-    sampling = [
-        cohorts for cohorts in (summary_of(folder)["cohorts"] for folder in folders) if cohorts
-    ]
-    if sampling:
+        say(f"{main[0]}: measured on {measured_on(targets)}.", indent=0)
+    if sampling := [cohorts for f in folders if (cohorts := summary_of(f)["cohorts"])]:
         say(
             f"A round draws {sampling[0]['clients']} clients and weighs them anew: ESS, ESS % (of "
             "their examples) and gap are the means over the rounds that were played; metrics.csv "
@@ -86,12 +95,13 @@ def show_comparison(title: str, folders: Sequence[Path]) -> None:
         )
 
 
-def _main_numbers(row: dict[str, Any]) -> tuple[str, str]:
-    """What was measured at the target, and its estimate."""
+def _main_numbers(row: dict[str, Any], moved: bool) -> tuple[str, ...]:
+    """What was measured at the target, the same corrected where runs have it, and its estimate."""
     if "rmse" in row:
         return digits(row["rmse"]), digits(row["estimated_rmse"])
     estimate = f"{percent(row['estimated_accuracy'])} ± {percent(row['estimated_se'])}"
-    return percent(row["target_accuracy"]), estimate
+    corrected = [percent(row["target_accuracy_corrected"])] * moved
+    return percent(row["target_accuracy"]), *corrected, estimate
 
 
 def show_choice(choice: Choice | None) -> None:
@@ -135,6 +145,8 @@ def show_demo(done: Done, page_path: Path) -> None:
     _, (folder, configured), _ = done
     show_choice(configured.choice)
     for sentence in summary_of(folder)["why"]:
+        say(f"Why: {sentence}", indent=5)
+    for sentence in WHY_CORRECTED:
         say(f"Why: {sentence}", indent=5)
     put(f"Report: {page_path}")
 

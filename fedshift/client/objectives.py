@@ -86,6 +86,10 @@ class Term(ABC):
         """Whether it looks at the network's "features", as `Contrastive`; a sum: any."""
         return any(term.reads_features() for term in self.summands() if term is not self)
 
+    def reads_classes(self) -> bool:
+        """Whether logits and labels are classes to it, beside a cross-entropy; a sum: any."""
+        return any(term.reads_classes() for term in self.summands() if term is not self)
+
     def reads_data(self) -> bool:
         """Whether the value depends on the client's examples; else it teaches nothing by itself."""
         return True

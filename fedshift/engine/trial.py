@@ -90,7 +90,7 @@ def check_features(algorithm: Algorithm, federation: Federation) -> None:
     data, params, buffers = _first_with_examples(federation), federation.params, federation.buffers
     if data is None:
         return
-    if any(term.reads_features() for term in _objectives(algorithm)):
+    if any(term.reads_features() for term in objectives_of(algorithm)):
         features_of(dry_pass(algorithm.model, params, buffers, data.x[:2]))
     algorithm.init_client(params, buffers, data)
 
@@ -115,7 +115,7 @@ def check_training(algorithm: Algorithm, params: Params, rounds: int) -> None:
     Also for a phase that names parameters which the network lacks. Only the phases of the first and
     the last round are looked at: what is wrong with stages between them shows when they train.
     """
-    for term in _objectives(algorithm):
+    for term in objectives_of(algorithm):
         if not term.reads_data():
             raise InputError(
                 f"the objective {term} does not depend on the clients' examples, so nothing would "
@@ -165,14 +165,14 @@ def _check_shapes(model: Model, federation: Federation, usual: ClientData) -> No
                 ) from e
 
 
-def _objectives(method: Any) -> Iterator[Term]:
+def objectives_of(method: Any) -> Iterator[Term]:
     """The losses of a method and of those within it."""
     for one in fields(method) if is_dataclass(method) else ():
         value = getattr(method, one.name)
         if isinstance(value, Term):
             yield value
         elif hasattr(value, "client_update"):
-            yield from _objectives(value)
+            yield from objectives_of(value)
 
 
 def _first_with_examples(federation: Federation) -> ClientData | None:

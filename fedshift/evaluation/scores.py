@@ -16,6 +16,7 @@ from fedshift.data import Examples
 from fedshift.errors import InputError
 from fedshift.model import Model
 from fedshift.repeating import repeatable
+from fedshift.server.prior import Correction
 from fedshift.sketch import sketched
 from fedshift.tree import Params
 
@@ -143,10 +144,11 @@ def score(
     *,
     batch: int = 1000,
     confusion: bool = False,
+    correction: Correction | None = None,
 ) -> Score:
     """Score one model on examples x [n, ...], y [n], in blocks of `batch`, fewer for large ones.
 
-    confusion: also count which label is taken for which.
+    confusion: also count which label is taken for which. correction: of the logits.
     """
     check_kind("model", model, Model, "give Model(net)")
     if model.outputs is not None:
@@ -157,17 +159,20 @@ def score(
     if len(examples) and not 0 <= int(examples.y.min()) <= int(examples.y.max()) < classes:
         raise InputError(f"labels must lie in 0..{classes - 1}")
     counted = confusion and classes <= MOST_CLASSES
-    return repeatable(lambda: _score(model, params, buffers, examples, classes, batch, counted))
+    return repeatable(
+        lambda: _score(model, params, buffers, examples, classes, batch, counted, correction)
+    )
 
 
 def _score(
     model: Model, params: Params, buffers: Params, examples: Examples, classes: int, batch: int,
-    counted: bool,
+    counted: bool, correction: Correction | None,
 ) -> Score:  # fmt: skip
     # Counts, not rates: they add up over blocks and clients exactly.
     correct, predicted = torch.zeros(2, classes, dtype=torch.int64)
     loss, confused = 0.0, confusion_of(examples.y[:0], examples.y[:0], classes) if counted else None
-    for logits, _, y in answered(model, params, buffers, examples, batch):
+    for out, _, y in answered(model, params, buffers, examples, batch):
+        logits = out if correction is None else torch.from_numpy(correction.of(out.cpu()))
         given = logits.argmax(1)
         correct += torch.bincount(y[given == y], minlength=classes)
         predicted += torch.bincount(given, minlength=classes)

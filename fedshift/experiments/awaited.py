@@ -73,6 +73,7 @@ def _what(message: Message, number: int) -> str:
         return "have scored the model" if step == "scores" else f"have answered ({step} of data)"
     about = {
         "query.register": "have registered",
+        "query.calibrate": f"have answered message {number} of the calibration",
         "query.router": f"have answered message {number} of the router's fits",
     }
     return about.get(kind, "")

@@ -63,8 +63,10 @@ class Network(Section):
     "lenet-gn", "lenet-gn-small", "resnet18-projected" and "mlp-projected" (with `hidden`) are for
     FedDRM and what it is compared with; `branches` says where its branches part in "lenet-gn".
     "mlp-moon" (with `hidden`) and "lenet-moon" have MOON's projection head, two layers with a ReLU
-    between, before the classifier; there `projection` is its width (256 if left out). "python"
-    stands for a network that a program gave.
+    between, before the classifier; there `projection` is its width (256 if left out).
+    classifier: "etf" is the fixed one of `fedshift.models.etf`, for any of these; if left out, what
+    the method needs. temperature: its first one (0.1 if left out). "python" stands for a network
+    that a program gave.
     """
 
     name: Annotated[str, AfterValidator(_network_name)] = "lenet"
@@ -73,10 +75,17 @@ class Network(Section):
     pretrained: bool = False
     freeze_norm: bool = False
     projection: Count | None = None
+    classifier: Literal["linear", "etf"] | None = None
+    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
 
     @model_validator(mode="after")
     def _takes(self) -> Network:
         yours = self.name == PYTHON or is_python(self.name)
+        if yours and self.classifier == "etf":
+            raise ValueError(
+                "classifier is for the library's networks; in yours, let EtfHead of "
+                "fedshift.models.etf be the last layer"
+            )
         for key, names in NETWORKS_WITH.items():
             # Run folders record every key: a default is no choice of the user's.
             if (
@@ -116,6 +125,7 @@ class Training(Section):
     rounds, in each of the last `evaluate_last`, and after the last. patience: training ends once
     the target accuracy that the clients' validation examples estimate has not risen for so many
     rounds. keep: the model of the last round, or of the round with the largest such estimate.
+    prior: how that model is moved to the target's labels, see `fedshift.experiments.correcting`.
     on_bad_reply and the five that follow: see `fedshift.engine.checks.gate.Gate`. deadline:
     seconds for a round, after which clients that have not answered drop out (with --workers and on
     Flower). retries: how often a client is asked again whose process died (--workers), or that says
@@ -146,6 +156,7 @@ class Training(Section):
     max_gap: Positive | None = None
     max_weight: Annotated[float, Field(gt=0, le=1)] | None = None
     max_reply: Positive = 8.0
+    prior: Literal["none", "target", "calibrated"] = "none"
     deadline: Positive | None = None
     retries: Annotated[int, Field(ge=0)] = 0
 

@@ -13,6 +13,7 @@ from fedshift.arguments import called
 from fedshift.client.objectives import CrossEntropy, Term, View, batch_mean
 from fedshift.client.targets import LabelEntropy, SquaredError, plain_outputs
 from fedshift.data import Task, last_columns
+from fedshift.engine.trial import objectives_of
 from fedshift.errors import InputError
 from fedshift.experiments.user_code import file_of, raised
 from fedshift.model import Model
@@ -100,6 +101,7 @@ def with_loss(
     changed: Algorithm = _changed(algorithm, loss)
     asked = (Capabilities.needs_classes, Capabilities.trains_router)
     by_class = changed is algorithm or any(ask(algorithm, of) for of in asked)
+    by_class = by_class or any(term.reads_classes() for term in objectives_of(algorithm))
     if kind != "classification" and by_class:
         raise InputError(
             f"{name or type(algorithm).__name__} works with classes (it reads their logits, their "

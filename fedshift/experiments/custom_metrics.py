@@ -15,6 +15,7 @@ from torch import Tensor
 from fedshift.arguments import called, is_number
 from fedshift.data import Examples, Task
 from fedshift.errors import InputError, shown
+from fedshift.evaluation.corrected import shifted
 from fedshift.experiments.custom import Metric
 from fedshift.experiments.measuring import EXTRA, truth
 from fedshift.experiments.served import measured
@@ -24,6 +25,7 @@ from fedshift.randomness import put_back, states
 from fedshift.record.rounds import ESTIMATES, Metrics
 from fedshift.record.summary import Final
 from fedshift.repeating import repeatable
+from fedshift.server.prior import Correction
 from fedshift.tree import Params
 
 Floats = NDArray[np.float64]
@@ -60,17 +62,19 @@ def check_metrics(metrics: Mapping[str, Metric], kind: str = "classification") -
 
 
 def answers(
-    model: Model, params: Params, buffers: Params, x: Tensor, kind: str = "classification"
-) -> Tensor:
+    model: Model, params: Params, buffers: Params, x: Tensor, kind: str = "classification",
+    correction: Correction | None = None,
+) -> Tensor:  # fmt: skip
     """What the model says in evaluation mode, in float64, of x [n, ...].
 
-    Probabilities of classes [n, K] or of labels [n, L], or numbers [n].
+    Probabilities of classes [n, K] or of labels [n, L], or numbers [n]. correction: of the logits.
     """
 
     def compute() -> Tensor:
         with torch.no_grad():
             parts = [model(params, buffers, x[s : s + BATCH])["logits"] for s in _starts(x)]
         out = torch.cat(parts).double()
+        out = out if correction is None else shifted(out, correction)
         if kind == "regression":
             return out[:, 0]
         return out.sigmoid() if kind == "multilabel" else out.softmax(1)

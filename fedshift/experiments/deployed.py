@@ -23,7 +23,7 @@ from fedshift.errors import InputError
 from fedshift.experiments.awaited import Awaited
 from fedshift.experiments.config import Config
 from fedshift.experiments.deployable import check_min_clients, configured
-from fedshift.experiments.deployed_engine import Deployed, News
+from fedshift.experiments.deployed_engine import Deployed, News, validated
 from fedshift.experiments.experiment import record
 from fedshift.experiments.folder import EventLog, kept_in, reserved
 from fedshift.experiments.opening import opening_event
@@ -76,9 +76,10 @@ def main(grid: Grid, context: Context) -> None:
             "tested_by": "clients" if on_sites or prepared.task.test.scorer else "server",
         }
         asks = config.data.validation > 0 and not at_sites
+        counts = validated(prepared.task) if dealt or at_sites else None
         engine = Deployed(
             grid, waits, folder, opens, news, on_sites=on_sites, refits=refits, facts=facts,
-            asks=asks, dealt=prepared.task if dealt else None,
+            asks=asks, dealt=prepared.task if dealt else None, counts=counts,
         )  # fmt: skip
         record(folder, config, prepared, silent, engine, keeper)
 

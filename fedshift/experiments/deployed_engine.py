@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from flwr.serverapp import Grid
+from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.data import Task
@@ -27,11 +28,18 @@ from fedshift.experiments.experiment import dropped_event
 from fedshift.experiments.folder import EventLog
 from fedshift.experiments.on_flower import on_grid, strategy_of
 from fedshift.files import write
-from fedshift.flower.rounds import measured_by_clients, overhear, sites_of
+from fedshift.flower.rounds import calibrated_by, measured_by_clients, overhear, sites_of
 from fedshift.flower.routing import RemoteClients
 from fedshift.flower.strategy import AlgorithmStrategy
 from fedshift.record.folder import DEPLOYED, EVENTS
+from fedshift.server.prior import Calibrator, Correction
 from fedshift.tree import Params, Parts
+
+
+def validated(task: Task) -> dict[int, Tensor]:
+    """How many validation examples each client has of each label, [K]."""
+    classes = len(task.classes)
+    return {i: v.y.bincount(minlength=classes) for i, v in enumerate(task.validation)}
 
 
 def name_of(folder: Path) -> str:
@@ -66,7 +74,8 @@ class Deployed:
     tests the model that it serves. refits: as of `OnSites`. facts: what is true of this run because
     it is deployed. asks: whether clients are asked to score models on validation examples; where
     all data are theirs, these ask by themselves. dealt: the task whose examples clients were dealt;
-    None where theirs are not known here.
+    None where theirs are not known here. counts: of each client's validation examples by label,
+    where they are known.
     """
 
     grid: Grid
@@ -79,6 +88,7 @@ class Deployed:
     facts: Mapping[str, Any] = field(default_factory=dict)
     asks: bool = False
     dealt: Task | None = None
+    counts: Mapping[int, Tensor] | None = None
     backend: str = "loop"
     tells_drops = True
     # How to make the strategy of the run by its name, and it, once it exists.
@@ -129,6 +139,14 @@ class Deployed:
         """As `Engine`: sums of each client that is connected and answers."""
         return measured_by_clients(self.strategy, self.grid, current) if self.asks else None
 
+    def calibrator(self, current: Round) -> Calibrator:
+        """As `Corrects`."""
+        return calibrated_by(self.strategy, self.grid, current, self.counts)
+
+    def corrected_scores(self, current: Round, correction: Correction) -> Mapping[int, Score]:
+        """As `Corrects`."""
+        return measured_by_clients(self.strategy, self.grid, current, correction)
+
     def own_scores(self, algorithm: Algorithm, current: Round) -> Mapping[int, OwnScores]:
         """As `OnSites`."""
         measured_by_clients(self.strategy, self.grid, current)
@@ -148,13 +166,12 @@ class Deployed:
 
     def _check_scores(self, client: int, score: Score, own: OwnScores | None) -> None:
         """Refuse scores of more than a client's own examples: they would be all of the estimate."""
-        if self.dealt is None:
-            return
-        pairs = [(score, self.dealt.validation[client])]
-        pairs += [] if own is None else [(own.own, self.dealt.tests[client])]
-        for one, examples in pairs:
-            if not torch.equal(one.total, examples.y.bincount(minlength=len(one.total))):
-                raise InputError("its counts are not those of the examples that it was dealt")
+        pairs = [] if self.counts is None else [(score, self.counts[client])]
+        if self.dealt is not None and own is not None:
+            tests = self.dealt.tests[client].y
+            pairs.append((own.own, tests.bincount(minlength=len(score.total))))
+        if not all(torch.equal(one.total, counts) for one, counts in pairs):
+            raise InputError("its counts are not those of the examples that it was dealt")
 
     def _drop(self, t: int, one: Dropped) -> None:
         self.news(dropped_event(self.news.run, t, one))

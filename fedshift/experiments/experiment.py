@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from fedshift.algorithms.base import Algorithm
@@ -33,6 +34,7 @@ from fedshift.engine.run import Federation, Round, run
 from fedshift.engine.traffic import Meter, Traffic
 from fedshift.errors import DivergedError, NeedlessWarning, UnfitError
 from fedshift.experiments.config import Config, Training
+from fedshift.experiments.correcting import Correcting, check_prior, corrected
 from fedshift.experiments.custom import Metric, recipe_of
 from fedshift.experiments.custom_loss import loss_of, with_loss
 from fedshift.experiments.custom_metrics import try_metrics
@@ -50,7 +52,7 @@ from fedshift.experiments.label_sets import set_round
 from fedshift.experiments.method_fit import named_alike
 from fedshift.experiments.outcome import Experiment, Outcome
 from fedshift.experiments.own_scores import evaluate_on_sites, last_round_on_sites
-from fedshift.experiments.played import describe_weights, registered, sizes_alone
+from fedshift.experiments.played import Played, describe_weights, registered, sizes_alone
 from fedshift.experiments.progress import Keeper, Progress, Saver
 from fedshift.experiments.selection import candidates, choose
 from fedshift.experiments.served import LastRound, last_round, unused
@@ -177,6 +179,9 @@ def run_experiment(
     ready = prepare(config) if prepared is None else prepared
     options = config.method.options
     check_stopping(config.training, ready.task)
+    check_prior(config.training.prior, ready.task)
+    even = recipe_of(config, ready.custom).traits.even
+    correct = Correcting(config.training.prior, np.asarray(ready.announced), even)
     try_metrics(ready.custom.metrics, ready.model, ready.task)
     federation = federation_of(config, ready)
     # The keeper reads checkpoints into this shelf, so new states go there, too.
@@ -188,6 +193,7 @@ def run_experiment(
         trained = train(
             algorithm, federation, ready.task, config.training, given, label=label, listen=listen,
             engine=engine or InProcess(), keeper=keeper, clock=clock, metrics=ready.custom.metrics,
+            correct=correct,
         )  # fmt: skip
         return algorithm, trained
 
@@ -201,6 +207,7 @@ def check_method(config: Config, ready: Prepared) -> list[str]:
 
     Returns sentences on what of it is of no use there.
     """
+    check_prior(config.training.prior, ready.task)
     given = dict(config.method.options)
     if given.get("ess") == "auto":  # any of its candidates
         given = {k: v for k, v in given.items() if k != "ess"} | {"lam": 0.0}
@@ -239,7 +246,7 @@ def _automatic(config: Config, ready: Prepared, federation: Federation, fit: Fit
         made[label], outcome = fit(f"{config.name} {label}", options | given)
         return outcome
 
-    choice = choose(ready.task, config.selection, grid, train_one)
+    choice = choose(ready.task, config.selection, grid, train_one, config.training.prior)
     chosen = choice.chosen
     return Experiment(config, ready, made[chosen.label], chosen.outcome, choice)
 
@@ -247,7 +254,7 @@ def _automatic(config: Config, ready: Prepared, federation: Federation, fit: Fit
 def train(
     algorithm: Algorithm, federation: Federation, task: Task, training: Training,
     options: Mapping[str, Any], *, label: str, listen: Listener, engine: Engine,
-    keeper: Keeper | None, clock: Clock, metrics: Mapping[str, Metric],
+    keeper: Keeper | None, clock: Clock, metrics: Mapping[str, Metric], correct: Correcting,
 ) -> Outcome:  # fmt: skip
     """Run all rounds, or until the estimate stops rising; evaluate as `training` says.
 
@@ -265,12 +272,11 @@ def train(
             algorithm, federation, training, options, after=done.after, meter=meter
         )
     listen(_start_event(label, done, training.rounds))
-    began = time.perf_counter()
-    over = ends(training, done.metrics)  # of a run that goes on
+    began, over = time.perf_counter(), ends(training, done.metrics)  # of a run that goes on
     for current in () if over else clock.each(PLANNING, _note_divergence(rounds, done)):
         seconds, meter.waited = time.perf_counter() - began - meter.waited, 0.0
         # Announced before evaluation, which may take longer than the round.
-        weights = describe_weights(current, federation.table, task.target)
+        weights = describe_weights(current, federation.table, task.target, algorithm)
         _tell_drops(engine, label, current, listen)
         listen(_round_event(label, current, training.rounds, seconds, meter.last) | weights)
         done.after, done.traffic, done.missed = current, meter.last, done.missed.after(current)
@@ -278,7 +284,8 @@ def train(
         if training.evaluates(current.t):
             with clock.of(EVALUATION):
                 scores = measure(current)
-            _enter(done, current, measured_round(current, scores, federation, task), scores)
+            metrics_now = measured_round(current, scores, federation, task, algorithm)
+            _enter(done, current, metrics_now, scores)
             if training.keep == "best" and best_round(done.metrics) == current.t:
                 done.best = current
             listen(_evaluation_event(label, done.metrics[-1], scores))
@@ -288,7 +295,9 @@ def train(
         if last:
             break
         began = time.perf_counter()
-    return _outcome(algorithm, federation, task, label, done, scores, engine, training, measure)
+    return _outcome(
+        algorithm, federation, task, label, done, scores, engine, training, measure, correct
+    )
 
 
 def _measure(
@@ -372,7 +381,7 @@ def _served_accuracies(scores: Evaluation) -> dict[str, float]:
 def _outcome(
     algorithm: Algorithm, federation: Federation, task: Task, label: str, done: Progress,
     scores: Evaluation | None, engine: Engine, training: Training,
-    measure: Callable[[Round], Evaluation],
+    measure: Callable[[Round], Evaluation], correct: Correcting,
 ) -> Outcome:  # fmt: skip
     """Outcome of a complete run; scores is None if its last round came from a checkpoint."""
     last = done.best or done.after
@@ -380,15 +389,9 @@ def _outcome(
     # None: the run was killed between its last checkpoint and its summary.
     if scores is None or last is not done.after:
         scores = measure(last)
-    # With all clients in every round, one solution has the weights of all rounds to the last bit.
-    means = training.draws(len(federation.clients)) or done.missed.rounds
-    played = done.played if means and done.played.rounds else None
-    if played is None:
-        all_clients = torch.arange(len(federation.clients))
-        cap = federation.gate.max_weight
-        weights = tuple(weigh(algorithm, last.server, all_clients, cap).tolist())
-    else:
-        weights = played.weights
+    played, weights = _weights(algorithm, federation, done, last, training)
+    table = registered(last, federation.table)
+    moved = corrected(correct, algorithm, last, task, table, weights, engine)
     return Outcome(
         label,
         last.server.get("params", {}),
@@ -398,7 +401,7 @@ def _outcome(
         scores.test,
         scores.clients,
         scores.estimate,
-        replace(federation, table=registered(last, federation.table)),
+        replace(federation, table=table),
         last,
         tuple(one for one in done.served if one.round <= last.t),
         _measure_at_end(algorithm, last, federation, task, scores, engine),
@@ -409,7 +412,21 @@ def _outcome(
         scores.tests,
         scores.silent,
         sizes_alone(last, federation.table),
+        moved,
     )
+
+
+def _weights(
+    algorithm: Algorithm, federation: Federation, done: Progress, last: Round, training: Training
+) -> tuple[Played | None, tuple[float, ...]]:
+    """The weights of the rounds, where not all clients were in every one, and the run's [M]."""
+    # With all clients in every round, one solution has the weights of all rounds to the last bit.
+    means = training.draws(len(federation.clients)) or done.missed.rounds
+    if means and done.played.rounds:
+        return done.played, done.played.weights
+    all_clients = torch.arange(len(federation.clients))
+    cap = federation.gate.max_weight
+    return None, tuple(weigh(algorithm, last.server, all_clients, cap).tolist())
 
 
 def _measure_at_end(

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from fedshift.data import Task
 from fedshift.datasets.augment import photos
+from fedshift.errors import InputError
 from fedshift.experiments.config import Config, Network
 from fedshift.experiments.custom import Custom, recipe_of
 from fedshift.experiments.custom_network import Shape, custom_network, packed, placing
@@ -13,6 +14,7 @@ from fedshift.experiments.networks import network
 from fedshift.experiments.python_names import is_python
 from fedshift.model import Model
 from fedshift.outputs import check_classes
+from fedshift.recipes import Traits
 from fedshift.tasks.layout import Layout, Part
 
 
@@ -29,8 +31,8 @@ def first_model(
         made_for, freeze = custom.task or Shape(shape, task.classes), config.model.freeze_norm
         model = custom_network(config.model.name, made_for, seed, layout, freeze_norm=freeze)
     else:
-        routed = len(task.clients) if recipe_of(config, custom).traits.router else None
-        model = named_network(config.model, shape, classes, seed, routed, layout)
+        traits, clients = recipe_of(config, custom).traits, len(task.clients)
+        model = named_network(config.model, traits, shape, classes, seed, clients, layout)
     if task.outputs:
         model = replace(model, outputs=len(task.outputs))
     with placing(config.model.name):
@@ -42,12 +44,23 @@ def first_model(
 
 
 def named_network(
-    config: Network, shape: tuple[int, ...], classes: int, seed: int, routed: int | None,
+    config: Network, traits: Traits, shape: tuple[int, ...], classes: int, seed: int, clients: int,
     layout: Layout | None,
 ) -> Model:  # fmt: skip
-    """`network`, which does not see what is to be predicted where rows hold that, too."""
+    """`network` for a method: with the branch or the classifier that it needs.
+
+    It does not see what is to be predicted where rows hold that, too.
+    """
+    routed = clients if traits.router else None
+    if traits.fixed_head:
+        config = config.model_copy(update={"classifier": "etf"})
     if layout is None or not layout.targets:
         return network(config, shape, classes, seed, routed)
+    if config.classifier == "etf":
+        raise InputError(
+            "an ETF is a direction for each class, and this task predicts numbers or several "
+            'labels; take model.classifier = "linear", and a method such as fedavg'
+        )
     due = layout.parts[-1]
     if layout.form != "one":  # several inputs as one vector, as where classes are predicted
         layout = Layout((Part("x", (layout.width - due.size,)), due), targets=True)

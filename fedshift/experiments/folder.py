@@ -20,6 +20,7 @@ from fedshift.errors import DataError, FedshiftError, InputError
 from fedshift.evaluation.scores import Score
 from fedshift.experiments.config import PYTHON, Config
 from fedshift.experiments.config_data import OF_SITES, OF_TASK
+from fedshift.experiments.corrected_parts import with_correction
 from fedshift.experiments.extras import extra_packages
 from fedshift.experiments.load import dumps
 from fedshift.experiments.named_files import relative
@@ -165,6 +166,10 @@ def kept_in(
     if config.model.name == PYTHON:  # no key says which network that is
         params, buffers = prepared.model.init()
         sums += (_digest(v.contiguous().flatten() for v in (params | buffers).values()),)
+    # Checkpoints hold the model as it is trained: they serve any correction of it.
+    config = config.model_copy(
+        update={"training": config.training.model_copy(update={"prior": "none"})}
+    )
     identity, former = (_hash(of, *sums) for of in (config.identity, _former(config)))
     return Keeper(folder / CHECKPOINTS, identity, every, asked, former=former)
 
@@ -180,7 +185,9 @@ def _former(config: Config) -> str:
         "training": (
             "on_bad_reply", "max_norm", "min_clients", "max_gap", "deadline", "retries",
             "precision", "patience", "keep", "max_weight", "max_reply",
+            "prior",
         ),
+        "model": ("classifier", "temperature"),
         "data": ("source", *OF_TASK, *OF_SITES),
         "metrics": ("extra",),
     }  # fmt: skip
@@ -333,7 +340,11 @@ def _models(experiment: Experiment) -> Parts:
         )  # fmt: skip
     served = models(experiment.algorithm, last, federation) if tests else ()
     shared, first = (outcome.params, outcome.buffers), (federation.params, federation.buffers)
-    return model_parts(shared, first, served, last.states)
+    parts = model_parts(shared, first, served, last.states)
+    if experiment.config.training.prior == "none" or outcome.corrected is None:
+        return parts
+    shape = tuple(experiment.prepared.task.test.x.shape[1:])
+    return with_correction(parts, experiment.algorithm.model, outcome.corrected.correction, shape)
 
 
 def _json(value: Any) -> str:

@@ -21,9 +21,10 @@ Problem = tuple[tuple[str, ...], str]
 class _StandIn(nn.Module):
     """What recipes may ask of a network before any data is loaded: its head, and a body or none."""
 
-    def __init__(self, body: bool) -> None:
+    def __init__(self, body: bool, fixed: bool) -> None:
         super().__init__()
         self.head = nn.Linear(1, 1)
+        self.head.weight.requires_grad_(not fixed)
         if body:
             self.body = nn.Linear(1, 1)
 
@@ -33,15 +34,40 @@ def has_body(model: Network) -> bool:
     return model.name != "linear" and (model.name != "mlp" or bool(model.hidden))
 
 
+def _is_yours(model: Network) -> bool:
+    return model.name == PYTHON or is_python(model.name)
+
+
+def _may_be_fixed(model: Network, recipe: recipes.Recipe) -> bool:
+    """Whether the classifier is fixed; of a network of the user's it shows when that is made."""
+    return model.classifier == "etf" or recipe.traits.fixed_head or _is_yours(model)
+
+
+def _classifier_misfit(model: Network, recipe: recipes.Recipe) -> Problem | None:
+    fixed = recipe.traits.fixed_head
+    if fixed and model.classifier == "linear":
+        why = f"{recipe.name} trains under a fixed classifier"
+        return ("model", "classifier"), f'{why}; give classifier = "etf", or leave it out'
+    etf = (model.classifier == "etf" or fixed) and not _is_yours(model)
+    if model.temperature is not None and not etf:
+        why = "temperature is that of the library's networks"
+        return ("model", "temperature"), f'{why} with classifier = "etf"; leave it out'
+    return None
+
+
 def misfits(config: Config, recipe: recipes.Recipe) -> list[Problem]:
     """Why the recipe cannot be made as configured, as (key, message); empty where it can."""
     name = config.model.name
     if recipe.traits.router and not (name in (PYTHON, *ROUTED) or is_python(name)):
         return [(("model", "name"), unrouted(config.model.name))]
+    if misfit := _classifier_misfit(config.model, recipe):
+        return [misfit]
     # Stands for the server's examples: recipes ask only whether there are some.
     inputs = torch.zeros(1, 1) if config.server.unlabeled else None
     # The real network needs the shape of the data, which have not been read.
-    stand_in = build(lambda: _StandIn(has_body(config.model)), 0)
+    stand_in = build(
+        lambda: _StandIn(has_body(config.model), _may_be_fixed(config.model, recipe)), 0
+    )
     setting = settings.setting(config, stand_in, (1.0,), inputs)
     options = config.method.options
     if options.get("ess") == "auto":

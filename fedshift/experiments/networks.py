@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from torch import nn
 
@@ -10,6 +11,7 @@ from fedshift.errors import InputError
 from fedshift.experiments.config import PYTHON, Network
 from fedshift.model import Model, build
 from fedshift.models.dense import Mlp, routed_mlp
+from fedshift.models.etf import TEMPERATURE, with_etf
 from fedshift.models.lenet import LeNet
 from fedshift.models.lenet_gn import SMALL, lenet_gn
 from fedshift.models.pretrained import imagenet
@@ -61,7 +63,14 @@ def network(
             f'model.name "{config.name}" needs square images [channels, size, size], the data are '
             f"{shape}; use {others}"
         )
-    return build(makers[config.name], seed, freeze_norm=config.freeze_norm)
+    make = makers[config.name]
+    if config.classifier == "etf":
+        make = partial(_with_etf, make, config.temperature or TEMPERATURE)
+    return build(make, seed, freeze_norm=config.freeze_norm)
+
+
+def _with_etf(make: Callable[[], nn.Module], temperature: float) -> nn.Module:
+    return with_etf(make(), temperature)
 
 
 def unrouted(name: str) -> str:

@@ -12,6 +12,7 @@ from fedshift.engine.traffic import Traffic
 from fedshift.estimate import AccuracyEstimate
 from fedshift.evaluation.scores import Scored
 from fedshift.experiments.config import Config
+from fedshift.experiments.correcting import Corrected, Prior
 from fedshift.experiments.played import Played
 from fedshift.experiments.progress import Missed
 from fedshift.experiments.served import LastRound
@@ -35,6 +36,7 @@ class Outcome:
     played    the weights of the rounds, where not all clients were in every one; None elsewhere
     tests     each client's own, where what is predicted is no class and clients have test sets
     silent    clients that measure for themselves, and sent nothing of this model
+    corrected: with the prior moved to the target; None where no one model answers for it
     sizes_alone  clients have other examples than they are dealt, and registered no labels
     """
 
@@ -57,6 +59,7 @@ class Outcome:
     tests: tuple[Scored, ...] = ()
     silent: tuple[int, ...] = ()
     sizes_alone: bool = False
+    corrected: Corrected | None = None
 
     @property
     def final(self) -> Metrics:
@@ -103,6 +106,25 @@ class Candidate:
         played = self.outcome.played
         return self.solved.ess_fraction if played is None else played.mean.ess_fraction
 
+    def estimates(self, prior: Prior) -> dict[str, float]:
+        """What rules look at: of the corrected model where the prior is set."""
+        final, moved = self.outcome.final, self.outcome.corrected
+        if prior == "none" or moved is None or moved.estimate is None:
+            estimate, error = final.estimated_accuracy, final.estimated_se
+        else:
+            estimate, error = moved.estimate.accuracy, moved.estimate.standard_error
+        checked = final.validation_accuracy
+        if prior != "none" and moved is not None:
+            checked = moved.validation_accuracy
+        return {
+            "estimated_accuracy": estimate, "estimated_se": error, "validation_accuracy": checked,
+        }  # fmt: skip
+
+    def corrected_accuracy(self, prior: Prior) -> float | None:
+        """On the test examples; None where the prior is not set."""
+        moved = self.outcome.corrected
+        return None if prior == "none" or moved is None else moved.test.accuracy
+
 
 @dataclass(frozen=True, eq=False)
 class Choice:
@@ -112,11 +134,14 @@ class Choice:
     "validation"  accuracy on validation examples that follow T, where there are any
     "source"      accuracy on the clients' own pooled validation examples
     "oracle"      accuracy on the target's test set: cheating, for comparison only
+
+    Of the corrected models where the prior is set, but for "source".
     """
 
     rule: str
     candidates: tuple[Candidate, ...]
     picks: dict[str, str]
+    prior: Prior = "none"
 
     @property
     def chosen(self) -> Candidate:
@@ -129,11 +154,10 @@ class Choice:
             record.Candidate(
                 label=c.label,
                 ess_fraction=c.ess_fraction,
-                estimated_accuracy=c.outcome.final.estimated_accuracy,
-                estimated_se=c.outcome.final.estimated_se,
-                validation_accuracy=c.outcome.final.validation_accuracy,
+                **c.estimates(self.prior),
                 source_accuracy=c.outcome.final.source_accuracy,
                 target_accuracy=c.outcome.final.target_accuracy,
+                target_accuracy_corrected=c.corrected_accuracy(self.prior),
                 losses=_losses(c.outcome.final),
             )
             for c in self.candidates

@@ -9,6 +9,7 @@ from fedshift import recipes
 from fedshift.arguments import check_path
 from fedshift.errors import DataError, InputError, check_name
 from fedshift.experiments.config import Config
+from fedshift.experiments.corrected_parts import without_correction
 from fedshift.experiments.router_file import with_fit
 from fedshift.experiments.run_models import (
     FIRST,
@@ -57,7 +58,9 @@ def load_router(
     check_name("fit", fit, get_args(Fit))
     place = Path(folder)
     config = _configured(place)
-    path, parts, sizes = place / MODEL, read_parts(place / MODEL), sizes_in(place / CLIENTS)
+    path, sizes = place / MODEL, sizes_in(place / CLIENTS)
+    # A router names the client; the correction is of the labels that the server's model gives.
+    parts = without_correction(read_parts(path))
     model = network_of(config, place, len(sizes), shape)
     classes = len(classes_in(place))
     # The target plays no part in routing, so an even one stands for it.

@@ -16,6 +16,7 @@ from fedshift import recipes
 from fedshift.arguments import check_path
 from fedshift.errors import DataError, InputError, shown
 from fedshift.experiments.config import Config
+from fedshift.experiments.corrected_parts import Applied, correction_in
 from fedshift.experiments.custom_network import Shape, custom_network
 from fedshift.experiments.first_model import named_network
 from fedshift.experiments.load import load_config
@@ -47,6 +48,7 @@ class RunModels:
                the server's model alone
     took_part  ids of the clients that were drawn; the others serve what they began with
     on_sites   whether each client's model stayed at its site; `served` is () then
+    corrected  what was done to `shared` for the target (`training.prior`); None for nothing
     """
 
     model: Model
@@ -54,6 +56,13 @@ class RunModels:
     served: tuple[Pair, ...] = field(repr=False)
     took_part: tuple[int, ...]
     on_sites: bool = False
+    corrected: Applied | None = field(default=None, repr=False)
+
+    @property
+    def uncorrected(self) -> Pair:
+        """The server's model as it was trained."""
+        before = self.corrected.before if self.corrected else {}
+        return self.shared[0] | before, self.shared[1]
 
     @property
     def personal(self) -> bool:
@@ -92,6 +101,7 @@ def load_models(
     model = network_of(config, place, clients, shape) if model is None else model
     participants = took_part(parts, clients, path) if per_client else ()
     shared = (parts["params"], parts["buffers"])
+    corrected = correction_in(parts, path)
     if per_client and ON_SITES in parts[WHO]:
         check_fit(path, model, [complete(parts)])
         return RunModels(model, shared, (), participants, on_sites=True)
@@ -99,7 +109,7 @@ def load_models(
         tuple(served_in(parts, i, i in participants) for i in range(clients)) if per_client else ()
     )
     check_fit(path, model, served if per_client else (shared,))
-    return RunModels(model, shared, served, participants)
+    return RunModels(model, shared, served, participants, corrected=corrected)
 
 
 def model_parts(
@@ -271,8 +281,8 @@ def network_of(config: Config, folder: Path, clients: int, shape: tuple[int, ...
         inputs = shape if layout is None else layout.inputs[0].shape
         task = Shape(inputs, classes_in(folder), () if encoding is None else encoding.outputs)
         return custom_network(config.model.name, task, seed, layout)
-    routed = clients if recipes.traits_of(config.method.name).router else None
-    return named_network(config.model, shape, len(classes_in(folder)), seed, routed, layout)
+    traits, classes = recipes.traits_of(config.method.name), len(classes_in(folder))
+    return named_network(config.model, traits, shape, classes, seed, clients, layout)
 
 
 def check_fit(path: Path, model: Model, many: Iterable[Iterable[Params]]) -> None:

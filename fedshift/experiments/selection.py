@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 from fedshift.data import Task
 from fedshift.errors import InputError
 from fedshift.experiments.config import Selection
+from fedshift.experiments.correcting import Corrected, Prior
 from fedshift.experiments.outcome import Candidate, Choice, Outcome
 from fedshift.server.pals import PalsWeights, pals_weights
 from fedshift.server.pals_input import Fidelity
@@ -51,10 +52,12 @@ def choose(
     selection: Selection,
     grid: Sequence[tuple[str, float, PalsWeights]],
     train_one: Callable[[str, float], Outcome],
+    prior: Prior = "none",
 ) -> Choice:
     """Train every candidate and apply all selectors to the models after the last round.
 
-    Ties go to the larger ESS. Raises InputError when the rule needs examples that are not there.
+    prior: where it is set, the corrected models are compared. Ties go to the larger ESS. Raises
+    InputError when the rule needs examples that are not there.
     """
     if selection.rule == "validation" and task.target_validation is None:
         raise InputError(
@@ -67,12 +70,7 @@ def choose(
             "client holds any out; raise data.validation, or give method.ess a number"
         )
     done = tuple(Candidate(label, f, solved, train_one(label, f)) for label, f, solved in grid)
-    scores: dict[str, Callable[[Candidate], float]] = {
-        "estimate": lambda c: c.outcome.final.estimated_accuracy,
-        "validation": lambda c: c.outcome.final.validation_accuracy,
-        "source": lambda c: c.outcome.final.source_accuracy,
-        "oracle": lambda c: c.outcome.final.target_accuracy,
-    }
+    scores = _corrected_scores() if prior != "none" else _scores()
     if task.kind == "regression":
         # No set of one's own has validation examples that follow the target.
         scores["estimate"] = lambda c: c.outcome.final.merit
@@ -84,7 +82,30 @@ def choose(
         measured = [c for c in done if not math.isnan(value(c))]
         if measured:
             picks[rule] = max(measured, key=lambda c: (value(c), c.ess)).label
-    return Choice(selection.rule, done, picks)
+    return Choice(selection.rule, done, picks, prior)
+
+
+def _scores() -> dict[str, Callable[[Candidate], float]]:
+    return {
+        "estimate": lambda c: c.outcome.final.estimated_accuracy,
+        "validation": lambda c: c.outcome.final.validation_accuracy,
+        "source": lambda c: c.outcome.final.source_accuracy,
+        "oracle": lambda c: c.outcome.final.target_accuracy,
+    }
+
+
+def _corrected_scores() -> dict[str, Callable[[Candidate], float]]:
+    """Of the models as they are served. Sources have priors of their own, so theirs stays."""
+
+    def of(c: Candidate) -> Corrected:
+        assert c.outcome.corrected is not None  # `check_prior`
+        return c.outcome.corrected
+
+    return _scores() | {
+        "estimate": lambda c: math.nan if (e := of(c).estimate) is None else e.accuracy,
+        "validation": lambda c: of(c).validation_accuracy,
+        "oracle": lambda c: of(c).test.accuracy,
+    }
 
 
 def _can_estimate(task: Task) -> bool:

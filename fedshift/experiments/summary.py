@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 from fedshift.data import Examples
 from fedshift.engine.trial import pals_of
 from fedshift.evaluation.scores import Scored
-from fedshift.experiments import label_sets, served
+from fedshift.experiments import correcting, label_sets, served
 from fedshift.experiments.caps import beyond, cap_named, free_weights
 from fedshift.experiments.client_looks import grey_note, look_names
+from fedshift.experiments.correcting import Corrected
 from fedshift.experiments.custom import recipe_of
 from fedshift.experiments.feature_shift import shifts_features
 from fedshift.experiments.outcome import Experiment, Outcome
-from fedshift.experiments.played import Played, ess_of
+from fedshift.experiments.played import Played, ess_of, reach, weighs_labels
 from fedshift.experiments.shift_measures import importance, importance_sentences, measured_shift
 from fedshift.experiments.stopping import sentences
 from fedshift.record.summary import (
@@ -47,11 +48,10 @@ CURVE = (0.9, 0.75, 0.6, 0.5, 0.4, 0.3, 0.25, 0.2, 0.15, 0.1, 0.05)
 def summary(experiment: Experiment) -> Summary:
     """The run in one object: weights, ESS, distances, final accuracies, and why."""
     task, outcome = experiment.prepared.task, experiment.outcome
-    table = outcome.federation.table
-    counts, sizes, target = table["labels"].numpy(), table["n"].numpy(), task.target.numpy()
-    rows = _label_shares(counts)
+    counts, sizes = (outcome.federation.table[name].numpy() for name in ("labels", "n"))
+    rows, target = _label_shares(counts), task.target.numpy()
     weights, by_size = np.asarray(outcome.weights), sizes / sizes.sum()
-    choice, last, sets = experiment.choice, _last(experiment), _label_sets(experiment)
+    last, sets = _last(experiment), _label_sets(experiment)
     return Summary(
         fedshift=package_version("fedshift"),
         name=experiment.config.name,
@@ -71,13 +71,14 @@ def summary(experiment: Experiment) -> Summary:
         unmeasured_mass=outcome.estimate.unmeasured_mass,
         final=_final(outcome),
         best=outcome.best,
+        corrected=None if outcome.corrected is None else outcome.corrected.described(),
         last=last,
         serving=_serving(experiment),
         label_sets=sets,
         differences=_differences(experiment, counts),
         importance=_importance(outcome),
         missing=outcome.missed._asdict() if _missing_answers(outcome) else None,
-        selection=None if choice is None else choice.described(),
+        selection=None if experiment.choice is None else experiment.choice.described(),
         why=(
             *_reasons(experiment, last, by_size @ rows, weights @ rows),
             *_method_notes(experiment, sets),
@@ -131,7 +132,16 @@ def _method_notes(experiment: Experiment, sets: LabelSets | None) -> list[str]:
         *(label_sets.sentences(sets, task.classes) if sets else ()),
         *importance_sentences(importance(outcome.last.server)),
         *sentences(experiment.config.training, outcome.metrics, outcome.final.round),
+        *_not_correctable(experiment),
     ]
+
+
+def _not_correctable(experiment: Experiment) -> list[str]:
+    """A sentence on labels that the correction cannot help, where one was asked for."""
+    moved, prepared = experiment.outcome.corrected, experiment.prepared
+    if moved is None or experiment.config.training.prior == "none":
+        return []
+    return correcting.sentences(moved, prepared.task.classes, prepared.task.target.tolist())
 
 
 def _missing_answers(outcome: Outcome) -> list[str]:
@@ -207,6 +217,7 @@ def _final(outcome: Outcome) -> Final:
         validation_accuracy=final.validation_accuracy,
         validation_loss=final.validation_loss,
         source_accuracy=final.source_accuracy,
+        **_corrected_numbers(outcome.corrected),
         others={
             **{name: value for name, value in served.items() if name != "round"},
             **(outcome.at_end.refits if outcome.at_end else {}),
@@ -219,6 +230,18 @@ def _final(outcome: Outcome) -> Final:
         client_accuracy=tuple(s.accuracy for s in outcome.clients),
         client_metrics=_client_metrics(outcome.tests or outcome.clients),
     )
+
+
+def _corrected_numbers(of: Corrected | None) -> dict[str, float]:
+    if of is None:
+        return {}
+    numbers = {
+        "target_accuracy_corrected": of.test.accuracy, "target_loss_corrected": of.test.loss,
+    }  # fmt: skip
+    if of.estimate is not None:
+        numbers["estimated_accuracy_corrected"] = of.estimate.accuracy
+        numbers["estimated_se_corrected"] = of.estimate.standard_error
+    return numbers
 
 
 def _client_metrics(scores: Sequence[Scored]) -> dict[str, tuple[float, ...]]:
@@ -267,13 +290,17 @@ def _weight_facts(
         }
     rule = pals_of(experiment.algorithm)
     solved = None if rule is None else rule.solved(experiment.outcome.federation.table)
+    gap, l1 = float(np.linalg.norm(residual)), float(np.abs(residual).sum())
     ess = ess_of(weights, sizes)
+    if weighs_labels(experiment.algorithm, experiment.outcome.last):
+        task, table = experiment.prepared.task, experiment.outcome.federation.table
+        ess, _, gap, l1 = reach(experiment.outcome.last, table, task.target, experiment.algorithm)
     return {
         "lam": None if solved is None else solved.lam,
         "ess": ess,
         "ess_fraction": ess / sizes.sum(),
-        "distance": float(np.linalg.norm(residual)),
-        "l1_distance": float(np.abs(residual).sum()),
+        "distance": gap,
+        "l1_distance": l1,
         "certified": None if solved is None else solved.certified,
     }
 

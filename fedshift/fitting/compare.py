@@ -59,7 +59,8 @@ def compare(
     net: Any,
     methods: Sequence[Given] | Mapping[str, Given],
     *,
-    seeds: int | Sequence[int] = 5,
+    seeds: int | Sequence[int] | None = None,
+    targets: Sequence[str] | None = None,
     jobs: int | None = None,
     vary: str = "training",
     base: str = "",
@@ -81,9 +82,12 @@ def compare(
 
     net, metrics, loss, class_weights   as in `fit`
     methods  as `fit` takes one each; a dict names them
-    seeds    5 for 0 to 4, or a list of seeds
+    seeds    5 for 0 to 4, which is the default, or a list of seeds
+    targets  with vary="target": the clients that are held out in turn; left out: all of them
     jobs     runs at once, a process each; left out: one per core
-    vary     "training": the task's cut stays; "split": every seed cuts it anew as well
+    vary     "training": the task's cut stays; "split": every seed cuts it anew as well; "target":
+             each client in turn is the target, as `task.held_out` makes it, and trains nothing.
+             Differences are paired by target then; there is one seed, 0 if left out
     base     the method that differences are to; left out: the first
     metric   what is compared, by its name in summary.json; left out: the target accuracy
     folder   where runs and table go; a sweep that was stopped goes on there. Left out: a temporary
@@ -101,20 +105,19 @@ def compare(
     Raises InputError for what does not go together, with the cure, before anything is trained.
     """
     check_task(task)
+    check_vary(vary)
     extras = {"metrics": metrics, "loss": loss, "class_weights": class_weights, "name": name}
-    tasks = _Tasks(task, net, vary, extras)
+    tasks = _Tasks(task, net, vary, extras, _targets(task, vary, targets), seeds)
     check_metric(metric, checked_metrics(metrics))
-    with by_name(task.clients):
-        plan = tasks.plan(_named(methods), _seeds(seeds), keys, base, metric)
+    with by_name(tasks.clients):
+        plan = tasks.plan(_named(methods), tasks.units, keys, base, metric)
         at_once, lowered = jobs_that_fit(jobs, workers, plan)
         means = Means(backend, workers, tasks, tasks.load)
         notes = [*tasks.notes, *[lowered] * bool(lowered)]
         shown = shown_progress(progress, LiveRuns, NotebookRuns)
         with _place(folder) as place, shown as listen:
-            done = do_runs(
-                plan, place, means, jobs=at_once, notes=notes, listen=listen,
-                words=lambda text: with_names(text, task.clients),
-            )  # fmt: skip
+            how: dict[str, Any] = {"jobs": at_once, "listen": listen, "words": tasks.words}
+            done = do_runs(plan, place, means, notes=notes, **how)
             if done.report.interrupted is not None:
                 raise done.report.interrupted
     if folder is None:
@@ -170,6 +173,35 @@ def _seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
     return tuple(range(seeds))
 
 
+def _targets(task: Task, vary: str, targets: Sequence[str] | None) -> tuple[str, ...]:
+    """The clients to hold out in turn; () where seeds vary. Raises InputError for names of none."""
+    if vary != "target":
+        if targets is not None:
+            raise InputError(f'targets are for vary="target", and vary is "{vary}"; leave them out')
+        return ()
+    if isinstance(targets, str):
+        raise InputError(f'targets = "{targets}": give a list of clients, as ["{targets}"]')
+    names = task.labelled if targets is None else tuple(targets)
+    if len(set(names)) < len(names):
+        raise InputError("targets: a client is there twice; give each once")
+    for name in names:
+        task.held_out(name)  # for its errors
+    if not names:
+        raise InputError("targets is empty; give at least one client, or leave it out")
+    return names
+
+
+def _one_seed(seeds: int | Sequence[int] | None) -> int:
+    """The seed of all runs where targets vary."""
+    given = (0,) if seeds is None else _seeds(seeds)
+    if len(given) > 1:
+        raise InputError(
+            f'seeds = {seeds}: with vary="target" differences are paired by target, and there is '
+            "one seed; give seeds=[0], or leave it out"
+        )
+    return given[0]
+
+
 def _spans(key: str, value: Any) -> bool:
     """Whether a value is several to choose from."""
     several = isinstance(value, list) and len(value) > 0
@@ -182,15 +214,21 @@ class _Asked:
 
     method: Given
     keys: Mapping[str, Any]
-    seed: int
+    seed: int  # or the target's place, where targets vary
 
 
 class _Tasks:
     """Plans runs as `fit` does, and makes their tasks; those of one cut share its data."""
 
-    def __init__(self, task: Task, net: Any, vary: str, extras: Mapping[str, Any]) -> None:
-        check_vary(vary)
+    def __init__(
+        self, task: Task, net: Any, vary: str, extras: Mapping[str, Any],
+        targets: tuple[str, ...], seeds: int | Sequence[int] | None,
+    ) -> None:  # fmt: skip
         self.task, self.net, self.vary, self.extras = task, net, vary, extras
+        self.targets, self.seed = targets, _one_seed(seeds) if targets else 0
+        whole = tuple(range(len(targets)))
+        self.units = whole or _seeds(5 if seeds is None else seeds)
+        self.clients = task.places.names if targets else task.clients
         self.cut = task
         self.asked: dict[str, _Asked] = {}
         self.notes: dict[str, None] = {}
@@ -211,7 +249,7 @@ class _Tasks:
                     with self._naming(label, seed, methods, keys):
                         planned, run = self._run(_Asked(method, there, seed))
                         notes = _try(planned, metrics=first is None) if anew else []
-                    self.notes |= dict.fromkeys(notes)
+                    self._note(notes)
                     runs.setdefault((label, setting), {})[seed] = run
                     first = first or planned
         contenders = tuple(
@@ -220,12 +258,20 @@ class _Tasks:
         )
         rule = first.config.selection.rule if first else "estimate"
         title = self.extras["name"] or self.task.name
-        made = Plan(title, contenders, seeds, self.vary, base, metric, rule)
+        made = Plan(title, contenders, seeds, self.vary, base, metric, rule, self.targets)
         if made.has_grid and first is not None:
             of = first.prepared.task
             held_out = any(len(one.y) for one in of.validation)
             check_choice(rule, held_out, of.target_validation is not None)
         return made
+
+    def _note(self, notes: Sequence[str]) -> None:
+        # Those of single targets would be as many as clients.
+        self.notes |= {} if self.targets else dict.fromkeys(notes)
+
+    def words(self, text: str) -> str:
+        """A message with the clients' names; with targets, a number is another client each time."""
+        return text if self.targets else with_names(text, self.task.clients)
 
     @contextlib.contextmanager
     def _naming(
@@ -253,19 +299,24 @@ class _Tasks:
 
     def _run(self, asked: _Asked) -> tuple[Fit, Run]:
         planned = self._planned(asked)
-        self.notes |= dict.fromkeys(planned.notes)
-        run = run_of(planned.config, _mark(planned))
+        self._note(planned.notes)
+        # No configuration has the target of a task that was made in Python.
+        target = f" held out: {self.targets[asked.seed]}" if self.targets else ""
+        run = run_of(planned.config, _mark(planned) + target)
         self.asked[run.name] = asked
         return planned, run
 
     def _planned(self, asked: _Asked) -> Fit:
         keys = {**self.extras, **asked.keys}
-        return plan_fit(self._cut(asked), self.net, asked.method, seed=asked.seed, **keys)
+        seed = self.seed if self.targets else asked.seed
+        return plan_fit(self._cut(asked), self.net, asked.method, seed=seed, **keys)
 
     def _cut(self, asked: _Asked) -> Task:
         """The task with the run's cut; the last one is kept."""
         if self.vary == "split" and self.cut.seed != asked.seed:
             self.cut = replace(self.task, seed=asked.seed)
+        if self.targets and self.cut.target.name != (name := self.targets[asked.seed]):
+            self.cut = self.task.held_out(name)
         return self.cut
 
     def __call__(self, run: Run) -> Prepared:

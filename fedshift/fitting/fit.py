@@ -291,6 +291,9 @@ def _identified(planned: Plan) -> Plan:
     """The plan, whose fit.json also says which configuration, data, network and code it is of."""
     custom = planned.prepared.custom
     identity = kept_in(Path(), planned.config, planned.prepared).identity
+    # Of what is served as well, which checkpoints know nothing of.
+    prior = planned.config.training.prior
+    identity = identity if prior == "none" else f"{identity} {prior}"
     about = json.loads(custom.texts[FIT]) | {"identity": identity}
     texts = {**custom.texts, FIT: json.dumps(about, indent=1) + "\n"}
     return replace(planned, prepared=replace(planned.prepared, custom=replace(custom, texts=texts)))

@@ -72,6 +72,8 @@ def plan(
         tables = sorted_keys(chosen, keys, with_options=not isinstance(method, Method))
         config = _config(task, net, chosen, tables, seed, name)
     made = task.build() if built is None else built
+    if "prior" not in keys and loss is None and class_weights is None:
+        config = _corrected(config, made)
     added = Custom(
         method=_custom_recipe(chosen),
         loss=None if loss is None else loss_term(loss),
@@ -90,6 +92,22 @@ def plan(
     texts = {FIT: about(made, notes, None if model is None else reference_of(net), call)}
     added = replace(added, mark=_mark(chosen, added, loss, made, net), texts=texts)
     return Plan(config, prepare_built(config, made, model, added), notes)
+
+
+def _corrected(config: Config, built: Built) -> Config:
+    """What `fit` serves unless it is given `prior`: the model corrected for the target.
+
+    As trained, where no one model predicts classes for a target, and where the user weighs classes
+    or losses: a correction would take these weights out again. Without validation rows there is
+    nothing to calibrate it on.
+    """
+    task = built.task
+    if task.kind != "classification" or task.tests:
+        return config
+    prior = "calibrated" if any(map(len, task.validation)) else "target"
+    return config.model_copy(
+        update={"training": config.training.model_copy(update={"prior": prior})}
+    )
 
 
 def _own_schedule(keys: dict[str, Any]) -> Any:

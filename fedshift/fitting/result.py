@@ -5,32 +5,28 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from torch import nn
 
 from fedshift.calls import called_as
-from fedshift.errors import InputError, unknown
-from fedshift.experiments.custom_metrics import answers
+from fedshift.errors import InputError
 from fedshift.experiments.folder import check_unused
-from fedshift.experiments.run_models import Pair, RunModels
+from fedshift.experiments.run_models import RunModels
 from fedshift.files import check_page, write
-from fedshift.fitting.export import export
+from fedshift.fitting.correcting import correction_for, target_shares
 from fedshift.fitting.keys import in_python_words
-from fedshift.fitting.networks import inner
-from fedshift.fitting.predicting import Numbers, Prediction, label_sets, prediction
-from fedshift.fitting.showing import Facts, facts_of, html_of, text_of
+from fedshift.fitting.predicting import Numbers, Prediction
+from fedshift.fitting.predictor import CorrectionOf, Predictor
+from fedshift.fitting.showing import Facts, facts_of, headline_of, html_of, text_of
 from fedshift.record.folder import RunResult
-from fedshift.record.headline import headline, main_accuracy
+from fedshift.record.headline import main_accuracy
 from fedshift.record.rounds import other_columns
 from fedshift.record.summary import Summary
 from fedshift.report.page import page
 from fedshift.tasks.encoding import Encoding
-from fedshift.tasks.names import text_of as name_of
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -86,19 +82,27 @@ class Result:
     def accuracy(self) -> float:
         """On the target's test rows: of classes, of whole sets of labels; NaN for numbers.
 
-        With target="clients", of each client's own model on its own test rows, over all rows.
+        Of the model that `predict` uses, which is corrected for the target (`prior` of `fit`);
+        `summary.final.target_accuracy` is that of the model as it was trained. With
+        target="clients", of each client's own model on its own test rows, over all rows.
         """
+        if self.models.corrected is not None:
+            return _number(self.summary.final.target_accuracy_corrected)
         return _number(main_accuracy(self.summary))
 
     @property
     def estimate(self) -> tuple[float, float]:
         """Target accuracy as estimated from the clients' validation counts, and its error.
 
-        With target="clients", each client's own model answers. Of numbers, the mean squared error.
+        Of the model that `predict` uses. With target="clients", each client's own model answers. Of
+        numbers, the mean squared error.
         """
         final, others = self.summary.final, self.summary.final.others
         if self.summary.kind == "regression":
             return _number(others["estimated_loss"]), _number(others["estimated_loss_se"])
+        if self.models.corrected is not None:
+            moved = final.estimated_accuracy_corrected, final.estimated_se_corrected
+            return _number(moved[0]), _number(moved[1])
         return _number(final.estimated_accuracy), _number(final.estimated_se)
 
     @property
@@ -135,6 +139,43 @@ class Result:
             for r in self.run.rounds
         ]
 
+    @property
+    def serving(self) -> Predictor:
+        """What `module`, `predict` and `export` use."""
+        done = self.models.corrected
+        # Where the last layer took the correction, the model has it.
+        beside = None if done is None or done.before else done.correction
+        return self._predictor(self.models, self.target, lambda place: beside)
+
+    @called_as('result.for_target({"ill": 0.2, "well": 0.8})')
+    def for_target(self, target: Any) -> Predictor:
+        """The same models, corrected for other label shares: `predict`, `module` and `export`.
+
+        target: shares or counts, a dict by class or one number per class. Nothing is trained, and
+        one run serves any number of targets. A client's own model is corrected from that client's
+        label shares, the server's from those that it was trained under.
+
+        >>> columns = {"client": "hospital", "label": "outcome"}
+        >>> task = fs.Task.from_csv("patients.csv", **columns, target="north")
+        >>> result = fs.fit(task, "linear", rounds=2)
+        >>> even = result.for_target({"ill": 0.5, "well": 0.5})
+        >>> even.predict(pd.read_csv("patients.csv")).probabilities.shape
+        (400, 2)
+
+        Raises InputError for what are no shares of the classes, and where none are predicted.
+        """
+        goal = target_shares(target, self.summary)
+        models = replace(self.models, shared=self.models.uncorrected, corrected=None)
+        correction = correction_for(self.summary, models, goal.shares)
+        named = zip(self.classes, goal.shares, strict=True)
+        words = ", ".join(f"{name} {share:.3g}" for name, share in named if share)
+        return self._predictor(models, f"the label shares {words}", correction)
+
+    def _predictor(self, models: RunModels, target: str, correction: CorrectionOf) -> Predictor:
+        names, method = self.clients, self.summary.method
+        facts = (self.encoding, self.about, names, self.classes, method, target)
+        return Predictor(models, *facts, correction)
+
     def module(self, client: str | int | None = None, *, server: bool = False) -> nn.Module:
         """The trained network in evaluation mode, a copy of its own; a client's, by name.
 
@@ -142,7 +183,7 @@ class Result:
         an unknown client, where clients' networks differ and neither is given, and where there is
         no one model for all.
         """
-        return inner(self.models.model.loaded(*self._pair(client, server)))
+        return self.serving.module(client, server=server)
 
     @called_as('result.predict(rows, client="south")')
     def predict(self, rows: Any, *, client: str | int | None = None) -> Prediction | Numbers:
@@ -155,18 +196,7 @@ class Result:
         Raises InputError for rows that lack a column, or are not of the task's form, and without
         client= where each client serves a model of its own.
         """
-        pair = self._pair(client)
-        if self.encoding is not None:
-            x, kind = self.encoding.apply(rows), self.encoding.kind
-        elif isinstance(rows, torch.Tensor | np.ndarray):
-            x, kind = torch.as_tensor(rows), "classification"
-        else:
-            raise InputError("this run has no encoding; give a tensor or array x [n, ...]")
-        given = answers(self.models.model, *pair, x, kind).numpy()
-        if kind == "regression":
-            return Numbers(given)
-        outputs = () if self.encoding is None else self.encoding.outputs
-        return label_sets(given, outputs) if outputs else prediction(given, self.classes)
+        return self.serving.predict(rows, client=client)
 
     def report(self, path: str | Path) -> Path:
         """Write the report, one HTML page without scripts."""
@@ -198,55 +228,20 @@ class Result:
         client, server: as of `module`. Raises InputError for another ending, and where the network
         cannot be written so.
         """
-        layout = None if self.encoding is None else self.encoding.layout
-        x = torch.zeros(2, *self.about.get("x", ()))
-        example = x if layout is None else layout.unpack(x)
-        return export(self.module(client, server=server), example, Path(path))
-
-    def _pair(self, client: str | int | None, server: bool = False) -> Pair:
-        models, names = self.models, ", ".join(self.clients)
-        complete = models.shared[0].keys() == models.model.init()[0].keys()
-        if models.on_sites and (client is not None or not (complete and server)):
-            raise InputError(
-                "each client's model stayed at its site, in that client's folder"
-                + "; module(server=True) is the server's" * complete
-            )
-        if client is not None and server:
-            raise InputError(f'client="{client}" and server=True are two models; give one of them')
-        if client is None:
-            if not complete:
-                raise InputError(
-                    f"{self.summary.method} leaves no model for all; give client= one of {names}"
-                )
-            if models.personal and not server:
-                raise InputError(
-                    f"with {self.summary.method} every client serves a model of its own; give "
-                    f"client= one of {names} (module and export: or server=True, the server's)"
-                )
-            return models.shared
-        # Pages and errors call site 101 "client 101".
-        name = name_of(client)
-        name = name if name in self.clients else name.removeprefix("client ")
-        if name not in self.clients:
-            raise unknown("client", str(client), self.clients)
-        if not models.served:
-            raise InputError(
-                f'client="{client}": this run kept the model for all alone, since its target is '
-                f'{self.target}; with target="clients" each client\'s model is kept'
-            )
-        return models.served[self.clients.index(name)]
+        return self.serving.export(path, client=client, server=server)
 
     def _facts(self) -> Facts:
         one = self.clients[0]
         each = f'Every client serves a model of its own: module(client="{one}"), and so predict.'
         notes = (*([each] if self.models.personal else []), *self.notes)
-        return facts_of(self.summary, self.target, self.metrics, notes)
+        moved = self.models.corrected is not None
+        return facts_of(self.summary, self.target, self.metrics, notes, corrected=moved)
 
     def __str__(self) -> str:
         return text_of(self._facts())
 
     def __repr__(self) -> str:
-        main = headline(self.summary)
+        main = headline_of(self.summary, corrected=self.models.corrected is not None)
         return (
             f"Result({self.summary.method} on {self.summary.dataset}, round "
             f"{self.summary.final.round}: {main.name} {main.value}, estimated {main.estimate})"

@@ -7,7 +7,14 @@ from html import escape
 from typing import NamedTuple
 
 from fedshift.errors import visible
-from fedshift.record.headline import NOTHING, headline, percent, serves_own, without_rows
+from fedshift.record.headline import (
+    NOTHING,
+    Headline,
+    headline,
+    percent,
+    serves_own,
+    without_rows,
+)
 from fedshift.record.rounds import ESTIMATES
 from fedshift.record.summary import Summary
 
@@ -20,13 +27,38 @@ class Facts(NamedTuple):
     notes: tuple[str, ...]
 
 
+# What a reader of the numbers has to know; the form is that of `training.prior`.
+SERVED = (
+    'The model that answers is corrected for the target\'s labels (prior="{}"); prior="none" '
+    "leaves it as trained."
+)
+
+
+def headline_of(summary: Summary, *, corrected: bool) -> Headline:
+    """The main number of the model that answers, and its estimate."""
+    main, final = headline(summary), summary.final
+    if not corrected:
+        return main
+    estimate, error = final.estimated_accuracy_corrected, final.estimated_se_corrected
+    near = NOTHING if estimate is None else f"{percent(estimate)} ± {percent(error)}"
+    return Headline(main.name, percent(final.target_accuracy_corrected), near)
+
+
 def facts_of(
-    summary: Summary, target: str, metrics: Mapping[str, float], notes: tuple[str, ...]
-) -> Facts:
-    """The facts of a run; target in words, metrics the user's own."""
-    final, many, main = summary.final, len(summary.weights), headline(summary)
+    summary: Summary, target: str, metrics: Mapping[str, float], notes: tuple[str, ...], *,
+    corrected: bool = False,
+) -> Facts:  # fmt: skip
+    """The facts of a run; target in words, metrics the user's own.
+
+    corrected: whether the model that answers is; see `training.prior`.
+    """
+    final, many = summary.final, len(summary.weights)
+    main = headline_of(summary, corrected=corrected)
     rows = ", on the clients' test rows, drawn to its shares" * without_rows(target)
     numbers = {"target": target, main.name: f"{main.value}{rows}"}
+    if corrected and summary.corrected is not None:
+        numbers["as trained"] = f"{headline(summary).value}, uncorrected"
+        notes = (SERVED.format(summary.corrected.form), *notes)
     if main.estimate != NOTHING:
         from_what = "rows" if summary.kind == "regression" else "counts"
         numbers["estimated"] = f"{main.estimate}, from the clients' validation {from_what}"
@@ -45,8 +77,11 @@ def facts_of(
     if serving := summary.serving:
         accuracies = [v for v in serving.client_accuracy or () if v is not None]
         numbers["worst client"] = percent(min(accuracies, default=None))
+    whose = ", as trained" * corrected
     numbers |= {
-        name: f"{value:.4g}" for name, value in metrics.items() if name not in (*ESTIMATES, "rmse")
+        name: f"{value:.4g}{whose}"
+        for name, value in metrics.items()
+        if name not in (*ESTIMATES, "rmse")
     }
     title = f"{summary.method} on {summary.dataset}: {many} clients, after round {final.round}"
     return Facts(title, numbers, (*summary.why, *notes))

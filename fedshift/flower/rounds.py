@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial, reduce
+from operator import add
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
+from numpy.typing import NDArray
+from torch import Tensor
 
+from fedshift.engine.checks.gate import Dropped
 from fedshift.engine.run import Round
 from fedshift.engine.trial import check_schedule
 from fedshift.errors import InputError, TrainingError
 from fedshift.evaluation.scores import Score
+from fedshift.flower.calibrating import CALIBRATE, asked_at, sums_in
 from fedshift.flower.client import STATE
 from fedshift.flower.records import failure_of, to_parts
-from fedshift.flower.routing import Question, RemoteClients, answers_in
+from fedshift.flower.routing import Question, RemoteClients, answers_in, questions_in
 from fedshift.flower.strategy import AlgorithmStrategy
+from fedshift.server.prior import CalibrationSums, Calibrator, Correction, calibrate
 from fedshift.tree import Params, Parts
 
 
@@ -55,7 +63,10 @@ def sites_of(strategy: AlgorithmStrategy, grid: Grid) -> RemoteClients:
     """
 
     def send(questions: Sequence[Question]) -> dict[int, list[Params]]:
-        messages = strategy.ask_for_sums(questions, grid)
+        current, present = strategy.begin(grid), strategy.present
+        ids = [i for i, took in enumerate(present) if took]
+        records = questions_in(questions, present, 0)
+        messages = strategy.ask_for_sums("router", records, ids, current)
         _wait_for({m.metadata.dst_node_id: i for i, m in messages.items()}, grid, strategy.patience)
         replies = answered(grid, messages.values(), strategy.timeout, strategy.retries)
         received = strategy.read(replies)
@@ -137,13 +148,73 @@ def overhear(grid: Grid, hear: Callable[[Message], None]) -> None:
 
 
 def measured_by_clients(
-    strategy: AlgorithmStrategy, grid: Grid, played: Round
+    strategy: AlgorithmStrategy, grid: Grid, played: Round, correction: Correction | None = None
 ) -> Mapping[int, Score]:
     """What connected clients measure of a round's model on their own validation examples."""
     strategy.begin(grid)  # of a run that goes on after its last round
-    replies = grid.send_and_receive(strategy.questions(played, grid), timeout=strategy.timeout)
+    beside = {} if correction is None else asked_at(correction.scale, correction.bias)
+    questions = strategy.questions(played, grid, beside)
+    replies = grid.send_and_receive(questions, timeout=strategy.timeout)
     strategy.aggregate_evaluate(played.t, replies)
     return strategy.scores
+
+
+class _MissingError(Exception):
+    """Clients without sums that can be used."""
+
+    def __init__(self, clients: Sequence[Dropped]) -> None:
+        super().__init__()
+        self.clients = clients
+
+
+def calibrated_by(
+    strategy: AlgorithmStrategy, grid: Grid, played: Round,
+    counts: Mapping[int, Tensor] | None = None,
+) -> Calibrator:  # fmt: skip
+    """The calibrator of a round's model, from connected clients' sums (`calibrating`).
+
+    counts: of each client's validation examples by label, where the server has them. A client
+    that does not answer, or whose sums no examples have, is named and left out from the start:
+    all steps are of the same clients. Raises InputError where none is left.
+    """
+    strategy.begin(grid)  # of a run that goes on after its last round
+    nodes = {} if strategy.met is None else strategy.met.nodes
+    clients = [i for i in sorted(nodes) if nodes[i] in set(grid.get_node_ids())]
+    while clients:
+        try:
+            return calibrate(
+                partial(_sums_at, strategy, grid, played, counts, clients), strategy.classes
+            )
+        except _MissingError as e:
+            for one in e.clients:
+                strategy.tell({"event": "unscored", "round": played.t, **one._asdict()})
+            clients = sorted({*clients} - {one.client for one in e.clients})
+    raise InputError("no client sent sums of its validation examples")
+
+
+def _sums_at(
+    strategy: AlgorithmStrategy, grid: Grid, played: Round, counts: Mapping[int, Tensor] | None,
+    clients: Sequence[int], scale: float, bias: NDArray[np.float64],
+) -> CalibrationSums:  # fmt: skip
+    """The sum over these clients, by id. Raises _MissingError."""
+    messages = strategy.ask_for_sums(CALIBRATE, asked_at(scale, bias), clients, played)
+    replies = answered(grid, messages.values(), strategy.timeout, strategy.retries)
+    received, sums = strategy.read(replies), dict[int, CalibrationSums]()
+    late = f"no answer within {strategy.timeout:g} s"
+    missing = {i: Dropped(i, late, "timeout") for i in clients}
+    missing |= {one.client: one for one in received.unread}
+    for one in received.replies:
+        due = None if counts is None else counts[one.client]
+        try:
+            sums[one.client] = sums_in(one.update, due, strategy.classes)
+            missing.pop(one.client, None)
+        except InputError as e:
+            missing[one.client] = Dropped(one.client, str(e), "reply")
+    if missing:
+        raise _MissingError([missing[i] for i in sorted(missing)])
+    # In the order of ids: sums depend on it in the last bit.
+    first, *others = (sums[i] for i in sorted(sums))
+    return reduce(add, others, first)
 
 
 def kept_by(strategy: AlgorithmStrategy, grid: Grid) -> Mapping[int, Parts]:

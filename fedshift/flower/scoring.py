@@ -16,6 +16,7 @@ from fedshift.evaluation.scores import OwnScores, Score, score
 from fedshift.flower.records import fields_of
 from fedshift.router.score import scores
 from fedshift.router.sight import Sight
+from fedshift.server.prior import Correction
 from fedshift.tree import Params, Parts
 
 COUNTS = ("correct", "total", "predicted")
@@ -28,10 +29,12 @@ SCORE, TEST, SHARED, ROUTER = "score", "test", "shared", "router"
 
 def scored(
     stage: Algorithm, pair: tuple[Params, Params], examples: Examples, classes: int, *,
-    confusion: bool = False,
+    confusion: bool = False, correction: Correction | None = None,
 ) -> MetricRecord:  # fmt: skip
     """The counts of one model, as a record; confusion: also which label is taken for which."""
-    result = score(stage.model, *pair, examples, classes, confusion=confusion)
+    result = score(
+        stage.model, *pair, examples, classes, confusion=confusion, correction=correction
+    )
     counts = {name: getattr(result, name).tolist() for name in COUNTS}
     if result.confusion is not None:
         counts["confusion"] = result.confusion.flatten().tolist()

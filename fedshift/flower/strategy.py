@@ -48,7 +48,7 @@ from fedshift.flower.records import (
     to_records,
     to_shared_records,
 )
-from fedshift.flower.routing import MODEL, Question, questions_in
+from fedshift.flower.routing import MODEL
 from fedshift.flower.scoring import TEST, own_scores_in, score_in
 from fedshift.flower.waiting import Tell
 from fedshift.seeds import Seeds
@@ -277,7 +277,9 @@ class AlgorithmStrategy(Strategy):
             return []
         return self.questions(self.current, grid)
 
-    def questions(self, played: Round, grid: Grid) -> list[Message]:
+    def questions(
+        self, played: Round, grid: Grid, beside: Mapping[str, ArrayRecord] = {},
+    ) -> list[Message]:  # fmt: skip
         """Ask every connected client for its scores of a round's model, or of the one it serves."""
         self.scores, self.tests, self.posted = {}, {}, []
         stage, server = self.algorithm.at(played.t), played.server
@@ -294,7 +296,7 @@ class AlgorithmStrategy(Strategy):
         asked = sorted({*range(self.clients)} - {one.client for one in absent})
         messages = {i: shared | stage.broadcast(context, i) if self.own else shared for i in asked}
         return [
-            self._message("evaluate", i, records, run)
+            self._message("evaluate", i, {**records, **beside}, run)
             for i, records in to_shared_records(messages).items()
         ]
 
@@ -371,13 +373,14 @@ class AlgorithmStrategy(Strategy):
         n = None if self.met is None else self.met.table.get("n")
         return [int(i in self.took_part and (n is None or n[i] > 0)) for i in range(self.clients)]
 
-    def ask_for_sums(self, questions: Sequence[Question], grid: Grid) -> dict[int, Message]:
-        """A message to each client that took part, about the last round's model; see `routing`."""
-        current = self.begin(grid)
-        shared = {name: current.server.get(name, {}) for name in ("params", "buffers")}
-        records = to_records(shared, MODEL) | questions_in(questions, self.present, 0)
-        ids, run = [i for i, took in enumerate(self.present) if took], {"round": current.t}
-        return {i: self._message("query.router", i, records, run) for i in ids}
+    def ask_for_sums(
+        self, kind: str, records: Mapping[str, ArrayRecord | ConfigRecord], ids: Iterable[int],
+        played: Round,
+    ) -> dict[int, Message]:  # fmt: skip
+        """A message to each of these clients, about a round's model; see `routing`."""
+        shared = {name: played.server.get(name, {}) for name in ("params", "buffers")}
+        asked, run = {**to_records(shared, MODEL), **records}, {"round": played.t}
+        return {i: self._message(f"query.{kind}", i, asked, run) for i in ids}
 
     def read(self, replies: Iterable[Message], most: int | None = None) -> Arrived:
         """The replies that can be read, of at most so many bytes, or as many as the gate allows."""

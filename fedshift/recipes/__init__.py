@@ -25,6 +25,8 @@ from fedshift.recipes import (
     personal,
     robust,
     routed,
+    skewed,
+    weighed,
 )
 from fedshift.recipes.collaborating import *  # noqa: F403
 from fedshift.recipes.density import *  # noqa: F403
@@ -34,10 +36,13 @@ from fedshift.recipes.personal import *  # noqa: F403
 from fedshift.recipes.robust import *  # noqa: F403
 from fedshift.recipes.routed import *  # noqa: F403
 from fedshift.recipes.setting import Setting as Setting
+from fedshift.recipes.skewed import *  # noqa: F403
 from fedshift.recipes.traits import Traits as Traits
+from fedshift.recipes.weighed import *  # noqa: F403
 
 _MODULES: tuple[Any, ...] = (
-    collaborating, density, labelsets, one_model, personal, robust, routed,
+    collaborating, density, labelsets, one_model, personal, robust, routed, skewed,
+    weighed,
 )  # fmt: skip
 __all__ = sorted(name for module in _MODULES for name in module.__all__)
 _TRAITS: dict[str, Traits] = {

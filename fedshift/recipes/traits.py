@@ -17,7 +17,9 @@ class Traits:
     title           its name in tables, where that is not the recipe's
     page            its page in docs/methods, where that is not the recipe's name
     router          needs a network with a router: "client_logits", a column per client
+    fixed_head      needs a network whose classifier is fixed; those of the library get an ETF
     follows_target  its clients are drawn anew, so that all follow the target: a bound, no method
+    even            its local training takes the clients' label shares out of the model by itself
     auto_ess        `ess` may be "auto" in experiment files: one model per ESS fraction, the best is
                     kept. Its lam, ess, cap and fidelity are those of `fedshift.server.weights.Pals`
     example         options for examples of the method, where its defaults alone make none
@@ -26,7 +28,9 @@ class Traits:
     title: str = ""
     page: str = ""
     router: bool = False
+    fixed_head: bool = False
     follows_target: bool = False
+    even: bool = False
     auto_ess: bool = False
     example: Mapping[str, Any] = field(default_factory=dict)
 
@@ -39,3 +43,7 @@ Temperature = Annotated[float, "the temperature of the contrastive term"]
 ServerTau = Annotated[float, "the smallest divisor of the server's step"]
 PersonalLam = Annotated[float, "the pull of the personal model to the model received"]
 ClassLam = Annotated[float, "the weight of the class loss"]
+NotTrueBeta = Annotated[float, "the strength of the distillation"]
+NotTrueTau = Annotated[float, "the temperature of the distillation"]
+DecorrelationBeta = Annotated[float, "the strength of the decorrelation"]
+MarginTau = Annotated[float, "the size of the margins"]

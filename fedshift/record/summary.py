@@ -7,7 +7,7 @@ versions; a number that is not finite is null (NaN) or the text "inf".
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -25,7 +25,36 @@ Lambda = Annotated[float, Field(ge=0, allow_inf_nan=False)] | Literal["inf"] | N
 # A little over 1: some are sums of fractions.
 Portion = Annotated[float, Field(ge=0, le=1 + 1e-9, allow_inf_nan=False)]
 Mass = Annotated[float, Field(ge=0, le=1 + 1e-6, allow_inf_nan=False)]
+# What was done to a model's logits, by `Corrected.form`.
+CORRECTED = {
+    "target": "Corrected: the same model with log T - log p added to its logits, p being the label "
+    "shares that it was trained on; this takes no training and no message.",
+    "calibrated": "Corrected: the same model, calibrated on the clients' validation examples, with "
+    "log T - log p added to its logits, p being the label shares of these examples.",
+}
 Matrix = tuple[tuple[Portion | None, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corrected:
+    """The last model's logits z, moved to the target's labels: scale z + bias; see docs.
+
+    form        "target": log T - log p, p being `trained_on`; "calibrated": by a calibrator
+    trained_on  [K] label shares of the mixture that the model was trained on
+    bias        [K], for the target of this run; correctable [K]: False where a label keeps log T
+                alone, since the model hardly saw it
+    calibrator_bias, prior, counts  [K], of the clients' validation examples. With them and `scale`
+                a correction for another target needs no training and no message
+    """
+
+    form: Literal["target", "calibrated"]
+    trained_on: tuple[Portion, ...]
+    scale: Share
+    bias: tuple[Number, ...]
+    correctable: tuple[bool, ...]
+    calibrator_bias: tuple[Number, ...] | None = None
+    prior: tuple[Portion, ...] | None = None
+    counts: tuple[Count, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -54,7 +83,8 @@ class Final:
     refitted routers, what became of absent labels ("sets_..."), metrics of the user's and of tasks
     without classes. client_metrics: of these tasks, by name, one per client: on its own test
     examples where it has some, else on its validation examples. bytes_* are of the tensors of
-    the last round, the mean over its clients, and of the whole model.
+    the last round, the mean over its clients, and of the whole model. "..._corrected": with the
+    logits moved to the target's labels, see `Corrected`; estimates where `training.prior` is set.
     """
 
     round: Positive
@@ -68,6 +98,10 @@ class Final:
     validation_accuracy: Number | None = None
     validation_loss: Number | None = None
     source_accuracy: Share | None = None
+    target_accuracy_corrected: Share | None = None
+    target_loss_corrected: Number | None = None
+    estimated_accuracy_corrected: Share | None = None
+    estimated_se_corrected: Number | None = None
     others: Mapping[str, Number | None] = field(default_factory=dict, metadata={"spread": True})
     bytes_down: Count | None = None
     bytes_up: Count | None = None
@@ -92,6 +126,7 @@ class Candidate:
     validation_accuracy: Share | None
     source_accuracy: Share | None = None
     target_accuracy: Share | None
+    target_accuracy_corrected: Share | None = field(default=None, metadata={"if any": True})
     losses: Mapping[str, Number | None] = field(default_factory=dict, metadata={"if any": True})
 
 
@@ -251,6 +286,7 @@ class Summary:
     unmeasured_mass: Share | None = None
     final: Final
     best: Metrics | None = None
+    corrected: Corrected | None = None
     last: Last | None = None
     serving: Serving | None = None
     label_sets: LabelSets | None = None
@@ -267,6 +303,11 @@ class Summary:
             return self.hull_distance
         # Folders of the first versions lack the field.
         return next((p.distance for p in self.curve if p.lam == 0.0), None)
+
+
+def corrected_by(forms: Iterable[str | None]) -> list[str]:
+    """What was done to the models of runs, by the forms of their corrections."""
+    return [CORRECTED[form] for form in sorted({form for form in forms if form})]
 
 
 _SUMMARY = TypeAdapter(Summary)
@@ -341,6 +382,9 @@ def _lengths(summary: Summary) -> Iterator[tuple[str, int, int]]:
             yield from _table("serving.router.sent", router.sent, M, M)
             yield from _table("serving.router.auc", router.auc, M, M)
             yield "serving.router.risk", len(router.risk), len(router.coverage)
+    if moved := summary.corrected:
+        lists = ("trained_on", "bias", "correctable", "calibrator_bias", "prior", "counts")
+        yield from _each("corrected", moved, lists, K)
     if weights := summary.importance:
         yield from _each("importance", weights, ("ess", "share"), M)
     if apart := summary.differences:

@@ -68,6 +68,20 @@ class Uniform:
         return torch.full_like(table["n"], 1.0 / len(table["n"]))
 
 
+def check_target(target: tuple[float, ...]) -> None:
+    """Raise InputError unless the target is a list of shares from 0 to 1 that sums to 1."""
+    try:
+        shares = numbers(target)
+    except ValueError as error:
+        raise InputError(f"target must be a list of shares; {error}") from error
+    if shares.ndim != 1:
+        raise InputError(f"target must be a list of shares; got shape {shares.shape}")
+    if not ((shares >= 0.0) & (shares <= 1.0)).all():
+        raise InputError(f"the target must hold shares from 0 to 1, got {target}")
+    if not math.isclose(sum(shares.tolist()), 1.0, abs_tol=1e-6):
+        raise InputError(f"the target must sum to 1, it sums to {sum(shares.tolist()):.6g}")
+
+
 @sketched
 @dataclass(frozen=True)
 class Pals:
@@ -99,16 +113,7 @@ class Pals:
         # First, because its messages know the ranges; `check_fields` only knows types.
         check_setting(self.lam, self.ess, self.cap, self.fidelity)
         check_fields(self)
-        try:
-            target = numbers(self.target)
-        except ValueError as error:
-            raise InputError(f"target must be a list of shares; {error}") from error
-        if target.ndim != 1:
-            raise InputError(f"target must be a list of shares; got shape {target.shape}")
-        if not ((target >= 0.0) & (target <= 1.0)).all():
-            raise InputError(f"the target must hold shares from 0 to 1, got {self.target}")
-        if not math.isclose(sum(target.tolist()), 1.0, abs_tol=1e-6):
-            raise InputError(f"the target must sum to 1, it sums to {sum(target.tolist()):.6g}")
+        check_target(self.target)
 
     def __call__(self, table: Params) -> Tensor:
         # A copy: the cached array is read-only, which torch does not respect.

@@ -22,12 +22,13 @@ from fedshift.sweeps.execute import Report, execute
 from fedshift.sweeps.measured import (
     Measured,
     Row,
+    chosen_by,
     measured,
     metric_of,
     rows_of,
     smaller_is_better,
 )
-from fedshift.sweeps.plan import Plan
+from fedshift.sweeps.plan import Plan, units_in_words
 from fedshift.sweeps.starting import Forks
 from fedshift.sweeps.store import Run, Store
 from fedshift.sweeps.table import Table
@@ -122,7 +123,7 @@ def _by_label(plan: Plan, listen: Listener) -> Listener:
         for point in contender.points:
             for seed, run in point.runs.items():
                 label = " ".join(filter(None, (contender.label, point.label)))
-                names.setdefault(run.name, f"{label}, seed {seed}")
+                names.setdefault(run.name, f"{label}, {units_in_words([seed], plan.targets)}")
 
     def tell(event: dict[str, Any]) -> None:
         listen(event | {"run": names[event["run"]]} if event["event"] != "queue" else event)
@@ -166,7 +167,8 @@ def table_of(
     metric = metric_of(plan, runs)
     rows = rows_of(plan, runs, metric)
     curves = {row.label: _curve(row.runs, store, metric) for row in rows}
-    every = [plan.varied, INTERVALS, *([_choice(plan, rows)] if plan.has_grid else []), *notes]
+    intervals = INTERVALS.replace("seeds", "targets") if plan.targets else INTERVALS
+    every = [plan.varied, intervals, *([_choice(plan, rows)] if plan.has_grid else []), *notes]
     if smaller_is_better(metric):
         every.insert(0, f"{metric}: smaller is better, and so is a negative difference.")
     return Table(plan.title, metric, plan.base, rows, runs, tuple(every), curves, folder)
@@ -179,6 +181,8 @@ def _choice(plan: Plan, rows: Sequence[Row]) -> str:
         by = "at the target, as estimated from the clients' validation examples,"
     elif not served:
         by = "on validation examples that follow the target"
+    moved = {chosen_by(plan, row.runs) for row in rows} == {"estimated_accuracy_corrected"}
+    by += " of the corrected model," * moved
     errors = any("estimated_loss" in m.facts for row in rows for m in row.runs)
     what = ("squared error", "lowest") if errors else ("accuracy", "highest")
     chosen = f"Chosen: the setting whose {what[0]} {by} is {what[1]}."

@@ -9,7 +9,9 @@ from itertools import product
 from pathlib import Path
 
 from fedshift.errors import InputError, shown
+from fedshift.experiments.config import Config
 from fedshift.experiments.custom import recipe_of
+from fedshift.experiments.custom_source import task_of
 from fedshift.experiments.from_files import custom_of, files_of
 from fedshift.experiments.load import load_with_source
 from fedshift.experiments.places import Source
@@ -17,7 +19,7 @@ from fedshift.experiments.python_names import is_python
 from fedshift.recipes import Recipe, recipe
 from fedshift.sweeps.plan import Contender, Plan, Point, check_choosing, check_metric, seeded
 from fedshift.sweeps.spans import values_of
-from fedshift.sweeps.store import run_of
+from fedshift.sweeps.store import Run, run_of
 
 # Keys that the command sets itself, and by what.
 TAKEN = {"method.name": "--methods", "seeds.run": "--seeds"}
@@ -46,6 +48,34 @@ def plan_of(
     Raises InputError for what cannot be configured, and for a grid without validation.
     """
     values = dict(map(values_of, overrides))
+    _check_values(values)
+    shared = [f"{key}={value[0]}" for key, value in values.items() if not key.startswith(METHOD)]
+    config, source = load_with_source(file, shared)
+    check_metric(metric, (extra.rpartition(":")[2] for extra in config.metrics.extra))
+    made = [(name, _recipe(file, name)) for name in methods or [config.method.name]]
+    _check_used(values, made)
+    targets = _targets(config, seeds) if vary == "target" else ()
+    in_file = {METHOD + option for option in config.method.options}
+    contenders = tuple(
+        Contender(
+            recipe.name,
+            tuple(
+                Point(label, _runs(one, seeds, vary, targets))
+                for label, one in _points(file, name, recipe, _chosen(recipe, values, in_file))
+            ),
+        )
+        for name, recipe in made
+    )
+    units = tuple(range(len(targets))) if targets else tuple(seeds)
+    rule = config.selection.rule
+    plan = Plan(config.name, contenders, units, vary, base, metric, rule, targets)
+    if plan.has_grid:
+        check_choosing(config)
+    return plan, source
+
+
+def _check_values(values: Values) -> None:
+    """Raise InputError for keys that compare sets itself, and several values of the population."""
     for key, instead in TAKEN.items():
         if key in values:
             raise InputError(f"-c {key}: compare sets it itself; use {instead}")
@@ -55,23 +85,6 @@ def plan_of(
                 f"-c {key} lists {len(listed)} values, and settings are chosen among on one "
                 "population; compare once for each value, with an --out of its own"
             )
-    shared = [f"{key}={value[0]}" for key, value in values.items() if not key.startswith(METHOD)]
-    config, source = load_with_source(file, shared)
-    check_metric(metric, (extra.rpartition(":")[2] for extra in config.metrics.extra))
-    made = [(name, _recipe(file, name)) for name in methods or [config.method.name]]
-    _check_used(values, made)
-    in_file = {METHOD + option for option in config.method.options}
-    contenders = tuple(
-        Contender(
-            recipe.name,
-            tuple(_points(file, name, recipe, _chosen(recipe, values, in_file), seeds, vary)),
-        )
-        for name, recipe in made
-    )
-    plan = Plan(config.name, contenders, tuple(seeds), vary, base, metric, config.selection.rule)
-    if plan.has_grid:
-        check_choosing(config)
-    return plan, source
 
 
 def _recipe(file: Path, name: str) -> Recipe:
@@ -106,9 +119,40 @@ def _chosen(recipe: Recipe, values: Values, in_file: set[str]) -> Values:
     return values
 
 
-def _points(
-    file: Path, name: str, recipe: Recipe, values: Values, seeds: Sequence[int], vary: str
-) -> Iterator[Point]:
+def _targets(config: Config, seeds: Sequence[int]) -> tuple[str, ...]:
+    """The clients of the file's data that have labels: each is held out in turn."""
+    if len(seeds) > 1:
+        raise InputError(
+            "--vary target pairs differences by target, and there is one seed; give --seeds 0, or "
+            "leave it out"
+        )
+    if config.data.source is None:
+        raise InputError(
+            "--vary target holds out one client after the other of your data; set data.source to a "
+            'table, a folder, or "natural"'
+        )
+    return task_of(config.data, seeds[0]).labelled
+
+
+def _runs(
+    config: Config, seeds: Sequence[int], vary: str, targets: Sequence[str]
+) -> dict[int, Run]:
+    """A setting's run for every seed, or for every target."""
+    # Files that changed since make other runs, and those that were moved do not.
+    files = files_of(config)
+    moved = sorted((os.path.basename(path), digest) for path, digest in files.items())
+    beside, former = (json.dumps(of) if files else "" for of in (moved, files))
+    if not targets:
+        return {s: run_of(seeded(config, s, vary), beside, former) for s in seeds}
+    whole = seeded(config, seeds[0], "training")
+    made = [
+        whole.model_copy(update={"data": whole.data.model_copy(update={"target": name})})
+        for name in targets
+    ]
+    return {i: run_of(one, beside, former) for i, one in enumerate(made)}
+
+
+def _points(file: Path, name: str, recipe: Recipe, values: Values) -> Iterator[tuple[str, Config]]:
     """A method's settings: every combination of the values that are for it."""
     options = {METHOD + option for option in recipe.options}
     of = {k: v for k, v in values.items() if not k.startswith(METHOD) or k in options}
@@ -120,11 +164,7 @@ def _points(
         except InputError as e:  # in the words of the command line
             raise InputError(str(e).replace("-c method.name", f"--methods {name}")) from None
         label = ", ".join(f"{_short(k, of)}={v}" for k, v in given.items() if len(of[k]) > 1)
-        # Files that changed since make other runs, and those that were moved do not.
-        files = files_of(config)
-        moved = sorted((os.path.basename(path), digest) for path, digest in files.items())
-        beside, former = (json.dumps(of) if files else "" for of in (moved, files))
-        yield Point(label, {s: run_of(seeded(config, s, vary), beside, former) for s in seeds})
+        yield label, config
 
 
 def _short(key: str, keys: Values) -> str:

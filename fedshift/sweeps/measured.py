@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from fedshift.errors import unknown
 from fedshift.record.headline import OWN
 from fedshift.report.intervals import Moments, bounds_of, moments
 from fedshift.sweeps.execute import Report
-from fedshift.sweeps.plan import Contender, Plan, seeds_in_words
+from fedshift.sweeps.plan import Contender, Plan, units_in_words
 from fedshift.sweeps.statistics import paired
 from fedshift.sweeps.store import Run, Store
 
 Facts = Mapping[str, Any]
+CORRECTED = "target_accuracy_corrected"
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,7 @@ class Measured:
     """One run of a setting: its numbers by name, or why there are none.
 
     state  "done", "diverged", "failed" or "not run"
+    target the client that is held out, where targets vary; seed is its place among them
     """
 
     method: str
@@ -32,6 +35,7 @@ class Measured:
     state: str
     why: str = ""
     facts: Facts = field(default_factory=dict)
+    target: str = ""
 
     def number(self, name: str) -> float | None:
         """A number of the run; None where it has none."""
@@ -44,6 +48,8 @@ class Row:
     """A method: the setting that validation chose, and its runs over the seeds.
 
     moments     of the metric; difference: paired, to the base
+    corrected   of the models corrected for the target, where accuracies are compared;
+                corrected_difference: paired, to the base, corrected as well
     validation  by setting, the mean that it was chosen by; empty where there was one alone
     """
 
@@ -52,6 +58,8 @@ class Row:
     runs: tuple[Measured, ...]
     moments: Moments | None = None
     difference: Moments | None = None
+    corrected: Moments | None = None
+    corrected_difference: Moments | None = None
     validation: Mapping[str, float | None] = field(default_factory=dict)
 
     def values(self, name: str) -> dict[int, float]:
@@ -71,7 +79,19 @@ class Row:
         for m in self.runs:
             if m.state != "done":
                 gone.setdefault(f"{m.state}{f': {m.why}' * bool(m.why)}", []).append(m.seed)
-        return "; ".join(f"{seeds_in_words(of).lower()} {how}" for how, of in gone.items())
+        words = partial(units_in_words, targets=self.targets)
+        return "; ".join(f"{words(of)} {how}" for how, of in gone.items())
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The clients that its runs hold out; () where seeds vary."""
+        return tuple(m.target for m in sorted(self.runs, key=lambda m: m.seed) if m.target)
+
+    def worst(self, name: str) -> float | None:
+        """The mean of its lowest tenth of runs, one at least; None where no run has the number."""
+        values = sorted(self.values(name).values())
+        lowest = values[: math.ceil(len(values) / 10)]
+        return math.fsum(lowest) / len(lowest) if lowest else None
 
 
 def measured(plan: Plan, store: Store, report: Report) -> tuple[Measured, ...]:
@@ -94,7 +114,14 @@ def measured(plan: Plan, store: Store, report: Report) -> tuple[Measured, ...]:
         else:
             states[name] = "not run", "", {}
     return tuple(
-        Measured(contender.label, point.label, seed, run, *states[run.name])
+        Measured(
+            contender.label,
+            point.label,
+            seed,
+            run,
+            *states[run.name],
+            target=plan.targets[seed] if plan.targets else "",
+        )
         for contender in plan.contenders
         for point in contender.points
         for seed, run in point.runs.items()
@@ -119,8 +146,15 @@ def rows_of(plan: Plan, runs: Sequence[Measured], metric: str) -> tuple[Row, ...
     """A row per method, at the setting that validation chose, beside the base."""
     rows = [_row(plan, contender, runs, metric) for contender in plan.contenders]
     base = next(row for row in rows if row.label == plan.base)
+    both = metric == "target_accuracy"
     return tuple(
-        row if row is base else replace(row, difference=_difference(row, base, metric))
+        row
+        if row is base
+        else replace(
+            row,
+            difference=_difference(row, base, metric),
+            corrected_difference=_difference(row, base, CORRECTED) if both else None,
+        )
         for row in rows
     )
 
@@ -141,10 +175,14 @@ def _row(plan: Plan, contender: Contender, runs: Sequence[Measured], metric: str
         return done, -math.inf if value is None else sign * value
 
     row = rows[max(rows, key=merit)]  # of equals the first
-    values = list(row.values(metric).values())
     several = merits if len(merits) > 1 else {}
-    summed = moments(values, within=bounds_of(metric, values)) if values else None
-    return replace(row, moments=summed, validation=several)
+    moved = _moments(row, CORRECTED) if metric == "target_accuracy" else None
+    return replace(row, moments=_moments(row, metric), corrected=moved, validation=several)
+
+
+def _moments(row: Row, metric: str) -> Moments | None:
+    values = list(row.values(metric).values())
+    return moments(values, within=bounds_of(metric, values)) if values else None
 
 
 def chosen_by(plan: Plan, runs: Sequence[Measured]) -> str:
@@ -156,7 +194,11 @@ def chosen_by(plan: Plan, runs: Sequence[Measured]) -> str:
         return "source_accuracy"
     if any("estimated_loss" in m.facts for m in runs):
         return "estimated_loss"
-    return "validation_accuracy" if plan.rule == "validation" else "estimated_accuracy"
+    if plan.rule == "validation":
+        return "validation_accuracy"
+    # Of runs that correct their models, as `ess = "auto"` chooses.
+    moved = "estimated_accuracy_corrected"
+    return moved if any(m.number(moved) is not None for m in runs) else "estimated_accuracy"
 
 
 def smaller_is_better(metric: str) -> bool:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from fedshift.errors import InputError, unknown
+from fedshift.errors import InputError, shown, unknown
 from fedshift.experiments.config import Config
 from fedshift.experiments.served import measured
 from fedshift.record.rounds import Metrics
 from fedshift.sweeps.store import Run
 
-VARY = ("training", "split")
+VARY = ("training", "split", "target")
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,9 @@ class Contender:
 class Plan:
     """All that is compared, and how.
 
-    vary    "training": first weights, cohorts and batches; "split": the cut into clients as well
+    vary    "training": first weights, cohorts and batches; "split": the cut into clients as well;
+            "target": one client after the other is held out as the target
+    targets their names; a run's seed is then its place among them
     base    the method whose difference to the others is taken
     metric  a number of a run's summary; None: the accuracy at the target
     rule    what a setting is chosen by, as in [selection]
@@ -47,6 +49,7 @@ class Plan:
     base: str = ""
     metric: str | None = None
     rule: str = "estimate"
+    targets: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         labels = [c.label for c in self.contenders]
@@ -79,7 +82,12 @@ class Plan:
 
     @property
     def varied(self) -> str:
-        """A sentence on what differs between seeds and what stays."""
+        """A sentence on what differs between seeds, or targets, and what stays."""
+        if self.targets:
+            return (
+                f"{len(self.targets)} targets: each of these clients is held out in turn. It "
+                "trains nothing, and its rows test; all else stays the same."
+            )
         seeds = seeds_in_words(self.seeds)
         if self.vary == "split":
             return (
@@ -90,6 +98,14 @@ class Plan:
             f"{seeds}: first weights, cohorts and batches differ; clients, validation and target "
             "stay the same."
         )
+
+
+def units_in_words(units: Sequence[int], targets: Sequence[str] = ()) -> str:
+    """Of seeds, or of places among the targets: "seeds 0 and 2", 'target "north"'."""
+    if not targets:
+        return seeds_in_words(units).lower()
+    names = [f'"{shown(targets[i])}"' for i in units]
+    return f"target {names[0]}" if len(names) == 1 else f"targets {', '.join(names)}"
 
 
 def seeds_in_words(seeds: Sequence[int]) -> str:

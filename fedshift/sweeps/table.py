@@ -18,7 +18,7 @@ from fedshift.report.intervals import Moments
 from fedshift.report.layout import figure, fold, html_page, items, note, section, table
 from fedshift.report.printed import save
 from fedshift.sweeps.drawings import Curves, drawings
-from fedshift.sweeps.measured import Measured, Row
+from fedshift.sweeps.measured import CORRECTED, Measured, Row
 from fedshift.sweeps.texts import difference, spread
 
 if TYPE_CHECKING:
@@ -26,10 +26,12 @@ if TYPE_CHECKING:
 
 NUMBERS = (
     "method", "setting", "seeds", "mean", "sd", "difference", "difference_low95",
-    "difference_high95", "paired_seeds", "estimated_accuracy", "ess_fraction", "note",
+    "difference_high95", "paired_seeds", "corrected", "corrected_sd", "corrected_difference",
+    "corrected_difference_low95", "corrected_difference_high95", "estimated_accuracy",
+    "ess_fraction", "note",
 )  # fmt: skip
 RUNS = (
-    "method", "setting", "chosen", "seed", "state", "value", "estimated_accuracy",
+    "method", "setting", "chosen", "seed", "state", "value", CORRECTED, "estimated_accuracy",
     "validation_accuracy", "source_accuracy", "ess_fraction", "run", "why",
 )  # fmt: skip
 
@@ -77,8 +79,12 @@ class Table:
         """The table that is printed."""
         grid = any(row.setting for row in self.rows)
         notes = any(row.note for row in self.rows)
+        moved = any(row.corrected for row in self.rows)
         unit = self.words[:1].upper() + self.words[1:] + ", %" * self.percent
-        header = ("Method", *["Chosen"] * grid, "Seeds", unit, f"Minus {self.base}")
+        minus = f"Minus {self.base}"
+        units, worst = ("Targets", ["Worst tenth"]) if self.targets else ("Seeds", [])
+        header = ("Method", *["Chosen"] * grid, units, unit, *worst, minus)
+        header += ("Corrected, %", minus) * moved
         numbers = self.estimate == "estimated_rmse"
         estimate = "Estimated RMSE" if numbers else "Estimated"
         header += (estimate, "ESS", *["Missing"] * notes)
@@ -88,7 +94,9 @@ class Table:
                 *[row.setting] * grid,
                 row.moments.n if row.moments else 0,
                 spread(self._scaled(row.moments), self.digits),
+                *[row.worst(self.metric)] * len(worst),
                 difference(self._scaled(row.difference), self.digits),
+                *self._corrected(row) * moved,
                 row.mean(self.estimate),
                 row.mean("ess_fraction"),
                 *[row.note] * notes,
@@ -96,8 +104,23 @@ class Table:
             for row in self.rows
         )
         shown = ".4g" if numbers else ".1%"
-        formats = ("", *[""] * grid, "d", "r", "r", shown, ".0%", *[""] * notes)
+        middle = ("r", *[self._spec] * len(worst), "r", *["r"] * (2 * moved))
+        formats = ("", *[""] * grid, "d", *middle, shown, ".0%", *[""] * notes)
         return tables.Table(header, rows, formats, self.title)
+
+    @property
+    def targets(self) -> bool:
+        """Whether runs differ by the client that is held out, and not by their seed."""
+        return any(row.targets for row in self.rows)
+
+    @property
+    def _spec(self) -> str:
+        return ".1%" if self.percent else ".4g"
+
+    def _corrected(self, row: Row) -> tuple[str, str]:
+        """The corrected models' accuracy, and its paired difference to the base's, corrected."""
+        pair = self._scaled(row.corrected), self._scaled(row.corrected_difference)
+        return spread(pair[0], self.digits), difference(pair[1], self.digits)
 
     @property
     def estimate(self) -> str:
@@ -139,13 +162,15 @@ class Table:
                 row.setting,
                 *((m.n, m.mean, m.sd) if (m := row.moments) else (0, None, None)),
                 *((d.mean, d.low, d.high, d.n) if (d := row.difference) else (None,) * 4),
+                *((c.mean, c.sd) if (c := row.corrected) else (None,) * 2),
+                *((e.mean, e.low, e.high) if (e := row.corrected_difference) else (None,) * 3),
                 row.mean(self.estimate),
                 row.mean("ess_fraction"),
                 row.note,
             )
             for row in self.rows
         )
-        return tables.Table(self._named(NUMBERS), rows, ("", "", *["g"] * 9, ""), self.title)
+        return tables.Table(self._named(NUMBERS), rows, ("", "", *["g"] * 14, ""), self.title)
 
     def all_runs(self) -> tables.Table:
         """One line per run with full-precision numbers."""
@@ -155,16 +180,17 @@ class Table:
                 m.method,
                 m.setting,
                 "yes" if (m.method, m.setting) in chosen else "no",
-                m.seed,
+                m.target or m.seed,
                 m.state,
-                *(m.number(name) for name in (self.metric, *self._named(RUNS[6:10]))),
+                *(m.number(name) for name in (self.metric, *self._named(RUNS[6:11]))),
                 m.run.name,
                 m.why,
             )
             for m in self.runs
         )
-        formats = ("", "", "", "d", "", *["g"] * 5, "", "")
-        return tables.Table(self._named(RUNS), rows, formats, "Every run")
+        formats = ("", "", "", "" if self.targets else "d", "", *["g"] * 6, "", "")
+        header = tuple("target" if c == "seed" and self.targets else c for c in RUNS)
+        return tables.Table(self._named(header), rows, formats, "Every run")
 
     def _named(self, columns: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(self.estimate if c == "estimated_accuracy" else c for c in columns)
@@ -231,8 +257,7 @@ class Table:
             (name, [m.mean if (m := curve.get(t)) else None for t in rounds])
             for name, curve in self.curves.items()
         ]
-        spec = ".1%" if self.percent else ".4g"
-        return tables.from_columns("Round", list(map(str, rounds)), columns, spec)
+        return tables.from_columns("Round", list(map(str, rounds)), columns, self._spec)
 
     def tried(self) -> tables.Table:
         """Every setting with what it was chosen by."""

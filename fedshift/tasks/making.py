@@ -101,7 +101,7 @@ def task_fields(rows: Rows, target: Any, options: Options) -> dict[str, Any]:
     classes = rows.labels if rows.labels and classes is None else classes
     labels, values, outputs = labels_of(y, fields["kind"], classes, len(inputs), outside)
     goal = Target("test set") if outside else target_of(target, places.names, labels.names)
-    clients, empty = _clients_with_labels(places, labels, goal)
+    clients, empty = clients_with_labels(places, labels, goal)
     _check_finite(inputs, places)
     notes += _about_rows(places, labels, outside, empty)
     return fields | {
@@ -191,7 +191,7 @@ def _aside(rows: Rows, target: Any) -> Mask | None:
     return None if read or not hasattr(rows.client, "__len__") else named(rows.client, target)
 
 
-def _clients_with_labels(
+def clients_with_labels(
     places: Coded, labels: Coded, goal: Target
 ) -> tuple[tuple[str, ...], list[str]]:
     """(clients that train, clients without any labelled row, which are left out).

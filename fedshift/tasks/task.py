@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -12,7 +13,7 @@ import numpy as np
 from fedshift.arguments import called, check_path, check_whole
 from fedshift.calls import called_as
 from fedshift.datasets import load_table
-from fedshift.errors import InputError
+from fedshift.errors import InputError, shown
 from fedshift.real import is_whole
 from fedshift.seeds import numpy_generator
 from fedshift.shifts import Shift
@@ -20,12 +21,13 @@ from fedshift.tasks.building import Built, built
 from fedshift.tasks.cutting import client_rows
 from fedshift.tasks.fields import TaskFields
 from fedshift.tasks.folders import rows_of_folder
-from fedshift.tasks.making import Options, Rows, task_fields
+from fedshift.tasks.making import Options, Rows, clients_with_labels, task_fields
 from fedshift.tasks.names import Coded, coded, listed, many
 from fedshift.tasks.rows import Columns
 from fedshift.tasks.showing import html_of
 from fedshift.tasks.sources import rows_of_datasets, rows_of_partition, tested
 from fedshift.tasks.tables import labelled, of_frame, read_parquet, read_table, rows_of
+from fedshift.tasks.target import target_of
 from fedshift.tasks.values import about_kinds
 
 if TYPE_CHECKING:
@@ -313,6 +315,35 @@ class Task(TaskFields):
         named: Options = {"name": name, "classes": table.classes}
         rows = Rows(table.inputs, table.y, table.client)
         return cls(**task_fields(rows, target, named | options))
+
+    @called_as('task.held_out("north")')
+    def held_out(self, client: str) -> Task:
+        """The same rows, with this client as the target: it trains nothing, and its rows test.
+
+        Columns are read as they were for this task. Raises InputError for a name that is no
+        client's, and where the target is a test set, whose rows belong to no client.
+
+        >>> x, y = [[0.0], [1.0], [0.2], [0.9], [0.1]], ["no", "yes", "no", "yes", "no"]
+        >>> task = fs.Task.from_arrays(x, y, client=["a", "a", "b", "b", "c"], target="c")
+        >>> task.held_out("a").clients
+        ('b', 'c')
+        """
+        if self.outside:
+            raise InputError(
+                "the target of this task is a test set; make it with a client, or with "
+                'target="pooled", to hold out one client after the other'
+            )
+        goal = target_of(client, self.places.names, self.labels.names)
+        if goal.kind != "client":
+            raise InputError(f'"{shown(goal.kind)}" is no client to hold out; give a name')
+        clients, _ = clients_with_labels(self.places, self.labels, goal)
+        return replace(self, target=goal, clients=clients)
+
+    @property
+    def labelled(self) -> tuple[str, ...]:
+        """The clients that have a labelled row, the target's included: any can be held out."""
+        counts = self.places.counts(np.flatnonzero(self.labels.codes >= 0))
+        return tuple(n for n, count in zip(self.places.names, counts, strict=True) if count)
 
     def build(self, seed: int | None = None) -> Built:
         """Clients, validation, T and test rows, cut by `seed` (default: the task's own).

@@ -32,7 +32,9 @@ def task() -> fs.Task:
 
 
 def weights(result: Result) -> dict[str, torch.Tensor]:
-    return result.module().state_dict()
+    """As they were trained."""
+    params, buffers = result.models.uncorrected
+    return params | buffers
 
 
 def same(a: Result, b: Result) -> bool:
@@ -182,9 +184,11 @@ def accuracy(p: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> float:
 def test_own_metrics(task: fs.Task, tmp_path: Path) -> None:
     """On the target's test rows: in the result, every evaluated round, the summary, the report."""
     result = fs.fit(task, Net, metrics={"hits": accuracy}, **QUICK)
-    assert result.metrics == {"hits": pytest.approx(result.accuracy)}
+    trained = result.summary.final.target_accuracy
+    assert result.metrics == {"hits": pytest.approx(trained)}
+    assert "as trained" in str(result)
     assert [r["hits"] for r in result.rounds] == [r["target_accuracy"] for r in result.rounds]
-    assert result.summary.final.others["hits"] == pytest.approx(result.accuracy)
+    assert result.summary.final.others["hits"] == pytest.approx(trained)
     assert "hits" in result.report(tmp_path / "r.html").read_text()
     for odd, match in (
         ({"target_loss": accuracy}, "another number"),

@@ -41,7 +41,7 @@ def test_every_round_is_told_once() -> None:
     result = fs.fit(hospitals(), Net, callbacks=[rounds.append], loggers=[logger], **QUICK)
     assert [r["round"] for r in rounds] == [1, 2, 3]
     assert ["target_accuracy" in r for r in rounds] == [False, True, True]
-    assert rounds[-1]["target_accuracy"] == result.accuracy
+    assert rounds[-1]["target_accuracy"] == result.summary.final.target_accuracy
     start, *logs, end = logger.lines
     assert start[1]["training.rounds"] == 3
     assert start[1]["method.name"] == "fedavg"  # left out above: trackers sort runs by it
@@ -85,7 +85,7 @@ def test_tensorboard(tmp_path: Path) -> None:
     events.Reload()
     scalars = events.Scalars("target_accuracy")
     assert [s.step for s in scalars] == [2, 3]
-    assert scalars[-1].value == pytest.approx(result.accuracy)
+    assert scalars[-1].value == pytest.approx(result.summary.final.target_accuracy)
     assert len(events.Scalars("train_loss")) == 3
     for seed in (0, 1):  # a run of the same name has a folder of its own
         fs.fit(hospitals(), Net, seed=seed, loggers=[fs.TensorBoard(tmp_path)], **QUICK)
@@ -122,7 +122,9 @@ def test_mlflow(tmp_path: Path) -> None:
     (run,) = client.search_runs([before.experiment_id])
     assert run.info.status == "FINISHED"
     assert run.data.params["training.rounds"] == "3"
-    assert run.data.metrics["target_accuracy"] == pytest.approx(result.accuracy)
+    assert run.data.metrics["target_accuracy"] == pytest.approx(
+        result.summary.final.target_accuracy
+    )
     assert len(client.get_metric_history(run.info.run_id, "train_loss")) == 3
 
 
@@ -152,7 +154,7 @@ def test_early_stopping_and_the_best_round() -> None:
     assert best < 12  # else there is nothing to show
     kept = fs.fit(hospitals(), Net, rounds=12, keep="best", **keys)
     assert kept.summary.final.round == best
-    assert kept.accuracy == whole.rounds[best - 1]["target_accuracy"]
+    assert kept.summary.final.target_accuracy == whole.rounds[best - 1]["target_accuracy"]
     short = fs.fit(hospitals(), Net, rounds=best, **keys)
     a, b = kept.module().state_dict(), short.module().state_dict()
     assert all(torch.equal(v, b[k]) for k, v in a.items())

@@ -16,7 +16,7 @@ from fedshift import recipes
 from fedshift.data import Examples
 from fedshift.evaluation.scores import score
 from fedshift.fitting.planning import plan
-from support.number_tasks import Net, Routed, prices, symptoms
+from support.number_tasks import Fixed, Net, Routed, prices, symptoms
 
 QUICK: dict[str, Any] = {"rounds": 3, "steps": 5, "lr": 0.05, "progress": False}
 # What these need of a tiny run.
@@ -34,8 +34,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
 }
 REFUSED = {
-    "fedas", "fedas_drm_repo", "feddrm", "feddrm_shared_head", "fedpac", "fedrs",
-    "labelset_ditto", "labelset_fedavg", "labelset_fedprox", "labelset_scaffold",
+    "balanced_softmax", "fedas", "fedas_drm_repo", "feddrm", "feddrm_shared_head", "fedetf",
+    "fedgela", "fedlc", "fedntd", "fedpac", "fedrs", "fedvls", "labelset_ditto", "labelset_fedavg",
+    "labelset_fedprox", "labelset_scaffold",
 }  # fmt: skip
 
 
@@ -52,7 +53,8 @@ def test_every_recipe_trains_or_says_in_one_sentence_why_not(
     name: str, kind: str, tasks: dict[str, fs.Task]
 ) -> None:
     method = fs.method(name, **OPTIONS.get(name, {}))
-    net = Routed if recipes.traits_of(name).router else Net
+    traits = recipes.traits_of(name)
+    net = Routed if traits.router else Fixed if traits.fixed_head else Net
     if name not in REFUSED:
         result = fs.fit(tasks[kind], net, method=method, **QUICK)
         assert np.isfinite(result.summary.final.target_loss)

@@ -97,7 +97,7 @@ def test_a_batch_beyond_all_examples_takes_no_more_room() -> None:
     net = nn.Linear(3, 2)
 
     def trained(batch: int) -> Tensor:
-        return fs.fit(task, net, batch=batch, **QUICK).module().weight
+        return fs.fit(task, net, batch=batch, **QUICK).models.uncorrected[0]["weight"]
 
     assert torch.equal(trained(10**9), trained(16 * 100))
     assert not torch.equal(trained(10**9), trained(8))

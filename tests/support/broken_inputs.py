@@ -65,7 +65,7 @@ CASES = (
         "unknown key",
         "rounds = 1",
         "ruonds = 1",
-        'f.toml:10: unknown key "training.ruonds"; allowed: batch, cohort, deadline, decay, epochs, evaluate_every, evaluate_last, keep, lr, max_gap, max_norm, max_reply, max_weight, min_clients, momentum, on_bad_reply, optimizer, patience, precision, retries, rounds, schedule, server_lr, server_momentum, steps, threads. Did you mean "rounds"?',
+        'f.toml:10: unknown key "training.ruonds"; allowed: batch, cohort, deadline, decay, epochs, evaluate_every, evaluate_last, keep, lr, max_gap, max_norm, max_reply, max_weight, min_clients, momentum, on_bad_reply, optimizer, patience, precision, prior, retries, rounds, schedule, server_lr, server_momentum, steps, threads. Did you mean "rounds"?',
     ),
     config(
         "text for a number",
@@ -337,7 +337,7 @@ CASES = (
     option(
         "option unknown",
         "training.batchsize=3",
-        '-c training.batchsize: unknown key "training.batchsize"; allowed: batch, cohort, deadline, decay, epochs, evaluate_every, evaluate_last, keep, lr, max_gap, max_norm, max_reply, max_weight, min_clients, momentum, on_bad_reply, optimizer, patience, precision, retries, rounds, schedule, server_lr, server_momentum, steps, threads. Did you mean "batch"?',
+        '-c training.batchsize: unknown key "training.batchsize"; allowed: batch, cohort, deadline, decay, epochs, evaluate_every, evaluate_last, keep, lr, max_gap, max_norm, max_reply, max_weight, min_clients, momentum, on_bad_reply, optimizer, patience, precision, prior, retries, rounds, schedule, server_lr, server_momentum, steps, threads. Did you mean "batch"?',
     ),
     Broken(
         "retries in one process",

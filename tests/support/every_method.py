@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -14,11 +15,13 @@ from fedshift.algorithms.ditto import Ditto
 from fedshift.algorithms.fedavg import FedAvg
 from fedshift.algorithms.feddisk import FedDisk
 from fedshift.algorithms.finetune import FineTune
+from fedshift.algorithms.label_weights import LabelWeights
 from fedshift.algorithms.labelsets import LabelSets, Mode
 from fedshift.algorithms.scaffold import Scaffold
 from fedshift.algorithms.tuning import CentralTuning
 from fedshift.client.objectives import Contrastive, CrossEntropy, RestrictedSoftmax
 from fedshift.client.oracles import Sam
+from fedshift.model import Model
 from fedshift.recipes import Setting
 from fedshift.server.combine import Mean
 from fedshift.server.weights import Pals
@@ -44,6 +47,13 @@ def of_inputs(setting: Setting) -> Setting:
     return replace(setting, shape=(FEATURES,))
 
 
+def of_fixed_head(setting: Setting) -> Setting:
+    """The setting with a network of the same form whose classifier is not trained."""
+    net: Any = copy.deepcopy(setting.model.net)
+    net.head.weight.requires_grad_(False)
+    return replace(setting, model=Model(net))
+
+
 def with_inputs(setting: Setting) -> Setting:
     """The setting with forty unlabeled inputs on the server."""
     source = torch.Generator().manual_seed(5)
@@ -63,6 +73,23 @@ MAKE: dict[str, Make] = {
     "fedrs by frequency": lambda s: recipes.fedrs(s, alpha=0.1, mode="frequency"),
     "fedsam": recipes.fedsam,
     "moon": recipes.moon,
+    "fedntd": recipes.fedntd,
+    "feddecorr": recipes.feddecorr,
+    "feddecorr by code": lambda s: recipes.feddecorr(s, beta=0.02, scale="code"),
+    "fedvls": recipes.fedvls,
+    "fedvls strong": lambda s: recipes.fedvls(s, distill=1.0, suppress=0.2),
+    "balanced_softmax": recipes.balanced_softmax,
+    "fedlc": lambda s: recipes.fedlc(s, tau=0.5),
+    "feddisco": recipes.feddisco,
+    "feddisco of few": lambda s: recipes.feddisco(s, a=0.9, b=0.0, distance="l2"),
+    "feddisco_target": lambda s: recipes.feddisco_target(s, a=0.9),
+    "fedetf": lambda s: recipes.fedetf(of_fixed_head(s)),
+    "fedgela": lambda s: recipes.fedgela(of_fixed_head(s)),
+    "iwerm": recipes.iwerm,
+    "iwerm by node": lambda s: recipes.iwerm(s, clip=3.0, ratio="node"),
+    "fedpals_joint": recipes.fedpals_joint,
+    "label weights on fedpals": lambda s: LabelWeights(recipes.fedpals(s, ess=0.6), s.target),
+    "label weights on scaffold": lambda s: LabelWeights(recipes.scaffold(s), s.target),
     "fedavgm": recipes.fedavgm,
     "fedadam": recipes.fedadam,
     "fedyogi": recipes.fedyogi,

@@ -58,6 +58,14 @@ class Net(nn.Module):
         return {"features": features, "logits": self.head(features)}
 
 
+class Fixed(Net):
+    """A head whose matrix is not trained."""
+
+    def __init__(self, task: fs.Task) -> None:
+        super().__init__(task)
+        self.head.weight.requires_grad_(False)
+
+
 class Routed(Net):
     """The same with a router."""
 

@@ -64,6 +64,23 @@ def test_training_varies_and_the_population_stays(file: Path) -> None:
         assert (" stay the same" in plan.varied) == (vary == "training")
 
 
+def test_each_client_of_a_table_is_the_target_in_turn(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("site,x,ill\n" + "a,1,0\na,2,1\nb,3,0\nb,4,1\nc,5,0\n")
+    file = tmp_path / "f.toml"
+    file.write_text(
+        'data = { source = "t.csv", client = "site", label = "ill", target = "pooled" }\n'
+        'model.name = "linear"\nmethod.name = "fedavg"\ntraining.rounds = 1\n'
+    )
+    plan, _ = plan_of(file, [], [0], vary="target")
+    (point,) = plan.points
+    assert plan.targets == ("a", "b", "c")
+    assert [point.runs[i].config.data.target for i in plan.seeds] == ["a", "b", "c"]
+    single, _ = plan_of(file, [], [0], ["data.target=b"])
+    assert [*single.runs] == [point.runs[1].name]  # the run that data.target alone would make
+    with pytest.raises(InputError, match="there is one seed; give --seeds 0"):
+        plan_of(file, [], [0, 1], vary="target")
+
+
 @pytest.mark.parametrize(
     ("methods", "overrides", "more", "why"),
     [
@@ -81,7 +98,8 @@ def test_training_varies_and_the_population_stays(file: Path) -> None:
         ("fedavg", ["training.ruonds=1,2"], {}, "unknown key"),
         ("fedavg,fedavg", [], {}, '"fedavg" is there twice'),
         ("fedavg", [], {"base": "fedpals"}, 'unknown method to compare with "fedpals"'),
-        ("fedavg", [], {"vary": "all"}, 'unknown thing to vary "all"; allowed: split, training'),
+        ("fedavg", [], {"vary": "all"}, 'unknown thing to vary "all"; allowed: split, target, t'),
+        ("fedavg", [], {"vary": "target"}, "set data.source to a table, a folder, or"),
         ("fedavg", ["seeds.split=1"], {"vary": "split"}, "seeds.split = 1 is set"),
         (
             "fedpals", ["method.lam=1", "method.ess=0.5"], {},

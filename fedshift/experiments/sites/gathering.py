@@ -134,6 +134,12 @@ def check_sites(config: Config) -> None:
             f'method.name = "{config.method.name}" draws clients from all rows, and with '
             'data.source = "sites" they stay with the clients; simulate it'
         )
+    if config.training.prior != "none" and data.target != "clients" and not _is_table(data.target):
+        raise InputError(
+            f'training.prior = "{config.training.prior}": the sites score their test rows by the '
+            "model as it is trained, so that nothing would measure the corrected one; give a table "
+            "of the target as data.target, or leave it out"
+        )
     classes = [*map(text_of, data.classes or ())]
     marginal(data, classes, np.ones((1, len(classes)), np.int64))  # for its errors
 
@@ -202,7 +208,7 @@ _NO_ROWS = '"{}" sent sums of column "{}" that no rows have, or values beyond 1e
 
 def _target_table(data: Data) -> tuple[Columns, Coded] | None:
     """(the columns, the labels) of the server's own examples of the target, where it has such."""
-    if not isinstance(data.target, str) or not data.target.lower().endswith(TABLES):
+    if not _is_table(data.target):
         return None
     label, texts = str(data.label), categories_of(data.model_dump())
 
@@ -211,6 +217,10 @@ def _target_table(data: Data) -> tuple[Columns, Coded] | None:
 
     table, y = labelled(data.target, label, texts, columns)
     return table, with_classes(coded(y), data.classes or ())
+
+
+def _is_table(target: object) -> bool:
+    return isinstance(target, str) and target.lower().endswith(TABLES)
 
 
 def marginal(data: Data, classes: Sequence[str], counts: Ints) -> Floats:

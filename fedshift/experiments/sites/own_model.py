@@ -48,9 +48,9 @@ def load_own_model(folder: Path | str) -> nn.Module:
         classes, clients = int(about["classes"]), int(about["clients"])
     except (LookupError, TypeError, ValueError) as e:
         raise DataError(f"{place / ABOUT}: damaged ({type(e).__name__}: {e})") from None
-    routed = clients if recipes.traits_of(config.method.name).router else None
+    traits = recipes.traits_of(config.method.name)
     seed = config.seeds.resolved().init
-    model = named_network(config.model, shape, classes, seed, routed, None)
+    model = named_network(config.model, traits, shape, classes, seed, clients, None)
     parts = read_parts(place / MODEL)
     check_fit(place / MODEL, model, [(parts["params"], parts["buffers"])])
     return model.loaded(parts["params"], parts["buffers"])

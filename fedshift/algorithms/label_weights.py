@@ -1,0 +1,101 @@
+"""Any method on examples that are weighed by their labels, towards the target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from fedshift.algorithms.base import is_elementwise, rows
+from fedshift.algorithms.defaults import Around
+from fedshift.algorithms.steps import REGISTERED
+from fedshift.arguments import check_fields
+from fedshift.data import ClientData, Plan
+from fedshift.errors import InputError, check_name
+from fedshift.real import described
+from fedshift.server.label_weights import check_reached, node_ratios, ratios
+from fedshift.server.weights import check_target
+from fedshift.tree import Params, Parts
+
+Ratio = Literal["pooled", "node"]
+
+
+@dataclass(frozen=True)
+class LabelWeights(Around):
+    """`inner`, with an example of label y on client i counting w_iy times in its loss.
+
+    w_iy = T_y n_i / (a_i n_y), a_i the client's weight in the round and n_y the examples of label y
+    on all clients of the round: together they weigh labels as the target does, whether or not
+    clients can be mixed into it. With weights by size that is T_y / p_y, p the pooled label shares.
+
+    target  T [K]
+    clip    the largest w_iy, 1 or more; inf: none. Where it bites, labels are not quite mixed to T
+    ratio   "node": w_iy = T_y / S_iy, as if each client had to have the target's labels by itself
+
+    The message has the part "label_weights": w [K], 0 for labels that the client lacks. So clients
+    learn of T what their labels tell. A client without a label of the target trains on nothing:
+    give `inner` weights that leave it out, `fedshift.server.label_weights.JointLabels`.
+
+    Raises InputError for a target that is none, one of other labels than the clients register, one
+    none of whose labels any client has, and a clip below 1.
+    """
+
+    target: tuple[float, ...]
+    clip: float = 10.0
+    ratio: Ratio = "pooled"
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_target(self.target)
+        check_name("ratio of LabelWeights", self.ratio, get_args(Ratio))
+        if not self.clip >= 1.0:
+            raise InputError(
+                f"clip must be 1 or more, or inf for none, as weights of examples are 1 in the "
+                f"mean; got {described(self.clip)}"
+            )
+
+    def init(self, params: Params, buffers: Params, table: Params) -> Parts:
+        labels, state = table["labels"], self.inner.init(params, buffers, table)
+        if labels.shape[1] != len(self.target):
+            raise InputError(
+                f"the target has {len(self.target)} labels, and clients register "
+                f"{labels.shape[1]}; give T one share per label"
+            )
+        return state | {"table": state["table"] | {"labels": labels}}
+
+    def broadcast(self, server: Parts, client: int) -> Parts:
+        cohort = server["cohort"]
+        # One row of [C, K]: the others are needed for the sums over the round's clients.
+        place = int((cohort["id"] == client).nonzero()[0, 0])
+        w = self.label_weights(server, cohort["id"], cohort["weight"])[place]
+        return self.inner.broadcast(server, client) | {"label_weights": {"w": w}}
+
+    def label_weights(self, server: Parts, ids: Tensor, weights: Tensor) -> Tensor:
+        """w [C, K] of the clients `ids`, which have these weights [C] in a round."""
+        target = torch.tensor(self.target, dtype=torch.float64)
+        labels = rows(server, ids)["labels"]
+        node = self.ratio == "node"
+        w = node_ratios(labels, target) if node else ratios(labels, target, weights)
+        if not w.any():  # by chance, in a round of few clients, or because none ever has one
+            check_reached(server["table"]["labels"], target)
+        return w.clamp(max=self.clip)
+
+    def client_update(
+        self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
+    ) -> tuple[Parts, Parts]:
+        # Along the last axis: clients may come stacked, w [C, K] and y [C, n].
+        w = message["label_weights"]["w"].to(data.w.dtype).gather(-1, data.y)
+        rest = {k: v for k, v in message.items() if k != "label_weights"}
+        return self.inner.client_update(rest, state, data._replace(w=data.w * w), plans)
+
+    def is_elementwise(self) -> bool:
+        return is_elementwise(self.inner.client_update)
+
+    def reveals(self) -> Mapping[str, str]:
+        inner, labels = self.inner.reveals(), REGISTERED["labels"]
+        if labels in inner["register"]:
+            return inner
+        return {**inner, "register": f"{inner['register']}; {labels}"}

@@ -1,0 +1,69 @@
+"""Features that do not repeat one another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedshift.arguments import check_fields, check_positive
+from fedshift.client.objectives import Term, View
+from fedshift.client.prototypes import features_of
+from fedshift.errors import check_name
+from fedshift.tree import Params
+
+Scale = Literal["paper", "code"]
+# As in the authors' code: a feature that is the same for the whole batch has correlation 0.
+EPS = 1e-8
+
+
+@dataclass(frozen=True)
+class Decorrelation(Term):
+    """beta/d^2 ||R||_F^2, R [d, d] the correlations of the "features" [B, d] over the batch.
+
+        "paper"   as above; R's diagonal is 1, or 0 for a feature that is the same throughout
+        "code"    beta (B - 1)^2/B 1/(d (d - 1)) sum_(i != j) R_ij^2, as in the authors' code
+
+    Moments are weighted by the examples' importances. A batch of one example has value 0. Without
+    the diagonal, which has no gradient, "code" is nearly B times "paper".
+
+    Shi et al. 2023, "Towards understanding and mitigating dimensional collapse in heterogeneous
+    federated learning" (FedDecorr), arXiv 2210.00226. Raises InputError unless
+    beta > 0 (leave the term out for beta = 0), and for a model without "features".
+    """
+
+    beta: float = 0.1
+    scale: Scale = "paper"
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_positive("Decorrelation beta", self.beta)
+        check_name("scale of Decorrelation", self.scale, ("paper", "code"))
+
+    def reads_features(self) -> bool:
+        return True
+
+    def __call__(self, view: View) -> Tensor:
+        unit = _standardised(view.out, view.batch.w)
+        examples, d = unit.shape
+        # ||A^T A|| = ||A A^T||: the smaller of the two products.
+        product = unit @ unit.T if examples < d else unit.T @ unit
+        squares = product.square().sum()
+        if self.scale == "paper":
+            return self.beta / d**2 * squares
+        diagonal = unit.square().sum(0).square().sum()
+        size = view.batch.size.to(unit.dtype)
+        return self.beta * (size - 1) ** 2 / size * (squares - diagonal) / max(1, d * (d - 1))
+
+
+def _standardised(out: Params, w: Tensor) -> Tensor:
+    """A [B, d] with A^T A the correlations of the features, examples weighted by w [B]."""
+    z = features_of(out)
+    share = w.to(z.dtype)
+    # clamp: a batch of padding alone has value 0, not 0 / 0.
+    share = share / share.sum().clamp(min=torch.finfo(z.dtype).tiny)
+    centred = z - share @ z
+    deviation = (share @ centred.square() + EPS).sqrt()
+    return share.sqrt()[:, None] * centred / deviation

@@ -1,0 +1,95 @@
+"""Distillation from the model received, over a part of the labels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedshift.arguments import check_fields, check_positive
+from fedshift.client.objectives import Term, View, batch_mean
+from fedshift.client.shares import remembered, shares_in
+from fedshift.data import ClientData
+from fedshift.tree import Params, Parts
+
+
+def distilled(view: View, among: Tensor, tau: float) -> Tensor:
+    """KL(q^g || q) of each example [B]: q the softmax of z / tau over the labels in `among`.
+
+    q^g is that of the model received, in evaluation mode, with its buffers and without gradient.
+    among is [B, K] or [K], bool; where it has one label or none, the value and its gradient are 0.
+    """
+    with torch.no_grad():
+        anchor, buffers = view.context["anchor"], view.context["anchor_buffers"]
+        given = view.model(anchor, buffers, view.batch.x)["logits"]
+    teacher, student = (_log_shares(z, among, tau) for z in (given, view.out["logits"]))
+    return (teacher.exp() * (teacher - student)).sum(1)
+
+
+def _log_shares(logits: Tensor, among: Tensor, tau: float) -> Tensor:
+    # The lowest number, not minus infinity: what is left out has share 0, and 0 times infinity is
+    # no number.
+    low = torch.finfo(logits.dtype).min
+    return F.log_softmax((logits / tau).masked_fill(~among, low), 1)
+
+
+@dataclass(frozen=True)
+class NotTrueDistillation(Term):
+    """(beta/B) sum_b w_b KL(q^g_b || q_b), q_b the softmax of z_b / tau over all labels but y_b.
+
+    q^g is q of the model received. What the client's labels teach stays to the cross-entropy; how
+    the other labels share the rest stays as the server's model has it. By the logits the gradient
+    is beta/(B tau) (q - q^g) for labels other than y_b, and 0 for y_b. With two labels it is 0.
+
+    Lee et al. 2022, "Preservation of the global knowledge by not-true distillation in federated
+    learning" (FedNTD), arXiv 2106.03097. Raises InputError unless beta > 0 and
+    tau > 0: leave the term out for beta = 0.
+    """
+
+    beta: float = 1.0
+    tau: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name, v in (("beta", self.beta), ("tau", self.tau)):
+            check_positive(f"NotTrueDistillation {name}", v)
+
+    def reads_classes(self) -> bool:
+        return True
+
+    def __call__(self, view: View) -> Tensor:
+        logits, y = view.out["logits"], view.batch.y
+        among = torch.arange(logits.shape[1], device=y.device) != y[:, None]
+        return self.beta * batch_mean(distilled(view, among, self.tau), view.batch)
+
+
+@dataclass(frozen=True)
+class VacantDistillation(Term):
+    """(strength/B) sum_b w_b KL(q^g_b || q_b), q_b the softmax of z_b over the labels with S_c = 0.
+
+    S [K] are the client's label shares, q^g is q of the model received. How it tells apart the
+    labels that the client lacks is kept; where the client lacks one label or none, the term is 0.
+
+    Guo et al. 2025, "Exploring vacant classes in label-skewed federated learning" (FedVLS), arXiv
+    2401.02329, as the authors' code computes it. classes is K. Raises InputError unless
+    strength > 0: leave the term out for 0.
+    """
+
+    classes: int
+    strength: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_positive("VacantDistillation strength", self.strength)
+
+    def reads_classes(self) -> bool:
+        return True
+
+    def remember(self, params: Params, buffers: Params, data: ClientData) -> Parts:
+        return remembered(data, self.classes)
+
+    def __call__(self, view: View) -> Tensor:
+        vacant = shares_in(view) == 0
+        return self.strength * batch_mean(distilled(view, vacant, 1.0), view.batch)

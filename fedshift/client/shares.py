@@ -1,0 +1,161 @@
+"""Terms that look at how many examples of each label the client has: n_c, and shares S_c."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedshift.arguments import check_fields, check_positive
+from fedshift.client.objectives import Term, View, batch_mean
+from fedshift.data import ClientData, label_counts
+from fedshift.tree import Params, Parts
+
+# Added to shares before their logarithm, as the FedVLS authors' code does.
+LEAST = 1e-9
+# exp(-MISSING) is 0 in every type of numbers, and half precision holds it.
+MISSING = 1e4
+
+
+def remembered(data: ClientData, classes: int) -> Parts:
+    """n [K] as a part of the client's state, the same one for all terms that ask for it."""
+    return {"labels": {"counts": label_counts(data, classes)}}
+
+
+def counts_in(view: View) -> Tensor:
+    """n [K], in the logits' type."""
+    return view.context["labels"]["counts"].to(view.out["logits"].dtype)
+
+
+def shares_in(view: View) -> Tensor:
+    """S [K], in the logits' type."""
+    counts = counts_in(view)
+    return counts / counts.sum().clamp(min=1.0)  # clamp: a client without examples trains on none
+
+
+@dataclass(frozen=True)
+class CountAdjusted(Term):
+    """-(1/B) sum_b w_b log softmax(z_b + log max(n, least))[y_b], n [K] the client's label counts.
+
+    The model learns logits for equally many examples of each label, and adds the client's counts in
+    training only (Ren et al. 2020, balanced softmax, arXiv 2007.10740). A label that the client
+    lacks counts as `least` examples: as one in FedETF, whose code it is; with a tiny number it
+    hardly takes part. By the logits the gradient is w_b/B (softmax(z + log max(n, least)) - 1_y).
+    With equal counts it is `CrossEntropy` exactly; it takes that one's place.
+
+    classes is K. Raises InputError unless least > 0.
+    """
+
+    classes: int
+    least: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_positive("CountAdjusted least", self.least)
+
+    def remember(self, params: Params, buffers: Params, data: ClientData) -> Parts:
+        return remembered(data, self.classes)
+
+    def __call__(self, view: View) -> Tensor:
+        counts = counts_in(view).clamp(min=self.least)
+        # Over their mean, which no softmax sees: equal counts then add exactly 0.
+        logits = view.out["logits"] + (counts / counts.mean()).log()
+        return batch_mean(F.cross_entropy(logits, view.batch.y, reduction="none"), view.batch)
+
+
+@dataclass(frozen=True)
+class CountMargins(Term):
+    """-(1/B) sum_b w_b log softmax(z_b - m)[y_b], m_c = tau n_c^{-1/4}, n [K] the label counts.
+
+    The rarer a label, the more its logit must exceed the others'. A label that the client lacks has
+    an endless margin: it is left out of the softmax. By the logits the gradient is
+    w_b/B (softmax(z - m) - 1_y). With equal counts it is `CrossEntropy` exactly, whose place it
+    takes in training only.
+
+    Zhang et al. 2022, "Federated learning with label distribution skew via logits calibration"
+    (FedLC), arXiv 2209.00189. classes is K. Raises InputError unless tau > 0.
+    """
+
+    classes: int
+    tau: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_positive("CountMargins tau", self.tau)
+
+    def remember(self, params: Params, buffers: Params, data: ClientData) -> Parts:
+        return remembered(data, self.classes)
+
+    def __call__(self, view: View) -> Tensor:
+        counts = counts_in(view)
+        margins = self.tau * counts.clamp(min=1.0).pow(-0.25)
+        # Less the smallest, which no softmax sees: equal counts then take off exactly 0. A number
+        # stands for the endless margin, since a client without examples must give one, too.
+        margins = torch.where(counts > 0, margins - margins.min(), MISSING)
+        loss = F.cross_entropy(view.out["logits"] - margins, view.batch.y, reduction="none")
+        return batch_mean(loss, view.batch)
+
+
+@dataclass(frozen=True)
+class ShareScaled(Term):
+    """-(1/B) sum_b w_b log softmax(K S_c z_c)[y_b], S [K] the client's label shares.
+
+    To scale the logits of a classifier without bias is to scale its rows: on an ETF the client
+    trains its features against the directions v_c, of length K S_c each. A missing logit becomes 0,
+    not minus infinity. With equal shares it is `CrossEntropy`, whose place it takes in training
+    only.
+
+    Fan et al. 2023, "Federated learning with bilateral curation for partially class-disjoint data"
+    (FedGELA), arXiv 2405.18972. classes is K.
+    """
+
+    classes: int
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def remember(self, params: Params, buffers: Params, data: ClientData) -> Parts:
+        return remembered(data, self.classes)
+
+    def __call__(self, view: View) -> Tensor:
+        scaled = view.out["logits"] * (self.classes * shares_in(view))
+        return batch_mean(F.cross_entropy(scaled, view.batch.y, reduction="none"), view.batch)
+
+
+@dataclass(frozen=True)
+class LogitSuppression(Term):
+    """strength sum_c S_c log( (1/B) sum_b w_b e^{u_bc} ), u_bc = z_bc - log(K S_c); 0 if y_b = c.
+
+    Examples of other labels are to have a small logit for c; the more so, the more examples of c
+    the client has, as its model gives such labels too often. Labels that the client lacks take no
+    part. By the logits the gradient is strength S_c w_b e^{u_bc} / sum_b' w_b' e^{u_b'c} where
+    y_b != c, and 0 where y_b = c.
+
+    Guo et al. 2025, "Exploring vacant classes in label-skewed federated learning" (FedVLS), arXiv
+    2401.02329, as the authors' code computes it. classes is K. Raises InputError unless
+    strength > 0: leave the term out for 0.
+    """
+
+    classes: int
+    strength: float = 0.005
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_positive("LogitSuppression strength", self.strength)
+
+    def reads_classes(self) -> bool:
+        return True
+
+    def remember(self, params: Params, buffers: Params, data: ClientData) -> Parts:
+        return remembered(data, self.classes)
+
+    def __call__(self, view: View) -> Tensor:
+        logits, y, shares = view.out["logits"], view.batch.y, shares_in(view)
+        u = logits - torch.log(self.classes * (shares + LEAST))
+        others = torch.arange(self.classes, device=y.device) != y[:, None]
+        # Padding has the weight 0; a batch of padding alone must give a number, too.
+        w = view.batch.w.to(u.dtype).clamp(min=torch.finfo(u.dtype).tiny)
+        sums = torch.logsumexp(u * others + w.log()[:, None], 0)
+        return self.strength * (shares * (sums - view.batch.size.to(u.dtype).log())).sum()

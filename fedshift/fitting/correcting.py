@@ -1,0 +1,68 @@
+"""From a run's record to the correction of its models for a target, without training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedshift.errors import InputError
+from fedshift.experiments.run_models import RunModels
+from fedshift.fitting.predictor import CorrectionOf
+from fedshift.record.summary import Summary
+from fedshift.server.prior import Calibrator, Correction, calibrated_shift, prior_shift
+from fedshift.tasks.target import Target, target_of
+
+Floats = NDArray[np.float64]
+
+
+def target_shares(given: object, summary: Summary) -> Target:
+    """The target that a user names by label shares or counts. Raises InputError for all else."""
+    if summary.kind is not None:
+        raise InputError(
+            "for_target corrects a model's classes by their shares, and this run predicts "
+            f"{'numbers' if summary.kind == 'regression' else 'several labels per row'}"
+        )
+    if isinstance(given, str):
+        raise InputError(
+            f'for_target("{given}"): give label shares or counts, a dict by class or one number '
+            "per class; a client's data are another task"
+        )
+    return target_of(given, (), summary.classes)
+
+
+def correction_for(summary: Summary, models: RunModels, shares: Sequence[float]) -> CorrectionOf:
+    """By the place of a client: of its own model, else of the server's.
+
+    A client's own model was trained under that client's label shares; the server's under the
+    mixture of the clients' by their weights, or it is calibrated.
+    """
+    counts = np.array(summary.label_counts, dtype=np.float64)
+    rows: Floats = counts / np.maximum(counts.sum(1, keepdims=True), 1.0)
+    shared = _of_server(summary, np.array(shares), rows)
+
+    def of(place: int | None) -> Correction | None:
+        if place is None or not models.personal:
+            return shared
+        if not counts[place].any():
+            raise InputError(
+                "this client has no training examples: nothing says under which label shares its "
+                "model was trained"
+            )
+        return prior_shift(shares, rows[place])
+
+    return of
+
+
+def _of_server(summary: Summary, target: Floats, rows: Floats) -> Correction:
+    """By the run's calibrator, where it has one; rows [M, K] are the clients' label shares."""
+    done = summary.corrected
+    if done is None:  # of an earlier version, or of clients that serve models of their own
+        mixture = np.array(summary.weights) @ rows
+        return prior_shift(target, mixture / mixture.sum())
+    if done.calibrator_bias is None or done.prior is None:
+        return prior_shift(target, done.trained_on)
+    bias, prior = np.array(done.calibrator_bias), np.array(done.prior)
+    calibrator = Calibrator(done.scale, bias, prior, np.array(done.counts))
+    return calibrated_shift(calibrator, target)

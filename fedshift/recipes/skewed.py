@@ -1,0 +1,180 @@
+"""One model for all clients, by local training that is made for clients of few labels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fedshift.algorithms.fedavg import FedAvg
+from fedshift.client.decorrelation import Decorrelation, Scale
+from fedshift.client.distilling import NotTrueDistillation, VacantDistillation
+from fedshift.client.objectives import CrossEntropy, Term
+from fedshift.client.shares import CountAdjusted, CountMargins, LogitSuppression, ShareScaled
+from fedshift.errors import InputError
+from fedshift.recipes.one_model import fedavg
+from fedshift.recipes.setting import Setting
+from fedshift.recipes.traits import (
+    DecorrelationBeta,
+    MarginTau,
+    NotTrueBeta,
+    NotTrueTau,
+    Traits,
+)
+from fedshift.server.combine import Mean
+from fedshift.server.discrepancy import Disco, Distance
+
+__all__ = [
+    "balanced_softmax", "feddecorr", "feddisco", "feddisco_target", "fedetf", "fedgela", "fedlc",
+    "fedntd", "fedvls",
+]  # fmt: skip
+TRAITS = {
+    "balanced_softmax": Traits(even=True),
+    "feddisco": Traits("FedDisco"),
+    "feddisco_target": Traits(page="feddisco"),
+    "fedlc": Traits("FedLC"),
+    "fedntd": Traits("FedNTD"),
+    "feddecorr": Traits("FedDecorr"),
+    "fedvls": Traits("FedVLS", even=True),
+    "fedetf": Traits("FedETF", fixed_head=True, even=True),
+    "fedgela": Traits("FedGELA", page="fedetf", fixed_head=True),
+}
+
+
+def _check_strength(name: str, value: float, nought: str = "FedAvg") -> None:
+    if not 0.0 <= value < float("inf"):
+        raise InputError(f"{name} must be a number of 0 or more (0 is {nought}), got {value}")
+
+
+def feddisco(
+    setting: Setting, *, a: float = 0.5, b: float = 0.1, distance: Distance = "kl"
+) -> FedAvg:
+    """FedAvg by weights that are smaller the further a client's labels are from even shares.
+
+    Reference: Ye et al. 2023, "FedDisco: federated learning with discrepancy-aware collaboration",
+    arXiv 2305.19229.
+    Note: max(0, n_i/N - a d_i + b) before they are made to sum to 1, d divided by its sum; a = b =
+    0 is FedAvg bit for bit.
+    """
+    classes = len(setting.target)
+    rule = Disco((1.0 / classes,) * classes, a, b, distance)
+    return replace(fedavg(setting), combine=Mean(rule))
+
+
+def feddisco_target(
+    setting: Setting, *, a: float = 0.5, b: float = 0.1, distance: Distance = "l2"
+) -> FedAvg:
+    """FedDisco with distances to the target's label shares in place of even ones.
+
+    Reference: Ye et al. 2023, "FedDisco: federated learning with discrepancy-aware collaboration",
+    arXiv 2305.19229, whose code does so where the test set is not balanced.
+    Note: a = b = 0 is FedAvg bit for bit; "kl" needs a target of all labels.
+    """
+    return replace(fedavg(setting), combine=Mean(Disco(setting.target, a, b, distance)))
+
+
+def balanced_softmax(setting: Setting) -> FedAvg:
+    """FedAvg whose clients add the logarithms of their label shares to the logits in training.
+
+    Reference: Ren et al. 2020, "Balanced meta-softmax for long-tailed visual recognition", arXiv
+    2007.10740.
+    Note: a label that a client lacks is left out of its softmax; clients of even shares train as
+    in FedAvg, bit for bit.
+    """
+    return replace(fedavg(setting), objective=CountAdjusted(len(setting.target), least=1e-30))
+
+
+def fedlc(setting: Setting, *, tau: MarginTau = 1.0) -> FedAvg:
+    """FedAvg whose clients give a label a margin that is larger the rarer they have it.
+
+    Reference: Zhang et al. 2022, "Federated learning with label distribution skew via logits
+    calibration" (FedLC), arXiv 2209.00189.
+    Note: the margin of label c is tau n_c^(-1/4), n_c the client's examples of it; a label that it
+    lacks is left out of its softmax.
+    """
+    return replace(fedavg(setting), objective=CountMargins(len(setting.target), tau))
+
+
+def fedntd(setting: Setting, *, beta: NotTrueBeta = 1.0, tau: NotTrueTau = 1.0) -> FedAvg:
+    """FedAvg whose clients keep how the server's model shares out the labels other than the true.
+
+    Reference: Lee et al. 2022, "Preservation of the global knowledge by not-true distillation in
+    federated learning" (FedNTD), arXiv 2106.03097.
+    Note: one more forward pass per step; beta = 0 is FedAvg bit for bit.
+    """
+    _check_strength("FedNTD's beta", beta)
+    plain = fedavg(setting)
+    if not beta:
+        return plain
+    return replace(plain, objective=CrossEntropy() + NotTrueDistillation(beta, tau))
+
+
+def feddecorr(setting: Setting, *, beta: DecorrelationBeta = 0.1, scale: Scale = "paper") -> FedAvg:
+    """FedAvg with a penalty on correlations between features, which keeps them from collapsing.
+
+    Reference: Shi et al. 2023, "Towards understanding and mitigating dimensional collapse in
+    heterogeneous federated learning" (FedDecorr), arXiv 2210.00226.
+    Note: needs a model that returns "features"; scale "code" is the authors' code's, nearly a
+    batch's size times larger; beta = 0 is FedAvg bit for bit.
+    """
+    _check_strength("FedDecorr's beta", beta)
+    plain = fedavg(setting)
+    if not beta:
+        return plain
+    return replace(plain, objective=CrossEntropy() + Decorrelation(beta, scale))
+
+
+def fedvls(setting: Setting, *, distill: float = 0.1, suppress: float = 0.005) -> FedAvg:
+    """FedAvg whose clients keep the server's view of labels that they lack, and quieten the others.
+
+    Reference: Guo et al. 2025, "Exploring vacant classes in label-skewed federated learning"
+    (FedVLS), AAAI, arXiv 2401.02329.
+    Note: as the authors' code: logits plus the logarithms of the client's label shares, a
+    distillation over absent labels, and a penalty on logits of labels that are not an example's;
+    one more forward pass per step. A strength of 0 leaves its term out.
+    """
+    _check_strength("FedVLS's distill", distill, "without distillation")
+    _check_strength("FedVLS's suppress", suppress, "without suppression")
+    classes = len(setting.target)
+    # Next to nothing: absent labels take no part in it, and are distilled instead.
+    objective: Term = CountAdjusted(classes, least=1e-6)
+    if distill:
+        objective += VacantDistillation(classes, distill)
+    if suppress:
+        objective += LogitSuppression(classes, suppress)
+    return replace(fedavg(setting), objective=objective)
+
+
+def fedetf(setting: Setting) -> FedAvg:
+    """FedAvg under a fixed simplex as classifier, logits adjusted to the client's label counts.
+
+    Reference: Li et al. 2023, "No fear of classifier biases: neural collapse inspired federated
+    learning with synthetic and fixed classifier" (FedETF), ICCV, arXiv 2303.10058.
+    Note: needs a network with a fixed classifier, as `fedshift.models.etf` has, whose temperature
+    is trained; one model for all, without the paper's fine-tuning at clients.
+    """
+    _check_fixed_head(setting, "FedETF")
+    return replace(fedavg(setting), objective=CountAdjusted(len(setting.target)))
+
+
+def fedgela(setting: Setting) -> FedAvg:
+    """FedAvg under a fixed simplex as classifier, whose rows clients scale by their label shares.
+
+    Reference: Fan et al. 2023, "Federated learning with bilateral curation for partially
+    class-disjoint data" (FedGELA), NeurIPS, arXiv 2405.18972.
+    Note: needs a network with a fixed classifier, as `fedshift.models.etf` has; the temperature is
+    the network's and stays. The server's model has rows of one length.
+    """
+    _check_fixed_head(setting, "FedGELA")
+    names = (name for name, _ in setting.model.net.named_parameters())
+    scales = (name for name in names if name.startswith(setting.head) and name.endswith("scale"))
+    local = replace(setting.local, frozen=(*setting.local.frozen, *scales))
+    return replace(fedavg(setting), objective=ShareScaled(len(setting.target)), local=local)
+
+
+def _check_fixed_head(setting: Setting, name: str) -> None:
+    fixed = [k for k in setting.model.fixed if k.startswith(setting.head)]
+    if not fixed:
+        raise InputError(
+            f"{name} needs a network whose classifier is fixed, and all parameters of "
+            f"{list(setting.head)} are trained here; let EtfHead of fedshift.models.etf be the "
+            "last layer, named by Setting(head=...)"
+        )

@@ -1,0 +1,225 @@
+"""Prior correction: a trained model's logits, moved to the label shares of the target.
+
+Under label shift p(x | y) is the same everywhere, so a model of p(y | x) under label shares p is
+one of the target after adding log T_y - log p_y to its logits. It costs no training and no message,
+and one model serves any number of targets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import logsumexp
+
+from fedshift.errors import InputError
+from fedshift.real import numbers
+from fedshift.sketch import sketched
+
+Floats = NDArray[np.float64]
+
+# Stands for a share of 0 in a logarithm: such a label is never predicted.
+NO_SHARE = 1e-12
+# Of a label with less, the model has seen so little that its logit means nothing.
+FLOOR = 1e-3
+# Pulls the scale to 1 and the bias to 0 by as much as a thousandth of an example: it settles what
+# the examples leave open (a constant in the bias, a label that none has, examples all predicted).
+RIDGE = 1e-3
+STEPS, HALVINGS, NEAR = 50, 20, 1e-9
+
+
+@sketched
+@dataclass(frozen=True, eq=False)
+class Correction:
+    """Logits at the target are scale z + bias, for a model's logits z [..., K].
+
+    bias         [K]
+    correctable  [K] bool: False for labels that the model was hardly trained on. They get log T_y
+                 alone: dividing by a share near 0 would promote a logit that means nothing
+    """
+
+    scale: float
+    bias: Floats
+    correctable: NDArray[np.bool_]
+
+    def of(self, logits: ArrayLike) -> Floats:
+        """The corrected logits, in float64."""
+        return self.scale * np.asarray(logits, dtype=np.float64) + self.bias
+
+
+def prior_shift(target: ArrayLike, trained_on: ArrayLike, floor: float = FLOOR) -> Correction:
+    """log T_y - log p_y, for a model trained on the label shares p.
+
+    target      T [K], shares of the labels at the target
+    trained_on  p [K], of the mixture that the model was trained on: S^T a of its weights
+    floor       labels with p_y below it get log T_y alone, and are not `correctable`
+
+    >>> fs.prior_shift([0.9, 0.1], [0.5, 0.5]).bias.round(3).tolist()
+    [0.588, -1.609]
+
+    With T = p the bias is 0. Source: Saerens, Latinne and Decaestecker 2002; Menon et al. 2021
+    (logit adjustment). Raises InputError for what are no shares, or of unequal length.
+    """
+    T, p = _shares(target, "target"), _shares(trained_on, "trained_on")
+    if len(T) != len(p):
+        raise InputError(f"target has {len(T)} labels, and trained_on has {len(p)}")
+    correctable = p >= floor
+    return Correction(1.0, _ratio(T, p, correctable), correctable)
+
+
+@dataclass(frozen=True, eq=False)
+class CalibrationSums:
+    """What one client says of its validation examples at softmax(scale z + bias). Sums add.
+
+    loss      summed cross-entropy
+    gradient  [K + 1] of the loss, by the scale first and the bias then
+    hessian   [K + 1, K + 1]
+    counts    [K] examples of each label
+    """
+
+    loss: float
+    gradient: Floats
+    hessian: Floats
+    counts: Floats
+
+    def __add__(self, other: CalibrationSums) -> CalibrationSums:
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return CalibrationSums(*(a + b for a, b in pairs))
+
+
+def calibration_sums(
+    logits: ArrayLike, y: ArrayLike, scale: float, bias: ArrayLike
+) -> CalibrationSums:
+    """The sums over examples with logits z [n, K] and labels y [n].
+
+    With q = softmax(scale z + bias): d loss / d scale = sum_x (q - e_y) . z, d loss / d bias =
+    sum_x (q - e_y); the Hessian is sum_x J^T (diag q - q q^T) J with J = [z, I].
+    """
+    z, labels = np.asarray(logits, dtype=np.float64), np.asarray(y)
+    n, classes = z.shape
+    shifted = scale * z + np.asarray(bias, dtype=np.float64)
+    top = logsumexp(shifted, axis=1, keepdims=True) if n else np.zeros((0, 1))
+    q, at = np.exp(shifted - top), np.arange(n)
+    off = q.copy()
+    off[at, labels] -= 1.0
+    mean = (q * z).sum(1, keepdims=True)
+    cross = (q * (z - mean)).sum(0)
+    hessian = np.empty((classes + 1, classes + 1))
+    hessian[0, 0] = float((q * (z - mean) ** 2).sum())
+    hessian[0, 1:] = hessian[1:, 0] = cross
+    hessian[1:, 1:] = np.diag(q.sum(0)) - q.T @ q
+    return CalibrationSums(
+        float((top[:, 0] - shifted[at, labels]).sum()),
+        np.concatenate([[float((off * z).sum())], off.sum(0)]),
+        hessian,
+        np.bincount(labels, minlength=classes).astype(np.float64),
+    )
+
+
+@sketched
+@dataclass(frozen=True, eq=False)
+class Calibrator:
+    """softmax(scale z + bias) fitted to validation examples; prior [K]: its mean over them.
+
+    counts [K]: these examples, by label.
+    """
+
+    scale: float
+    bias: Floats
+    prior: Floats
+    counts: Floats
+
+
+def calibrate(ask: Callable[[float, Floats], CalibrationSums], classes: int) -> Calibrator:
+    """Bias-corrected temperature scaling by sums: argmin over (scale, bias) of the summed loss.
+
+        sum_x -log softmax(scale z + bias)_y + RIDGE/2 ((scale - 1)^2 + |bias|^2),  scale >= 0
+
+    ask      the pooled sums of all clients at (scale, bias); each Newton step asks once or more
+    classes  K
+
+    The loss is convex, and halved steps go down, so the result does not depend on the start. A
+    model whose logits point the wrong way gets scale 0: its logits then count for nothing.
+
+    Source: Alexandari, Kundaje and Shrikumar 2020 (bias-corrected temperature scaling). They fit by
+    a general optimiser on pooled logits; here only sums leave a client. Raises InputError where
+    there are no validation examples.
+    """
+    at = np.concatenate([[1.0], np.zeros(classes)])
+    start = at.copy()
+    here = ask(1.0, np.zeros(classes))
+    n = float(here.counts.sum())
+    if n == 0:
+        raise InputError(
+            "no client has validation examples to calibrate the model on; raise data.validation, "
+            'or take prior = "target"'
+        )
+    for _ in range(STEPS):
+        gradient = here.gradient + RIDGE * (at - start)
+        hessian = here.hessian + RIDGE * np.eye(classes + 1)
+        # At scale 0 with a slope that would make it negative, the bias alone moves.
+        free = np.ones(classes + 1, dtype=bool)
+        free[0] = not (at[0] == 0.0 and gradient[0] > 0)
+        if np.abs(gradient[free]).max() <= NEAR * n:
+            break
+        step = np.zeros(classes + 1)
+        step[free] = np.linalg.solve(hessian[np.ix_(free, free)], -gradient[free])
+        after = _lower(ask, here, at, step, gradient, start)
+        if after is None:  # what is left is below rounding
+            break
+        at, here = after
+    prior = (here.counts + here.gradient[1:]) / n
+    return Calibrator(float(at[0]), at[1:], prior, here.counts)
+
+
+def calibrated_shift(calibrator: Calibrator, target: ArrayLike, floor: float = FLOOR) -> Correction:
+    """scale z + bias + log T_y - log p_y, p being the calibrator's prior.
+
+    Labels with p_y below `floor` get log T_y alone.
+    """
+    T = _shares(target, "target")
+    correctable = calibrator.prior >= floor
+    bias = np.where(correctable, calibrator.bias, 0.0) + _ratio(T, calibrator.prior, correctable)
+    return Correction(calibrator.scale, bias, correctable)
+
+
+def _lower(
+    ask: Callable[[float, Floats], CalibrationSums], here: CalibrationSums, at: Floats,
+    step: Floats, gradient: Floats, start: Floats,
+) -> tuple[Floats, CalibrationSums] | None:  # fmt: skip
+    """The first of the steps, halved, after which the loss is lower; None where none is."""
+    loss = _penalised(here, at, start)
+    for halving in range(HALVINGS):
+        there = at + 0.5**halving * step
+        there[0] = max(0.0, there[0])
+        sums = ask(float(there[0]), there[1:])
+        if _penalised(sums, there, start) <= loss + 1e-4 * float(gradient @ (there - at)):
+            return there, sums
+    return None
+
+
+def _penalised(sums: CalibrationSums, at: Floats, start: Floats) -> float:
+    return sums.loss + 0.5 * RIDGE * float((at - start) @ (at - start))
+
+
+def _ratio(T: Floats, p: Floats, correctable: NDArray[np.bool_]) -> Floats:
+    log_p = np.log(np.where(correctable, p, 1.0))
+    result: Floats = np.log(np.maximum(T, NO_SHARE)) - log_p
+    return result
+
+
+def _shares(given: ArrayLike, name: str) -> Floats:
+    try:
+        shares = numbers(given)
+    except ValueError as e:
+        raise InputError(f"{name} must be one number per label: {e}") from e
+    bad = shares.ndim != 1 or not np.isfinite(shares).all() or (shares < 0).any()
+    if bad or not math.isclose(shares.sum(), 1.0, abs_tol=1e-6):
+        raise InputError(
+            f"{name} must be the shares of the labels, [K], 0 or more, with sum 1; divide counts "
+            "by their sum"
+        )
+    return shares

@@ -1,0 +1,165 @@
+"""A run's corrected numbers are those of its model with moved logits, computed from its files."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedshift.errors import InputError
+from fedshift.evaluation.scores import answered
+from fedshift.experiments.config import Config
+from fedshift.experiments.correcting import sums_of
+from fedshift.experiments.experiment import Experiment, record, run_experiment
+from fedshift.experiments.summary import summary
+from fedshift.experiments.task import prepare
+from fedshift.experiments.training import silent
+from fedshift.server.prior import calibrate, calibrated_shift, prior_shift
+
+TASK: dict[str, Any] = {
+    "name": "moved",
+    "data": {"name": "fashion-mnist-mini"},
+    "shift": {"kind": "sparsity", "labels_per_client": 4, "clients": 3},
+    "model": {"name": "linear"},
+    "training": {"rounds": 2, "steps": 10, "lr": 0.05},
+}
+
+
+def config(prior: str, **sections: Any) -> Config:
+    training = {**TASK["training"], "prior": prior, **sections.pop("training", {})}
+    return Config.model_validate({**TASK, **sections, "training": training})
+
+
+def logits(done: Experiment, examples: Any) -> tuple[np.ndarray, np.ndarray]:
+    pair = done.outcome.params, done.outcome.buffers
+    out = [z for z, _, _ in answered(done.algorithm.model, *pair, examples)]
+    return torch.cat(out).double().numpy(), examples.y.numpy()
+
+
+@pytest.mark.parametrize("prior", ["none", "target", "calibrated"])
+def test_the_numbers_are_those_of_moved_logits(prior: str, tmp_path: Path) -> None:
+    settings = config(prior)
+    ready = prepare(settings)
+    done = record(tmp_path / "run", settings, ready, silent)
+    task, T = ready.task, np.asarray(ready.announced)
+    facts = json.loads((tmp_path / "run" / "summary.json").read_text())
+    labels = np.array(facts["label_counts"], dtype=float)
+    p = np.array(facts["weights"]) @ (labels / labels.sum(1, keepdims=True))
+    assert facts["corrected"]["trained_on"] == pytest.approx(p, abs=1e-12)
+    correction = prior_shift(T, p)
+    if prior == "calibrated":
+        pair = (done.outcome.params, done.outcome.buffers)
+        by = calibrate(sums_of(done.algorithm.model, pair, task.validation, 10), 10)
+        correction = calibrated_shift(by, T)
+        # The record alone gives the correction for another target, without training.
+        kept, other = facts["corrected"], np.full(10, 0.1)
+        log_p = np.log(np.where(kept["correctable"], kept["prior"], 1.0))
+        bias = np.where(kept["correctable"], kept["calibrator_bias"], 0.0)
+        assert calibrated_shift(by, other).bias == pytest.approx(bias + math.log(0.1) - log_p)
+    assert facts["corrected"]["bias"] == pytest.approx(correction.bias)
+    z, y = logits(done, task.test)
+    right = (correction.of(z).argmax(1) == y).mean()
+    assert facts["final"]["target_accuracy_corrected"] == right
+    assert facts["final"]["target_accuracy"] == pytest.approx((z.argmax(1) == y).mean())
+    assert right > facts["final"]["target_accuracy"] + 0.05  # here it must help
+    recalls = np.zeros((2, 10))
+    for examples in task.validation:
+        z, y = logits(done, examples)
+        np.add.at(recalls[0], y, correction.of(z).argmax(1) == y)
+        np.add.at(recalls[1], y, 1)
+    estimate = float(T @ (recalls[0] / np.maximum(recalls[1], 1)))
+    given = facts["final"]["estimated_accuracy_corrected"]
+    assert given is None if prior == "none" else given == pytest.approx(estimate)
+
+
+def test_the_choice_of_ess_is_made_among_corrected_models() -> None:
+    picked = {}
+    for prior in ("none", "calibrated"):
+        done = run_experiment(config(prior, method={"name": "fedpals", "ess": "auto"}))
+        assert done.choice is not None
+        rows = done.choice.described().candidates
+        picked[prior] = {c.label: c.estimated_accuracy for c in rows}
+        best = max(rows, key=lambda c: (c.estimated_accuracy, c.ess_fraction))
+        assert done.choice.chosen.label == best.label
+        corrected = [c.outcome.corrected for c in done.choice.candidates]
+        moved = [c.estimate.accuracy for c in corrected if c and c.estimate]
+        assert (list(picked[prior].values()) == moved) == (prior == "calibrated")
+    assert picked["none"] != picked["calibrated"]
+
+
+EVEN = [
+    ({"name": "balanced_softmax"}, True), ({"name": "fedrs"}, True),
+    ({"name": "labelset_fedavg"}, True), ({"name": "labelset_fedavg", "mode": "public"}, False),
+    ({"name": "fedlc"}, False),
+]  # fmt: skip
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize(("method", "even"), EVEN)
+def test_methods_that_take_the_shares_out_are_corrected_from_even_ones(
+    method: dict[str, Any], even: bool
+) -> None:
+    """Over the labels that any client with weight has."""
+    done = run_experiment(config("target", method=method))
+    moved = done.outcome.corrected
+    assert moved is not None
+    given = moved.trained_on[moved.trained_on > 0]
+    assert (given == 1 / len(given)).all() == even
+    assert moved.trained_on.sum() == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"shift": {**TASK["shift"], "target": "clients"}},
+            'training.prior = "calibrated" moves one model to one target, and here each client '
+            "serves a model on its examples; leave it out",
+        ),
+        (
+            {"data": {"name": "fashion-mnist-mini", "validation": 0.0}},
+            'training.prior = "calibrated" needs validation examples at the clients, and none has '
+            'any; raise data.validation, or take "target"',
+        ),
+    ],
+    ids=["clients", "no validation"],
+)
+def test_what_cannot_be_corrected_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as refused:
+        run_experiment(config("calibrated", **change))
+    assert str(refused.value) == message
+
+
+def test_labels_that_hardly_anyone_has_are_named() -> None:
+    done = run_experiment(
+        config("target", shift={**TASK["shift"], "target": "uniform", "clients": 2})
+    )
+    moved = done.outcome.corrected
+    assert moved is not None
+    absent = moved.trained_on < 1e-3
+    assert absent.any()
+    assert (moved.correction.correctable == ~absent).all()
+    why = [s for s in summary(done).why if s.startswith("The prior correction cannot help")]
+    assert len(why) == 1
+    assert why[0].count('"') == 2 * absent.sum()
+
+
+@pytest.mark.parametrize("method", ["iwerm", "fedpals_joint"])
+def test_examples_that_were_weighed_to_the_target_need_no_correction(method: str) -> None:
+    settings = config("target", method={"name": method, "clip": 1e6})
+    done = run_experiment(settings)
+    moved, T = done.outcome.corrected, np.asarray(done.prepared.announced)
+    assert moved is not None
+    plain = run_experiment(config("target")).outcome.corrected
+    assert plain is not None
+    here = (T > 0) & (plain.trained_on > 0)  # one label of the target is at no client
+    expected = np.where(here, T, 0.0) / T[here].sum()
+    assert moved.trained_on == pytest.approx(expected, abs=1e-9)
+    # One number for all labels moves no answer.
+    assert np.ptp(moved.correction.bias[here]) < 1e-6
+    assert np.ptp(plain.correction.bias[here]) > 0.1  # the control

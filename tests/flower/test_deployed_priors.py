@@ -1,0 +1,163 @@
+"""`training.prior` on a federation: the correction of one process, from sums alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
+from flwr.app import ArrayRecord, Message
+
+from fedshift.errors import InputError
+from fedshift.experiments import awaited, deployed
+from fedshift.experiments.deployable import check_start, configured
+from fedshift.experiments.load import dumps, validate
+from fedshift.experiments.run_models import load_models
+from support.federation_grid import Watched, here
+
+# Beside times and what is true of a federation alone.
+FILES = ("model.safetensors", "metrics.csv", "clients.csv")
+
+
+def experiment(prior: str, **more: Any) -> str:
+    """Three small clients, two rounds."""
+    return dumps(validate({
+        "name": "run", "data": {"name": "fashion-mnist-mini", "limit": 400},
+        "shift": {"kind": "dirichlet-per-client", "beta": 0.5, "clients": 3},
+        "model": {"name": "mlp", "hidden": [8]},
+        "training": {"rounds": 2, "steps": 5, "lr": 0.1, "evaluate_every": 2, "prior": prior},
+    } | more))  # fmt: skip
+
+
+def summary_of(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "summary.json").read_text()))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Watched]:
+    place, text = tmp_path_factory.mktemp("priors"), experiment("calibrated")
+    grid = Watched(text, place / "there", place / "kept")
+    return here(text, place / "here"), grid.serve(), grid
+
+
+def test_the_corrected_model_is_that_of_one_process(runs: tuple[Path, Path, Watched]) -> None:
+    one, there, grid = runs
+    for name in FILES:
+        assert (one / name).read_bytes() == (there / name).read_bytes(), name
+    given, due = summary_of(there), summary_of(one)
+    assert given["corrected"] == due["corrected"]
+    assert due["corrected"]["form"] == "calibrated"
+    corrected = {k: v for k, v in due["final"].items() if k.endswith("_corrected")}
+    assert len(corrected) == 4
+    assert {k: given["final"][k] for k in corrected} == corrected
+    assert grid.traffic.messages["query.calibrate"] >= 2 * 3
+
+
+def test_sums_alone_leave_a_client(runs: tuple[Path, Path, Watched]) -> None:
+    _, _, grid = runs
+    K, width = 10, {"loss": 1, "gradient": 11, "hessian": 121, "counts": 10}
+    sent = [
+        {k: v.numpy().size for k, v in reply.content.array_records["sums"].items()}
+        for reply in grid.replies
+        if reply.has_content() and "sums" in reply.content.array_records
+    ]
+    assert sent
+    assert all(one == width for one in sent)
+    assert sum(width.values()) == (K + 1) ** 2 + 2 * K + 2
+
+
+def test_a_target_without_a_calibrator_asks_for_scores_alone(tmp_path: Path) -> None:
+    text = experiment("target")
+    grid = Watched(text, tmp_path / "there", tmp_path / "kept")
+    there, one = grid.serve(), here(text, tmp_path / "here")
+    assert summary_of(there)["corrected"] == summary_of(one)["corrected"]
+    assert "query.calibrate" not in grid.traffic.messages
+    models, done = load_models(there), load_models(one)
+    assert all(v.equal(done.shared[0][k]) for k, v in models.shared[0].items())
+    assert not models.shared[0]["head.bias"].equal(models.uncorrected[0]["head.bias"])
+
+
+@pytest.mark.slow
+def test_a_server_that_goes_on_corrects_once(
+    runs: tuple[Path, Path, Watched], tmp_path: Path
+) -> None:
+    """Checkpoints hold the model as it was trained."""
+
+    class Dies(BaseException):
+        pass
+
+    class Killed(Watched):
+        def send_and_receive(self, messages: Iterable[Message], **given: Any) -> list[Message]:
+            asked = list(messages)
+            if asked and asked[0].metadata.message_type == "query.calibrate":
+                raise Dies
+            return super().send_and_receive(asked, **given)
+
+    text, out = experiment("calibrated"), tmp_path / "run"
+    with pytest.raises(Dies):
+        Killed(text, out, tmp_path / "kept").serve()
+    (checkpoint, *_) = sorted((out / "checkpoints").rglob("*.safetensors"))
+    Watched(text, out, tmp_path / "kept", 1).serve()
+    assert checkpoint.name
+    assert (out / "model.safetensors").read_bytes() == (runs[1] / "model.safetensors").read_bytes()
+
+
+# The node of the grid that is client 2.
+LIAR = 1000 + 7 * 2
+
+
+class Liar(Watched):
+    """One client's sums are of each example a thousand times."""
+
+    def send_and_receive(self, messages: Iterable[Message], **given: Any) -> list[Message]:
+        replies = super().send_and_receive(messages, **given)
+        for reply in replies:
+            records = reply.content.array_records
+            if "sums" in records and reply.metadata.src_node_id == LIAR:
+                sums = records["sums"].to_torch_state_dict()
+                more = ArrayRecord({k: v * 1000 for k, v in sums.items()})
+                reply.content["sums"] = more
+        return replies
+
+
+def test_sums_of_more_examples_than_a_client_was_dealt(
+    runs: tuple[Path, Path, Watched], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = Liar(experiment("calibrated"), tmp_path / "run", tmp_path / "kept").serve()
+    events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+    (event,) = [e for e in events if e["event"] == "unscored"]
+    assert event["client"] == 2
+    assert event["reason"] == "its sums are not of the examples that it has"
+    honest = summary_of(runs[1])["corrected"]["counts"]
+    left = summary_of(out)["corrected"]["counts"]
+    assert all(a <= b for a, b in zip(left, honest, strict=True))
+    assert sum(left) < sum(honest)
+    # The control: where the counts are not compared, it is believed.
+    monkeypatch.setattr(deployed, "validated", lambda task: None)
+    free = Liar(experiment("calibrated"), tmp_path / "free", tmp_path / "kept2").serve()
+    assert sum(summary_of(free)["corrected"]["counts"]) > 100 * sum(honest)
+
+
+def test_what_the_server_waits_for_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(awaited, "LONG", 0.0)
+    out = Watched(experiment("calibrated"), tmp_path / "run", tmp_path / "kept").serve()
+    events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+    texts = [e["what"] for e in events if e["event"] == "waiting"]
+    assert "have answered message 1 of the calibration" in texts
+
+
+def test_what_deploy_init_refuses() -> None:
+    assert check_start(configured(experiment("calibrated"))) == ""
+    none = {"name": "fashion-mnist-mini", "limit": 400, "validation": 0.0}
+    with pytest.raises(InputError, match="needs validation examples at the clients"):
+        check_start(configured(experiment("calibrated", data=none)))
+    assert check_start(configured(experiment("target", data=none))) == ""
+    own = {"target": "clients", "kind": "dirichlet-per-client", "beta": 1.0, "clients": 3}
+    with pytest.raises(InputError, match="each client serves a model"):
+        check_start(configured(experiment("target", shift=own)))
