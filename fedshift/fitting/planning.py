@@ -66,7 +66,7 @@ def plan(
     """
     check_task(task)
     check_whole("seed", seed, 0)
-    chosen = as_method(method)
+    chosen = as_method(method, keys)
     schedule = _own_schedule(keys)
     with in_python_words():
         tables = sorted_keys(chosen, keys, with_options=not isinstance(method, Method))
