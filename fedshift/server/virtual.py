@@ -42,26 +42,30 @@ def drawn(mean: Tensor, root: Tensor, draws: int, seed: int) -> Tensor:
     return mean[:, None] + torch.stack(noise).to(mean.device) @ root.mT
 
 
-def refitted(features: Tensor, shares: Tensor, ridge: float, bias: bool) -> tuple[Tensor, Tensor]:
+def refitted(
+    features: Tensor, shares: Tensor, ridge: float, fixed: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """(W [K, d], b [K]) of the softmax regression on features [K, m, d] whose labels have shares.
 
         argmin  -sum_c (shares_c / m) sum_j log softmax(W f_cj + b)[c] + ridge/2 (||W||^2 + ||b||^2)
 
-    The ridge makes the minimum one point, to which L-BFGS comes from 0. bias: False for b = 0.
-    Raises DivergedError for features that are not finite.
+    The ridge makes the minimum one point, to which L-BFGS comes from 0. fixed [K]: b, where it is
+    not to be fitted; it then has no ridge. Raises DivergedError for features that are not finite.
     """
     labels, draws, width = features.shape
     # One column of ones more is the bias.
-    f = torch.cat([features, features.new_full((labels, draws, 1), float(bias))], 2).cpu().numpy()
+    ones = features.new_full((labels, draws, 1), float(fixed is None))
+    f = torch.cat([features, ones], 2).cpu().numpy()
     if not np.isfinite(f).all():
         raise DivergedError("the clients' class statistics are not finite; lower the clients' lr")
     counted = np.flatnonzero(shares.cpu().numpy() > 0)
     x, y = f[counted].reshape(-1, width + 1), np.repeat(counted, draws)
+    given = np.zeros(labels) if fixed is None else fixed.double().cpu().numpy()
     w = np.repeat(shares.cpu().numpy()[counted] / draws, draws)
 
     def value(flat: Floats) -> tuple[float, Floats]:
         at = flat.reshape(labels, width + 1)
-        z = x @ at.T
+        z = x @ at.T + given
         p = softmax(z, axis=1)
         p[np.arange(len(y)), y] -= 1.0
         loss = -float(w @ log_softmax(z, axis=1)[np.arange(len(y)), y])
@@ -72,4 +76,4 @@ def refitted(features: Tensor, shares: Tensor, ridge: float, bias: bool) -> tupl
         value, np.zeros(labels * (width + 1)), jac=True, method="L-BFGS-B", options=limits
     )
     solved = torch.from_numpy(fit.x.reshape(labels, width + 1))
-    return solved[:, :-1], solved[:, -1]
+    return solved[:, :-1], solved[:, -1] if fixed is None else fixed
