@@ -50,6 +50,7 @@ TRAITS = {
     "fedpals": Traits("FedPALS", auto_ess=True, example={"ess": 0.5}),
     "fedavg_uniform": Traits(page="fedavg"),
     "fedprox": Traits("FedProx"),
+    "fedrs": Traits(even=True),
     "moon_uniform": Traits(page="moon"),
     "oracle": Traits("Oracle", page="fedavg", follows_target=True),
 } | {name: Traits(page="fedopt") for name in ("fedadam", "fedavgm", "fedyogi")}

@@ -48,15 +48,7 @@ def plan_of(
     Raises InputError for what cannot be configured, and for a grid without validation.
     """
     values = dict(map(values_of, overrides))
-    for key, instead in TAKEN.items():
-        if key in values:
-            raise InputError(f"-c {key}: compare sets it itself; use {instead}")
-    for key, listed in values.items():
-        if len(listed) > 1 and key.startswith(POPULATION):
-            raise InputError(
-                f"-c {key} lists {len(listed)} values, and settings are chosen among on one "
-                "population; compare once for each value, with an --out of its own"
-            )
+    _check_values(values)
     shared = [f"{key}={value[0]}" for key, value in values.items() if not key.startswith(METHOD)]
     config, source = load_with_source(file, shared)
     check_metric(metric, (extra.rpartition(":")[2] for extra in config.metrics.extra))
@@ -80,6 +72,19 @@ def plan_of(
     if plan.has_grid:
         check_choosing(config)
     return plan, source
+
+
+def _check_values(values: Values) -> None:
+    """Raise InputError for keys that compare sets itself, and several values of the population."""
+    for key, instead in TAKEN.items():
+        if key in values:
+            raise InputError(f"-c {key}: compare sets it itself; use {instead}")
+    for key, listed in values.items():
+        if len(listed) > 1 and key.startswith(POPULATION):
+            raise InputError(
+                f"-c {key} lists {len(listed)} values, and settings are chosen among on one "
+                "population; compare once for each value, with an --out of its own"
+            )
 
 
 def _recipe(file: Path, name: str) -> Recipe:

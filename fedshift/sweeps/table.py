@@ -104,8 +104,8 @@ class Table:
             for row in self.rows
         )
         shown = ".4g" if numbers else ".1%"
-        formats = ("", *[""] * grid, "d", "r", *[self._spec] * len(worst), "r")
-        formats += (*["r"] * (2 * moved), shown, ".0%", *[""] * notes)
+        middle = ("r", *[self._spec] * len(worst), "r", *["r"] * (2 * moved))
+        formats = ("", *[""] * grid, "d", *middle, shown, ".0%", *[""] * notes)
         return tables.Table(header, rows, formats, self.title)
 
     @property
