@@ -351,7 +351,8 @@ def _beyond_cap(experiment: Experiment) -> list[str]:
     if cap is None or cap >= 1.0 or "n" not in last.server.get("table", {}):
         return []
     odd = beyond(free_weights(algorithm.at(last.t), last.server), last.server["table"]["n"], cap)
-    return [f"Client {client}: {why}." for client, why in odd]
+    names = experiment.config.data.clients  # of sites, as tables have them
+    return [f"{f'Client {i}' if names is None else names[i]}: {why}." for i, why in odd]
 
 
 def _curve(experiment: Experiment, counts: Floats, target: Floats) -> tuple[CurvePoint, ...]:
