@@ -41,7 +41,8 @@ MAY = {
     "server": CORE,
     "algorithms": CORE | {"data", "model", "outputs", "client", "server", "moved"},
     "recipes": CORE | {"data", "model", "client", "server", "algorithms", "models.made"},
-    "router": CORE | {"data", "model", "client.origin", "algorithms.base", "shifts.measures"},
+    "router": CORE
+    | {"data", "model", "client.origin", "algorithms.base", "shifts.measures", "server.cap"},
     "models": CORE,
     "moved": set(),
     "shifts": CORE | {"moved"},

@@ -149,6 +149,13 @@ class Capabilities(Protocol):
         """
         return False
 
+    def label_weights(self, server: Parts, ids: Tensor, weights: Tensor) -> Tensor | None:
+        """How often clients count an example of each label in their loss, w [C, K] float64.
+
+        For the clients `ids` with these weights [C]; None, the default, means once.
+        """
+        return None
+
     def label_rules(self) -> LabelRules | None:
         """How label sets are treated; None, the default, means that there are none."""
         return None

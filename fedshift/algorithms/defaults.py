@@ -132,6 +132,10 @@ class Around(ABC):
         """That of `inner`."""
         return ask(self.inner, Capabilities.trained_model)
 
+    def label_weights(self, server: Parts, ids: Tensor, weights: Tensor) -> Tensor | None:
+        """Those of `inner`."""
+        return ask(self.inner, Capabilities.label_weights, server, ids, weights)
+
     def label_rules(self) -> LabelRules | None:
         """Those of `inner`."""
         return ask(self.inner, Capabilities.label_rules)

@@ -17,6 +17,7 @@ from fedshift.client.objectives import CrossEntropy, Term
 from fedshift.data import ClientData, Plan
 from fedshift.errors import InputError
 from fedshift.model import Model
+from fedshift.server.cap import cap_of, capped_sizes
 from fedshift.server.combine import Combine, Mean
 from fedshift.server.optimizers import ServerOptimizer, Sgd
 from fedshift.tree import Params, Parts, map_
@@ -45,7 +46,10 @@ class FedNova(SharedModel):
 
     As in the authors' code, weight decay is a part of the gradient, local momentum starts at zero
     in each round, and the server's momentum (`server`) acts on the combined step. Unlike there, a
-    proximal term is a part of the gradient too; their a_i for it mixes with momentum's. Raises
+    proximal term is a part of the gradient too; their a_i for it mixes with momentum's.
+
+    Under a cap (ours) ||a_i||_1 is the one that registered sizes imply, whatever a client reports,
+    and in tau_eff no client has more than the cap's share, see `capped_sizes`. Raises
     InputError for several local phases, whose steps differ in learning rate, and for Adam, whose
     steps are no sum of gradients, so that no ||a_i||_1 belongs to them.
     """
@@ -89,17 +93,30 @@ class FedNova(SharedModel):
         return update, self.objective.remember(end, end_buffers, data)
 
     def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
-        weights = updates["cohort"]["weight"]
+        cohort = updates["cohort"]
+        weights, cap = cohort["weight"], cap_of(cohort)
         # The client reports this number; below 0 it would reverse the others' changes.
         norm = updates["normaliser"]["a"].clamp(min=0)
+        if cap < 1.0:  # claims count only as far as the size that was registered implies them
+            norm = self._implied(server["table"]["n"][cohort["id"]]).to(norm.dtype)
+        ways = weights * norm
+        bounded = capped_sizes(ways, cap)
+        way = weights @ norm if bounded is ways else bounded.sum()
         # A client that took no step has a change of 0; divide it by 1, not by 0.
-        scale = (weights @ norm) / norm.where(norm > 0, 1.0)
+        scale = way / norm.where(norm > 0, 1.0)
 
         def scaled(v: Tensor) -> Tensor:
             return v * scale.to(v.dtype).view(-1, *[1] * (v.dim() - 1))
 
         delta = self.combine(weights, map_(scaled, updates["delta"]), seed)
         return fold(server, updates, delta, self.server)
+
+    def _implied(self, n: Tensor) -> Tensor:
+        """||a_i||_1 [C] of clients that registered n [C] examples."""
+        each = (n.double() / self.local.batch).ceil()
+        fixed = self.local.steps
+        steps = each * (self.local.epochs or 0) if fixed is None else fixed * (n > 0).double()
+        return normaliser(steps, self.local.momentum)
 
     def reveals(self) -> Mapping[str, str]:
         return revealed(self.combine.needs) | {"normaliser": "how many steps it took, weighted"}

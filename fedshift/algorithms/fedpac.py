@@ -148,7 +148,8 @@ class FedPac(SharedModel):
         ids, new = updates["cohort"]["id"], updates["head"]
         if self.collaborate:
             reported, active = updates["statistics"], server["table"]["n"][ids] > 0
-            mix = head_weights(reported["variance"], reported["means"], active)
+            cap = cap_of(updates["cohort"])
+            mix = head_weights(reported["variance"], reported["means"], active, cap)
             # A client of weight 0 for another is left out of its sum exactly.
             mixed = [weighted_sum(row, new) for row in mix]
             new = {k: torch.stack([head[k] for head in mixed]) for k in new}

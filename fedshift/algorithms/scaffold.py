@@ -19,6 +19,7 @@ from fedshift.client.oracles import Shift
 from fedshift.data import ClientData, Plan
 from fedshift.errors import InputError, check_name
 from fedshift.model import Model
+from fedshift.server.cap import cap_of, capped
 from fedshift.server.combine import Mean, total
 from fedshift.server.optimizers import ServerOptimizer, Sgd
 from fedshift.server.weights import Uniform
@@ -39,12 +40,12 @@ class Scaffold(SharedModel):
     server     c <- c + sum over the clients trained of p_i (new c_i - old c_i)
 
     a [C] are the cohort's weights, p [N] those that `combine` gives to the whole population before
-    round 1; the paper's (and our default) are 1/C and 1/N. With others (ours) c = sum_i p_i c_i
-    holds whichever clients take part: one not drawn, or skipped for a_i = 0, keeps c_i. Controls by
-    1/N would lead to the minimiser of the *uniform* risk, whatever a is. Public codes differ, see
-    docs/methods/scaffold.md. With Adam, which option I allows, g_i(y) - c_i + c is the gradient
-    that Adam is given. Raises InputError for several local phases, for a `combine` that is no
-    weighted mean, and for momentum or Adam with option II.
+    round 1, under the cap of rounds; the paper's (and our default) are 1/C and 1/N. With others
+    (ours) c = sum_i p_i c_i holds whichever clients take part: one not drawn, or skipped for
+    a_i = 0, keeps c_i. Controls by 1/N would lead to the minimiser of the *uniform* risk, whatever
+    a is. Public codes differ, see docs/methods/scaffold.md. With Adam, which option I allows,
+    g_i(y) - c_i + c is the gradient that Adam is given. Raises InputError for several local phases,
+    for a `combine` that is no weighted mean, and for momentum or Adam with option II.
     """
 
     model: Model
@@ -120,16 +121,22 @@ class Scaffold(SharedModel):
 
     def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:
         """Changes and buffers by the cohort's weights, controls by the population's."""
-        return averaged(cohort) | {"control": server["population"]["weight"][cohort["id"]]}
+        return averaged(cohort) | {"control": _population(server, cohort)}
 
     def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
         cohort = updates["cohort"]
         delta = total(updates, "delta", cohort["weight"])
         # By the population's weights: summed by the cohort's, c would drift from sum_i p_i c_i.
-        moved = total(updates, "control", server["population"]["weight"][cohort["id"]])
+        moved = total(updates, "control", _population(server, cohort))
         control = add(server["control"], moved)
         return fold(server, updates, delta, self.server) | {"control": control}
 
     def reveals(self) -> Mapping[str, str]:
         control = "the change of its control, an estimate of the gradient of all its data"
         return revealed(self.combine.needs) | {"control": control}
+
+
+def _population(server: Parts, cohort: Params) -> Tensor:
+    """p_i of the cohort's clients [C], none above the cap: counts are claims here as well."""
+    p = server["population"]["weight"]
+    return capped(p, cap_of(cohort), p > 0)[cohort["id"]]

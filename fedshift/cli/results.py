@@ -14,7 +14,7 @@ from fedshift.files import check_page, clean, write
 from fedshift.recipes import traits_of
 from fedshift.record.folder import PROFILE, REPORT, deployed_of, fit_of, read_run
 from fedshift.record.headline import digits, measured_on, validated_by, without_rows
-from fedshift.record.summary import CORRECTED
+from fedshift.record.summary import corrected_by
 from fedshift.report.page import page
 from fedshift.report.ways import WAYS, over_rounds
 
@@ -60,8 +60,8 @@ def show_comparison(title: str, folders: Sequence[Path]) -> None:
     of_numbers = any("rmse" in r for r in done)
     main = ("target RMSE", "estimated") if of_numbers else ("target %", "estimated %")
     moved = any(r["form"] for r in done)
-    middle = ["corrected %"] * moved
-    header = ("method", main[0], *middle, main[1], "ESS %", "gap to T", "hull dist.")
+    numbers = (main[0], *["corrected %"] * moved, main[1])
+    header = ("method", *numbers, "ESS %", "gap to T", "hull dist.")
     rows = [
         (
             traits_of(r["method"]).title or r["method"],
@@ -80,16 +80,13 @@ def show_comparison(title: str, folders: Sequence[Path]) -> None:
         f"{'' if of_numbers else ', ± one standard error'}.",
         indent=0,
     )
-    for form in sorted({r["form"] for r in done if r["form"]}):
-        say(CORRECTED[form], indent=0)
+    for sentence in corrected_by(r["form"] for r in done):
+        say(sentence, indent=0)
     say(validated_by(map(deployed_of, folders)), indent=0)
     targets = [str(fit_of(folder).get("target", "")) for folder in folders]
     if any(map(without_rows, targets)):
         say(f"{main[0]}: measured on {measured_on(targets)}.", indent=0)
-    sampling = [
-        cohorts for cohorts in (summary_of(folder)["cohorts"] for folder in folders) if cohorts
-    ]
-    if sampling:
+    if sampling := [cohorts for f in folders if (cohorts := summary_of(f)["cohorts"])]:
         say(
             f"A round draws {sampling[0]['clients']} clients and weighs them anew: ESS, ESS % (of "
             "their examples) and gap are the means over the rounds that were played; metrics.csv "

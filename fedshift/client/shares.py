@@ -15,6 +15,8 @@ from fedshift.tree import Params, Parts
 
 # Added to shares before their logarithm, as the FedVLS authors' code does.
 LEAST = 1e-9
+# exp(-MISSING) is 0 in every type of numbers, and half precision holds it.
+MISSING = 1e4
 
 
 def remembered(data: ClientData, classes: int) -> Parts:
@@ -41,7 +43,7 @@ class CountAdjusted(Term):
     training only (Ren et al. 2020, balanced softmax, arXiv 2007.10740). A label that the client
     lacks counts as `least` examples: as one in FedETF, whose code it is; with a tiny number it
     hardly takes part. By the logits the gradient is w_b/B (softmax(z + log max(n, least)) - 1_y).
-    With equal counts it is `CrossEntropy` but for rounding; it takes that one's place.
+    With equal counts it is `CrossEntropy` exactly; it takes that one's place.
 
     classes is K. Raises InputError unless least > 0.
     """
@@ -57,8 +59,43 @@ class CountAdjusted(Term):
         return remembered(data, self.classes)
 
     def __call__(self, view: View) -> Tensor:
-        logits = view.out["logits"] + counts_in(view).clamp(min=self.least).log()
+        counts = counts_in(view).clamp(min=self.least)
+        # Over their mean, which no softmax sees: equal counts then add exactly 0.
+        logits = view.out["logits"] + (counts / counts.mean()).log()
         return batch_mean(F.cross_entropy(logits, view.batch.y, reduction="none"), view.batch)
+
+
+@dataclass(frozen=True)
+class CountMargins(Term):
+    """-(1/B) sum_b w_b log softmax(z_b - m)[y_b], m_c = tau n_c^{-1/4}, n [K] the label counts.
+
+    The rarer a label, the more its logit must exceed the others'. A label that the client lacks has
+    an endless margin: it is left out of the softmax. By the logits the gradient is
+    w_b/B (softmax(z - m) - 1_y). With equal counts it is `CrossEntropy` exactly, whose place it
+    takes in training only.
+
+    Zhang et al. 2022, "Federated learning with label distribution skew via logits calibration"
+    (FedLC), arXiv 2209.00189. classes is K. Raises InputError unless tau > 0.
+    """
+
+    classes: int
+    tau: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_positive("CountMargins tau", self.tau)
+
+    def remember(self, params: Params, buffers: Params, data: ClientData) -> Parts:
+        return remembered(data, self.classes)
+
+    def __call__(self, view: View) -> Tensor:
+        counts = counts_in(view)
+        margins = self.tau * counts.clamp(min=1.0).pow(-0.25)
+        # Less the smallest, which no softmax sees: equal counts then take off exactly 0. A number
+        # stands for the endless margin, since a client without examples must give one, too.
+        margins = torch.where(counts > 0, margins - margins.min(), MISSING)
+        loss = F.cross_entropy(view.out["logits"] - margins, view.batch.y, reduction="none")
+        return batch_mean(loss, view.batch)
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ from fedshift.deploy.inside import SOCKET, executor
 from fedshift.deploy.keys import read_client_key
 from fedshift.deploy.log_records import show_controls
 from fedshift.deploy.place import EXPERIMENT, clients_of
+from fedshift.deploy.uploads import CALLER, watch_uploads
 from fedshift.flower.installed import put_in_place
 
 FLEET = "/v1/fleet/"
@@ -62,13 +63,14 @@ class Guard:
     The port gives what SuperNodes need, else 403; the Unix socket at `path` gives all. Bodies that
     are too large for who sends them get 413, and those of unknown size 411, unread. allowance: of
     clients' answers. unregistered: how many keys must be registered before SuperNodes get anything
-    but 503.
+    but 503. end_upload: called with a client whose answer is refused.
     """
 
     def __init__(
         self, app: App, keys: Keys, callers: Callers, path: str, unregistered: int = 0,
-        allowance: Allowance | None = None,
+        allowance: Allowance | None = None, end_upload: Callable[[str], None] | None = None,
     ) -> None:  # fmt: skip
+        self.end_upload = end_upload or (lambda client: None)
         self.app, self.keys, self.callers, self.path = app, keys, callers, path
         self.allowance, self.unregistered = allowance or Allowance(), unregistered
 
@@ -112,10 +114,12 @@ class Guard:
             await refuse(scope, send, 413, f"a body may have {most} bytes here")
         elif not self._allows(str(scope["path"]), who, size):
             most = self.allowance.most
+            self.end_upload(who)
             await refuse(scope, send, 413, f"an answer may have {most} bytes in all")
         else:
             if who:
                 self.callers.prove(scope.get("client") or (), who)
+            CALLER.set(who)
             await self.app(scope, in_time(receive), send)
 
 
@@ -199,7 +203,7 @@ def put_up(folder: Path) -> None:
     # Flower's hook for middleware; it is the outermost layer.
     given: dict[str, Any] = {
         "keys": keys, "callers": callers, "path": path, "unregistered": len(keys),
-        "allowance": Allowance(times_of(folder / EXPERIMENT)),
+        "allowance": Allowance(times_of(folder / EXPERIMENT)), "end_upload": watch_uploads(),
     }  # fmt: skip
     put_in_place(extensions, "get_middleware", lambda: (Middleware(Guard, **given),))
     # For the server itself Flower has no hook.

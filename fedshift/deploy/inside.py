@@ -18,6 +18,8 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from importlib.metadata import distribution
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 SOCKET = "FEDSHIFT_SOCKET"
 # Bytes of a socket's path that every system allows (macOS: 103, Linux: 107).
 LONGEST = 103
+# Seconds between two looks whether a process is there.
+LOOK = 1.0
 TASKS = ("flwr-serverapp", "flwr-clientapp")
 
 
@@ -141,6 +145,33 @@ def call_over(path: str) -> None:
     ProtobufClient.__init__ = init  # type: ignore[method-assign]
 
 
+def end_without(path: str) -> None:
+    """End this process at once when the one that listens at this path is gone.
+
+    Flower looks whether its parent exists: one that was killed still does where it is waited for by
+    no process, as in a container. A server's app would keep the run's folder locked, and try to
+    reach its SuperLink, for minutes. What it has written is whole at any time.
+    """
+
+    def look() -> None:
+        seen = False
+        while True:
+            with socket.socket(socket.AF_UNIX) as s:
+                try:
+                    s.connect(path)
+                    seen = True
+                except (ConnectionRefusedError, FileNotFoundError):
+                    if seen:
+                        print("what started this process is gone, so it ends", file=sys.stderr)
+                        # Not by an exception: other threads wait for answers that cannot come.
+                        os._exit(1)
+                except OSError:
+                    pass  # a busy one is there
+            time.sleep(LOOK)
+
+    threading.Thread(target=look, daemon=True).start()
+
+
 def serve_over(path: str) -> None:
     """Have the SuperNode of this process serve tasks over the socket at this path."""
     import uvicorn
@@ -165,6 +196,8 @@ def prepare(name: str, path: str) -> None:
         serve_over(path)
         return
     call_over(path)
+    if name != "flwr":
+        end_without(path)
     if name == "flower-superexec":
         superexec: Any = import_module("flwr.supercore.superexec.run_superexec")
         put_in_place(superexec, "get_executor", lambda *_, **__: Launcher())

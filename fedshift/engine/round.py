@@ -183,7 +183,7 @@ def jobs_of(
 def sums_of(opened: Opened, server: Parts) -> RunningSums:
     """The sums that the method's server needs, over the clients asked."""
     return RunningSums.of(
-        opened.stage, server, opened.ids[opened.asked], opened.weights[opened.asked]
+        opened.stage, server, opened.ids[opened.asked], opened.weights[opened.asked], opened.cap
     )
 
 

@@ -21,14 +21,12 @@ import torch
 from numpy.typing import NDArray
 
 from fedshift.algorithms.base import Algorithm, Capabilities, ask
-from fedshift.algorithms.label_weights import LabelWeights
-from fedshift.client.objectives import RestrictedSoftmax
 from fedshift.data import Examples, Task
 from fedshift.engine.run import Round
 from fedshift.errors import InputError
 from fedshift.estimate import AccuracyEstimate, estimate_target_accuracy
 from fedshift.evaluation.scores import Score, answered, score
-from fedshift.experiments.played import registered
+from fedshift.experiments.played import masses, registered
 from fedshift.model import Model
 from fedshift.record import summary as record
 from fedshift.server.prior import (
@@ -112,12 +110,14 @@ class Correcting:
     """What to correct the models of an experiment by.
 
     announced  T [K], as the server has it
-    even       local training takes the label shares out by itself, so that p is even
+    even       training takes the label shares out by itself, so that p is even
+    at_target  or moves the model to the target's by itself, so that p is T
     """
 
     prior: Prior
     announced: Floats
     even: bool = False
+    at_target: bool = False
 
 
 def corrected(
@@ -133,9 +133,7 @@ def corrected(
         return None
     pair: Pair = (current.server["params"], current.server["buffers"])
     model, target, classes = algorithm.model, how.announced, len(task.classes)
-    trained_on = mixture(algorithm, weights, current, table)
-    if how.even or _even(algorithm):
-        trained_on = (trained_on > 0) / np.count_nonzero(trained_on)
+    trained_on = shares_of(how, algorithm, mixture(algorithm, weights, current, table))
     away = engine if isinstance(engine, Corrects) else None
     here = () if away or any(data.scorer for data in task.validation) else task.validation
     calibrator = None
@@ -177,11 +175,13 @@ def _estimate(pooled: Score | None, target: Floats) -> AccuracyEstimate | None:
     return estimate_target_accuracy(pooled.correct, pooled.total, target)
 
 
-def _even(algorithm: Algorithm) -> bool:
-    """Whether clients train with others' labels masked or restricted: that takes shares out."""
+def shares_of(how: Correcting, algorithm: Algorithm, mixed: Floats) -> Floats:
+    """[K]: the label shares in a model whose clients mix to `mixed`, by its training."""
     rules = ask(algorithm, Capabilities.label_rules)
-    private = rules is not None and rules.get("mode") == "private"
-    return private or isinstance(getattr(algorithm, "objective", None), RestrictedSoftmax)
+    # With private label sets a client's softmax runs over its own labels alone.
+    if how.even or (rules is not None and rules["mode"] == "private"):
+        return (mixed > 0) / np.count_nonzero(mixed)
+    return how.announced if how.at_target else mixed
 
 
 def can_correct(task: Task) -> bool:
@@ -215,14 +215,18 @@ def mixture(
 ) -> Floats:
     """[K]: the label shares that a model with these weights [M] was trained on, S^T a.
 
-    With `LabelWeights`, examples count as they were weighed. Labels of which clients only know the
-    sizes: the dealt ones. All equal where no client with weight has an example.
+    Of the masses that labels have, where the method weighs examples by them.
+
+    Labels of which clients only know the sizes: the dealt ones. All equal where no client with
+    weight has an example.
     """
-    labels = registered(current, table)["labels"].double()
-    rows = (labels / labels.sum(1, keepdim=True).clamp(min=1.0)).numpy()
-    if isinstance(algorithm, LabelWeights):
-        everyone, a = torch.arange(len(labels)), torch.tensor(weights, dtype=torch.float64)
-        rows = rows * algorithm.label_weights(current.server, everyone, a).numpy()
+    counts = registered(current, table)["labels"].double()
+    a, everyone = torch.tensor(weights, dtype=torch.float64), torch.arange(len(counts))
+    weighed = masses(algorithm, current.server, everyone, a, counts)
+    if weighed is not None:
+        return weighed.sum(0).numpy()
+    labels = counts.numpy()
+    rows = labels / np.maximum(labels.sum(1, keepdims=True), 1.0)
     mixed: Floats = np.asarray(weights) @ rows
     total = mixed.sum()
     return mixed / total if total > 0 else np.full(len(mixed), 1.0 / len(mixed))

@@ -52,7 +52,7 @@ from fedshift.experiments.label_sets import set_round
 from fedshift.experiments.method_fit import named_alike
 from fedshift.experiments.outcome import Experiment, Outcome
 from fedshift.experiments.own_scores import evaluate_on_sites, last_round_on_sites
-from fedshift.experiments.played import describe_weights, registered, sizes_alone
+from fedshift.experiments.played import Played, describe_weights, registered, sizes_alone
 from fedshift.experiments.progress import Keeper, Progress, Saver
 from fedshift.experiments.selection import candidates, choose
 from fedshift.experiments.served import LastRound, last_round, unused
@@ -180,8 +180,8 @@ def run_experiment(
     options = config.method.options
     check_stopping(config.training, ready.task)
     check_prior(config.training.prior, ready.task)
-    even = recipe_of(config, ready.custom).traits.even
-    correct = Correcting(config.training.prior, np.asarray(ready.announced), even)
+    of = recipe_of(config, ready.custom).traits
+    correct = Correcting(config.training.prior, np.asarray(ready.announced), of.even, of.at_target)
     try_metrics(ready.custom.metrics, ready.model, ready.task)
     federation = federation_of(config, ready)
     # The keeper reads checkpoints into this shelf, so new states go there, too.
@@ -272,12 +272,11 @@ def train(
             algorithm, federation, training, options, after=done.after, meter=meter
         )
     listen(_start_event(label, done, training.rounds))
-    began = time.perf_counter()
-    over = ends(training, done.metrics)  # of a run that goes on
+    began, over = time.perf_counter(), ends(training, done.metrics)  # of a run that goes on
     for current in () if over else clock.each(PLANNING, _note_divergence(rounds, done)):
         seconds, meter.waited = time.perf_counter() - began - meter.waited, 0.0
         # Announced before evaluation, which may take longer than the round.
-        weights = describe_weights(current, federation.table, task.target)
+        weights = describe_weights(current, federation.table, task.target, algorithm)
         _tell_drops(engine, label, current, listen)
         listen(_round_event(label, current, training.rounds, seconds, meter.last) | weights)
         done.after, done.traffic, done.missed = current, meter.last, done.missed.after(current)
@@ -285,7 +284,7 @@ def train(
         if training.evaluates(current.t):
             with clock.of(EVALUATION):
                 scores = measure(current)
-            _enter(done, current, measured_round(current, scores, federation, task), scores)
+            _enter(done, current, scores, federation, task, algorithm)
             if training.keep == "best" and best_round(done.metrics) == current.t:
                 done.best = current
             listen(_evaluation_event(label, done.metrics[-1], scores))
@@ -310,9 +309,12 @@ def _measure(
     return evaluate(algorithm, current, federation, task, metrics, engine.measured(current))
 
 
-def _enter(done: Progress, current: Round, measures: Metrics, scores: Evaluation) -> None:
+def _enter(
+    done: Progress, current: Round, scores: Evaluation, federation: Federation, task: Task,
+    algorithm: Algorithm,
+) -> None:  # fmt: skip
     """Add what was measured after a round."""
-    done.metrics.append(measures)
+    done.metrics.append(measured_round(current, scores, federation, task, algorithm))
     done.served += [] if scores.served is None else [scores.served.metrics]
     done.sets += set_round(current)
 
@@ -389,16 +391,9 @@ def _outcome(
     # None: the run was killed between its last checkpoint and its summary.
     if scores is None or last is not done.after:
         scores = measure(last)
-    # With all clients in every round, one solution has the weights of all rounds to the last bit.
-    means = training.draws(len(federation.clients)) or done.missed.rounds
-    played = done.played if means and done.played.rounds else None
-    if played is None:
-        all_clients = torch.arange(len(federation.clients))
-        cap = federation.gate.max_weight
-        weights = tuple(weigh(algorithm, last.server, all_clients, cap).tolist())
-    else:
-        weights = played.weights
+    played, weights = _weights(algorithm, federation, done, last, training)
     table = registered(last, federation.table)
+    moved = corrected(correct, algorithm, last, task, table, weights, engine)
     return Outcome(
         label,
         last.server.get("params", {}),
@@ -419,8 +414,21 @@ def _outcome(
         scores.tests,
         scores.silent,
         sizes_alone(last, federation.table),
-        corrected(correct, algorithm, last, task, table, weights, engine),
+        moved,
     )
+
+
+def _weights(
+    algorithm: Algorithm, federation: Federation, done: Progress, last: Round, training: Training
+) -> tuple[Played | None, tuple[float, ...]]:
+    """The weights of the rounds, where not all clients were in every one, and the run's [M]."""
+    # With all clients in every round, one solution has the weights of all rounds to the last bit.
+    means = training.draws(len(federation.clients)) or done.missed.rounds
+    if means and done.played.rounds:
+        return done.played, done.played.weights
+    all_clients = torch.arange(len(federation.clients))
+    cap = federation.gate.max_weight
+    return None, tuple(weigh(algorithm, last.server, all_clients, cap).tolist())
 
 
 def _measure_at_end(

@@ -117,10 +117,10 @@ def last_round_on_sites(
         return last
     first = federation.params, federation.buffers
     router = Router.of_sites(algorithm.at(current.t), current.server, first, current.states)
-    sites = engine.sites()
+    sites, cap = engine.sites(), federation.gate.max_weight
     fits: Mapping[str, Callable[[], Router]] = {
-        "refitted": partial(router.fitted, penalised(None, TOLERANCE, ROUNDS), sites),
-        "moment": partial(router.fitted, discriminant(None), sites, novelty=LOADING),
+        "refitted": partial(router.fitted, penalised(None, TOLERANCE, ROUNDS), sites, cap=cap),
+        "moment": partial(router.fitted, discriminant(None), sites, novelty=LOADING, cap=cap),
     }
     routers, failed = fitted({name: fit for name, fit in fits.items() if name in engine.refits})
     notes = [*advice(routers), *failed]

@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm, rows
+from fedshift.algorithms.base import Algorithm, Capabilities, ask, rows
 from fedshift.engine.round import Round
 from fedshift.engine.trial import pals_of
+from fedshift.server.label_weights import mass_ess
 from fedshift.server.pals import effective_sample_size
-from fedshift.tree import Params
+from fedshift.tree import Params, Parts
 
 Floats = NDArray[np.float64]
 
@@ -24,7 +25,8 @@ class Reach(NamedTuple):
     """What weights a over a cohort of N examples leave.
 
     ess = 1 / sum_i a_i^2 / n_i in examples and ess_fraction = ess / N; gap = ||T - S^T a||_2 and
-    l1 = ||T - S^T a||_1, S being the cohort's label marginals.
+    l1 = ||T - S^T a||_1, S being the cohort's label marginals. Where examples are weighed by their
+    labels, S^T a and ESS are those of the `masses` that labels so have.
     """
 
     ess: float
@@ -61,15 +63,40 @@ def ess_of(weights: Floats, sizes: Floats) -> float:
     return effective_sample_size(weights, sizes)
 
 
-def reach(current: Round, table: Params, target: Tensor) -> Reach:
+def masses(
+    algorithm: Algorithm, server: Parts, ids: Tensor, weights: Tensor, labels: Tensor
+) -> Tensor | None:
+    """A_iy = a_i S_iy w_iy [C, K], divided by their sum, of clients that weigh examples by labels.
+
+    None where a method does not, or where no example counts. labels [C, K].
+    """
+    w = ask(algorithm, Capabilities.label_weights, server, ids, weights)
+    if w is None:
+        return None
+    A = weights[:, None] * labels / labels.sum(1, keepdim=True).clamp(min=1.0) * w
+    return A / A.sum() if bool(A.any()) else None
+
+
+def weighs_labels(algorithm: Algorithm, current: Round) -> bool:
+    """Whether the round's clients weigh their examples by labels."""
+    ids, weights = current.cohort, current.weights
+    return ask(algorithm, Capabilities.label_weights, current.server, ids, weights) is not None
+
+
+def reach(current: Round, table: Params, target: Tensor, algorithm: Algorithm) -> Reach:
     """What the round's weights over its own cohort leave; T [K], table as in `registered`."""
-    registers = registered(current, table)
-    n, labels = (registers[name][current.cohort] for name in ("n", "labels"))
-    # Shares of the labels that there are; clamp: a client without any has a row of zeros, not 0/0.
-    residual = target - current.weights @ (labels / labels.sum(1, keepdim=True).clamp(min=1.0))
-    ess = ess_of(current.weights.numpy(), n.numpy())
     if not current.weights.any():
         return Reach(math.nan, math.nan, math.nan, math.nan)
+    registers = registered(current, table)
+    n, labels = (registers[name][current.cohort] for name in ("n", "labels"))
+    weighed = masses(algorithm, current.server, current.cohort, current.weights, labels)
+    if weighed is None:
+        # Shares of the labels that there are; clamp: a client without any has zeros, not 0/0.
+        mixed = current.weights @ (labels / labels.sum(1, keepdim=True).clamp(min=1.0))
+        ess = ess_of(current.weights.numpy(), n.numpy())
+    else:
+        mixed, ess = weighed.sum(0), mass_ess(weighed, labels)
+    residual = target - mixed
     total = float(n.sum())
     fraction = ess / total if total > 0 else math.nan
     return Reach(ess, fraction, float(residual.norm()), float(residual.abs().sum()))
@@ -100,7 +127,7 @@ class Played:
         # A copy: `Played` is a value, and the one before this round must stay as it is.
         shares = self.shares.copy() if self.rounds else np.zeros(len(table["n"]))
         shares[current.cohort.numpy()] += current.weights.numpy()
-        here = reach(current, table, target)
+        here = reach(current, table, target, algorithm)
         # Measure by measure: a round without an ESS still has a gap.
         defined = [not math.isnan(v) for v in here]
         sums = (a + b if d else a for a, b, d in zip(self.reached, here, defined, strict=True))
@@ -174,7 +201,9 @@ def played_of(facts: Mapping[str, Any]) -> Played:
     )
 
 
-def describe_weights(current: Round, table: Params, target: Tensor) -> dict[str, Any]:
+def describe_weights(
+    current: Round, table: Params, target: Tensor, algorithm: Algorithm
+) -> dict[str, Any]:
     """The part of a round's event on its weights; empty where all clients took part.
 
     Which clients dropped out and why, and how far from the target the others mix. For a skipped
@@ -185,7 +214,7 @@ def describe_weights(current: Round, table: Params, target: Tensor) -> dict[str,
         return {}
     if not current.weights.any():  # no client has an example: there is no gap
         return {"dropped": [one._asdict() for one in current.dropped], "skipped": current.skipped}
-    of = reach(current, table, target)
+    of = reach(current, table, target, algorithm)
     facts: dict[str, Any] = {"gap": of.gap}
     if lost:
         facts = {"dropped": [one._asdict() for one in current.dropped], "gap": of.gap}

@@ -211,6 +211,7 @@ def refit(algorithm: Algorithm, current: Round, federation: Federation, x: Tenso
     # Also for lam = 1, which never trains the client branch: a refit needs only its features.
     stage = algorithm.at(current.t)
     router = Router.of(stage, current.server, current.states, untrained=True)
+    cap = federation.gate.max_weight
     logits = dict[str, Tensor]()
 
     def fit(name: str, make: Make) -> Router:
@@ -219,8 +220,8 @@ def refit(algorithm: Algorithm, current: Round, federation: Federation, x: Tenso
         return made
 
     makes: dict[str, Make] = {
-        "refitted": partial(router.refitted, tolerance=TOLERANCE),
-        "moment": router.from_moments,
+        "refitted": partial(router.refitted, tolerance=TOLERANCE, cap=cap),
+        "moment": partial(router.from_moments, cap=cap),
     }
     made, notes = fitted({name: partial(fit, name, make) for name, make in makes.items()})
     return Refitted(made, logits, tuple(notes))

@@ -21,7 +21,7 @@ from fedshift.experiments.correcting import Corrected
 from fedshift.experiments.custom import recipe_of
 from fedshift.experiments.feature_shift import shifts_features
 from fedshift.experiments.outcome import Experiment, Outcome
-from fedshift.experiments.played import Played, ess_of
+from fedshift.experiments.played import Played, ess_of, reach, weighs_labels
 from fedshift.experiments.shift_measures import importance, importance_sentences, measured_shift
 from fedshift.experiments.stopping import sentences
 from fedshift.record.summary import (
@@ -48,11 +48,10 @@ CURVE = (0.9, 0.75, 0.6, 0.5, 0.4, 0.3, 0.25, 0.2, 0.15, 0.1, 0.05)
 def summary(experiment: Experiment) -> Summary:
     """The run in one object: weights, ESS, distances, final accuracies, and why."""
     task, outcome = experiment.prepared.task, experiment.outcome
-    table = outcome.federation.table
-    counts, sizes, target = table["labels"].numpy(), table["n"].numpy(), task.target.numpy()
-    rows = _label_shares(counts)
+    counts, sizes = (outcome.federation.table[name].numpy() for name in ("labels", "n"))
+    rows, target = _label_shares(counts), task.target.numpy()
     weights, by_size = np.asarray(outcome.weights), sizes / sizes.sum()
-    choice, last, sets = experiment.choice, _last(experiment), _label_sets(experiment)
+    last, sets = _last(experiment), _label_sets(experiment)
     return Summary(
         fedshift=package_version("fedshift"),
         name=experiment.config.name,
@@ -79,11 +78,10 @@ def summary(experiment: Experiment) -> Summary:
         differences=_differences(experiment, counts),
         importance=_importance(outcome),
         missing=outcome.missed._asdict() if _missing_answers(outcome) else None,
-        selection=None if choice is None else choice.described(),
+        selection=None if experiment.choice is None else experiment.choice.described(),
         why=(
             *_reasons(experiment, last, by_size @ rows, weights @ rows),
             *_method_notes(experiment, sets),
-            *_not_correctable(experiment),
             *_missing_answers(outcome),
             *_only_clients_know(outcome, task.test),
         ),
@@ -134,6 +132,7 @@ def _method_notes(experiment: Experiment, sets: LabelSets | None) -> list[str]:
         *(label_sets.sentences(sets, task.classes) if sets else ()),
         *importance_sentences(importance(outcome.last.server)),
         *sentences(experiment.config.training, outcome.metrics, outcome.final.round),
+        *_not_correctable(experiment),
     ]
 
 
@@ -291,13 +290,17 @@ def _weight_facts(
         }
     rule = pals_of(experiment.algorithm)
     solved = None if rule is None else rule.solved(experiment.outcome.federation.table)
+    gap, l1 = float(np.linalg.norm(residual)), float(np.abs(residual).sum())
     ess = ess_of(weights, sizes)
+    if weighs_labels(experiment.algorithm, experiment.outcome.last):
+        task, table = experiment.prepared.task, experiment.outcome.federation.table
+        ess, _, gap, l1 = reach(experiment.outcome.last, table, task.target, experiment.algorithm)
     return {
         "lam": None if solved is None else solved.lam,
         "ess": ess,
         "ess_fraction": ess / sizes.sum(),
-        "distance": float(np.linalg.norm(residual)),
-        "l1_distance": float(np.abs(residual).sum()),
+        "distance": gap,
+        "l1_distance": l1,
         "certified": None if solved is None else solved.certified,
     }
 

@@ -137,10 +137,14 @@ def check_first_round(
 
 
 def measured_round(
-    current: Round, evaluation: Evaluation, federation: Federation, task: Task
+    current: Round,
+    evaluation: Evaluation,
+    federation: Federation,
+    task: Task,
+    algorithm: Algorithm,
 ) -> Metrics:
     """The numbers of one evaluated round."""
-    remaining = reach(current, federation.table, task.target)
+    remaining = reach(current, federation.table, task.target, algorithm)
     return Metrics(
         round=current.t,
         train_loss=current.loss,

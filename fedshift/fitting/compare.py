@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
+from fedshift import recipes
 from fedshift.algorithms.base import Algorithm
 from fedshift.arguments import called, check_whole
 from fedshift.calls import called_as
@@ -107,23 +108,17 @@ def compare(
     check_task(task)
     check_vary(vary)
     extras = {"metrics": metrics, "loss": loss, "class_weights": class_weights, "name": name}
-    names = _targets(task, vary, targets)
-    tasks = _Tasks(task, net, vary, extras, names, _one_seed(seeds) if names else 0)
-    units = tuple(range(len(names))) if names else _seeds(5 if seeds is None else seeds)
+    tasks = _Tasks(task, net, vary, extras, _targets(task, vary, targets), seeds)
     check_metric(metric, checked_metrics(metrics))
-    with by_name(task.places.names if names else task.clients):
-        plan = tasks.plan(_named(methods), units, keys, base, metric)
+    with by_name(tasks.clients):
+        plan = tasks.plan(_named(methods), tasks.units, keys, base, metric)
         at_once, lowered = jobs_that_fit(jobs, workers, plan)
         means = Means(backend, workers, tasks, tasks.load)
-        # Of single targets they would be as many as clients.
-        notes = [*(() if names else tasks.notes), *[lowered] * bool(lowered)]
+        notes = [*tasks.notes, *[lowered] * bool(lowered)]
         shown = shown_progress(progress, LiveRuns, NotebookRuns)
         with _place(folder) as place, shown as listen:
-            done = do_runs(
-                plan, place, means, jobs=at_once, notes=notes, listen=listen,
-                # With targets, a client's number is another client in every run.
-                words=lambda text: text if names else with_names(text, task.clients),
-            )  # fmt: skip
+            how: dict[str, Any] = {"jobs": at_once, "listen": listen, "words": tasks.words}
+            done = do_runs(plan, place, means, notes=notes, **how)
             if done.report.interrupted is not None:
                 raise done.report.interrupted
     if folder is None:
@@ -228,10 +223,13 @@ class _Tasks:
 
     def __init__(
         self, task: Task, net: Any, vary: str, extras: Mapping[str, Any],
-        targets: tuple[str, ...] = (), seed: int = 0,
+        targets: tuple[str, ...], seeds: int | Sequence[int] | None,
     ) -> None:  # fmt: skip
         self.task, self.net, self.vary, self.extras = task, net, vary, extras
-        self.targets, self.seed = targets, seed
+        self.targets, self.seed = targets, _one_seed(seeds) if targets else 0
+        whole = tuple(range(len(targets)))
+        self.units = whole or _seeds(5 if seeds is None else seeds)
+        self.clients = task.places.names if targets else task.clients
         self.cut = task
         self.asked: dict[str, _Asked] = {}
         self.notes: dict[str, None] = {}
@@ -252,7 +250,7 @@ class _Tasks:
                     with self._naming(label, seed, methods, keys):
                         planned, run = self._run(_Asked(method, there, seed))
                         notes = _try(planned, metrics=first is None) if anew else []
-                    self.notes |= dict.fromkeys(notes)
+                    self._note(notes)
                     runs.setdefault((label, setting), {})[seed] = run
                     first = first or planned
         contenders = tuple(
@@ -267,6 +265,14 @@ class _Tasks:
             held_out = any(len(one.y) for one in of.validation)
             check_choice(rule, held_out, of.target_validation is not None)
         return made
+
+    def _note(self, notes: Sequence[str]) -> None:
+        # Those of single targets would be as many as clients.
+        self.notes |= {} if self.targets else dict.fromkeys(notes)
+
+    def words(self, text: str) -> str:
+        """A message with the clients' names; with targets, a number is another client each time."""
+        return text if self.targets else with_names(text, self.task.clients)
 
     @contextlib.contextmanager
     def _naming(
@@ -294,7 +300,7 @@ class _Tasks:
 
     def _run(self, asked: _Asked) -> tuple[Fit, Run]:
         planned = self._planned(asked)
-        self.notes |= dict.fromkeys(planned.notes)
+        self._note(planned.notes)
         # No configuration has the target of a task that was made in Python.
         target = f" held out: {self.targets[asked.seed]}" if self.targets else ""
         run = run_of(planned.config, _mark(planned) + target)
@@ -336,10 +342,13 @@ def _try(planned: Fit, *, metrics: bool) -> list[str]:
 
 def _keys_for(given: Given, all_: Any, keys: Mapping[str, Any]) -> dict[str, Any]:
     """The keywords without options that only other methods have."""
-    others = {
-        k for one in all_ if not isinstance(one, Method) for k in as_method(one).recipe.options
-    }
-    its = set[str]() if isinstance(given, Method) else set(as_method(given).recipe.options)
+
+    def options(one: Given) -> set[str]:
+        if isinstance(one, str):
+            return set(recipes.fitting(one, keys).options)
+        return set() if isinstance(one, Method) else set(as_method(one).recipe.options)
+
+    its, others = options(given), set[str]().union(*map(options, all_))
     general = {k for names in SECTIONS.values() for k in names}
     return {k: v for k, v in keys.items() if k in general | its or k not in others}
 

@@ -66,13 +66,14 @@ def plan(
     """
     check_task(task)
     check_whole("seed", seed, 0)
-    chosen = as_method(method)
+    chosen = as_method(method, keys)
     schedule = _own_schedule(keys)
     with in_python_words():
         tables = sorted_keys(chosen, keys, with_options=not isinstance(method, Method))
         config = _config(task, net, chosen, tables, seed, name)
     made = task.build() if built is None else built
-    config = config if "prior" in keys else _corrected(config, made)
+    if "prior" not in keys and loss is None and class_weights is None:
+        config = _corrected(config, made)
     added = Custom(
         method=_custom_recipe(chosen),
         loss=None if loss is None else loss_term(loss),
@@ -96,7 +97,8 @@ def plan(
 def _corrected(config: Config, built: Built) -> Config:
     """What `fit` serves unless it is given `prior`: the model corrected for the target.
 
-    As trained, where no one model predicts classes for a target. Without validation rows there is
+    As trained, where no one model predicts classes for a target, and where the user weighs classes
+    or losses: a correction would take these weights out again. Without validation rows there is
     nothing to calibrate it on.
     """
     task = built.task

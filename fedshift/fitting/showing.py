@@ -27,13 +27,11 @@ class Facts(NamedTuple):
     notes: tuple[str, ...]
 
 
-SERVED = {
-    "target": "The model that answers is corrected for the target's labels: its logits are moved "
-    "by log T - log p.",
-    "calibrated": "The model that answers is corrected for the target's labels: calibrated on the "
-    "clients' validation rows, then moved by log T - log p.",
-}
-HOW = ' fit(..., prior="none") leaves it as trained; result.for_target(...) takes other shares.'
+# What a reader of the numbers has to know; the form is that of `training.prior`.
+SERVED = (
+    'The model that answers is corrected for the target\'s labels (prior="{}"); prior="none" '
+    "leaves it as trained."
+)
 
 
 def headline_of(summary: Summary, *, corrected: bool) -> Headline:
@@ -60,7 +58,7 @@ def facts_of(
     numbers = {"target": target, main.name: f"{main.value}{rows}"}
     if corrected and summary.corrected is not None:
         numbers["as trained"] = f"{headline(summary).value}, uncorrected"
-        notes = (SERVED[summary.corrected.form] + HOW, *notes)
+        notes = (SERVED.format(summary.corrected.form), *notes)
     if main.estimate != NOTHING:
         from_what = "rows" if summary.kind == "regression" else "counts"
         numbers["estimated"] = f"{main.estimate}, from the clients' validation {from_what}"

@@ -22,7 +22,7 @@ from fedshift.data import ClientData
 from fedshift.errors import InputError
 from fedshift.flower.records import fields_of, to_parts, to_record
 from fedshift.router.moments import Moments
-from fedshift.router.parts import Fold, HeldOutSums, Here, OriginSums, Part, summed
+from fedshift.router.parts import Fold, HeldOutSums, Here, OriginSums, Part
 from fedshift.router.score import ClientHead
 from fedshift.router.sight import Sight
 from fedshift.tree import Params, Parts
@@ -103,7 +103,7 @@ def _answer(
     if what == "moments":
         return part.moments()[client]._asdict()
     if what == "origin_sums":
-        return part.origin_sums(heads[0])._asdict()
+        return part.origin_sums(heads[0])[client]._asdict()
     if what != "held_out_sums":
         raise InputError(f'the question "{what}"; is the server of the same version?')
     # Of this client alone, or of none where nothing of it is held out.
@@ -251,8 +251,8 @@ class _AtSites(NamedTuple):
     def moments(self) -> list[Moments]:
         return [Moments(**one) for one in self._ask("moments")]
 
-    def origin_sums(self, head: ClientHead) -> OriginSums:
-        return OriginSums(*summed(OriginSums(**one) for one in self._ask("origin_sums", head)))
+    def origin_sums(self, head: ClientHead) -> list[OriginSums]:
+        return [OriginSums(**one) for one in self._ask("origin_sums", head)]
 
     def held_out_sums(self, heads: Sequence[ClientHead]) -> list[HeldOutSums]:
         sent = (HeldOutSums(**one) for one in self._ask("held_out_sums", *heads) if one)

@@ -4,18 +4,36 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from fedshift.algorithms.ccvr import Ccvr
 from fedshift.algorithms.fedavg import FedAvg
 from fedshift.client.decorrelation import Decorrelation, Scale
 from fedshift.client.distilling import NotTrueDistillation, VacantDistillation
 from fedshift.client.objectives import CrossEntropy, Term
-from fedshift.client.shares import CountAdjusted, LogitSuppression, ShareScaled
+from fedshift.client.shares import CountAdjusted, CountMargins, LogitSuppression, ShareScaled
 from fedshift.errors import InputError
 from fedshift.recipes.one_model import fedavg
 from fedshift.recipes.setting import Setting
-from fedshift.recipes.traits import DecorrelationBeta, NotTrueBeta, NotTrueTau, Traits
+from fedshift.recipes.traits import (
+    DecorrelationBeta,
+    MarginTau,
+    NotTrueBeta,
+    NotTrueTau,
+    Traits,
+)
+from fedshift.server.combine import Mean
+from fedshift.server.discrepancy import Disco, Distance
 
-__all__ = ["feddecorr", "fedetf", "fedgela", "fedntd", "fedvls"]
+__all__ = [
+    "balanced_softmax", "ccvr", "ccvr_target", "feddecorr", "feddisco", "feddisco_target",
+    "fedetf", "fedgela", "fedlc", "fedntd", "fedvls",
+]  # fmt: skip
 TRAITS = {
+    "balanced_softmax": Traits(even=True),
+    "ccvr": Traits("CCVR", even=True),
+    "ccvr_target": Traits(page="ccvr", at_target=True),
+    "feddisco": Traits("FedDisco"),
+    "feddisco_target": Traits(page="feddisco"),
+    "fedlc": Traits("FedLC"),
     "fedntd": Traits("FedNTD"),
     "feddecorr": Traits("FedDecorr"),
     "fedvls": Traits("FedVLS", even=True),
@@ -27,6 +45,85 @@ TRAITS = {
 def _check_strength(name: str, value: float, nought: str = "FedAvg") -> None:
     if not 0.0 <= value < float("inf"):
         raise InputError(f"{name} must be a number of 0 or more (0 is {nought}), got {value}")
+
+
+def feddisco(
+    setting: Setting, *, a: float = 0.5, b: float = 0.1, distance: Distance = "kl"
+) -> FedAvg:
+    """FedAvg by weights that are smaller the further a client's labels are from even shares.
+
+    Reference: Ye et al. 2023, "FedDisco: federated learning with discrepancy-aware collaboration",
+    arXiv 2305.19229.
+    Note: max(0, n_i/N - a d_i + b) before they are made to sum to 1, d divided by its sum; a = b =
+    0 is FedAvg bit for bit.
+    """
+    classes = len(setting.target)
+    rule = Disco((1.0 / classes,) * classes, a, b, distance)
+    return replace(fedavg(setting), combine=Mean(rule))
+
+
+def feddisco_target(
+    setting: Setting, *, a: float = 0.5, b: float = 0.1, distance: Distance = "l2"
+) -> FedAvg:
+    """FedDisco with distances to the target's label shares in place of even ones.
+
+    Reference: Ye et al. 2023, "FedDisco: federated learning with discrepancy-aware collaboration",
+    arXiv 2305.19229, whose code does so where the test set is not balanced.
+    Note: a = b = 0 is FedAvg bit for bit; "kl" needs a target of all labels.
+    """
+    return replace(fedavg(setting), combine=Mean(Disco(setting.target, a, b, distance)))
+
+
+def ccvr(setting: Setting, *, virtual: int = 500, ridge: float = 1e-4) -> Ccvr:
+    """FedAvg, then a last round in which the server fits the classifier to virtual features.
+
+    Reference: Luo et al. 2021, "No fear of heterogeneity: classifier calibration for federated
+    learning with non-IID data" (CCVR), arXiv 2106.05001.
+    Note: the features are drawn from a Gaussian for each label, of clients' means and mean
+    products; labels count alike. Needs a model that returns "features", and 2 rounds or more.
+    """
+    classes = len(setting.target)
+    return _calibrated(setting, (1.0 / classes,) * classes, virtual, ridge)
+
+
+def ccvr_target(setting: Setting, *, virtual: int = 500, ridge: float = 1e-4) -> Ccvr:
+    """CCVR whose labels count as they are shared at the target.
+
+    Reference: ours, after Luo et al. 2021 (CCVR), arXiv 2106.05001.
+    Note: the server's model is one of the target's label shares; otherwise as ccvr.
+    """
+    return _calibrated(setting, setting.target, virtual, ridge)
+
+
+def _calibrated(setting: Setting, shares: tuple[float, ...], virtual: int, ridge: float) -> Ccvr:
+    if setting.rounds is None or setting.rounds < 2:
+        raise InputError(
+            "CCVR trains in all rounds but the last, which needs 2 rounds or more, and the setting "
+            f"has rounds={setting.rounds}; give Setting(..., rounds=...)"
+        )
+    return Ccvr(fedavg(setting), setting.rounds - 1, shares, virtual, ridge, setting.head)
+
+
+def balanced_softmax(setting: Setting) -> FedAvg:
+    """FedAvg whose clients add the logarithms of their label shares to the logits in training.
+
+    Reference: Ren et al. 2020, "Balanced meta-softmax for long-tailed visual recognition", arXiv
+    2007.10740.
+    Note: a label that a client lacks is left out of its softmax; clients of even shares train as
+    in FedAvg, bit for bit.
+    """
+    return replace(fedavg(setting), objective=CountAdjusted(len(setting.target), least=1e-30))
+
+
+def fedlc(setting: Setting, *, tau: MarginTau = 1.0) -> FedAvg:
+    """FedAvg whose clients give a label a margin that is larger the rarer they have it.
+
+    Reference: Zhang et al. 2022, "Federated learning with label distribution skew via logits
+    calibration" (FedLC), arXiv 2209.00189.
+    Note: the margin of label c is tau n_c^(-1/4), n_c the client's examples of it; a label that it
+    lacks is left out of its softmax.
+    """
+    return replace(fedavg(setting), objective=CountMargins(len(setting.target), tau))
 
 
 def fedntd(setting: Setting, *, beta: NotTrueBeta = 1.0, tau: NotTrueTau = 1.0) -> FedAvg:

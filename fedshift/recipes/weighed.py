@@ -7,7 +7,7 @@ from dataclasses import replace
 from fedshift.algorithms.label_weights import LabelWeights, Ratio
 from fedshift.recipes.one_model import fedavg
 from fedshift.recipes.setting import Setting
-from fedshift.recipes.traits import Clip, Traits
+from fedshift.recipes.traits import Traits
 from fedshift.server.combine import Mean
 from fedshift.server.label_weights import JointLabels
 
@@ -15,7 +15,7 @@ __all__ = ["fedpals_joint", "iwerm"]
 TRAITS = {"iwerm": Traits("IW-ERM"), "fedpals_joint": Traits("FedPALS joint")}
 
 
-def iwerm(setting: Setting, *, clip: Clip = 10.0, ratio: Ratio = "pooled") -> LabelWeights:
+def iwerm(setting: Setting, *, clip: float = 10.0, ratio: Ratio = "pooled") -> LabelWeights:
     """FedAvg whose examples count T_y / p_y times, so that labels weigh as in the target.
 
     Reference: importance weighting; ratio "node" (T_y / S_iy) as in Wu et al. 2025, "Addressing
@@ -25,7 +25,7 @@ def iwerm(setting: Setting, *, clip: Clip = 10.0, ratio: Ratio = "pooled") -> La
     return LabelWeights(fedavg(setting), setting.target, clip, ratio)
 
 
-def fedpals_joint(setting: Setting, *, clip: Clip = 10.0) -> LabelWeights:
+def fedpals_joint(setting: Setting, *, clip: float = 10.0) -> LabelWeights:
     """Weigh clients and their examples together: the target's labels, at the largest ESS.
 
     Reference: this library: the least variance of all weights of clients and of their examples.

@@ -7,7 +7,7 @@ versions; a number that is not finite is null (NaN) or the text "inf".
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -303,6 +303,11 @@ class Summary:
             return self.hull_distance
         # Folders of the first versions lack the field.
         return next((p.distance for p in self.curve if p.lam == 0.0), None)
+
+
+def corrected_by(forms: Iterable[str | None]) -> list[str]:
+    """What was done to the models of runs, by the forms of their corrections."""
+    return [CORRECTED[form] for form in sorted({form for form in forms if form})]
 
 
 _SUMMARY = TypeAdapter(Summary)

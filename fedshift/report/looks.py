@@ -34,9 +34,9 @@ THEME = {
     **{f"c{i}": pair for i, pair in enumerate(zip(LIGHT, DARK, strict=True))},
 }
 # On and off in pixels, as SVG's stroke-dasharray.
-DASHES = ("", "7 3", "2 3", "9 3 2 3", "13 4", "5 2 1 2 1 2")
+DASHES = ("", "7 3", "2 3", "9 3 2 3", "13 4", "5 2 1 2 1 2", "11 3 5 3")
 # How much of a bar's colour is in its fill.
-FILLS = (1.0, 0.4, 0.7, 0.2, 0.55, 0.85)
+FILLS = (1.0, 0.4, 0.7, 0.2, 0.55, 0.85, 0.3)
 # In units of the marker's radius; the first is a disc.
 MARKERS: tuple[tuple[tuple[float, float], ...], ...] = (
     (),
@@ -45,6 +45,7 @@ MARKERS: tuple[tuple[tuple[float, float], ...], ...] = (
     ((0, -1.3), (1.3, 0), (0, 1.3), (-1.3, 0)),
     ((0, 1.2), (1.1, -0.8), (-1.1, -0.8)),
     ((-1.3, -0.4), (1.3, -0.4), (1.3, 0.4), (-1.3, 0.4)),
+    ((-0.4, -1.3), (0.4, -1.3), (0.4, 1.3), (-0.4, 1.3)),
 )
 # Seven to a style. New names go to the end: those before keep their looks.
 METHODS = (
@@ -54,6 +55,8 @@ METHODS = (
     "feddisk", "made", "moon", "feddyn", "fednova", "fedprox+fedpals", "feddrm_shared_head",
     "fedadam", "fedyogi", "fedavgm", "krum", "multikrum", "rfa", "fedmedian", "fedtrimmed",
     "fedntd", "feddecorr", "fedgela", "fedetf", "fedvls",
+    "iwerm", "fedpals_joint", "feddisco", "fedlc",
+    "balanced_softmax", "feddisco_target", "ccvr", "ccvr_target",
 )  # fmt: skip
 _HUES = len(LIGHT) - 1
 # Variants of a method, which have its colour.

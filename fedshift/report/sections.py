@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fedshift.record.folder import RunResult
 from fedshift.record.headline import measured_on, validated_by
 from fedshift.record.rounds import other_columns
-from fedshift.record.summary import CORRECTED, CurvePoint
+from fedshift.record.summary import CurvePoint, corrected_by
 from fedshift.report.charts import (
     Axis,
     BarChart,
@@ -39,33 +39,12 @@ def results(lines: Sequence[Pool]) -> str:
     """The methods' table."""
     forms = {c.form for run, _ in runs_of(lines) if (c := run.summary.corrected) is not None}
     header = (
-        "Run",
-        "Target accuracy",
-        *["Corrected"] * bool(forms),
-        "Macro F1",
-        "Estimated accuracy",
-        "± s.e.",
-        "ESS",
-        "ESS share",
-        "Hull distance",
-        "L1 distance",
-        "λ",
-        "Round",
-    )
+        "Run", "Target accuracy", *["Corrected"] * bool(forms), "Macro F1", "Estimated accuracy",
+        "± s.e.", "ESS", "ESS share", "Hull distance", "L1 distance", "λ", "Round",
+    )  # fmt: skip
     rows = tuple(_result(run, name, bool(forms)) for run, name in runs_of(lines))
-    formats = (
-        "",
-        *[".1%"] * (1 + bool(forms)),
-        ".3f",
-        ".1%",
-        ".1%",
-        ".0f",
-        ".1%",
-        ".4f",
-        ".4f",
-        ".4g",
-        "d",
-    )
+    accuracies = [".1%"] * (1 + bool(forms))
+    formats = ("", *accuracies, ".3f", ".1%", ".1%", ".0f", ".1%", ".4f", ".4f", ".4g", "d")
     targets = [str(run.fit.get("target", "")) for run, _ in runs_of(lines)]
     text = (
         f"Target accuracy is measured on {measured_on(targets)}, and so is macro F1, "
@@ -76,7 +55,7 @@ def results(lines: Sequence[Pool]) -> str:
         "from every possible mixture of the clients; the L1 distance is how far it is from the "
         "mixture that this run trained on (0 equal, 2 disjoint)."
     )
-    text += " ".join(["", *(CORRECTED[form] for form in sorted(forms))])
+    text += " ".join(["", *corrected_by(forms)])
     doubtful = [name for run, name in runs_of(lines) if run.summary.certified is False]
     if doubtful:
         text += f" The weights of {', '.join(doubtful)} are not certified optimal."

@@ -56,8 +56,8 @@ class Part(Protocol):
     def moments(self) -> Sequence[Moments]:
         """Of each client, in the order of ids."""
 
-    def origin_sums(self, head: ClientHead) -> OriginSums:
-        """The sum over clients of `origin_sums`."""
+    def origin_sums(self, head: ClientHead) -> Sequence[OriginSums]:
+        """Of each client, in the order of ids."""
 
     def held_out_sums(self, heads: Sequence[ClientHead]) -> Sequence[HeldOutSums]:
         """Of each client with examples, for candidate heads; of the router as it was for none.
@@ -147,8 +147,8 @@ class Here:
     def moments(self) -> list[Moments]:
         return [moments(h) for h in self.features]
 
-    def origin_sums(self, head: ClientHead) -> OriginSums:
-        return OriginSums(*summed(origin_sums(head, h, i) for i, h in enumerate(self.features)))
+    def origin_sums(self, head: ClientHead) -> list[OriginSums]:
+        return [origin_sums(head, h, i) for i, h in enumerate(self.features)]
 
     def held_out_sums(self, heads: Sequence[ClientHead]) -> list[HeldOutSums]:
         return list(self._held_out_sums(heads))

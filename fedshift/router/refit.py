@@ -123,7 +123,11 @@ def refit_part(
     """`refit` on these examples of all clients."""
     whole = Moments(*summed(part.moments()))
     limits = {"penalty": penalty, "tolerance": tolerance}
-    return refit(part.origin_sums, part.sizes, whole, rounds=rounds, **limits)
+
+    def ask(head: ClientHead) -> OriginSums:
+        return OriginSums(*summed(part.origin_sums(head)))
+
+    return refit(ask, part.sizes, whole, rounds=rounds, **limits)
 
 
 def refit_locally(

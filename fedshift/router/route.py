@@ -20,6 +20,7 @@ from fedshift.data import ClientData, check_clients
 from fedshift.errors import InputError, check_name
 from fedshift.model import Model
 from fedshift.router.answers import Answers, finite_answers
+from fedshift.router.bounded import bounded
 from fedshift.router.calibration import Calibration
 from fedshift.router.moments import Gaussians, moments, pooled
 from fedshift.router.parts import Clients, Fold, Here, folds_of
@@ -262,6 +263,7 @@ class Router:
         tolerance: float = 1e-6,
         rounds: int = 2000,
         seed: int = 0,
+        cap: float = 1.0,
     ) -> Router:
         """With the client head fitted again on frozen features, see `fedshift.router.refit`.
 
@@ -269,11 +271,12 @@ class Router:
         fresh    inputs [n, ...] of each client that the network was not trained on; without them
                  the clients hold out folds of their examples in turn, drawn by `seed`
         penalty  left out, the one of `PENALTIES` of least held-out loss, with a temperature
+        cap      the largest share of all examples that one client's may have in the fit
 
         `calibration` of the result has its figures on held-out examples. Raises InputError for
         other clients and invalid numbers, TrainingError where `rounds` do not suffice.
         """
-        return self._fit_head(penalised(penalty, tolerance, rounds), clients, fresh, seed)
+        return self._fit_head(penalised(penalty, tolerance, rounds), clients, fresh, seed, cap=cap)
 
     @torch.inference_mode(False)
     def from_moments(
@@ -283,13 +286,14 @@ class Router:
         fresh: Sequence[Tensor] | None = None,
         loading: float | None = None,
         seed: int = 0,
+        cap: float = 1.0,
     ) -> Router:
         """With the moments and, from them, a client head in closed form: `Gaussians.head`.
 
-        fresh and seed as in `refitted`, with `LOADINGS`. Novelty has `loading`, or 0.01.
+        fresh, seed and cap as in `refitted`, with `LOADINGS`. Novelty has `loading`, or 0.01.
         """
         novelty = LOADING if loading is None else loading
-        return self._fit_head(discriminant(loading), clients, fresh, seed, novelty)
+        return self._fit_head(discriminant(loading), clients, fresh, seed, novelty, cap)
 
     @torch.inference_mode(False)
     def calibrated(
@@ -314,21 +318,25 @@ class Router:
 
     def _fit_head(
         self, way: Way, clients: Sequence[ClientData], fresh: Sequence[Tensor] | None, seed: int,
-        novelty: float | None = None,
+        novelty: float | None = None, cap: float = 1.0,
     ) -> Router:  # fmt: skip
         here = Here(*self._outputs_of(clients), seed)
         if fresh is None:
-            return self.fitted(way, here, seed, novelty)
-        held_out = Here(*self._sight.of_clients(fresh, "a held-out example"))
-        return self._fitted(way, here, [Fold(here, held_out)], novelty)
+            return self.fitted(way, here, seed, novelty, cap)
+        fresh_ones = Here(*self._sight.of_clients(fresh, "a held-out example"))
+        fold = Fold(bounded(here, cap).whole, bounded(fresh_ones, cap).whole)
+        return self._fitted(way, bounded(here, cap), [fold], novelty)
 
     def fitted(
-        self, way: Way, clients: Clients, seed: int = 0, novelty: float | None = None
-    ) -> Router:
+        self, way: Way, clients: Clients, seed: int = 0, novelty: float | None = None,
+        cap: float = 1.0,
+    ) -> Router:  # fmt: skip
         """With the head refitted by what clients send, wherever they are.
 
-        novelty: set the moments as well, with this loading. Raises as `refitted`.
+        novelty: set the moments as well, with this loading; cap: as in `refitted`, as all that
+        it raises.
         """
+        clients = bounded(clients, cap)
         folds = [clients.fold(k) for k in folds_of(clients.whole.sizes)]
         return self._fitted(way, clients, folds, novelty)
 

@@ -71,6 +71,26 @@ def capped_columns(shares: Tensor, cap: float, able: Tensor) -> Tensor:
     return torch.stack([capped(share, cap, one) for share, one in columns], 1)
 
 
+def capped_sizes(n: Tensor, cap: float) -> Tensor:
+    """Sizes [C] whose shares are `capped`: n_i where that is below the cap, less where above.
+
+    m_i = b_i min_j n_j / b_j over clients with n_j > 0, b the shares under the cap (or 1 / their
+    number). n [C] itself comes back where no share is above the cap.
+
+    >>> import torch
+    >>> from fedshift.server.cap import capped_sizes
+    >>> capped_sizes(torch.tensor([1e9, 30.0, 10.0]), 0.5).tolist()
+    [40.0, 30.0, 10.0]
+    """
+    some = n > 0
+    shares = n.double() / n.double().sum().clamp(min=1e-300)
+    bounded = capped(shares, cap, some)
+    if bounded is shares:
+        return n
+    ratio = (n.double()[some] / bounded[some]).min()
+    return torch.minimum(bounded * ratio, n.double())
+
+
 def cap_of(cohort: Params) -> float:
     """The cap of a round, as the server's part "cohort" has it; 1 where it has none."""
     return float(cohort["cap"]) if "cap" in cohort else 1.0

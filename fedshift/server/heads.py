@@ -19,7 +19,7 @@ RIDGE = 1e-12
 ROUNDING = 1e-30
 
 
-def head_weights(variance: Tensor, means: Tensor, active: Tensor) -> Tensor:
+def head_weights(variance: Tensor, means: Tensor, active: Tensor, cap: float = 1.0) -> Tensor:
     """alpha [C, C] float64, row i = argmin over the simplex of alpha' P_i alpha.
 
         P_i[j, l] = 1{j = l} V_j + <H_i - H_j, H_i - H_l>,    variance V [C], means H [C, ...]
@@ -32,6 +32,7 @@ def head_weights(variance: Tensor, means: Tensor, active: Tensor) -> Tensor:
     the FedPALS form with target H_i, rows H_j, sizes 1/V_j and lambda = 1, so that
     `fedshift.server.qp` solves it, exactly on the active set. To V_j is added 1e-12 times the trace
     of P_i, which makes alpha unique; where all is 0, any alpha is as good and alpha is uniform.
+    V and H are claims: no head has a share above the cap in another client's mixture, or 1/C.
     The authors' code calls cvxpy, zeroes entries below 1e-3 and renormalises.
     """
     mix = torch.eye(len(variance), dtype=torch.float64)
@@ -45,17 +46,19 @@ def head_weights(variance: Tensor, means: Tensor, active: Tensor) -> Tensor:
     rows = narrow(rows - rows.mean(0))
     for row, client in enumerate(clients.tolist()):
         mix[client] = 0.0
-        mix[client, clients] = torch.from_numpy(_weights(spread, rows - rows[row]))
+        upper = np.full(len(spread), NO_CAP if cap >= 1.0 else max(cap, 1.0 / len(spread)))
+        upper[row] = NO_CAP
+        mix[client, clients] = torch.from_numpy(_weights(spread, rows - rows[row], upper))
     return mix
 
 
-def _weights(variance: Floats, differences: Floats) -> Floats:
-    """argmin over the simplex of ||differences' alpha||^2 + sum_j V_j alpha_j^2, [C]."""
+def _weights(variance: Floats, differences: Floats, upper: Floats) -> Floats:
+    """argmin of ||differences' alpha||^2 + sum_j V_j alpha_j^2, alpha [C] at most `upper`."""
     trace = float(variance.sum() + (differences**2).sum())
     if trace == 0.0:
         return np.full(len(variance), 1.0 / len(variance))
     sizes = 1.0 / (variance / trace + RIDGE)
-    problem = Problem(differences / np.sqrt(trace), sizes, np.full_like(sizes, NO_CAP))
+    problem = Problem(differences / np.sqrt(trace), sizes, upper)
     return minimise(problem, 1.0).weights
 
 

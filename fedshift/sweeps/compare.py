@@ -22,6 +22,7 @@ from fedshift.sweeps.execute import Report, execute
 from fedshift.sweeps.measured import (
     Measured,
     Row,
+    chosen_by,
     measured,
     metric_of,
     rows_of,
@@ -180,6 +181,8 @@ def _choice(plan: Plan, rows: Sequence[Row]) -> str:
         by = "at the target, as estimated from the clients' validation examples,"
     elif not served:
         by = "on validation examples that follow the target"
+    moved = {chosen_by(plan, row.runs) for row in rows} == {"estimated_accuracy_corrected"}
+    by += " of the corrected model," * moved
     errors = any("estimated_loss" in m.facts for row in rows for m in row.runs)
     what = ("squared error", "lowest") if errors else ("accuracy", "highest")
     chosen = f"Chosen: the setting whose {what[0]} {by} is {what[1]}."

@@ -84,7 +84,7 @@ class Table:
         minus = f"Minus {self.base}"
         units, worst = ("Targets", ["Worst tenth"]) if self.targets else ("Seeds", [])
         header = ("Method", *["Chosen"] * grid, units, unit, *worst, minus)
-        header += ("Corrected, %", f"{minus}, corrected") * moved
+        header += ("Corrected, %", minus) * moved
         numbers = self.estimate == "estimated_rmse"
         estimate = "Estimated RMSE" if numbers else "Estimated"
         header += (estimate, "ESS", *["Missing"] * notes)
@@ -104,18 +104,8 @@ class Table:
             for row in self.rows
         )
         shown = ".4g" if numbers else ".1%"
-        formats = (
-            "",
-            *[""] * grid,
-            "d",
-            "r",
-            *[self._spec] * len(worst),
-            "r",
-            *["r"] * (2 * moved),
-            shown,
-            ".0%",
-        )
-        formats += ("",) * notes
+        middle = ("r", *[self._spec] * len(worst), "r", *["r"] * (2 * moved))
+        formats = ("", *[""] * grid, "d", *middle, shown, ".0%", *[""] * notes)
         return tables.Table(header, rows, formats, self.title)
 
     @property

@@ -13,6 +13,7 @@ from fedshift.deploy.allowance import ANSWERS, LEAST, PIECE, QUESTION, Allowance
 from fedshift.deploy.door import Callers
 from fedshift.deploy.guard import Guard
 from fedshift.deploy.keys import read_client_key, write_client_key
+from fedshift.deploy.uploads import CALLER, watch_uploads
 from support.signing import signed
 
 SOCKET, PORT = ("/tmp/a-socket", None), ("192.0.2.1", 8000)
@@ -57,7 +58,8 @@ def test_a_huge_answer_is_refused_unread(tmp_path: Path) -> None:
         read.append(scope["path"])
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
-    guard = Guard(inner, {pem: ("client-0", public)}, Callers(), SOCKET[0])
+    ended: list[str] = []
+    guard = Guard(inner, {pem: ("client-0", public)}, Callers(), SOCKET[0], end_upload=ended.append)
 
     def post(path: str, length: int, at: Any = PORT) -> int:
         sent: list[Any] = []
@@ -80,8 +82,36 @@ def test_a_huge_answer_is_refused_unread(tmp_path: Path) -> None:
     answers = [post(PUSH, 5 * MEGA) for _ in range(60)]
     assert answers == [200] + [413] * 59
     assert read.count(PUSH) == 1
+    assert ended == ["client-0"] * 59
     assert post(PULL, 300) == 200  # all else goes on
     # No request of a client renews it, the server's question does.
     assert {post(path, 4 * MEGA) for path in ANSWERS} == {413}
     assert post(QUESTION, 500, SOCKET) == 200
     assert post(PUSH, 5 * MEGA) == 200
+
+
+def test_an_upload_ends_with_its_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower itself would wait three minutes for pieces of an answer that were refused."""
+    from flwr.proto.message_pb2 import ObjectTree
+    from flwr.supercore.corestate.in_memory_corestate import InMemoryCoreState
+    from flwr.supercore.object_store import ObjectStoreFactory
+    from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
+
+    # Put back after the test what the guard's process puts in Flower's place.
+    monkeypatch.setattr(InMemoryCoreState, "start_session", InMemoryCoreState.start_session)
+    end = watch_uploads()
+    state = InMemoryNodeState(ObjectStoreFactory().store())
+
+    def announce(client: str, piece: str) -> None:
+        CALLER.set(client)
+        state.preregister_object_tree(ObjectTree(object_id=piece), state.start_session(1))
+
+    one, two = "a" * 64, "b" * 64
+    announce("client-0", one)
+    announce("client-1", two)
+    assert state.get_object(1, one) == state.get_object(1, two) == b""  # to come
+    end("client-0")
+    assert state.get_object(1, one) is None
+    assert state.get_object(1, two) == b""
+    end("client-0")  # again: it has begun none since
+    end("client-2")

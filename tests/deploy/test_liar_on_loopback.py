@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -39,3 +40,19 @@ def test_a_liar_has_the_cap_and_is_named(tmp_path: Path) -> None:
         assert run["weights"][2] > 0.99999
         assert claims["one_could_take"] > 0.99999
     assert gone(str(tmp_path / "federation")), processes(str(tmp_path / "federation"))
+
+
+def test_a_refused_answer_holds_no_round_up(tmp_path: Path) -> None:
+    """100 MB to a model of 100 kB: that client drops out, and the others need not wait for it."""
+    text = dumps(load_config(EXAMPLE, [*SHORT, "training.max_weight=0.5"]))
+    with loopback(tmp_path / "federation", text, 3) as fed:
+        for client in range(3):
+            fed.join(client)
+        fed.play(tmp_path / "warm", experiment=text, plan="")
+        began = time.monotonic()
+        fed.play(tmp_path / "run", experiment=text, plan="swell-100 1 0")
+        seconds = time.monotonic() - began
+    (lost,) = [event for event in fed.events if event["event"] == "dropped"]
+    assert (lost["round"], lost["client"]) == (1, 0)
+    # Flower alone waits for 180 s.
+    assert seconds < 90

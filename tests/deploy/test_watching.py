@@ -17,6 +17,7 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 
 from fedshift.deploy.federation import Link, _follow, superlink
+from fedshift.deploy.inside import listening, private_socket
 from fedshift.deploy.joining import join
 from fedshift.deploy.place import make_place
 from fedshift.deploy.processes import free_port, running, still_running
@@ -65,6 +66,24 @@ def test_each_process_is_missed_by_name(watch: Watch) -> None:
     watch.process.kill()
     watch.process.wait()
     assert watch() == {SUPERLINK: -9}
+
+
+def test_what_a_superlink_started_ends_with_it() -> None:
+    """Within 5 s, even where the killed one still counts as there, because it is not waited for."""
+    code = "import sys, time; from fedshift.deploy.inside import end_without; "
+    code += "end_without(sys.argv[1]); print('begun', flush=True); time.sleep(60)"
+    with private_socket() as env:
+        (path,) = env.values()
+        with listening(path) as sock, subprocess.Popen(
+            [sys.executable, "-c", code, path], stdout=subprocess.PIPE, text=True
+        ) as child:  # fmt: skip
+            sock.listen()
+            assert child.stdout is not None
+            assert child.stdout.readline() == "begun\n"
+            with pytest.raises(subprocess.TimeoutExpired):
+                child.wait(2.5)
+            sock.close()
+            assert child.wait(5) == 1
 
 
 def test_a_killed_superlink_leaves_nothing_behind(watch: Watch) -> None:

@@ -94,6 +94,37 @@ def test_the_choice_of_ess_is_made_among_corrected_models() -> None:
     assert picked["none"] != picked["calibrated"]
 
 
+EVEN = [
+    ({"name": "balanced_softmax"}, True), ({"name": "fedrs"}, True),
+    ({"name": "labelset_fedavg"}, True), ({"name": "labelset_fedavg", "mode": "public"}, False),
+    ({"name": "fedlc"}, False), ({"name": "ccvr", "virtual": 20}, True),
+]  # fmt: skip
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize(("method", "even"), EVEN)
+def test_methods_that_take_the_shares_out_are_corrected_from_even_ones(
+    method: dict[str, Any], even: bool
+) -> None:
+    """Over the labels that any client with weight has."""
+    done = run_experiment(config("target", method=method))
+    moved = done.outcome.corrected
+    assert moved is not None
+    given = moved.trained_on[moved.trained_on > 0]
+    assert (given == 1 / len(given)).all() == even
+    assert moved.trained_on.sum() == pytest.approx(1)
+
+
+def test_a_model_that_is_at_the_target_is_not_moved_again() -> None:
+    settings = config("target", method={"name": "ccvr_target", "virtual": 20})
+    done = run_experiment(settings)
+    moved, T = done.outcome.corrected, np.asarray(prepare(settings).announced)
+    assert moved is not None
+    assert (moved.trained_on == T).all()
+    assert np.abs(moved.correction.bias[T > 1e-3]).max() < 1e-12
+    assert (moved.correction.bias[T == 0] < -20).all()  # labels outside T are left out
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

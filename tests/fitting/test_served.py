@@ -33,7 +33,7 @@ def test_calibrated_unless_prior_is_given(results: dict[str, Result]) -> None:
     given, due = results[""], results["calibrated"]
     assert load_config(given.folder / "config.resolved.toml").training.prior == "calibrated"
     assert all(torch.equal(v, served(due)[k]) for k, v in served(given).items())
-    assert "corrected for the target's labels: calibrated" in str(given)
+    assert 'labels (prior="calibrated")' in str(given)
     assert f"as trained         {100 * results['none'].accuracy:.1f} %, uncorrected" in str(given)
     assert "corrected" not in str(results["none"])
     for prior in ("target", "calibrated"):
@@ -71,7 +71,7 @@ def test_where_nothing_is_validated_the_shares_alone_correct(tmp_path: Path) -> 
     x, y, site = rows()
     task = fs.Task.from_arrays(x, y, client=site, target="north", validation=0.0)
     result = fs.fit(task, Net, **QUICK)
-    assert "moved by log T - log p" in str(result)
+    assert 'labels (prior="target")' in str(result)
     assert load_config(result.folder / "config.resolved.toml").training.prior == "target"
     with pytest.raises(fs.InputError, match='prior="calibrated" needs validation examples'):
         fs.fit(task, Net, prior="calibrated", **QUICK)
@@ -82,6 +82,17 @@ def test_clients_that_serve_their_own_models() -> None:
     assert result.models.corrected is None
     with pytest.raises(fs.InputError, match='prior="target" moves one model to one target'):
         fs.fit(hospitals("clients"), Net, prior="target", **QUICK)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [{"class_weights": "balanced"}, {"loss": lambda z, y: -z.log_softmax(1)[range(len(y)), y]}],
+    ids=["class weights", "a loss"],
+)
+def test_weights_of_the_users_stay(key: dict[str, Any]) -> None:
+    """A correction would take them out again; one that is asked for is done."""
+    assert fs.fit(hospitals(), Net, **key, **QUICK).models.corrected is None
+    assert fs.fit(hospitals(), Net, prior="target", **key, **QUICK).models.corrected is not None
 
 
 def test_a_prior_that_there_is_not() -> None:

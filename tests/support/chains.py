@@ -18,6 +18,8 @@ REFUSED = {
     "fedntd": "CrossEntropy . NotTrueDistillation",
     "fedgela": "ShareScaled",
     "fedetf": "CountAdjusted",
+    "balanced_softmax": "CountAdjusted",
+    "fedlc": "CountMargins",
     **dict.fromkeys(("fedvls", "fedvls strong"), "CountAdjusted . VacantDistillation"),
     **dict.fromkeys(("feddecorr", "feddecorr by code"), "CrossEntropy . Decorrelation"),
     **dict.fromkeys(("feddrm", "feddrm_shared_head"), "client_logits"),

@@ -51,9 +51,12 @@ class RunningSums:
         self._weight_of = {part: each[id(w)] for part, w in self.weights.items()}
 
     @staticmethod
-    def of(stage: Algorithm, server: Parts, ids: Tensor, weights: Tensor) -> RunningSums:
+    def of(
+        stage: Algorithm, server: Parts, ids: Tensor, weights: Tensor, cap: float = 1.0
+    ) -> RunningSums:
         """The sums that a method's server asks for over a cohort; none where it asks for none."""
-        cohort = {"id": ids, "weight": weights}
+        bound = torch.tensor(cap, dtype=torch.float64)
+        cohort = {"id": ids, "weight": weights, "cap": bound}
         return RunningSums(ids, ask(stage, Capabilities.sums, server, cohort))
 
     def add(self, blocks: Sequence[Block]) -> list[Block]:
