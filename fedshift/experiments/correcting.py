@@ -226,17 +226,28 @@ def sums_of(
     return ask
 
 
-def sentences(of: Corrected, classes: Sequence[str], target: Sequence[float]) -> list[str]:
-    """On labels of the target that no correction can help."""
+def sentences(
+    of: Corrected, plain: AccuracyEstimate, classes: Sequence[str], target: Sequence[float]
+) -> list[str]:
+    """On labels of the target that no correction can help, and one that does harm.
+
+    plain: the estimate of the model as trained.
+    """
     hard = [
         f'"{classes[y]}"'
         for y, (good, T) in enumerate(zip(of.correction.correctable, target, strict=True))
         if not good and T > 0
     ]
-    if not hard:
-        return []
-    seen = "validates" if of.form == "calibrated" else "is trained on"
-    return [
-        f"The prior correction cannot help {', '.join(hard)}: hardly any client {seen} examples of "
-        "it, so what the model says of it means little."
-    ]
+    seen, lines = "validates" if of.form == "calibrated" else "is trained on", []
+    if hard:
+        lines.append(
+            f"The prior correction cannot help {', '.join(hard)}: hardly any client {seen} "
+            "examples of it, so what the model says of it means little."
+        )
+    # Seen with models of few rounds, whose logits hardly tell the target's labels apart.
+    if of.estimate and of.estimate.accuracy < plain.accuracy - plain.standard_error:
+        lines.append(
+            f"The corrected model is estimated at {of.estimate.accuracy:.1%} of the target, the "
+            f'model as trained at {plain.accuracy:.1%}: train longer, or set prior = "none".'
+        )
+    return lines

@@ -30,7 +30,7 @@ from fedshift.engine.round import (
 from fedshift.engine.run import draw_cohort
 from fedshift.engine.traffic import Traffic
 from fedshift.engine.trial import check_company, check_training
-from fedshift.errors import InputError, from_elsewhere
+from fedshift.errors import InputError
 from fedshift.evaluation.scores import OwnScores, Score
 from fedshift.flower.arriving import Arrived, arrived, failed_client
 from fedshift.flower.late import adopt, check_can_wait
@@ -50,7 +50,7 @@ from fedshift.flower.records import (
     to_shared_records,
 )
 from fedshift.flower.routing import MODEL
-from fedshift.flower.scoring import TEST, own_scores_in, score_in
+from fedshift.flower.scoring import scores_of
 from fedshift.flower.waiting import Tell
 from fedshift.seeds import Seeds
 from fedshift.tree import Params, Parts, size_in_bytes
@@ -308,26 +308,10 @@ class AlgorithmStrategy(Strategy):
         """Keep each client's counts in `scores`; return accuracy and loss over all."""
         late = f"no answer within {self.timeout:g} s"
         missed = {client: Dropped(client, late, "timeout") for client, _ in self.posted}
-        for reply in replies:
-            client = self._client(reply)
-            if client is None:
-                continue
-            bad = failed_client(client, reply)
-            try:
-                if bad is None:
-                    content = reply.content
-                    one = score_in(content, self.classes)
-                    own = None
-                    if TEST in content:
-                        own = own_scores_in(content, self.classes, self.clients)
-                    self.scoring(client, one, own)
-                    self.scores[client] = one
-                    self.tests |= {} if own is None else {client: own}
-                    missed.pop(client, None)
-            except Exception as e:
-                # The numbers come from another machine: any exception means that they are bad.
-                bad = Dropped(client, from_elsewhere(str(e) or type(e).__name__), "reply")
-            missed |= {} if bad is None else {client: bad}
+        read = scores_of(replies, self._client, self.classes, self.clients, self.scoring)
+        self.scores |= read.scores
+        self.tests |= read.tests
+        missed = {i: one for i, one in missed.items() if i not in read.scores} | read.bad
         self._miss_scores(server_round, missed.values())
         if not self.scores:
             return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,12 @@ def test_every_method_takes_weights_or_fixes_its_own(name: str, setting: Setting
     rule = Pals(TARGET, ess=0.6)
     assert rule_of(under(plain, rule)) == rule
     assert rule_of(plain) != rule
+
+
+def test_the_page_lists_the_methods_that_fix_their_own() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "methods" / "fedpals.md").read_text()
+    listed = page.partition("go\nwithout: ")[2].partition(". Given")[0]
+    assert sorted(re.findall("`(\\w+)`", listed)) == sorted(FIXED)
 
 
 def test_a_method_without_a_mean_is_refused(setting: Setting) -> None:
