@@ -71,11 +71,9 @@ def diagnose(
     Raises InputError as `pals_weights` does, and for names that do not fit the counts.
     Source: Zec et al., FedPALS, eq. 8 and 9 and App. B.3 (the ESS heuristic).
     """
-    as_counts = not normalise_target and _are_counts(target)
-    normalise_target = as_counts or normalise_target
-    # First, because it checks counts and target for everything below.
-    closest = pals_weights(label_counts, target, lam=0.0, normalise_target=normalise_target)
-    data = _data(label_counts, target, classes, clients, normalise_target)
+    normalise = normalise_target or _are_counts(target)
+    closest = pals_weights(label_counts, target, lam=0.0, normalise_target=normalise)  # checks all
+    data = _data(label_counts, target, classes, clients, normalise)
     curve, solved = _curve(data, closest, lam, ess, cap)
     case = _case(data, closest)
     diagnosis = Diagnosis(
@@ -89,15 +87,17 @@ def diagnose(
         outsiders=int((data.counts[:, data.T == 0].sum(axis=1) > 0).sum()),
         labels=_labels(data, closest.weights, solved.weights),
         curve=curve,
+        weighed_ess=_weighed_ess(data),
         asked=ess,
         chosen_by="lam" if lam is not None else "ess" if ess is not None else "rule",
         rule=RULE,
         carriers=_carriers(data, solved.weights),
         certified=bool(solved.certified and closest.certified),
-        claim=None if cap is not None else _claim(data, solved, ess),
+        claim=_claim(data, solved, ess) if cap is None else None,
         interval=_interval(data, bootstrap, seed),
     )
-    return replace(diagnosis, verdict=(*sentences(diagnosis), *[COUNTED] * as_counts))
+    counted = [COUNTED] * (normalise and not normalise_target)
+    return replace(diagnosis, verdict=(*sentences(diagnosis), *counted))
 
 
 def _are_counts(target: ArrayLike) -> bool:
@@ -257,6 +257,14 @@ def _point(w: PalsWeights, name: str, price: float, chosen: bool) -> CurvePoint:
 
 def _l1(w: PalsWeights) -> float:
     return float(np.abs(w.residual).sum())
+
+
+def _weighed_ess(data: _Data) -> float:
+    """1 / sum_y T_y^2 / n_y over the labels that clients have, T rescaled to these."""
+    n = data.counts.sum(axis=0)
+    reached = (data.T > 0) & (n > 0)
+    T = data.T[reached]
+    return float(T.sum() ** 2 / (T**2 / n[reached]).sum()) if reached.any() else 0.0
 
 
 def _case(data: _Data, closest: PalsWeights) -> Literal["inside", "face", "outside"]:

@@ -103,6 +103,8 @@ class Diagnosis:
     curve           from lambda = 0 to the largest ESS; one point is marked as chosen
     chosen_by       "rule", "lam" or "ess"; asked: that ESS, a share of the examples
     carriers        clients with data, the largest weight first
+    weighed_ess     ESS of weighing examples by their labels (`fedpals_joint`), in examples; 0 where
+                    no client has a label of the target
     claim           what a lie of the client of least weight would gain; None with a cap, which
                     bounds it, and for a single client
     """
@@ -121,6 +123,7 @@ class Diagnosis:
     rule: str
     carriers: tuple[Carrier, ...]
     certified: bool
+    weighed_ess: float = 0.0
     asked: float | None = None
     claim: Claim | None = None
     interval: Interval | None = None

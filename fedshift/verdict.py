@@ -27,6 +27,7 @@ def sentences(d: Diagnosis) -> tuple[str, ...]:
         _fedavg(d),
         _chosen(d),
         _cost(d),
+        _weighed(d),
         _carriers(d),
         _alone(d),
         _exposure(d),
@@ -158,6 +159,16 @@ def _cost(d: Diagnosis) -> str:
     return (
         "Matching the labels as closely as possible (lambda 0) has the precision of only "
         f"{_share(least.ess_fraction)} of the examples."
+    )
+
+
+def _weighed(d: Diagnosis) -> str:
+    if not d.weighed_ess:
+        return ""
+    where = "on the target's other labels" if d.missing else "at gap 0"
+    return (
+        f"Re-weighting examples (fedpals_joint) would give an effective sample size of "
+        f"{d.weighed_ess:.0f} examples {where}; clients would learn the target's label shares."
     )
 
 

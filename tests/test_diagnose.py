@@ -398,3 +398,31 @@ def test_a_diagnosis_does_not_load_torch() -> None:
         "raise SystemExit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# --------------------------------------------------------------------------- weights of examples
+
+
+def test_what_weights_of_examples_would_give() -> None:
+    counts, T = random_problem(2)
+    d = diagnose(counts, T)
+    assert d.weighed_ess == pytest.approx(1 / (T**2 / counts.sum(0)).sum())
+    sentence = f"effective sample size of {d.weighed_ess:.0f} examples at gap 0; clients would"
+    assert sentence in said(d)
+    assert d.to_json()["weighed_ess"] == d.weighed_ess
+
+
+def test_they_reach_what_clients_cannot_be_mixed_into() -> None:
+    """No weights of clients alone have label 0 without label 1; those of examples have."""
+    d = diagnose([[50, 50, 0], [20, 20, 60]], [0.9, 0.1, 0.0])
+    assert not d.covered
+    assert d.weighed_ess == pytest.approx(1 / (0.81 / 70 + 0.01 / 70))
+
+
+def test_without_a_label_they_reach_the_others() -> None:
+    d = diagnose([[50, 50, 0], [20, 20, 0]], [0.5, 0.0, 0.5])
+    assert d.weighed_ess == pytest.approx(70)
+    assert "70 examples on the target's other labels" in said(d)
+    none = diagnose([[50, 50, 0], [20, 20, 0]], [0.0, 0.0, 1.0])
+    assert none.weighed_ess == 0.0
+    assert "Re-weighting" not in said(none)

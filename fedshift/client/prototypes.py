@@ -106,6 +106,40 @@ def class_moments(
     return Moments(n, total / counts[:, None], square / counts)
 
 
+def class_products(
+    model: Model,
+    params: Params,
+    buffers: Params,
+    data: ClientData,
+    plan: Plan,
+    shape: tuple[int, int],
+) -> tuple[Params, Tensor]:
+    """Means over the client's examples, "share" [K], "total" [K, d], "square" [K, d, d]; the loss.
+
+        share_k = E[1{y = k}],   total_k = E[1{y = k} f],   square_k = E[1{y = k} f f^T]
+
+    In float64; rows, mode and weights as for `class_moments`, 0 without examples. The loss [] is
+    the mean cross-entropy.
+    """
+    classes, width = shape
+    share = torch.zeros(classes, dtype=torch.float64, device=data.w.device)
+    total, square = share.new_zeros(classes, width), share.new_zeros(classes, width, width)
+    loss = share.new_zeros(())
+    with torch.no_grad():
+        for s in range(plan.steps):
+            batch = take(data, plan, s)
+            of = (batch.y[:, None] == torch.arange(classes, device=share.device)).double()
+            of = of * (batch.w != 0)[:, None]  # [B, K], 0 for padding
+            out = model(params, buffers, batch.x)
+            f = features_of(out).double()
+            share, total = share + of.sum(0), total + of.T @ f
+            loss = loss - (of * out["logits"].double().log_softmax(1)).sum()
+            # Label by label: all at once would be K times the memory of the features.
+            square = square + torch.stack([(f * row[:, None]).T @ f for row in of.unbind(1)])
+    n = share.sum().clamp(min=1.0)
+    return {"share": share / n, "total": total / n, "square": square / n}, loss / n
+
+
 def statistics(moments: Moments) -> tuple[Tensor, Tensor]:
     """FedPAC's (V [], H [K, d]) of a client, float64; both 0 without examples.
 

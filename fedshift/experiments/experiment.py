@@ -180,8 +180,8 @@ def run_experiment(
     options = config.method.options
     check_stopping(config.training, ready.task)
     check_prior(config.training.prior, ready.task)
-    even = recipe_of(config, ready.custom).traits.even
-    correct = Correcting(config.training.prior, np.asarray(ready.announced), even)
+    of = recipe_of(config, ready.custom).traits
+    correct = Correcting(config.training.prior, np.asarray(ready.announced), of.even, of.at_target)
     try_metrics(ready.custom.metrics, ready.model, ready.task)
     federation = federation_of(config, ready)
     # The keeper reads checkpoints into this shelf, so new states go there, too.
@@ -284,8 +284,7 @@ def train(
         if training.evaluates(current.t):
             with clock.of(EVALUATION):
                 scores = measure(current)
-            metrics_now = measured_round(current, scores, federation, task, algorithm)
-            _enter(done, current, metrics_now, scores)
+            _enter(done, current, scores, federation, task, algorithm)
             if training.keep == "best" and best_round(done.metrics) == current.t:
                 done.best = current
             listen(_evaluation_event(label, done.metrics[-1], scores))
@@ -310,9 +309,12 @@ def _measure(
     return evaluate(algorithm, current, federation, task, metrics, engine.measured(current))
 
 
-def _enter(done: Progress, current: Round, measures: Metrics, scores: Evaluation) -> None:
+def _enter(
+    done: Progress, current: Round, scores: Evaluation, federation: Federation, task: Task,
+    algorithm: Algorithm,
+) -> None:  # fmt: skip
     """Add what was measured after a round."""
-    done.metrics.append(measures)
+    done.metrics.append(measured_round(current, scores, federation, task, algorithm))
     done.served += [] if scores.served is None else [scores.served.metrics]
     done.sets += set_round(current)
 

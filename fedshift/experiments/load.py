@@ -141,7 +141,7 @@ def _drop_foreign_options(tables: Tables, given: Sequence[str]) -> None:
         options = recipes.made_by(load_python("method.name", str(name)).value).options.keys()
         automatic = {"ess", "lam"} <= options
     elif name in recipes.__all__:
-        recipe = recipes.recipe(str(name))
+        recipe = recipes.fitting(str(name), section)
         options, automatic = recipe.options.keys(), recipe.traits.auto_ess
     else:
         return
@@ -293,17 +293,18 @@ def _method_problems(config: Config) -> list[Problem]:
     if method.name == PYTHON or is_python(method.name):
         return []  # what gives it checks it; merely reading a file runs none of its Python
     try:
-        recipe = recipes.recipe(method.name)
+        recipe = recipes.recipe(method.name, method.options)
     except InputError as e:
-        return [(("method", "name"), str(e))]
+        key = "weights" if method.name in recipes.__all__ else "name"
+        return [(("method", key), str(e).replace("out weights", "out method.weights"))]
     problems: list[Problem] = []
     for key, value in method.options.items():
         option = recipe.options.get(key)
         if option is None:
             allowed = ["name", *recipe.options]
             text = f'unknown key "method.{shown(key)}" for {method.name}; '
-            text += f"allowed: {', '.join(allowed)}."
-            problems.append((("method", key), text + nearest(key, allowed)))
+            text += f"allowed: {', '.join(allowed)}.{nearest(key, [*allowed, 'weights'])}"
+            problems.append((("method", key), text + recipes.under.hint(key, recipe.name)))
         elif not (recipe.traits.auto_ess and key == "ess" and value == "auto"):
             problems += _type_problems(key, value, option.annotation)
     return problems or misfits(config, recipe)

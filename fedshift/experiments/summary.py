@@ -137,11 +137,12 @@ def _method_notes(experiment: Experiment, sets: LabelSets | None) -> list[str]:
 
 
 def _not_correctable(experiment: Experiment) -> list[str]:
-    """A sentence on labels that the correction cannot help, where one was asked for."""
+    """Sentences on a correction that was asked for, where it cannot help or does harm."""
     moved, prepared = experiment.outcome.corrected, experiment.prepared
     if moved is None or experiment.config.training.prior == "none":
         return []
-    return correcting.sentences(moved, prepared.task.classes, prepared.task.target.tolist())
+    target, plain = prepared.task.target.tolist(), experiment.outcome.estimate
+    return correcting.sentences(moved, plain, prepared.task.classes, target)
 
 
 def _missing_answers(outcome: Outcome) -> list[str]:

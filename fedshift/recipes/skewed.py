@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from fedshift.algorithms.ccvr import Ccvr
 from fedshift.algorithms.fedavg import FedAvg
 from fedshift.client.decorrelation import Decorrelation, Scale
 from fedshift.client.distilling import NotTrueDistillation, VacantDistillation
@@ -23,11 +24,13 @@ from fedshift.server.combine import Mean
 from fedshift.server.discrepancy import Disco, Distance
 
 __all__ = [
-    "balanced_softmax", "feddecorr", "feddisco", "feddisco_target", "fedetf", "fedgela", "fedlc",
-    "fedntd", "fedvls",
+    "balanced_softmax", "ccvr", "ccvr_target", "feddecorr", "feddisco", "feddisco_target",
+    "fedetf", "fedgela", "fedlc", "fedntd", "fedvls",
 ]  # fmt: skip
 TRAITS = {
     "balanced_softmax": Traits(even=True),
+    "ccvr": Traits("CCVR", even=True),
+    "ccvr_target": Traits(page="ccvr", at_target=True),
     "feddisco": Traits("FedDisco"),
     "feddisco_target": Traits(page="feddisco"),
     "fedlc": Traits("FedLC"),
@@ -69,6 +72,36 @@ def feddisco_target(
     Note: a = b = 0 is FedAvg bit for bit; "kl" needs a target of all labels.
     """
     return replace(fedavg(setting), combine=Mean(Disco(setting.target, a, b, distance)))
+
+
+def ccvr(setting: Setting, *, virtual: int = 500, ridge: float = 1e-3) -> Ccvr:
+    """FedAvg, then a last round in which the server fits the classifier to virtual features.
+
+    Reference: Luo et al. 2021, "No fear of heterogeneity: classifier calibration for federated
+    learning with non-IID data" (CCVR), arXiv 2106.05001.
+    Note: the features are drawn from a Gaussian for each label, of clients' means and mean
+    products; labels count alike. Needs a model that returns "features", and 2 rounds or more.
+    """
+    classes = len(setting.target)
+    return _calibrated(setting, (1.0 / classes,) * classes, virtual, ridge)
+
+
+def ccvr_target(setting: Setting, *, virtual: int = 500, ridge: float = 1e-3) -> Ccvr:
+    """CCVR whose labels count as they are shared at the target.
+
+    Reference: ours, after Luo et al. 2021 (CCVR), arXiv 2106.05001.
+    Note: the server's model is one of the target's label shares; otherwise as ccvr.
+    """
+    return _calibrated(setting, setting.target, virtual, ridge)
+
+
+def _calibrated(setting: Setting, shares: tuple[float, ...], virtual: int, ridge: float) -> Ccvr:
+    if setting.rounds is None or setting.rounds < 2:
+        raise InputError(
+            "CCVR trains in all rounds but the last, which needs 2 rounds or more, and the setting "
+            f"has rounds={setting.rounds}; give Setting(..., rounds=...)"
+        )
+    return Ccvr(fedavg(setting), setting.rounds - 1, shares, virtual, ridge, setting.head)
 
 
 def balanced_softmax(setting: Setting) -> FedAvg:

@@ -56,7 +56,7 @@ METHODS = (
     "fedadam", "fedyogi", "fedavgm", "krum", "multikrum", "rfa", "fedmedian", "fedtrimmed",
     "fedntd", "feddecorr", "fedgela", "fedetf", "fedvls",
     "iwerm", "fedpals_joint", "feddisco", "fedlc",
-    "balanced_softmax", "feddisco_target",
+    "balanced_softmax", "feddisco_target", "ccvr", "ccvr_target",
 )  # fmt: skip
 _HUES = len(LIGHT) - 1
 # Variants of a method, which have its colour.

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fedshift.server.active_set import polish
 from fedshift.server.hull import max_ess, near_max_ess, project
+from fedshift.server.priced import cheapest
 from fedshift.server.qp import LEAST_LAM, minimise
 from fedshift.server.rounding import rounding_error
 from fedshift.server.simplex import (
@@ -67,7 +68,12 @@ class Mixture:
 
 
 def mixture(
-    shares: Floats, sizes: Floats, target: Floats, bound: float, counts: Floats | None = None
+    shares: Floats,
+    sizes: Floats,
+    target: Floats,
+    bound: float,
+    counts: Floats | None = None,
+    price: Floats | None = None,
 ) -> Mixture:
     """Merge what is equal and project the target; `shares` [M, K], `sizes` [M], all n_i > 0.
 
@@ -75,21 +81,29 @@ def mixture(
     to n_i: the group is one client with n = sum n_i. A cap breaks this where it binds on the larger
     members only, so that with a cap only clients equal in row and size are merged: their weights
     are equal at the (unique) optimum, and the group's cap is the sum of theirs. `counts`, of
-    which the shares are the rounding, separate exact ties between clients from near ties.
+    which the shares are the rounding, separate exact ties between clients from near ties. Clients
+    of different prices differ.
     """
     # Without a cap clients of equal shares merge whatever their sizes; see the docstring.
     capped = bound < 1.0
     keys = np.column_stack([shares, sizes]) if capped else shares
+    if price is not None:
+        keys = np.column_stack([keys, price])
     first, group = _equal_rows(keys)
-    full = Problem(shares - target, sizes, np.full(sizes.shape, bound if capped else NO_CAP))
+    upper = np.full(sizes.shape, bound if capped else NO_CAP)
+    full = Problem(shares - target, sizes, upper, price=price)
     members = np.bincount(group)
     upper = np.minimum(members * bound, NO_CAP) if capped else np.full(first.shape, NO_CAP)
     totals = np.bincount(group, weights=sizes).astype(np.float64)
     exact = None if counts is None else counts[first]
-    merged = Problem(narrow(full.rows[first]), totals, upper, exact)
+    prices = None if price is None else price[first]
+    merged = Problem(narrow(full.rows[first]), totals, upper, exact, prices)
     only_equal = full.upper.sum() <= 1.0 + 1e-12
-    nearest = merged.upper / merged.upper.sum() if only_equal else project(merged)
-    absent = nearest @ shares[first] <= ABSENT
+    nearest = (
+        merged.upper / merged.upper.sum() if only_equal else project(replace(merged, price=None))
+    )
+    # Of embeddings, which may be negative, only a column without a negative entry can say this.
+    absent = (nearest @ shares[first] <= ABSENT) & (shares >= 0.0).all(axis=0)
     barred = (shares[first][:, absent] > 0.0).any(axis=1) & (nearest <= ABSENT)
     return Mixture(full, merged, group, nearest, barred)
 
@@ -138,6 +152,8 @@ def at_lam(clients: Mixture, lam: float) -> Solution:
         return Solution(weights, np.full(weights.shape, FREE), zero, 0.0, 0.0)
     if lam >= LEAST_LAM * problem.total:
         return charged(problem, lam, minimise(problem, lam))
+    if problem.price is not None:
+        return cheapest(problem)
     limit = max_ess(problem, clients.nearest, clients.barred)
     if lam == 0.0:
         return limit

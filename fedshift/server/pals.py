@@ -13,29 +13,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from fedshift.arguments import settled
 from fedshift.errors import InputError
 from fedshift.real import described, number, numbers
-from fedshift.server.mixture import (
-    Mixture,
-    at_ess,
-    at_lam,
-    ess_fraction,
-    mixture,
-    squared_gap,
-)
+from fedshift.server.mixture import at_ess, at_lam, ess_fraction, squared_gap
 from fedshift.server.norm_form import at_lam_norm, norm_evidence
-from fedshift.server.pals_input import (
-    SUM_TOLERANCE,
-    Fidelity,
-    check_cap,
-    check_setting,
-    checked_counts,
-    checked_target,
-)
-from fedshift.server.simplex import NO_CAP, Floats, Solution, objective, residual
+from fedshift.server.pals_input import SUM_TOLERANCE, Fidelity, check_setting
+from fedshift.server.programme import Programme, lam_of_ess, prepare
+from fedshift.server.simplex import Floats, Solution, objective, residual
 from fedshift.sketch import sketched
 
 # An answer counts as exact up to this gap and this proven L1 error. The gap's own
@@ -118,6 +105,9 @@ def pals_weights(
     cap: float | None = None,
     fidelity: Fidelity = "squared",
     normalise_target: bool = False,
+    cost: ArrayLike | None = None,
+    price: ArrayLike | None = None,
+    rows: ArrayLike | None = None,
 ) -> PalsWeights:
     """FedPALS weights: argmin_a ||T - S^T a||^2 + lam sum_i a_i^2/n_i, sum a = 1, 0 <= a_i <= cap.
 
@@ -133,6 +123,14 @@ def pals_weights(
     lam = 0 is the limit lam -> 0+, the minimiser of the distance with the largest ESS, and so is
     any lam below 1e-12 N; lam = inf is n / N (with a cap, the largest ESS under it).
 
+    Three more arguments make f(a) = ||T - S^T a||^2 + sum_i (cost_i + lam/n_i) a_i^2 + price . a:
+
+    cost   [M], above 0: what a client's weight costs beside lam/n_i, such as the noise of its
+           counts. With it, lam and ess may be left out (lam = 0); cost = lam/n is that lam
+    price  [M], of either sign: a large one leaves the client out. Only differences count
+    rows   [M, d], rows S_i that are embeddings and may be negative; the target [d] is one as well,
+           and label_counts may be the sizes [M]
+
     >>> solved = fs.pals_weights([[90, 10], [20, 80]], [0.5, 0.5], lam=0)
     >>> solved.weights.round(3).tolist(), round(solved.ess), solved.certified
     ([0.429, 0.571], 196, True)
@@ -142,14 +140,38 @@ def pals_weights(
     1e-100 to 1e100), and for a cap or an ess that cannot be met.
 
     FedPALS, eq. 8 and 9. The authors' development code minimises the unsquared form, by SLSQP,
-    which is too loose for the second term; eq. 8 and we square the norm. The cap is ours.
+    which is too loose for the second term; eq. 8 and we square the norm. Cap, cost, price and rows
+    are ours.
     """
+    lam = 0.0 if cost is not None and lam is None and ess is None else lam
     check_setting(lam, ess, cap, fidelity)
     settled("normalise_target", normalise_target, bool)
-    clients = _prepare(label_counts, target, cap, normalise_target)
+    if fidelity == "norm" and (given := _names(cost=cost, price=price, rows=rows)):
+        raise InputError(f'fidelity="norm" takes no {given}; leave fidelity out: it is "squared"')
+    clients, lam = prepare(label_counts, target, lam, cap, normalise_target, cost, price, rows)
     if ess is not None:
-        return _with_ess(clients, number(ess), fidelity)
-    return _with_lam(clients, number(lam) + 0.0, fidelity)  # -0.0 is 0.0
+        return _unscaled(_with_ess(clients, number(ess), fidelity), clients.scale)
+    solved = _with_lam(clients, number(lam) + 0.0, fidelity)  # -0.0 is 0.0
+    return _unscaled(solved, clients.scale)
+
+
+def _unscaled(solved: PalsWeights, scale: float) -> PalsWeights:
+    """The result in the units of the rows given."""
+    if scale == 1.0:
+        return solved
+    unmatched = solved.residual * scale
+    unmatched.setflags(write=False)
+    return replace(
+        solved,
+        distance=solved.distance * scale,
+        residual=unmatched,
+        gap=solved.gap * scale**2,
+        lam=solved.lam * scale**2,
+    )
+
+
+def _names(**given: object) -> str:
+    return " and no ".join(name for name, value in given.items() if value is not None)
 
 
 def ess_curve(
@@ -175,24 +197,21 @@ def ess_curve(
     checked = list(fractions)
     for fraction in checked:
         check_setting(None, fraction, cap, fidelity)
-    clients = _prepare(label_counts, target, cap, False)
+    clients, _ = prepare(label_counts, target, 0.0, cap, False)
     return tuple(_with_ess(clients, number(fraction), fidelity) for fraction in checked)
 
 
 # --------------------------------------------------------------------------- solving
 
 
-@dataclass(frozen=True, eq=False)
-class _Clients:
-    """The mixture of the clients with examples, their places among all of them, and the target."""
-
-    mixture: Mixture
-    places: NDArray[np.intp]
-    count: int
-
-
-def _with_ess(clients: _Clients, fraction: float, fidelity: Fidelity) -> PalsWeights:
-    lam, solution = at_ess(clients.mixture, fraction)
+def _with_ess(clients: Programme, fraction: float, fidelity: Fidelity) -> PalsWeights:
+    if clients.cost is not None:
+        lam = lam_of_ess(clients, fraction)
+        if not math.isnan(lam):
+            return _with_note(_with_lam(clients, lam, fidelity), fraction)
+        solution = at_lam(clients.mixture, math.inf)
+    else:
+        lam, solution = at_ess(clients.mixture, fraction)
     if math.isnan(lam):
         most = ess_fraction(clients.mixture.merged, solution.weights)
         raise InputError(
@@ -217,21 +236,24 @@ def _with_note(solved: PalsWeights, fraction: float) -> PalsWeights:
     )
 
 
-def _with_lam(clients: _Clients, lam: float, fidelity: Fidelity) -> PalsWeights:
+def _with_lam(clients: Programme, lam: float, fidelity: Fidelity) -> PalsWeights:
+    if clients.cost is not None and lam < math.inf:
+        at = clients.costed(lam)
+        return replace(_result(at, 1.0, at_lam(at.mixture, 1.0)), lam=lam)
     if fidelity == "squared" or lam in (0.0, math.inf) or clients.mixture.only_equal:
         return _result(clients, lam, at_lam(clients.mixture, lam))
     mu, solution = at_lam_norm(clients.mixture, lam)
     return _norm_result(clients, lam, mu, solution)
 
 
-def _result(clients: _Clients, lam: float, solution: Solution) -> PalsWeights:
+def _result(clients: Programme, lam: float, solution: Solution) -> PalsWeights:
     weights = clients.mixture.expand(solution.weights)
     f = objective(clients.mixture.full, 0.0 if lam == math.inf else lam, weights)
     gap = squared_gap(clients.mixture, lam, weights)
     return _report(clients, lam, weights, f, gap, solution.error)
 
 
-def _norm_result(clients: _Clients, lam: float, mu: float, solution: Solution) -> PalsWeights:
+def _norm_result(clients: Programme, lam: float, mu: float, solution: Solution) -> PalsWeights:
     weights = clients.mixture.expand(solution.weights)
     n = clients.mixture.full.sizes
     size = _distance(clients, solution)
@@ -240,9 +262,9 @@ def _norm_result(clients: _Clients, lam: float, mu: float, solution: Solution) -
 
 
 def _report(
-    clients: _Clients, lam: float, active: Floats, f: float, gap: float, error: float
+    clients: Programme, lam: float, active: Floats, f: float, gap: float, error: float
 ) -> PalsWeights:
-    full, total = clients.mixture.full, clients.mixture.full.total
+    full, n = clients.mixture.full, clients.examples
     weights = np.zeros(clients.count)
     weights[clients.places] = active
     unmatched = residual(full, active)
@@ -253,7 +275,8 @@ def _report(
     exact = gap <= GAP_TOLERANCE * max(1.0, abs(f)) and error <= L1_TOLERANCE
     on_simplex = abs(float(active.sum()) - 1.0) <= SUM_TOLERANCE and float(active.min()) >= 0.0
     # Never above N, so that the fraction can be given back as `ess`.
-    ess = min(effective_sample_size(active, full.sizes), total)
+    total = float(n.sum())
+    ess = min(effective_sample_size(active, n), total)
     return PalsWeights(
         weights=weights,
         ess=ess,
@@ -261,33 +284,15 @@ def _report(
         distance=float(np.linalg.norm(nearest)),
         residual=unmatched,
         gap=gap,
-        l1_bound=0.0 if lam == math.inf else _l1_bound(total, gap, lam),
+        l1_bound=0.0 if lam == math.inf else _l1_bound(full.total, gap, lam),
         certified=exact and on_simplex,
         lam=lam,
     )
 
 
-def _distance(clients: _Clients, solution: Solution) -> float:
+def _distance(clients: Programme, solution: Solution) -> float:
     return float(np.linalg.norm(residual(clients.mixture.merged, solution.weights)))
 
 
 def _l1_bound(total: float, gap: float, lam: float) -> float:
     return math.sqrt(total * gap / lam) if lam > 0.0 else math.inf
-
-
-def _prepare(
-    label_counts: ArrayLike, target: ArrayLike, cap: float | None, rescale: bool
-) -> _Clients:
-    counts = checked_counts(label_counts)
-    shares = checked_target(target, counts.shape[1], rescale)
-    sizes = counts.sum(axis=1)
-    active = np.flatnonzero(sizes > 0.0)
-    largest = NO_CAP
-    if cap is not None:
-        largest = number(cap)
-        check_cap(largest, active.size)
-    # Up to rounding of the cap all clients at it must sum to 1.
-    bound = NO_CAP if largest >= 1.0 else max(largest, 1.0 / active.size)
-    n = sizes[active]
-    mixed = mixture(counts[active] / n[:, None], n, shares, bound, counts[active])
-    return _Clients(mixed, active, counts.shape[0])

@@ -21,6 +21,8 @@ SUM_TOLERANCE = 1e-12
 # the range of floats, and one client's weight drowns in the rounding of another's.
 LEAST_SIZE, LARGEST_SIZE = 1e-12, 1e18
 LEAST_LAM, LARGEST_LAM = 1e-100, 1e100
+# Costs and prices beside distances of order 1.
+LEAST_COST, LARGEST_COST = 1e-100, 1e12
 
 
 def checked_counts(label_counts: ArrayLike) -> Floats:
@@ -60,6 +62,62 @@ def _check_sizes(counts: Floats) -> None:
             f"label_counts[{i}] has {sizes[i]:g} examples in all; give 0 where a client has none, "
             f"else {LEAST_SIZE:g} to {LARGEST_SIZE:g} (counts in another unit will do)"
         )
+
+
+def checked_sizes(label_counts: ArrayLike) -> Floats:
+    """Counts [M, K], or sizes [M] as a table of one column: enough where `rows` are given."""
+    try:
+        given = numbers(label_counts)
+    except ValueError:
+        return checked_counts(label_counts)  # says what is wrong
+    return checked_counts(given[:, None] if given.ndim == 1 else given)
+
+
+def checked_rows(rows: ArrayLike, target: ArrayLike, clients: int) -> tuple[Floats, Floats]:
+    """Embeddings [M, d] and that of the target [d], finite; `InputError` for all else."""
+    table = _finite("rows", rows, "a table of numbers [clients, d]")
+    if table.ndim != 2 or table.shape[0] != clients or table.shape[1] == 0:
+        raise InputError(
+            f"rows must have a row for each of the {clients} clients of label_counts; got shape "
+            f"{table.shape}"
+        )
+    goal = _finite("target", target, f"a list of {table.shape[1]} numbers")
+    if goal.shape != table.shape[1:]:
+        raise InputError(
+            f"beside rows the target is an embedding, too: rows have {table.shape[1]} columns, "
+            f"target has shape {goal.shape}"
+        )
+    return table, goal
+
+
+def checked_per_client(name: str, given: ArrayLike, clients: int, least: float) -> Floats:
+    """`cost` or `price`: a finite number above `least` for each client; `InputError` otherwise."""
+    values = _finite(name, given, f"a list of {clients} numbers")
+    if values.shape != (clients,):
+        raise InputError(
+            f"{name} must have one number per client: there are {clients} clients, {name} has "
+            f"shape {values.shape}"
+        )
+    if not (values > least).all():
+        i = int(np.argmax(values <= least))
+        raise InputError(f"{name}[{i}] is {values[i]:g}; it must be above {least:g}")
+    if float(np.abs(values).max()) > LARGEST_COST:
+        i = int(np.argmax(np.abs(values)))
+        raise InputError(
+            f"{name}[{i}] is {values[i]:g}, which drowns all else; allowed: up to {LARGEST_COST:g}"
+        )
+    return values
+
+
+def _finite(name: str, given: ArrayLike, form: str) -> Floats:
+    try:
+        values = numbers(given)
+    except ValueError as error:
+        raise InputError(f"{name} must be {form}; {error}") from error
+    if not np.isfinite(values).all():
+        at = ", ".join(str(int(i)) for i in np.argwhere(~np.isfinite(values))[0])
+        raise InputError(f"{name}[{at}] is not finite; give {form}")
+    return values
 
 
 def checked_target(target: ArrayLike, classes: int, rescale: bool) -> Floats:

@@ -14,7 +14,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from fedshift.server.simplex import Flags, Floats, Problem, Solution, residual
+from fedshift.server.simplex import Flags, Floats, Problem, Solution, pull, residual
 
 # Rounding of a row S_i - T and of a residual: a few units in the last place of 1.
 ROUNDING = 4e-16
@@ -124,6 +124,9 @@ def rounding_error(
     """
     missed = float(np.linalg.norm(residual(problem, solution.weights)))
     length = missed if distance is None else max(distance, missed)
+    if problem.price is not None:  # its rounding moves the optimum as that of rows along r does
+        used = problem.price[solution.weights > 0.0]
+        length += float(np.ptp(used)) / 2.0
     if lam > 0.0:
         # First the bound that holds for any face; it costs no singular values.
         ridge = lam / problem.total
@@ -181,7 +184,7 @@ def _reachable(
     total = float(n[free].sum()) or problem.total
     slack = np.minimum(a, upper - a)
     leaving = free & (slack <= np.sqrt(n / total) * charge)
-    wanted = problem.rows @ solution.w + solution.theta
+    wanted = pull(problem, lam, solution.w, solution.theta)
     margin = np.where(a >= upper, wanted - upper / n, -wanted)
     near = charge * (1.0 + 1.0 / modes.least)
     joining = ~free & (total * margin <= near + total * ROUNDING * np.linalg.norm(solution.w))

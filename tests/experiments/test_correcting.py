@@ -52,6 +52,7 @@ def test_the_numbers_are_those_of_moved_logits(prior: str, tmp_path: Path) -> No
     p = np.array(facts["weights"]) @ (labels / labels.sum(1, keepdims=True))
     assert facts["corrected"]["trained_on"] == pytest.approx(p, abs=1e-12)
     correction = prior_shift(T, p)
+    assert facts["corrected"]["form"] == ("calibrated" if prior == "calibrated" else "target")
     if prior == "calibrated":
         pair = (done.outcome.params, done.outcome.buffers)
         by = calibrate(sums_of(done.algorithm.model, pair, task.validation, 10), 10)
@@ -95,7 +96,7 @@ def test_the_choice_of_ess_is_made_among_corrected_models() -> None:
 EVEN = [
     ({"name": "balanced_softmax"}, True), ({"name": "fedrs"}, True),
     ({"name": "labelset_fedavg"}, True), ({"name": "labelset_fedavg", "mode": "public"}, False),
-    ({"name": "fedlc"}, False),
+    ({"name": "fedlc"}, False), ({"name": "ccvr", "virtual": 20}, True),
 ]  # fmt: skip
 
 
@@ -111,6 +112,16 @@ def test_methods_that_take_the_shares_out_are_corrected_from_even_ones(
     given = moved.trained_on[moved.trained_on > 0]
     assert (given == 1 / len(given)).all() == even
     assert moved.trained_on.sum() == pytest.approx(1)
+
+
+def test_a_model_that_is_at_the_target_is_not_moved_again() -> None:
+    settings = config("target", method={"name": "ccvr_target", "virtual": 20})
+    done = run_experiment(settings)
+    moved, T = done.outcome.corrected, np.asarray(prepare(settings).announced)
+    assert moved is not None
+    assert (moved.trained_on == T).all()
+    assert np.abs(moved.correction.bias[T > 1e-3]).max() < 1e-12
+    assert (moved.correction.bias[T == 0] < -20).all()  # labels outside T are left out
 
 
 @pytest.mark.parametrize(
@@ -163,3 +174,22 @@ def test_examples_that_were_weighed_to_the_target_need_no_correction(method: str
     # One number for all labels moves no answer.
     assert np.ptp(moved.correction.bias[here]) < 1e-6
     assert np.ptp(plain.correction.bias[here]) > 0.1  # the control
+
+
+def test_a_correction_that_does_harm_is_told() -> None:
+    """Of logits that are no good; the control: the same sentence is not there where it helps."""
+    told = {}
+    for steps in (1, 60):
+        done = run_experiment(
+            config(
+                "calibrated",
+                training={"rounds": 1, "steps": steps, "lr": 1e-6 if steps == 1 else 0.05},
+            )
+        )
+        moved, plain = done.outcome.corrected, done.outcome.estimate
+        assert moved is not None
+        assert moved.estimate is not None
+        told[steps] = any("train longer" in s for s in summary(done).why)
+        worse = moved.estimate.accuracy < plain.accuracy - plain.standard_error
+        assert told[steps] == worse
+    assert not told[60]

@@ -34,9 +34,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
 }
 REFUSED = {
-    "balanced_softmax", "fedas", "fedas_drm_repo", "feddrm", "feddrm_shared_head", "fedetf",
-    "fedgela", "fedlc", "fedntd", "fedpac", "fedrs", "fedvls", "labelset_ditto", "labelset_fedavg",
-    "labelset_fedprox", "labelset_scaffold",
+    "balanced_softmax", "ccvr", "ccvr_target", "fedas", "fedas_drm_repo", "feddrm",
+    "feddrm_shared_head", "fedetf", "fedgela", "fedlc", "fedntd", "fedpac", "fedrs", "fedvls",
+    "labelset_ditto", "labelset_fedavg", "labelset_fedprox", "labelset_scaffold",
 }  # fmt: skip
 
 
