@@ -1,9 +1,10 @@
 """Exact solution on a guessed active set, repair of that guess, and a proven error bound.
 
-With r = T - S^T a and w = r / lam, the optimum of f satisfies a_i = clip(n_i (rows_i . w + theta),
-0, u_i). Everything here is written in w and theta rather than in the gradient: both stay of
-moderate size as lam -> 0, and at lam = 0 they are the multipliers of the max-ESS problem
-min sum a_i^2 / n_i  subject to  S^T a = v. One code path therefore serves every lam >= 0.
+With r = T - S^T a and w = r / lam, the optimum of f satisfies a_i = clip(n_i h_i, 0, u_i) with
+h_i = rows_i . w + theta (less p_i / (2 lam) where clients have prices p). Everything here is
+written in w and theta rather than in the gradient: both stay of moderate size as lam -> 0, and at
+lam = 0 they are the multipliers of the max-ESS problem min sum a_i^2 / n_i  subject to  S^T a = v.
+One code path therefore serves every lam >= 0.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import scipy.linalg
 
-from fedshift.server.rounding import ON_TARGET, RANK_TOLERANCE
+from fedshift.server.rounding import ON_TARGET, RANK_TOLERANCE, price_pull
 from fedshift.server.simplex import (
     AT_CAP,
     AT_ZERO,
@@ -73,18 +74,22 @@ def solve_face(problem: Problem, lam: float, status: Codes, *, exact: bool = Fal
     x *= root[:, None]
     d = -mass * mean - weights[at_cap] @ problem.rows[at_cap]
 
+    # A price moves the ridge's centre: u = v - b, where v solves for d + X^T b.
+    b, level = price_pull(problem, lam, free)
+    d = d + b @ x if b.any() else d
     solve = _orthogonal if exact or lam == 0.0 else _ridge
     u, w = solve(x, d, lam, RANK_TOLERANCE * math.sqrt(total))
+    u = u - b if b.any() else u
     # Rounding leaves u with a small sum of its own, which would change the total weight.
     u -= root * (root @ u) / total
     weights[free] = mass * sizes / total + root * u
-    return Face(weights, w, float(mass / total - mean @ w))
+    return Face(weights, w, float(mass / total - mean @ w) + level)
 
 
 def _vertex(problem: Problem, lam: float, status: Codes, weights: Floats) -> Face:
     w = residual(problem, weights) / lam if lam > 0.0 else np.zeros(problem.rows.shape[1])
     # Without a free weight theta is not determined: take the middle of the allowed interval.
-    score = problem.rows @ w
+    score = problem.scores(w, 0.0, lam)
     highest = -score[status == AT_ZERO]
     lowest = (problem.upper / problem.sizes - score)[status == AT_CAP]
     ends = np.array([highest.min(initial=np.inf), lowest.max(initial=-np.inf)])
@@ -150,12 +155,14 @@ def _orthogonal(x: Floats, d: Floats, lam: float, noise: float) -> tuple[Floats,
     return u, w
 
 
-def allocation_gap(problem: Problem, weights: Floats, w: Floats, theta: float) -> float:
-    """sum_i [(a_i - n_i h_i)^2 - (b_i - n_i h_i)^2] / n_i, h = rows w + theta, b = clip(n h, 0, u).
+def allocation_gap(
+    problem: Problem, weights: Floats, w: Floats, theta: float, lam: float = 0.0
+) -> float:
+    """sum_i [(a_i - n_i h_i)^2 - (b_i - n_i h_i)^2] / n_i, h the `scores`, b = clip(n h, 0, u).
 
     By how much sum_i a_i^2/n_i - 2 h . a exceeds its least value over the box; no term is negative.
     """
-    wanted = problem.sizes * (problem.rows @ w + theta)
+    wanted = problem.sizes * problem.scores(w, theta, lam)
     best = np.clip(wanted, 0.0, problem.upper)
     terms = (weights - best) * (weights + best - 2.0 * wanted) / problem.sizes
     return float(np.maximum(terms, 0.0).sum())
@@ -172,7 +179,7 @@ def error_bound(problem: Problem, lam: float, weights: Floats, w: Floats, theta:
     if that is not T to rounding. What rounding moves comes on top, see `rounding_error`.
     """
     r = residual(problem, weights)
-    gap = allocation_gap(problem, weights, w, theta)
+    gap = allocation_gap(problem, weights, w, theta, lam)
     if lam > 0.0:
         mismatch = r / lam - w
         gap += lam * float(mismatch @ mismatch)
@@ -205,12 +212,12 @@ class _Faults:
         return bool(self.below.any() or self.above.any())
 
 
-def _faults(problem: Problem, status: Codes, face: Face) -> _Faults:
+def _faults(problem: Problem, lam: float, status: Codes, face: Face) -> _Faults:
     # Smaller violations are rounding; pivoting on them would cycle.
     tolerance = 1e-13 / problem.sizes.size
     rounding = problem.sizes * (1e-15 * float(np.linalg.norm(face.w)))
     free = status == FREE
-    wanted = problem.sizes * (problem.rows @ face.w + face.theta)
+    wanted = problem.sizes * problem.scores(face.w, face.theta, lam)
     release = np.where(status == AT_ZERO, wanted, 0.0)
     release = np.where(status == AT_CAP, problem.upper - wanted, release)
     return _Faults(
@@ -225,7 +232,7 @@ def block_pivots(problem: Problem, lam: float, status: Codes) -> Iterator[Soluti
     for _ in range(BLOCK_ROUNDS):
         face = solve_face(problem, lam, status)
         yield _candidate(problem, lam, face, status)
-        faults = _faults(problem, status, face)
+        faults = _faults(problem, lam, status, face)
         following = status.copy()
         if faults.infeasible:
             following[faults.below > 0] = AT_ZERO
@@ -247,7 +254,7 @@ def ratio_tests(problem: Problem, lam: float, start: Solution) -> Iterator[Solut
     affordable = 5 + int(RATIO_WORK / (problem.rows.size * min(problem.rows.shape)))
     for _ in range(min(RATIO_ROUNDS, affordable)):
         face = solve_face(problem, lam, status)
-        faults = _faults(problem, status, face)
+        faults = _faults(problem, lam, status, face)
         if faults.infeasible:
             weights, status = _towards(problem, weights, face.weights, status, faults)
             continue

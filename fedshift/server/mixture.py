@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fedshift.server.active_set import polish
 from fedshift.server.hull import max_ess, near_max_ess, project
 from fedshift.server.qp import LEAST_LAM, minimise
-from fedshift.server.rounding import rounding_error
+from fedshift.server.rounding import ROUNDING, price_pull, rounding_error
 from fedshift.server.simplex import (
     AT_CAP,
     FREE,
@@ -67,7 +67,12 @@ class Mixture:
 
 
 def mixture(
-    shares: Floats, sizes: Floats, target: Floats, bound: float, counts: Floats | None = None
+    shares: Floats,
+    sizes: Floats,
+    target: Floats,
+    bound: float,
+    counts: Floats | None = None,
+    price: Floats | None = None,
 ) -> Mixture:
     """Merge what is equal and project the target; `shares` [M, K], `sizes` [M], all n_i > 0.
 
@@ -75,11 +80,13 @@ def mixture(
     to n_i: the group is one client with n = sum n_i. A cap breaks this where it binds on the larger
     members only, so that with a cap only clients equal in row and size are merged: their weights
     are equal at the (unique) optimum, and the group's cap is the sum of theirs. `counts`, of
-    which the shares are the rounding, separate exact ties between clients from near ties.
+    which the shares are the rounding, separate exact ties between clients from near ties. Clients
+    of different `price` are never merged, and `nearest` pays none.
     """
     # Without a cap clients of equal shares merge whatever their sizes; see the docstring.
     capped = bound < 1.0
     keys = np.column_stack([shares, sizes]) if capped else shares
+    keys = keys if price is None else np.column_stack([keys, price])
     first, group = _equal_rows(keys)
     full = Problem(shares - target, sizes, np.full(sizes.shape, bound if capped else NO_CAP))
     members = np.bincount(group)
@@ -90,6 +97,10 @@ def mixture(
     only_equal = full.upper.sum() <= 1.0 + 1e-12
     nearest = merged.upper / merged.upper.sum() if only_equal else project(merged)
     absent = nearest @ shares[first] <= ABSENT
+    if counts is None:  # rows of which no label is known: only a sum of no negative terms bars
+        absent &= (shares >= 0.0).all(axis=0) & (shares.max(axis=0) > 1e4 * ABSENT)
+    if price is not None:
+        full, merged = replace(full, price=price), replace(merged, price=price[first])
     barred = (shares[first][:, absent] > 0.0).any(axis=1) & (nearest <= ABSENT)
     return Mixture(full, merged, group, nearest, barred)
 
@@ -128,6 +139,8 @@ def at_lam(clients: Mixture, lam: float) -> Solution:
     """
     problem = clients.merged
     zero = np.zeros(problem.rows.shape[1])
+    if problem.price is not None and not clients.only_equal and lam < math.inf:
+        return charged(problem, lam, minimise(problem, lam))
     if clients.only_equal:
         capped = np.full(problem.sizes.shape, AT_CAP)
         return Solution(clients.nearest, capped, zero, 0.0, 0.0)
@@ -154,7 +167,11 @@ def charged(problem: Problem, lam: float, solution: Solution) -> Solution:
     """The solution, and in its error what rounding of the input can move."""
     if not math.isfinite(solution.error):
         return solution
-    return replace(solution, error=solution.error + rounding_error(problem, lam, solution))
+    charge = rounding_error(problem, lam, solution)
+    if problem.price is not None:
+        pulled, _ = price_pull(problem, lam, solution.weights > 0.0)
+        charge += ROUNDING * math.sqrt(problem.total) * float(np.linalg.norm(pulled))
+    return replace(solution, error=solution.error + charge)
 
 
 Score = Callable[[float, Solution], float]

@@ -11,13 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from fedshift.arguments import settled
 from fedshift.errors import InputError
 from fedshift.real import described, number, numbers
+from fedshift.server.charges import affordable, as_lam, as_sizes, at_fraction
 from fedshift.server.mixture import (
     Mixture,
     at_ess,
@@ -28,14 +30,16 @@ from fedshift.server.mixture import (
 )
 from fedshift.server.norm_form import at_lam_norm, norm_evidence
 from fedshift.server.pals_input import (
+    LARGEST_LAM,
     SUM_TOLERANCE,
     Fidelity,
-    check_cap,
+    Given,
+    check_costs,
     check_setting,
-    checked_counts,
-    checked_target,
+    checked_charges,
+    given_of,
 )
-from fedshift.server.simplex import NO_CAP, Floats, Solution, objective, residual
+from fedshift.server.simplex import Floats, Solution, objective, residual
 from fedshift.sketch import sketched
 
 # An answer counts as exact up to this gap and this proven L1 error. The gap's own
@@ -118,6 +122,9 @@ def pals_weights(
     cap: float | None = None,
     fidelity: Fidelity = "squared",
     normalise_target: bool = False,
+    cost: ArrayLike | None = None,
+    price: ArrayLike | None = None,
+    rows: ArrayLike | None = None,
 ) -> PalsWeights:
     """FedPALS weights: argmin_a ||T - S^T a||^2 + lam sum_i a_i^2/n_i, sum a = 1, 0 <= a_i <= cap.
 
@@ -129,24 +136,37 @@ def pals_weights(
     cap           in (0, 1], bounds every weight
     fidelity      "norm" minimises ||T - S^T a|| + lam sum_i a_i^2/n_i, not squared; it is solved
                   as a_norm(lam) = a_squared(2 r lam) with r = ||T - S^T a|| at the solution
+    cost          [M], 0 or more: sum_i cost_i a_i^2 is added, for variances beside sampling; then
+                  lam is 0 if left out. `cost = lam / n` alone is `lam`, bit for bit
+    price         [M], any sign: price . a is added, what each client's weight costs in itself
+    rows          [M, d], any sign, in the place of S, with T [d]: embeddings of the clients'
+                  labels. label_counts then give the sizes n_i only
 
     lam = 0 is the limit lam -> 0+, the minimiser of the distance with the largest ESS, and so is
-    any lam below 1e-12 N; lam = inf is n / N (with a cap, the largest ESS under it).
+    any lam below 1e-12 N; lam = inf is n / N (with a cap, the largest ESS under it). With costs
+    or prices every lam / n_i + cost_i must be above 0.
 
     >>> solved = fs.pals_weights([[90, 10], [20, 80]], [0.5, 0.5], lam=0)
     >>> solved.weights.round(3).tolist(), round(solved.ess), solved.certified
     ([0.429, 0.571], 196, True)
+    >>> dear = fs.pals_weights([[90, 10], [20, 80]], [0.5, 0.5], lam=1, price=[0, 0.2])
+    >>> dear.weights.round(3).tolist()
+    [0.623, 0.377]
 
     Raises InputError for counts or a target of another form, for clients of less than 1e-12
     or more than 1e18 examples, for lam and ess both or neither or out of range (lam > 0 goes from
-    1e-100 to 1e100), and for a cap or an ess that cannot be met.
+    1e-100 to 1e100), for costs, prices or rows out of range or of another length, prices with
+    fidelity "norm", and for a cap or an ess that cannot be met.
 
     FedPALS, eq. 8 and 9. The authors' development code minimises the unsquared form, by SLSQP,
     which is too loose for the second term; eq. 8 and we square the norm. The cap is ours.
     """
-    check_setting(lam, ess, cap, fidelity)
+    check_setting(lam, ess, cap, fidelity, charged=cost is not None)
     settled("normalise_target", normalise_target, bool)
-    clients = _prepare(label_counts, target, cap, normalise_target)
+    given = given_of(label_counts, target, cap, normalise_target, rows)
+    if cost is not None or price is not None:
+        return _charged(given, lam, ess, fidelity, _charges(given, cost, price, fidelity))
+    clients = _mixed(given)
     if ess is not None:
         return _with_ess(clients, number(ess), fidelity)
     return _with_lam(clients, number(lam) + 0.0, fidelity)  # -0.0 is 0.0
@@ -175,7 +195,7 @@ def ess_curve(
     checked = list(fractions)
     for fraction in checked:
         check_setting(None, fraction, cap, fidelity)
-    clients = _prepare(label_counts, target, cap, False)
+    clients = _mixed(given_of(label_counts, target, cap, False))
     return tuple(_with_ess(clients, number(fraction), fidelity) for fraction in checked)
 
 
@@ -184,26 +204,29 @@ def ess_curve(
 
 @dataclass(frozen=True, eq=False)
 class _Clients:
-    """The mixture of the clients with examples, their places among all of them, and the target."""
+    """The mixture that is solved for, and what it was made of."""
 
     mixture: Mixture
-    places: NDArray[np.intp]
-    count: int
+    given: Given
 
 
 def _with_ess(clients: _Clients, fraction: float, fidelity: Fidelity) -> PalsWeights:
     lam, solution = at_ess(clients.mixture, fraction)
     if math.isnan(lam):
         most = ess_fraction(clients.mixture.merged, solution.weights)
-        raise InputError(
-            f"ess={fraction:g} cannot be met: under this cap the largest ESS is {most:.6g} of the "
-            "examples; raise cap or lower ess"
-        )
+        raise _too_much(fraction, most)
     # At both ends the two forms have the same solution.
     if fidelity == "squared" or lam in (0.0, math.inf):
         return _with_note(_result(clients, lam, solution), fraction)
     distance = _distance(clients, solution)
     return _norm_result(clients, lam / (2.0 * distance), lam, solution)
+
+
+def _too_much(fraction: float, most: float) -> InputError:
+    return InputError(
+        f"ess={fraction:g} cannot be met: under this cap the largest ESS is {most:.6g} of the "
+        "examples; raise cap or lower ess"
+    )
 
 
 def _with_note(solved: PalsWeights, fraction: float) -> PalsWeights:
@@ -218,6 +241,7 @@ def _with_note(solved: PalsWeights, fraction: float) -> PalsWeights:
 
 
 def _with_lam(clients: _Clients, lam: float, fidelity: Fidelity) -> PalsWeights:
+    lam /= clients.given.unit(fidelity)
     if fidelity == "squared" or lam in (0.0, math.inf) or clients.mixture.only_equal:
         return _result(clients, lam, at_lam(clients.mixture, lam))
     mu, solution = at_lam_norm(clients.mixture, lam)
@@ -228,7 +252,7 @@ def _result(clients: _Clients, lam: float, solution: Solution) -> PalsWeights:
     weights = clients.mixture.expand(solution.weights)
     f = objective(clients.mixture.full, 0.0 if lam == math.inf else lam, weights)
     gap = squared_gap(clients.mixture, lam, weights)
-    return _report(clients, lam, weights, f, gap, solution.error)
+    return _report(clients, "squared", lam, weights, f, gap, solution.error)
 
 
 def _norm_result(clients: _Clients, lam: float, mu: float, solution: Solution) -> PalsWeights:
@@ -236,16 +260,19 @@ def _norm_result(clients: _Clients, lam: float, mu: float, solution: Solution) -
     n = clients.mixture.full.sizes
     size = _distance(clients, solution)
     gap, error = norm_evidence(clients.mixture, lam, mu, solution)
-    return _report(clients, lam, weights, size + lam * float(np.sum(weights**2 / n)), gap, error)
+    f = size + lam * float(np.sum(weights**2 / n))
+    return _report(clients, "norm", lam, weights, f, gap, error)
 
 
 def _report(
-    clients: _Clients, lam: float, active: Floats, f: float, gap: float, error: float
-) -> PalsWeights:
-    full, total = clients.mixture.full, clients.mixture.full.total
-    weights = np.zeros(clients.count)
-    weights[clients.places] = active
-    unmatched = residual(full, active)
+    clients: _Clients, form: Fidelity, lam: float, active: Floats, f: float, gap: float,
+    error: float,
+) -> PalsWeights:  # fmt: skip
+    full, given = clients.mixture.full, clients.given
+    total, scale, unit = float(given.sizes.sum()), given.scale, given.unit(form)
+    weights = np.zeros(given.count)
+    weights[given.places] = active
+    unmatched = scale * residual(full, active)
     nearest = residual(full, clients.mixture.expand(clients.mixture.nearest))
     # Read-only: results may be cached and handed out again.
     for array in (weights, unmatched):
@@ -253,17 +280,17 @@ def _report(
     exact = gap <= GAP_TOLERANCE * max(1.0, abs(f)) and error <= L1_TOLERANCE
     on_simplex = abs(float(active.sum()) - 1.0) <= SUM_TOLERANCE and float(active.min()) >= 0.0
     # Never above N, so that the fraction can be given back as `ess`.
-    ess = min(effective_sample_size(active, full.sizes), total)
+    ess = min(effective_sample_size(active, given.sizes), total)
     return PalsWeights(
         weights=weights,
         ess=ess,
         ess_fraction=ess / total,
-        distance=float(np.linalg.norm(nearest)),
+        distance=scale * float(np.linalg.norm(nearest)),
         residual=unmatched,
-        gap=gap,
-        l1_bound=0.0 if lam == math.inf else _l1_bound(total, gap, lam),
+        gap=unit * gap,
+        l1_bound=0.0 if lam == math.inf else _l1_bound(full.total, gap, lam),
         certified=exact and on_simplex,
-        lam=lam,
+        lam=unit * lam,
     )
 
 
@@ -275,19 +302,56 @@ def _l1_bound(total: float, gap: float, lam: float) -> float:
     return math.sqrt(total * gap / lam) if lam > 0.0 else math.inf
 
 
-def _prepare(
-    label_counts: ArrayLike, target: ArrayLike, cap: float | None, rescale: bool
-) -> _Clients:
-    counts = checked_counts(label_counts)
-    shares = checked_target(target, counts.shape[1], rescale)
-    sizes = counts.sum(axis=1)
-    active = np.flatnonzero(sizes > 0.0)
-    largest = NO_CAP
-    if cap is not None:
-        largest = number(cap)
-        check_cap(largest, active.size)
-    # Up to rounding of the cap all clients at it must sum to 1.
-    bound = NO_CAP if largest >= 1.0 else max(largest, 1.0 / active.size)
-    n = sizes[active]
-    mixed = mixture(counts[active] / n[:, None], n, shares, bound, counts[active])
-    return _Clients(mixed, active, counts.shape[0])
+def _mixed(given: Given) -> _Clients:
+    of = given
+    return _Clients(mixture(of.rows, of.sizes, of.target, of.bound, of.counts), given)
+
+
+# ------------------------------------------------------------------- costs and prices
+
+
+def _charges(
+    given: Given, cost: ArrayLike | None, price: ArrayLike | None, fidelity: Fidelity
+) -> tuple[Floats, Floats]:
+    """Costs and prices of the clients with examples, in the units of the scaled rows."""
+    if price is not None and fidelity == "norm":
+        raise InputError('fidelity "norm" takes no price; leave it out for the squared form')
+    none, unit = np.zeros(given.count), given.unit(fidelity)
+    costs = none if cost is None else checked_charges("cost", cost, given.count, 0.0)
+    prices = none if price is None else checked_charges("price", price, given.count, -LARGEST_LAM)
+    return costs[given.places] / unit, prices[given.places] / unit
+
+
+def _charged(
+    given: Given, lam: float | None, ess: float | None, fidelity: Fidelity,
+    charges: tuple[Floats, Floats],
+) -> PalsWeights:  # fmt: skip
+    """`pals_weights` with costs and prices: at a lam, 0 if left out, or at an ESS."""
+    solve = partial(_with_charges, given, fidelity, *charges)
+    if ess is None:
+        return solve(0.0 if lam is None else number(lam) + 0.0)
+    fraction, examples = number(ess), float(given.sizes.sum())
+    # Also where all are 0 and nothing has a price: then it is the programme without either.
+    free = bool(charges[0].all()) or not (charges[0].any() or np.ptp(charges[1]))
+    solved = at_fraction(solve, fraction, examples, free)
+    if solved is None:
+        raise _too_much(fraction, solve(math.inf).ess_fraction)
+    return _with_note(solved, fraction)
+
+
+def _with_charges(
+    given: Given, fidelity: Fidelity, cost: Floats, price: Floats, lam: float
+) -> PalsWeights:
+    if lam == math.inf:  # it outweighs all else
+        return _with_lam(_mixed(given), lam, fidelity)
+    if not cost.any() and not np.ptp(price):
+        return _with_lam(_mixed(given), lam, fidelity)
+    costs, rows = lam / given.unit(fidelity) / given.sizes + cost, given.rows - given.target
+    check_costs(costs)
+    dear = affordable(price, costs, rows, given.bound < 1.0)
+    exact = as_lam(costs, given.sizes) if dear is None else None
+    m, mu = as_sizes(costs, given.sizes) if exact is None else (given.sizes, exact)
+    of = given
+    clients = _Clients(mixture(of.rows, m, of.target, of.bound, of.counts, dear), given)
+    solved = _with_lam(clients, mu * given.unit(fidelity), fidelity)
+    return solved if exact is not None and not lam else replace(solved, lam=lam)

@@ -102,6 +102,16 @@ def span_part(rows: Floats, x: Floats) -> Floats:
     return part
 
 
+def price_pull(problem: Problem, lam: float, face: Flags) -> tuple[Floats, float]:
+    """(sqrt(n) (p - level) / (2 lam) on a face, its level): where prices pull weights to."""
+    sizes = problem.sizes[face]
+    if problem.price is None:
+        return np.zeros(sizes.shape), 0.0
+    pull = problem.price[face] / (2.0 * lam)
+    level = float(sizes @ pull / sizes.sum())
+    return np.sqrt(sizes) * (pull - level), level
+
+
 def rounding_error(
     problem: Problem,
     lam: float,
@@ -181,7 +191,7 @@ def _reachable(
     total = float(n[free].sum()) or problem.total
     slack = np.minimum(a, upper - a)
     leaving = free & (slack <= np.sqrt(n / total) * charge)
-    wanted = problem.rows @ solution.w + solution.theta
+    wanted = problem.scores(solution.w, solution.theta, lam)
     margin = np.where(a >= upper, wanted - upper / n, -wanted)
     near = charge * (1.0 + 1.0 / modes.least)
     joining = ~free & (total * margin <= near + total * ROUNDING * np.linalg.norm(solution.w))

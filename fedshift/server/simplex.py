@@ -1,9 +1,9 @@
 """Problems on the capped simplex, sum a = 1 and 0 <= a <= u: types, objective, gap, projection.
 
-    f(a) = ||T - S^T a||^2 + lam * sum_i a_i^2 / n_i
+    f(a) = ||T - S^T a||^2 + lam * sum_i a_i^2 / n_i + p . a
 
 A problem stores the rows S_i - T, not S and T: on the simplex T - S^T a = -rows^T a, so that f has
-no linear term and a residual near zero is computed without cancellation between large terms.
+no other linear term and a residual near zero is computed without cancellation between large terms.
 """
 
 from __future__ import annotations
@@ -31,12 +31,19 @@ class Problem:
 
     `rows` [M, K] holds S_i - T, `sizes` [M] the n_i, `upper` [M] the caps (`NO_CAP` for none).
     `counts` [M, K] are what the rows were rounded from, each up to a factor; None if not known.
+    `price` [M] is p, for lam > 0 alone; None for none.
     """
 
     rows: Floats
     sizes: Floats
     upper: Floats
     counts: Floats | None = None
+    price: Floats | None = None
+
+    def scores(self, w: Floats, theta: float, lam: float) -> Floats:
+        """h = rows w + theta - p / (2 lam), [M]: the optimum is clip(n h, 0, u)."""
+        h: Floats = self.rows @ w + theta
+        return h if self.price is None else h - self.price / (2.0 * lam)
 
     @property
     def total(self) -> float:
@@ -108,16 +115,17 @@ def _allocate_by_bisection(scores: Floats, sizes: Floats, upper: Floats, breaks:
 
 
 def objective(problem: Problem, lam: float, weights: Floats) -> float:
-    """f(a) = ||T - S^T a||^2 + lam * sum_i a_i^2 / n_i."""
+    """f(a) = ||T - S^T a||^2 + lam * sum_i a_i^2 / n_i + p . a."""
     r = residual(problem, weights)
-    return float(r @ r + lam * np.sum(weights**2 / problem.sizes))
+    charge = 0.0 if problem.price is None else float(problem.price @ weights)
+    return float(r @ r + lam * np.sum(weights**2 / problem.sizes)) + charge
 
 
 def gradient(problem: Problem, lam: float, weights: Floats) -> Floats:
-    """g = -2 (S - 1 T^T) r + 2 lam a / n, [M]: the gradient of f up to a constant vector."""
+    """g = -2 (S - 1 T^T) r + 2 lam a / n + p, [M]: the gradient of f up to a constant vector."""
     g: Floats = 2.0 * lam * weights / problem.sizes
     g -= 2.0 * (problem.rows @ residual(problem, weights))
-    return g
+    return g if problem.price is None else g + problem.price
 
 
 def linear_minimiser(slopes: Floats, upper: Floats) -> Floats:
