@@ -151,7 +151,7 @@ def pals_weights(
     ([0.429, 0.571], 196, True)
     >>> dear = fs.pals_weights([[90, 10], [20, 80]], [0.5, 0.5], lam=1, price=[0, 0.2])
     >>> dear.weights.round(3).tolist()
-    [0.623, 0.377]
+    [0.53, 0.47]
 
     Raises InputError for counts or a target of another form, for clients of less than 1e-12
     or more than 1e18 examples, for lam and ess both or neither or out of range (lam > 0 goes from
