@@ -72,7 +72,7 @@ def diagnose(
     Source: Zec et al., FedPALS, eq. 8 and 9 and App. B.3 (the ESS heuristic).
     """
     normalise = normalise_target or _are_counts(target)
-    # First, because it checks counts and target for everything below.
+    # First: it checks counts and target for everything below.
     closest = pals_weights(label_counts, target, lam=0.0, normalise_target=normalise)
     data = _data(label_counts, target, classes, clients, normalise)
     curve, solved = _curve(data, closest, lam, ess, cap)
@@ -97,11 +97,8 @@ def diagnose(
         claim=None if cap is not None else _claim(data, solved, ess),
         interval=_interval(data, bootstrap, seed),
     )
-    return replace(diagnosis, verdict=_verdict(diagnosis, normalise and not normalise_target))
-
-
-def _verdict(diagnosis: Diagnosis, counted: bool) -> tuple[str, ...]:
-    return (*sentences(diagnosis), *[COUNTED] * counted)
+    counted = [COUNTED] * (normalise and not normalise_target)
+    return replace(diagnosis, verdict=(*sentences(diagnosis), *counted))
 
 
 def _are_counts(target: ArrayLike) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.base import Algorithm, Capabilities, ask
 from fedshift.algorithms.defaults import Around
 from fedshift.arguments import check_fields, check_positive
 from fedshift.client.local import Local
@@ -53,7 +53,7 @@ class Ccvr(Around):
     after: int
     shares: tuple[float, ...]
     virtual: int = 500
-    ridge: float = 1e-4
+    ridge: float = 1e-3
     head: tuple[str, ...] = ("head.",)
 
     def __post_init__(self) -> None:
@@ -101,11 +101,13 @@ class Ccvr(Around):
         shares = torch.tensor(self.shares, dtype=torch.float64) * (moments["share"] > 0)
         if not shares.sum() > 0:
             return {}
-        weight, bias = self._layer(server["params"])
-        virtual = drawn(*gaussians(**moments), self.virtual, seed)
-        fitted = refitted(virtual, shares / shares.sum(), self.ridge, bias is not None)
-        names = (weight,) if bias is None else (weight, bias)
         old = server["params"]
+        names = self._layer(old)
+        fixed = None
+        if not set(names[1:]) - self.model.fixed:  # none, or one that stays as it is
+            fixed = old[names[1]] if names[1:] else torch.zeros(len(shares))
+        virtual = drawn(*gaussians(**moments), self.virtual, seed)
+        fitted = refitted(virtual, shares / shares.sum(), self.ridge, fixed)
         new = {k: v.to(old[k]) for k, v in zip(names, fitted, strict=False)}
         return {"params": old | new}
 
@@ -124,6 +126,12 @@ class Ccvr(Around):
         """Its Gaussians are of classes."""
         return True
 
+    def most_sent(self, params: Params) -> int:
+        """The moments: K (1 + d + d^2) numbers of 8 bytes."""
+        classes, width = params[self._layer(params)[0]].shape
+        inner = ask(self.inner, Capabilities.most_sent, params)
+        return max(8 * classes * (1 + width + width**2), inner)
+
     def moves_server(self) -> bool:
         """It does not: clients reply with statistics, and not with a change of the model."""
         return False
@@ -135,17 +143,17 @@ class Ccvr(Around):
     def at(self, t: int) -> Algorithm:
         return self if t > self.after else self.inner.at(t)
 
-    def _layer(self, params: Params) -> tuple[str, str | None]:
-        """The names of W [K, d] and of b [K], if there is one. InputError for another head."""
+    def _layer(self, params: Params) -> tuple[str, ...]:
+        """The names of W [K, d] and, if there is one, of b [K]. InputError for another head."""
         shapes = {k: tuple(v.shape) for k, v in params.items() if k.startswith(self.head)}
         classes = len(self.shares)
         matrices = [k for k, s in shapes.items() if len(s) == 2 and s[0] == classes]
         biases = [k for k, s in shapes.items() if s == (classes,)]
         one = len(matrices) == 1 and len(biases) < 2 and len(matrices) + len(biases) == len(shapes)
-        if not one or self.model.fixed & shapes.keys():
+        if not one or self.model.fixed.issuperset(matrices):
             raise InputError(
-                f"CCVR fits one linear layer of {classes} outputs anew, and the parameters of "
-                f"{list(self.head)} are {shapes or 'none'}, fixed ones included; name a last "
-                "linear layer by Setting(head=...)"
+                f"CCVR fits one linear layer of {classes} outputs anew, whose matrix is trained; "
+                f"the parameters of {list(self.head)} are {shapes or 'none'}; name the last linear "
+                "layer by Setting(head=...)"
             )
-        return matrices[0], biases[0] if biases else None
+        return (matrices[0], *biases)

@@ -282,7 +282,7 @@ def _claims(event: Mapping[str, Any]) -> Iterator[str]:
     yield f"one dishonest client could take at most {capped} {of}{more}"
     yield f"label counts against gradients: {event['audit']}"
     for one in event["suspicions"]:
-        yield f"warning: client {one['client']}: {one['reason']}"
+        yield f"warning: {one.get('name', 'client ' + str(one['client']))}: {one['reason']}"
 
 
 def _unfinished(place: Path, out: Path | None) -> Path:

@@ -50,6 +50,9 @@ class ServerMetrics:
         self._dropped = self._counter(
             "dropouts", "Clients that were missing in a round.", "client", "kind"
         )
+        self._unscored = self._counter(
+            "missing_scores", "Clients that gave no scores of a round's model.", "client", "kind"
+        )
         self._bytes = self._counter("message_bytes", "Bytes of rounds' tensors.", "direction")
         self._last = {name: self._gauge(name, GAUGES[name][0]) for name in GAUGES}
         # Numbers that are not there yet are no zeros.
@@ -63,6 +66,7 @@ class ServerMetrics:
             self._connected.labels(client)
             for kind in KINDS:
                 self._dropped.labels(client, kind)
+                self._unscored.labels(client, kind)
         for direction in ("sent", "received"):
             self._bytes.labels(direction)
         self._counted = set[tuple[int, int]]()
@@ -75,6 +79,8 @@ class ServerMetrics:
             self._round.set(event.get("after", 0))
         elif kind == "dropped":
             self._drop(event["round"], event)
+        elif kind == "unscored":
+            self._unscored.labels(*_labels(event)).inc()
         elif kind in ("round", "evaluation"):
             for name, (_, keys) in GAUGES.items():
                 if value := [event[key] for key in keys if key in event]:
@@ -101,14 +107,18 @@ class ServerMetrics:
         # The end of the round names those again that were missed while it went on.
         if (t, lost["client"]) not in self._counted:
             self._counted.add((t, lost["client"]))
-            kind = lost["kind"] if lost.get("kind") in KINDS else "other"
-            self._dropped.labels(f"client-{lost['client']}", kind).inc()
+            self._dropped.labels(*_labels(lost)).inc()
 
     def _gauge(self, name: str, what: str, *labels: str) -> Gauge:
         return Gauge(f"fedshift_{name}", what, labels, registry=self.registry)
 
     def _counter(self, name: str, what: str, *labels: str) -> Counter:
         return Counter(f"fedshift_{name}", what, labels, registry=self.registry)
+
+
+def _labels(lost: Mapping[str, Any]) -> tuple[str, str]:
+    """The client's name, and the kind of drop-out."""
+    return f"client-{lost['client']}", lost["kind"] if lost.get("kind") in KINDS else "other"
 
 
 def client_metrics(joined: Callable[[], bool], expires: float) -> CollectorRegistry:

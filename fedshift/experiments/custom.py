@@ -52,4 +52,4 @@ class Custom:
 
 def recipe_of(config: Config, custom: Custom) -> recipes.Recipe:
     """The method of an experiment: the user's, else the configured one."""
-    return custom.method or recipes.recipe(config.method.name)
+    return custom.method or recipes.recipe(config.method.name, config.method.options)

@@ -15,6 +15,7 @@ from pydantic_core import ErrorDetails
 from fedshift import recipes
 from fedshift.errors import InputError, nearest, shown
 from fedshift.experiments.config import Config
+from fedshift.experiments.config_shift import Split
 from fedshift.experiments.method_fit import Problem, misfits
 from fedshift.experiments.named_files import placed, relative, with_paths
 from fedshift.experiments.places import Source, keys_set
@@ -69,7 +70,9 @@ def read_section(path: Path, kind: type[S]) -> S:
         return kind.model_validate(_tuples(_tables(path, text)))
     except ValidationError as e:
         source = Source(str(path), text)
-        lines = [source.placed(why, key) for key, why in _group(e.errors(), kind)]
+        # First what is there and should not be: it may be the mistyped name of what is missing.
+        errors = sorted(e.errors(), key=lambda one: one["type"] != "extra_forbidden")
+        lines = [source.placed(why, key) for key, why in _group(errors, kind)]
         raise InputError("\n".join(lines)) from None
 
 
@@ -138,7 +141,7 @@ def _drop_foreign_options(tables: Tables, given: Sequence[str]) -> None:
         options = recipes.made_by(load_python("method.name", str(name)).value).options.keys()
         automatic = {"ess", "lam"} <= options
     elif name in recipes.__all__:
-        recipe = recipes.recipe(str(name))
+        recipe = recipes.fitting(str(name), section)
         options, automatic = recipe.options.keys(), recipe.traits.auto_ess
     else:
         return
@@ -290,17 +293,18 @@ def _method_problems(config: Config) -> list[Problem]:
     if method.name == PYTHON or is_python(method.name):
         return []  # what gives it checks it; merely reading a file runs none of its Python
     try:
-        recipe = recipes.recipe(method.name)
+        recipe = recipes.recipe(method.name, method.options)
     except InputError as e:
-        return [(("method", "name"), str(e))]
+        key = "weights" if method.name in recipes.__all__ else "name"
+        return [(("method", key), str(e).replace("out weights", "out method.weights"))]
     problems: list[Problem] = []
     for key, value in method.options.items():
         option = recipe.options.get(key)
         if option is None:
             allowed = ["name", *recipe.options]
             text = f'unknown key "method.{shown(key)}" for {method.name}; '
-            text += f"allowed: {', '.join(allowed)}."
-            problems.append((("method", key), text + nearest(key, allowed)))
+            text += f"allowed: {', '.join(allowed)}.{nearest(key, [*allowed, 'weights'])}"
+            problems.append((("method", key), text + recipes.under.hint(key, recipe.name)))
         elif not (recipe.traits.auto_ess and key == "ess" and value == "auto"):
             problems += _type_problems(key, value, option.annotation)
     return problems or misfits(config, recipe)
@@ -328,7 +332,7 @@ def dumps(config: Config, folder: Path | None = None) -> str:
 
     folder: of the run, to which the paths of files are relative then.
     """
-    tables: Mapping[str, Any] = config.model_dump(exclude_none=True)
+    tables: Mapping[str, Any] = config.model_dump(exclude_none=True, exclude=_unused(config))
     if folder is not None:
         tables = with_paths(tables, lambda path: relative(path, folder))
     lines = [f"{k} = {_toml(v)}" for k, v in tables.items() if not isinstance(v, dict)]
@@ -336,6 +340,13 @@ def dumps(config: Config, folder: Path | None = None) -> str:
         if isinstance(table, dict):
             lines += ["", f"[{name}]", *(f"{k} = {_toml(v)}" for k, v in table.items())]
     return "\n".join(lines) + "\n"
+
+
+def _unused(config: Config) -> set[str]:
+    """Tables without a meaning: data of one's own are not dealt."""
+    own = config.data.source not in (None, PYTHON)
+    implied = config.shift == Split() or config.data.target == "clients"
+    return {"shift"} if own and implied else set()
 
 
 def _toml(value: Any) -> str:

@@ -59,7 +59,7 @@ def opening_event(
     inconsistent, audit = _audited(prepared, table, dealt)
     if dealt:
         suspicions += _otherwise(table, federation.table)
-    odd = sorted([*suspicions, *inconsistent])
+    odd, names = sorted([*suspicions, *inconsistent]), config.data.clients
     return {
         "event": "claims",
         "run": config.name,
@@ -67,7 +67,10 @@ def opening_event(
         "one_could_take": min(most, max(cap, 1.0 / clients)),
         "without_cap": most,
         "audit": audit,
-        "suspicions": [{"client": client, "reason": why} for client, why in odd],
+        "suspicions": [
+            {"client": i, "reason": why, **({} if names is None else {"name": names[i]})}
+            for i, why in odd
+        ],
     }
 
 

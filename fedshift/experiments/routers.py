@@ -64,7 +64,7 @@ def load_router(
     model = network_of(config, place, len(sizes), shape)
     classes = len(classes_in(place))
     # The target plays no part in routing, so an even one stands for it.
-    method = recipes.recipe(config.method.name).make(
+    method = recipes.recipe(config.method.name, config.method.options).make(
         setting(config, model, (1.0 / classes,) * classes), **config.method.options
     )
     check_fit(path, model, [[tree for part, tree in parts.items() if part != WHO]])

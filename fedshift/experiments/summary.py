@@ -137,11 +137,12 @@ def _method_notes(experiment: Experiment, sets: LabelSets | None) -> list[str]:
 
 
 def _not_correctable(experiment: Experiment) -> list[str]:
-    """A sentence on labels that the correction cannot help, where one was asked for."""
+    """Sentences on a correction that was asked for, where it cannot help or does harm."""
     moved, prepared = experiment.outcome.corrected, experiment.prepared
     if moved is None or experiment.config.training.prior == "none":
         return []
-    return correcting.sentences(moved, prepared.task.classes, prepared.task.target.tolist())
+    target, plain = prepared.task.target.tolist(), experiment.outcome.estimate
+    return correcting.sentences(moved, plain, prepared.task.classes, target)
 
 
 def _missing_answers(outcome: Outcome) -> list[str]:
@@ -351,7 +352,8 @@ def _beyond_cap(experiment: Experiment) -> list[str]:
     if cap is None or cap >= 1.0 or "n" not in last.server.get("table", {}):
         return []
     odd = beyond(free_weights(algorithm.at(last.t), last.server), last.server["table"]["n"], cap)
-    return [f"Client {client}: {why}." for client, why in odd]
+    names = experiment.config.data.clients  # of sites, as tables have them
+    return [f"{f'Client {i}' if names is None else names[i]}: {why}." for i, why in odd]
 
 
 def _curve(experiment: Experiment, counts: Floats, target: Floats) -> tuple[CurvePoint, ...]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
+from fedshift import recipes
 from fedshift.algorithms.base import Algorithm
 from fedshift.arguments import called, check_whole
 from fedshift.calls import called_as
@@ -341,10 +342,13 @@ def _try(planned: Fit, *, metrics: bool) -> list[str]:
 
 def _keys_for(given: Given, all_: Any, keys: Mapping[str, Any]) -> dict[str, Any]:
     """The keywords without options that only other methods have."""
-    others = {
-        k for one in all_ if not isinstance(one, Method) for k in as_method(one).recipe.options
-    }
-    its = set[str]() if isinstance(given, Method) else set(as_method(given).recipe.options)
+
+    def options(one: Given) -> set[str]:
+        if isinstance(one, str):
+            return set(recipes.fitting(one, keys).options)
+        return set() if isinstance(one, Method) else set(as_method(one).recipe.options)
+
+    its, others = options(given), set[str]().union(*map(options, all_))
     general = {k for names in SECTIONS.values() for k in names}
     return {k: v for k, v in keys.items() if k in general | its or k not in others}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from fedshift import recipes
@@ -15,6 +16,7 @@ from fedshift.errors import InputError, nearest
 from fedshift.experiments.user_code import file_of, place_of, raised
 from fedshift.recipes import Recipe, Setting, Traits
 
+NONE: Mapping[str, Any] = MappingProxyType({})
 DUE = "it must return an Algorithm, such as FedAvg(setting.model, local=setting.local)"
 
 
@@ -57,7 +59,7 @@ def method(
     'fedprox(mu=0.1)'
     """
     if isinstance(given, str):
-        made = Method(recipes.recipe(given), options)
+        made = Method(recipes.recipe(given, options), options)
     elif hasattr(given, "client_update"):
         check_method(given)
         made = Method(_recipe_of(given), options, custom=True, algorithm=given)  # type: ignore[arg-type]
@@ -98,8 +100,12 @@ def made_by_user(make: Callable[..., Algorithm], setting: Setting, **options: An
     return made
 
 
-def as_method(given: str | Callable[..., Algorithm] | Algorithm | Method) -> Method:
-    """The same, for what may be one already."""
+def as_method(
+    given: str | Callable[..., Algorithm] | Algorithm | Method, keys: Mapping[str, Any] = NONE
+) -> Method:
+    """The same, for what may be one already; keys: keywords that may name a recipe's weights."""
+    if isinstance(given, str) and "weights" in keys:
+        return Method(recipes.recipe(given, {"weights": keys["weights"]}))
     return given if isinstance(given, Method) else method(given)
 
 
@@ -108,7 +114,8 @@ def foreign_option(name: str, recipe: Recipe) -> str:
     others = [one.name for one in recipes.recipes() if name in one.options]
     whose = f" It is one of {', '.join(others[:6])}." if others else ""
     allowed = ", ".join(recipe.options) or "none"
-    hint = "" if others else nearest(name, recipe.options)
+    hint = "" if others else nearest(name, [*recipe.options, "weights"])
+    hint += recipes.under.hint(name, recipe.name)
     return f'{recipe.name} has no option "{name}"; its options: {allowed}.{hint}{whose}'
 
 

@@ -47,10 +47,7 @@ class Plan:
 
 
 def plan(
-    task: Task,
-    net: Any,
-    method: str | Callable[..., Algorithm] | Algorithm | Method,
-    *,
+    task: Task, net: Any, method: str | Callable[..., Algorithm] | Algorithm | Method, *,
     seed: int = 0,
     name: str | None = None,
     metrics: Mapping[str, Metric] | Metric | None = None,
@@ -59,21 +56,20 @@ def plan(
     head: Sequence[str] = (),
     built: Built | None = None,
     **keys: Any,
-) -> Plan:
+) -> Plan:  # fmt: skip
     """What `fit` runs. built: the task as it is cut, `task.build()` if left out.
 
     Raises InputError for what does not go together, before anything is trained.
     """
     check_task(task)
     check_whole("seed", seed, 0)
-    chosen = as_method(method)
+    chosen = as_method(method, keys)
     schedule = _own_schedule(keys)
     with in_python_words():
         tables = sorted_keys(chosen, keys, with_options=not isinstance(method, Method))
         config = _config(task, net, chosen, tables, seed, name)
     made = task.build() if built is None else built
-    if "prior" not in keys and loss is None and class_weights is None:
-        config = _corrected(config, made)
+    config = _corrected(config, made, keys, loss, class_weights)
     added = Custom(
         method=_custom_recipe(chosen),
         loss=None if loss is None else loss_term(loss),
@@ -94,7 +90,7 @@ def plan(
     return Plan(config, prepare_built(config, made, model, added), notes)
 
 
-def _corrected(config: Config, built: Built) -> Config:
+def _corrected(config: Config, built: Built, keys: Mapping[str, Any], *weighing: Any) -> Config:
     """What `fit` serves unless it is given `prior`: the model corrected for the target.
 
     As trained, where no one model predicts classes for a target, and where the user weighs classes
@@ -102,7 +98,8 @@ def _corrected(config: Config, built: Built) -> Config:
     nothing to calibrate it on.
     """
     task = built.task
-    if task.kind != "classification" or task.tests:
+    weighs = any(one is not None for one in weighing)
+    if "prior" in keys or weighs or task.kind != "classification" or task.tests:
         return config
     prior = "calibrated" if any(map(len, task.validation)) else "target"
     return config.model_copy(

@@ -39,7 +39,7 @@ class Predictor:
     >>> task = fs.Task.from_csv("patients.csv", **columns, target="north")
     >>> result = fs.fit(task, "linear", rounds=2)
     >>> result.for_target([0.5, 0.5])
-    Predictor(fedavg for the label shares ill 0.5, well 0.5)
+    Predictor(fedavg for the label shares benign 0.5, malignant 0.5)
     """
 
     models: RunModels

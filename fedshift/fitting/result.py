@@ -158,9 +158,8 @@ class Result:
         >>> columns = {"client": "hospital", "label": "outcome"}
         >>> task = fs.Task.from_csv("patients.csv", **columns, target="north")
         >>> result = fs.fit(task, "linear", rounds=2)
-        >>> even = result.for_target({"ill": 0.5, "well": 0.5})
-        >>> even.predict(pd.read_csv("patients.csv")).probabilities.shape
-        (400, 2)
+        >>> result.for_target({"benign": 0.5, "malignant": 0.5})
+        Predictor(fedavg for the label shares benign 0.5, malignant 0.5)
 
         Raises InputError for what are no shares of the classes, and where none are predicted.
         """

@@ -89,7 +89,8 @@ def _without_rows(saved: Params, fresh: Params, met: Met) -> list[int]:
                 continue
             if not same or saved[name][i].any():
                 raise DataError(
-                    f'clients registered another "{name}" than when this run began; start a new run'
+                    f'client {i} registered another "{name}" than when this run began: its data '
+                    "have changed; bring them back, or start a new run"
                 )
             late.add(i)
     return sorted(late)

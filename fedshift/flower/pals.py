@@ -29,6 +29,7 @@ from fedshift.flower.records import failure_of
 from fedshift.real import described, number, numbers
 from fedshift.server.pals import effective_sample_size
 from fedshift.server.pals_input import Fidelity
+from fedshift.server.prior import Correction, prior_shift
 from fedshift.server.weights import Pals
 
 LOG = logging.getLogger("fedshift.flower")
@@ -59,8 +60,9 @@ class FedPALS(Strategy):
     error, lacks a row, differs in names, shapes or types from the model that was sent, or holds
     numbers that are not finite is left out, with the reason in the log; so are nodes that report
     one partition, and clients without examples. Where no weights exist over those left (a cap that
-    too few would have to share), the model stays as it was. `weights` and `gap` (the norm of
-    T - S^T a) are those of the last round, also in its metrics, as "pals-gap" and "pals-ess".
+    too few would have to share), the model stays as it was. `weights`, `gap` (the norm of
+    T - S^T a) and `correction` (log T - log S^T a) are those of the last round, the second also in
+    its metrics, as "pals-gap", beside "pals-ess". `corrected` writes the third into a model.
 
     FedPALS, eq. 8 and 9. Raises InputError for settings out of range, for an inner strategy whose
     step is no function of the mean (medians, Krum, q-FedAvg, trees, differential privacy), and in
@@ -89,6 +91,8 @@ class FedPALS(Strategy):
         self.asked = 0
         self.weights: dict[int, float] = {}
         self.gap = float("nan")
+        self.correction: Correction | None = None
+        self.corrections: list[np.ndarray] = []
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -127,6 +131,28 @@ class FedPALS(Strategy):
             "round %d: %d replies used, gap to the target %.3f", server_round, len(a), self.gap
         )
         return self._step(server_round, used[0][0], mean, metrics, figures)
+
+    def corrected(self, arrays: ArrayRecord, bias: str) -> ArrayRecord:
+        """The model, with the last round's correction added to the last layer's bias [K].
+
+        bias: the name of that array. For the model that is served: training goes on from the one
+        that it is given. Raises InputError before the first round, for an array that is no bias of
+        K labels, and for a model that was corrected here before.
+        """
+        if self.correction is None:
+            raise InputError("no round was played: its weights say what a model was trained on")
+        given, shape = arrays_of(arrays), (len(self.rule.target),)
+        if bias not in given or given[bias].shape != shape:
+            fits = [name for name, v in given.items() if v.shape == shape]
+            raise InputError(
+                f'"{bias}" is no array of {shape[0]} labels; there is {", ".join(fits) or "none"}'
+            )
+        if any(np.array_equal(given[bias], done) for done in self.corrections):
+            raise InputError("this model is corrected already: the target would count twice")
+        before = given[bias]
+        moved = (before.astype(np.float64) + self.correction.bias).astype(before.dtype)
+        self.corrections.append(moved)
+        return to_arrays({**given, bias: moved})
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -175,7 +201,9 @@ class FedPALS(Strategy):
         table = {"labels": torch.from_numpy(counts), "n": torch.from_numpy(counts.sum(1))}
         a: np.ndarray = self.rule(table).numpy()
         rows = counts / np.maximum(counts.sum(1, keepdims=True), 1.0)
-        self.gap = float(np.linalg.norm(np.asarray(self.rule.target) - a @ rows))
+        mixture = a @ rows
+        self.gap = float(np.linalg.norm(np.asarray(self.rule.target) - mixture))
+        self.correction = prior_shift(self.rule.target, mixture / mixture.sum())
         self.weights = dict(zip(nodes, a.tolist(), strict=True))
         return a
 

@@ -87,6 +87,9 @@ def failed(why: str) -> RecordDict:
     return RecordDict({FAILURE: ConfigRecord({"reason": why})})
 
 
+KILLED = "the actor that it ran in was killed, perhaps for lack of memory; give fewer --actors"
+
+
 def failure_of(message: Message) -> str | None:
     """Why a client failed, in one line; None if it did not.
 
@@ -98,6 +101,9 @@ def failure_of(message: Message) -> str | None:
             return None
         return from_elsewhere(str(record.get("reason", "it did not say why")))
     text = from_elsewhere(message.error.reason or f"error {message.error.code}", 2000)
+    # Ray's own text is a dozen lines about its workers.
+    if re.match(r"<class 'ray\.exceptions\.(ActorDied|OutOfMemory|WorkerCrashed)Error'>", text):
+        return KILLED
     # The two ways in which Flower wraps the text of an exception.
     for frame in (r"Message: (.*?)(?:'>)?$", r"""^<class '[^']*'>:<'(.*)'>$"""):
         if matches := re.findall(frame, text):

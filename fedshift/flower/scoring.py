@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import torch
-from flwr.app import MetricRecord, RecordDict
+from flwr.app import Message, MetricRecord, RecordDict
 from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm, Capabilities, ask
 from fedshift.data import Examples
-from fedshift.errors import InputError
+from fedshift.engine.checks.gate import Dropped
+from fedshift.errors import InputError, from_elsewhere
 from fedshift.evaluation.scores import OwnScores, Score, score
+from fedshift.flower.arriving import failed_client
 from fedshift.flower.records import fields_of
 from fedshift.router.score import scores
 from fedshift.router.sight import Sight
@@ -85,6 +88,42 @@ def score_in(content: RecordDict, classes: int, name: str = SCORE) -> Score:
             "its counts are none: some label has more right than there are, or over 10^12 examples"
         )
     return made
+
+
+class Gathered(NamedTuple):
+    """What clients answered, by id: of validation and test examples, and why others gave none."""
+
+    scores: dict[int, Score]
+    tests: dict[int, OwnScores]
+    bad: dict[int, Dropped]
+
+
+def scores_of(
+    replies: Iterable[Message], client_of: Callable[[Message], int | None], classes: int,
+    clients: int, check: Callable[[int, Score, OwnScores | None], None],
+) -> Gathered:  # fmt: skip
+    """Each client's counts; check: raises InputError for those that a client cannot have.
+
+    Messages of nodes that are no client are left out.
+    """
+    read = Gathered({}, {}, {})
+    for reply in replies:
+        if (client := client_of(reply)) is None:
+            continue
+        bad = failed_client(client, reply)
+        try:
+            if bad is None:
+                one, own = score_in(reply.content, classes), None
+                if TEST in reply.content:
+                    own = own_scores_in(reply.content, classes, clients)
+                check(client, one, own)
+                read.scores[client] = one
+                read.tests.update({} if own is None else {client: own})
+        except Exception as e:
+            # The numbers come from another machine: any exception means that they are bad.
+            bad = Dropped(client, from_elsewhere(str(e) or type(e).__name__), "reply")
+        read.bad.update({} if bad is None else {client: bad})
+    return read
 
 
 def own_scores_in(content: RecordDict, classes: int, clients: int) -> OwnScores:

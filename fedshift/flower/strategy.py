@@ -17,6 +17,7 @@ from fedshift.algorithms.base import Algorithm, check_method
 from fedshift.arguments import check_kind, check_number, check_whole
 from fedshift.engine.checks.gate import Admitted, Dropped, Gate
 from fedshift.engine.checks.replies import block_of, not_finite
+from fedshift.engine.checks.room import check_room, most_bytes
 from fedshift.engine.round import (
     Opened,
     Round,
@@ -29,9 +30,9 @@ from fedshift.engine.round import (
 from fedshift.engine.run import draw_cohort
 from fedshift.engine.traffic import Traffic
 from fedshift.engine.trial import check_company, check_training
-from fedshift.errors import InputError, from_elsewhere
+from fedshift.errors import InputError
 from fedshift.evaluation.scores import OwnScores, Score
-from fedshift.flower.arriving import Arrived, arrived, failed_client, most_bytes
+from fedshift.flower.arriving import Arrived, arrived, failed_client
 from fedshift.flower.late import adopt, check_can_wait
 from fedshift.flower.nodes import (
     Expected,
@@ -49,7 +50,7 @@ from fedshift.flower.records import (
     to_shared_records,
 )
 from fedshift.flower.routing import MODEL
-from fedshift.flower.scoring import TEST, own_scores_in, score_in
+from fedshift.flower.scoring import scores_of
 from fedshift.flower.waiting import Tell
 from fedshift.seeds import Seeds
 from fedshift.tree import Params, Parts, size_in_bytes
@@ -150,8 +151,7 @@ class AlgorithmStrategy(Strategy):
         after: Round | None = None,
         name: str = "",
         min_clients: int | None = None,
-        dropping: DropListener = silent,
-        scoring: ScoreCheck = silent,
+        dropping: DropListener = silent, scoring: ScoreCheck = silent,
         places: bool = False, tell: Tell = silent,
     ) -> None:  # fmt: skip
         size = clients if cohort is None else cohort
@@ -170,6 +170,7 @@ class AlgorithmStrategy(Strategy):
         self.scores, self.tests = dict[int, Score](), dict[int, OwnScores]()
         check_training(algorithm, self.params, 1)
         check_company(algorithm, clients, size)
+        check_room(algorithm, self.params, self.buffers, gate)
 
     @torch.inference_mode(False)
     def begin(self, grid: Grid) -> Round:
@@ -236,7 +237,8 @@ class AlgorithmStrategy(Strategy):
         asked = self.opened.ids[self.opened.asked].tolist()
         messages = {i: self.opened.message(i) for i in asked}
         self.sent = {i: size_in_bytes(message) for i, message in messages.items()}
-        run = {"round": t, "most_bytes": self._most_bytes(messages.values())}
+        most = most_bytes(self.gate.max_reply, self.params, self.buffers, messages.values())
+        run = {"round": t, "most_bytes": most}
         return [
             self._message("train", i, records, run)
             for i, records in to_shared_records(messages).items()
@@ -306,26 +308,10 @@ class AlgorithmStrategy(Strategy):
         """Keep each client's counts in `scores`; return accuracy and loss over all."""
         late = f"no answer within {self.timeout:g} s"
         missed = {client: Dropped(client, late, "timeout") for client, _ in self.posted}
-        for reply in replies:
-            client = self._client(reply)
-            if client is None:
-                continue
-            bad = failed_client(client, reply)
-            try:
-                if bad is None:
-                    content = reply.content
-                    one = score_in(content, self.classes)
-                    own = None
-                    if TEST in content:
-                        own = own_scores_in(content, self.classes, self.clients)
-                    self.scoring(client, one, own)
-                    self.scores[client] = one
-                    self.tests |= {} if own is None else {client: own}
-                    missed.pop(client, None)
-            except Exception as e:
-                # The numbers come from another machine: any exception means that they are bad.
-                bad = Dropped(client, from_elsewhere(str(e) or type(e).__name__), "reply")
-            missed |= {} if bad is None else {client: bad}
+        read = scores_of(replies, self._client, self.classes, self.clients, self.scoring)
+        self.scores |= read.scores
+        self.tests |= read.tests
+        missed = {i: one for i, one in missed.items() if i not in read.scores} | read.bad
         self._miss_scores(server_round, missed.values())
         if not self.scores:
             return None
@@ -387,10 +373,6 @@ class AlgorithmStrategy(Strategy):
         limit = self.gate.max_bytes if most is None else min(most, self.gate.max_bytes)
         return arrived(replies, self._client, limit)
 
-    def _most_bytes(self, sent: Iterable[Parts]) -> int:
-        model = {"params": self.params, "buffers": self.buffers}
-        return most_bytes(self.gate.max_reply, [model, *sent])
-
     def _message(
         self, kind: str, client: int, records: Mapping[str, ArrayRecord | ConfigRecord],
         run: Mapping[str, int | list[int]],
@@ -423,7 +405,8 @@ class AlgorithmStrategy(Strategy):
     def _admit(self, opened: Opened, messages: Iterable[Message]) -> Admitted:
         """The replies that the gate accepts, with reasons for the others."""
         sent = map(opened.message, opened.ids[opened.asked].tolist())
-        received = self.read(messages, self._most_bytes(sent))
+        most = most_bytes(self.gate.max_reply, self.params, self.buffers, sent)
+        received = self.read(messages, most)
         blocks = [block_of(reply) for reply in received.replies]
         admitted = self.gate.admit(blocks, question(opened, not_finite(self.buffers)))
         unread = {one.client: one for one in received.unread}

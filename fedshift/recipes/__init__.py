@@ -10,8 +10,9 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Annotated, Any, get_origin, get_type_hints
 
 from fedshift.algorithms.base import Algorithm
@@ -26,6 +27,7 @@ from fedshift.recipes import (
     robust,
     routed,
     skewed,
+    under,
     weighed,
 )
 from fedshift.recipes.collaborating import *  # noqa: F403
@@ -103,10 +105,42 @@ class Recipe:
         return {k: h.__metadata__[0] for k, h in hints.items() if get_origin(h) is Annotated}
 
 
-def recipe(name: str) -> Recipe:
-    """Look a method up by name. Raises InputError, with the nearest match, for an unknown one."""
+def recipe(name: str, options: Mapping[str, Any] = MappingProxyType({})) -> Recipe:
+    """Look a method up by name; under other weights, if the options have the key `weights`.
+
+    It then has the rule's options as well. Raises InputError, with the nearest match, for unknown
+    names of methods and weights, and for a method that fixes its own weights.
+
+    >>> from fedshift.recipes import recipe
+    >>> list(recipe("moon", {"weights": "fedpals"}).options)
+    ['mu', 'tau', 'weights', 'lam', 'ess', 'cap', 'fidelity']
+    """
     check_name("method", name, __all__)
-    return _described(name, globals()[name], _TRAITS.get(name, Traits()))
+    plain = _described(name, globals()[name], _TRAITS.get(name, Traits()))
+    weights = options.get("weights")
+    if weights is None:
+        return plain
+    under.check_free(name, weights)
+    added = under.options_of(str(weights), plain.options)
+    # A method's own `lam` leaves no name for that of lambda = 0, which "auto" tries.
+    automatic = {"ess", "lam"} <= added.keys()
+    return replace(
+        plain,
+        make=under.making(plain.make, plain.options),
+        options=plain.options | added,
+        traits=replace(plain.traits, auto_ess=automatic or plain.traits.auto_ess),
+    )
+
+
+def fitting(name: str, options: Mapping[str, Any]) -> Recipe:
+    """`recipe`, without the weights for a method that fixes its own: other methods may take them.
+
+    Where options have lists of values, with those of the weights that have the most options.
+    """
+    weights = options.get("weights")
+    if isinstance(weights, list | tuple):
+        weights = "fedpals" if "fedpals" in weights else next(iter(weights), None)
+    return recipe(name) if name in under.FIXED else recipe(name, {"weights": weights})
 
 
 def made_by(make: Callable[..., Algorithm]) -> Recipe:

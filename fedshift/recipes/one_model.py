@@ -20,12 +20,13 @@ from fedshift.client.objectives import (
 )
 from fedshift.client.oracles import Sam
 from fedshift.errors import InputError
+from fedshift.recipes import under
 from fedshift.recipes.setting import Setting
 from fedshift.recipes.traits import ContrastiveMu, ProximalMu, ServerTau, Temperature, Traits
 from fedshift.server.combine import Mean
 from fedshift.server.optimizers import Adam, ServerOptimizer, Sgd, Yogi
 from fedshift.server.pals_input import Fidelity
-from fedshift.server.weights import Pals, Uniform
+from fedshift.server.weights import Uniform
 
 __all__ = [
     "afl",
@@ -102,18 +103,8 @@ def fedpals(
     Note: exactly one of lam and ess; mu > 0 adds FedProx's term (FedProx + FedPALS); cap bounds
     any client's weight.
     """
-    # Pals checks that exactly one of lam and ess is given, before any data is seen.
-    weights = Pals(setting.target, lam=lam, ess=ess, cap=cap, fidelity=fidelity)
-    # The best weights under the setting's cap, not the best of all, cut off at it afterwards.
-    if setting.cap is not None and (cap is None or setting.cap < cap):
-        weights = replace(weights, cap=setting.cap, strict=False)
-    return FedAvg(
-        setting.model,
-        objective=_objective(mu),
-        local=setting.local,
-        combine=Mean(weights),
-        server=setting.server,
-    )
+    weights = under.fedpals(setting, lam=lam, ess=ess, cap=cap, fidelity=fidelity)
+    return replace(fedprox(setting, mu=mu), combine=Mean(weights))
 
 
 def oracle(setting: Setting) -> FedAvg:

@@ -1,10 +1,10 @@
 """Exact solution on a guessed active set, repair of that guess, and a proven error bound.
 
-With r = T - S^T a and w = r / lam, the optimum of f satisfies a_i = clip(n_i h_i, 0, u_i) with
-h_i = rows_i . w + theta (less p_i / (2 lam) where clients have prices p). Everything here is
-written in w and theta rather than in the gradient: both stay of moderate size as lam -> 0, and at
-lam = 0 they are the multipliers of the max-ESS problem min sum a_i^2 / n_i  subject to  S^T a = v.
-One code path therefore serves every lam >= 0.
+With r = T - S^T a and w = r / lam, the optimum of f satisfies a_i = clip(n_i (rows_i . w + theta),
+0, u_i), less n_i price_i / (2 lam) inside the clip where there is a price (`simplex.pull`).
+Everything here is written in w and theta rather than in the gradient: both stay of moderate size as
+lam -> 0, and at lam = 0 they are the multipliers of the max-ESS problem
+min sum a_i^2 / n_i  subject to  S^T a = v. One code path therefore serves every lam >= 0.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import scipy.linalg
 
-from fedshift.server.rounding import ON_TARGET, RANK_TOLERANCE, price_pull
+from fedshift.server.rounding import ON_TARGET, RANK_TOLERANCE
 from fedshift.server.simplex import (
     AT_CAP,
     AT_ZERO,
@@ -26,6 +26,7 @@ from fedshift.server.simplex import (
     Problem,
     Solution,
     allocate,
+    pull,
     residual,
 )
 
@@ -60,7 +61,8 @@ def solve_face(problem: Problem, lam: float, status: Codes, *, exact: bool = Fal
     With free mass m, free total n_F and n-weighted mean row p: a_F = m n_F / n + sqrt(n) u, where
     u = argmin ||d - X^T u||^2 + lam ||u||^2, X = sqrt(n) (rows - p), d = -m p - rows_U^T u_U.
     lam = 0 means lam -> 0+: the least-norm u, i.e. the largest effective sample size. `exact` asks
-    for the orthogonal solver where the faster normal equations would do otherwise.
+    for the orthogonal solver where the faster normal equations would do otherwise. A price, which
+    takes lam > 0, moves the target as far as the rows can express it (`_split_price`).
     """
     free, at_cap = status == FREE, status == AT_CAP
     weights = np.where(at_cap, problem.upper, 0.0)
@@ -74,22 +76,40 @@ def solve_face(problem: Problem, lam: float, status: Codes, *, exact: bool = Fal
     x *= root[:, None]
     d = -mass * mean - weights[at_cap] @ problem.rows[at_cap]
 
-    # A price moves the ridge's centre: u = v - b, where v solves for d + X^T b.
-    b, level = price_pull(problem, lam, free)
-    d = d + b @ x if b.any() else d
     solve = _orthogonal if exact or lam == 0.0 else _ridge
-    u, w = solve(x, d, lam, RANK_TOLERANCE * math.sqrt(total))
-    u = u - b if b.any() else u
+    noise = RANK_TOLERANCE * math.sqrt(total)
+    if problem.price is None:
+        u, w = solve(x, d, lam, noise)
+        level = 0.0
+    else:
+        level = float(sizes @ problem.price[free] / total) / (2.0 * lam)
+        moved, rest = _split_price(x, root * (problem.price[free] / 2.0 - level * lam))
+        u, w = solve(x, d - moved, lam, noise)
+        u, w = u - rest / lam, w + moved / lam
     # Rounding leaves u with a small sum of its own, which would change the total weight.
     u -= root * (root @ u) / total
     weights[free] = mass * sizes / total + root * u
     return Face(weights, w, float(mass / total - mean @ w) + level)
 
 
+def _split_price(x: Floats, c: Floats) -> tuple[Floats, Floats]:
+    """(q, c - X q) with q [K] of least squares: 2 c . u = 2 q . X^T u + 2 (c - X q) . u.
+
+    ||d - X^T u||^2 + 2 c . u is ||d - q - X^T u||^2 + 2 (c - X q) . u up to a constant: for a small
+    lam the first form would divide all of the price by lam, which cancels.
+    """
+    q, rest = np.zeros(x.shape[1]), c
+    for _ in range(2):  # the second time for what rounding left
+        q = q + np.linalg.lstsq(x, rest, rcond=RANK_TOLERANCE)[0]
+        rest = c - x @ q
+    rounding = 1e-15 * (np.abs(c) + np.abs(x) @ np.abs(q))
+    return q, np.where(np.abs(rest) <= rounding, 0.0, rest)
+
+
 def _vertex(problem: Problem, lam: float, status: Codes, weights: Floats) -> Face:
     w = residual(problem, weights) / lam if lam > 0.0 else np.zeros(problem.rows.shape[1])
     # Without a free weight theta is not determined: take the middle of the allowed interval.
-    score = problem.scores(w, 0.0, lam)
+    score = pull(problem, lam, w, 0.0)
     highest = -score[status == AT_ZERO]
     lowest = (problem.upper / problem.sizes - score)[status == AT_CAP]
     ends = np.array([highest.min(initial=np.inf), lowest.max(initial=-np.inf)])
@@ -158,11 +178,12 @@ def _orthogonal(x: Floats, d: Floats, lam: float, noise: float) -> tuple[Floats,
 def allocation_gap(
     problem: Problem, weights: Floats, w: Floats, theta: float, lam: float = 0.0
 ) -> float:
-    """sum_i [(a_i - n_i h_i)^2 - (b_i - n_i h_i)^2] / n_i, h the `scores`, b = clip(n h, 0, u).
+    """sum_i [(a_i - n_i h_i)^2 - (b_i - n_i h_i)^2] / n_i, h = `pull`, b = clip(n h, 0, u).
 
     By how much sum_i a_i^2/n_i - 2 h . a exceeds its least value over the box; no term is negative.
+    `lam` is read only where the problem has a price.
     """
-    wanted = problem.sizes * problem.scores(w, theta, lam)
+    wanted = problem.sizes * pull(problem, lam, w, theta)
     best = np.clip(wanted, 0.0, problem.upper)
     terms = (weights - best) * (weights + best - 2.0 * wanted) / problem.sizes
     return float(np.maximum(terms, 0.0).sum())
@@ -217,7 +238,7 @@ def _faults(problem: Problem, lam: float, status: Codes, face: Face) -> _Faults:
     tolerance = 1e-13 / problem.sizes.size
     rounding = problem.sizes * (1e-15 * float(np.linalg.norm(face.w)))
     free = status == FREE
-    wanted = problem.sizes * problem.scores(face.w, face.theta, lam)
+    wanted = problem.sizes * pull(problem, lam, face.w, face.theta)
     release = np.where(status == AT_ZERO, wanted, 0.0)
     release = np.where(status == AT_CAP, problem.upper - wanted, release)
     return _Faults(

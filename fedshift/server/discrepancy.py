@@ -11,7 +11,7 @@ from torch import Tensor
 from fedshift.arguments import check_fields, check_not_negative
 from fedshift.errors import InputError, check_name
 from fedshift.real import numbers
-from fedshift.server.weights import BySize
+from fedshift.server.weights import BySize, check_target
 from fedshift.sketch import sketched
 from fedshift.tree import Params
 
@@ -38,7 +38,8 @@ class Disco:
 
     Ye et al. 2023, "FedDisco: federated learning with discrepancy-aware collaboration", arXiv
     2305.19229, with the authors' code's division of d by its sum, also for "l2". Raises InputError
-    for a or b below 0, for "kl" to shares of 0, and for a cohort in which all r_i are 0.
+    for a or b below 0, for shares that do not sum to 1 or are of other labels than the clients',
+    for "kl" to shares of 0, and for a cohort in which all r_i are 0.
     """
 
     towards: tuple[float, ...]
@@ -52,6 +53,7 @@ class Disco:
         check_name("distance of FedDisco", self.distance, ("kl", "l2"))
         for name, v in (("a", self.a), ("b", self.b)):
             check_not_negative(f"FedDisco's {name}", v)
+        check_target(self.towards)
         if self.distance == "kl" and not (numbers(self.towards) > 0).all():
             raise InputError(
                 'FedDisco\'s distance "kl" is infinite for clients that hold a label whose share '
@@ -75,6 +77,11 @@ class Disco:
 
     def distances(self, labels: Tensor) -> Tensor:
         """d [C] of clients with these label counts [C, K], summing to 1; all 0 if none is apart."""
+        if len(self.towards) != labels.shape[1]:  # one share alone would stand for all labels
+            raise InputError(
+                f"FedDisco's distances are to shares of {len(self.towards)} labels, and clients "
+                f"have {labels.shape[1]}; give a share for each label"
+            )
         towards = torch.tensor(numbers(self.towards).tolist(), dtype=labels.dtype)
         shares = labels / labels.sum(1, keepdim=True).clamp(min=1e-300)
         if self.distance == "kl":

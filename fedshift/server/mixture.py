@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from fedshift.server.active_set import polish
 from fedshift.server.hull import max_ess, near_max_ess, project
+from fedshift.server.priced import cheapest
 from fedshift.server.qp import LEAST_LAM, minimise
-from fedshift.server.rounding import ROUNDING, price_pull, rounding_error
+from fedshift.server.rounding import rounding_error
 from fedshift.server.simplex import (
     AT_CAP,
     FREE,
@@ -81,26 +82,28 @@ def mixture(
     members only, so that with a cap only clients equal in row and size are merged: their weights
     are equal at the (unique) optimum, and the group's cap is the sum of theirs. `counts`, of
     which the shares are the rounding, separate exact ties between clients from near ties. Clients
-    of different `price` are never merged, and `nearest` pays none.
+    of different prices differ.
     """
     # Without a cap clients of equal shares merge whatever their sizes; see the docstring.
     capped = bound < 1.0
     keys = np.column_stack([shares, sizes]) if capped else shares
-    keys = keys if price is None else np.column_stack([keys, price])
+    if price is not None:
+        keys = np.column_stack([keys, price])
     first, group = _equal_rows(keys)
-    full = Problem(shares - target, sizes, np.full(sizes.shape, bound if capped else NO_CAP))
+    upper = np.full(sizes.shape, bound if capped else NO_CAP)
+    full = Problem(shares - target, sizes, upper, price=price)
     members = np.bincount(group)
     upper = np.minimum(members * bound, NO_CAP) if capped else np.full(first.shape, NO_CAP)
     totals = np.bincount(group, weights=sizes).astype(np.float64)
     exact = None if counts is None else counts[first]
-    merged = Problem(narrow(full.rows[first]), totals, upper, exact)
+    prices = None if price is None else price[first]
+    merged = Problem(narrow(full.rows[first]), totals, upper, exact, prices)
     only_equal = full.upper.sum() <= 1.0 + 1e-12
-    nearest = merged.upper / merged.upper.sum() if only_equal else project(merged)
-    absent = nearest @ shares[first] <= ABSENT
-    if counts is None:  # rows of which no label is known: only a sum of no negative terms bars
-        absent &= (shares >= 0.0).all(axis=0) & (shares.max(axis=0) > 1e4 * ABSENT)
-    if price is not None:
-        full, merged = replace(full, price=price), replace(merged, price=price[first])
+    nearest = (
+        merged.upper / merged.upper.sum() if only_equal else project(replace(merged, price=None))
+    )
+    # Of embeddings, which may be negative, only a column without a negative entry can say this.
+    absent = (nearest @ shares[first] <= ABSENT) & (shares >= 0.0).all(axis=0)
     barred = (shares[first][:, absent] > 0.0).any(axis=1) & (nearest <= ABSENT)
     return Mixture(full, merged, group, nearest, barred)
 
@@ -139,8 +142,6 @@ def at_lam(clients: Mixture, lam: float) -> Solution:
     """
     problem = clients.merged
     zero = np.zeros(problem.rows.shape[1])
-    if problem.price is not None and not clients.only_equal and lam < math.inf:
-        return charged(problem, lam, minimise(problem, lam))
     if clients.only_equal:
         capped = np.full(problem.sizes.shape, AT_CAP)
         return Solution(clients.nearest, capped, zero, 0.0, 0.0)
@@ -151,6 +152,8 @@ def at_lam(clients: Mixture, lam: float) -> Solution:
         return Solution(weights, np.full(weights.shape, FREE), zero, 0.0, 0.0)
     if lam >= LEAST_LAM * problem.total:
         return charged(problem, lam, minimise(problem, lam))
+    if problem.price is not None:
+        return cheapest(problem)
     limit = max_ess(problem, clients.nearest, clients.barred)
     if lam == 0.0:
         return limit
@@ -167,11 +170,7 @@ def charged(problem: Problem, lam: float, solution: Solution) -> Solution:
     """The solution, and in its error what rounding of the input can move."""
     if not math.isfinite(solution.error):
         return solution
-    charge = rounding_error(problem, lam, solution)
-    if problem.price is not None:
-        pulled, _ = price_pull(problem, lam, solution.weights > 0.0)
-        charge += ROUNDING * math.sqrt(problem.total) * float(np.linalg.norm(pulled))
-    return replace(solution, error=solution.error + charge)
+    return replace(solution, error=solution.error + rounding_error(problem, lam, solution))
 
 
 Score = Callable[[float, Solution], float]

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -19,26 +18,10 @@ from numpy.typing import ArrayLike
 from fedshift.arguments import settled
 from fedshift.errors import InputError
 from fedshift.real import described, number, numbers
-from fedshift.server.charges import affordable, as_lam, as_sizes, at_fraction
-from fedshift.server.mixture import (
-    Mixture,
-    at_ess,
-    at_lam,
-    ess_fraction,
-    mixture,
-    squared_gap,
-)
+from fedshift.server.mixture import at_ess, at_lam, ess_fraction, squared_gap
 from fedshift.server.norm_form import at_lam_norm, norm_evidence
-from fedshift.server.pals_input import (
-    LARGEST_LAM,
-    SUM_TOLERANCE,
-    Fidelity,
-    Given,
-    check_costs,
-    check_setting,
-    checked_charges,
-    given_of,
-)
+from fedshift.server.pals_input import SUM_TOLERANCE, Fidelity, check_setting
+from fedshift.server.programme import Programme, lam_of_ess, prepare
 from fedshift.server.simplex import Floats, Solution, objective, residual
 from fedshift.sketch import sketched
 
@@ -136,40 +119,59 @@ def pals_weights(
     cap           in (0, 1], bounds every weight
     fidelity      "norm" minimises ||T - S^T a|| + lam sum_i a_i^2/n_i, not squared; it is solved
                   as a_norm(lam) = a_squared(2 r lam) with r = ||T - S^T a|| at the solution
-    cost          [M], 0 or more: sum_i cost_i a_i^2 is added, for variances beside sampling; then
-                  lam is 0 if left out. `cost = lam / n` alone is `lam`, bit for bit
-    price         [M], any sign: price . a is added, what each client's weight costs in itself
-    rows          [M, d], any sign, in the place of S, with T [d]: embeddings of the clients'
-                  labels. label_counts then give the sizes n_i only
 
     lam = 0 is the limit lam -> 0+, the minimiser of the distance with the largest ESS, and so is
-    any lam below 1e-12 N; lam = inf is n / N (with a cap, the largest ESS under it). With costs
-    or prices every lam / n_i + cost_i must be above 0.
+    any lam below 1e-12 N; lam = inf is n / N (with a cap, the largest ESS under it).
+
+    Three more arguments make f(a) = ||T - S^T a||^2 + sum_i (cost_i + lam/n_i) a_i^2 + price . a:
+
+    cost   [M], above 0: what a client's weight costs beside lam/n_i, such as the noise of its
+           counts. With it, lam and ess may be left out (lam = 0); cost = lam/n is that lam
+    price  [M], of either sign: a large one leaves the client out. Only differences count
+    rows   [M, d], rows S_i that are embeddings and may be negative; the target [d] is one as well,
+           and label_counts may be the sizes [M]
 
     >>> solved = fs.pals_weights([[90, 10], [20, 80]], [0.5, 0.5], lam=0)
     >>> solved.weights.round(3).tolist(), round(solved.ess), solved.certified
     ([0.429, 0.571], 196, True)
-    >>> dear = fs.pals_weights([[90, 10], [20, 80]], [0.5, 0.5], lam=1, price=[0, 0.2])
-    >>> dear.weights.round(3).tolist()
-    [0.53, 0.47]
 
     Raises InputError for counts or a target of another form, for clients of less than 1e-12
     or more than 1e18 examples, for lam and ess both or neither or out of range (lam > 0 goes from
-    1e-100 to 1e100), for costs, prices or rows out of range or of another length, prices with
-    fidelity "norm", and for a cap or an ess that cannot be met.
+    1e-100 to 1e100), and for a cap or an ess that cannot be met.
 
     FedPALS, eq. 8 and 9. The authors' development code minimises the unsquared form, by SLSQP,
-    which is too loose for the second term; eq. 8 and we square the norm. The cap is ours.
+    which is too loose for the second term; eq. 8 and we square the norm. Cap, cost, price and rows
+    are ours.
     """
-    check_setting(lam, ess, cap, fidelity, charged=cost is not None)
+    lam = 0.0 if cost is not None and lam is None and ess is None else lam
+    check_setting(lam, ess, cap, fidelity)
     settled("normalise_target", normalise_target, bool)
-    given = given_of(label_counts, target, cap, normalise_target, rows)
-    if cost is not None or price is not None:
-        return _charged(given, lam, ess, fidelity, _charges(given, cost, price, fidelity))
-    clients = _mixed(given)
+    if fidelity == "norm" and (given := _names(cost=cost, price=price, rows=rows)):
+        raise InputError(f'fidelity="norm" takes no {given}; leave fidelity out: it is "squared"')
+    clients, lam = prepare(label_counts, target, lam, cap, normalise_target, cost, price, rows)
     if ess is not None:
-        return _with_ess(clients, number(ess), fidelity)
-    return _with_lam(clients, number(lam) + 0.0, fidelity)  # -0.0 is 0.0
+        return _unscaled(_with_ess(clients, number(ess), fidelity), clients.scale)
+    solved = _with_lam(clients, number(lam) + 0.0, fidelity)  # -0.0 is 0.0
+    return _unscaled(solved, clients.scale)
+
+
+def _unscaled(solved: PalsWeights, scale: float) -> PalsWeights:
+    """The result in the units of the rows given."""
+    if scale == 1.0:
+        return solved
+    unmatched = solved.residual * scale
+    unmatched.setflags(write=False)
+    return replace(
+        solved,
+        distance=solved.distance * scale,
+        residual=unmatched,
+        gap=solved.gap * scale**2,
+        lam=solved.lam * scale**2,
+    )
+
+
+def _names(**given: object) -> str:
+    return " and no ".join(name for name, value in given.items() if value is not None)
 
 
 def ess_curve(
@@ -195,38 +197,32 @@ def ess_curve(
     checked = list(fractions)
     for fraction in checked:
         check_setting(None, fraction, cap, fidelity)
-    clients = _mixed(given_of(label_counts, target, cap, False))
+    clients, _ = prepare(label_counts, target, 0.0, cap, False)
     return tuple(_with_ess(clients, number(fraction), fidelity) for fraction in checked)
 
 
 # --------------------------------------------------------------------------- solving
 
 
-@dataclass(frozen=True, eq=False)
-class _Clients:
-    """The mixture that is solved for, and what it was made of."""
-
-    mixture: Mixture
-    given: Given
-
-
-def _with_ess(clients: _Clients, fraction: float, fidelity: Fidelity) -> PalsWeights:
-    lam, solution = at_ess(clients.mixture, fraction)
+def _with_ess(clients: Programme, fraction: float, fidelity: Fidelity) -> PalsWeights:
+    if clients.cost is not None:
+        lam = lam_of_ess(clients, fraction)
+        if not math.isnan(lam):
+            return _with_note(_with_lam(clients, lam, fidelity), fraction)
+        solution = at_lam(clients.mixture, math.inf)
+    else:
+        lam, solution = at_ess(clients.mixture, fraction)
     if math.isnan(lam):
         most = ess_fraction(clients.mixture.merged, solution.weights)
-        raise _too_much(fraction, most)
+        raise InputError(
+            f"ess={fraction:g} cannot be met: under this cap the largest ESS is {most:.6g} of the "
+            "examples; raise cap or lower ess"
+        )
     # At both ends the two forms have the same solution.
     if fidelity == "squared" or lam in (0.0, math.inf):
         return _with_note(_result(clients, lam, solution), fraction)
     distance = _distance(clients, solution)
     return _norm_result(clients, lam / (2.0 * distance), lam, solution)
-
-
-def _too_much(fraction: float, most: float) -> InputError:
-    return InputError(
-        f"ess={fraction:g} cannot be met: under this cap the largest ESS is {most:.6g} of the "
-        "examples; raise cap or lower ess"
-    )
 
 
 def _with_note(solved: PalsWeights, fraction: float) -> PalsWeights:
@@ -240,39 +236,38 @@ def _with_note(solved: PalsWeights, fraction: float) -> PalsWeights:
     )
 
 
-def _with_lam(clients: _Clients, lam: float, fidelity: Fidelity) -> PalsWeights:
-    lam /= clients.given.unit(fidelity)
+def _with_lam(clients: Programme, lam: float, fidelity: Fidelity) -> PalsWeights:
+    if clients.cost is not None and lam < math.inf:
+        at = clients.costed(lam)
+        return replace(_result(at, 1.0, at_lam(at.mixture, 1.0)), lam=lam)
     if fidelity == "squared" or lam in (0.0, math.inf) or clients.mixture.only_equal:
         return _result(clients, lam, at_lam(clients.mixture, lam))
     mu, solution = at_lam_norm(clients.mixture, lam)
     return _norm_result(clients, lam, mu, solution)
 
 
-def _result(clients: _Clients, lam: float, solution: Solution) -> PalsWeights:
+def _result(clients: Programme, lam: float, solution: Solution) -> PalsWeights:
     weights = clients.mixture.expand(solution.weights)
     f = objective(clients.mixture.full, 0.0 if lam == math.inf else lam, weights)
     gap = squared_gap(clients.mixture, lam, weights)
-    return _report(clients, "squared", lam, weights, f, gap, solution.error)
+    return _report(clients, lam, weights, f, gap, solution.error)
 
 
-def _norm_result(clients: _Clients, lam: float, mu: float, solution: Solution) -> PalsWeights:
+def _norm_result(clients: Programme, lam: float, mu: float, solution: Solution) -> PalsWeights:
     weights = clients.mixture.expand(solution.weights)
     n = clients.mixture.full.sizes
     size = _distance(clients, solution)
     gap, error = norm_evidence(clients.mixture, lam, mu, solution)
-    f = size + lam * float(np.sum(weights**2 / n))
-    return _report(clients, "norm", lam, weights, f, gap, error)
+    return _report(clients, lam, weights, size + lam * float(np.sum(weights**2 / n)), gap, error)
 
 
 def _report(
-    clients: _Clients, form: Fidelity, lam: float, active: Floats, f: float, gap: float,
-    error: float,
-) -> PalsWeights:  # fmt: skip
-    full, given = clients.mixture.full, clients.given
-    total, scale, unit = float(given.sizes.sum()), given.scale, given.unit(form)
-    weights = np.zeros(given.count)
-    weights[given.places] = active
-    unmatched = scale * residual(full, active)
+    clients: Programme, lam: float, active: Floats, f: float, gap: float, error: float
+) -> PalsWeights:
+    full, n = clients.mixture.full, clients.examples
+    weights = np.zeros(clients.count)
+    weights[clients.places] = active
+    unmatched = residual(full, active)
     nearest = residual(full, clients.mixture.expand(clients.mixture.nearest))
     # Read-only: results may be cached and handed out again.
     for array in (weights, unmatched):
@@ -280,78 +275,24 @@ def _report(
     exact = gap <= GAP_TOLERANCE * max(1.0, abs(f)) and error <= L1_TOLERANCE
     on_simplex = abs(float(active.sum()) - 1.0) <= SUM_TOLERANCE and float(active.min()) >= 0.0
     # Never above N, so that the fraction can be given back as `ess`.
-    ess = min(effective_sample_size(active, given.sizes), total)
+    total = float(n.sum())
+    ess = min(effective_sample_size(active, n), total)
     return PalsWeights(
         weights=weights,
         ess=ess,
         ess_fraction=ess / total,
-        distance=scale * float(np.linalg.norm(nearest)),
+        distance=float(np.linalg.norm(nearest)),
         residual=unmatched,
-        gap=unit * gap,
+        gap=gap,
         l1_bound=0.0 if lam == math.inf else _l1_bound(full.total, gap, lam),
         certified=exact and on_simplex,
-        lam=unit * lam,
+        lam=lam,
     )
 
 
-def _distance(clients: _Clients, solution: Solution) -> float:
+def _distance(clients: Programme, solution: Solution) -> float:
     return float(np.linalg.norm(residual(clients.mixture.merged, solution.weights)))
 
 
 def _l1_bound(total: float, gap: float, lam: float) -> float:
     return math.sqrt(total * gap / lam) if lam > 0.0 else math.inf
-
-
-def _mixed(given: Given) -> _Clients:
-    of = given
-    return _Clients(mixture(of.rows, of.sizes, of.target, of.bound, of.counts), given)
-
-
-# ------------------------------------------------------------------- costs and prices
-
-
-def _charges(
-    given: Given, cost: ArrayLike | None, price: ArrayLike | None, fidelity: Fidelity
-) -> tuple[Floats, Floats]:
-    """Costs and prices of the clients with examples, in the units of the scaled rows."""
-    if price is not None and fidelity == "norm":
-        raise InputError('fidelity "norm" takes no price; leave it out for the squared form')
-    none, unit = np.zeros(given.count), given.unit(fidelity)
-    costs = none if cost is None else checked_charges("cost", cost, given.count, 0.0)
-    prices = none if price is None else checked_charges("price", price, given.count, -LARGEST_LAM)
-    return costs[given.places] / unit, prices[given.places] / unit
-
-
-def _charged(
-    given: Given, lam: float | None, ess: float | None, fidelity: Fidelity,
-    charges: tuple[Floats, Floats],
-) -> PalsWeights:  # fmt: skip
-    """`pals_weights` with costs and prices: at a lam, 0 if left out, or at an ESS."""
-    solve = partial(_with_charges, given, fidelity, *charges)
-    if ess is None:
-        return solve(0.0 if lam is None else number(lam) + 0.0)
-    fraction, examples = number(ess), float(given.sizes.sum())
-    # Also where all are 0 and nothing has a price: then it is the programme without either.
-    free = bool(charges[0].all()) or not (charges[0].any() or np.ptp(charges[1]))
-    solved = at_fraction(solve, fraction, examples, free)
-    if solved is None:
-        raise _too_much(fraction, solve(math.inf).ess_fraction)
-    return _with_note(solved, fraction)
-
-
-def _with_charges(
-    given: Given, fidelity: Fidelity, cost: Floats, price: Floats, lam: float
-) -> PalsWeights:
-    if lam == math.inf:  # it outweighs all else
-        return _with_lam(_mixed(given), lam, fidelity)
-    if not cost.any() and not np.ptp(price):
-        return _with_lam(_mixed(given), lam, fidelity)
-    costs, rows = lam / given.unit(fidelity) / given.sizes + cost, given.rows - given.target
-    check_costs(costs)
-    dear = affordable(price, costs, rows, given.bound < 1.0)
-    exact = as_lam(costs, given.sizes) if dear is None else None
-    m, mu = as_sizes(costs, given.sizes) if exact is None else (given.sizes, exact)
-    of = given
-    clients = _Clients(mixture(of.rows, m, of.target, of.bound, of.counts, dear), given)
-    solved = _with_lam(clients, mu * given.unit(fidelity), fidelity)
-    return solved if exact is not None and not lam else replace(solved, lam=lam)

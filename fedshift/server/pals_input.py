@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from fedshift.arguments import check_number
 from fedshift.errors import InputError, check_name
 from fedshift.real import described, number, numbers
-from fedshift.server.simplex import NO_CAP, Floats
+from fedshift.server.simplex import Floats
 
 Fidelity = Literal["squared", "norm"]
 
@@ -22,8 +21,8 @@ SUM_TOLERANCE = 1e-12
 # the range of floats, and one client's weight drowns in the rounding of another's.
 LEAST_SIZE, LARGEST_SIZE = 1e-12, 1e18
 LEAST_LAM, LARGEST_LAM = 1e-100, 1e100
-# Rows whose largest entry is from here to 1 are used as they are; label shares are.
-UNSCALED = 2.0**-20
+# Costs and prices beside distances of order 1.
+LEAST_COST, LARGEST_COST = 1e-100, 1e12
 
 
 def checked_counts(label_counts: ArrayLike) -> Floats:
@@ -65,6 +64,62 @@ def _check_sizes(counts: Floats) -> None:
         )
 
 
+def checked_sizes(label_counts: ArrayLike) -> Floats:
+    """Counts [M, K], or sizes [M] as a table of one column: enough where `rows` are given."""
+    try:
+        given = numbers(label_counts)
+    except ValueError:
+        return checked_counts(label_counts)  # says what is wrong
+    return checked_counts(given[:, None] if given.ndim == 1 else given)
+
+
+def checked_rows(rows: ArrayLike, target: ArrayLike, clients: int) -> tuple[Floats, Floats]:
+    """Embeddings [M, d] and that of the target [d], finite; `InputError` for all else."""
+    table = _finite("rows", rows, "a table of numbers [clients, d]")
+    if table.ndim != 2 or table.shape[0] != clients or table.shape[1] == 0:
+        raise InputError(
+            f"rows must have a row for each of the {clients} clients of label_counts; got shape "
+            f"{table.shape}"
+        )
+    goal = _finite("target", target, f"a list of {table.shape[1]} numbers")
+    if goal.shape != table.shape[1:]:
+        raise InputError(
+            f"beside rows the target is an embedding, too: rows have {table.shape[1]} columns, "
+            f"target has shape {goal.shape}"
+        )
+    return table, goal
+
+
+def checked_per_client(name: str, given: ArrayLike, clients: int, least: float) -> Floats:
+    """`cost` or `price`: a finite number above `least` for each client; `InputError` otherwise."""
+    values = _finite(name, given, f"a list of {clients} numbers")
+    if values.shape != (clients,):
+        raise InputError(
+            f"{name} must have one number per client: there are {clients} clients, {name} has "
+            f"shape {values.shape}"
+        )
+    if not (values > least).all():
+        i = int(np.argmax(values <= least))
+        raise InputError(f"{name}[{i}] is {values[i]:g}; it must be above {least:g}")
+    if float(np.abs(values).max()) > LARGEST_COST:
+        i = int(np.argmax(np.abs(values)))
+        raise InputError(
+            f"{name}[{i}] is {values[i]:g}, which drowns all else; allowed: up to {LARGEST_COST:g}"
+        )
+    return values
+
+
+def _finite(name: str, given: ArrayLike, form: str) -> Floats:
+    try:
+        values = numbers(given)
+    except ValueError as error:
+        raise InputError(f"{name} must be {form}; {error}") from error
+    if not np.isfinite(values).all():
+        at = ", ".join(str(int(i)) for i in np.argwhere(~np.isfinite(values))[0])
+        raise InputError(f"{name}[{at}] is not finite; give {form}")
+    return values
+
+
 def checked_target(target: ArrayLike, classes: int, rescale: bool) -> Floats:
     """A target [K] that sums to 1 within 1e-6, or is rescaled to; `InputError` for all else."""
     if not isinstance(rescale, bool | np.bool_):
@@ -104,78 +159,12 @@ def rescaled(wanted: Floats) -> Floats:
     return wanted / total
 
 
-def checked_rows(rows: ArrayLike, target: ArrayLike, clients: int) -> tuple[Floats, Floats, float]:
-    """Rows [M, d] and a target [d], both divided by a power of 2, and that; `InputError` if odd.
-
-    1 for numbers like shares; it brings others to where the solver's tolerances are made for.
-    """
-    given = []
-    for name, value, shape in (("rows", rows, "[clients, d]"), ("target", target, "[d]")):
-        try:
-            v = numbers(value)
-        except ValueError as error:
-            raise InputError(f"{name} must be numbers {shape}; {error}") from error
-        if v.ndim != shape.count(",") + 1 or 0 in v.shape or not np.isfinite(v).all():
-            raise InputError(f"{name} must be finite numbers {shape}; got shape {v.shape}")
-        given.append(v)
-    table, aim = given
-    if table.shape != (clients, aim.size):
-        raise InputError(
-            f"rows must have one row per client and one column per entry of the target, "
-            f"{(clients, aim.size)}; got shape {table.shape}"
-        )
-    largest = float(max(np.abs(table).max(), np.abs(aim).max()))
-    if not LEAST_LAM <= max(largest, LEAST_LAM) <= LARGEST_LAM:
-        raise InputError(f"rows and target must lie within {LARGEST_LAM:g}; got {largest:g}")
-    usual = UNSCALED <= largest <= 1.0 or largest < LEAST_LAM
-    scale = 1.0 if usual else 2.0 ** math.ceil(math.log2(largest))
-    return table / scale, aim / scale, scale
-
-
-def checked_charges(name: str, charges: ArrayLike, clients: int, least: float) -> Floats:
-    """Costs or prices [M] of clients, from `least` to 1e100; `InputError` for all else."""
-    try:
-        values = numbers(charges)
-    except ValueError as error:
-        raise InputError(f"{name} must be a list of {clients} numbers; {error}") from error
-    if values.shape != (clients,):
-        raise InputError(
-            f"{name} must have one entry per client, {clients}; got shape {values.shape}"
-        )
-    bad = ~((values >= least) & (values <= LARGEST_LAM))
-    if bad.any():
-        i = int(np.argmax(bad))
-        raise InputError(f"{name}[{i}] is {values[i]:g}; allowed: {least:g} to {LARGEST_LAM:g}")
-    return values
-
-
-def check_costs(costs: Floats) -> None:
-    """Raise InputError unless all costs lam / n_i + cost_i are positive and comparable."""
-    if not costs.all():
-        raise InputError(
-            "lam / n_i + cost_i must be more than 0 for every client where some have a cost or a "
-            "price: without it the weights would not be unique; give lam > 0, or each a cost"
-        )
-    if not costs.max() <= LARGEST_SIZE / LEAST_SIZE * costs.min():
-        raise InputError(
-            f"costs lam / n_i + cost_i from {costs.min():g} to {costs.max():g}: the largest may be "
-            f"{LARGEST_SIZE / LEAST_SIZE:g} times the smallest"
-        )
-
-
 def check_setting(
-    lam: float | None,
-    ess: float | None,
-    cap: float | None,
-    fidelity: Fidelity,
-    charged: bool = False,
+    lam: float | None, ess: float | None, cap: float | None, fidelity: Fidelity
 ) -> None:
-    """Raise InputError unless exactly one of lam and ess is given and all lie in their ranges.
-
-    charged: clients have costs, so that neither is needed.
-    """
+    """Raise InputError unless exactly one of lam and ess is given and all lie in their ranges."""
     check_name("fidelity", fidelity, get_args(Fidelity))
-    if (lam is None) == (ess is None) and not (charged and lam is None):
+    if (lam is None) == (ess is None):
         given = "neither" if lam is None else f"both (lam={described(lam)}, ess={described(ess)})"
         raise InputError(f"give exactly one of lam and ess; got {given}")
     for name, value in (("lam", lam), ("ess", ess), ("cap", cap)):
@@ -209,51 +198,3 @@ def check_cap(cap: float, active: int) -> None:
             f"cap={cap:g} cannot be met: {active} clients with examples could carry "
             f"{cap * active:.6g} in all, the weights must sum to 1; use cap >= {1.0 / active:.6g}"
         )
-
-
-@dataclass(frozen=True, eq=False)
-class Given:
-    """Checked input of the clients with examples, and their places among all of them.
-
-    Rows and target are divided by `scale`; counts [m, K] are what the rows are rounded from.
-    """
-
-    rows: Floats
-    sizes: Floats
-    target: Floats
-    bound: float
-    counts: Floats | None
-    places: NDArray[np.intp]
-    count: int
-    scale: float
-
-    def unit(self, fidelity: Fidelity) -> float:
-        """What f was divided by."""
-        return self.scale if fidelity == "norm" else self.scale**2
-
-
-def given_of(
-    label_counts: ArrayLike, target: ArrayLike, cap: float | None, rescale: bool,
-    rows: ArrayLike | None = None,
-) -> Given:  # fmt: skip
-    """The arguments of `pals_weights`, checked; `InputError` where they are wrong."""
-    counts = checked_counts(label_counts)
-    sizes = counts.sum(axis=1)
-    active = np.flatnonzero(sizes > 0.0)
-    n, scale = sizes[active], 1.0
-    if rows is None:
-        shares = checked_target(target, counts.shape[1], rescale)
-        mixed = counts[active] / n[:, None]
-    elif rescale:
-        raise InputError("normalise_target divides label shares by their sum; leave it out of rows")
-    else:
-        table, shares, scale = checked_rows(rows, target, counts.shape[0])
-        mixed = table[active]
-    largest = NO_CAP
-    if cap is not None:
-        largest = number(cap)
-        check_cap(largest, active.size)
-    # Up to rounding of the cap all clients at it must sum to 1.
-    bound = NO_CAP if largest >= 1.0 else max(largest, 1.0 / active.size)
-    exact = counts[active] if rows is None else None
-    return Given(mixed, n, shares, bound, exact, active, counts.shape[0], scale)

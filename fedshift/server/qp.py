@@ -1,6 +1,6 @@
 """Convex quadratic programs on the capped simplex, the numerical core of the FedPALS weights.
 
-    minimise   f(a) = ||T - S^T a||^2 + lam * sum_i a_i^2 / n_i
+    minimise   f(a) = ||T - S^T a||^2 + lam * sum_i a_i^2 / n_i + price . a
     subject to sum_i a_i = 1,  0 <= a_i <= u_i
 
 `interior_point` (Mehrotra 1992, predictor-corrector) guesses which weights are zero, free or at
@@ -21,6 +21,7 @@ from fedshift.server.simplex import (
     AT_ZERO,
     FREE,
     Codes,
+    Flags,
     Floats,
     Problem,
     Solution,
@@ -188,6 +189,10 @@ def _guess(problem: Problem, lam: float, point: _Iterate) -> Codes:
 
 def minimise(problem: Problem, lam: float, start: Codes | None = None) -> Solution:
     """argmin f for lam > 0, with its proven L1 error; `start` is a neighbour's status [M]."""
+    kept = affordable(problem, lam)
+    if not kept.all():
+        begin = None if start is None else start[kept]
+        return among(kept, minimise(only(problem, kept), lam, begin))
     # A large lam pulls all weights to n / N, so that all are free.
     if start is None and lam >= problem.total:
         start = np.full(problem.sizes.shape, FREE)
@@ -200,6 +205,34 @@ def minimise(problem: Problem, lam: float, start: Codes | None = None) -> Soluti
     near = interior_point(problem, lam)
     exact = polish(problem, lam, near.status)
     return min(exact, near, key=lambda s: s.error)
+
+
+def affordable(problem: Problem, lam: float) -> Flags:
+    """Clients [M] whose price does not by itself exclude them from the optimum at `lam`.
+
+    With j the cheapest client, a_i > 0 takes price_i - price_j <= 2 (S_i - S_j) . r + 2 lam / n_j,
+    and ||r|| and ||S_i - T|| are at most R = max ||S_i - T||. A cap may force more clients in.
+    """
+    if problem.price is None or not (problem.upper >= 1.0).all():
+        return np.ones(problem.sizes.shape, dtype=np.bool_)
+    cheapest = int(np.argmin(problem.price))
+    reach = float(np.einsum("ij,ij->i", problem.rows, problem.rows).max())
+    most = 4.0 * reach + 2.0 * lam / float(problem.sizes[cheapest])
+    kept: Flags = problem.price - problem.price[cheapest] <= 1.001 * most
+    return kept
+
+
+def only(problem: Problem, kept: Flags) -> Problem:
+    """The problem of some of its clients."""
+    fields = (problem.rows, problem.sizes, problem.upper, problem.counts, problem.price)
+    return Problem(*(None if v is None else v[kept] for v in fields))  # type: ignore[arg-type]
+
+
+def among(kept: Flags, solution: Solution) -> Solution:
+    """A solution of some clients as one of all; the others have weight 0."""
+    weights, status = np.zeros(kept.shape), np.full(kept.shape, AT_ZERO)
+    weights[kept], status[kept] = solution.weights, solution.status
+    return Solution(weights, status, solution.w, solution.theta, solution.error)
 
 
 def too_large(problem: Problem) -> bool:

@@ -14,7 +14,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from fedshift.server.simplex import Flags, Floats, Problem, Solution, residual
+from fedshift.server.simplex import Flags, Floats, Problem, Solution, pull, residual
 
 # Rounding of a row S_i - T and of a residual: a few units in the last place of 1.
 ROUNDING = 4e-16
@@ -102,16 +102,6 @@ def span_part(rows: Floats, x: Floats) -> Floats:
     return part
 
 
-def price_pull(problem: Problem, lam: float, face: Flags) -> tuple[Floats, float]:
-    """(sqrt(n) (p - level) / (2 lam) on a face, its level): where prices pull weights to."""
-    sizes = problem.sizes[face]
-    if problem.price is None:
-        return np.zeros(sizes.shape), 0.0
-    pull = problem.price[face] / (2.0 * lam)
-    level = float(sizes @ pull / sizes.sum())
-    return np.sqrt(sizes) * (pull - level), level
-
-
 def rounding_error(
     problem: Problem,
     lam: float,
@@ -134,6 +124,9 @@ def rounding_error(
     """
     missed = float(np.linalg.norm(residual(problem, solution.weights)))
     length = missed if distance is None else max(distance, missed)
+    if problem.price is not None:  # its rounding moves the optimum as that of rows along r does
+        used = problem.price[solution.weights > 0.0]
+        length += float(np.ptp(used)) / 2.0
     if lam > 0.0:
         # First the bound that holds for any face; it costs no singular values.
         ridge = lam / problem.total
@@ -191,7 +184,7 @@ def _reachable(
     total = float(n[free].sum()) or problem.total
     slack = np.minimum(a, upper - a)
     leaving = free & (slack <= np.sqrt(n / total) * charge)
-    wanted = problem.scores(solution.w, solution.theta, lam)
+    wanted = pull(problem, lam, solution.w, solution.theta)
     margin = np.where(a >= upper, wanted - upper / n, -wanted)
     near = charge * (1.0 + 1.0 / modes.least)
     joining = ~free & (total * margin <= near + total * ROUNDING * np.linalg.norm(solution.w))

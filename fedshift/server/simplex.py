@@ -1,9 +1,10 @@
 """Problems on the capped simplex, sum a = 1 and 0 <= a <= u: types, objective, gap, projection.
 
-    f(a) = ||T - S^T a||^2 + lam * sum_i a_i^2 / n_i + p . a
+    f(a) = ||T - S^T a||^2 + lam * sum_i a_i^2 / n_i + price . a
 
 A problem stores the rows S_i - T, not S and T: on the simplex T - S^T a = -rows^T a, so that f has
-no other linear term and a residual near zero is computed without cancellation between large terms.
+no linear term and a residual near zero is computed without cancellation between large terms. Most
+problems have no price.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Problem:
 
     `rows` [M, K] holds S_i - T, `sizes` [M] the n_i, `upper` [M] the caps (`NO_CAP` for none).
     `counts` [M, K] are what the rows were rounded from, each up to a factor; None if not known.
-    `price` [M] is p, for lam > 0 alone; None for none.
+    `price` [M] is linear in the weights; None for none.
     """
 
     rows: Floats
@@ -39,11 +40,6 @@ class Problem:
     upper: Floats
     counts: Floats | None = None
     price: Floats | None = None
-
-    def scores(self, w: Floats, theta: float, lam: float) -> Floats:
-        """h = rows w + theta - p / (2 lam), [M]: the optimum is clip(n h, 0, u)."""
-        h: Floats = self.rows @ w + theta
-        return h if self.price is None else h - self.price / (2.0 * lam)
 
     @property
     def total(self) -> float:
@@ -115,17 +111,25 @@ def _allocate_by_bisection(scores: Floats, sizes: Floats, upper: Floats, breaks:
 
 
 def objective(problem: Problem, lam: float, weights: Floats) -> float:
-    """f(a) = ||T - S^T a||^2 + lam * sum_i a_i^2 / n_i + p . a."""
+    """f(a) = ||T - S^T a||^2 + lam * sum_i a_i^2 / n_i + price . a."""
     r = residual(problem, weights)
-    charge = 0.0 if problem.price is None else float(problem.price @ weights)
-    return float(r @ r + lam * np.sum(weights**2 / problem.sizes)) + charge
+    f = float(r @ r + lam * np.sum(weights**2 / problem.sizes))
+    return f if problem.price is None else f + float(problem.price @ weights)
 
 
 def gradient(problem: Problem, lam: float, weights: Floats) -> Floats:
-    """g = -2 (S - 1 T^T) r + 2 lam a / n + p, [M]: the gradient of f up to a constant vector."""
+    """g = -2 (S - 1 T^T) r + 2 lam a / n + price, [M]: the gradient of f up to a constant."""
     g: Floats = 2.0 * lam * weights / problem.sizes
     g -= 2.0 * (problem.rows @ residual(problem, weights))
-    return g if problem.price is None else g + problem.price
+    if problem.price is not None:
+        g += problem.price
+    return g
+
+
+def pull(problem: Problem, lam: float, w: Floats, theta: float) -> Floats:
+    """h = rows w + theta - price / (2 lam), [M]: the optimum has a_i = clip(n_i h_i, 0, u_i)."""
+    h: Floats = problem.rows @ w + theta
+    return h if problem.price is None else h - problem.price / (2.0 * lam)
 
 
 def linear_minimiser(slopes: Floats, upper: Floats) -> Floats:

@@ -16,7 +16,7 @@ from fedshift.experiments.from_files import custom_of, files_of
 from fedshift.experiments.load import load_with_source
 from fedshift.experiments.places import Source
 from fedshift.experiments.python_names import is_python
-from fedshift.recipes import Recipe, recipe
+from fedshift.recipes import Recipe, fitting
 from fedshift.sweeps.plan import Contender, Plan, Point, check_choosing, check_metric, seeded
 from fedshift.sweeps.spans import values_of
 from fedshift.sweeps.store import Run, run_of
@@ -52,7 +52,9 @@ def plan_of(
     shared = [f"{key}={value[0]}" for key, value in values.items() if not key.startswith(METHOD)]
     config, source = load_with_source(file, shared)
     check_metric(metric, (extra.rpartition(":")[2] for extra in config.metrics.extra))
-    made = [(name, _recipe(file, name)) for name in methods or [config.method.name]]
+    typed = [text.strip("\"'") for text in values.get(f"{METHOD}weights", ())]
+    weights = typed or config.method.options.get("weights")
+    made = [(name, _recipe(file, name, weights)) for name in methods or [config.method.name]]
     _check_used(values, made)
     targets = _targets(config, seeds) if vary == "target" else ()
     in_file = {METHOD + option for option in config.method.options}
@@ -87,8 +89,8 @@ def _check_values(values: Values) -> None:
             )
 
 
-def _recipe(file: Path, name: str) -> Recipe:
-    """A method by its name, or by FILE.py:NAME, which is run."""
+def _recipe(file: Path, name: str, weights: str | list[str] | None) -> Recipe:
+    """A method by its name, under weights that it takes, or by FILE.py:NAME, which is run."""
     if not is_python(name):
         first, _, options = name.partition(":")
         if options:
@@ -96,7 +98,7 @@ def _recipe(file: Path, name: str) -> Recipe:
                 f'--methods "{shown(name)}": give {first}, and its options by -c, as in '
                 f"-c method.{shown(options)}"
             )
-        return recipe(name)
+        return fitting(name, {"weights": weights})
     config, _ = load_with_source(file, [f"method.name={name}"])
     return recipe_of(config, custom_of(config))
 

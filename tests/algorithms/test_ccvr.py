@@ -24,6 +24,7 @@ from fedshift.server.combine import Mean
 from fedshift.server.virtual import drawn, gaussians, refitted
 from fedshift.server.weights import Uniform
 from support.by_hand import final
+from support.every_method import of_fixed_head
 from support.federations import CLASSES, FEATURES, TARGET, make_clients, make_federation
 
 ROUNDS = 3
@@ -56,7 +57,7 @@ def test_the_head_is_the_fit_to_all_examples(known_end: Setting, name: str) -> N
     moments = of.mean(0), of.T @ f / len(y), torch.einsum("bk,bi,bj->kij", of, f, f) / len(y)
     shares = torch.tensor(TARGET if name == "ccvr_target" else (1 / CLASSES,) * CLASSES)
     virtual = drawn(*gaussians(*moments), 30, key(federation.seeds.batch, "server", ROUNDS))
-    weight, bias = refitted(virtual, shares.double(), 1e-2, bias=True)
+    weight, bias = refitted(virtual, shares.double(), 1e-2)
     done = final(algorithm, federation, ROUNDS).server["params"]
     assert torch.allclose(done["head.weight"].double(), weight, atol=1e-3)
     assert torch.allclose(done["head.bias"].double(), bias, atol=1e-3)
@@ -123,6 +124,9 @@ def test_settings_that_cannot_be(known_end: Setting, federated: Any) -> None:
     private = Ccvr(FedAvg(known_end.model, share=Share(("head.",))), 2, TARGET)
     with pytest.raises(InputError, match="clients keep parameters of their FedAvg"):
         final(private, federated(), ROUNDS)
+    fixed = Ccvr(recipes.fedavg(of_fixed_head(known_end)), 2, TARGET)
+    with pytest.raises(InputError, match="whose matrix is trained"):
+        final(fixed, federated(), ROUNDS)
     whole = Ccvr(recipes.fedavg(known_end), 2, TARGET, head=("body.", "head."))
     with pytest.raises(InputError, match="fits one linear layer of 5 outputs anew"):
         final(whole, federated(), ROUNDS)

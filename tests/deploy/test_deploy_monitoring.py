@@ -49,6 +49,7 @@ def test_what_events_become() -> None:
     metrics({"event": "start", "run": "r", "rounds": 9, "after": 3})
     dropped = {"client": 1, "reason": "secret \n words", "kind": "timeout"}
     metrics({"event": "dropped", "round": 4, **dropped})
+    metrics({"event": "unscored", "round": 4, "client": 2, "kind": "lost", "reason": "secret"})
     metrics(ROUND | {"dropped": [dropped, {"client": 0, "reason": "unusable"}], "gap": 0.25})
     metrics({"event": "evaluation", "round": 4, "ess": "inf", "target_accuracy": 0.75, "gap": 0.1})
     metrics.connect({"client-2"})
@@ -58,6 +59,7 @@ def test_what_events_become() -> None:
         "round_seconds_count": 1, "round_seconds_sum": 7, "rounds_skipped_total": 0,
         # The event of the round names a drop-out again: it is one.
         "dropouts_total client-1 timeout": 1, "dropouts_total client-0 other": 1,
+        "missing_scores_total client-2 lost": 1, "missing_scores_total client-1 timeout": 0,
         "message_bytes_total sent": 300, "message_bytes_total received": 200, "train_loss": 0.5,
         "gap": 0.1, "ess_examples": float("inf"), "accuracy_ratio": 0.75, "clients_expected": 3,
         "client_connected client-1": 0, "client_connected client-2": 1,

@@ -52,6 +52,7 @@ def test_the_numbers_are_those_of_moved_logits(prior: str, tmp_path: Path) -> No
     p = np.array(facts["weights"]) @ (labels / labels.sum(1, keepdims=True))
     assert facts["corrected"]["trained_on"] == pytest.approx(p, abs=1e-12)
     correction = prior_shift(T, p)
+    assert facts["corrected"]["form"] == ("calibrated" if prior == "calibrated" else "target")
     if prior == "calibrated":
         pair = (done.outcome.params, done.outcome.buffers)
         by = calibrate(sums_of(done.algorithm.model, pair, task.validation, 10), 10)
@@ -173,3 +174,22 @@ def test_examples_that_were_weighed_to_the_target_need_no_correction(method: str
     # One number for all labels moves no answer.
     assert np.ptp(moved.correction.bias[here]) < 1e-6
     assert np.ptp(plain.correction.bias[here]) > 0.1  # the control
+
+
+def test_a_correction_that_does_harm_is_told() -> None:
+    """Of logits that are no good; the control: the same sentence is not there where it helps."""
+    told = {}
+    for steps in (1, 60):
+        done = run_experiment(
+            config(
+                "calibrated",
+                training={"rounds": 1, "steps": steps, "lr": 1e-6 if steps == 1 else 0.05},
+            )
+        )
+        moved, plain = done.outcome.corrected, done.outcome.estimate
+        assert moved is not None
+        assert moved.estimate is not None
+        told[steps] = any("train longer" in s for s in summary(done).why)
+        worse = moved.estimate.accuracy < plain.accuracy - plain.standard_error
+        assert told[steps] == worse
+    assert not told[60]

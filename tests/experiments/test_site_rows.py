@@ -13,7 +13,7 @@ from fedshift.cli.app import main
 from fedshift.deploy.processes import free_port
 from fedshift.errors import InputError
 from fedshift.experiments.config_data import Data
-from fedshift.experiments.load import load_config
+from fedshift.experiments.load import dumps, load_config
 from fedshift.experiments.sites.check import check_site
 from fedshift.experiments.sites.rows import SiteError, SiteTable, rows_of_site
 from fedshift.experiments.task import prepare
@@ -221,7 +221,7 @@ def test_the_folder_of_a_site_and_its_check(
     ]
     # Two mistakes, two lines.
     (place / "site.toml").write_text('[data]\nsorce = "data.csv"\n')
-    with pytest.raises(InputError, match=r"required\n.*unknown key \"data.sorce\""):
+    with pytest.raises(InputError, match=r"unknown key \"data.sorce\".*\n.*required"):
         check_site(place)
 
 
@@ -236,3 +236,13 @@ def test_every_key_of_a_site_file_is_documented() -> None:
         (Path(__file__).parents[2] / "docs" / "files.md").read_text().partition("site.toml`\n")[2]
     )
     assert all(f"`{key}`" in page for key in SiteTable.model_fields)
+
+
+def test_data_of_ones_own_have_no_shift_in_files(tmp_path: Path) -> None:
+    (tmp_path / "f.toml").write_text(FILE)
+    config = load_config(tmp_path / "f.toml")
+    assert "[shift]" not in dumps(config)
+    (tmp_path / "g.toml").write_text(dumps(config))
+    assert load_config(tmp_path / "g.toml") == config
+    (tmp_path / "h.toml").write_text('[data]\nname = "fashion-mnist"\n')
+    assert "[shift]" in dumps(load_config(tmp_path / "h.toml"))

@@ -161,3 +161,11 @@ def test_what_deploy_init_refuses() -> None:
     own = {"target": "clients", "kind": "dirichlet-per-client", "beta": 1.0, "clients": 3}
     with pytest.raises(InputError, match="each client serves a model"):
         check_start(configured(experiment("target", shift=own)))
+
+
+def test_deploy_init_refuses_statistics_that_the_server_would_not_take() -> None:
+    """CCVR's of 784 features have 1,568 times the bytes of the linear model."""
+    wide = {"method": {"name": "ccvr"}, "model": {"name": "linear"}}
+    with pytest.raises(InputError, match=r"bytes, .* give training.max_reply = \d+, or"):
+        check_start(configured(experiment("none", **wide)))
+    assert check_start(configured(experiment("none", method={"name": "ccvr"}))) == ""

@@ -21,7 +21,7 @@ from support.federations import CLASSES, SIZES, TARGET, make_clients, make_feder
 from support.routing import routed_model
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
-from flwr.app import Array, ArrayRecord, ConfigRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
 from fedshift.errors import InputError
 from fedshift.flower import LocalGrid, client_app, play
@@ -218,3 +218,18 @@ def test_models_that_need_more_than_was_sent_are_scored_by_the_server(
     evaluating = strategy.configure_evaluate(1, to_record({}), ConfigRecord(), grid)
     replies = list(grid.send_and_receive(evaluating))
     assert "needs 'sets' of the server" in str(failure_of(replies[0]))
+
+
+# As Flower wraps what Ray says of an actor that the system has killed.
+RAY_SAYS = """<class 'ray.exceptions.ActorDiedError'>:<'The actor died unexpectedly before finishing
+\tclass_name: A\n\tactor_id: 7c14e01d921e6b7238b475b901000000\n\tpid: 1341
+The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit
+detail: Worker unexpectedly exits with a connection error code 2. End of file.'>"""
+
+
+def test_a_killed_actor_is_one_short_line() -> None:
+    sent = Message(RecordDict(), dst_node_id=1, message_type="train")
+    for reason, told in ((RAY_SAYS, "fewer --actors"), ("<class 'ValueError'>:<'odd'>", "odd")):
+        why = failure_of(Message(Error(code=0, reason=reason), reply_to=sent))
+        assert str(why).endswith(told)
+        assert len(str(why)) < 100

@@ -320,3 +320,33 @@ def test_an_order_to_evaluate_is_the_inner_strategys() -> None:
     grid = LocalGrid(app_of(), 4)
     messages = list(strategy.configure_evaluate(1, ArrayRecord(), ConfigRecord(), grid))
     assert len(messages) == 4
+
+
+BIAS = np.array([0.5, -1.0, 0.25], dtype=np.float32)
+MODEL = ArrayRecord({"w": Array(np.ones((3, 2), np.float32)), "b": Array(BIAS)})
+
+
+def test_the_bias_has_the_correction_of_the_last_round() -> None:
+    strategy, rows = pals(), np.array(COUNTS) / np.array(COUNTS).sum(1, keepdims=True)
+    played(strategy, app_of())
+    mixture = pals_weights(COUNTS, TARGET, ess=0.8).weights @ rows
+    after = {k: v.numpy() for k, v in strategy.corrected(MODEL, "b").items()}
+    due = (BIAS + np.log(TARGET) - np.log(mixture)).astype(np.float32)
+    assert np.allclose(after["b"], due, atol=1e-6)
+    assert after["b"].dtype == np.float32
+    assert np.array_equal(after["w"], np.ones((3, 2)))
+
+
+def test_a_correction_that_is_refused() -> None:
+    with pytest.raises(InputError, match="no round was played"):
+        pals().corrected(MODEL, "b")
+    strategy = pals()
+    played(strategy, app_of())
+    with pytest.raises(InputError, match='"w" is no array of 3 labels; there is b'):
+        strategy.corrected(MODEL, "w")
+    once = strategy.corrected(MODEL, "b")
+    with pytest.raises(InputError, match="corrected already"):
+        strategy.corrected(once, "b")
+    # The control: as it was trained, it is corrected again.
+    again = strategy.corrected(MODEL, "b")["b"].numpy()
+    assert np.array_equal(again, once["b"].numpy())

@@ -89,6 +89,8 @@ def test_the_two_recipes_differ_by_the_shares_that_they_measure_from(setting: Se
         ({"a": -1.0}, "FedDisco's a must be 0 or more, got -1"),
         ({"b": float("inf")}, "FedDisco's b must be 0 or more, got inf"),
         ({"distance": "l3"}, "distance of FedDisco"),
+        ({"towards": (0.5, 0.6)}, r"the target must sum to 1, it sums to 1\.1"),
+        ({"towards": (1.5, -0.5)}, "the target must hold shares from 0 to 1"),
         ({"towards": (1.0, 0.0)}, "kl. is infinite for clients"),
     ],
 )
@@ -102,3 +104,11 @@ def test_a_cohort_without_any_weight_is_refused() -> None:
     with pytest.raises(InputError, match="are 0 for all 2 clients of a cohort: a = 1 times"):
         Disco((0.5, 0.5), a=1.0, b=0.0)(table(alike))
     assert Disco((0.5, 0.5), a=0.99, b=0.0)(table(alike)).tolist() == [0.5, 0.5]
+
+
+def test_shares_of_other_labels_are_refused() -> None:
+    """Of one label, too: its share would otherwise be every label's."""
+    for towards in ((1.0,), (0.5, 0.5)):
+        message = f"of {len(towards)} labels, and clients have 3; give a share for each"
+        with pytest.raises(InputError, match=message):
+            Disco(towards, distance="l2")(table())

@@ -51,6 +51,7 @@ def test_moments_of_clients_pool_to_those_of_all_examples() -> None:
         assert mean[c].numpy() == pytest.approx(rows.mean(0), abs=1e-12)
         covariance = np.cov(rows.T, bias=True)
         assert (root[c] @ root[c].T).numpy() == pytest.approx(covariance, abs=1e-12)
+        assert torch.allclose(root[c], root[c].T, atol=1e-12)  # the one that signs do not change
 
 
 def test_a_label_without_examples_has_zeros() -> None:
@@ -65,7 +66,7 @@ def test_of_exact_gaussians_the_head_is_the_linear_discriminant(shares: tuple[fl
     """Within the error of 20,000 draws of each label; control: that of other shares is not."""
     given = torch.tensor(shares, dtype=torch.float64)
     virtual = drawn(*gaussians(*exact()), 20_000, 0)
-    weight, bias = refitted(virtual, given, 1e-6, bias=True)
+    weight, bias = refitted(virtual, given, 1e-6)
     W, b = lda(given)
     assert float((weight - weight.mean(0) - W).abs().max()) < 0.05
     assert float((bias - bias.mean() - b).abs().max()) < 0.05
@@ -85,7 +86,7 @@ def test_the_fit_is_a_minimum_of_its_loss() -> None:
         return max(float(g.abs().max()) for g in torch.autograd.grad(value, at))
 
     for ridge in (0.1, 1e-3):
-        weight, bias = refitted(virtual, shares, ridge, bias=True)
+        weight, bias = refitted(virtual, shares, ridge)
         assert slope(weight, bias, ridge) < 1e-5
         assert slope(1.1 * weight, bias, ridge) > 1e-3
     assert bias[2] < min(bias[:2]) - 1  # a label of share 0 is pushed down
@@ -101,12 +102,16 @@ def test_draws_repeat_and_each_label_has_its_own() -> None:
     assert not torch.allclose(noise[0], noise[1])
 
 
-def test_without_bias() -> None:
-    weight, bias = refitted(drawn(*gaussians(*exact()), 50, 0), torch.ones(3) / 3, 1e-3, bias=False)
-    assert not bias.any()
-    assert weight.any()
+def test_a_bias_that_is_fixed() -> None:
+    """With the bias that the fit finds, the matrix is the same, but for that one's ridge."""
+    virtual, shares = drawn(*gaussians(*exact()), 50, 0), torch.ones(3).double() / 3
+    weight, bias = refitted(virtual, shares, 1e-6)
+    again, same = refitted(virtual, shares, 1e-6, bias)
+    assert same is bias
+    assert torch.allclose(again, weight, atol=1e-3)
+    assert not torch.allclose(refitted(virtual, shares, 1e-6, torch.zeros(3))[0], weight, atol=1e-2)
 
 
 def test_statistics_that_are_not_finite_are_refused() -> None:
     with pytest.raises(DivergedError, match="not finite"):
-        refitted(torch.full((2, 3, 2), torch.nan).double(), torch.ones(2) / 2, 1e-3, bias=True)
+        refitted(torch.full((2, 3, 2), torch.nan).double(), torch.ones(2) / 2, 1e-3)

@@ -33,6 +33,12 @@ Wrap = Callable[[Any, Setting], Algorithm]
 PALS = Mean(Pals(TARGET, ess=0.6))
 
 
+def of_weights(name: str, setting: Setting) -> Algorithm:
+    """A recipe under FedPALS' weights, as files name them."""
+    options = {"weights": "fedpals", "ess": 0.6}
+    return recipes.recipe(name, options).make(setting, **options)
+
+
 def of_steps(setting: Setting, steps: int = 4) -> Setting:
     """The setting with steps in place of epochs and a known end, which some recipes need."""
     return replace(setting, rounds=ROUNDS, local=replace(setting.local, epochs=None, steps=steps))
@@ -83,8 +89,8 @@ MAKE: dict[str, Make] = {
     "feddisco": recipes.feddisco,
     "feddisco of few": lambda s: recipes.feddisco(s, a=0.9, b=0.0, distance="l2"),
     "feddisco_target": lambda s: recipes.feddisco_target(s, a=0.9),
-    "ccvr": lambda s: recipes.ccvr(of_steps(s), virtual=20),
-    "ccvr_target": lambda s: recipes.ccvr_target(of_steps(s), virtual=20),
+    "ccvr": lambda s: recipes.ccvr(of_steps(s), virtual=20, ridge=0.1),
+    "ccvr_target": lambda s: recipes.ccvr_target(of_steps(s), virtual=20, ridge=0.1),
     "fedetf": lambda s: recipes.fedetf(of_fixed_head(s)),
     "fedgela": lambda s: recipes.fedgela(of_fixed_head(s)),
     "iwerm": recipes.iwerm,
@@ -106,6 +112,9 @@ MAKE: dict[str, Make] = {
     ),
     "scaffold": recipes.scaffold,
     "scaffold I": lambda s: recipes.scaffold(s, option="I"),
+    "fednova under fedpals": lambda s: of_weights("fednova", s),
+    "rfa under fedpals": lambda s: of_weights("rfa", s),
+    "ditto under fedpals": lambda s: of_weights("ditto", s),
     "scaffold + fedpals": lambda s: Scaffold(
         s.model, local=s.local, combine=Mean(Pals(s.target, lam=0.0))
     ),

@@ -57,6 +57,7 @@ class Row:
     reads   the summary's key in place of the table's, where rows differ in what they show
     against the row that this one is compared with, where it is not the table's baseline; "-" none
     before  options that count rounds before training begins, which are none of the column's
+    picked_by  the summary's key by which the best of several ESS fractions is chosen
     """
 
     label: str
@@ -69,6 +70,7 @@ class Row:
     reads: str = ""
     against: str = ""
     before: tuple[str, ...] = ()
+    picked_by: str = "validation_accuracy"
 
     def rounds_before(self, options: Options) -> int:
         """Rounds of a run with these options in which nothing is trained yet."""

@@ -162,7 +162,7 @@ def _cell(plan: Plan, row: Row, column: Column, store: Store, failures: Mapping[
         if not done:
             failed += lost.values()
         elif whole and all(c in done or c.label in lost for c in options):
-            value = _value(seed, done, store, metric)
+            value = _value(seed, done, store, metric, row.picked_by)
             values += [] if value is None else [value]
             absent += [_why_not(seed, done, store, metric)] if value is None else []
             diverged += [] if early else [f"{label} of seed {seed}" for label in lost]
@@ -197,10 +197,12 @@ def _why_not(seed: int, options: Sequence[Candidate], store: Store, metric: Metr
     )
 
 
-def _value(seed: int, options: Sequence[Candidate], store: Store, metric: Metric) -> Value | None:
+def _value(
+    seed: int, options: Sequence[Candidate], store: Store, metric: Metric, picked_by: str
+) -> Value | None:
     """A seed's value; None where the run says that it has none (a router that was not refitted)."""
     done = [store.read(c.run) for c in options]
-    best = pick(done, metric) if len(done) > 1 else 0
+    best = pick(done, metric, picked_by) if len(done) > 1 else 0
     chosen, facts = done[best], scores(done[best], metric)
     ended = store.diverged(chosen.run)
     if metric.key in facts and facts[metric.key] is None:
@@ -240,8 +242,8 @@ def scores(finished: Finished, metric: Metric) -> Mapping[str, Any]:
     return facts
 
 
-def pick(done: Sequence[Finished], metric: Metric) -> int:
-    """The candidate of highest validation accuracy at the round that counts.
+def pick(done: Sequence[Finished], metric: Metric, picked_by: str = "validation_accuracy") -> int:
+    """The candidate of highest validation accuracy, or other number, at the round that counts.
 
     Ties go to the larger effective sample size, then to the lower validation loss, then to the
     first.
@@ -251,7 +253,7 @@ def pick(done: Sequence[Finished], metric: Metric) -> int:
         facts = scores(done[i], metric)
         loss = facts.get("validation_loss")
         ess = float(done[i].summary.get("ess") or 0.0)
-        accuracy = facts.get("validation_accuracy")
+        accuracy = facts.get(picked_by)
         return (
             -math.inf if accuracy is None else float(accuracy),
             ess,

@@ -1,0 +1,197 @@
+"""Weights and corrected priors on natural clients: `benchmarks/natural_targets.py [--write]`.
+
+Each client of a table is the target once: it trains nothing, and its rows test. FedAvg, FedPALS
+(ESS chosen by the estimate) and weights of examples are set side by side, each with its model as
+trained and corrected for the target. An oracle trains on the target's rows alone, in five folds, so
+that every row is tested by a model that has not seen it. Differences are paired by target.
+
+Runs are kept in `--folder`, and the same command goes on from there. Before a table's runs its time
+is forecast from those of two targets. `--write` writes results/natural_targets.md and wants all
+tables; docs/datasets.md says how to get them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from page import table as lines_of
+
+import fedshift as fs
+from fedshift.errors import FedshiftError
+from fedshift.report.intervals import moments
+from fedshift.sweeps.texts import difference, spread
+
+OUT = Path(__file__).parents[1] / "results" / "natural_targets.md"
+TABLES = ("penguins", "mail", "bird-strikes", "chem97")
+METHODS = {
+    "FedAvg": "fedavg",
+    "FedPALS": fs.method("fedpals", ess="auto"),
+    "IW-ERM": "iwerm",
+    "FedPALS joint": "fedpals_joint",
+}
+SETTINGS: dict[str, Any] = {
+    "rounds": 30,
+    "lr": 0.1,
+    "batch": 32,
+    "evaluate_every": 30,
+    "progress": False,
+}
+ACCURACY, LOSS = "target_accuracy", "target_loss"
+MOVED = "_corrected"
+FOLDS, PILOT = 5, 2
+HEADER = ["table", "targets", "method", "accuracy, %", "corrected, %", "log loss", "corrected"]
+Values = dict[str, dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Of one table: by method and number, the value at each target."""
+
+    name: str
+    values: Mapping[str, Values]
+
+    @property
+    def targets(self) -> list[str]:
+        return list(self.values["FedAvg"][ACCURACY])
+
+    def paired(self, method: str, number: str, base: str, of: str) -> list[float]:
+        """method's number minus base's, at the targets that both have."""
+        one, other = self.values[method][number], self.values[base][of]
+        return [one[t] - other[t] for t in one if t in other]
+
+
+def measured(name: str, folder: Path, jobs: int, only: Sequence[str] | None) -> Measured:
+    """Every method at every target of one table."""
+    task = fs.Task.from_name(name, target="pooled")
+    wanted = only or task.labelled
+    how = {"vary": "target", "backend": "dense", "jobs": jobs, **SETTINGS}
+    began = time.monotonic()
+    fs.compare(task, "linear", METHODS, targets=wanted[:PILOT], folder=folder / name, **how)
+    seconds = (time.monotonic() - began) / min(PILOT, len(wanted)) * len(wanted)
+    print(f"{name}: {len(wanted)} targets, about {seconds / 60:.0f} min", flush=True)
+    table = fs.compare(task, "linear", METHODS, targets=wanted, folder=folder / name, **how)
+    values: dict[str, Values] = {}
+    for row in table.rows:
+        names = row.targets
+        values[row.label] = {
+            number: {names[place]: v for place, v in row.values(number).items()}
+            for number in (ACCURACY, ACCURACY + MOVED, LOSS, LOSS + MOVED)
+        }
+    values["Oracle"] = oracle(task, wanted, folder / f"{name}-oracle", jobs)
+    return Measured(name, values)
+
+
+def oracle(task: fs.Task, targets: Sequence[str], folder: Path, jobs: int) -> Values:
+    """FedAvg on the target's rows alone: trained on four fifths, tested on the last, five times."""
+    values: Values = {ACCURACY: {}, LOSS: {}}
+    for name in targets:
+        built = task.held_out(name).build().task
+        x, y = built.test.x.numpy(), built.test.y.numpy()
+        if len(np.unique(y)) < 2 or len(y) < 2 * FOLDS:
+            continue
+        folds = np.arange(len(y)) % FOLDS
+        own = fs.Task.from_arrays(
+            x, y, client=[f"fold {f}" for f in folds], target="pooled", validation=0.0,
+            classes=range(len(task.classes)),
+        )  # fmt: skip
+        with_folds = {"vary": "target", "backend": "dense", "jobs": jobs}
+        table = fs.compare(
+            own, "linear", ["fedavg"], folder=folder / f"{targets.index(name)}",
+            prior="none", **with_folds, **SETTINGS,
+        )  # fmt: skip
+        sizes = np.bincount(folds, minlength=FOLDS)
+        for number, of in values.items():
+            by_fold = table.rows[0].values(number)
+            weights = {place: sizes[place] for place in by_fold}
+            total = sum(weights.values())
+            of[name] = sum(v * weights[place] for place, v in by_fold.items()) / total
+    return values
+
+
+def rows(of: Measured) -> Iterator[list[str]]:
+    """A line per method: means and standard deviations over the targets."""
+    for method, values in of.values.items():
+        shown = []
+        for number, scale in ((ACCURACY, 100.0), (LOSS, 1.0)):
+            for name in (number, number + MOVED):
+                numbers = [scale * v for v in values.get(name, {}).values() if math.isfinite(v)]
+                shown.append(spread(moments(numbers) if numbers else None, 1 if scale > 1 else 3))
+        yield [of.name, str(len(values[ACCURACY])), method, *shown]
+
+
+def gains(of: Measured) -> Iterator[list[str]]:
+    """What the correction adds, and what weights add before and after it, in points and nats."""
+    pairs = [("correction, FedAvg", "FedAvg", MOVED, "FedAvg", "")]
+    for method in list(METHODS)[1:]:
+        pairs += [(f"{method}, uncorrected", method, "", "FedAvg", "")]
+        pairs += [(f"{method}, both corrected", method, MOVED, "FedAvg", MOVED)]
+    for what, method, moved, base, base_moved in pairs:
+        line = [of.name, what]
+        for number, scale, digits in ((ACCURACY, 100.0, 1), (LOSS, 1.0, 3)):
+            values = of.paired(method, number + moved, base, number + base_moved)
+            finite = [scale * v for v in values if math.isfinite(v)]
+            text = difference(moments(finite) if finite else None, digits)
+            line.append(text.replace("every seed", "every target"))
+        yield line
+
+
+def page(all_: Sequence[Measured]) -> str:
+    """The page for results."""
+    first = "\n".join(lines_of(HEADER, [row for one in all_ for row in rows(one)]))
+    header = ["table", "what is added", "accuracy, points", "log loss, nats"]
+    second = "\n".join(lines_of(header, [row for one in all_ for row in gains(one)]))
+    return PAGE.format(means=first, gains=second, **SETTINGS)
+
+
+PAGE = """# Every client as the target, on natural clients
+
+`python benchmarks/natural_targets.py --write`. A linear model, {rounds} rounds of one local epoch,
+learning rate {lr}, batches of {batch}. Each client of a table is held out in turn. Corrected: the
+same model, calibrated on the clients' validation rows and moved to the target's label shares.
+FedPALS chooses its ESS by the estimate of the corrected model. The oracle trains on the target's
+rows alone, in five folds; targets with fewer than ten rows or with one label have none.
+
+Mean ± standard deviation over the targets:
+
+{means}
+
+Paired by target, with 95 % t-intervals:
+
+{gains}
+"""
+
+
+def main() -> None:
+    """Print the page, or write it."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="into results/")
+    parser.add_argument("--folder", type=Path, default=Path("natural-targets"))
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--tables", default=",".join(TABLES))
+    parser.add_argument("--first", type=int, help="only so many targets of each, as a trial")
+    given = parser.parse_args()
+    done = []
+    for name in given.tables.split(","):
+        try:
+            task = fs.Task.from_name(name, target="pooled")
+        except FedshiftError as e:
+            print(f"{name} is left out: {e}")
+            continue
+        only = task.labelled[: given.first] if given.first else None
+        done.append(measured(name, given.folder, given.jobs, only))
+        print("\n".join(lines_of(HEADER, list(rows(done[-1])))), flush=True)
+    text = page(done)
+    print(text)
+    if given.write and len(done) == len(TABLES) and not given.first:
+        OUT.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

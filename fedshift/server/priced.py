@@ -1,0 +1,98 @@
+"""Where lam -> 0+ leads when weights have a price: least ||T - S^T a||^2 + price . a, largest ESS.
+
+On the face of its minimisers the slopes 2 rows_i . (S^T a - T) + price_i are equal. There the price
+is a move q of the target: price_i / 2 = rows_i . q + constant, which leaves the programme without a
+price on the clients of that face, with T - q for T.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from fedshift.server.hull import max_ess, project
+from fedshift.server.qp import SMALL_LAM, affordable, among, minimise, only
+from fedshift.server.rounding import ROUNDING, spectrum
+from fedshift.server.simplex import (
+    AT_CAP,
+    AT_ZERO,
+    FREE,
+    Codes,
+    Flags,
+    Floats,
+    Problem,
+    Solution,
+    gradient,
+    linear_gap,
+    linear_minimiser,
+)
+
+# Slopes that differ by less at SMALL_LAM, in units of max ||S_i - T||^2, may be equal at lam -> 0+.
+NEAR = 1e-7
+
+
+def cheapest(problem: Problem) -> Solution:
+    """The limit lam -> 0+ of a problem with a price; its error is inf where the face is unproven.
+
+    `error` adds to that of the programme on the face what rounding of q moves, and the weight that
+    other clients can have: a gap of f at margin m of the slopes leaves them at most gap / m.
+    """
+    kept = affordable(problem, 0.0)
+    if not kept.all():
+        return among(kept, cheapest(only(problem, kept)))
+    small = minimise(problem, SMALL_LAM * problem.total)
+    status = _face(problem, small.weights)
+    free = status == FREE
+    fixed = np.where(status == AT_CAP, problem.upper, 0.0)
+    mass = 1.0 - float(fixed.sum())
+    if not free.any() or mass <= 0.0:
+        return replace(small, error=math.inf)
+    part, q_error = _moved(problem, free, fixed, mass)
+    inner = max_ess(part, project(part), np.zeros(part.sizes.shape, dtype=np.bool_))
+    weights = fixed.copy()
+    weights[free] = mass * inner.weights
+    error = inner.error + q_error * spectrum(part, inner.weights > 0.0).inward(0.0)
+    return replace(
+        small, weights=weights, status=status, error=error + _off_face(problem, weights, status)
+    )
+
+
+def _face(problem: Problem, weights: Floats) -> Codes:
+    """Free where the slope at SMALL_LAM ties with that of the clients between their bounds."""
+    slopes = gradient(problem, SMALL_LAM * problem.total, weights)
+    level = slopes[linear_minimiser(slopes, problem.upper) > 0.0].max()
+    near = NEAR * float(np.einsum("ij,ij->i", problem.rows, problem.rows).max())
+    status = np.full(slopes.shape, FREE)
+    status[(slopes > level + near) & (weights < problem.upper)] = AT_ZERO
+    status[(slopes < level - near) & (weights > 0.0)] = AT_CAP
+    return status
+
+
+def _moved(problem: Problem, free: Flags, fixed: Floats, mass: float) -> tuple[Problem, float]:
+    """The programme of the free clients with the price as a move of the target, and its error."""
+    assert problem.price is not None
+    rows, half = problem.rows[free], problem.price[free] / 2.0
+    centred, wanted = rows - rows.mean(axis=0), half - half.mean()
+    q = np.zeros(rows.shape[1])
+    for _ in range(2):  # the second time for what rounding left
+        q = q + np.linalg.lstsq(centred, wanted - centred @ q, rcond=1e-14)[0]
+    part = Problem(
+        rows + (fixed @ problem.rows + q) / mass, problem.sizes[free], problem.upper[free] / mass
+    )
+    values = np.linalg.svd(centred, compute_uv=False)
+    least = float(values[values > 1e-14].min(initial=math.inf))
+    missed = float(np.abs(wanted - centred @ q).max()) + ROUNDING * float(np.abs(half).max())
+    return part, missed / (least * mass)
+
+
+def _off_face(problem: Problem, weights: Floats, status: Codes) -> float:
+    slopes = gradient(problem, 0.0, weights)
+    gap = linear_gap(slopes, weights, problem.upper)
+    level = float(slopes[status == FREE].mean())
+    margins = np.where(status == AT_CAP, level - slopes, slopes - level)[status != FREE]
+    if margins.size == 0:
+        return 0.0
+    least = float(margins.min())
+    return 2.0 * gap / least if least > 0.0 else math.inf
