@@ -96,8 +96,11 @@ def diagnose(
         claim=_claim(data, solved, ess) if cap is None else None,
         interval=_interval(data, bootstrap, seed),
     )
-    counted = [COUNTED] * (normalise and not normalise_target)
-    return replace(diagnosis, verdict=(*sentences(diagnosis), *counted))
+    return replace(diagnosis, verdict=_verdict(diagnosis, normalise and not normalise_target))
+
+
+def _verdict(diagnosis: Diagnosis, counted: bool) -> tuple[str, ...]:
+    return (*sentences(diagnosis), *[COUNTED] * counted)
 
 
 def _are_counts(target: ArrayLike) -> bool:
