@@ -17,6 +17,7 @@ from fedshift.experiments import awaited, deployed
 from fedshift.experiments.deployable import check_start, configured
 from fedshift.experiments.load import dumps, validate
 from fedshift.experiments.run_models import load_models
+from fedshift.experiments.stored import read_parts
 from support.federation_grid import Watched, here
 from support.own_sites import FILE, deploy, joined, places, resolved, together
 
@@ -198,6 +199,6 @@ def test_sites_calibrate_a_model_for_the_servers_own_examples(
     assert (given["form"], given["counts"]) == ("calibrated", due["counts"])
     for name in ("scale", "bias", "prior"):
         assert given[name] == pytest.approx(due[name], rel=1e-5), name
-    sent, here_ = (read_parts(folder / "model.safetensors") for folder in (there, one))
-    for name, v in (here_["params"] | here_["uncorrected"]).items():
-        assert v.equal((sent["params"] | sent["uncorrected"])[name]), name
+    parts = [read_parts(folder / "model.safetensors") for folder in (there, one)]
+    sent, due_here = (part["params"] | part["uncorrected"] for part in parts)
+    assert all(v.equal(sent[name]) for name, v in due_here.items())
