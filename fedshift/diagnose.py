@@ -72,8 +72,7 @@ def diagnose(
     Source: Zec et al., FedPALS, eq. 8 and 9 and App. B.3 (the ESS heuristic).
     """
     normalise = normalise_target or _are_counts(target)
-    # First, because it checks counts and target for everything below.
-    closest = pals_weights(label_counts, target, lam=0.0, normalise_target=normalise)
+    closest = pals_weights(label_counts, target, lam=0.0, normalise_target=normalise)  # checks all
     data = _data(label_counts, target, classes, clients, normalise)
     curve, solved = _curve(data, closest, lam, ess, cap)
     case = _case(data, closest)
@@ -94,11 +93,14 @@ def diagnose(
         rule=RULE,
         carriers=_carriers(data, solved.weights),
         certified=bool(solved.certified and closest.certified),
-        claim=None if cap is not None else _claim(data, solved, ess),
+        claim=_claim(data, solved, ess) if cap is None else None,
         interval=_interval(data, bootstrap, seed),
     )
-    as_counts = [COUNTED] * (normalise and not normalise_target)
-    return replace(diagnosis, verdict=(*sentences(diagnosis), *as_counts))
+    return replace(diagnosis, verdict=_verdict(diagnosis, normalise and not normalise_target))
+
+
+def _verdict(diagnosis: Diagnosis, counted: bool) -> tuple[str, ...]:
+    return (*sentences(diagnosis), *[COUNTED] * counted)
 
 
 def _are_counts(target: ArrayLike) -> bool:

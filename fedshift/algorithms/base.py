@@ -156,6 +156,14 @@ class Capabilities(Protocol):
         """
         return None
 
+    def most_sent(self, params: Params) -> int:
+        """Bytes of the largest update whose form is not the model's; 0, the default, without one.
+
+        The bound on replies is in times the model's bytes (`Gate.max_reply`), and is looked at
+        before round 1 by this number.
+        """
+        return 0
+
     def label_rules(self) -> LabelRules | None:
         """How label sets are treated; None, the default, means that there are none."""
         return None

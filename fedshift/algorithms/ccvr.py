@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.base import Algorithm, Capabilities, ask
 from fedshift.algorithms.defaults import Around
 from fedshift.arguments import check_fields, check_positive
 from fedshift.client.local import Local
@@ -53,7 +53,7 @@ class Ccvr(Around):
     after: int
     shares: tuple[float, ...]
     virtual: int = 500
-    ridge: float = 1e-4
+    ridge: float = 1e-3
     head: tuple[str, ...] = ("head.",)
 
     def __post_init__(self) -> None:
@@ -125,6 +125,12 @@ class Ccvr(Around):
     def needs_classes(self) -> bool:
         """Its Gaussians are of classes."""
         return True
+
+    def most_sent(self, params: Params) -> int:
+        """The moments: K (1 + d + d^2) numbers of 8 bytes."""
+        classes, width = params[self._layer(params)[0]].shape
+        inner = ask(self.inner, Capabilities.most_sent, params)
+        return max(8 * classes * (1 + width + width**2), inner)
 
     def moves_server(self) -> bool:
         """It does not: clients reply with statistics, and not with a change of the model."""

@@ -136,6 +136,10 @@ class Around(ABC):
         """Those of `inner`."""
         return ask(self.inner, Capabilities.label_weights, server, ids, weights)
 
+    def most_sent(self, params: Params) -> int:
+        """That of `inner`."""
+        return ask(self.inner, Capabilities.most_sent, params)
+
     def label_rules(self) -> LabelRules | None:
         """Those of `inner`."""
         return ask(self.inner, Capabilities.label_rules)

@@ -223,6 +223,9 @@ def look(model: Model, params: Params, buffers: Params, x: Tensor) -> None:
     and for one whose passes differ though tensors and seed are the same.
     """
     moving = {k: v.detach().requires_grad_() for k, v in model.trainable(params).items()}
+    # As batches are. Of rows that lie apart in memory, as every third of a table, a plain pass and
+    # the shortcuts of later ones (`kernels`) add up in another order: last bits would differ.
+    x = x.contiguous()
     try:
         with watched():
             before = _evaluate(model, params, buffers, x)

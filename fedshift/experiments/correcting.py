@@ -3,7 +3,8 @@
 `training.prior` says in what form the model is corrected that is kept: "none", "target" (log T -
 log p, p being the label shares of the mixture that it was trained on), or "calibrated" (on the
 clients' validation examples first). With "none" the numbers of "target" are there as well, since
-they cost nothing.
+they cost no message. Where the validation examples are in this process, the answers of all forms
+are counted.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from fedshift.tree import Params
 
 Floats = NDArray[np.float64]
 Pair = tuple[Params, Params]
+Form = Literal["target", "calibrated"]
 Prior = Literal["none", "target", "calibrated"]
 
 
@@ -62,21 +64,31 @@ class Corrected:
     trained_on  [K] label shares of the mixture that the model was trained on
     calibrator  of form "calibrated"
     test        on the test examples; validation: on those that follow the target
+    answers     "validation" of all clients (empty where these are elsewhere) and "target": the
+                score of each form, and of the model as "trained"
     estimate    from the clients' validation examples, where the prior is set
     """
 
-    form: Literal["target", "calibrated"]
+    form: Form
     correction: Correction
     trained_on: Floats
     calibrator: Calibrator | None
     test: Score
     validation: Score | None
+    answers: Mapping[str, Mapping[str, Score]]
     estimate: AccuracyEstimate | None
 
     @property
     def validation_accuracy(self) -> float:
         """NaN without examples that follow the target."""
         return math.nan if self.validation is None else self.validation.accuracy
+
+    def confusions(self) -> dict[str, dict[str, list[list[int]]]]:
+        """By set and form, with at most `MOST_CLASSES`: which label [K] is taken for which [K]."""
+        return {
+            name: {f: s.confusion.tolist() for f, s in of.items() if s.confusion is not None}
+            for name, of in self.answers.items()
+        }
 
     def described(self) -> record.Corrected:
         """For the run folder."""
@@ -122,35 +134,47 @@ def corrected(
     pair: Pair = (current.server["params"], current.server["buffers"])
     model, target, classes = algorithm.model, how.announced, len(task.classes)
     trained_on = shares_of(how, algorithm, mixture(algorithm, weights, current, table))
-    prior, away, calibrator = how.prior, engine if isinstance(engine, Corrects) else None, None
-    if prior == "calibrated":
-        if away is None:
-            calibrator = calibrate(sums_of(model, pair, task.validation, classes), classes)
-        else:
-            calibrator = away.calibrator(current)
-    if calibrator is None:
-        correction = prior_shift(target, trained_on)
-    else:
-        correction = calibrated_shift(calibrator, target)
+    away = engine if isinstance(engine, Corrects) else None
+    here = () if away or any(data.scorer for data in task.validation) else task.validation
+    calibrator = None
+    if away is not None and how.prior == "calibrated":
+        calibrator = away.calibrator(current)
+    elif how.prior != "target" and any(map(len, here)):
+        calibrator = calibrate(sums_of(model, pair, here, classes), classes)
+    forms = {"trained": None, "target": prior_shift(target, trained_on)}
+    if calibrator is not None:
+        forms["calibrated"] = calibrated_shift(calibrator, target)
+    # Of a run on machines and of one in this process, the same form stands beside the model.
+    form: Form = "calibrated" if how.prior == "calibrated" else "target"
+    correction = forms[form]
+    assert correction is not None
 
-    def rate(examples: Examples) -> Score:
-        return score(model, *pair, examples, classes, correction=correction)
+    def rate(*parts: Examples, by: Correction | None = correction) -> Score:
+        scores = (score(model, *pair, x, classes, confusion=True, correction=by) for x in parts)
+        return reduce(add, scores)
 
-    estimate = None
-    if prior != "none":
-        if away is None:
-            parts: Sequence[Score] = [rate(data) for data in task.validation]
-        else:
-            scores = away.corrected_scores(current, correction)
-            parts = [scores[i] for i in sorted(scores)]
-        if parts:
-            pooled = reduce(add, parts)
-            estimate = estimate_target_accuracy(pooled.correct, pooled.total, target)
+    sets = {"validation": here, "target": (task.test,)}
+    answers = {k: {f: rate(*x, by=by) for f, by in forms.items()} for k, x in sets.items() if x}
+    pooled = answers["validation"][form] if here else None
+    if away is not None and how.prior != "none":
+        pooled = _sum(away.corrected_scores(current, correction))
     follows = task.target_validation
     return Corrected(
-        "target" if calibrator is None else "calibrated", correction, trained_on, calibrator,
-        rate(task.test), None if follows is None else rate(follows), estimate,
+        form, correction, trained_on, calibrator if form == "calibrated" else None,
+        answers["target"][form],
+        None if follows is None else rate(follows), answers,
+        None if how.prior == "none" else _estimate(pooled, target),
     )  # fmt: skip
+
+
+def _sum(scores: Mapping[int, Score]) -> Score | None:
+    return reduce(add, (scores[i] for i in sorted(scores))) if scores else None
+
+
+def _estimate(pooled: Score | None, target: Floats) -> AccuracyEstimate | None:
+    if pooled is None:
+        return None
+    return estimate_target_accuracy(pooled.correct, pooled.total, target)
 
 
 def shares_of(how: Correcting, algorithm: Algorithm, mixed: Floats) -> Floats:

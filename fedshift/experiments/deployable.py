@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 
+from fedshift.engine.checks.room import check_room
 from fedshift.errors import DataError, InputError
 from fedshift.experiments.config import Config
 from fedshift.experiments.experiment import check_method, federation_of, method_of
@@ -49,9 +50,10 @@ def check_start(config: Config) -> str:
         return f"Whether this experiment can start was not tried: {e}"
     check_stopping(config.training, prepared.task)
     check_method(config, prepared)
+    algorithm = method_of(config, prepared)(**config.method.options)
+    check_room(algorithm, *algorithm.model.init(), prepared.gate)
     if prepared.task.tests:
         federation = federation_of(config, prepared)
-        algorithm = method_of(config, prepared)(**config.method.options)
         check_own_models(config.method.name, algorithm, federation)
     return ""
 

@@ -17,7 +17,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedshift.errors import DataError, FedshiftError, InputError
-from fedshift.evaluation.scores import Score
+from fedshift.evaluation.scores import MOST_CLASSES, Score
 from fedshift.experiments.config import PYTHON, Config
 from fedshift.experiments.config_data import OF_SITES, OF_TASK
 from fedshift.experiments.corrected_parts import with_correction
@@ -38,6 +38,7 @@ from fedshift.record.folder import (
     CLIENTS,
     CONFIG,
     CONFUSION,
+    CORRECTED,
     EVENTS,
     LOCK,
     METRICS,
@@ -48,7 +49,7 @@ from fedshift.record.folder import (
     SUMMARY,
 )
 from fedshift.record.in_use import IN_USE, alone_in
-from fedshift.record.rounds import Client, clients_csv, confusion_csv, rounds_csv
+from fedshift.record.rounds import Client, clients_csv, confusion_csv, corrected_csv, rounds_csv
 from fedshift.record.summary import written
 from fedshift.tree import Parts, flatten
 
@@ -287,6 +288,8 @@ def write_run(folder: Path, experiment: Experiment, backend: str) -> None:
     write(folder / CLIENTS, clients_csv(_clients(experiment), classes))
     if isinstance(outcome.test, Score) and outcome.test.confusion is not None:
         write(folder / CONFUSION, confusion_csv(outcome.test.confusion.tolist(), classes))
+    if outcome.corrected is not None and len(classes) <= MOST_CLASSES:
+        write(folder / CORRECTED, corrected_csv(outcome.corrected.confusions(), classes))
     if outcome.served:
         write(folder / SERVED, rounds_csv(outcome.served))
     # Copies, because clients may share tensors, which the format refuses.

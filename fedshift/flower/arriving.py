@@ -18,11 +18,9 @@ from fedshift.engine.backends import Reply
 from fedshift.engine.checks.gate import Dropped
 from fedshift.errors import InputError, from_elsewhere, shown
 from fedshift.flower.records import failure_of, fields_of
-from fedshift.tree import Parts, size_in_bytes
+from fedshift.tree import Parts
 
 MOST_TENSORS = 100_000
-# Bytes of a reply beside its numbers: headers, names, and reports of a very small model.
-ROOM = 1 << 20
 STYPE = "numpy.ndarray"
 # What the SuperLink itself answers for a client. A killed SuperNode that is soon back is connected,
 # but the message that it had taken is never answered: it expires.
@@ -45,11 +43,6 @@ class Arrived(NamedTuple):
 
     replies: list[Reply]
     unread: list[Dropped]
-
-
-def most_bytes(times: float, sent: Iterable[Parts]) -> int:
-    """What a reply may have: so many times the largest of the model and what clients were sent."""
-    return ROOM + int(times * max(map(size_in_bytes, sent)))
 
 
 def arrived(

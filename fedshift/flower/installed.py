@@ -8,7 +8,7 @@ from typing import Any
 
 from fedshift.errors import FedshiftError, InputError
 
-# By minor version: Flower changes private places that this package uses (`deploy.guard`,
+# By minor version: Flower changes private places that this package uses (`deploy.guard`, `uploads`,
 # `deploy.inside`, `deploy.app`, `arriving`, `local`). They are the same in both. 1.42 differs in
 # what is not used here: traces of a task's requests, the number of tokens of an agent's context,
 # and the release of uv that it asks for.

@@ -17,6 +17,7 @@ from fedshift.algorithms.base import Algorithm, check_method
 from fedshift.arguments import check_kind, check_number, check_whole
 from fedshift.engine.checks.gate import Admitted, Dropped, Gate
 from fedshift.engine.checks.replies import block_of, not_finite
+from fedshift.engine.checks.room import check_room, most_bytes
 from fedshift.engine.round import (
     Opened,
     Round,
@@ -31,7 +32,7 @@ from fedshift.engine.traffic import Traffic
 from fedshift.engine.trial import check_company, check_training
 from fedshift.errors import InputError
 from fedshift.evaluation.scores import OwnScores, Score
-from fedshift.flower.arriving import Arrived, arrived, failed_client, most_bytes
+from fedshift.flower.arriving import Arrived, arrived, failed_client
 from fedshift.flower.late import adopt, check_can_wait
 from fedshift.flower.nodes import (
     Expected,
@@ -150,8 +151,7 @@ class AlgorithmStrategy(Strategy):
         after: Round | None = None,
         name: str = "",
         min_clients: int | None = None,
-        dropping: DropListener = silent,
-        scoring: ScoreCheck = silent,
+        dropping: DropListener = silent, scoring: ScoreCheck = silent,
         places: bool = False, tell: Tell = silent,
     ) -> None:  # fmt: skip
         size = clients if cohort is None else cohort
@@ -170,6 +170,7 @@ class AlgorithmStrategy(Strategy):
         self.scores, self.tests = dict[int, Score](), dict[int, OwnScores]()
         check_training(algorithm, self.params, 1)
         check_company(algorithm, clients, size)
+        check_room(algorithm, self.params, self.buffers, gate)
 
     @torch.inference_mode(False)
     def begin(self, grid: Grid) -> Round:
@@ -236,7 +237,8 @@ class AlgorithmStrategy(Strategy):
         asked = self.opened.ids[self.opened.asked].tolist()
         messages = {i: self.opened.message(i) for i in asked}
         self.sent = {i: size_in_bytes(message) for i, message in messages.items()}
-        run = {"round": t, "most_bytes": self._most_bytes(messages.values())}
+        most = most_bytes(self.gate.max_reply, self.params, self.buffers, messages.values())
+        run = {"round": t, "most_bytes": most}
         return [
             self._message("train", i, records, run)
             for i, records in to_shared_records(messages).items()
@@ -371,10 +373,6 @@ class AlgorithmStrategy(Strategy):
         limit = self.gate.max_bytes if most is None else min(most, self.gate.max_bytes)
         return arrived(replies, self._client, limit)
 
-    def _most_bytes(self, sent: Iterable[Parts]) -> int:
-        model = {"params": self.params, "buffers": self.buffers}
-        return most_bytes(self.gate.max_reply, [model, *sent])
-
     def _message(
         self, kind: str, client: int, records: Mapping[str, ArrayRecord | ConfigRecord],
         run: Mapping[str, int | list[int]],
@@ -407,7 +405,8 @@ class AlgorithmStrategy(Strategy):
     def _admit(self, opened: Opened, messages: Iterable[Message]) -> Admitted:
         """The replies that the gate accepts, with reasons for the others."""
         sent = map(opened.message, opened.ids[opened.asked].tolist())
-        received = self.read(messages, self._most_bytes(sent))
+        most = most_bytes(self.gate.max_reply, self.params, self.buffers, sent)
+        received = self.read(messages, most)
         blocks = [block_of(reply) for reply in received.replies]
         admitted = self.gate.admit(blocks, question(opened, not_finite(self.buffers)))
         unread = {one.client: one for one in received.unread}

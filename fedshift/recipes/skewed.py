@@ -74,7 +74,7 @@ def feddisco_target(
     return replace(fedavg(setting), combine=Mean(Disco(setting.target, a, b, distance)))
 
 
-def ccvr(setting: Setting, *, virtual: int = 500, ridge: float = 1e-4) -> Ccvr:
+def ccvr(setting: Setting, *, virtual: int = 500, ridge: float = 1e-3) -> Ccvr:
     """FedAvg, then a last round in which the server fits the classifier to virtual features.
 
     Reference: Luo et al. 2021, "No fear of heterogeneity: classifier calibration for federated
@@ -86,7 +86,7 @@ def ccvr(setting: Setting, *, virtual: int = 500, ridge: float = 1e-4) -> Ccvr:
     return _calibrated(setting, (1.0 / classes,) * classes, virtual, ridge)
 
 
-def ccvr_target(setting: Setting, *, virtual: int = 500, ridge: float = 1e-4) -> Ccvr:
+def ccvr_target(setting: Setting, *, virtual: int = 500, ridge: float = 1e-3) -> Ccvr:
     """CCVR whose labels count as they are shared at the target.
 
     Reference: ours, after Luo et al. 2021 (CCVR), arXiv 2106.05001.

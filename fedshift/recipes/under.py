@@ -64,9 +64,11 @@ def under(algorithm: Algorithm, weights: Weights) -> Algorithm:
     Raises InputError for a method without a mean of its clients.
 
     >>> import torch
+    >>> from fedshift.recipes import Setting, fedprox
     >>> from fedshift.recipes.under import under
-    >>> moon = fs.recipes.moon(fs.Setting(fs.Model(torch.nn.Linear(4, 2)), target=(0.5, 0.5)))
-    >>> under(moon, fs.Pals((0.5, 0.5), ess=0.5)).combine.weights.ess
+    >>> from fedshift.server.weights import Pals
+    >>> fedprox = fedprox(Setting(fs.Model(torch.nn.Linear(4, 2)), target=(0.5, 0.5)))
+    >>> under(fedprox, Pals((0.5, 0.5), ess=0.5)).combine.weights.ess
     0.5
     """
     combine, inner = (getattr(algorithm, name, None) for name in ("combine", "inner"))

@@ -33,7 +33,7 @@ from fedshift.record.summary import Summary, parsed
 
 CONFIG, LOCK, EVENTS = "config.resolved.toml", "lock.json", "events.jsonl"
 METRICS, SERVED, CLIENTS = "metrics.csv", "served.csv", "clients.csv"
-CONFUSION = "confusion.csv"
+CONFUSION, CORRECTED = "confusion.csv", "corrected.csv"
 MODEL, SUMMARY, REPORT = "model.safetensors", "summary.json", "report.html"
 # Of methods that train a router: what its refits have found.
 ROUTER = "router.safetensors"

@@ -7,6 +7,7 @@ import io
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -168,6 +169,20 @@ def confusion_csv(counts: Sequence[Sequence[int]], classes: Sequence[str]) -> st
         [classes[i], classes[j], n] for i, row in enumerate(counts) for j, n in enumerate(row) if n
     ]
     return _csv([CONFUSION_COLUMNS, *pairs])
+
+
+def corrected_csv(
+    counts: Mapping[str, Mapping[str, Sequence[Sequence[int]]]], classes: Sequence[str]
+) -> str:
+    """Answers as trained and of corrected models; counts [K, K] by set of examples and form."""
+    rows = [
+        [name, classes[i], classes[j], *given]
+        for name, forms in counts.items()
+        for i, j in product(range(len(classes)), repeat=2)
+        if any(given := [table[i][j] for table in forms.values()])
+    ]
+    forms = next(iter(counts.values()))
+    return _csv([("set", "true", "predicted", *forms), *rows])
 
 
 def _csv(rows: Sequence[Sequence[Any]]) -> str:

@@ -59,6 +59,8 @@ METHODS = (
     "balanced_softmax", "feddisco_target", "ccvr", "ccvr_target",
 )  # fmt: skip
 _HUES = len(LIGHT) - 1
+# Looks among which names of other packages are spread: fixed, so that a new dash moves none.
+_FOREIGN = 36
 # Variants of a method, which have its colour.
 _VARIANT = re.compile(r"^(?:labelset_|chosen_)+|_(?:drm_repo|uniform)(?=_|$)")
 
@@ -91,7 +93,7 @@ def look_of(name: str) -> Look:
     else:
         # Another package's method: the same look for the same name in every process.
         first = _VARIANT.sub("", _slug(re.split(r"[(,]", name)[0]))
-        place = zlib.crc32(first.encode()) % (_HUES * len(DASHES))
+        place = zlib.crc32(first.encode()) % _FOREIGN
     return Look(1 + place % _HUES, place // _HUES)
 
 

@@ -44,6 +44,9 @@ GOOD = 1e-8
 MISSED = 1e-13
 # A lam so small that r / lam drowns every finite multiplier, for r above that rounding.
 VANISHING = 1e-18
+# By how much prices may pull weights, in L1, for the sum and the difference of their pulls to be
+# exact; beyond it, and where rows hardly express them, a price is split (`_split_price`).
+MILD = 1e5
 
 
 @dataclass(frozen=True)
@@ -83,9 +86,15 @@ def solve_face(problem: Problem, lam: float, status: Codes, *, exact: bool = Fal
         level = 0.0
     else:
         level = float(sizes @ problem.price[free] / total) / (2.0 * lam)
-        moved, rest = _split_price(x, root * (problem.price[free] / 2.0 - level * lam))
-        u, w = solve(x, d - moved, lam, noise)
-        u, w = u - rest / lam, w + moved / lam
+        c = root * (problem.price[free] / 2.0 - level * lam)
+        if math.sqrt(total) * float(np.linalg.norm(c)) <= MILD * lam:
+            # The ridge has another centre: u = v - c / lam, where v solves for d + X^T c / lam.
+            u, w = solve(x, d + c @ x / lam, lam, noise)
+            u = u - c / lam
+        else:
+            moved, rest = _split_price(x, c)
+            u, w = solve(x, d - moved, lam, noise)
+            u, w = u - rest / lam, w + moved / lam
     # Rounding leaves u with a small sum of its own, which would change the total weight.
     u -= root * (root @ u) / total
     weights[free] = mass * sizes / total + root * u

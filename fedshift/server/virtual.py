@@ -13,7 +13,9 @@ from fedshift.errors import DivergedError
 from fedshift.seeds import generator
 
 Floats = NDArray[np.float64]
-MOST_STEPS = 1000
+MOST_STEPS = 200
+# Relative to a covariance's largest variance: what is less is rounding, whose root would not be.
+ROUNDING = 1e-12
 
 
 def gaussians(share: Tensor, total: Tensor, square: Tensor) -> tuple[Tensor, Tensor]:
@@ -28,9 +30,10 @@ def gaussians(share: Tensor, total: Tensor, square: Tensor) -> tuple[Tensor, Ten
     held = (share > 0).double()
     mean = total / by[:, None] * held[:, None]
     covariance = square / by[:, None, None] * held[:, None, None] - mean[:, :, None] * mean[:, None]
-    # Of fewer examples than dimensions it has no inverse, and rounding can take it below 0.
     values, vectors = torch.linalg.eigh((covariance + covariance.mT) / 2)
-    return mean, vectors * values.clamp(min=0.0).sqrt()[:, None]
+    values = values * (values > ROUNDING * values.amax(1, keepdim=True))
+    # The symmetric root: it does not depend on the signs that eigenvectors happen to have.
+    return mean, (vectors * values.sqrt()[:, None]) @ vectors.mT
 
 
 def drawn(mean: Tensor, root: Tensor, draws: int, seed: int) -> Tensor:
@@ -49,8 +52,9 @@ def refitted(
 
         argmin  -sum_c (shares_c / m) sum_j log softmax(W f_cj + b)[c] + ridge/2 (||W||^2 + ||b||^2)
 
-    The ridge makes the minimum one point, to which L-BFGS comes from 0. fixed [K]: b, where it is
-    not to be fitted; it then has no ridge. Raises DivergedError for features that are not finite.
+    The ridge makes the minimum one point, to which Newton's method comes from 0. fixed [K]: b,
+    where it is not to be fitted; it then has no ridge. Raises DivergedError for features that are
+    not finite.
     """
     labels, draws, width = features.shape
     # One column of ones more is the bias.
@@ -61,19 +65,29 @@ def refitted(
     counted = np.flatnonzero(shares.cpu().numpy() > 0)
     x, y = f[counted].reshape(-1, width + 1), np.repeat(counted, draws)
     given = np.zeros(labels) if fixed is None else fixed.double().cpu().numpy()
+    rows = np.arange(len(y))
     w = np.repeat(shares.cpu().numpy()[counted] / draws, draws)
 
-    def value(flat: Floats) -> tuple[float, Floats]:
-        at = flat.reshape(labels, width + 1)
-        z = x @ at.T + given
-        p = softmax(z, axis=1)
-        p[np.arange(len(y)), y] -= 1.0
-        loss = -float(w @ log_softmax(z, axis=1)[np.arange(len(y)), y])
-        return loss + ridge / 2 * float(flat @ flat), ((p * w[:, None]).T @ x + ridge * at).ravel()
+    def at(flat: Floats) -> tuple[Floats, Floats]:
+        z = x @ flat.reshape(labels, width + 1).T + given
+        return log_softmax(z, axis=1), softmax(z, axis=1)
 
-    limits = {"maxiter": MOST_STEPS, "ftol": 1e-14, "gtol": 1e-8}
-    fit = minimize(
-        value, np.zeros(labels * (width + 1)), jac=True, method="L-BFGS-B", options=limits
-    )
+    def joined(residual: Floats, flat: Floats) -> Floats:
+        slope: Floats = ((residual * w[:, None]).T @ x).ravel() + ridge * flat
+        return slope
+
+    def value(flat: Floats) -> tuple[float, Floats]:
+        log_p, p = at(flat)
+        loss = -float(w @ log_p[rows, y]) + ridge / 2 * float(flat @ flat)
+        p[rows, y] -= 1.0
+        return loss, joined(p, flat)
+
+    def curvature(flat: Floats, along: Floats) -> Floats:
+        p = at(flat)[1]
+        change = p * (x @ along.reshape(labels, width + 1).T)
+        return joined(change - p * change.sum(1, keepdims=True), along)
+
+    start, limits = np.zeros(labels * (width + 1)), {"maxiter": MOST_STEPS, "gtol": 1e-10}
+    fit = minimize(value, start, jac=True, hessp=curvature, method="trust-ncg", options=limits)
     solved = torch.from_numpy(fit.x.reshape(labels, width + 1))
     return solved[:, :-1], solved[:, -1] if fixed is None else fixed

@@ -21,7 +21,7 @@ from fedshift.experiments.folder import trained_with
 from fedshift.experiments.load import dumps
 from fedshift.experiments.named_files import with_paths
 from fedshift.files import is_file, is_folder, write
-from fedshift.record.folder import CHECKPOINTS, CONFIG, DIVERGED, LOCK, METRICS, SUMMARY
+from fedshift.record.folder import CHECKPOINTS, CONFIG, CORRECTED, DIVERGED, LOCK, METRICS, SUMMARY
 from fedshift.record.in_use import IN_USE
 from fedshift.record.rounds import Metrics, rounds_csv
 from fedshift.record.summary import parsed as parsed_summary
@@ -208,7 +208,12 @@ class Store:
         """What a table reads of a run that is over, by file name: a few kilobytes, no model."""
         end = SUMMARY if self.done(run) else DIVERGED
         names = (CONFIG, LOCK, *([METRICS] if metrics else []), end)
-        return {name: self._text(run, name) for name in names}
+        files = {name: self._text(run, name) for name in names}
+        # Runs of earlier versions have none; with it a table can take another correction.
+        record = self.record(run)
+        if is_file(self.path(run) / CORRECTED) if record is None else CORRECTED in record.files:
+            files[CORRECTED] = self._text(run, CORRECTED)
+        return files
 
     def make(self, run: Run) -> Path:
         """The run's folder, made where it is missing."""

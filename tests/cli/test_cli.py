@@ -109,7 +109,8 @@ def test_run_leaves_a_whole_folder(call: Any) -> None:
     names = {p.name for p in Path("o").iterdir()}
     assert names == {
         "config.resolved.toml", "lock.json", "events.jsonl", "metrics.csv", "clients.csv",
-        "confusion.csv", "model.safetensors", "summary.json", "report.html", "candidates",
+        "confusion.csv", "corrected.csv", "model.safetensors", "summary.json", "report.html",
+        "candidates",
     }  # fmt: skip
     assert told["selection"]["rule"] == "estimate"
     assert set(told["selection"]["picks"]) == {"estimate", "validation", "source", "oracle"}

@@ -11,10 +11,13 @@ from torch import Tensor, nn
 
 from fedshift import recipes
 from fedshift.client.local import Local
-from fedshift.engine.run import Round, run
+from fedshift.data import client_data, register
+from fedshift.engine.run import Federation, Round, run
 from fedshift.errors import InputError
 from fedshift.model import Model, build
+from fedshift.models.dense import Mlp
 from fedshift.recipes import Setting
+from fedshift.seeds import Seeds, generator
 from support.federations import CLASSES, FEATURES, TARGET, make_federation
 
 
@@ -151,3 +154,21 @@ def test_another_run_may_go_on_from_there() -> None:
     first, second = (played.server["params"] for played in rounds)
     moved = {k for k in first if not torch.equal(first[k], second[k])}
     assert moved == first.keys() - {"0.weight"}
+
+
+def test_rows_that_lie_apart_in_memory_are_no_state() -> None:
+    """Clients that are every third row of one table: passes on such views differ in last bits."""
+    x = torch.randn(90, 5, generator=generator(0, "apart"))
+    y = torch.arange(90) % 3
+    model = build(lambda: Mlp((5,), (16,), 3), seed=0)
+    method = recipes.fedavg(Setting(model, target=(1 / 3,) * 3, local=Local(lr=0.1, steps=2)))
+
+    def trained(pack: Any) -> Round:
+        clients = [client_data(pack(x[i::3]), y[i::3], i) for i in range(3)]
+        federation = Federation(clients, *model.init(), register(clients, 3), Seeds.of(0))
+        return list(run(method, federation, 1))[-1]
+
+    apart, packed = trained(lambda rows: rows), trained(torch.Tensor.contiguous)
+    assert x[0::3].stride() == (15, 1)
+    for name, value in packed.server["params"].items():
+        assert torch.equal(value, apart.server["params"][name])

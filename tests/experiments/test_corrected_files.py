@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 import tomllib
@@ -126,9 +127,39 @@ def test_another_target_from_the_record_alone(runs: dict[str, Path]) -> None:
     own = result.for_target(list(result.summary.target))
     x = torch.rand(20, 1, 28, 28)
     assert np.allclose(own.predict(x).probabilities, result.predict(x).probabilities, atol=1e-6)
-    plain = fs.load(runs["none"])
-    shift = prior_shift(np.full(10, 0.1), plain.summary.corrected.trained_on)  # type: ignore
-    z = plain.models.model(*plain.models.shared, x)["logits"].double().numpy()
+    plain = fs.load(runs["target"])
+    assert plain.summary.corrected is not None
+    shift = prior_shift(np.full(10, 0.1), plain.summary.corrected.trained_on)
+    z = plain.models.model(*plain.models.uncorrected, x)["logits"].double().numpy()
     even = plain.for_target([0.1] * 10).predict(x).probabilities
     due = torch.from_numpy(shift.of(z)).softmax(1).numpy()
     assert np.allclose(even, due, atol=1e-6)
+
+
+def test_answers_of_each_form_are_counted(runs: dict[str, Path]) -> None:
+    """corrected.csv gives the accuracies, and the estimates, of both forms without the model."""
+    kept = dict[str, tuple[dict[str, Any], dict[str, Any]]]()
+    for prior in PRIORS:
+        facts, counts = summary_of(runs[prior]), dict[str, Any]()
+        places = {name: i for i, name in enumerate(facts["classes"])}
+        with (runs[prior] / "corrected.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        forms = [name for name in rows[0] if name not in ("set", "true", "predicted")]
+        assert forms == ["trained", "target", *["calibrated"] * (prior != "target")]
+        for row in rows:
+            table = counts.setdefault(row["set"], np.zeros((len(forms), 10, 10)))
+            table[:, places[row["true"]], places[row["predicted"]]] = [int(row[f]) for f in forms]
+        right = counts["target"].diagonal(axis1=1, axis2=2).sum(1) / counts["target"][0].sum()
+        recall = counts["validation"].diagonal(axis1=1, axis2=2)
+        recall = recall / np.maximum(counts["validation"].sum(2), 1)
+        estimates = recall @ np.array(facts["target"])
+        kept[prior] = dict(zip(forms, right, strict=True)), dict(zip(forms, estimates, strict=True))
+        final, form = facts["final"], facts["corrected"]["form"]
+        assert kept[prior][0]["trained"] == pytest.approx(final["target_accuracy"])
+        assert kept[prior][0][form] == pytest.approx(final["target_accuracy_corrected"])
+        assert kept[prior][1]["trained"] == pytest.approx(final["estimated_accuracy"])
+        moved = final["estimated_accuracy_corrected"]
+        assert moved is None if prior == "none" else kept[prior][1][form] == pytest.approx(moved)
+    # A run without a correction keeps what runs of either form would have measured.
+    assert kept["none"] == kept["calibrated"]
+    assert kept["none"][0]["target"] == kept["target"][0]["target"]

@@ -52,6 +52,7 @@ def test_the_numbers_are_those_of_moved_logits(prior: str, tmp_path: Path) -> No
     p = np.array(facts["weights"]) @ (labels / labels.sum(1, keepdims=True))
     assert facts["corrected"]["trained_on"] == pytest.approx(p, abs=1e-12)
     correction = prior_shift(T, p)
+    assert facts["corrected"]["form"] == ("calibrated" if prior == "calibrated" else "target")
     if prior == "calibrated":
         pair = (done.outcome.params, done.outcome.buffers)
         by = calibrate(sums_of(done.algorithm.model, pair, task.validation, 10), 10)

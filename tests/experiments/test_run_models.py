@@ -64,7 +64,7 @@ WAYS = (
     "labelset_fedavg", "local_only",
 )  # fmt: skip
 # They refuse networks with running statistics.
-ROBUST = ("fedmedian", "fedtrimmed", "krum", "multikrum", "rfa")
+ROBUST = ("fedmedian", "fedtrimmed", "krum", "multikrum", "rfa", "rfa under fedpals")
 OTHERS = [pytest.param(m, marks=pytest.mark.slow) for m in recipes.__all__ if m not in WAYS]
 
 

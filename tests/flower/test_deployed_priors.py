@@ -18,6 +18,7 @@ from fedshift.experiments.deployable import check_start, configured
 from fedshift.experiments.load import dumps, validate
 from fedshift.experiments.run_models import load_models
 from support.federation_grid import Watched, here
+from support.own_sites import FILE
 
 # Beside times and what is true of a federation alone.
 FILES = ("model.safetensors", "metrics.csv", "clients.csv")
@@ -161,3 +162,19 @@ def test_what_deploy_init_refuses() -> None:
     own = {"target": "clients", "kind": "dirichlet-per-client", "beta": 1.0, "clients": 3}
     with pytest.raises(InputError, match="each client serves a model"):
         check_start(configured(experiment("target", shift=own)))
+
+
+def test_deploy_init_refuses_statistics_that_the_server_would_not_take() -> None:
+    """CCVR's of 784 features have 1,568 times the bytes of the linear model."""
+    wide = {"method": {"name": "ccvr"}, "model": {"name": "linear"}}
+    with pytest.raises(InputError, match=r"bytes, .* give training.max_reply = \d+, or"):
+        check_start(configured(experiment("none", **wide)))
+    assert check_start(configured(experiment("none", method={"name": "ccvr"}))) == ""
+
+
+def test_sites_that_score_their_own_test_rows() -> None:
+    text = FILE.replace("[training]\n", '[training]\nprior = "target"\n')
+    with pytest.raises(InputError, match="nothing would measure the corrected one; give a table"):
+        configured(text)
+    table = text.replace("{well = 0.3, ill = 0.7}", '"target.csv"')
+    assert configured(table).training.prior == "target"

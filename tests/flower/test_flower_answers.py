@@ -17,6 +17,7 @@ from fedshift.engine.checks.gate import Gate
 from fedshift.engine.run import Federation
 from fedshift.errors import InputError, TrainingError
 from fedshift.model import Model
+from fedshift.models.dense import Mlp
 from fedshift.recipes import Setting
 from support.federations import SIZES, make_federation
 
@@ -24,7 +25,7 @@ pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fedshift.experiments import deployed
-from fedshift.flower import LocalGrid, client_app, play
+from fedshift.flower import AlgorithmStrategy, LocalGrid, client_app, play
 from fedshift.flower.arriving import arrived
 from fedshift.flower.records import failure_of, to_record
 from fedshift.flower.rounds import answered
@@ -204,6 +205,25 @@ def test_replies_are_bounded_by_the_model(setting: Setting, federation: Federati
     assert "different" in reason(limit, 10_000) or "non-finite" in reason(limit, 10_000)
     with pytest.raises(InputError, match="max_reply must be more than 0"):
         Gate(max_reply=0.0)
+
+
+def test_statistics_that_no_reply_may_have_are_refused_before_round_1() -> None:
+    """CCVR's, of 400 features: in the last round all replies would be refused."""
+    torch.manual_seed(0)
+    model = Model(Mlp((4,), (400,), 3))
+    method = recipes.ccvr(Setting(model, target=(1 / 3,) * 3, rounds=2))
+
+    def begun(gate: Gate) -> AlgorithmStrategy:
+        return AlgorithmStrategy(method, clients=3, classes=3, gate=gate)
+
+    message = r"have 3,849,624 bytes, and the server takes \d.*; give training.max_reply = \d+, or"
+    with pytest.raises(InputError, match=message) as refused:
+        begun(Gate())
+    least = float(re.findall(r"max_reply = (\d+)", str(refused.value))[0])
+    begun(Gate(max_reply=least))  # the cure is one
+    with pytest.raises(InputError, match="takes 1,000; give a model with fewer features"):
+        begun(Gate(max_reply=least, max_bytes=1000))
+    AlgorithmStrategy(recipes.fedavg(Setting(model, (1 / 3,) * 3)), clients=3, classes=3)
 
 
 def test_a_client_says_itself_that_its_reply_is_too_large(

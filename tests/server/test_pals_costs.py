@@ -263,3 +263,43 @@ def test_certificates_hold_at_all_ends(seed: int) -> None:
         assert pals_weights(counts, target, price=price, **setting).certified
     equal = pals_weights([[5, 0], [5, 0], [0, 5]], [0.5, 0.5], lam=0.0, price=[0.0, 0.1, 0.0])
     np.testing.assert_allclose(equal.weights, [0.5, 0.0, 0.5], atol=1e-12)
+
+
+def draw_uneven(seed: int) -> dict:
+    """Label counts of many clients, from 1 to 1e5 examples, rare labels among them, with prices."""
+    rng = np.random.default_rng(seed)
+    clients, classes = int(rng.integers(50, 200)), int(rng.integers(20, 50))
+    sizes = np.maximum(1, np.round(10 ** rng.uniform(0, 5, clients))).astype(int)
+    shares = rng.dirichlet(np.full(classes, 0.3), size=clients)
+    counts = np.stack([rng.multinomial(n, p) for n, p in zip(sizes, shares, strict=True)])
+    return {
+        "label_counts": counts,
+        "target": rng.dirichlet(np.full(classes, 0.3)),
+        "lam": float(10 ** rng.uniform(-3, 5)),
+        "price": rng.normal(size=clients) * 10 ** rng.uniform(-6, 1),
+        "cap": min(1.0, float(rng.uniform(1.01, 4)) / clients) if seed % 3 == 0 else None,
+    }
+
+
+def kkt_violation(task: dict, a: np.ndarray) -> float:
+    """How much larger the slope of a client that could give weight is than of one to take it."""
+    n = task["label_counts"].sum(axis=1)
+    S = task["label_counts"] / n[:, None]
+    slopes = -2 * S @ (task["target"] - a @ S) + 2 * task["lam"] * a / n + task["price"]
+    cap = task["cap"] or 2.0
+    gap = slopes[a > 0].max() - slopes[a < cap].min(initial=np.inf)
+    return float(gap / max(1.0, np.abs(slopes).max()))
+
+
+@pytest.mark.few(8)
+@pytest.mark.parametrize("seed", range(150))
+def test_a_price_on_uneven_clients_is_solved_exactly(seed: int) -> None:
+    """Where shares of rare labels express a price badly, it must not be split along them."""
+    task = draw_uneven(seed)
+    solved = pals_weights(**task)
+    assert solved.certified
+    assert kkt_violation(task, solved.weights) < 1e-9
+    moved = solved.weights.copy()  # the control
+    giver, taker = np.argmax(moved), np.argmin(moved)
+    moved[giver], moved[taker] = moved[giver] - 1e-4, moved[taker] + 1e-4
+    assert kkt_violation(task, moved) > 1e-9

@@ -51,6 +51,7 @@ def test_moments_of_clients_pool_to_those_of_all_examples() -> None:
         assert mean[c].numpy() == pytest.approx(rows.mean(0), abs=1e-12)
         covariance = np.cov(rows.T, bias=True)
         assert (root[c] @ root[c].T).numpy() == pytest.approx(covariance, abs=1e-12)
+        assert torch.allclose(root[c], root[c].T, atol=1e-12)  # the one that signs do not change
 
 
 def test_a_label_without_examples_has_zeros() -> None:
