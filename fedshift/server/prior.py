@@ -148,9 +148,11 @@ def calibrate(ask: Callable[[float, Floats], CalibrationSums], classes: int) -> 
     a general optimiser on pooled logits; here only sums leave a client. Raises InputError where
     there are no validation examples.
     """
-    at = np.concatenate([[1.0], np.zeros(classes)])
-    start = at.copy()
-    here = ask(1.0, np.zeros(classes))
+    centre = np.concatenate([[1.0], np.zeros(classes)])
+    # Not from the model's own logits: where they are large and wrong, the loss is so straight that
+    # Newton's steps from there are too long to go down.
+    at = np.zeros(classes + 1)
+    here = ask(0.0, at[1:])
     n = float(here.counts.sum())
     if n == 0:
         raise InputError(
@@ -158,7 +160,7 @@ def calibrate(ask: Callable[[float, Floats], CalibrationSums], classes: int) -> 
             'or take prior = "target"'
         )
     for _ in range(STEPS):
-        gradient = here.gradient + RIDGE * (at - start)
+        gradient = here.gradient + RIDGE * (at - centre)
         hessian = here.hessian + RIDGE * np.eye(classes + 1)
         # At scale 0 with a slope that would make it negative, the bias alone moves.
         free = np.ones(classes + 1, dtype=bool)
@@ -167,7 +169,7 @@ def calibrate(ask: Callable[[float, Floats], CalibrationSums], classes: int) -> 
             break
         step = np.zeros(classes + 1)
         step[free] = np.linalg.solve(hessian[np.ix_(free, free)], -gradient[free])
-        after = _lower(ask, here, at, step, gradient, start)
+        after = _lower(ask, here, at, step, gradient, centre)
         if after is None:  # what is left is below rounding
             break
         at, here = after
@@ -188,21 +190,21 @@ def calibrated_shift(calibrator: Calibrator, target: ArrayLike, floor: float = F
 
 def _lower(
     ask: Callable[[float, Floats], CalibrationSums], here: CalibrationSums, at: Floats,
-    step: Floats, gradient: Floats, start: Floats,
+    step: Floats, gradient: Floats, centre: Floats,
 ) -> tuple[Floats, CalibrationSums] | None:  # fmt: skip
     """The first of the steps, halved, after which the loss is lower; None where none is."""
-    loss = _penalised(here, at, start)
+    loss = _penalised(here, at, centre)
     for halving in range(HALVINGS):
         there = at + 0.5**halving * step
         there[0] = max(0.0, there[0])
         sums = ask(float(there[0]), there[1:])
-        if _penalised(sums, there, start) <= loss + 1e-4 * float(gradient @ (there - at)):
+        if _penalised(sums, there, centre) <= loss + 1e-4 * float(gradient @ (there - at)):
             return there, sums
     return None
 
 
-def _penalised(sums: CalibrationSums, at: Floats, start: Floats) -> float:
-    return sums.loss + 0.5 * RIDGE * float((at - start) @ (at - start))
+def _penalised(sums: CalibrationSums, at: Floats, centre: Floats) -> float:
+    return sums.loss + 0.5 * RIDGE * float((at - centre) @ (at - centre))
 
 
 def _ratio(T: Floats, p: Floats, correctable: NDArray[np.bool_]) -> Floats:
