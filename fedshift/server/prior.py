@@ -29,6 +29,9 @@ FLOOR = 1e-3
 # the examples leave open (a constant in the bias, a label that none has, examples all predicted).
 RIDGE = 1e-3
 STEPS, HALVINGS, NEAR = 50, 20, 1e-9
+# Of logits, scale and biases: products stay finite, so that one client's wild sums cannot lead to
+# where the sums of all others are no numbers. The ridge keeps a minimum far below it.
+LARGEST = 1e6
 
 
 @sketched
@@ -149,16 +152,18 @@ def calibrate(ask: Callable[[float, Floats], CalibrationSums], classes: int) -> 
     there are no validation examples.
     """
     centre = np.concatenate([[1.0], np.zeros(classes)])
-    # Not from the model's own logits: where they are large and wrong, the loss is so straight that
-    # Newton's steps from there are too long to go down.
-    at = np.zeros(classes + 1)
-    here = ask(0.0, at[1:])
+    at, here = centre, ask(1.0, np.zeros(classes))
     n = float(here.counts.sum())
     if n == 0:
         raise InputError(
             "no client has validation examples to calibrate the model on; raise data.validation, "
             'or take prior = "target"'
         )
+    if here.loss > n * math.log(classes):
+        # Large and wrong logits, worse than none: so straight is the loss there that Newton's steps
+        # are too long to go down.
+        at = np.zeros(classes + 1)
+        here = ask(0.0, at[1:])
     for _ in range(STEPS):
         gradient = here.gradient + RIDGE * (at - centre)
         hessian = here.hessian + RIDGE * np.eye(classes + 1)
@@ -195,7 +200,7 @@ def _lower(
     """The first of the steps, halved, after which the loss is lower; None where none is."""
     loss = _penalised(here, at, centre)
     for halving in range(HALVINGS):
-        there = at + 0.5**halving * step
+        there = np.clip(at + 0.5**halving * step, -LARGEST, LARGEST)
         there[0] = max(0.0, there[0])
         sums = ask(float(there[0]), there[1:])
         if _penalised(sums, there, centre) <= loss + 1e-4 * float(gradient @ (there - at)):
