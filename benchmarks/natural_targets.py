@@ -7,7 +7,7 @@ that every row is tested by a model that has not seen it. Differences are paired
 
 Runs are kept in `--folder`, and the same command goes on from there. Before a table's runs its time
 is forecast from those of two targets. `--write` writes results/natural_targets.md and wants all
-tables; docs/datasets.md says how to get them.
+tables, and a drawing for each; docs/datasets.md says how to get them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import math
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,10 @@ from page import table as lines_of
 
 import fedshift as fs
 from fedshift.errors import FedshiftError
+from fedshift.files import write
+from fedshift.report.charts import Axis, SideBars
 from fedshift.report.intervals import moments
+from fedshift.report.svg import svg
 from fedshift.sweeps.texts import difference, spread
 
 OUT = Path(__file__).parents[1] / "results" / "natural_targets.md"
@@ -46,25 +50,32 @@ SETTINGS: dict[str, Any] = {
 ACCURACY, LOSS = "target_accuracy", "target_loss"
 MOVED = "_corrected"
 FOLDS, PILOT = 5, 2
-HEADER = ["table", "targets", "method", "accuracy, %", "corrected, %", "log loss", "corrected"]
+HEADER = ["table", "targets", "method", "accuracy, %", "corrected, %", "its worst tenth, %"]
+HEADER += ["log loss", "corrected"]
+ADDED = ["table", "what is added", "targets", "accuracy, points", "log loss, nats"]
 Values = dict[str, dict[str, float]]
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Of one table: by method and number, the value at each target."""
+    """Of one table: by method and number, the value at each target.
+
+    mixed  the targets with two labels or more: one label alone is all that corrected models say
+    """
 
     name: str
     values: Mapping[str, Values]
+    mixed: frozenset[str]
 
     @property
     def targets(self) -> list[str]:
         return list(self.values["FedAvg"][ACCURACY])
 
-    def paired(self, method: str, number: str, base: str, of: str) -> list[float]:
-        """method's number minus base's, at the targets that both have."""
-        one, other = self.values[method][number], self.values[base][of]
-        return [one[t] - other[t] for t in one if t in other]
+    def paired(self, method: str, number: str, of: str) -> dict[str, float]:
+        """method's number minus FedAvg's number `of`, by target, where both have one."""
+        one, other = self.values[method][number], self.values["FedAvg"][of]
+        both = {t: one[t] - other[t] for t in one if t in other}
+        return {t: v for t, v in both.items() if math.isfinite(v)}
 
 
 def measured(name: str, folder: Path, jobs: int, only: Sequence[str] | None) -> Measured:
@@ -85,7 +96,14 @@ def measured(name: str, folder: Path, jobs: int, only: Sequence[str] | None) -> 
             for number in (ACCURACY, ACCURACY + MOVED, LOSS, LOSS + MOVED)
         }
     values["Oracle"] = oracle(task, wanted, folder / f"{name}-oracle", jobs)
-    return Measured(name, values)
+    return Measured(name, values, mixed_of(task, wanted))
+
+
+def mixed_of(task: fs.Task, names: Sequence[str]) -> frozenset[str]:
+    """The clients whose rows have two labels or more."""
+    pairs = {(int(i), int(y)) for i, y in zip(task.places.codes, task.labels.codes, strict=True)}
+    labels = Counter(task.places.names[i] for i, y in pairs if i >= 0 and y >= 0)
+    return frozenset(name for name in names if labels[name] > 1)
 
 
 def oracle(task: fs.Task, targets: Sequence[str], folder: Path, jobs: int) -> Values:
@@ -123,31 +141,74 @@ def rows(of: Measured) -> Iterator[list[str]]:
             for name in (number, number + MOVED):
                 numbers = [scale * v for v in values.get(name, {}).values() if math.isfinite(v)]
                 shown.append(spread(moments(numbers) if numbers else None, 1 if scale > 1 else 3))
+        low = sorted(values.get(ACCURACY + MOVED, values[ACCURACY]).values())
+        tenth = low[: math.ceil(len(low) / 10)]
+        shown.insert(2, f"{100 * math.fsum(tenth) / len(tenth):.1f}")
         yield [of.name, str(len(values[ACCURACY])), method, *shown]
 
 
 def gains(of: Measured) -> Iterator[list[str]]:
     """What the correction adds, and what weights add before and after it, in points and nats."""
-    pairs = [("correction, FedAvg", "FedAvg", MOVED, "FedAvg", "")]
+    pairs = [("correction, FedAvg", "FedAvg", MOVED, "")]
     for method in list(METHODS)[1:]:
-        pairs += [(f"{method}, uncorrected", method, "", "FedAvg", "")]
-        pairs += [(f"{method}, both corrected", method, MOVED, "FedAvg", MOVED)]
-    for what, method, moved, base, base_moved in pairs:
-        line = [of.name, what]
-        for number, scale, digits in ((ACCURACY, 100.0, 1), (LOSS, 1.0, 3)):
-            values = of.paired(method, number + moved, base, number + base_moved)
-            finite = [scale * v for v in values if math.isfinite(v)]
-            text = difference(moments(finite) if finite else None, digits)
-            line.append(text.replace("every seed", "every target"))
-        yield line
+        pairs += [(f"{method}, uncorrected", method, "", "")]
+        pairs += [(f"{method}, both corrected", method, MOVED, MOVED)]
+    pairs += [("oracle, FedAvg corrected", "Oracle", "", MOVED)]
+    several = len(of.mixed) < len(of.targets)
+    for what, method, moved, base_moved in pairs:
+        for only in (None, of.mixed) if several and method != "Oracle" else (None,):
+            yield _gain(of, what, method, moved, base_moved, only)
+
+
+def _gain(
+    of: Measured, what: str, method: str, moved: str, base: str, only: frozenset[str] | None
+) -> list[str]:
+    cells, count = [], 0
+    for number, scale, digits in ((ACCURACY, 100.0, 1), (LOSS, 1.0, 3)):
+        values = of.paired(method, number + moved, number + base)
+        kept = [scale * v for t, v in values.items() if only is None or t in only]
+        cells.append(difference(moments(kept) if kept else None, digits, "target"))
+        count = max(count, len(kept))
+    name = of.name if only is None else f"{of.name}, two labels or more"
+    return [name, what, str(count), *cells]
+
+
+def sentence(of: Measured) -> str:
+    """What weights add once both models are corrected, on targets with two labels or more."""
+    parts = []
+    for method in list(METHODS)[1:]:
+        values = of.paired(method, ACCURACY + MOVED, ACCURACY + MOVED)
+        gain = moments([100 * v for t, v in values.items() if t in of.mixed])
+        if gain.low is None or gain.high is None:
+            verb = "nothing that so few targets could show"
+        elif gain.low <= 0 <= gain.high:
+            verb = "nothing that shows"
+        else:
+            verb = "a gain" if gain.low > 0 else "a loss"
+        parts.append(f"{method} {difference(gain, 1, 'target')}, {verb}")
+    return f"- `{of.name}`, {len(of.mixed)} targets: {'; '.join(parts)}."
+
+
+def drawing(of: Measured) -> str:
+    """Mean accuracies, as trained and corrected, as SVG."""
+    bars = {
+        f"{method}{', corrected' * bool(moved)}": math.fsum(numbers.values()) / len(numbers)
+        for method, values in of.values.items()
+        for moved in ("", MOVED)
+        if (numbers := values.get(ACCURACY + moved))
+    }
+    title = f"{of.name}: mean accuracy over {len(of.targets)} targets"
+    axis = Axis("accuracy at the target", percent=True)
+    return svg(SideBars(title, tuple(bars), tuple(bars.values()), axis))
 
 
 def page(all_: Sequence[Measured]) -> str:
     """The page for results."""
     first = "\n".join(lines_of(HEADER, [row for one in all_ for row in rows(one)]))
-    header = ["table", "what is added", "accuracy, points", "log loss, nats"]
-    second = "\n".join(lines_of(header, [row for one in all_ for row in gains(one)]))
-    return PAGE.format(means=first, gains=second, **SETTINGS)
+    second = "\n".join(lines_of(ADDED, [row for one in all_ for row in gains(one)]))
+    honest = "\n".join(map(sentence, all_))
+    drawn = "\n".join(f"![{one.name}]({OUT.stem}/{one.name}.svg)" for one in all_)
+    return PAGE.format(means=first, gains=second, honest=honest, drawn=drawn, **SETTINGS)
 
 
 PAGE = """# Every client as the target, on natural clients
@@ -158,13 +219,27 @@ same model, calibrated on the clients' validation rows and moved to the target's
 FedPALS chooses its ESS by the estimate of the corrected model. The oracle trains on the target's
 rows alone, in five folds; targets with fewer than ten rows or with one label have none.
 
-Mean ± standard deviation over the targets:
+The target's label shares are those of its test rows, without error. Of a target with one label they
+say all, and a corrected model is right there by that alone. Where a table has such targets, lines
+"two labels or more" leave them out.
+
+## What weights add once both models are corrected
+
+Accuracy minus FedAvg's, both corrected, in points, on targets with two labels or more:
+
+{honest}
+
+## All numbers
+
+Mean ± standard deviation over the targets; the worst tenth is of the corrected models' accuracies:
 
 {means}
 
-Paired by target, with 95 % t-intervals:
+Minus FedAvg, paired by target, with 95 % t-intervals (none below three targets):
 
 {gains}
+
+{drawn}
 """
 
 
@@ -190,7 +265,9 @@ def main() -> None:
     text = page(done)
     print(text)
     if given.write and len(done) == len(TABLES) and not given.first:
-        OUT.write_text(text)
+        write(OUT, text)
+        for one in done:
+            write(OUT.with_suffix("") / f"{one.name}.svg", drawing(one) + "\n")
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ MAY = {
 LIBRARY = set(MAY) - {"deploy", "testing", "moved", "plugins", "diagnose", "diagnosis", "verdict"}
 MAY |= {
     "experiments": LIBRARY | {"__version__"},
-    "sweeps": {"errors", "files", "seeds", "recipes", "record", "report", "experiments"}
+    "sweeps": {"errors", "files", "seeds", "recipes", "record", "report", "experiments", "tasks"}
     | {"engine.ways", "engine.quicker", "server.pals"},
     "fitting": LIBRARY | {"experiments", "sweeps"},
     "cli": LIBRARY

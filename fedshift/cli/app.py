@@ -177,10 +177,11 @@ def compare(
             help="What differs between runs; split: all draws; target: the client held out.",
         ),
     ] = "training",
-    base: Annotated[str, typer.Option(help="Differences are to it; default: the first.")] = "",
-    metric: Annotated[
-        str | None, typer.Option(help="What is compared, as in target_macro_f1.")
+    targets: Annotated[
+        str | None, typer.Option(help="With --vary target, as in north,south; default: all.")
     ] = None,
+    base: Annotated[str, typer.Option(help="Differences are to it; default: the first.")] = "",
+    metric: Annotated[str | None, typer.Option(help="Compared, as target_macro_f1.")] = None,
     jobs: Annotated[
         int | None, typer.Option(help="Runs at once, a process each; default: one per core.")
     ] = None,
@@ -205,8 +206,9 @@ def compare(
         from fedshift.cli.comparing import Asked, compare_asked
 
     asked = Asked(
-        file, methods, seeds, config, vary, base, metric, jobs, backend, workers, out, resume
-    )
+        file, methods, seeds, config, vary, targets, base, metric, jobs, backend, workers, out,
+        resume,
+    )  # fmt: skip
     compare_asked(asked, as_json=format is Format.json)
 
 

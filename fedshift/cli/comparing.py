@@ -35,6 +35,7 @@ class Asked:
     seeds: str
     overrides: Sequence[str]
     vary: str
+    targets: str | None
     base: str
     metric: str | None
     jobs: int | None
@@ -47,10 +48,10 @@ class Asked:
 def compare_asked(asked: Asked, *, as_json: bool) -> None:
     """Do the runs, print the table, and say by the exit code whether one failed."""
     default = "0" if asked.vary == "target" else "0-4"
-    names = [name.strip() for name in asked.methods.split(",") if name.strip()]
     plan, source = plan_of(
-        asked.file, names, parse_seeds(asked.seeds or default), asked.overrides,
+        asked.file, _split(asked.methods), parse_seeds(asked.seeds or default), asked.overrides,
         vary=asked.vary, base=asked.base, metric=asked.metric,
+        targets=None if asked.targets is None else _split(asked.targets),
     )  # fmt: skip
     folder = asked.out or Path("runs") / f"{plan.title}-compare"
     check_folder(folder, asked.resume)
@@ -73,6 +74,10 @@ def compare_asked(asked: Asked, *, as_json: bool) -> None:
         )  # fmt: skip
     _show(done, as_json)
     _leave(done)
+
+
+def _split(names: str) -> list[str]:
+    return [name.strip() for name in names.split(",") if name.strip()]
 
 
 def _check_tasks(plan: Plan, populations: Populations) -> tuple[Custom, list[str]]:

@@ -107,6 +107,10 @@ def _shift_reasons(experiment: Experiment, mixed: Floats, used: Floats) -> list[
     task, unmeasured = experiment.prepared.task, experiment.outcome.estimate.unmeasured_mass
     if experiment.config.data.validation == 0 and unmeasured >= 1 - 1e-9:
         unmeasured = 0.0  # no estimate was requested
+    done = experiment.outcome
+    if weighs_labels(experiment.algorithm, done.last):
+        table = done.federation.table
+        used = correcting.mixture(experiment.algorithm, done.weights, done.last, table)
     shares = (task.target.tolist(), mixed.tolist(), used.tolist())
     rest = "it is of the others" if task.kind == "regression" else "it counts them as wrong"
     return reasons(task.classes, *shares, unmeasured, rest)

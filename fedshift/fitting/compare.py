@@ -37,6 +37,7 @@ from fedshift.sweeps.compare import jobs_that_fit
 from fedshift.sweeps.plan import Contender, Plan, Point, check_choice, check_metric, check_vary
 from fedshift.sweeps.store import Run, run_of
 from fedshift.sweeps.table import Table
+from fedshift.sweeps.targets import about_targets, targets_of
 from fedshift.sweeps.worker import Means
 from fedshift.tasks.task import Task
 
@@ -176,20 +177,11 @@ def _seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
 
 def _targets(task: Task, vary: str, targets: Sequence[str] | None) -> tuple[str, ...]:
     """The clients to hold out in turn; () where seeds vary. Raises InputError for names of none."""
-    if vary != "target":
-        if targets is not None:
-            raise InputError(f'targets are for vary="target", and vary is "{vary}"; leave them out')
-        return ()
-    if isinstance(targets, str):
-        raise InputError(f'targets = "{targets}": give a list of clients, as ["{targets}"]')
-    names = task.labelled if targets is None else tuple(targets)
-    if len(set(names)) < len(names):
-        raise InputError("targets: a client is there twice; give each once")
-    for name in names:
-        task.held_out(name)  # for its errors
-    if not names:
-        raise InputError("targets is empty; give at least one client, or leave it out")
-    return names
+    if vary == "target":
+        return targets_of(task, targets)
+    if targets is not None:
+        raise InputError(f'targets are for vary="target", and vary is "{vary}"; leave them out')
+    return ()
 
 
 def _one_seed(seeds: int | Sequence[int] | None) -> int:
@@ -259,7 +251,8 @@ class _Tasks:
         )
         rule = first.config.selection.rule if first else "estimate"
         title = self.extras["name"] or self.task.name
-        made = Plan(title, contenders, seeds, self.vary, base, metric, rule, self.targets)
+        about = about_targets(self.task, self.targets) if self.targets else ()
+        made = Plan(title, contenders, seeds, self.vary, base, metric, rule, self.targets, about)
         if made.has_grid and first is not None:
             of = first.prepared.task
             held_out = any(len(one.y) for one in of.validation)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from fedshift.errors import InputError
 from fedshift.experiments.run_models import RunModels
 from fedshift.fitting.predictor import CorrectionOf
+from fedshift.recipes import traits_of
 from fedshift.record.summary import Summary
 from fedshift.server.prior import Calibrator, Correction, calibrated_shift, prior_shift
 from fedshift.tasks.target import Target, target_of
@@ -36,11 +37,11 @@ def correction_for(summary: Summary, models: RunModels, shares: Sequence[float])
     """By the place of a client: of its own model, else of the server's.
 
     A client's own model was trained under that client's label shares; the server's under the
-    mixture of the clients' by their weights, or it is calibrated.
+    mixture of the clients' by their weights, or it is calibrated. Shares that training takes out
+    count as even.
     """
     counts = np.array(summary.label_counts, dtype=np.float64)
-    rows: Floats = counts / np.maximum(counts.sum(1, keepdims=True), 1.0)
-    shared = _of_server(summary, np.array(shares), rows)
+    shared = _of_server(summary, np.array(shares), counts)
 
     def of(place: int | None) -> Correction | None:
         if place is None or not models.personal:
@@ -50,17 +51,26 @@ def correction_for(summary: Summary, models: RunModels, shares: Sequence[float])
                 "this client has no training examples: nothing says under which label shares its "
                 "model was trained"
             )
-        return prior_shift(shares, rows[place])
+        return prior_shift(shares, _in_model(summary, counts[place]))
 
     return of
 
 
-def _of_server(summary: Summary, target: Floats, rows: Floats) -> Correction:
-    """By the run's calibrator, where it has one; rows [M, K] are the clients' label shares."""
+def _in_model(summary: Summary, mixed: Floats) -> Floats:
+    """The label shares in a model that was trained on labels mixed so, [K]."""
+    traits, sets = traits_of(summary.method), summary.label_sets
+    if traits.even or (sets is not None and sets.mode == "private"):
+        mixed = (mixed > 0).astype(np.float64)
+    shares: Floats = np.array(summary.target) if traits.at_target else mixed / mixed.sum()
+    return shares
+
+
+def _of_server(summary: Summary, target: Floats, counts: Floats) -> Correction:
+    """By the run's calibrator, where it has one; counts [M, K] are the clients'."""
     done = summary.corrected
     if done is None:  # of an earlier version, or of clients that serve models of their own
-        mixture = np.array(summary.weights) @ rows
-        return prior_shift(target, mixture / mixture.sum())
+        rows = counts / np.maximum(counts.sum(1, keepdims=True), 1.0)
+        return prior_shift(target, _in_model(summary, np.array(summary.weights) @ rows))
     if done.calibrator_bias is None or done.prior is None:
         return prior_shift(target, done.trained_on)
     bias, prior = np.array(done.calibrator_bias), np.array(done.prior)

@@ -30,9 +30,9 @@ def gaussians(share: Tensor, total: Tensor, square: Tensor) -> tuple[Tensor, Ten
     A label of share 0 has zeros. Raises DivergedError for numbers beyond `LARGEST`, or not finite.
     """
     by = share.clamp(min=1e-300)
-    held = (share > 0).double()
-    mean = total / by[:, None] * held[:, None]
-    covariance = square / by[:, None, None] * held[:, None, None] - mean[:, :, None] * mean[:, None]
+    seen = (share > 0).double()
+    mean = total / by[:, None] * seen[:, None]
+    covariance = square / by[:, None, None] * seen[:, None, None] - mean[:, :, None] * mean[:, None]
     sized = (mean.abs() <= LARGEST).all() and (covariance.abs() <= LARGEST**2).all()
     if not bool(sized):  # so also of NaN
         raise DivergedError(

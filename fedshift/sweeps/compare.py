@@ -168,7 +168,8 @@ def table_of(
     rows = rows_of(plan, runs, metric)
     curves = {row.label: _curve(row.runs, store, metric) for row in rows}
     intervals = INTERVALS.replace("seeds", "targets") if plan.targets else INTERVALS
-    every = [plan.varied, intervals, *([_choice(plan, rows)] if plan.has_grid else []), *notes]
+    choice = [_choice(plan, rows)] if plan.has_grid else []
+    every = [plan.varied, *plan.about, intervals, *choice, *notes]
     if smaller_is_better(metric):
         every.insert(0, f"{metric}: smaller is better, and so is a negative difference.")
     return Table(plan.title, metric, plan.base, rows, runs, tuple(every), curves, folder)

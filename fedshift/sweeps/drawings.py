@@ -13,13 +13,17 @@ Curves = Mapping[str, Mapping[int, Moments]]
 
 
 def drawings(
-    title: str, axis: Axis, rows: Mapping[str, Moments | None], base: str, curves: Curves
-) -> dict[str, Chart]:
-    """Charts by caption: a bar per method with a line at the base, and the curves over rounds."""
+    title: str, axis: Axis, rows: Mapping[str, Moments | None], base: str, curves: Curves,
+    units: str = "seeds",
+) -> dict[str, Chart]:  # fmt: skip
+    """Charts by caption: a bar per method with a line at the base, and the curves over rounds.
+
+    units  what means are over
+    """
     means, low, high = with_intervals(tuple(rows.values()))
     mark = None if (m := rows[base]) is None else m.mean
     bars = SideBars(title, tuple(rows), means, axis, mark, low, high)
-    what = f"{axis.label}, mean over seeds"
+    what = f"{axis.label}, mean over {units}"
     whiskers = ", with its 95 % interval" * any(v is not None for v in low)
     drawn: dict[str, Chart] = {f"{what}{whiskers}; the line: {base}": bars}
     series = tuple(_series(name, curve) for name, curve in curves.items() if curve)
@@ -28,7 +32,7 @@ def drawings(
         shape = "bands" if True in spans else "upright lines"
         bands = f"; the {shape}: 95 % intervals" * bool(spans)
         lines = LineChart(f"{title} by round", series, Axis("round"), axis)
-        drawn[f"{axis.label} by round, mean over seeds{bands}"] = lines
+        drawn[f"{axis.label} by round, mean over {units}{bands}"] = lines
     return drawn
 
 

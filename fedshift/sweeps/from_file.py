@@ -20,6 +20,7 @@ from fedshift.recipes import Recipe, fitting
 from fedshift.sweeps.plan import Contender, Plan, Point, check_choosing, check_metric, seeded
 from fedshift.sweeps.spans import values_of
 from fedshift.sweeps.store import Run, run_of
+from fedshift.sweeps.targets import about_targets, targets_of
 
 # Keys that the command sets itself, and by what.
 TAKEN = {"method.name": "--methods", "seeds.run": "--seeds"}
@@ -38,12 +39,14 @@ def plan_of(
     vary: str = "training",
     base: str = "",
     metric: str | None = None,
+    targets: Sequence[str] | None = None,
 ) -> tuple[Plan, Source]:
     """The runs of an experiment file by each method, and what says where a key was set.
 
     overrides  as `section.key=value`; where one lists values, each is tried. Those of [method] are
                for the methods that have them
     methods    names of recipes, or FILE.py:NAME; empty: that of the file
+    targets    with vary "target": the clients that are held out in turn; None: all
 
     Raises InputError for what cannot be configured, and for a grid without validation.
     """
@@ -56,21 +59,21 @@ def plan_of(
     weights = typed or config.method.options.get("weights")
     made = [(name, _recipe(file, name, weights)) for name in methods or [config.method.name]]
     _check_used(values, made)
-    targets = _targets(config, seeds) if vary == "target" else ()
+    names, about = _targets(config, seeds, vary, targets)
     in_file = {METHOD + option for option in config.method.options}
     contenders = tuple(
         Contender(
             recipe.name,
             tuple(
-                Point(label, _runs(one, seeds, vary, targets))
+                Point(label, _runs(one, seeds, vary, names))
                 for label, one in _points(file, name, recipe, _chosen(recipe, values, in_file))
             ),
         )
         for name, recipe in made
     )
-    units = tuple(range(len(targets))) if targets else tuple(seeds)
+    units = tuple(range(len(names))) if names else tuple(seeds)
     rule = config.selection.rule
-    plan = Plan(config.name, contenders, units, vary, base, metric, rule, targets)
+    plan = Plan(config.name, contenders, units, vary, base, metric, rule, names, about)
     if plan.has_grid:
         check_choosing(config)
     return plan, source
@@ -121,8 +124,14 @@ def _chosen(recipe: Recipe, values: Values, in_file: set[str]) -> Values:
     return values
 
 
-def _targets(config: Config, seeds: Sequence[int]) -> tuple[str, ...]:
-    """The clients of the file's data that have labels: each is held out in turn."""
+def _targets(
+    config: Config, seeds: Sequence[int], vary: str, targets: Sequence[str] | None
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(the clients of the file's data that are held out in turn, sentences on them)."""
+    if vary != "target":
+        if targets is not None:
+            raise InputError("--targets is for --vary target; add that, or leave --targets out")
+        return (), ()
     if len(seeds) > 1:
         raise InputError(
             "--vary target pairs differences by target, and there is one seed; give --seeds 0, or "
@@ -133,7 +142,9 @@ def _targets(config: Config, seeds: Sequence[int]) -> tuple[str, ...]:
             "--vary target holds out one client after the other of your data; set data.source to a "
             'table, a folder, or "natural"'
         )
-    return task_of(config.data, seeds[0]).labelled
+    task = task_of(config.data, seeds[0])
+    names = targets_of(task, targets)
+    return names, about_targets(task, names)
 
 
 def _runs(

@@ -17,7 +17,8 @@ from fedshift.sweeps.statistics import paired
 from fedshift.sweeps.store import Run, Store
 
 Facts = Mapping[str, Any]
-CORRECTED = "target_accuracy_corrected"
+# Numbers at the target, and the same of the model that is corrected for it.
+CORRECTED = {name: f"{name}_corrected" for name in ("target_accuracy", "target_loss")}
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Row:
     """A method: the setting that validation chose, and its runs over the seeds.
 
     moments     of the metric; difference: paired, to the base
-    corrected   of the models corrected for the target, where accuracies are compared;
+    corrected   of the models corrected for the target, where accuracy or loss is compared;
                 corrected_difference: paired, to the base, corrected as well
     validation  by setting, the mean that it was chosen by; empty where there was one alone
     """
@@ -88,10 +89,10 @@ class Row:
         return tuple(m.target for m in sorted(self.runs, key=lambda m: m.seed) if m.target)
 
     def worst(self, name: str) -> float | None:
-        """The mean of its lowest tenth of runs, one at least; None where no run has the number."""
-        values = sorted(self.values(name).values())
-        lowest = values[: math.ceil(len(values) / 10)]
-        return math.fsum(lowest) / len(lowest) if lowest else None
+        """The mean of its worst tenth of runs, one at least; None where no run has the number."""
+        values = sorted(self.values(name).values(), reverse=smaller_is_better(name))
+        worst = values[: math.ceil(len(values) / 10)]
+        return math.fsum(worst) / len(worst) if worst else None
 
 
 def measured(plan: Plan, store: Store, report: Report) -> tuple[Measured, ...]:
@@ -146,14 +147,14 @@ def rows_of(plan: Plan, runs: Sequence[Measured], metric: str) -> tuple[Row, ...
     """A row per method, at the setting that validation chose, beside the base."""
     rows = [_row(plan, contender, runs, metric) for contender in plan.contenders]
     base = next(row for row in rows if row.label == plan.base)
-    both = metric == "target_accuracy"
+    moved = CORRECTED.get(metric)
     return tuple(
         row
         if row is base
         else replace(
             row,
             difference=_difference(row, base, metric),
-            corrected_difference=_difference(row, base, CORRECTED) if both else None,
+            corrected_difference=_difference(row, base, moved) if moved else None,
         )
         for row in rows
     )
@@ -176,8 +177,9 @@ def _row(plan: Plan, contender: Contender, runs: Sequence[Measured], metric: str
 
     row = rows[max(rows, key=merit)]  # of equals the first
     several = merits if len(merits) > 1 else {}
-    moved = _moments(row, CORRECTED) if metric == "target_accuracy" else None
-    return replace(row, moments=_moments(row, metric), corrected=moved, validation=several)
+    moved = CORRECTED.get(metric)
+    corrected = _moments(row, moved) if moved else None
+    return replace(row, moments=_moments(row, metric), corrected=corrected, validation=several)
 
 
 def _moments(row: Row, metric: str) -> Moments | None:
@@ -203,7 +205,8 @@ def chosen_by(plan: Plan, runs: Sequence[Measured]) -> str:
 
 def smaller_is_better(metric: str) -> bool:
     """Whether a number, by its name, is an error or a loss."""
-    return metric.endswith(("loss", "rmse")) or metric == "mae"
+    of = metric.removesuffix("_corrected")
+    return of.endswith(("loss", "rmse")) or of == "mae"
 
 
 def _difference(row: Row, base: Row, metric: str) -> Moments | None:

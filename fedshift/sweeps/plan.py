@@ -9,6 +9,7 @@ from fedshift.errors import InputError, shown, unknown
 from fedshift.experiments.config import Config
 from fedshift.experiments.served import measured
 from fedshift.record.rounds import Metrics
+from fedshift.record.summary import Final
 from fedshift.sweeps.store import Run
 
 VARY = ("training", "split", "target")
@@ -36,7 +37,7 @@ class Plan:
 
     vary    "training": first weights, cohorts and batches; "split": the cut into clients as well;
             "target": one client after the other is held out as the target
-    targets their names; a run's seed is then its place among them
+    targets their names; a run's seed is then its place among them. about: sentences on them
     base    the method whose difference to the others is taken
     metric  a number of a run's summary; None: the accuracy at the target
     rule    what a setting is chosen by, as in [selection]
@@ -50,6 +51,7 @@ class Plan:
     metric: str | None = None
     rule: str = "estimate"
     targets: tuple[str, ...] = ()
+    about: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         labels = [c.label for c in self.contenders]
@@ -139,7 +141,9 @@ def seeded(config: Config, seed: int, vary: str) -> Config:
 
 def check_metric(metric: str | None, added: Iterable[str]) -> None:
     """Raise InputError for a number that no run has; added: metrics of the user's."""
-    names = {*measured(), *(one.name for one in fields(Metrics)), *added, "ess", "distance"}
+    corrected = {one.name for one in fields(Final) if one.name.endswith("_corrected")}
+    names = {one.name for one in fields(Metrics)} | corrected
+    names |= {*measured(), *added, "ess", "distance"}
     if metric is not None and metric not in names - {"others"}:
         raise unknown("metric", metric, names - {"round", "clients_trained", "others"})
 

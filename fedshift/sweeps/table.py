@@ -31,8 +31,8 @@ NUMBERS = (
     "ess_fraction", "note",
 )  # fmt: skip
 RUNS = (
-    "method", "setting", "chosen", "seed", "state", "value", CORRECTED, "estimated_accuracy",
-    "validation_accuracy", "source_accuracy", "ess_fraction", "run", "why",
+    "method", "setting", "chosen", "seed", "state", "value", "target_accuracy_corrected",
+    "estimated_accuracy", "validation_accuracy", "source_accuracy", "ess_fraction", "run", "why",
 )  # fmt: skip
 
 
@@ -84,7 +84,7 @@ class Table:
         minus = f"Minus {self.base}"
         units, worst = ("Targets", ["Worst tenth"]) if self.targets else ("Seeds", [])
         header = ("Method", *["Chosen"] * grid, units, unit, *worst, minus)
-        header += ("Corrected, %", minus) * moved
+        header += ("Corrected" + ", %" * self.percent, minus) * moved
         numbers = self.estimate == "estimated_rmse"
         estimate = "Estimated RMSE" if numbers else "Estimated"
         header += (estimate, "ESS", *["Missing"] * notes)
@@ -95,7 +95,7 @@ class Table:
                 row.moments.n if row.moments else 0,
                 spread(self._scaled(row.moments), self.digits),
                 *[row.worst(self.metric)] * len(worst),
-                difference(self._scaled(row.difference), self.digits),
+                self._difference(row.difference),
                 *self._corrected(row) * moved,
                 row.mean(self.estimate),
                 row.mean("ess_fraction"),
@@ -118,9 +118,17 @@ class Table:
         return ".1%" if self.percent else ".4g"
 
     def _corrected(self, row: Row) -> tuple[str, str]:
-        """The corrected models' accuracy, and its paired difference to the base's, corrected."""
-        pair = self._scaled(row.corrected), self._scaled(row.corrected_difference)
-        return spread(pair[0], self.digits), difference(pair[1], self.digits)
+        """The corrected models' number, and its paired difference to the base's, corrected."""
+        mean = spread(self._scaled(row.corrected), self.digits)
+        return mean, self._difference(row.corrected_difference)
+
+    def _difference(self, of: Moments | None) -> str:
+        return difference(self._scaled(of), self.digits, self.unit)
+
+    @property
+    def unit(self) -> str:
+        """What results are paired by: "seed" or "target"."""
+        return "target" if self.targets else "seed"
 
     @property
     def estimate(self) -> str:
@@ -138,7 +146,8 @@ class Table:
     @property
     def percent(self) -> bool:
         """Whether the metric is a share, which tables show in percent; of 100, it is there."""
-        share = self.metric == OWN or self.metric.endswith(("accuracy", "f1", "recall"))
+        name = self.metric.removesuffix("_corrected")
+        share = name == OWN or name.endswith(("accuracy", "f1", "recall"))
         return share and all(
             abs(v) <= 1 + 1e-9 for row in self.rows for v in row.values(self.metric).values()
         )
@@ -189,11 +198,15 @@ class Table:
             for m in self.runs
         )
         formats = ("", "", "", "" if self.targets else "d", "", *["g"] * 6, "", "")
-        header = tuple("target" if c == "seed" and self.targets else c for c in RUNS)
-        return tables.Table(self._named(header), rows, formats, "Every run")
+        return tables.Table(self._named(RUNS), rows, formats, "Every run")
 
     def _named(self, columns: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(self.estimate if c == "estimated_accuracy" else c for c in columns)
+        accuracy = "target_accuracy_corrected"
+        other = {
+            "estimated_accuracy": self.estimate,
+            accuracy: CORRECTED.get(self.metric, accuracy),
+        }
+        return tuple(other.get(c, c.replace("seed", self.unit)) for c in columns)
 
     def markdown(self) -> str:
         """The table as Markdown, with its notes."""
@@ -220,10 +233,10 @@ class Table:
         return pandas.DataFrame(list(table.rows), columns=list(table.header))
 
     def plots(self) -> dict[str, Chart]:
-        """Charts by what they show: means over the seeds, and the metric by round."""
+        """Charts by what they show: means over seeds or targets, and the metric by round."""
         axis, title = Axis(self.words, percent=self.percent), f"{self.title}: {self.words}"
         rows = {row.label: row.moments for row in self.rows}
-        return drawings(title, axis, rows, self.base, self.curves)
+        return drawings(title, axis, rows, self.base, self.curves, f"{self.unit}s")
 
     def figures(self, folder: str | Path) -> tuple[Path, ...]:
         """The drawings as PDF and PNG for a paper. Raises InputError without matplotlib."""

@@ -21,7 +21,7 @@ def interval(result: Moments | None, digits: int) -> str:
     return f"{result.low:.{digits}f} to {result.high:.{digits}f}"
 
 
-def difference(result: Moments | None, digits: int) -> str:
+def difference(result: Moments | None, digits: int, unit: str = "seed") -> str:
     """ "+25.3 (+20.1 to +30.5)", the interval only where there is one; "+0.0 on every seed"."""
     if result is None:
         return MISSING
@@ -29,5 +29,5 @@ def difference(result: Moments | None, digits: int) -> str:
     if result.low is None or result.high is None:
         return mean
     if result.sd == 0.0:
-        return f"{mean} on every seed"
+        return f"{mean} on every {unit}"
     return f"{mean} ({result.low:+.{digits}f} to {result.high:+.{digits}f})"

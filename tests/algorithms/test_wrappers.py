@@ -201,9 +201,10 @@ def test_a_wrapper_answers_every_capability() -> None:
         k for k in kinds
         if hasattr(k, "__dataclass_fields__") and "inner" in {f.name for f in fields(k)}
     ]  # fmt: skip
-    assert {"Around", "Ditto", "LabelSets", "CentralTuning", "FedDisk", "FineTune", "Before"} == {
-        k.__name__ for k in wrappers
-    }
+    assert {k.__name__ for k in wrappers} == {
+        "Around", "Ditto", "LabelSets", "CentralTuning", "FedDisk", "FineTune", "Before", "Ccvr",
+        "LabelWeights",
+    }  # fmt: skip
     # `is_elementwise` is of a class's own `client_update`, not of the inner method's.
     names = set(ALL) - {"is_elementwise"}
     assert [(k.__name__, name) for k in wrappers for name in names if not hasattr(k, name)] == []

@@ -328,3 +328,33 @@ def test_the_default_backend_is_compared_in_equal_bits(load) -> None:  # type: i
     cores = benchmark.os.cpu_count()
     given = {"loop": (6.0, 4.0, 0.0), "default": (3.0, 1.0, 2.0 * cores)}
     assert benchmark.ratios(given) == (2.0, 4.0 / 3.0)
+
+
+def test_what_weights_add_is_paired_and_leaves_out_targets_of_one_label(load) -> None:  # type: ignore[no-untyped-def]
+    """Control: with the target of one label, whose gain is large, the sentence would be another."""
+    benchmark = load("natural_targets.py")
+    base = {"a": 0.5, "b": 0.7, "c": 0.6, "d": 0.4, "one": 0.0}
+    apart = {"a": 0.02, "b": 0.03, "c": 0.04, "d": 0.03, "one": 0.9}
+
+    def of(accuracy: dict[str, float]) -> dict[str, dict[str, float]]:
+        losses = {t: 1.0 - v for t, v in accuracy.items()}
+        same = {"target_accuracy": accuracy, "target_loss": losses}
+        return same | {f"{k}_corrected": v for k, v in same.items()}
+
+    values = {name: of({t: base[t] + apart[t] for t in base}) for name in benchmark.METHODS}
+    values["FedAvg"] = of(base)
+    values["Oracle"] = {"target_accuracy": {"a": 0.6}, "target_loss": {"a": 0.2}}
+    one = benchmark.Measured("t", values, frozenset("abcd"))
+    assert "- `t`, 4 targets: FedPALS +3.0 (+1.7 to +4.3), a gain;" in benchmark.sentence(one)
+    every = benchmark.Measured("t", values, frozenset(base))
+    assert "+20.4" in benchmark.sentence(every)
+    lines = {(row[0], row[1]): row[2:] for row in benchmark.gains(one)}
+    assert lines["t", "IW-ERM, both corrected"][0] == "5"
+    assert lines["t, two labels or more", "IW-ERM, both corrected"][:2] == [
+        "4", "+3.0 (+1.7 to +4.3)",
+    ]  # fmt: skip
+    assert lines["t", "oracle, FedAvg corrected"] == ["1", "+10.0", "-0.300"]
+    page = benchmark.page([one])
+    assert "![t](natural_targets/t.svg)" in page
+    assert "{" not in page
+    assert benchmark.drawing(one).startswith("<svg")

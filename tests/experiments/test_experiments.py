@@ -337,9 +337,10 @@ def test_every_option_of_several_methods_has_its_meanings_told() -> None:
     # If your method makes this fail: an option that means something else says so, by Annotated.
     alike = {option for option, meant in meanings.items() if len(meant) > 1} - told
     assert alike == {
-        "beta1", "beta2", "byzantine", "density_rounds", "head_epochs", "hidden", "high",
-        "least_ess", "low", "lr", "option", "rho", "slots", "tune", "tune_lr", "tune_over",
-        "tune_rounds", "tune_steps", "weighing_rounds",
+        "a", "b", "beta1", "beta2", "byzantine", "clip", "density_rounds", "distance",
+        "head_epochs", "hidden", "high", "least_ess", "low", "lr", "option", "rho", "ridge",
+        "slots", "tune", "tune_lr", "tune_over", "tune_rounds", "tune_steps", "virtual",
+        "weighing_rounds",
     }  # fmt: skip
 
 

@@ -28,6 +28,8 @@ def test_the_numbers_are_those_of_the_weighed_examples(name: str) -> None:
     assert done.ess_fraction == pytest.approx(done.ess / n.sum())
     assert done.distance == pytest.approx(np.linalg.norm(T - reached), abs=1e-12)
     assert done.l1_distance == pytest.approx(np.abs(T - reached).sum(), abs=1e-12)
+    assert "11 % in FedAvg, 33 % here" in done.why[0]
+    assert "11 % in FedAvg, 11 % here" in plain.why[0]
     # FedAvg on the same clients: all examples, and far from the target.
     assert plain.ess == pytest.approx(n.sum())
     assert plain.distance > done.distance + 0.1

@@ -135,3 +135,14 @@ def test_a_clients_model_is_corrected_from_its_own_shares() -> None:
 def test_what_is_no_target(result: Result, target: Any, why: str) -> None:
     with pytest.raises(fs.InputError, match=why):
         result.for_target(target)
+
+
+@pytest.mark.parametrize(("method", "even"), [("balanced_softmax", True), ("fedavg", False)])
+@pytest.mark.parametrize("target", ["clients", "north"])
+def test_shares_that_training_takes_out_are_even(method: str, even: bool, target: str) -> None:
+    """Also of clients that serve the model on data of their own; FedAvg is the control."""
+    done = fs.fit(hospitals(target), Net, method=method, prior="none", **QUICK)
+    x, _, _ = rows()
+    moved = odds(done.for_target(HALF).predict(x)) - odds(done.predict(x))
+    assert np.allclose(moved, 0.0 if even else -trained_odds(done), atol=1e-5)
+    assert abs(trained_odds(done)) > 1e-3

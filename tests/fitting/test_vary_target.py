@@ -94,3 +94,69 @@ def test_a_test_set_is_no_client() -> None:
     with_test = fs.Task.from_arrays(x, y, client=list("aabb"), target=([[0.5]], ["yes"]))
     with pytest.raises(InputError, match="the target of this task is a test set"):
         with_test.held_out("a")
+
+
+def test_losses_are_worst_where_they_are_large(task: fs.Task) -> None:
+    """The corrected models stand beside; control: of accuracies the smallest is the worst."""
+    keys: dict[str, Any] = {"vary": "target", "jobs": 1, "backend": "dense", **SETTINGS}
+    methods = ["fedavg", "fedpals"]
+    table = fs.compare(task, "linear", methods, metric="target_loss", ess=0.5, **keys)
+    row, base = table.row("fedpals"), table.row("fedavg")
+    losses = row.values("target_loss")
+    assert row.worst("target_loss") == max(losses.values()) > min(losses.values())
+    moved = row.values("target_loss_corrected")
+    assert row.worst("target_loss_corrected") == max(moved.values())
+    assert row.worst("target_accuracy") == min(row.values("target_accuracy").values())
+    assert row.corrected is not None
+    assert row.corrected_difference is not None
+    before = base.values("target_loss_corrected")
+    gains = [moved[i] - before[i] for i in moved]
+    assert row.corrected.mean == pytest.approx(math.fsum(moved.values()) / 4)
+    assert row.corrected_difference.mean == pytest.approx(math.fsum(gains) / 4)
+    assert [h for h in table.shown().header if "orrected" in h] == ["Corrected"]
+    runs = table.frame(runs=True)
+    assert runs["target_loss_corrected"].tolist()[4:] == list(moved.values())
+
+
+def test_a_corrected_metric_is_shown_as_its_own_kind(task: fs.Task) -> None:
+    keys: dict[str, Any] = {"vary": "target", "jobs": 1, "backend": "dense", **SETTINGS}
+    shares, losses = (
+        fs.compare(task, "linear", ["fedavg"], metric=f"target_{kind}_corrected", **keys)
+        for kind in ("accuracy", "loss")
+    )
+    assert shares.percent
+    assert not losses.percent
+    assert "smaller is better" in losses.notes[0]
+    assert "smaller is better" not in shares.notes[0]
+
+
+def test_a_table_over_targets_speaks_of_targets(task: fs.Task) -> None:
+    """Control: one over seeds speaks of seeds."""
+    same: dict[str, Any] = {"one": "fedavg", "same": "fedavg"}
+    over = fs.compare(task, "linear", same, vary="target", jobs=1, backend="dense", **SETTINGS)
+    assert "+0.0 on every target" in str(over)
+    assert list(over.frame().columns)[2] == "targets"
+    assert "paired_targets" in over.frame()
+    assert all("mean over targets" in caption for caption in over.plots())
+    assert "seed" not in str(over)
+    plain = fs.compare(task, "linear", same, seeds=3, jobs=1, backend="dense", **SETTINGS)
+    assert "+0.0 on every seed" in str(plain)
+    assert {"seeds", "paired_seeds"} < set(plain.frame())
+    assert all("mean over seeds" in caption for caption in plain.plots())
+
+
+def test_the_notes_say_how_many_rows_test_and_which_labels_are_one_clients() -> None:
+    """Control: without the label that only "c" has, nothing is said of it."""
+    draws = np.random.default_rng(0)
+    sites = ["a"] * 30 + ["b"] * 40 + ["c"] * 20
+    y = draws.integers(2, size=90)
+    y[-5:] = 2
+    x = draws.standard_normal((90, 2)).astype(np.float32)
+    keys: dict[str, Any] = {"vary": "target", "jobs": 1, "backend": "dense", **SETTINGS}
+    for labels, end in ((y, True), (np.minimum(y, 1), False)):
+        task = fs.Task.from_arrays(x, labels, client=sites, target="pooled")
+        text = str(fs.compare(task, "linear", ["fedavg"], **keys))
+        assert "Each target is tested on 20 to 40 rows." in text
+        assert ("Of these, c has a label that no other client has" in text) == end
+    named = fs.compare(task, "linear", ["fedavg"], targets=["b"], **keys)
+    assert "Each target is tested on 40 rows." in str(named)

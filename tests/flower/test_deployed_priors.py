@@ -17,8 +17,9 @@ from fedshift.experiments import awaited, deployed
 from fedshift.experiments.deployable import check_start, configured
 from fedshift.experiments.load import dumps, validate
 from fedshift.experiments.run_models import load_models
+from fedshift.experiments.stored import read_parts
 from support.federation_grid import Watched, here
-from support.own_sites import FILE
+from support.own_sites import FILE, deploy, joined, places, resolved, together
 
 # Beside times and what is true of a federation alone.
 FILES = ("model.safetensors", "metrics.csv", "clients.csv")
@@ -178,3 +179,26 @@ def test_sites_that_score_their_own_test_rows() -> None:
         configured(text)
     table = text.replace("{well = 0.3, ill = 0.7}", '"target.csv"')
     assert configured(table).training.prior == "target"
+
+
+def test_sites_calibrate_a_model_for_the_servers_own_examples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows never leave; the model is that of the joined table, but for rounding of sums.
+
+    A site's validation rows stand in another order there.
+    """
+    joined(1, 40).drop(columns="site").to_csv(tmp_path / "north.csv", index=False)
+    text = FILE.replace("{well = 0.3, ill = 0.7}", '"north.csv"')
+    text = text.replace("[training]\n", '[training]\nprior = "calibrated"\n')
+    table = joined()
+    folders = places(tmp_path, table, text)
+    there = deploy(monkeypatch, folders, tmp_path / "there", resolved(tmp_path, text))
+    one = together(tmp_path, table, text)
+    given, due = summary_of(there)["corrected"], summary_of(one)["corrected"]
+    assert (given["form"], given["counts"]) == ("calibrated", due["counts"])
+    for name in ("scale", "bias", "prior"):
+        assert given[name] == pytest.approx(due[name], rel=1e-5), name
+    parts = [read_parts(folder / "model.safetensors") for folder in (there, one)]
+    sent, due_here = (part["params"] | part["uncorrected"] for part in parts)
+    assert all(v.equal(sent[name]) for name, v in due_here.items())

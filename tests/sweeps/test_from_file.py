@@ -77,8 +77,16 @@ def test_each_client_of_a_table_is_the_target_in_turn(tmp_path: Path) -> None:
     assert [point.runs[i].config.data.target for i in plan.seeds] == ["a", "b", "c"]
     single, _ = plan_of(file, [], [0], ["data.target=b"])
     assert [*single.runs] == [point.runs[1].name]  # the run that data.target alone would make
+    few, _ = plan_of(file, [], [0], vary="target", targets=["c", "b"])
+    assert few.targets == ("c", "b")
+    assert next(few.points).runs[1].name == point.runs[1].name
+    assert few.about == ("Each target is tested on 1 to 2 rows.",)
     with pytest.raises(InputError, match="there is one seed; give --seeds 0"):
         plan_of(file, [], [0, 1], vary="target")
+    with pytest.raises(InputError, match='"d" is no client'):
+        plan_of(file, [], [0], vary="target", targets=["d"])
+    with pytest.raises(InputError, match="--targets is for --vary target; add that"):
+        plan_of(file, [], [0], targets=["c"])
 
 
 @pytest.mark.parametrize(
