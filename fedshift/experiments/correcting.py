@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
 from typing import Literal, Protocol, runtime_checkable
@@ -118,6 +118,12 @@ class Correcting:
     announced: Floats
     even: bool = False
     at_target: bool = False
+
+    def of_round(self, algorithm: Algorithm, t: int, rounds: int) -> Correcting:
+        """For the model of round t: before the last stage, as CCVR's, a method is its inner one."""
+        if type(algorithm.at(t)) is type(algorithm.at(rounds)):
+            return self
+        return replace(self, even=False, at_target=False)
 
 
 def corrected(

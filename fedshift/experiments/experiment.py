@@ -393,6 +393,7 @@ def _outcome(
         scores = measure(last)
     played, weights = _weights(algorithm, federation, done, last, training)
     table = registered(last, federation.table)
+    correct = correct.of_round(algorithm, last.t, training.rounds)
     moved = corrected(correct, algorithm, last, task, table, weights, engine)
     return Outcome(
         label,

@@ -124,6 +124,20 @@ def test_a_model_that_is_at_the_target_is_not_moved_again() -> None:
     assert (moved.correction.bias[T == 0] < -20).all()  # labels outside T are left out
 
 
+@pytest.mark.parametrize("name", ["ccvr", "ccvr_target"])
+def test_a_model_of_a_round_before_ccvrs_is_one_of_its_clients_labels(name: str) -> None:
+    """As with keep = "best", and where patience ends training."""
+    method = {"name": name, "virtual": 20, "ridge": 1e60}  # its head is 0
+    kept = {"keep": "best", "evaluate_every": 1, "rounds": 3}
+    done = run_experiment(config("target", method=method, training=kept))
+    assert done.outcome.last.t < 3
+    plain = run_experiment(config("target", training=kept | {"rounds": done.outcome.last.t}))
+    one, other = done.outcome.corrected, plain.outcome.corrected
+    assert one is not None
+    assert other is not None
+    assert (one.trained_on == other.trained_on).all()
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
