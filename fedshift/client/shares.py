@@ -25,12 +25,12 @@ def remembered(data: ClientData, classes: int) -> Parts:
 
 
 def counts_in(view: View) -> Tensor:
-    """n [K], in the logits' type."""
-    return view.context["labels"]["counts"].to(view.out["logits"].dtype)
+    """n [K], in float64: half precision has no counts above 65504, and no share below 6e-8."""
+    return view.context["labels"]["counts"].double()
 
 
 def shares_in(view: View) -> Tensor:
-    """S [K], in the logits' type."""
+    """S [K], in float64."""
     counts = counts_in(view)
     return counts / counts.sum().clamp(min=1.0)  # clamp: a client without examples trains on none
 
@@ -61,7 +61,8 @@ class CountAdjusted(Term):
     def __call__(self, view: View) -> Tensor:
         counts = counts_in(view).clamp(min=self.least)
         # Over their mean, which no softmax sees: equal counts then add exactly 0.
-        logits = view.out["logits"] + (counts / counts.mean()).log()
+        logits = view.out["logits"]
+        logits = logits + (counts / counts.mean()).log().to(logits.dtype)
         return batch_mean(F.cross_entropy(logits, view.batch.y, reduction="none"), view.batch)
 
 
@@ -94,7 +95,9 @@ class CountMargins(Term):
         # Less the smallest, which no softmax sees: equal counts then take off exactly 0. A number
         # stands for the endless margin, since a client without examples must give one, too.
         margins = torch.where(counts > 0, margins - margins.min(), MISSING)
-        loss = F.cross_entropy(view.out["logits"] - margins, view.batch.y, reduction="none")
+        logits = view.out["logits"]
+        logits = logits - margins.to(logits.dtype)
+        loss = F.cross_entropy(logits, view.batch.y, reduction="none")
         return batch_mean(loss, view.batch)
 
 
@@ -120,7 +123,8 @@ class ShareScaled(Term):
         return remembered(data, self.classes)
 
     def __call__(self, view: View) -> Tensor:
-        scaled = view.out["logits"] * (self.classes * shares_in(view))
+        logits = view.out["logits"]
+        scaled = logits * (self.classes * shares_in(view)).to(logits.dtype)
         return batch_mean(F.cross_entropy(scaled, view.batch.y, reduction="none"), view.batch)
 
 
@@ -153,9 +157,11 @@ class LogitSuppression(Term):
 
     def __call__(self, view: View) -> Tensor:
         logits, y, shares = view.out["logits"], view.batch.y, shares_in(view)
-        u = logits - torch.log(self.classes * (shares + LEAST))
+        u = logits - torch.log(self.classes * (shares + LEAST)).to(logits.dtype)
         others = torch.arange(self.classes, device=y.device) != y[:, None]
         # Padding has the weight 0; a batch of padding alone must give a number, too.
         w = view.batch.w.to(u.dtype).clamp(min=torch.finfo(u.dtype).tiny)
         sums = torch.logsumexp(u * others + w.log()[:, None], 0)
-        return self.strength * (shares * (sums - view.batch.size.to(u.dtype).log())).sum()
+        return (
+            self.strength * (shares.to(u.dtype) * (sums - view.batch.size.to(u.dtype).log())).sum()
+        )

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from fedshift import recipes
 from fedshift.client.objectives import CrossEntropy, Term, View
-from fedshift.client.shares import CountAdjusted, CountMargins
+from fedshift.client.shares import CountAdjusted, CountMargins, LogitSuppression, ShareScaled
 from fedshift.data import Batch, ClientData, client_data
 from fedshift.errors import InputError
 from fedshift.model import Model
@@ -72,6 +72,19 @@ def test_the_loss_and_its_gradient(name: str) -> None:
     assert not grad[:, [1, 3]].abs().max() > 1e-20
     plain, *_ = tried(CrossEntropy(), COUNTS)
     assert value != pytest.approx(plain, rel=1e-2)
+
+
+@pytest.mark.parametrize("term", [*TERMS.values(), ShareScaled(K), LogitSuppression(K)])
+def test_counts_beyond_half_precision(term: Term) -> None:
+    """70,000 examples are infinitely many in float16, and 1e-9 is none."""
+    data, z = drawn(COUNTS)
+    context = {"labels": {"counts": torch.tensor([7e4, 0, 2, 0, 4, 1])}}
+    half = whole(data)._replace(w=data.w.half())
+    values = [
+        term(View(Model(nn.Linear(1, 1)), {}, {"logits": logits}, batch, context))
+        for logits, batch in ((z.half(), half), (z, whole(data)))
+    ]
+    assert float(values[0]) == pytest.approx(float(values[1]), rel=2e-2)
 
 
 def test_the_margin_is_the_papers() -> None:
