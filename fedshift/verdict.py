@@ -25,6 +25,7 @@ def sentences(d: Diagnosis) -> tuple[str, ...]:
         _interval(d),
         _cap(d),
         _fedavg(d),
+        _first(d),
         _chosen(d),
         _cost(d),
         _weighed(d),
@@ -129,6 +130,16 @@ def _fedavg(d: Diagnosis) -> str:
         f": {' and '.join(parts)}" if parts else f", no label by more than {_share(NOTICEABLE)}"
     )
     return f"FedAvg misplaces {_share(d.fedavg_gap / 2)} of the label mass{detail}."
+
+
+def _first(d: Diagnosis) -> str:
+    """What to try first, by docs/which-method.md: the correction, before any weights."""
+    if d.fedavg_gap <= NEARLY:
+        return ""
+    return (
+        'First try FedAvg with a corrected prior (training.prior = "calibrated"): it needs no '
+        "weights and no further training. Judge weights by what they add to it, corrected alike."
+    )
 
 
 def _chosen(d: Diagnosis) -> str:

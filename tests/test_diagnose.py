@@ -182,6 +182,15 @@ def test_the_recommendation_minimises_the_documented_cost() -> None:
     assert cost(0.5, 400.0, 4) == pytest.approx(0.35)
 
 
+def test_the_correction_comes_before_weights() -> None:
+    """Where FedAvg does not fit; the control: where it does, there is nothing to correct."""
+    apart = diagnose([[90, 10], [20, 80]], [0.9, 0.1])
+    fits = diagnose([[90, 10], [10, 90]], [0.5, 0.5])
+    for one, wanted in ((apart, True), (fits, False)):
+        lines = [s for s in one.verdict if s.startswith("First try FedAvg with a corrected prior")]
+        assert bool(lines) == wanted
+
+
 def test_when_fedavg_fits_fedavg_is_recommended() -> None:
     counts, _ = random_problem(0)
     d = diagnose(counts, counts.sum(0) / counts.sum())

@@ -164,6 +164,10 @@ class Capabilities(Protocol):
         """
         return 0
 
+    def label_shares(self) -> tuple[float, ...] | None:
+        """[K] to which the server fits the model; None, the default: to those of its clients."""
+        return None
+
     def label_rules(self) -> LabelRules | None:
         """How label sets are treated; None, the default, means that there are none."""
         return None

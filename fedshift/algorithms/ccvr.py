@@ -140,6 +140,10 @@ class Ccvr(Around):
         """None: in these rounds no client trains."""
         return None
 
+    def label_shares(self) -> tuple[float, ...] | None:
+        """Those that virtual features count by, whatever labels its clients have."""
+        return self.shares
+
     def at(self, t: int) -> Algorithm:
         return self if t > self.after else self.inner.at(t)
 

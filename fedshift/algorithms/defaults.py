@@ -140,6 +140,10 @@ class Around(ABC):
         """That of `inner`."""
         return ask(self.inner, Capabilities.most_sent, params)
 
+    def label_shares(self) -> tuple[float, ...] | None:
+        """Those of `inner`."""
+        return ask(self.inner, Capabilities.label_shares)
+
     def label_rules(self) -> LabelRules | None:
         """Those of `inner`."""
         return ask(self.inner, Capabilities.label_rules)

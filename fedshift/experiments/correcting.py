@@ -111,13 +111,11 @@ class Correcting:
 
     announced  T [K], as the server has it
     even       training takes the label shares out by itself, so that p is even
-    at_target  or moves the model to the target's by itself, so that p is T
     """
 
     prior: Prior
     announced: Floats
     even: bool = False
-    at_target: bool = False
 
 
 def corrected(
@@ -133,7 +131,9 @@ def corrected(
         return None
     pair: Pair = (current.server["params"], current.server["buffers"])
     model, target, classes = algorithm.model, how.announced, len(task.classes)
-    trained_on = shares_of(how, algorithm, mixture(algorithm, weights, current, table))
+    trained_on = shares_of(
+        how, algorithm.at(current.t), mixture(algorithm, weights, current, table)
+    )
     away = engine if isinstance(engine, Corrects) else None
     here = () if away or any(data.scorer for data in task.validation) else task.validation
     calibrator = None
@@ -178,12 +178,20 @@ def _estimate(pooled: Score | None, target: Floats) -> AccuracyEstimate | None:
 
 
 def shares_of(how: Correcting, algorithm: Algorithm, mixed: Floats) -> Floats:
-    """[K]: the label shares in a model whose clients mix to `mixed`, by its training."""
+    """[K]: the label shares in a model whose clients mix to `mixed`, by its training.
+
+    algorithm: of the model's round, which may be an earlier one than that in which CCVR fits a head.
+    """
     rules = ask(algorithm, Capabilities.label_rules)
     # With private label sets a client's softmax runs over its own labels alone.
     if how.even or (rules is not None and rules["mode"] == "private"):
         return (mixed > 0) / np.count_nonzero(mixed)
-    return how.announced if how.at_target else mixed
+    fitted = ask(algorithm, Capabilities.label_shares)
+    if fitted is None or not np.any(mixed[np.array(fitted) > 0]):
+        return mixed
+    # Of a label that no client has there is nothing to fit to.
+    shares = np.where(mixed > 0, fitted, 0.0)
+    return shares if (shares == fitted).all() else shares / shares.sum()
 
 
 def can_correct(task: Task) -> bool:

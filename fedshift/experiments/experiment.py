@@ -181,7 +181,7 @@ def run_experiment(
     check_stopping(config.training, ready.task)
     check_prior(config.training.prior, ready.task)
     of = recipe_of(config, ready.custom).traits
-    correct = Correcting(config.training.prior, np.asarray(ready.announced), of.even, of.at_target)
+    correct = Correcting(config.training.prior, np.asarray(ready.announced), of.even)
     try_metrics(ready.custom.metrics, ready.model, ready.task)
     federation = federation_of(config, ready)
     # The keeper reads checkpoints into this shelf, so new states go there, too.

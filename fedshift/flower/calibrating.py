@@ -20,7 +20,7 @@ from fedshift.errors import InputError
 from fedshift.evaluation.scores import answered
 from fedshift.flower.records import fields_of, to_parts, to_record
 from fedshift.flower.routing import MODEL
-from fedshift.server.prior import CalibrationSums, Correction, calibration_sums
+from fedshift.server.prior import LARGEST, CalibrationSums, Correction, calibration_sums
 from fedshift.tree import Parts
 
 Floats = NDArray[np.float64]
@@ -101,6 +101,9 @@ def possible(loss: Tensor, gradient: Tensor, hessian: Tensor, counts: Tensor) ->
     if not bool((counts >= 0).all() and (counts == counts.round()).all() and loss >= 0):
         return False
     n, moved = float(counts.sum()), gradient[1:] + counts
+    # Of logits up to LARGEST: their difference from a mean of them, and their variance.
+    if abs(float(gradient[0])) > 2 * n * LARGEST or float(hessian[0, 0]) > n * LARGEST**2:
+        return False
     near = 1e-9 * (1.0 + n)
     # sum_x p_y lies between 0 and n, and over the labels they are n.
     if not bool((moved >= -near).all() and (moved <= n + near).all()):

@@ -29,8 +29,8 @@ __all__ = [
 ]  # fmt: skip
 TRAITS = {
     "balanced_softmax": Traits(even=True),
-    "ccvr": Traits("CCVR", even=True),
-    "ccvr_target": Traits(page="ccvr", at_target=True),
+    "ccvr": Traits("CCVR"),
+    "ccvr_target": Traits(page="ccvr"),
     "feddisco": Traits("FedDisco"),
     "feddisco_target": Traits(page="feddisco"),
     "fedlc": Traits("FedLC"),

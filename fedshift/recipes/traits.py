@@ -20,7 +20,6 @@ class Traits:
     fixed_head      needs a network whose classifier is fixed; those of the library get an ETF
     follows_target  its clients are drawn anew, so that all follow the target: a bound, no method
     even            its training takes the clients' label shares out of the model by itself
-    at_target       it moves the model to the target's label shares by itself
     auto_ess        `ess` may be "auto" in experiment files: one model per ESS fraction, the best is
                     kept. Its lam, ess, cap and fidelity are those of `fedshift.server.weights.Pals`
     example         options for examples of the method, where its defaults alone make none
@@ -32,7 +31,6 @@ class Traits:
     fixed_head: bool = False
     follows_target: bool = False
     even: bool = False
-    at_target: bool = False
     auto_ess: bool = False
     example: Mapping[str, Any] = field(default_factory=dict)
 

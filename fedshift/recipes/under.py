@@ -86,8 +86,8 @@ def options_of(rule: str, taken: Mapping[str, inspect.Parameter]) -> dict[str, i
     """
     check_name("weights", rule, RULES)
     key = inspect.Parameter("weights", inspect.Parameter.KEYWORD_ONLY, annotation=Named)
-    found = inspect.signature(RULES[rule], eval_str=True).parameters
-    options = {k: p for k, p in found.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    given = inspect.signature(RULES[rule], eval_str=True).parameters
+    options = {k: p for k, p in given.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
     return {"weights": key, **{k: p for k, p in options.items() if k not in taken}}
 
 

@@ -29,6 +29,9 @@ FLOOR = 1e-3
 # the examples leave open (a constant in the bias, a label that none has, examples all predicted).
 RIDGE = 1e-3
 STEPS, HALVINGS, NEAR = 50, 20, 1e-9
+# Of logits, scale and biases: products stay finite, so that one client's wild sums cannot lead to
+# where the sums of all others are no numbers. The ridge keeps a minimum far below it.
+LARGEST = 1e6
 
 
 @sketched
@@ -148,17 +151,21 @@ def calibrate(ask: Callable[[float, Floats], CalibrationSums], classes: int) -> 
     a general optimiser on pooled logits; here only sums leave a client. Raises InputError where
     there are no validation examples.
     """
-    at = np.concatenate([[1.0], np.zeros(classes)])
-    start = at.copy()
-    here = ask(1.0, np.zeros(classes))
+    centre = np.concatenate([[1.0], np.zeros(classes)])
+    at, here = centre, ask(1.0, np.zeros(classes))
     n = float(here.counts.sum())
     if n == 0:
         raise InputError(
             "no client has validation examples to calibrate the model on; raise data.validation, "
             'or take prior = "target"'
         )
+    if here.loss > n * math.log(classes):
+        # Large and wrong logits, worse than none: so straight is the loss there that Newton's steps
+        # are too long to go down.
+        at = np.zeros(classes + 1)
+        here = ask(0.0, at[1:])
     for _ in range(STEPS):
-        gradient = here.gradient + RIDGE * (at - start)
+        gradient = here.gradient + RIDGE * (at - centre)
         hessian = here.hessian + RIDGE * np.eye(classes + 1)
         # At scale 0 with a slope that would make it negative, the bias alone moves.
         free = np.ones(classes + 1, dtype=bool)
@@ -167,7 +174,7 @@ def calibrate(ask: Callable[[float, Floats], CalibrationSums], classes: int) -> 
             break
         step = np.zeros(classes + 1)
         step[free] = np.linalg.solve(hessian[np.ix_(free, free)], -gradient[free])
-        after = _lower(ask, here, at, step, gradient, start)
+        after = _lower(ask, here, at, step, gradient, centre)
         if after is None:  # what is left is below rounding
             break
         at, here = after
@@ -188,21 +195,21 @@ def calibrated_shift(calibrator: Calibrator, target: ArrayLike, floor: float = F
 
 def _lower(
     ask: Callable[[float, Floats], CalibrationSums], here: CalibrationSums, at: Floats,
-    step: Floats, gradient: Floats, start: Floats,
+    step: Floats, gradient: Floats, centre: Floats,
 ) -> tuple[Floats, CalibrationSums] | None:  # fmt: skip
     """The first of the steps, halved, after which the loss is lower; None where none is."""
-    loss = _penalised(here, at, start)
+    loss = _penalised(here, at, centre)
     for halving in range(HALVINGS):
-        there = at + 0.5**halving * step
+        there = np.clip(at + 0.5**halving * step, -LARGEST, LARGEST)
         there[0] = max(0.0, there[0])
         sums = ask(float(there[0]), there[1:])
-        if _penalised(sums, there, start) <= loss + 1e-4 * float(gradient @ (there - at)):
+        if _penalised(sums, there, centre) <= loss + 1e-4 * float(gradient @ (there - at)):
             return there, sums
     return None
 
 
-def _penalised(sums: CalibrationSums, at: Floats, start: Floats) -> float:
-    return sums.loss + 0.5 * RIDGE * float((at - start) @ (at - start))
+def _penalised(sums: CalibrationSums, at: Floats, centre: Floats) -> float:
+    return sums.loss + 0.5 * RIDGE * float((at - centre) @ (at - centre))
 
 
 def _ratio(T: Floats, p: Floats, correctable: NDArray[np.bool_]) -> Floats:

@@ -16,6 +16,9 @@ Floats = NDArray[np.float64]
 MOST_STEPS = 200
 # Relative to a covariance's largest variance: what is less is rounding, whose root would not be.
 ROUNDING = 1e-12
+# Of a mean, and of a standard deviation. Beyond it the fit does not come to its minimum, or to an
+# end; it is what a model that diverged sends, or a client that lies.
+LARGEST = 1e6
 
 
 def gaussians(share: Tensor, total: Tensor, square: Tensor) -> tuple[Tensor, Tensor]:
@@ -24,12 +27,18 @@ def gaussians(share: Tensor, total: Tensor, square: Tensor) -> tuple[Tensor, Ten
         mean_c = total_c / share_c,   covariance_c = square_c / share_c - mean_c mean_c^T
 
     share [K] P(y = c), total [K, d] E[1{y = c} f], square [K, d, d] E[1{y = c} f f^T], float64.
-    A label of share 0 has zeros.
+    A label of share 0 has zeros. Raises DivergedError for numbers beyond `LARGEST`, or not finite.
     """
     by = share.clamp(min=1e-300)
-    held = (share > 0).double()
-    mean = total / by[:, None] * held[:, None]
-    covariance = square / by[:, None, None] * held[:, None, None] - mean[:, :, None] * mean[:, None]
+    seen = (share > 0).double()
+    mean = total / by[:, None] * seen[:, None]
+    covariance = square / by[:, None, None] * seen[:, None, None] - mean[:, :, None] * mean[:, None]
+    sized = (mean.abs() <= LARGEST).all() and (covariance.abs() <= LARGEST**2).all()
+    if not bool(sized):  # so also of NaN
+        raise DivergedError(
+            "the clients' class statistics are of features that are not finite, or beyond "
+            f"{LARGEST:g}; lower the clients' lr"
+        )
     values, vectors = torch.linalg.eigh((covariance + covariance.mT) / 2)
     values = values * (values > ROUNDING * values.amax(1, keepdim=True))
     # The symmetric root: it does not depend on the signs that eigenvectors happen to have.

@@ -14,7 +14,7 @@ import torch
 from fedshift.errors import InputError
 from fedshift.evaluation.scores import answered
 from fedshift.experiments.config import Config
-from fedshift.experiments.correcting import sums_of
+from fedshift.experiments.correcting import Correcting, shares_of, sums_of
 from fedshift.experiments.experiment import Experiment, record, run_experiment
 from fedshift.experiments.summary import summary
 from fedshift.experiments.task import prepare
@@ -122,6 +122,19 @@ def test_a_model_that_is_at_the_target_is_not_moved_again() -> None:
     assert (moved.trained_on == T).all()
     assert np.abs(moved.correction.bias[T > 1e-3]).max() < 1e-12
     assert (moved.correction.bias[T == 0] < -20).all()  # labels outside T are left out
+
+
+@pytest.mark.parametrize("name", ["ccvr", "ccvr_target"])
+def test_a_model_of_a_round_before_ccvrs_is_one_of_its_clients_labels(name: str) -> None:
+    """As with keep = "best", and where patience ends training."""
+    settings = config("target", method={"name": name, "virtual": 20})
+    done = run_experiment(settings)
+    algorithm, last = done.algorithm, done.outcome.last
+    how = Correcting("target", np.asarray(prepare(settings).announced))
+    mixed = np.arange(1.0, 1.0 + len(how.announced)) / np.arange(1, 1 + len(how.announced)).sum()
+    after, before = (shares_of(how, algorithm.at(t), mixed) for t in (last.t, last.t - 1))
+    assert (before == mixed).all()
+    assert (after != mixed).any()
 
 
 @pytest.mark.parametrize(

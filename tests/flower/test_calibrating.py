@@ -127,11 +127,18 @@ def changed(name: str, f: Callable[[Tensor], Tensor]) -> Change:
     return lambda sums: sums | {name: f(sums[name])}
 
 
+def put(v: Tensor, at: tuple[int, ...], number: float) -> Tensor:
+    v[at] = number
+    return v
+
+
 LIES = {
     "a gradient of other examples": changed("gradient", lambda v: v + 1.0),
     "a gradient beyond all examples": changed("gradient", lambda v: v * 1e6),
     "a hessian of no softmax": changed("hessian", lambda v: -v),
     "a hessian that pulls one bias": changed("hessian", lambda v: v + torch.eye(len(v)).double()),
+    "a slope of endless logits": changed("gradient", lambda v: put(v, (0,), 1e300)),
+    "a curvature of endless logits": changed("hessian", lambda v: put(v, (0, 0), 1e300)),
     "a loss below 0": changed("loss", lambda v: -v - 1.0),
     "counts that are none": changed("counts", lambda v: v + 0.5),
     "not a number": changed("gradient", lambda v: v * torch.nan),

@@ -155,6 +155,11 @@ def test_odd_validation_examples() -> None:
     backwards = fitted(-z, y)  # the logits point the wrong way: only the shares count
     assert backwards.scale == 0.0
     assert backwards.prior == pytest.approx(np.bincount(y, minlength=3) / 200, abs=1e-4)
+    # Large logits, often wrong: a model that trained for too long. The scale brings them down.
+    loud = 300.0 * (np.eye(3)[y] + np.random.default_rng(6).normal(size=z.shape))
+    large, small = fitted(loud, y), fitted(loud / 300.0, y)
+    assert large.scale * 300.0 == pytest.approx(small.scale, rel=1e-3)
+    assert large.bias == pytest.approx(small.bias, abs=1e-3)
     with pytest.raises(InputError, match="no client has validation examples"):
         fitted(z[:0], y[:0])
 

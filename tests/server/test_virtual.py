@@ -115,3 +115,13 @@ def test_a_bias_that_is_fixed() -> None:
 def test_statistics_that_are_not_finite_are_refused() -> None:
     with pytest.raises(DivergedError, match="not finite"):
         refitted(torch.full((2, 3, 2), torch.nan).double(), torch.ones(2) / 2, 1e-3)
+
+
+@pytest.mark.parametrize("size", [1e30, 1e80, 1e160, 1e300])
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_wild_statistics_of_a_liar_end_the_fit(size: float, at: int) -> None:
+    """The optimiser would go on for ever on features of 1e80."""
+    sent = list(exact())
+    sent[at] = sent[at] * (1 / size if at == 0 else size)
+    with pytest.raises(DivergedError, match="beyond 1e"):
+        gaussians(*sent)
