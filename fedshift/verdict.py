@@ -194,8 +194,9 @@ def _carriers(d: Diagnosis) -> str:
     idle = d.clients - len(used)
     rest = f" {idle} of {d.clients} get weight 0 and need not train." if idle else ""
     shares = f"{_share(first.weight)} ({_share(first.n_share)} of the examples)"
+    carry = "carries" if count == 1 else "carry"
     return (
-        f"{count} of {d.clients} clients carry {_share(total)} of the weight; the largest is "
+        f"{count} of {d.clients} clients {carry} {_share(total)} of the weight; the largest is "
         f'"{first.name}" with {shares}.{rest}'
     )
 

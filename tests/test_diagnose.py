@@ -88,6 +88,14 @@ def test_a_target_outside_says_how_far_and_in_which_labels() -> None:
     assert "too little of owl (10.0 % instead of 50.0 %) and dog" in said(d)
 
 
+def test_one_client_carries_and_two_carry() -> None:
+    def verdict(target: list[float]) -> str:
+        return " ".join(diagnose([[80, 10, 10], [10, 70, 20], [5, 15, 60]], target).verdict)
+
+    assert "1 of 3 clients carries 99.7 %" in verdict([0.1, 0.1, 0.8])
+    assert "3 of 3 clients carry 100" in verdict([1 / 3, 1 / 3, 1 / 3])
+
+
 def test_a_target_just_outside_is_nearly_covered() -> None:
     counts = np.array([[100, 0, 0], [0, 100, 0]])
     d = diagnose(counts, [0.5, 0.495, 0.005], classes=NAMES)

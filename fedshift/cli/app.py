@@ -155,8 +155,8 @@ def init(
 ) -> None:
     """Look at a table of yours, and write an experiment on it that runs.
 
-    TABLE: a CSV or Parquet file with one row per example. -c sets keys of [data], which are written
-    to the experiment, as in -c 'data.drop=["patient"]'.
+    TABLE: a CSV or Parquet file with one row per example. -c sets keys of section data, written to
+    the experiment, as in -c 'data.drop=["patient"]'.
     """
     with loading():
         from fedshift.cli.init import Asked, init

@@ -167,6 +167,7 @@ def test_version_and_help(tmp_path: Path) -> None:
         (["run"], "FILE.toml: the experiment's data"),
         (["report"], "FOLDER...: run folders"),
         (["datasets", "fetch"], "NAME: as listed by"),
+        (["init"], "-c sets keys of section"),
     ):
         assert told in ran(tmp_path, *command, "--help")[1]
 
