@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedshift.cli.console import percent, put, say, show_table
+from fedshift.experiments.correcting import Prior
 from fedshift.experiments.folder import summary_of
 from fedshift.experiments.outcome import Candidate, Choice, Experiment
 from fedshift.files import check_page, clean, write
@@ -37,6 +38,7 @@ def comparison(folders: Sequence[Path]) -> list[dict[str, Any]]:
     """One row per run: accuracies, ESS and hull distance."""
     measured = (
         "target_accuracy", "target_accuracy_corrected", "estimated_accuracy", "estimated_se",
+        "estimated_accuracy_corrected", "estimated_se_corrected",
     )  # fmt: skip
     others = ("rmse", "estimated_rmse")
     weights = ("ess", "ess_fraction", "distance", "hull_distance")
@@ -80,7 +82,7 @@ def show_comparison(title: str, folders: Sequence[Path]) -> None:
         f"{'' if of_numbers else ', ± one standard error'}.",
         indent=0,
     )
-    for sentence in corrected_by(r["form"] for r in done):
+    for sentence in (*corrected_by(r["form"] for r in done), *_kept(done)):
         say(sentence, indent=0)
     say(validated_by(map(deployed_of, folders)), indent=0)
     targets = [str(fit_of(folder).get("target", "")) for folder in folders]
@@ -95,11 +97,23 @@ def show_comparison(title: str, folders: Sequence[Path]) -> None:
         )
 
 
+def _kept(done: Sequence[dict[str, Any]]) -> list[str]:
+    """Which model runs keep, where that is the corrected one."""
+    moved = [r["estimated_accuracy_corrected"] is not None for r in done]
+    if not any(moved):
+        return []
+    some = "" if all(moved) else " of runs with training.prior"
+    return [f"model.safetensors{some} has the corrected model; the estimate is of that one."]
+
+
 def _main_numbers(row: dict[str, Any], moved: bool) -> tuple[str, ...]:
     """What was measured at the target, the same corrected where runs have it, and its estimate."""
     if "rmse" in row:
         return digits(row["rmse"]), digits(row["estimated_rmse"])
-    estimate = f"{percent(row['estimated_accuracy'])} ± {percent(row['estimated_se'])}"
+    # With a prior set, the model that is kept is the corrected one.
+    which = "" if row["estimated_accuracy_corrected"] is None else "_corrected"
+    near, error = (row[f"estimated_{name}{which}"] for name in ("accuracy", "se"))
+    estimate = f"{percent(near)} ± {percent(error)}"
     corrected = [percent(row["target_accuracy_corrected"])] * moved
     return percent(row["target_accuracy"]), *corrected, estimate
 
@@ -113,7 +127,12 @@ def show_choice(choice: Choice | None) -> None:
         name = "oracle (cheating)" if rule == "oracle" else rule
         picked.setdefault(label, []).append(name + (" *" if rule == choice.rule else ""))
     rows = [
-        (c.label, percent(c.ess_fraction, 0), *_tried(c), ", ".join(picked.get(c.label, [])))
+        (
+            c.label,
+            percent(c.ess_fraction, 0),
+            *_tried(c, choice.prior),
+            ", ".join(picked.get(c.label, [])),
+        )
         for c in choice.candidates
     ]
     header = ("candidate", "ESS %", "estim.", "valid.", "source", "target", "picked by")
@@ -121,18 +140,23 @@ def show_choice(choice: Choice | None) -> None:
     put("* the rule in use.")
 
 
-def _tried(candidate: Candidate) -> tuple[str, str, str, str]:
-    """Estimate, validation, source and target: accuracies in %, or mean squared errors."""
+def _tried(candidate: Candidate, prior: Prior) -> tuple[str, str, str, str]:
+    """Estimate, validation, source and target: accuracies in %, or mean squared errors.
+
+    Of the corrected model, where the prior is set, but for source.
+    """
     final = candidate.outcome.final
     if "estimated_loss" in final.others:
         near, error = (digits(final.others[f"estimated_{k}"]) for k in ("loss", "loss_se"))
         estimate = f"{near} ± {error}"
         return estimate, "–", digits(final.others["source_loss"]), digits(final.target_loss)
+    of = candidate.estimates(prior)
+    moved = candidate.corrected_accuracy(prior)
     return (
-        f"{percent(final.estimated_accuracy)} ± {percent(final.estimated_se)}",
-        percent(final.validation_accuracy),
+        f"{percent(of['estimated_accuracy'])} ± {percent(of['estimated_se'])}",
+        percent(of["validation_accuracy"]),
         percent(final.source_accuracy),
-        percent(final.target_accuracy),
+        percent(final.target_accuracy if moved is None else moved),
     )
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedshift.cli import results
 from fedshift.errors import InputError
 from fedshift.evaluation.scores import answered
 from fedshift.experiments.config import Config
@@ -207,3 +208,18 @@ def test_a_correction_that_does_harm_is_told() -> None:
         worse = moved.estimate.accuracy < plain.accuracy - plain.standard_error
         assert told[steps] == worse
     assert not told[60]
+
+
+def test_the_printed_numbers_are_of_the_model_that_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a prior set; the control: without one the estimate is of the model as trained."""
+    for prior in ("none", "calibrated"):
+        settings = config(prior, method={"name": "fedpals", "ess": "auto"})
+        done = record(tmp_path / prior, settings, prepare(settings), silent)
+        results.show_run(tmp_path / prior, tmp_path / "page.html", choice=done.choice)
+        printed = capsys.readouterr().out
+        assert done.choice is not None
+        chosen = done.choice.chosen.estimates("calibrated" if prior == "calibrated" else "none")
+        assert printed.count(f"{100 * chosen['estimated_accuracy']:.1f} ±") >= 2
+        assert ("model.safetensors has the corrected model" in printed) == (prior != "none")
