@@ -6,8 +6,8 @@ trained and corrected for the target. An oracle trains on the target's rows alon
 that every row is tested by a model that has not seen it. Differences are paired by target.
 
 Runs are kept in `--folder`, and the same command goes on from there. Before a table's runs its time
-is forecast from those of two targets. `--write` writes results/natural_targets.md and wants all
-tables, and a drawing for each; docs/datasets.md says how to get them.
+is forecast from those of two targets. `--write` writes results/natural_targets.md, and a drawing
+for each table, if none of `--tables` is absent; docs/datasets.md says how to get them.
 """
 
 from __future__ import annotations
@@ -208,14 +208,19 @@ def page(all_: Sequence[Measured]) -> str:
     second = "\n".join(lines_of(ADDED, [row for one in all_ for row in gains(one)]))
     honest = "\n".join(map(sentence, all_))
     drawn = "\n".join(f"![{one.name}]({OUT.stem}/{one.name}.svg)" for one in all_)
-    return PAGE.format(means=first, gains=second, honest=honest, drawn=drawn, **SETTINGS)
+    names = ",".join(one.name for one in all_)
+    some = "" if names == ",".join(TABLES) else f" --tables {names}"
+    return PAGE.format(
+        means=first, gains=second, honest=honest, drawn=drawn, tables=some, **SETTINGS
+    )
 
 
 PAGE = """# Every client as the target, on natural clients
 
-`python benchmarks/natural_targets.py --write`. A linear model, {rounds} rounds of one local epoch,
-learning rate {lr}, batches of {batch}. Each client of a table is held out in turn. Corrected: the
-same model, calibrated on the clients' validation rows and moved to the target's label shares.
+`python benchmarks/natural_targets.py{tables} --write`.
+
+A linear model, {rounds} rounds of one local epoch, learning rate {lr}, batches of {batch}. Each
+client of a table is held out in turn. Corrected: the same model, calibrated on the clients' validation rows and moved to the target's label shares.
 FedPALS chooses its ESS by the estimate of the corrected model. The oracle trains on the target's
 rows alone, in five folds; targets with fewer than ten rows or with one label have none.
 
@@ -264,7 +269,7 @@ def main() -> None:
         print("\n".join(lines_of(HEADER, list(rows(done[-1])))), flush=True)
     text = page(done)
     print(text)
-    if given.write and len(done) == len(TABLES) and not given.first:
+    if given.write and len(done) == len(given.tables.split(",")) and not given.first:
         write(OUT, text)
         for one in done:
             write(OUT.with_suffix("") / f"{one.name}.svg", drawing(one) + "\n")
