@@ -220,9 +220,10 @@ PAGE = """# Every client as the target, on natural clients
 `python benchmarks/natural_targets.py{tables} --write`.
 
 A linear model, {rounds} rounds of one local epoch, learning rate {lr}, batches of {batch}. Each
-client of a table is held out in turn. Corrected: the same model, calibrated on the clients' validation rows and moved to the target's label shares.
-FedPALS chooses its ESS by the estimate of the corrected model. The oracle trains on the target's
-rows alone, in five folds; targets with fewer than ten rows or with one label have none.
+client of a table is held out in turn. Corrected: the same model, calibrated on the clients'
+validation rows and moved to the target's label shares. FedPALS chooses its ESS by the estimate of
+the corrected model. The oracle trains on the target's rows alone, in five folds; targets with fewer
+than ten rows or with one label have none.
 
 The target's label shares are those of its test rows, without error. Of a target with one label they
 say all, and a corrected model is right there by that alone. Where a table has such targets, lines
