@@ -99,6 +99,10 @@ def making(
     def made(setting: Setting, *, weights: str, **options: Any) -> Algorithm:
         of_rule = {k: v for k, v in options.items() if k in options_of(weights, its)}
         algorithm = make(setting, **{k: v for k, v in options.items() if k not in of_rule})
+        if weights == "fedpals" and not of_rule.keys() & {"lam", "ess"}:
+            # `Pals` would say it, too, but not that these weights are why it is asked for.
+            lam = "" if "lam" in its else " (or lam, as in lam = 10)"
+            raise InputError(f'weights = "fedpals" needs ess, as in ess = 0.5{lam}; got neither')
         return under(algorithm, RULES[weights](setting, **of_rule))
 
     return made

@@ -150,7 +150,7 @@ def test_a_file_names_the_weights_beside_the_method(file: Path) -> None:
         (["method.weights=3"], 'unknown weights "3"'),
         (["method.weights="], 'unknown key "method.ess" for moon'),
         (["method.weights=size"], 'unknown key "method.ess" for moon'),
-        (["method.ess="], "give exactly one of lam and ess; got neither"),
+        (["method.ess="], "needs ess, as in ess = 0.5 (or lam, as in lam = 10); got neither"),
         (["method.ess=7"], "ess is a fraction of the examples"),
         (["method.weigths=fedpals"], 'Did you mean "weights"?'),
     ],
@@ -209,3 +209,13 @@ def test_what_python_may_not_say() -> None:
         fs.method("moon", ess=0.5)
     with pytest.raises(InputError, match='unknown weights "fedpal".*Did you mean "fedpals"'):
         fs.method("moon", weights="fedpal")
+
+
+@pytest.mark.parametrize(("name", "lam"), [("fedprox", True), ("ditto", False)])
+def test_fedpals_weights_without_their_ess(name: str, lam: bool, setting: Setting) -> None:
+    """Ditto has a lam of its own, which is none of the weights'."""
+    made = recipes.recipe(name, {"weights": "fedpals"})
+    with pytest.raises(InputError) as refused:
+        made.make(setting, weights="fedpals")
+    assert str(refused.value).startswith('weights = "fedpals" needs ess, as in ess = 0.5')
+    assert ("or lam" in str(refused.value)) == lam
