@@ -98,20 +98,32 @@ def test_an_upload_ends_with_its_refusal(monkeypatch: pytest.MonkeyPatch) -> Non
     from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
     # Put back after the test what the guard's process puts in Flower's place.
-    monkeypatch.setattr(InMemoryCoreState, "start_session", InMemoryCoreState.start_session)
+    for name in ("start_session", "store_object"):
+        monkeypatch.setattr(InMemoryCoreState, name, getattr(InMemoryCoreState, name))
+    plain = InMemoryCoreState.store_object
     end = watch_uploads()
     state = InMemoryNodeState(ObjectStoreFactory().store())
 
-    def announce(client: str, piece: str) -> None:
+    def announce(client: str, piece: str) -> str:
         CALLER.set(client)
-        state.preregister_object_tree(ObjectTree(object_id=piece), state.start_session(1))
+        session = state.start_session(1)
+        state.preregister_object_tree(ObjectTree(object_id=piece), session)
+        return session
 
-    one, two = "a" * 64, "b" * 64
-    announce("client-0", one)
+    one, two, three = "a" * 64, "b" * 64, "c" * 64
+    session = announce("client-0", one)
     announce("client-1", two)
     assert state.get_object(1, one) == state.get_object(1, two) == b""  # to come
     end("client-0")
+    # A piece that was under way then leaves it to the server's question to end the upload.
+    assert not state.store_object(1, session, one, b"late")
+    assert state.object_store.get(one) == b""
     assert state.get_object(1, one) is None
+    # The control: Flower alone takes it away, so that the server's app is answered nothing.
+    session = announce("client-3", three)
+    end("client-3")
+    assert not plain(state, 1, session, three, b"late")
+    assert state.object_store.get(three) is None
     assert state.get_object(1, two) == b""
     end("client-0")  # again: it has begun none since
     end("client-2")
