@@ -187,7 +187,8 @@ def served(text: str, out: Path, last: int = 0) -> None:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    odd = ("events.jsonl", "deployment.json")
+    # corrected.csv counts validation examples, which stay at the clients here.
+    odd = ("events.jsonl", "deployment.json", "corrected.csv")
     found = (p for p in folder.iterdir() if p.is_file() and p.name not in odd)
     return {p.name: p.read_bytes() for p in found}
 
