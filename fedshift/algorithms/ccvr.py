@@ -35,7 +35,7 @@ class Ccvr(Around):
                  `virtual` features of each label are drawn, and (W, b) <- softmax regression on
                  them, label c counting `shares`_c
 
-    f is what the head is given, by the model received, in evaluation mode. Labels that nobody of
+    f is what the head is given, by the model received, in evaluation mode. Labels that no client of
     the cohort has are left out, and shares made to sum to 1 without them; where none is left, the
     head stays. Only sums over clients are used.
 

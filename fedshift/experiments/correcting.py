@@ -37,6 +37,7 @@ from fedshift.server.prior import (
     calibrated_shift,
     calibration_sums,
     prior_shift,
+    shares_in_model,
 )
 from fedshift.tree import Params
 
@@ -187,9 +188,8 @@ def shares_of(how: Correcting, algorithm: Algorithm, mixed: Floats) -> Floats:
     """[K]: the label shares in a model whose clients mix to `mixed`, by its training."""
     rules = ask(algorithm, Capabilities.label_rules)
     # With private label sets a client's softmax runs over its own labels alone.
-    if how.even or (rules is not None and rules["mode"] == "private"):
-        return (mixed > 0) / np.count_nonzero(mixed)
-    return how.announced if how.at_target else mixed
+    even = how.even or (rules is not None and rules["mode"] == "private")
+    return shares_in_model(mixed, how.announced, even=even, at_target=how.at_target)
 
 
 def can_correct(task: Task) -> bool:

@@ -12,7 +12,13 @@ from fedshift.experiments.run_models import RunModels
 from fedshift.fitting.predictor import CorrectionOf
 from fedshift.recipes import traits_of
 from fedshift.record.summary import Summary
-from fedshift.server.prior import Calibrator, Correction, calibrated_shift, prior_shift
+from fedshift.server.prior import (
+    Calibrator,
+    Correction,
+    calibrated_shift,
+    prior_shift,
+    shares_in_model,
+)
 from fedshift.tasks.target import Target, target_of
 
 Floats = NDArray[np.float64]
@@ -59,10 +65,9 @@ def correction_for(summary: Summary, models: RunModels, shares: Sequence[float])
 def _in_model(summary: Summary, mixed: Floats) -> Floats:
     """The label shares in a model that was trained on labels mixed so, [K]."""
     traits, sets = traits_of(summary.method), summary.label_sets
-    if traits.even or (sets is not None and sets.mode == "private"):
-        mixed = (mixed > 0).astype(np.float64)
-    shares: Floats = np.array(summary.target) if traits.at_target else mixed / mixed.sum()
-    return shares
+    private = sets is not None and sets.mode == "private"
+    target = np.array(summary.target)
+    return shares_in_model(mixed, target, even=traits.even or private, at_target=traits.at_target)
 
 
 def _of_server(summary: Summary, target: Floats, counts: Floats) -> Correction:

@@ -110,8 +110,8 @@ def making(
 
 def hint(key: str, name: str) -> str:
     """A sentence where a method would have an option under FedPALS' weights; else none."""
-    known = inspect.signature(fedpals).parameters.keys() - {"setting"}
-    return "" if name in FIXED or key not in known else f' weights = "fedpals" has {key}.'
+    options = inspect.signature(fedpals).parameters.keys() - {"setting"}
+    return "" if name in FIXED or key not in options else f' weights = "fedpals" has {key}.'
 
 
 def check_free(name: str, weights: object) -> None:

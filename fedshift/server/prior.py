@@ -73,6 +73,19 @@ def prior_shift(target: ArrayLike, trained_on: ArrayLike, floor: float = FLOOR) 
     return Correction(1.0, _ratio(T, p, correctable), correctable)
 
 
+def shares_in_model(
+    mixed: Floats, target: Floats, *, even: bool = False, at_target: bool = False
+) -> Floats:
+    """[K]: the label shares in a model whose clients' labels mix to `mixed`, by its training.
+
+    even       training takes the shares out: they are equal over the labels that are mixed
+    at_target  training puts T, the `target`, in their place
+    """
+    if even:
+        return (mixed > 0) / np.count_nonzero(mixed)
+    return target if at_target else mixed / mixed.sum()
+
+
 @dataclass(frozen=True, eq=False)
 class CalibrationSums:
     """What one client says of its validation examples at softmax(scale z + bias). Sums add.

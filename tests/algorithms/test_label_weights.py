@@ -44,9 +44,9 @@ def target_step(target: tuple[float, ...], federation: Any) -> dict[str, Tensor]
     params = {k: v.clone().requires_grad_() for k, v in federation.params.items()}
     x, y = (torch.cat([getattr(c, k) for c in federation.clients]) for k in ("x", "y"))
     losses = F.cross_entropy(F.linear(x, params["weight"], params["bias"]), y, reduction="none")
-    held = [c for c, T in enumerate(target) if T and bool((y == c).any())]
-    risk = sum((target[c] * losses[y == c].mean() for c in held), losses.new_zeros(()))
-    grads = torch.autograd.grad(risk / sum(target[c] for c in held), list(params.values()))
+    present = [c for c, T in enumerate(target) if T and bool((y == c).any())]
+    risk = sum((target[c] * losses[y == c].mean() for c in present), losses.new_zeros(()))
+    grads = torch.autograd.grad(risk / sum(target[c] for c in present), list(params.values()))
     steps = zip(params.items(), grads, strict=True)
     return {k: (v - LR * g).detach() for (k, v), g in steps}
 

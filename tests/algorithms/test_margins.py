@@ -51,9 +51,9 @@ def tried(term: Term, counts: tuple[int, ...]) -> tuple[float, Tensor, Tensor, T
 
 def present(z: Tensor, y: Tensor, shift: Tensor) -> Tensor:
     """Probabilities [n, K] of softmax(z + shift) over labels that the client has, else 0."""
-    held = torch.tensor(COUNTS) > 0
+    present = torch.tensor(COUNTS) > 0
     p = torch.zeros_like(z)
-    p[:, held] = F.softmax((z + shift)[:, held], 1)
+    p[:, present] = F.softmax((z + shift)[:, present], 1)
     return p
 
 

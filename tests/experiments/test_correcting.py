@@ -193,7 +193,7 @@ def test_examples_that_were_weighed_to_the_target_need_no_correction(method: str
 
 def test_a_correction_that_does_harm_is_told() -> None:
     """Of logits that are no good; the control: the same sentence is not there where it helps."""
-    told = {}
+    warned = {}
     for steps in (1, 60):
         done = run_experiment(
             config(
@@ -204,10 +204,10 @@ def test_a_correction_that_does_harm_is_told() -> None:
         moved, plain = done.outcome.corrected, done.outcome.estimate
         assert moved is not None
         assert moved.estimate is not None
-        told[steps] = any("train longer" in s for s in summary(done).why)
+        warned[steps] = any("train longer" in s for s in summary(done).why)
         worse = moved.estimate.accuracy < plain.accuracy - plain.standard_error
-        assert told[steps] == worse
-    assert not told[60]
+        assert warned[steps] == worse
+    assert not warned[60]
 
 
 def test_the_printed_numbers_are_of_the_model_that_is_kept(

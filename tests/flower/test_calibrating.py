@@ -46,7 +46,7 @@ class Played:
         # Other examples than those trained on, more of some clients than of others.
         held_out = make_clients(1)
         self.validation = [Examples(one.x, one.y) for one in held_out]
-        self.told: list[Mapping[str, Any]] = []
+        self.events: list[Mapping[str, Any]] = []
         first = (self.federation.params, self.federation.buffers)
 
         def site(i: int) -> Site:
@@ -64,7 +64,7 @@ class Played:
             return reply
 
         self.grid = LocalGrid(answer, len(SIZES))  # type: ignore[arg-type]
-        self.strategy = strategy_of(self.method, self.federation, tell=self.told.append)
+        self.strategy = strategy_of(self.method, self.federation, tell=self.events.append)
         *_, self.last = play(self.strategy, self.grid, 2)
 
     def calibrator(self, counts: Mapping[int, Tensor] | None = None) -> Calibrator:
@@ -106,7 +106,7 @@ def test_the_calibrator_is_that_of_one_process(honest: Played) -> None:
     sent = honest.calibrator()
     assert same(sent, honest.here(everyone))
     assert not same(sent, honest.here(everyone[1:]))
-    assert not honest.told
+    assert not honest.events
     # Sums alone go up: K (K + 5) + 3 numbers, whatever the number of examples.
     assert honest.grid.traffic.messages["query.calibrate"] % len(SIZES) == 0
 
@@ -153,7 +153,7 @@ def test_sums_that_no_examples_have(lie: str, honest: Played) -> None:
     """The liar is left out and named; the others' calibrator is theirs."""
     played = Played(LIES[lie])
     assert same(played.calibrator(), played.here([0, 1, 3, 4, 5]))
-    (event,) = played.told
+    (event,) = played.events
     assert (event["event"], event["client"]) == ("unscored", LIAR)
     assert "sums" in str(event["reason"])
 
