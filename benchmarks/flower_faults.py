@@ -256,15 +256,16 @@ def clientapp() -> Result:
         fed.join(*range(CLIENTS))
         assert fed.rounds(1), "no round was played"
         lost: dict = {}
+        began = time.monotonic()
         while not lost and server.process.poll() is None:
-            while not (apps := fed.below(1, "flwr-clientapp")):
-                time.sleep(0.02)
-            began = kill(apps)
             # One that had just answered is no fault: the next one is killed then.
-            lost = fed.event(lambda e: e["event"] == "round" and bool(e.get("dropped")), 20.0)
+            if apps := fed.below(1, "flwr-clientapp"):
+                began = kill(apps)
+            # It trains, or scores the model.
+            lost = fed.event(lambda e: e["event"] in ("dropped", "unscored"), 5.0)
         seconds = time.monotonic() - began
         return Result("ClientApp killed", "server", seconds, server.process.poll(),
-                      str(lost.get("dropped")))  # fmt: skip
+                      str(lost.get("reason")))  # fmt: skip
 
 
 def at_the_start(fault: str, by: str, begin: Callable[[Fed], Command], words: str) -> Result:
