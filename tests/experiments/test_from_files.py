@@ -63,7 +63,7 @@ def test_a_file_gives_what_fit_gives(tmp_path: Path, target: str) -> None:
     path = files_in(tmp_path)
     source = tmp_path / "patients.csv"
     task = Task.from_csv(source, client="hospital", label="outcome", target=target)
-    how = {"rounds": 3, "steps": 2, "lr": 0.5, "evaluate_every": 1}
+    how = {"rounds": 3, "steps": 2, "lr": 0.5, "evaluate_every": 1, "prior": "none"}
     fitted = fs.fit(task, perceptron, method="fedprox", mu=0.5, folder=tmp_path / "f", **how)
     record_until(tmp_path / "o", load_config(path, [f"data.target={target}"]), None)
     read = fs.load(tmp_path / "o")
