@@ -196,3 +196,43 @@ def off(a: Tree, b: Tree) -> float:
     """The largest difference of an entry; both have the same names."""
     assert a.keys() == b.keys()
     return max(float((v - b[k]).abs().max()) for k, v in a.items())
+
+
+def served(played: Played) -> dict[int, Tree]:
+    """The model that each client serves that took part in some round."""
+    last, method = played.rounds[-1], played.algorithm.at(len(played.rounds))
+    return {i: method.model_for(last.server, state)[0] for i, state in last.states.items()}
+
+
+def part(p: Tree, names: Iterable[str]) -> Tree:
+    return {k: p[k] for k in names}
+
+
+def farthest(played: Played, models: dict[int, Tree]) -> float:
+    """The largest difference of an entry of a served model from the reference's."""
+    library = served(played)
+    assert library.keys() == models.keys()
+    return max(off(library[i], models[i]) for i in models)
+
+
+# (round, client, body received and own head) -> the model after training.
+Bodied = Callable[[int, int, Tree], Tree]
+
+
+def bodies(
+    played: Played,
+    client: Bodied,
+    weigh: Callable[[Played, list[int]], list[float]] = by_size,
+    combine: Callable[[int, list[float], list[Tree]], Tree] | None = None,
+    until: int = ROUNDS,
+) -> dict[int, Tree]:
+    """A body for all by the rounds up to `until`, and a head for each client: what is served."""
+    theta, first = part(played.start, BODY), part(played.start, HEAD)
+    heads: dict[int, Tree] = {}
+    for t, ids in played.cohorts[:until]:
+        ends = {i: client(t, i, theta | heads.get(i, first)) for i in ids}
+        heads |= {i: part(ends[i], HEAD) for i in ids}
+        changes = [less(part(ends[i], BODY), theta) for i in ids]
+        weights = weigh(played, ids)
+        theta = plus(theta, combine(t, weights, changes) if combine else mixed(weights, changes))
+    return {i: theta | head for i, head in heads.items()}
