@@ -287,3 +287,67 @@ def test_fedala_as_the_other_code_runs_it() -> None:
     assert len(played.batches(1, 0)) == 3
     assert farthest(played, models) < EXACT
     assert farthest(played, dict.fromkeys(models, theta)) > OTHER
+
+
+# ------------------------------------------------------------------ FedAS
+
+
+def to_class_means(means: Tensor, n: Tensor) -> Loss:
+    """The sum over the classes of the batch of mean squared distances of their features."""
+
+    def loss(p: Tree, x: Tensor, y: Tensor) -> Tensor:
+        f, total = features(p, x), torch.zeros(()).double()
+        for k in range(CLASSES):
+            rows = [b for b, label in enumerate(y) if int(label) == k]
+            if rows and n[k]:
+                total = total + ((f[rows] - means[k]) ** 2).mean()
+        return total
+
+    return loss
+
+
+def to_last(last: Tree) -> Loss:
+    """The mean squared distance of the features to those of the client's last model."""
+    return lambda p, x, y: ((features(p, x) - features(last, x)) ** 2).mean()
+
+
+def trace(played: Played, t: int, i: int, p: Tree) -> float:
+    grads = [gradient(entropy, p, x, y, p) for x, y in played.batches(t, i, "pass")]
+    return sum(float((g**2).sum()) for grad in grads for g in grad.values())
+
+
+def aligned(played: Played, first: bool, repo: bool) -> dict[int, Tree]:
+    """FedAS by its authors' losses and traces, or as the FedDRM authors' code runs it."""
+    last: dict[int, Tree] = {}
+    how = {} if repo else {"lr": 0.05, "momentum": 0.0, "decay": 0.0}
+    traces: dict[int, list[float]] = {t: [] for t, _ in played.cohorts}
+
+    def client(t: int, i: int, p: Tree) -> Tree:
+        if i in last or first:
+            old = last.get(i, played.start)
+            n, means, _ = by_class(old, played, i)
+            loss = to_last(old) if repo else to_class_means(means, n)
+            p = descend(p, loss, played.batches(t, i, "align"), BODY, **how)
+        last[i] = descend(p, entropy, played.batches(t, i))
+        traces[t].append(trace(played, t, i, last[i]))
+        return last[i]
+
+    def by_trace(t: int, weights: list[float], changes: list[Tree]) -> Tree:
+        return mixed([v / sum(traces[t]) for v in traces[t]], changes)
+
+    return bodies(played, client, combine=None if repo else by_trace)
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_fedas(first: bool) -> None:
+    options: dict[str, Any] = {"align_lr": 0.05, "align_batch": 5, "align_first": first}
+    played = Played.of(recipes.fedas(reference_setting(), **options))
+    assert farthest(played, aligned(played, first, repo=False)) < EXACT
+    assert farthest(played, aligned(played, not first, repo=False)) > OTHER
+
+
+def test_fedas_as_the_other_code_runs_it() -> None:
+    """Of 5 steps the first matches features, with the momentum and decay of training."""
+    played = Played.of(recipes.fedas_drm_repo(reference_setting(local=STEPS)))
+    assert farthest(played, aligned(played, True, repo=True)) < EXACT
+    assert farthest(played, aligned(played, False, repo=True)) > OTHER
