@@ -162,7 +162,7 @@ def bounded(log_ratio: Tensor, mask: Tensor, low: Tensor, high: float) -> Tensor
     # Masked before exp, which may overflow for those at the ceiling.
     r = (d - d.masked_fill(~free, -torch.inf).max()).masked_fill(~free, -torch.inf).exp()
     rest = many - least * lowest.sum() - most * highest.sum()
-    # The bounds themselves, not exponentials of their logarithms, which may be a bit above or below.
+    # Not exponentials of the bounds' logarithms, which may be a bit above or below them.
     inner = (rest * r / total(r)).clamp(least, most)
     bound = torch.where(highest, most, least)
     return torch.where(floor < 0.0, torch.where(free, inner, bound), torch.ones_like(d)) * mask

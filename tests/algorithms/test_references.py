@@ -27,9 +27,12 @@ from support.references import (
     entropy,
     features,
     federated,
+    less,
     log_shares,
     logits,
+    mixed,
     off,
+    plus,
     reference_setting,
     surprise,
     uniform,
@@ -234,6 +237,56 @@ def test_sharpness_aware_steps() -> None:
     played = Played.of(recipes.fedsam(reference_setting(), rho=0.3))
     assert off(played.end, trained(played, plain, rho=0.3)) < EXACT
     assert off(played.end, trained(played, plain, rho=0.29)) > OTHER
+
+
+# ------------------------------------------------------------------ AFL
+
+
+def on_simplex(v: list[float], total: float) -> list[float]:
+    """The nearest point of the simplex of this sum, by halving an interval."""
+    low, high = min(v) - total, max(v)
+    for _ in range(200):
+        middle = (low + high) / 2
+        if sum(max(0.0, x - middle) for x in v) > total:
+            low = middle
+        else:
+            high = middle
+    return [max(0.0, x - low) for x in v]
+
+
+def agnostic(played: Played, gamma: float, domains: list[int], whole: bool) -> Tree:
+    """AFL: lambda over domains, moved by the losses of the model received."""
+    everyone = range(len(domains))
+    size = [sum(played.n(i) for i in everyone if domains[i] == d) for d in range(3)]
+    shares = [n / sum(size) for n in size]
+    theta = played.start
+    for t, ids in played.cohorts:
+        there = [sum(played.n(i) for i in ids if domains[i] == d) for d in range(3)]
+        by = there if whole else size
+        raw = [shares[domains[i]] * played.n(i) / by[domains[i]] for i in ids]
+        ends = [descend(theta, entropy, played.batches(t, i)) for i in ids]
+        losses = [0.0] * 3
+        for i in ids:
+            d = domains[i]
+            losses[d] += float(entropy(theta, *played.data(i))) * played.n(i) / there[d]
+        changes = [less(end, theta) for end in ends]
+        theta = plus(theta, mixed([r / sum(raw) for r in raw], changes))
+        present = [d for d in range(3) if there[d]]
+        old = [shares[d] for d in present]
+        new = on_simplex([shares[d] + gamma * losses[d] for d in present], sum(old))
+        for d, share in zip(present, new, strict=True):
+            shares[d] = share
+    return theta
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_the_worst_mixture_of_domains(whole: bool) -> None:
+    domains = [0, 1, 1, 2, 0]
+    options: dict[str, Any] = {"gamma": 0.2, "domains": tuple(domains), "whole": whole}
+    played = Played.of(recipes.afl(reference_setting(), **options))
+    assert off(played.end, agnostic(played, 0.2, domains, whole)) < EXACT
+    assert off(played.end, agnostic(played, 0.2, domains, not whole)) > OTHER
+    assert off(played.end, agnostic(played, 0.1, domains, whole)) > OTHER
 
 
 # ------------------------------------------------------------------ weights and server steps
