@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import chain, combinations
 from typing import Any
 
@@ -19,6 +18,7 @@ from support.references import (
     BODY,
     HEAD,
     LOCAL,
+    STEPS,
     Bodied,
     Loss,
     Played,
@@ -30,22 +30,16 @@ from support.references import (
     farthest,
     features,
     gradient,
+    head_first,
     less,
     mixed,
     part,
     plus,
+    pulled,
     reference_setting,
 )
 
 EXACT, OTHER = 1e-12, 1e-5
-STEPS = replace(LOCAL, epochs=None, steps=5)
-
-
-def pulled(to: Tree, strength: float) -> Loss:
-    def loss(p: Tree, x: Tensor, y: Tensor) -> Tensor:
-        return entropy(p, x, y) + strength / 2 * sum(((p[k] - v) ** 2).sum() for k, v in to.items())
-
-    return loss
 
 
 # ------------------------------------------------------------------ bodies and heads
@@ -54,16 +48,6 @@ def pulled(to: Tree, strength: float) -> Loss:
 def whole(played: Played) -> Bodied:
     """FedPer: body and head together."""
     return lambda t, i, p: descend(p, entropy, played.batches(t, i))
-
-
-def head_first(played: Played, pull: float = 0.0) -> Bodied:
-    """FedRep: the head, then the body, pulled to the body received."""
-
-    def client(t: int, i: int, p: Tree) -> Tree:
-        fitted = descend(p, entropy, played.batches(t, i), HEAD)
-        return descend(fitted, pulled(part(p, BODY), pull), played.batches(t, i, "train1"), BODY)
-
-    return client
 
 
 SPLIT: dict[str, tuple[Callable[[Setting], Any], Callable[[Played], Bodied]]] = {

@@ -27,6 +27,7 @@ Loss = Callable[[Tree, Tensor, Tensor], Tensor]
 BODY, HEAD = ("body.1.weight", "body.1.bias"), ("head.weight", "head.bias")
 LR, MOMENTUM, DECAY = 0.1, 0.5, 0.01
 LOCAL = Local(lr=LR, epochs=2, batch=4, momentum=MOMENTUM, decay=DECAY)
+STEPS = replace(LOCAL, epochs=None, steps=5)
 SIZES, COHORT, ROUNDS = (9, 14, 8, 11, 6), 3, 3
 
 
@@ -236,3 +237,20 @@ def bodies(
         weights = weigh(played, ids)
         theta = plus(theta, combine(t, weights, changes) if combine else mixed(weights, changes))
     return {i: theta | head for i, head in heads.items()}
+
+
+def pulled(to: Tree, strength: float) -> Loss:
+    def loss(p: Tree, x: Tensor, y: Tensor) -> Tensor:
+        return entropy(p, x, y) + strength / 2 * sum(((p[k] - v) ** 2).sum() for k, v in to.items())
+
+    return loss
+
+
+def head_first(played: Played, pull: float = 0.0) -> Bodied:
+    """FedRep: the head, then the body, pulled to the body received."""
+
+    def client(t: int, i: int, p: Tree) -> Tree:
+        fitted = descend(p, entropy, played.batches(t, i), HEAD)
+        return descend(fitted, pulled(part(p, BODY), pull), played.batches(t, i, "train1"), BODY)
+
+    return client
