@@ -163,7 +163,8 @@ def fedsam(setting: Setting, *, rho: float = 0.05) -> FedAvg:
 
     Reference: Qu et al. 2022, "Generalized federated learning via sharpness aware minimization",
     arXiv 2206.02618, Algorithm 1.
-    Note: two gradients per step; rho = 0 is FedAvg bit for bit.
+    Note: two gradients per step; rho = 0 is FedAvg bit for bit; weights by sample size, where the
+    paper has a uniform mean.
     """
     local = setting.local
     # Innermost: other wrappers of the setting must act on the gradient that is applied.
