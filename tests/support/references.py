@@ -181,15 +181,16 @@ def federated(
     client: Client,
     weigh: Callable[[Played, list[int]], list[float]] = by_size,
     step: Callable[[Tree, Tree], Tree] = plus,
+    combine: Callable[[Sequence[float], Sequence[Tree]], Tree] = mixed,
 ) -> Tree:
-    """theta <- step(theta, sum_i a_i (theta_i - theta)); a client remembers its last model."""
+    """theta <- step(theta, combined changes theta_i - theta); a client remembers its last model."""
     theta = played.start
     memory = dict.fromkeys(range(len(played.federation.clients)), theta)
     for t, ids in played.cohorts:
         ends = {i: client(t, i, theta, memory[i]) for i in ids}
         memory |= ends
         changes = [less(ends[i], theta) for i in ids]
-        theta = step(theta, mixed(weigh(played, ids), changes))
+        theta = step(theta, combine(weigh(played, ids), changes))
     return theta
 
 
