@@ -20,10 +20,10 @@ from support.references import (
     Loss,
     Played,
     Tree,
+    adam,
     by_size,
     descend,
     entropy,
-    gradient,
     less,
     log_shares,
     logits,
@@ -106,18 +106,6 @@ def disagreement(kind: str, p: Tensor, q: Tensor, own: list[int]) -> Tensor:
     return torch.stack(pairs).sum()
 
 
-def adam(p: Tree, loss: Loss, batches: list[Tensor], names: tuple[str, ...], lr: float) -> Tree:
-    p, m, v = dict(p), {}, {}
-    for k, x in enumerate(batches, start=1):
-        grad = gradient(loss, p, x, x, names)
-        for name, g in grad.items():
-            m[name] = 0.9 * m.get(name, torch.zeros_like(g)) + 0.1 * g
-            v[name] = 0.999 * v.get(name, torch.zeros_like(g)) + 0.001 * g * g
-            up, down = m[name] / (1 - 0.9**k), (v[name] / (1 - 0.999**k)).sqrt() + 1e-8
-            p[name] = p[name] - lr * up / down
-    return p
-
-
 def tuned(played: Played, kind: str, names: tuple[str, ...], union: bool) -> Tree:
     """Private label sets; after each round some steps towards the clients' models."""
     algorithm: Any = played.algorithm
@@ -145,7 +133,7 @@ def tuned(played: Played, kind: str, names: tuple[str, ...], union: bool) -> Tre
             return total
 
         rows = algorithm._batches(key(played.federation.seeds.batch, "server", t))
-        batches = [algorithm.inputs[r].double() for r in rows]
+        batches = [(algorithm.inputs[r].double(), r) for r in rows]
         theta = adam(theta, loss, batches, names, algorithm.lr)
     return theta
 
