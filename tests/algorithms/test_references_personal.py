@@ -77,10 +77,18 @@ def without_head(played: Played) -> Bodied:
     return lambda t, i, p: descend(p, entropy, played.batches(t, i), BODY)
 
 
-@pytest.mark.parametrize(("tuned", "names"), [("full", (*BODY, *HEAD)), ("head", HEAD)])
-def test_a_body_and_then_tuning(tuned: Any, names: tuple[str, ...]) -> None:
+TUNED: dict[str, tuple[Callable[[Setting], Any], tuple[str, ...]]] = {
+    "full": (lambda s: recipes.fedbabu(s, tune_rounds=1), (*BODY, *HEAD)),
+    "head": (lambda s: recipes.fedbabu(s, tune_rounds=1, tune_part="head"), HEAD),
+    "fedbabu_drm_repo": (lambda s: recipes.fedbabu_drm_repo(s, tune_rounds=1), HEAD),
+}
+
+
+@pytest.mark.parametrize("name", TUNED)
+def test_a_body_and_then_tuning(name: str) -> None:
     """FedBABU; in the last of three rounds the clients tune what they would serve."""
-    played = Played.of(recipes.fedbabu(reference_setting(), tune_rounds=1, tune_part=tuned))
+    make, names = TUNED[name]
+    played = Played.of(make(reference_setting(local=STEPS if "repo" in name else LOCAL)))
 
     def end(client: Bodied) -> dict[int, Tree]:
         models = bodies(played, client, until=2)
@@ -98,9 +106,12 @@ def test_a_body_and_then_tuning(tuned: Any, names: tuple[str, ...]) -> None:
 # ------------------------------------------------------------------ two models
 
 
-def test_ditto() -> None:
+@pytest.mark.parametrize("name", ["ditto", "ditto_drm_repo"])
+def test_ditto(name: str) -> None:
     """w by FedAvg, and v_i pulled to the w received with strength 0.7."""
-    played = Played.of(recipes.ditto(reference_setting(), lam=0.7))
+    local = STEPS if "repo" in name else LOCAL
+    make: Any = getattr(recipes, name)
+    played = Played.of(make(reference_setting(local=local), lam=0.7))
 
     def end(lam: float) -> dict[int, Tree]:
         w, personal = played.start, {}
@@ -113,6 +124,8 @@ def test_ditto() -> None:
             w = plus(w, mixed(by_size(played, ids), changes))
         return personal
 
+    steps = len(played.batches(1, 0)), len(played.batches(1, 0, "personal0"))
+    assert steps == ((2, 3) if "repo" in name else (6, 6))
     assert farthest(played, end(0.7)) < EXACT
     assert farthest(played, end(0.6)) > OTHER
 

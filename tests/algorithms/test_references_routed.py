@@ -6,13 +6,14 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from fedshift import recipes
 from fedshift.seeds import generator, key
-from support.federations import CLASSES, FEATURES
+from support.federations import CLASSES, FEATURES, TARGET
 from support.references import (
     BODY,
     HEAD,
@@ -67,26 +68,34 @@ def two_entropies(i: int, ids: list[int], lam: float) -> Loss:
     return loss
 
 
-def test_feddrm() -> None:
+@pytest.mark.parametrize("name", ["feddrm", "feddrm_shared_head"])
+def test_feddrm(name: str) -> None:
     setting = reference_setting(model=routed_model(len(SIZES)), clients=len(SIZES))
-    played = Played.of(recipes.feddrm(setting, lam=0.7))
+    make: Any = getattr(recipes, name)
+    played = Played.of(make(setting, lam=0.7))
+    names = tuple(played.start)
+    own = () if "shared" in name else HEAD
 
     def end(lam: float, everyone: bool = False) -> dict[int, Tree]:
-        names = tuple(played.start)
-        shared = [k for k in names if k not in HEAD]
+        shared = [k for k in names if k not in own]
         theta, heads = part(played.start, shared), {}
         for t, ids in played.cohorts:
             changes = []
             for i in ids:
-                start = theta | heads.get(i, part(played.start, HEAD))
+                start = theta | heads.get(i, part(played.start, own))
                 loss = two_entropies(i, list(range(len(SIZES))) if everyone else ids, lam)
                 done = descend(start, loss, played.batches(t, i), names)
-                heads[i] = part(done, HEAD)
+                heads[i] = part(done, own)
                 changes.append(less(part(done, shared), theta))
             theta = plus(theta, mixed(by_size(played, ids), changes))
         return {i: theta | head for i, head in heads.items()}
 
-    assert farthest(played, end(0.7)) < EXACT
+    models = end(0.7)
+    if not own:
+        assert off(played.end, next(iter(models.values()))) < EXACT
+        assert off(played.end, next(iter(end(0.8).values()))) > OTHER
+        return
+    assert farthest(played, models) < EXACT
     assert farthest(played, end(0.8)) > OTHER
     assert farthest(played, end(0.7, everyone=True)) > OTHER
 
@@ -117,11 +126,16 @@ def virtual_features(played: Played, theta: Tree, t: int, ids: list[int], draws:
     return drawn
 
 
-def softmax_regression(drawn: dict[int, Tensor], ridge: float) -> tuple[Tensor, Tensor]:
-    """(W, b) by Newton's method on the whole Hessian, labels counting alike."""
+def softmax_regression(
+    drawn: dict[int, Tensor], shares: tuple[float, ...], ridge: float
+) -> tuple[Tensor, Tensor]:
+    """(W, b) by Newton's method on the whole Hessian, labels counting by their shares."""
+    total = sum(shares[c] for c in drawn)
     x = torch.cat([torch.cat([f, torch.ones(len(f), 1).double()], 1) for f in drawn.values()])
     y = torch.cat([torch.full((len(f),), c) for c, f in drawn.items()])
-    w = torch.cat([torch.ones(len(f)).double() / len(f) / len(drawn) for f in drawn.values()])
+    w = torch.cat(
+        [torch.ones(len(f)).double() / len(f) * shares[c] / total for c, f in drawn.items()]
+    )
     size = x.shape[1]
     b = torch.zeros(CLASSES * size).double()
     for _ in range(30):
@@ -138,9 +152,11 @@ def softmax_regression(drawn: dict[int, Tensor], ridge: float) -> tuple[Tensor, 
     return b[:, :-1], b[:, -1]
 
 
-def test_ccvr() -> None:
+@pytest.mark.parametrize(("name", "shares"), [("ccvr", (0.2,) * CLASSES), ("ccvr_target", TARGET)])
+def test_ccvr(name: str, shares: tuple[float, ...]) -> None:
     """The body as FedAvg's; the head is an iterative fit, which stops at a gradient of 1e-10."""
-    played = Played.of(recipes.ccvr(reference_setting(), virtual=20, ridge=0.1))
+    make: Any = getattr(recipes, name)
+    played = Played.of(make(reference_setting(), virtual=20, ridge=0.1))
     before = replace(played, rounds=played.rounds[:2])
 
     def client(t: int, i: int, theta: Tree, last: Tree) -> Tree:
@@ -149,13 +165,14 @@ def test_ccvr() -> None:
     theta = federated(before, client)
     assert off(part(played.end, BODY), part(theta, BODY)) < EXACT
     t, ids = played.cohorts[2]
-    fits = [softmax_regression(virtual_features(played, theta, t, ids, n), 0.1) for n in (20, 19)]
-    gaps = [
-        max(float((played.end[k] - v).abs().max()) for k, v in zip(HEAD, fit, strict=True))
-        for fit in fits
-    ]
-    assert gaps[0] < 1e-8
-    assert gaps[1] > 1e-3
+
+    def gap(draws: int, shares: tuple[float, ...]) -> float:
+        fit = softmax_regression(virtual_features(played, theta, t, ids, draws), shares, 0.1)
+        return max(float((played.end[k] - v).abs().max()) for k, v in zip(HEAD, fit, strict=True))
+
+    assert gap(20, shares) < 1e-8
+    assert gap(19, shares) > 1e-3
+    assert gap(20, (0.3, 0.3, 0.2, 0.1, 0.1)) > 1e-3
 
 
 # ------------------------------------------------------------------ FedDisk
@@ -163,17 +180,25 @@ def test_ccvr() -> None:
 LOW, HIGH = -8.0, 8.0
 
 
-def density(degrees: Any) -> Loss:
-    """-log q of a batch by MADE: inputs in [0, 1], one hidden layer, one logit for each input."""
+def unit(x: Tensor) -> Tensor:
+    return ((x - LOW) / (HIGH - LOW)).clamp(0, 1)
+
+
+def conditional(degrees: Any, p: Tree, x: Tensor) -> Tensor:
+    """MADE's logit for each input by those before it: one hidden layer, masked."""
     first, hidden = (d.tolist() for d in degrees)
     read = torch.tensor([[float(h >= d) for d in first] for h in hidden]).double()
     give = torch.tensor([[float(d > h) for h in hidden] for d in first]).double()
+    names = ("body.0.linear", "body.2.linear")
+    (a, b), (c, d) = ((p[f"{n}.weight"], p[f"{n}.bias"]) for n in names)
+    return (unit(x) @ (a * read).T + b).clamp(min=0) @ (c * give).T + d
+
+
+def density(degrees: Any) -> Loss:
+    """-log q of a batch of inputs in [0, 1]."""
 
     def loss(p: Tree, x: Tensor, y: Tensor) -> Tensor:
-        u = ((x - LOW) / (HIGH - LOW)).clamp(0, 1)
-        names = ("body.0.linear", "body.2.linear")
-        (a, b), (c, d) = ((p[f"{n}.weight"], p[f"{n}.bias"]) for n in names)
-        z = (u @ (a * read).T + b).clamp(min=0) @ (c * give).T + d
+        u, z = unit(x), conditional(degrees, p, x)
         each = u * z - torch.logaddexp(z, torch.zeros(()).double())
         return -each.sum() / len(x)
 
@@ -193,48 +218,96 @@ def bounded(log_ratio: list[float], least: float, most: float) -> list[float]:
     return [math.exp(min(max(r + low, math.log(least)), math.log(most))) for r in log_ratio]
 
 
-def test_feddisk() -> None:
-    """A round of densities, one in which examples are weighed, two of training."""
-    options: dict[str, Any] = {"density_rounds": 2, "hidden": (6,), "low": LOW, "high": HIGH}
-    setting = reference_setting(shape=(FEATURES,), rounds=5)
-    recipe = recipes.feddisk(setting, estimator="direct", temper=60.0 / 64, most=1.1, **options)
-    played = Played.of(replace(recipe, local=replace(recipe.local, lr=0.3)), rounds=5, cohort=5)
-    net: Any = recipe.density
-    log_q = density(net.net.degrees)
-    first = {k: v.double() for k, v in net.init()[0].items()}
-    ids = list(range(len(SIZES)))
+def weighed(played: Played, i: int, a: list[float]) -> Loss:
+    """The entropy of a client's examples, each counting by its weight."""
+    where = {tuple(row.tolist()): k for k, row in enumerate(played.data(i)[0])}
+
+    def loss(p: Tree, x: Tensor, y: Tensor) -> Tensor:
+        rows = log_shares(logits(p, x))
+        each = [a[where[tuple(x[b].tolist())]] * -rows[b, int(c)] for b, c in enumerate(y)]
+        return torch.stack(each).sum() / len(y)
+
+    return loss
+
+
+def disk(played: Played, most: float, ratio: Any, uniform: bool) -> Tree:
+    """Two rounds of densities, one in which examples are weighed by a ratio, two of training."""
+    recipe: Any = played.algorithm
+    first = {k: v.double() for k, v in recipe.density.init()[0].items()}
+    log_q, ids = density(recipe.density.net.degrees), list(range(len(SIZES)))
     shares = by_size(played, ids)
+    p, q = first, dict.fromkeys(ids, first)
+    for t in (1, 2):
+        batches = {i: played.batches(t, i, "density0") for i in ids}
+        ends = [adam(p, log_q, batches[i], tuple(first), 0.3) for i in ids]
+        q = {i: adam(q[i], log_q, batches[i], tuple(first), 0.3) for i in ids}
+        p = plus(p, mixed(shares, [less(e, p) for e in ends]))
+    a = {i: bounded(ratio(played, i, p, q[i]), shares[i], most) for i in ids}
+    theta = played.start
+    for t in (4, 5):
+        ends = [descend(theta, weighed(played, i, a[i]), played.batches(t, i)) for i in ids]
+        by = [1 / len(ids)] * len(ids) if uniform else shares
+        theta = plus(theta, mixed(by, [less(e, theta) for e in ends]))
+    return theta
 
-    def end(most: float) -> Tree:
-        p, q = first, dict.fromkeys(ids, first)
-        for t in (1, 2):
-            batches = {i: played.batches(t, i, "density0") for i in ids}
-            ends = [adam(p, log_q, batches[i], tuple(first), 0.3) for i in ids]
-            q = {i: adam(q[i], log_q, batches[i], tuple(first), 0.3) for i in ids}
-            p = plus(p, mixed(shares, [less(e, p) for e in ends]))
-        a = {}
-        for i in ids:
-            x, y = played.data(i)
-            rows = zip(x.split(1), y.split(1), strict=True)
-            gaps = [60 / 64 * float(log_q(q[i], *row) - log_q(p, *row)) for row in rows]
-            a[i] = torch.tensor(bounded(gaps, shares[i], most), dtype=torch.float64)
-        theta = played.start
-        for t in (4, 5):
-            changes = []
-            for i in ids:
-                x, y = played.data(i)
-                where = {tuple(row.tolist()): k for k, row in enumerate(x)}
 
-                def loss(at: Tree, x: Tensor, y: Tensor, i: int = i, w: Any = where) -> Tensor:
-                    rows = log_shares(logits(at, x))
-                    each = [
-                        a[i][w[tuple(x[b].tolist())]] * -rows[b, int(c)] for b, c in enumerate(y)
-                    ]
-                    return torch.stack(each).sum() / len(y)
+def direct(played: Played, i: int, p: Tree, q: Tree) -> list[float]:
+    """0.9 (log p - log q)."""
+    recipe: Any = played.algorithm
+    log_q, (x, y) = density(recipe.density.net.degrees), played.data(i)
+    rows = zip(x.split(1), y.split(1), strict=True)
+    return [0.9 * float(log_q(q, *row) - log_q(p, *row)) for row in rows]
 
-                changes.append(less(descend(theta, loss, played.batches(t, i)), theta))
-            theta = plus(theta, mixed(shares, changes))
-        return theta
 
-    assert off(played.end, end(1.1)) < EXACT
-    assert off(played.end, end(1.2)) > OTHER
+DISK: dict[str, Any] = {"density_rounds": 2, "hidden": (6,), "low": LOW, "high": HIGH}
+
+
+def played_disk(recipe: Any) -> Played:
+    return Played.of(replace(recipe, local=replace(recipe.local, lr=0.3)), rounds=5, cohort=5)
+
+
+def test_feddisk() -> None:
+    setting = reference_setting(shape=(FEATURES,), rounds=5)
+    recipe = recipes.feddisk(setting, estimator="direct", temper=0.9, most=1.1, **DISK)
+    played = played_disk(recipe)
+    assert off(played.end, disk(played, 1.1, direct, uniform=False)) < EXACT
+    assert off(played.end, disk(played, 1.2, direct, uniform=False)) > OTHER
+
+
+def told_apart(played: Played, i: int, p: Tree, q: Tree) -> list[float]:
+    """Log odds of two classifiers of the densities' answers, each for rows that it has not seen."""
+    recipe: Any = played.algorithm
+    answers = [
+        torch.sigmoid(conditional(recipe.density.net.degrees, at, played.data(i)[0]))
+        for at in (p, q)
+    ]
+    net = {k: v.double() for k, v in recipe.ratio.net.init()[0].items()}
+
+    def odds(h: Tree, s: Tensor) -> Tensor:
+        z = (s @ h["body.weight"].T + h["body.bias"]).clamp(min=0)
+        return (z @ h["head.weight"].T + h["head.bias"])[:, 0]
+
+    def trained(parity: int) -> Tree:
+        def loss(h: Tree, rows: Tensor, _: Tensor) -> Tensor:
+            zero = torch.zeros(()).double()
+            ups, downs = (odds(h, s[rows]) for s in answers)
+            each = (torch.logaddexp(zero, -ups) + torch.logaddexp(zero, downs)) / 2
+            seen = [2.0 * each[b] for b, row in enumerate(rows.tolist()) if row % 2 == parity]
+            return sum(seen, zero * each.sum()) / len(rows)
+
+        steps = [(rows, rows) for rows in played.rows(3, i, "ratio0")]
+        return adam(net, loss, steps, tuple(net), recipe.ratio.local.lr)
+
+    even, odd = (odds(h, answers[1]) for h in (trained(1), trained(0)))
+    return [float((even if row % 2 == 0 else odd)[row]) for row in range(played.n(i))]
+
+
+def test_made() -> None:
+    """The classifiers' ratio, and uniform means of the models."""
+    setting = reference_setting(shape=(FEATURES,), rounds=5)
+    recipe: Any = recipes.made(setting, **DISK)
+    quick = replace(recipe.ratio, local=replace(recipe.ratio.local, lr=0.05))
+    played = played_disk(replace(recipe, ratio=quick))
+    assert off(played.end, disk(played, 10.0, told_apart, uniform=True)) < EXACT
+    assert off(played.end, disk(played, 10.0, told_apart, uniform=False)) > OTHER
+    assert off(played.end, disk(played, 10.0, direct, uniform=True)) > OTHER

@@ -76,13 +76,17 @@ class Played:
         y = self.federation.clients[i].y.tolist()
         return [y.count(c) for c in range(CLASSES)]
 
-    def batches(self, t: int, i: int, phase: str = "train0") -> list[Pair]:
-        """The examples of each step of a phase."""
+    def rows(self, t: int, i: int, phase: str = "train0") -> list[Tensor]:
+        """The rows of the client's data of each step of a phase."""
         phases, data = self.algorithm.at(t).phases(), self.federation.clients[i]
         plan = plan_all(phases, data, t, self.federation.seeds.batch, i)[phase]
         assert plan.sizes is not None
-        rows = [plan.rows[s][:size] for s, size in enumerate(plan.sizes)]
-        return [(data.x[r], data.y[r]) for r in rows]
+        return [plan.rows[s][:size] for s, size in enumerate(plan.sizes)]
+
+    def batches(self, t: int, i: int, phase: str = "train0") -> list[Pair]:
+        """The examples of each step of a phase."""
+        x, y = self.data(i)
+        return [(x[r], y[r]) for r in self.rows(t, i, phase)]
 
 
 def features(p: Tree, x: Tensor) -> Tensor:
