@@ -24,31 +24,26 @@ from support.references import (
     by_size,
     descend,
     entropy,
+    held,
     less,
     log_shares,
     logits,
     off,
+    own_entropy,
     part,
     plus,
     reference_setting,
-    surprise,
+    row_means,
 )
 
 EXACT, OTHER = 1e-12, 1e-5
 
 
-def labels(played: Played, i: int) -> list[int]:
-    """The labels that a client holds."""
-    return [c for c in range(CLASSES) if played.counts(i)[c]]
-
-
 def among(own: list[int], received: Tree, mu: float) -> Loss:
     """The entropy over a client's labels, with a pull to the body and rows received."""
-    place = {label: rank for rank, label in enumerate(own)}
 
     def loss(p: Tree, x: Tensor, y: Tensor) -> Tensor:
-        ranks = torch.tensor([place[int(c)] for c in y])
-        total = surprise(logits(p, x)[:, own], ranks)
+        total = own_entropy(own)(p, x, y)
         for k in p:
             rows = own if k in HEAD else slice(None)
             total = total + mu / 2 * ((p[k] - received[k])[rows] ** 2).sum()
@@ -57,32 +52,17 @@ def among(own: list[int], received: Tree, mu: float) -> Loss:
     return loss
 
 
-def row_means(played: Played, ids: list[int], changes: list[Tree], public: bool) -> Tree:
-    """The mean change of the body, and of each row of the head over those that hold its label."""
-    a = by_size(played, ids)
-    out = {k: torch.zeros_like(v) for k, v in changes[0].items()}
-    for k in out:
-        for w, change in zip(a, changes, strict=True):
-            if k in BODY or public:
-                out[k] += w * change[k]
-        if k in BODY or public:
-            continue
-        for y in range(CLASSES):
-            holders = [j for j, i in enumerate(ids) if y in labels(played, i)]
-            for j in holders:
-                out[k][y] += a[j] / sum(a[h] for h in holders) * changes[j][k][y]
-    return out
-
-
 def trained(played: Played, mode: str, mu: float = 0.0) -> Tree:
     theta = played.start
     for t, ids in played.cohorts:
         changes = []
         for i in ids:
-            own = labels(played, i) if mode == "private" else list(range(CLASSES))
+            own = held(played, i) if mode == "private" else list(range(CLASSES))
             end = descend(theta, among(own, theta, mu), played.batches(t, i))
             changes.append(less(end, theta))
-        theta = plus(theta, row_means(played, ids, changes, mode == "public"))
+        theta = plus(
+            theta, row_means(played, ids, by_size(played, ids), changes, ids, mode == "public")
+        )
     return theta
 
 
@@ -113,10 +93,15 @@ def tuned(played: Played, kind: str, names: tuple[str, ...], union: bool) -> Tre
     theta = played.start
     for t, ids in played.cohorts:
         ends = [
-            descend(theta, among(labels(played, i), theta, 0.0), played.batches(t, i)) for i in ids
+            descend(theta, among(held(played, i), theta, 0.0), played.batches(t, i)) for i in ids
         ]
-        theta = plus(theta, row_means(played, ids, [less(e, theta) for e in ends], False))
-        a, sets = by_size(played, ids), [labels(played, i) for i in ids]
+        theta = plus(
+            theta,
+            row_means(
+                played, ids, by_size(played, ids), [less(e, theta) for e in ends], ids, False
+            ),
+        )
+        a, sets = by_size(played, ids), [held(played, i) for i in ids]
         there = sorted({y for own in sets for y in own}) if union else list(range(CLASSES))
 
         def loss(

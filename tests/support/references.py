@@ -271,3 +271,46 @@ def head_first(played: Played, pull: float = 0.0) -> Bodied:
         return descend(fitted, pulled(part(p, BODY), pull), played.batches(t, i, "train1"), BODY)
 
     return client
+
+
+def held(played: Played, i: int) -> list[int]:
+    """The labels that a client holds."""
+    return [c for c in range(CLASSES) if played.counts(i)[c]]
+
+
+def own_entropy(own: list[int]) -> Loss:
+    """The cross-entropy over some labels alone."""
+    place = {label: rank for rank, label in enumerate(own)}
+
+    def loss(p: Tree, x: Tensor, y: Tensor) -> Tensor:
+        return surprise(logits(p, x)[:, own], torch.tensor([place[int(c)] for c in y]))
+
+    return loss
+
+
+def row_means(
+    played: Played,
+    ids: list[int],
+    weights: Sequence[float],
+    trees: Sequence[Tree],
+    among: Sequence[int],
+    public: bool,
+) -> Tree:
+    """Weighted sums, but rows of the head: means over those that hold the label.
+
+    The weights of a row are divided by the sum of the holders' among some clients, whose weights
+    are those given or, where there are more of them, all alike.
+    """
+    alike = dict.fromkeys(among, weights[0]) if len(among) > len(ids) else {}
+    by = alike or dict(zip(ids, weights, strict=True))
+    out = mixed(weights, trees)
+    if public:
+        return out
+    for k in HEAD:
+        out[k] = torch.zeros_like(out[k])
+        for y in range(CLASSES):
+            holders = sum(by[i] for i in among if y in held(played, i))
+            for i, w, tree in zip(ids, weights, trees, strict=True):
+                if y in held(played, i):
+                    out[k][y] += w / holders * tree[k][y]
+    return out
