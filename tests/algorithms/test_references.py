@@ -204,6 +204,7 @@ def trained(played: Played, loss_of: LossOf, **how: Any) -> Tree:
     return federated(played, client)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", LOSSES)
 def test_local_losses(name: str) -> None:
     """Three rounds of three of five clients; the control is the loss of another method."""
@@ -222,6 +223,7 @@ def fixed_head(setting: Setting) -> Setting:
     return replace(setting, model=Model(net))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("make", "loss_of"), [(recipes.fedetf, counted(1.0)), (recipes.fedgela, scaled)]
 )
@@ -319,6 +321,7 @@ WEIGHTS: dict[str, tuple[Callable[[Setting], Any], Any]] = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_weights_of_clients(name: str) -> None:
     make, weigh = WEIGHTS[name]
@@ -368,6 +371,7 @@ RULES: dict[str, Callable[[Setting], Any]] = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("rule", RULES)
 def test_weights_of_examples(rule: str) -> None:
     played = Played.of(RULES[rule](reference_setting()))
@@ -421,6 +425,7 @@ STEPS: dict[str, tuple[Callable[[Setting], Any], str]] = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", STEPS)
 def test_server_steps(name: str) -> None:
     make, other = STEPS[name]

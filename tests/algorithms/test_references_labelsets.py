@@ -66,6 +66,7 @@ def trained(played: Played, mode: str, mu: float = 0.0) -> Tree:
     return theta
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", ["private", "holders", "public"])
 def test_modes_of_label_sets(mode: Any) -> None:
     played = Played.of(recipes.labelset_fedprox(reference_setting(), mu=0.2, mode=mode))
@@ -123,6 +124,7 @@ def tuned(played: Played, kind: str, names: tuple[str, ...], union: bool) -> Tre
     return theta
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["mse", "pairwise"])
 @pytest.mark.parametrize("union", [False, True])
 def test_central_tuning(kind: Any, union: bool) -> None:

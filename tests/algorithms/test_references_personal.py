@@ -61,6 +61,7 @@ SPLIT: dict[str, tuple[Callable[[Setting], Any], Callable[[Played], Bodied]]] = 
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", SPLIT)
 def test_shared_bodies(name: str) -> None:
     make, client = SPLIT[name]
@@ -84,6 +85,7 @@ TUNED: dict[str, tuple[Callable[[Setting], Any], tuple[str, ...]]] = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", TUNED)
 def test_a_body_and_then_tuning(name: str) -> None:
     """FedBABU; in the last of three rounds the clients tune what they would serve."""
@@ -106,6 +108,7 @@ def test_a_body_and_then_tuning(name: str) -> None:
 # ------------------------------------------------------------------ two models
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["ditto", "ditto_drm_repo"])
 def test_ditto(name: str) -> None:
     """w by FedAvg, and v_i pulled to the w received with strength 0.7."""
@@ -144,11 +147,30 @@ def test_alone_and_tuned() -> None:
     for t, ids in tuned.cohorts[:2]:
         ends = [descend(w, entropy, tuned.batches(t, i)) for i in ids]
         w = plus(w, mixed(by_size(tuned, ids), [less(end, w) for end in ends]))
-    t, ids = tuned.cohorts[2]
-    models = dict.fromkeys(tuned.rounds[-1].states, w)
-    assert farthest(tuned, models) > OTHER
-    models |= {i: descend(w, entropy, tuned.batches(t, i, "personal0")) for i in ids}
-    assert farthest(tuned, models) < EXACT
+    check_tuned(tuned, w)
+
+
+def check_tuned(played: Played, w: Tree) -> None:
+    """In the last of three rounds clients tune w by plain steps; others serve it."""
+    t, ids = played.cohorts[2]
+    models = dict.fromkeys(played.rounds[-1].states, w)
+    assert farthest(played, models) > OTHER
+    models |= {i: descend(w, entropy, played.batches(t, i, "personal0")) for i in ids}
+    assert farthest(played, models) < EXACT
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("name", ["fedproxft", "fedsamft"])
+def test_other_methods_and_then_tuning(name: str) -> None:
+    options: dict[str, Any] = {"mu": 0.4} if name == "fedproxft" else {"rho": 0.2}
+    make: Any = getattr(recipes, name)
+    played = Played.of(make(reference_setting(), tune_rounds=1, **options))
+    w = played.start
+    for t, ids in played.cohorts[:2]:
+        loss, rho = pulled(w, options.get("mu", 0.0)), options.get("rho", 0.0)
+        ends = [descend(w, loss, played.batches(t, i), rho=rho) for i in ids]
+        w = plus(w, mixed(by_size(played, ids), [less(end, w) for end in ends]))
+    check_tuned(played, w)
 
 
 # ------------------------------------------------------------------ FedPAC
@@ -335,6 +357,7 @@ def aligned(played: Played, first: bool, repo: bool) -> dict[int, Tree]:
     return bodies(played, client, combine=None if repo else by_trace)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("first", [False, True])
 def test_fedas(first: bool) -> None:
     options: dict[str, Any] = {"align_lr": 0.05, "align_batch": 5, "align_first": first}

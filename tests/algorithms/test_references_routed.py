@@ -68,6 +68,7 @@ def two_entropies(i: int, ids: list[int], lam: float) -> Loss:
     return loss
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["feddrm", "feddrm_shared_head"])
 def test_feddrm(name: str) -> None:
     setting = reference_setting(model=routed_model(len(SIZES)), clients=len(SIZES))
@@ -152,6 +153,7 @@ def softmax_regression(
     return b[:, :-1], b[:, -1]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("name", "shares"), [("ccvr", (0.2,) * CLASSES), ("ccvr_target", TARGET)])
 def test_ccvr(name: str, shares: tuple[float, ...]) -> None:
     """The body as FedAvg's; the head is an iterative fit, which stops at a gradient of 1e-10."""

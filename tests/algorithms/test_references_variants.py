@@ -124,6 +124,7 @@ def controlled(played: Played, mode: str, option: str, population: bool = True) 
     return theta
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", ["private", "public"])
 @pytest.mark.parametrize("option", ["I", "II"])
 def test_scaffold_row_by_row(mode: Any, option: Any) -> None:

@@ -95,6 +95,7 @@ def conflict_free(played: Played, alpha: float) -> Callable[..., Tree]:
     return combine
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("alpha", [0.0, 0.5])
 def test_confree(alpha: float) -> None:
     played = Played.of(recipes.confree(reference_setting(), alpha=alpha))

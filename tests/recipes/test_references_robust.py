@@ -89,6 +89,7 @@ RULES: dict[str, tuple[Callable[[Setting], Any], Combine, Any]] = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", RULES)
 def test_robust_rules(name: str) -> None:
     make, combine, weigh = RULES[name]
