@@ -284,8 +284,8 @@ def test_what_becomes_of_a_domain_with_absent_clients(setting: Setting, federate
                      for d in range(3)]  # fmt: skip
         assert (by_domain == pytest.approx(shares, abs=1e-7)) == whole
         everyone = algorithm.weigh(server, torch.arange(6))
-        own = [shares[domains[i]] * float(n[i] / sizes[domains[i]]) for i in range(6)]
-        assert float((everyone - torch.tensor(own).double()).abs().max()) < 1e-7
+        alone = [shares[domains[i]] * float(n[i] / sizes[domains[i]]) for i in range(6)]
+        assert float((everyone - torch.tensor(alone).double()).abs().max()) < 1e-7
     algorithms = [recipes.afl(setting, domains=domains, whole=w) for w in (False, True)]
     assert same(*algorithms, federated(), 2) < 1e-6
     one, two = (final(a, federated(), 2, cohort=4).server["params"] for a in algorithms)

@@ -24,12 +24,12 @@ from support.references import (
     by_size,
     descend,
     entropy,
-    held,
+    entropy_over,
+    labels_of,
     less,
     log_shares,
     logits,
     off,
-    own_entropy,
     part,
     plus,
     reference_setting,
@@ -39,13 +39,13 @@ from support.references import (
 EXACT, OTHER = 1e-12, 1e-5
 
 
-def among(own: list[int], received: Tree, mu: float) -> Loss:
+def among(labels: list[int], received: Tree, mu: float) -> Loss:
     """The entropy over a client's labels, with a pull to the body and rows received."""
 
     def loss(p: Tree, x: Tensor, y: Tensor) -> Tensor:
-        total = own_entropy(own)(p, x, y)
+        total = entropy_over(labels)(p, x, y)
         for k in p:
-            rows = own if k in HEAD else slice(None)
+            rows = labels if k in HEAD else slice(None)
             total = total + mu / 2 * ((p[k] - received[k])[rows] ** 2).sum()
         return total
 
@@ -57,8 +57,8 @@ def trained(played: Played, mode: str, mu: float = 0.0) -> Tree:
     for t, ids in played.cohorts:
         changes = []
         for i in ids:
-            own = held(played, i) if mode == "private" else list(range(CLASSES))
-            end = descend(theta, among(own, theta, mu), played.batches(t, i))
+            labels = labels_of(played, i) if mode == "private" else list(range(CLASSES))
+            end = descend(theta, among(labels, theta, mu), played.batches(t, i))
             changes.append(less(end, theta))
         theta = plus(
             theta, row_means(played, ids, by_size(played, ids), changes, ids, mode == "public")
@@ -79,11 +79,13 @@ def test_modes_of_label_sets(mode: Any) -> None:
 # ------------------------------------------------------------------ central tuning
 
 
-def disagreement(kind: str, p: Tensor, q: Tensor, own: list[int]) -> Tensor:
+def disagreement(kind: str, p: Tensor, q: Tensor, labels: list[int]) -> Tensor:
     """Of one client on one input, p [L] over its labels and q [K]: label by label, or by pairs."""
     if kind == "mse":
-        return torch.stack([(p[r] - q[y]) ** 2 for r, y in enumerate(own)]).sum()
-    pairs = [(p[r] * q[z] - p[s] * q[y]) ** 2 for r, y in enumerate(own) for s, z in enumerate(own)]
+        return torch.stack([(p[r] - q[y]) ** 2 for r, y in enumerate(labels)]).sum()
+    pairs = [
+        (p[r] * q[z] - p[s] * q[y]) ** 2 for r, y in enumerate(labels) for s, z in enumerate(labels)
+    ]
     return torch.stack(pairs).sum()
 
 
@@ -94,7 +96,8 @@ def tuned(played: Played, kind: str, names: tuple[str, ...], union: bool) -> Tre
     theta = played.start
     for t, ids in played.cohorts:
         ends = [
-            descend(theta, among(held(played, i), theta, 0.0), played.batches(t, i)) for i in ids
+            descend(theta, among(labels_of(played, i), theta, 0.0), played.batches(t, i))
+            for i in ids
         ]
         theta = plus(
             theta,
@@ -102,8 +105,8 @@ def tuned(played: Played, kind: str, names: tuple[str, ...], union: bool) -> Tre
                 played, ids, by_size(played, ids), [less(e, theta) for e in ends], ids, False
             ),
         )
-        a, sets = by_size(played, ids), [held(played, i) for i in ids]
-        there = sorted({y for own in sets for y in own}) if union else list(range(CLASSES))
+        a, sets = by_size(played, ids), [labels_of(played, i) for i in ids]
+        there = sorted({y for labels in sets for y in labels}) if union else list(range(CLASSES))
 
         def loss(
             p: Tree, x: Tensor, _: Tensor, a: Any = a, sets: Any = sets, ends: Any = ends,
@@ -112,9 +115,9 @@ def tuned(played: Played, kind: str, names: tuple[str, ...], union: bool) -> Tre
             q = torch.zeros(len(x), CLASSES).double()
             q[:, there] = log_shares(logits(p, x)[:, there]).exp()
             total = torch.zeros(()).double()
-            for w, own, end in zip(a, sets, ends, strict=True):
-                opinion = log_shares(logits(end, x)[:, own]).exp()
-                each = [disagreement(kind, *pair, own) for pair in zip(opinion, q, strict=True)]
+            for w, labels, end in zip(a, sets, ends, strict=True):
+                opinion = log_shares(logits(end, x)[:, labels]).exp()
+                each = [disagreement(kind, *pair, labels) for pair in zip(opinion, q, strict=True)]
                 total = total + w * torch.stack(each).mean()
             return total
 

@@ -233,9 +233,9 @@ def pac(played: Played, lam: float, mix: bool) -> dict[int, Tree]:
         c = torch.cat([sums[:, :1], sums[:, 1:] / sums[:, :1].clamp(min=1)], 1)
         changes = [less(part(ends[i], BODY), theta) for i in ids]
         theta = plus(theta, mixed(by_size(played, ids), changes))
-        own = [part(ends[i], HEAD) for i in ids]
+        trained = [part(ends[i], HEAD) for i in ids]
         for row, i in enumerate(ids):
-            heads[i] = mixed(best_mixture(variance, rows, row), own) if mix else own[row]
+            heads[i] = mixed(best_mixture(variance, rows, row), trained) if mix else trained[row]
     return {i: theta | heads[i] for i in played.rounds[-1].states}
 
 

@@ -75,24 +75,24 @@ def test_feddrm(name: str) -> None:
     make: Any = getattr(recipes, name)
     played = Played.of(make(setting, lam=0.7))
     names = tuple(played.start)
-    own = () if "shared" in name else HEAD
+    private = () if "shared" in name else HEAD
 
     def end(lam: float, everyone: bool = False) -> dict[int, Tree]:
-        shared = [k for k in names if k not in own]
+        shared = [k for k in names if k not in private]
         theta, heads = part(played.start, shared), {}
         for t, ids in played.cohorts:
             changes = []
             for i in ids:
-                start = theta | heads.get(i, part(played.start, own))
+                start = theta | heads.get(i, part(played.start, private))
                 loss = two_entropies(i, list(range(len(SIZES))) if everyone else ids, lam)
                 done = descend(start, loss, played.batches(t, i), names)
-                heads[i] = part(done, own)
+                heads[i] = part(done, private)
                 changes.append(less(part(done, shared), theta))
             theta = plus(theta, mixed(by_size(played, ids), changes))
         return {i: theta | head for i, head in heads.items()}
 
     models = end(0.7)
-    if not own:
+    if not private:
         assert off(played.end, next(iter(models.values()))) < EXACT
         assert off(played.end, next(iter(end(0.8).values()))) > OTHER
         return
@@ -276,7 +276,7 @@ def test_feddisk() -> None:
     assert off(played.end, disk(played, 1.2, direct, uniform=False)) > OTHER
 
 
-def told_apart(played: Played, i: int, p: Tree, q: Tree) -> list[float]:
+def odds_of_origin(played: Played, i: int, p: Tree, q: Tree) -> list[float]:
     """Log odds of two classifiers of the densities' answers, each for rows that it has not seen."""
     recipe: Any = played.algorithm
     answers = [
@@ -310,6 +310,6 @@ def test_made() -> None:
     recipe: Any = recipes.made(setting, **DISK)
     quick = replace(recipe.ratio, local=replace(recipe.ratio.local, lr=0.05))
     played = played_disk(replace(recipe, ratio=quick))
-    assert off(played.end, disk(played, 10.0, told_apart, uniform=True)) < EXACT
-    assert off(played.end, disk(played, 10.0, told_apart, uniform=False)) > OTHER
+    assert off(played.end, disk(played, 10.0, odds_of_origin, uniform=True)) < EXACT
+    assert off(played.end, disk(played, 10.0, odds_of_origin, uniform=False)) > OTHER
     assert off(played.end, disk(played, 10.0, direct, uniform=True)) > OTHER

@@ -25,12 +25,12 @@ from support.references import (
     by_size,
     descend,
     entropy,
+    entropy_over,
     federated,
     gradient,
-    held,
+    labels_of,
     less,
     off,
-    own_entropy,
     plus,
     pulled,
     reference_setting,
@@ -96,19 +96,19 @@ def controlled(played: Played, mode: str, option: str, population: bool = True) 
     """SCAFFOLD, whose controls and changes are averaged over the clients that hold a row."""
     everyone = list(range(len(played.federation.clients)))
     nothing = {k: torch.zeros_like(v) for k, v in played.start.items()}
-    theta, c, own = played.start, nothing, dict.fromkeys(everyone, nothing)
+    theta, c, controls = played.start, nothing, dict.fromkeys(everyone, nothing)
     for t, ids in played.cohorts:
         changes, news = [], {}
         for i in ids:
-            loss = own_entropy(held(played, i) if mode == "private" else list(range(CLASSES)))
+            loss = entropy_over(labels_of(played, i) if mode == "private" else list(range(CLASSES)))
             y, batches = theta, played.batches(t, i)
             for batch in batches:
                 g = gradient(loss, y, *batch, y)
-                y = {k: v - LR * (g[k] + DECAY * v + c[k] - own[i][k]) for k, v in y.items()}
+                y = {k: v - LR * (g[k] + DECAY * v + c[k] - controls[i][k]) for k, v in y.items()}
             changes.append(less(y, theta))
             if option == "II":
                 news[i] = {
-                    k: (theta[k] - y[k]) / (LR * len(batches)) - (c[k] - own[i][k]) for k in y
+                    k: (theta[k] - y[k]) / (LR * len(batches)) - (c[k] - controls[i][k]) for k in y
                 }
             else:
                 full = gradient(loss, theta, *played.data(i), theta)
@@ -116,11 +116,11 @@ def controlled(played: Played, mode: str, option: str, population: bool = True) 
         public = mode == "public"
         a = [1 / len(ids)] * len(ids)
         theta = plus(theta, row_means(played, ids, a, changes, ids, public))
-        moved = [less(news[i], own[i]) for i in ids]
+        moved = [less(news[i], controls[i]) for i in ids]
         by = everyone if population else ids
         p = [1 / len(by)] * len(ids)
         c = plus(c, row_means(played, ids, p, moved, by, public))
-        own |= news
+        controls |= news
     return theta
 
 
@@ -140,8 +140,8 @@ def test_scaffold_row_by_row(mode: Any, option: Any) -> None:
         assert off(plain.end, played.end) == 0
 
 
-def test_ditto_of_own_labels() -> None:
-    """A personal model of the body and the client's own rows, pulled to those received."""
+def test_ditto_of_label_sets() -> None:
+    """A personal model of the body and the rows of the client's labels, pulled to those received."""
     played = Played.of(recipes.labelset_ditto(reference_setting(), lam=0.5))
 
     def personal(lam: float) -> dict[int, Tree]:
@@ -149,17 +149,24 @@ def test_ditto_of_own_labels() -> None:
         for t, ids in played.cohorts:
             changes = []
             for i in ids:
-                own, start = held(played, i), models.get(i, played.start)
-                rows = {k: own if k in HEAD else slice(None) for k in theta}
+                labels, start = labels_of(played, i), models.get(i, played.start)
+                rows = {k: labels if k in HEAD else slice(None) for k in theta}
 
                 def loss(
-                    p: Tree, x: Tensor, y: Tensor, own: Any = own, rows: Any = rows, w: Tree = theta
+                    p: Tree,
+                    x: Tensor,
+                    y: Tensor,
+                    labels: Any = labels,
+                    rows: Any = rows,
+                    w: Tree = theta,
                 ) -> Tensor:
                     gaps = [((p[k] - w[k])[rows[k]] ** 2).sum() for k in p]
-                    return own_entropy(own)(p, x, y) + lam / 2 * torch.stack(gaps).sum()
+                    return entropy_over(labels)(p, x, y) + lam / 2 * torch.stack(gaps).sum()
 
                 models[i] = descend(start, loss, played.batches(t, i, "personal0"))
-                changes.append(less(descend(theta, own_entropy(own), played.batches(t, i)), theta))
+                changes.append(
+                    less(descend(theta, entropy_over(labels), played.batches(t, i)), theta)
+                )
             theta = plus(theta, row_means(played, ids, by_size(played, ids), changes, ids, False))
         return models
 
@@ -168,7 +175,7 @@ def test_ditto_of_own_labels() -> None:
         assert states.keys() == models.keys()
         gaps = []
         for i, model in models.items():
-            rows = {k: v if k in BODY else v[held(played, i)] for k, v in model.items()}
+            rows = {k: v if k in BODY else v[labels_of(played, i)] for k, v in model.items()}
             gaps.append(off(states[i]["personal"], rows))
         return max(gaps)
 
@@ -179,7 +186,7 @@ def test_ditto_of_own_labels() -> None:
 # ------------------------------------------------------------------ what has none
 
 TESTS = Path(__file__).parents[1]
-# Methods whose plain loops stand in files of their own.
+# Methods whose plain loops stand in other files.
 ELSEWHERE = {
     "feddyn": "algorithms/test_feddyn_fednova.py::test_feddyn_by_hand",
     "fednova": "algorithms/test_feddyn_fednova.py::test_fednova_by_hand",

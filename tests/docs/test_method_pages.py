@@ -22,14 +22,14 @@ PAGES = sorted(p for p in (ROOT / "docs/methods").glob("*.md") if p.name != "REA
 NAMED = [name for name in MAKE if name in recipes.__all__]
 
 
-def said(page: str) -> list[str]:
+def weights_rows(page: str) -> list[str]:
     """The rows "weights" of a page's tables."""
     return re.findall(r"^\| weights \| (.+) \|$", page, re.M)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
 def test_every_page_says_how_clients_are_weighed(page: Path) -> None:
-    assert len(said(page.read_text())) == 1
+    assert len(weights_rows(page.read_text())) == 1
 
 
 def kind(weights: Tensor, n: Tensor) -> str:
@@ -50,13 +50,13 @@ def weighed(algorithm: Algorithm) -> str:
 def test_the_row_is_what_the_method_does(name: str, setting: Setting) -> None:
     if recipes.recipe(name).traits.router:
         setting = routed_setting(routed_model())
-    (row,) = said((ROOT / recipes.recipe(name).page).read_text())
+    (row,) = weights_rows((ROOT / recipes.recipe(name).page).read_text())
     assert re.search(weighed(MAKE[name](setting)), row)
 
 
 def test_other_weights_would_be_seen(setting: Setting) -> None:
     kinds = {name: weighed(MAKE[name](setting)) for name in ("fedavg", "scaffold", "fedpals")}
     assert len(set(kinds.values())) == 3
-    (row,) = said((ROOT / "docs/methods/scaffold.md").read_text())
+    (row,) = weights_rows((ROOT / "docs/methods/scaffold.md").read_text())
     assert not re.search(kinds["fedavg"], row)
-    assert said("| weighs | by sample size |") == []
+    assert weights_rows("| weighs | by sample size |") == []

@@ -233,7 +233,7 @@ def farthest(played: Played, models: dict[int, Tree]) -> float:
     return max(off(library[i], models[i]) for i in models)
 
 
-# (round, client, body received and own head) -> the model after training.
+# (round, client, body received and the client's head) -> the model after training.
 Bodied = Callable[[int, int, Tree], Tree]
 
 
@@ -273,17 +273,17 @@ def head_first(played: Played, pull: float = 0.0) -> Bodied:
     return client
 
 
-def held(played: Played, i: int) -> list[int]:
+def labels_of(played: Played, i: int) -> list[int]:
     """The labels that a client holds."""
     return [c for c in range(CLASSES) if played.counts(i)[c]]
 
 
-def own_entropy(own: list[int]) -> Loss:
+def entropy_over(labels: list[int]) -> Loss:
     """The cross-entropy over some labels alone."""
-    place = {label: rank for rank, label in enumerate(own)}
+    place = {label: rank for rank, label in enumerate(labels)}
 
     def loss(p: Tree, x: Tensor, y: Tensor) -> Tensor:
-        return surprise(logits(p, x)[:, own], torch.tensor([place[int(c)] for c in y]))
+        return surprise(logits(p, x)[:, labels], torch.tensor([place[int(c)] for c in y]))
 
     return loss
 
@@ -309,8 +309,8 @@ def row_means(
     for k in HEAD:
         out[k] = torch.zeros_like(out[k])
         for y in range(CLASSES):
-            holders = sum(by[i] for i in among if y in held(played, i))
+            holders = sum(by[i] for i in among if y in labels_of(played, i))
             for i, w, tree in zip(ids, weights, trees, strict=True):
-                if y in held(played, i):
+                if y in labels_of(played, i):
                     out[k][y] += w / holders * tree[k][y]
     return out
