@@ -138,8 +138,8 @@ def vacant(played: Played, i: int, received: Tree, last: Tree) -> Loss:
         total = total + 0.6 / len(x) * divergence(p, received, x, [missing] * len(x), 1.0)
         for c, count in enumerate(n):
             share = count / sum(n)
-            held = log(CLASSES * (share + 1e-9))
-            terms = [(z[b, c] - held) if int(y[b]) != c else 0 * z[b, c] for b in range(len(x))]
+            prior = log(CLASSES * (share + 1e-9))
+            terms = [(z[b, c] - prior) if int(y[b]) != c else 0 * z[b, c] for b in range(len(x))]
             total = total + 0.2 * share * (torch.stack(terms).exp().sum() / len(x)).log()
         return total
 

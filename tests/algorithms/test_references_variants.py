@@ -141,7 +141,7 @@ def test_scaffold_row_by_row(mode: Any, option: Any) -> None:
 
 
 def test_ditto_of_label_sets() -> None:
-    """A personal model of the body and the rows of the client's labels, pulled to those received."""
+    """A personal model of the body and the rows of a client's labels, pulled to those received."""
     played = Played.of(recipes.labelset_ditto(reference_setting(), lam=0.5))
 
     def personal(lam: float) -> dict[int, Tree]:
