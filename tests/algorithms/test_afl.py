@@ -273,19 +273,19 @@ def test_what_becomes_of_a_domain_with_absent_clients(setting: Setting, federate
     server = start(recipes.afl(setting, domains=domains), federated()).server
     n, shares = federated().table["n"], [0.5, 0.2, 0.3]
     sizes = [n[[0, 3]].sum(), n[[1, 2, 5]].sum(), n[[4]].sum()]
-    server = server | {"mixture": {"mass": torch.tensor(shares).double() * n.sum()}}
+    server = server | {"mixture": {"mass": torch.tensor(shares, dtype=torch.float64) * n.sum()}}
     for whole, present in ((False, sizes), (True, [n[0], n[[2, 5]].sum(), n[4]])):
         algorithm = recipes.afl(setting, domains=domains, whole=whole)
         raw = [shares[domains[i]] * float(n[i] / present[domains[i]]) for i in ids]
-        want = torch.tensor(raw).double() / sum(raw)
+        want = torch.tensor(raw, dtype=torch.float64) / sum(raw)
         weights = algorithm.weigh(server, ids)
-        assert float((weights - want).abs().max()) < 1e-7
+        assert float((weights - want).abs().max()) < 1e-14
         by_domain = [float(weights[[k for k, i in enumerate(ids) if domains[i] == d]].sum())
                      for d in range(3)]  # fmt: skip
-        assert (by_domain == pytest.approx(shares, abs=1e-7)) == whole
+        assert (by_domain == pytest.approx(shares, abs=1e-14)) == whole
         everyone = algorithm.weigh(server, torch.arange(6))
         alone = [shares[domains[i]] * float(n[i] / sizes[domains[i]]) for i in range(6)]
-        assert float((everyone - torch.tensor(alone).double()).abs().max()) < 1e-7
+        assert everyone.tolist() == pytest.approx(alone, abs=1e-14)
     algorithms = [recipes.afl(setting, domains=domains, whole=w) for w in (False, True)]
     assert same(*algorithms, federated(), 2) < 1e-6
     one, two = (final(a, federated(), 2, cohort=4).server["params"] for a in algorithms)
