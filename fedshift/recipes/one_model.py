@@ -111,7 +111,8 @@ def oracle(setting: Setting) -> FedAvg:
     """FedAvg on clients that all have the target's label marginal, which no method can arrange.
 
     Reference: Listo Zec, Breitholtz and Johansson 2024, arXiv 2411.03799, Appendix B.5.
-    Note: the experiment draws the clients afresh with the target's marginal, as many and as large.
+    Note: the experiment draws the clients afresh with the target's marginal, as many, and as
+    large as the pool allows without an example twice in a client.
     """
     # The clients differ, not the method: `TRAITS` has experiments draw them anew.
     return fedavg(setting)
