@@ -168,7 +168,8 @@ def oracle_clients(prepared: Prepared) -> tuple[ClientData, ...]:
     """Clients that all follow T, as many as the task's; ids and order kept.
 
     Client i has min(n_i, s) examples, where s = floor(min_y supply_y / T_y) is the largest size
-    that the pool has without an example twice: a client that is larger shrinks to the supply. Each is drawn without replacement from the pool, and its images go through what the target's go
+    that the pool has without an example twice: a client that is larger shrinks to the supply. Each
+    is drawn without replacement from the pool, and its images go through what the target's go
     through: the client's own look where clients test on their own data. Where the clients together
     need more of a label than there is, they overlap, as evenly as a pool dealt round after round
     allows (chosen: the FedPALS paper states neither sizes nor how the clients are drawn).
@@ -198,7 +199,8 @@ def _largest(prepared: Prepared) -> int:
     if size < 1:
         raise InputError(
             f"the oracle needs examples of {task.classes[scarce]}, {task.target[scarce]:.3g} of "
-            f"the target, and the pool has {supply[scarce]}; leave the oracle out, or give more of them"
+            f"the target, and the pool has {supply[scarce]}; leave the oracle out, or give more of "
+            "them"
         )
     return size
 

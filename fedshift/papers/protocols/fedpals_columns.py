@@ -30,8 +30,8 @@ PHOTOS = (
 )
 PACS_ORACLE = (
     "PACS, oracle: clients are drawn without an image twice, and shrink to what the training "
-    "images then allow: 190, 1,767 and 1,767 with the derived split, where the task's have 190, 1,865 and "
-    "1,909. The paper states no sizes.",
+    "images then allow: 190, 1,767 and 1,767 with the derived split, where the task's have 190, "
+    "1,865 and 1,909. The paper states no sizes.",
 )
 PROTOCOL = (
     "PACS and iWildCam: ImageNet's ResNet-50 with a linear layer of 2,048 units before the "
