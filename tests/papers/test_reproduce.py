@@ -135,7 +135,7 @@ def test_a_process_that_dies_is_a_failed_run(
 def test_tables_share_runs_and_figures_are_drawn(copied: Path) -> None:
     for target, drawing in (
         ("fig2", "fashion-mnist-mini-C.svg"),
-        ("fig6", "fashion-mnist-mini-distance.svg"),
+        ("fig6", "fashion-mnist-mini-C-projection.svg"),
         ("fig7", "fashion-mnist-mini-C=3.svg"),
     ):
         done = reproduce(replace(MINI, out=copied, target=f"fedpals/{target}"))

@@ -144,7 +144,7 @@ def test_a_grid_that_cannot_be_chosen_from_is_met_before_training(
 )
 def test_a_damaged_curve_is_met_before_training(text: str, said: str, tmp_path: Path) -> None:
     request = Request(
-        "fedpals/fig7", tmp_path, ("fashion-mnist-mini",), (), ("fedavg",), (0,), 1,
+        "fedpals/fig7", tmp_path, ("fashion-mnist-mini",), ("C=3",), ("fedavg",), (0,), 1,
         overrides=MINI.overrides,
     )  # fmt: skip
     (name,) = reproduce(request).report.trained

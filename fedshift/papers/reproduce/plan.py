@@ -169,7 +169,8 @@ def runs_of(
     """The candidates of one cell and seed, and whether these are all.
 
     Which ESS fractions make sense depends on the split, which the run at lambda = 0 reports; until
-    it is complete, it is the only candidate.
+    it is complete, it is the only candidate. With cohorts all make sense: lambda = 0 reaches less
+    within a cohort than over all clients.
     """
 
     def one(label: str, options: Options) -> Candidate:
@@ -181,6 +182,9 @@ def runs_of(
     if not store.done(first.run):
         return (first,), False
     summary = store.read(first.run).summary
+    config = config_of(plan, row, column, LAMBDA_0, seed)
+    if config.training.draws(config.clients):
+        return (first, *(one(f"ess={100 * f:g}%", {"ess": f}) for f in row.ess if f)), True
     grid = candidates(summary["label_counts"], summary["target"], row.ess)
     others = [one(label, {"ess": f}) for label, f, _ in grid if f]
     return (first, *others), True
