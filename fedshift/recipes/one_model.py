@@ -10,6 +10,7 @@ from fedshift.algorithms.fedavg import FedAvg
 from fedshift.algorithms.feddyn import FedDyn
 from fedshift.algorithms.fednova import FedNova
 from fedshift.algorithms.scaffold import Option, Scaffold
+from fedshift.algorithms.so_far import SoFar
 from fedshift.client.objectives import (
     Contrastive,
     CrossEntropy,
@@ -95,16 +96,18 @@ def fedpals(
     cap: float | None = None,
     fidelity: Fidelity = "squared",
     mu: ProximalMu = 0.0,
-) -> FedAvg:
+    so_far: Annotated[bool, "whether weights mix to the target over the rounds"] = False,
+) -> FedAvg | SoFar:
     """Weigh clients so that their labels mix to the target's, at a chosen effective sample size.
 
     Reference: Listo Zec, Breitholtz and Johansson 2024, "Overcoming label shift with target-aware
     federated learning" (FedPALS), arXiv 2411.03799, Equations 8 and 9.
     Note: exactly one of lam and ess; mu > 0 adds FedProx's term (FedProx + FedPALS); cap bounds
-    any client's weight.
+    any client's weight; so_far (ours) solves each cohort for T minus what earlier rounds mixed.
     """
     weights = under.fedpals(setting, lam=lam, ess=ess, cap=cap, fidelity=fidelity)
-    return replace(fedprox(setting, mu=mu), combine=Mean(weights))
+    plain = fedprox(setting, mu=mu)
+    return SoFar(plain, weights) if so_far else replace(plain, combine=Mean(weights))
 
 
 def oracle(setting: Setting) -> FedAvg:
