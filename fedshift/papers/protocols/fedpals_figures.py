@@ -36,6 +36,7 @@ from fedshift.papers.protocols.fedpals_methods import (
 from fedshift.papers.protocols.study import Column, Metric, Study
 
 MINI = "Fashion-MNIST-mini"
+SO_FAR = replace(FEDPALS, label="FedPALS, to the mix so far", options={"so_far": True})
 SWEEP = (
     "The figure's numbers are not printed, so there is no column of the paper's.",
     "Projection distance is the optimum of Equation 7, as on the axis of Figure 9: the squared "
@@ -135,11 +136,12 @@ def _fig8a() -> Study:
         "FedPALS, lambda=1000 is the paper's setting for 100 clients. There its weights are nearly "
         "FedAvg's: the ESS is 91 % of the cohort's examples at C = 2 and 96 % at C = 3. Hence "
         "FedPALS by ESS beside it.",
+        "FedPALS, to the mix so far is not in the paper: so_far = true, by ESS as FedPALS.",
         "Of M clients one is the target, as in Table 1; a tenth of M is drawn per round where "
         "M > 10. M = 10, 50 and 100 are drawn at C = 3 (chosen).",
         "Hyper-parameters of FedProx are not tuned here unless --tune is given.",
     )
-    rows = (FEDPALS, pals(1000.0), *BASELINES[:2])
+    rows = (FEDPALS, pals(1000.0), SO_FAR, *BASELINES[:2])
     title = "A hundred clients over the number of labels per client, C"
     return Study("fedpals/fig8a", title, rows, columns, ROUNDS, chosen, plot="values")
 
