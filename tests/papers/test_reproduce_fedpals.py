@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 import pytest
+import torch
 
+from fedshift.models.resnet import ResNet
+from fedshift.models.weight_file import torchvision_names
 from fedshift.papers.datasets import pacs
 from fedshift.papers.protocols.study import Study, narrowed
 from fedshift.papers.reproduce.catalogue import study
@@ -167,6 +172,32 @@ def test_each_of_iwildcam_starts_finishes_and_draws(target: str, data: Path) -> 
     small(target, data / "out", "iwildcam", rounds=2, overrides=overrides)
     name = "iwildcam-M=100.svg" if target == "fig3b" else "plot.svg"
     assert "<svg" in (data / "out" / target / name).read_text()
+
+
+@pytest.mark.slow
+def test_pacs_runs_with_weights_of_a_file_and_no_torchvision(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The paper's column but for depth and pixels; its lock has the file's checksum."""
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    monkeypatch.delitem(sys.modules, "torchvision.models", raising=False)
+    monkeypatch.chdir(data)
+    net = ResNet(18, 7)
+    values = [v.clone() for v in net.body.state_dict().values()]
+    torch.save(dict(zip(torchvision_names(18), values, strict=True)), "resnet18.pth")
+    given = ("data.size=8", "data.augment=none", "model.name=resnet18", "model.projection=16")
+    without = Request("fedpals/table1", data / "out", ("pacs",), train=False, overrides=given)
+    (problem,) = reproduce(without).outcome.problems
+    assert "torchvision" in problem
+    overrides = (*given, "model.weights=resnet18.pth")
+    done = small("table1", data / "out", "pacs", methods=("fedavg",), overrides=overrides)
+    (name,) = done.report.trained
+    lock = json.loads((data / "out" / "runs" / name / "lock.json").read_text())
+    digest = hashlib.sha256(Path("resnet18.pth").read_bytes()).hexdigest()
+    assert lock["files"] == {"../../../resnet18.pth": digest}
+    assert "torchvision" not in lock["packages"]
+    again = small("table1", data / "out", "pacs", methods=("fedavg",), overrides=overrides)
+    assert again.report.trained == ()
 
 
 # --------------------------------------------------------------------------- what is drawn
