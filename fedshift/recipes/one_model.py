@@ -96,7 +96,7 @@ def fedpals(
     cap: float | None = None,
     fidelity: Fidelity = "squared",
     mu: ProximalMu = 0.0,
-    so_far: Annotated[bool, "whether weights mix to the target over the rounds"] = False,
+    so_far: bool = False,
 ) -> FedAvg | SoFar:
     """Weigh clients so that their labels mix to the target's, at a chosen effective sample size.
 
