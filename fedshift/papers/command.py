@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,12 @@ from fedshift.cli.console import counted, put, say, show_json, show_report_table
 from fedshift.cli.many_runs import progress_of_runs
 from fedshift.cli.stopping import asked_to_stop
 from fedshift.errors import InputError
+from fedshift.papers.protocols.pictures import Federation, Picture
 from fedshift.papers.protocols.study import Study
-from fedshift.papers.reproduce.catalogue import studies
+from fedshift.papers.reproduce.catalogue import picture, pictures, studies
 from fedshift.papers.reproduce.output import document
+from fedshift.papers.reproduce.pictures import document as document_of_picture
+from fedshift.papers.reproduce.pictures import draw_picture, federation_of, numbers
 from fedshift.papers.reproduce.reproduce import (
     Reproduced,
     Request,
@@ -57,6 +61,55 @@ def reproduce_target(
     leave(done)
 
 
+# What a picture takes.
+OF_PICTURES = {"--counts", "--out", "--publish", "--format"}
+
+
+def draw_target(
+    target: str,
+    given: Collection[str],
+    counts: Path | None,
+    *,
+    out: Path,
+    publish: Path | None,
+    as_json: bool,
+) -> bool:
+    """Draw the target and print its numbers, where it is a picture; whether it is.
+
+    given: the options of the command line. Raises InputError for those that are for others.
+    """
+    chosen = picture(target)
+    if chosen is None:
+        if counts is not None:
+            names = " and ".join(pictures())
+            raise InputError(f"--counts is for {names}, not for {target}; leave it out")
+        return False
+    if others := sorted({name for name in given if name.startswith("-")} - OF_PICTURES):
+        raise InputError(
+            f"{', '.join(others)}: {target} trains nothing and takes "
+            f"{', '.join(sorted(OF_PICTURES))}; leave the others out"
+        )
+    federation, command = _federation(chosen, counts)
+    source = chosen.source if counts is None else f"The counts are those of {counts.name}."
+    places = [place for place in (out, publish) if place is not None]
+    page = draw_picture(chosen, federation, command, source, places)
+    table = numbers(chosen, federation)
+    if as_json:
+        show_json(document_of_picture(chosen, table) | {"page": str(page)})
+        return True
+    show_report_table(table)
+    put(f"Page: {page}")
+    return True
+
+
+def _federation(chosen: Picture, counts: Path | None) -> tuple[Federation, str]:
+    """What the picture shows, and the command that draws it."""
+    command = f"fedshift reproduce {chosen.name}"
+    if counts is None:
+        return chosen.counts(), command
+    return federation_of(counts), f"{command} --counts {shlex.quote(counts.name)}"
+
+
 def list_tables(options: Collection[str], *, as_json: bool) -> None:
     """The tables there are. Raises InputError where options were given, which are for one."""
     if options:
@@ -65,13 +118,17 @@ def list_tables(options: Collection[str], *, as_json: bool) -> None:
             "reproduce alone lists what there is"
         )
     if as_json:
-        show_json([_describe(study) for study in studies().values()])
+        drawn = [{"name": p.name, "title": p.title, "picture": True} for p in pictures().values()]
+        show_json([*(_describe(study) for study in studies().values()), *drawn])
         return
     for study in studies().values():
         put(f"{study.name}: {study.title}")
         for extra, remark in ((False, ""), (True, ", not in the paper")):
             for dataset, splits in _splits(study, extra).items():
                 say(f"  {dataset}{remark}: {', '.join(splits)}", indent=4)
+    for one in pictures().values():
+        put(f"{one.name}: {one.title}")
+        say("  from label counts, without training: --counts FILE", indent=4)
 
 
 def _splits(study: Study, extra: bool) -> dict[str, list[str]]:

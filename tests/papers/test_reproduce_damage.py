@@ -144,7 +144,7 @@ def test_a_grid_that_cannot_be_chosen_from_is_met_before_training(
 )
 def test_a_damaged_curve_is_met_before_training(text: str, said: str, tmp_path: Path) -> None:
     request = Request(
-        "fedpals/fig7", tmp_path, ("fashion-mnist-mini",), (), ("fedavg",), (0,), 1,
+        "fedpals/fig7", tmp_path, ("fashion-mnist-mini",), ("C=3",), ("fedavg",), (0,), 1,
         overrides=MINI.overrides,
     )  # fmt: skip
     (name,) = reproduce(request).report.trained
@@ -218,6 +218,12 @@ def test_a_value_tuned_under_other_changes_is_said(
     (tmp_path / "tuned.json").write_text(json.dumps([{**RECORD, "changed": changed}]))
     notes = reproduce(replace(MINI, out=tmp_path, train=False)).outcome.notes
     assert next(n for n in notes if n.startswith("Tuned")).endswith(f"alpha = 0.1 {said}")
+    record = {**RECORD, "changed": changed, "undecided": True}
+    (tmp_path / "tuned.json").write_text(json.dumps([record]))
+    notes = reproduce(replace(MINI, out=tmp_path, train=False)).outcome.notes
+    assert not any(n.startswith("Tuned") for n in notes)
+    kept = next(n for n in notes if n.startswith("Kept, as all of the grid have one validation"))
+    assert kept.endswith(f"alpha = 0.1, the default {said}")
 
 
 @pytest.mark.slow

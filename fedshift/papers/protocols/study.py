@@ -13,7 +13,7 @@ from fedshift.errors import DataError, InputError, unknown
 from fedshift.report.intervals import Bounds, bounds_of
 
 Options = Mapping[str, Any]
-Plot = Literal["bars", "sweep", "distance", "curves", "routing", "lines"]
+Plot = Literal["bars", "sweep", "panels", "values", "projection", "curves", "routing", "lines"]
 Interval = Literal["t", "bootstrap"]
 
 
@@ -173,6 +173,9 @@ class Study:
     rounds    of the usual column; --rounds scales the others alike
     verdict   labels of the rows of which the foot says whether they beat the baseline
     interval  95 % intervals over seeds by Student's t or by bootstrap
+    plot      "values" a line per row over each axis of the splits; "panels" (a) the projection
+              distance and (b) those lines; "sweep" those lines and every seed over the distance;
+              "projection" means and deviations over the projection distance
     """
 
     name: str

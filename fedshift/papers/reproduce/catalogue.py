@@ -7,6 +7,8 @@ from pathlib import Path
 
 from fedshift.errors import InputError, unknown
 from fedshift.papers.protocols import feddrm, fedpals, labelsets, made, routing
+from fedshift.papers.protocols.pictures import Picture
+from fedshift.papers.protocols.pictures import pictures as pictures
 from fedshift.papers.protocols.study import Study
 
 
@@ -23,8 +25,13 @@ def study(name: str) -> Study:
     if len(alike) > 1:
         raise InputError(f"{name} is in several papers: {', '.join(alike)}; name one of these")
     if name not in by_name:
-        raise unknown("table or figure", name, by_name)
+        raise unknown("table or figure", name, {*by_name, *pictures()})
     return by_name[name]
+
+
+def picture(name: str) -> Picture | None:
+    """The picture of this name; None where it is none, and so perhaps a study's."""
+    return pictures().get(name)
 
 
 def shipped_tuning(study: Study) -> Path:
