@@ -173,6 +173,7 @@ class Study:
     rounds    of the usual column; --rounds scales the others alike
     verdict   labels of the rows of which the foot says whether they beat the baseline
     interval  95 % intervals over seeds by Student's t or by bootstrap
+    log_log   curves are drawn once more, along logarithmic axes
     """
 
     name: str
@@ -187,6 +188,7 @@ class Study:
     baseline: str = "FedAvg"
     verdict: tuple[str, ...] = ()
     interval: Interval = "t"
+    log_log: bool = False
 
 
 def narrowed(

@@ -159,8 +159,11 @@ def _curves(study: Study, cells: Sequence[Cell], store: Store) -> dict[str, Draw
             curve = {t - before: value for t, value in means.items() if t > before}
             series.append(_line(row, list(curve), list(curve.values()), points=False))
         title = f"{study.title}: {column.heading}"
-        chart = LineChart(title, tuple(series), Axis("round"), Axis(study.metric.name))
-        drawn[f"{column.file}.svg"] = Drawn(chart, title + _bands(series))
+        for log in (False, True)[: 1 + study.log_log]:
+            axes = Axis("round", log=log), Axis(study.metric.name, log=log)
+            caption = title + ", logarithmic axes" * log + _bands(series)
+            chart = LineChart(title + ", logarithmic axes" * log, tuple(series), *axes)
+            drawn[f"{column.file}{'-log' * log}.svg"] = Drawn(chart, caption)
     return drawn
 
 

@@ -62,7 +62,8 @@ class Plan:
     def options_of(self, row: Row, column: Column) -> Options:
         """The row's options with what was tuned for this column."""
         tuned = self.tuned.get((column.key, row.label), {})
-        options = {**row.options, **column.method_options(row), **tuned}
+        given = {k: v for k, v in options_set(self.overrides).items() if k in row.before}
+        options = {**row.options, **column.method_options(row), **tuned, **given}
         rounds = self.rounds_of(column)
         scaled = {k: max(1, options[k] * rounds // column.rounds) for k in row.scaled}
         return options | scaled
@@ -87,15 +88,44 @@ class Plan:
         return None
 
 
-def check_overrides(overrides: Sequence[str]) -> None:
-    """Raise InputError for a `-c` that no experiment has, or that the table sets itself."""
+def options_set(overrides: Sequence[str]) -> dict[str, Any]:
+    """The options of methods that `-c method.NAME=value` sets; None where no value is given."""
+    values: dict[str, Any] = {}
+    for override in filter(_of_method, overrides):
+        tables: dict[str, Any] = {}
+        apply_override(tables, override)
+        name = override.partition("=")[0].strip().removeprefix("method.")
+        values[name] = tables.get("method", {}).get(name)
+    return values
+
+
+def _of_method(override: str) -> bool:
+    return override.strip().startswith("method.")
+
+
+def check_overrides(study: Study, overrides: Sequence[str]) -> None:
+    """Raise InputError for a `-c` that no experiment has, or that the table sets itself.
+
+    Of methods' options, those that count rounds before training may be set: none of the table's
+    numbers is at these rounds.
+    """
+    free = tuple(dict.fromkeys(f"method.{name}" for row in study.rows for name in row.before))
     tables: dict[str, Any] = {}
     for override in overrides:
         key = override.partition("=")[0].strip()
+        if key in free:
+            continue
         for taken, instead in TAKEN.items():
             if key == taken or key.startswith(f"{taken}."):
-                raise InputError(f"-c {key}: reproduce sets it itself; {instead}")
+                others = f"; -c sets {' and '.join(free)} alone" * bool(taken == "method" and free)
+                raise InputError(f"-c {key}: reproduce sets it itself; {instead}{others}")
         apply_override(tables, override)
+    for name, value in options_set(overrides).items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise InputError(
+                f"-c method.{name}: {value!r} is no number of rounds; give 1 or more, as in "
+                f"method.{name}=1"
+            )
     # A target that leaves room for everything that [server] can have.
     tables |= {"method": {"name": "fedavg"}, "shift": {"target": "uniform"}}
     validate(tables, overrides=overrides)
@@ -116,7 +146,8 @@ def config_of(plan: Plan, row: Row, column: Column, options: Options, seed: int)
     tables: dict[str, Any] = dict(column.tables(row))
     tables["method"] = {"name": row.method, **options_of_row, **options}
     tables["seeds"] = {"run": seed}
-    apply_overrides(tables, plan.overrides)
+    # Those of [method] are in its options, for the rows that have them.
+    apply_overrides(tables, [o for o in plan.overrides if not _of_method(o)])
     # Early stopping looks at every round; for a final value, evaluating the others costs time only.
     every = 1 if metric.stop == "best" or plan.study.plot == "curves" else rounds
     tables["training"] |= {"rounds": rounds, "evaluate_every": every}

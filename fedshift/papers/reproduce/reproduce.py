@@ -149,8 +149,8 @@ def make_plan(request: Request) -> Plan:
     if request.rounds is not None and request.rounds < 1:
         raise InputError(f"--rounds {request.rounds}; give 1 or more")
     check_backend(request.backend, there=request.train)
-    check_overrides(request.overrides)
     chosen = narrowed(study(request.target), request.datasets, request.splits, request.methods)
+    check_overrides(chosen, request.overrides)
     if request.tune:
         check_grids(chosen, study(request.target))
     plan = Plan(chosen, request.seeds, request.rounds, request.overrides)
