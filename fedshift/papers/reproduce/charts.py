@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from fedshift.papers.protocols.study import Column, Printed, Row, Study
+from fedshift.papers.protocols.study import Column, Metric, Printed, Row, Study
 from fedshift.papers.reproduce.results import Cell, mean_curve
+from fedshift.papers.reproduce.round_charts import absent_labels, by_round
 from fedshift.papers.reproduce.routing_charts import Drawn, routing_charts
 from fedshift.report.charts import Axis, BarChart, Bars, LineChart, Series, SideBars
 from fedshift.report.intervals import Moments
@@ -20,11 +21,16 @@ AXES = {
     "E": "local epochs, E",
     "M": "clients, M",
     "common": "labels common to all clients",
+    "connectivity": "algebraic connectivity of the graph of labels",
 }
 
 
 def charts(study: Study, cells: Sequence[Cell], store: Store) -> dict[str, Drawn]:
     """File name -> drawing, in the order to show them."""
+    return _of_cells(study, cells, store) | by_round(study, cells, store)
+
+
+def _of_cells(study: Study, cells: Sequence[Cell], store: Store) -> dict[str, Drawn]:
     if study.plot == "bars":
         return _bars(study, cells)
     if study.plot == "routing":
@@ -33,6 +39,8 @@ def charts(study: Study, cells: Sequence[Cell], store: Store) -> dict[str, Drawn
         return _sweeps(study, cells, dict.fromkeys(row.key for row in study.rows))
     if study.plot == "curves":
         return _curves(study, cells, store)
+    if study.plot == "absent":
+        return absent_labels(study, cells, store)
     # A sweep over a parameter of the split is drawn over the distance that it causes, too.
     drawn = _sweeps(study, cells) if study.plot == "sweep" else {}
     return drawn | _distances(study, cells)
@@ -110,19 +118,33 @@ def _groups(study: Study) -> dict[tuple[str, str], list[Column]]:
 def _sweeps(
     study: Study, cells: Sequence[Cell], methods: Iterable[str | None] = (None,)
 ) -> dict[str, Drawn]:
-    """A line per row over each axis of a data set; of given methods, a drawing for each."""
+    """A line per row over each axis of a data set.
+
+    A drawing for each of the given methods, and for each thing that their rows show.
+    """
     drawn, at = {}, _moments(cells)
     for (dataset, axis), group in _groups(study).items():
         x = [float(c.x or 0.0) for c in group]
         for key in methods:
             rows = [row for row in study.rows if key in (None, row.key)]
-            series = [_line(row, x, [at[c.key, row.label] for c in group]) for row in rows]
-            of, end = ("", "") if key is None else (f"{key}, ", f"-{key}")
-            title = f"{study.title}: {of}{group[0].title}"
-            across = Axis(AXES.get(axis, axis))
-            chart = LineChart(title, tuple(series), across, Axis(study.metric.name))
-            drawn[f"{dataset}-{axis}{end}.svg"] = Drawn(chart, title + _bands(series))
+            for metric, alike in _by_metric(study, rows).items():
+                series = [_line(row, x, [at[c.key, row.label] for c in group]) for row in alike]
+                of, end = ("", "") if key is None else (f"{key}, ", f"-{key}")
+                end += "" if metric.name == study.metric.name else f"-{metric.key}"
+                title = f"{study.title}: {of}{group[0].title}"
+                across = Axis(AXES.get(axis, axis), log=axis in study.log_axes)
+                chart = LineChart(title, tuple(series), across, Axis(metric.name))
+                drawn[f"{dataset}-{axis}{end}.svg"] = Drawn(chart, title + _bands(series))
     return drawn
+
+
+def _by_metric(study: Study, rows: Iterable[Row]) -> dict[Metric, list[Row]]:
+    """Rows that share a unit share an axis."""
+    groups: dict[str, tuple[Metric, list[Row]]] = {}
+    for row in rows:
+        metric = study.metric_of(row)
+        groups.setdefault(metric.name, (metric, []))[1].append(row)
+    return dict(groups.values())
 
 
 def _distances(study: Study, cells: Sequence[Cell]) -> dict[str, Drawn]:

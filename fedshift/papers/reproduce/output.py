@@ -125,7 +125,7 @@ def publish(folder: Path, outcome: Outcome, store: Store) -> Path:
     place = folder / outcome.folder
     records = {name: record.files for name, record in read_records(place / RECORDS).items()}
     # Only these drawings need the rounds of a run; its other files are enough for all else.
-    curves = outcome.plan.study.plot == "curves"
+    curves = outcome.plan.study.curved
     for cell in outcome.cells:
         records |= {run.name: store.files(run, metrics=False) for run in cell.lost}
         runs = [run for v in cell.values for run in (v.run, *v.others)]

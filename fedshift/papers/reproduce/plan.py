@@ -14,7 +14,9 @@ from fedshift.experiments.load import apply_override, apply_overrides, validate
 from fedshift.experiments.selection import candidates
 from fedshift.experiments.served import measured
 from fedshift.papers.protocols.study import Column, Options, Row, Study
+from fedshift.papers.reproduce.derived import DERIVED
 from fedshift.record.rounds import Metrics
+from fedshift.record.summary import SetRound
 from fedshift.sweeps.store import Run, Store, run_of
 
 # Sections of an experiment file that a table sets itself, and what to use instead of -c.
@@ -31,8 +33,11 @@ TAKEN = {
     "training.evaluate_last": "it follows from the rounds",
     "training.evaluate_every": "the table sets it",
 }
-# What a summary's "final" says of the messages of the last round.
-TRAFFIC = ("bytes_down", "bytes_up", "bytes_model")
+# What a summary's "final" says beside `Metrics`: of the last round's messages, and of label sets.
+OTHERS = (
+    "bytes_down", "bytes_up", "bytes_model", *DERIVED,
+    *(f"sets_{f.name}" for f in fields(SetRound)),
+)  # fmt: skip
 LAMBDA_0: Options = {"lam": 0.0}
 
 
@@ -75,8 +80,9 @@ class Plan:
         absent = column.missing()
         if absent:
             return absent
-        if self.study.metric.key not in {*measured(), *TRAFFIC, *(f.name for f in fields(Metrics))}:
-            return f"this version does not measure {self.study.metric.name}"
+        metric = self.study.metric_of(row)
+        if metric.key not in {*measured(), *OTHERS, *(f.name for f in fields(Metrics))}:
+            return f"this version does not measure {metric.name}"
         try:
             config = config_of(self, row, column, LAMBDA_0 if row.ess else {}, 0)
         except InputError as e:
@@ -136,20 +142,29 @@ def last_rounds(last: int, rounds: int, whole: int) -> int:
     return max(1, min(last, last * rounds // whole))
 
 
-def config_of(plan: Plan, row: Row, column: Column, options: Options, seed: int) -> Config:
+def config_of(
+    plan: Plan,
+    row: Row,
+    column: Column,
+    options: Options,
+    seed: int,
+    more: Mapping[str, Options] = {},
+) -> Config:
     """The experiment of one cell and seed; `options` go on top of the cell's own.
 
+    more: tables of the experiment file on top of the column's.
     One seed has one split, first model, batches and cohorts whatever the row: cells are paired.
     """
     metric, options_of_row = plan.study.metric, plan.options_of(row, column)
     rounds = plan.rounds_of(column) + row.rounds_before(options_of_row)
-    tables: dict[str, Any] = dict(column.tables(row))
+    tables: dict[str, Any] = column.tables(row)
+    tables |= {name: {**tables.get(name, {}), **table} for name, table in more.items()}
     tables["method"] = {"name": row.method, **options_of_row, **options}
     tables["seeds"] = {"run": seed}
     # Those of [method] are in its options, for the rows that have them.
     apply_overrides(tables, [o for o in plan.overrides if not _of_method(o)])
     # Early stopping looks at every round; for a final value, evaluating the others costs time only.
-    every = 1 if metric.stop == "best" or plan.study.plot == "curves" else rounds
+    every = 1 if metric.stop == "best" or plan.study.curved else rounds
     tables["training"] |= {"rounds": rounds, "evaluate_every": every}
     if metric.last:
         tables["training"]["evaluate_last"] = last_rounds(metric.last, rounds, column.rounds)
@@ -226,7 +241,6 @@ def tuning_runs(plan: Plan, row: Row, column: Column, seed: int) -> tuple[Candid
     for values in product(*row.grid.values()):
         options = dict(zip(row.grid, values, strict=True))
         label = ", ".join(f"{k}={v:g}" for k, v in options.items())
-        candidates.append(
-            Candidate(label, options, run_of(config_of(plan, row, column, options, seed)))
-        )
+        config = config_of(plan, row, column, options, seed, row.grid_tables)
+        candidates.append(Candidate(label, options, run_of(config)))
     return tuple(candidates)
