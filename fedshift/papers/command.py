@@ -25,7 +25,7 @@ from fedshift.papers.reproduce.reproduce import (
 )
 from fedshift.papers.reproduce.states import absent, measured, state_of
 from fedshift.papers.reproduce.tables import cell_table, paper_table
-from fedshift.papers.reproduce.verdict import verdicts, without_value
+from fedshift.papers.reproduce.verdict import margins, verdicts, without_value
 from fedshift.sweeps.spans import parse_seeds
 
 MISSING, FAILED = 3, 4
@@ -60,7 +60,7 @@ def reproduce_target(
         show_figure(draw(one, request), as_json)
         return
     with asked_to_stop() as stop, progress_of_runs() as listen:
-        done = reproduce(request, listen, stop)
+        done = reproduce(request, listen, stop, tell)
     show(done, as_json)
     leave(done)
 
@@ -131,7 +131,8 @@ def show(done: Reproduced, as_json: bool) -> None:
         return
     study = outcome.plan.study
     show_report_table(paper_table(study, outcome.cells) or cell_table(study, outcome.cells))
-    for sentence in (*verdicts(study, outcome.cells), *without_value(outcome.cells)):
+    cells = outcome.cells
+    for sentence in (*verdicts(study, cells), *margins(study, cells), *without_value(cells)):
         say(sentence, indent=0)
     if outcome.plan.overrides:
         say(f"Changed from the protocol: {', '.join(outcome.plan.overrides)}.", indent=0)

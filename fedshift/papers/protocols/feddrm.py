@@ -115,7 +115,7 @@ def _shards(name: str, per_client: int) -> Column:
     return _column(name, f"SPC={per_client}", _clients(kind="shards", shards_per_client=per_client))
 
 
-def _split(partition: str) -> str:
+def split_of(partition: str) -> str:
     """ "Dir=0.3" for "Dir-0.3", "SPC=5" for "5-SPC"."""
     rule, _, value = partition.partition("-")
     return f"Dir={value}" if rule == "Dir" else f"SPC={rule}"
@@ -137,13 +137,13 @@ def _table(number: int, metric: Metric) -> Study:
         metric=metric,
         printed=printed(
             f"feddrm_table{number}",
-            lambda r: (r["dataset"], _split(r["partition"]), r["method"]),
+            lambda r: (r["dataset"], split_of(r["partition"]), r["method"]),
         ),
         baseline="FedAvgFT",
     )
 
 
-def _both(*rows: Row) -> tuple[Row, ...]:
+def both(*rows: Row) -> tuple[Row, ...]:
     """Every row twice: system and average accuracy of the same run."""
     return tuple(
         replace(r, label=f"{r.label}, {name}", reads=reads, against=f"FedAvgFT, {name}")
@@ -161,7 +161,7 @@ def _table3() -> Study:
     return Study(
         "feddrm/table3",
         "Number of clients, CIFAR-10",
-        _both(FEDAS, AVGFT, FEDDRM),
+        both(FEDAS, AVGFT, FEDDRM),
         columns,
         ROUNDS,
         (*TABLES, "Client i has entry i of the 54 looks, two bits kept where it posterises."),
@@ -177,7 +177,7 @@ def _table4() -> Study:
     return Study(
         "feddrm/table4",
         "Strength of label shift, CIFAR-10",
-        _both(*ALL),
+        both(*ALL),
         tuple(_dirichlet("cifar-10", a) for a in (0.3, 1.3, 2.3)),
         ROUNDS,
         TABLES,
@@ -211,7 +211,7 @@ def _fig4() -> Study:
 def _fig5() -> Study:
     columns = tuple(_on_cifar_10(f"shift={s}", intensity=s) for s in ("low", "mid", "high"))
     title = "Strength of the feature shift"
-    rows = (*_both(FEDAS, AVGFT, FEDDRM), drm(0.8, "FedDRM, client", "router_accuracy"))
+    rows = (*both(FEDAS, AVGFT, FEDDRM), drm(0.8, "FedDRM, client", "router_accuracy"))
     chosen = (*TABLES, "Client accuracy is FedDRM's alone: the other methods have no router.")
     return Study(
         "feddrm/fig5", title, rows, columns, ROUNDS, chosen, metric=SYSTEM, baseline="FedAvgFT"
@@ -227,7 +227,7 @@ def _fig6() -> Study:
         for name in ("deep", "mid", "shallow", "none")
     )  # fmt: skip
     title = "How much the two branches share, LeNet"
-    rows = tuple(replace(row, against="-") for row in _both(FEDDRM))
+    rows = tuple(replace(row, against="-") for row in both(FEDDRM))
     chosen = (
         AVERAGED, LAMBDA, ROUTING, *POOL,
         "LeNet with group normalisation, torch's first weights: from the authors' code.",
@@ -279,13 +279,13 @@ def _fig7() -> Study:
         "Training loss: the mean of what clients' steps have seen, proximal terms included.",
     )  # fmt: skip
     return Study(
-        "feddrm/fig7", "Glaucoma from three sources", _both(*(_shorten(row) for row in ALL)),
+        "feddrm/fig7", "Glaucoma from three sources", both(*(shorten(row) for row in ALL)),
         (column,), 100, chosen, metric=SYSTEM, baseline="FedAvgFT",
         by_round=(Metric("training loss, nats", "train_loss", 1.0, 3),),
     )  # fmt: skip
 
 
-def _shorten(row: Row) -> Row:
+def shorten(row: Row) -> Row:
     """Fine-tuning in 10 of 100 rounds in place of 100 of 800 (20 where it was 200)."""
     tuned = {"tune_rounds": row.options["tune_rounds"] // 10} if row.scaled else {}
     return replace(row, options={**row.options, **tuned})

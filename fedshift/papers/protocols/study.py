@@ -15,6 +15,8 @@ from fedshift.report.intervals import Bounds, bounds_of
 Options = Mapping[str, Any]
 Plot = Literal["bars", "sweep", "distance", "curves", "routing", "lines", "absent"]
 Interval = Literal["t", "bootstrap"]
+# Of a printed cell: column title, split, row label.
+Place = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
@@ -183,6 +185,8 @@ class Study:
     verdict   labels of the rows of which the foot says whether they beat the baseline
     interval  95 % intervals over seeds by Student's t or by bootstrap
     log_log   curves are drawn once more, along logarithmic axes
+    rivals    words -> labels of rows; the foot has the margin of `verdict` over the best of each
+    seconds   row key -> processor seconds of a round as measured here, for a forecast
     log_axes  what splits vary and drawings have along a logarithmic axis
     by_round  what is drawn by round beside the table's own drawings
     """
@@ -194,12 +198,14 @@ class Study:
     rounds: int
     chosen: tuple[str, ...]
     metric: Metric = Metric()
-    printed: Mapping[tuple[str, str, str], Printed] = field(default_factory=dict)
+    printed: Mapping[Place, Printed] = field(default_factory=dict)
     plot: Plot = "bars"
     baseline: str = "FedAvg"
     verdict: tuple[str, ...] = ()
     interval: Interval = "t"
     log_log: bool = False
+    rivals: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
     log_axes: tuple[str, ...] = ()
     by_round: tuple[Metric, ...] = ()
 

@@ -8,13 +8,20 @@ from pathlib import Path
 from fedshift.errors import InputError, unknown
 from fedshift.papers.pictures.figures import pictures
 from fedshift.papers.pictures.picture import Picture
-from fedshift.papers.protocols import feddrm, fedpals, labelsets, made, routing
+from fedshift.papers.protocols import (
+    feddrm,
+    feddrm_two_cores,
+    fedpals,
+    labelsets,
+    made,
+    routing,
+)
 from fedshift.papers.protocols.study import Study
 
 
 def studies() -> dict[str, Study]:
     """Every study of every paper, by name."""
-    papers = (fedpals, feddrm, routing, labelsets, made)
+    papers = (fedpals, feddrm, feddrm_two_cores, routing, labelsets, made)
     return {name: study for paper in papers for name, study in paper.studies().items()}
 
 

@@ -167,7 +167,7 @@ def config_of(
     every = 1 if metric.stop == "best" or plan.study.curved else rounds
     tables["training"] |= {"rounds": rounds, "evaluate_every": every}
     if metric.last:
-        tables["training"]["evaluate_last"] = last_rounds(metric.last, rounds, column.rounds)
+        tables["training"]["evaluate_last"] = last_rounds(metric.last, rounds, plan.study.rounds)
     origin = f"{plan.study.name}, {column.key}, {row.label}"
     return validate(tables, origin=origin, overrides=plan.overrides)
 

@@ -52,21 +52,22 @@ def choose_tuned(plan: Plan, store: Store) -> dict[Key, Mapping[str, Any]]:
         records[column.key, row.label] = {
             "column": column.key,
             "row": row.label,
-            "options": dict(remaining[pick(done, plan.study.metric)].options),
+            "options": dict(remaining[pick(done, plan.study.metric, row.picked_by)].options),
             "seed": seed,
             "rounds": plan.rounds_of(column),
             "changed": list(plan.overrides),
-            "grid": [_evidence(c, scores_by_run.get(c.run.name)) for c in grid],
+            "grid": [_evidence(c, scores_by_run.get(c.run.name), row.picked_by) for c in grid],
         }
     return records
 
 
-def _evidence(c: Candidate, run_scores: Mapping[str, Any] | None) -> dict[str, Any]:
+def _evidence(c: Candidate, run_scores: Mapping[str, Any] | None, picked_by: str) -> dict[str, Any]:
     """The scores of a grid point; only its run if it diverged."""
-    facts = ("validation_accuracy", "validation_loss", "round")
+    facts = dict.fromkeys((picked_by, "validation_accuracy", "validation_loss", "round"))
+    kept = (fact for fact in facts if run_scores is None or fact in run_scores)
     return {
         "options": dict(c.options),
-        **{fact: None if run_scores is None else run_scores[fact] for fact in facts},
+        **{fact: None if run_scores is None else run_scores[fact] for fact in kept},
         "run": c.run.name,
     }
 
