@@ -1,4 +1,4 @@
-"""Numbers of a table that follow from several rounds of a run's summary."""
+"""Numbers of a table that follow from several numbers of a run's summary."""
 
 from __future__ import annotations
 
@@ -36,7 +36,15 @@ def _absent_loss_correlation(summary: Mapping[str, Any]) -> float | None:
     return None if math.isnan(value) else value
 
 
+def _bytes_both(summary: Mapping[str, Any]) -> float | None:
+    """Of the last round's messages, down and up, for each client."""
+    final = summary["final"]
+    down, up = final.get("bytes_down"), final.get("bytes_up")
+    return None if down is None or up is None else float(down) + float(up)
+
+
 # Name -> what it is of a summary; None where it is not defined.
 DERIVED: Mapping[str, Callable[[Mapping[str, Any]], float | None]] = {
     "absent_loss_correlation": _absent_loss_correlation,
+    "bytes_both": _bytes_both,
 }
