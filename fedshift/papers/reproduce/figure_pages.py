@@ -65,6 +65,7 @@ def draw(picture: Picture, request: Request) -> Drawing:
     drawing = Drawing(picture, request.command(), shown, tuple(problems), page)
     _write(request.out / _folder(picture), drawing)
     write(page, _html(drawing))
+    write(page.with_name(RESULTS), json.dumps(document_of(drawing), indent=1) + "\n")
     if request.publish is not None:
         _write(request.publish / _folder(picture), drawing)
     return drawing
@@ -126,7 +127,6 @@ def _write(folder: Path, drawing: Drawing) -> None:
     foot = (*drawing.problems, *drawing.notes)
     parts += ["".join(f"- {escape_markdown(n)}\n" for n in foot)]
     write(folder / PAGE, "\n".join(parts))
-    write(folder / RESULTS, json.dumps(document_of(drawing), indent=1) + "\n")
 
 
 def document_of(drawing: Drawing) -> dict[str, Any]:
