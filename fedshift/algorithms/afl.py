@@ -87,6 +87,9 @@ class Afl(SharedModel):
     gamma      step of lambda, in 1/loss; 0 is FedAvg bit for bit
     domains    the domain of each client; by default every client is one. F_d is then the mean over
                the domain's examples, and its clients share lambda_d by their sizes
+    whole      what becomes of lambda_d where clients of the domain are absent. False: they take
+               their shares n_i / n_d of it with them. True: the domain keeps it, and those present
+               divide it by their sizes
     risk       the loss F that is reported; the objective may have regularising terms besides
     Raises InputError for a negative gamma and for domains that are not numbered 0..D-1.
 
@@ -104,6 +107,7 @@ class Afl(SharedModel):
     model: Model
     gamma: float = 0.1
     domains: tuple[int, ...] | None = None
+    whole: bool = False
     objective: Term = CrossEntropy()
     risk: Term = CrossEntropy()
     local: Local | tuple[Local, ...] = Local()
@@ -136,7 +140,7 @@ class Afl(SharedModel):
         return mass / mass.sum()
 
     def weigh(self, server: Parts, ids: Tensor) -> Tensor:
-        mass = self._client_mass(server)[ids]
+        mass = self._client_mass(server, ids if self.whole else None)[ids]
         # With idle clients only, nothing moves and any weights will do.
         return BySize()({"n": mass} if bool(mass.any()) else rows(server, ids))
 
@@ -199,11 +203,15 @@ class Afl(SharedModel):
         index = self._index(len(table["n"]))
         return values.new_zeros(int(index.max()) + 1).index_add(0, index[ids], values)
 
-    def _client_mass(self, server: Parts) -> Tensor:
-        """n lambda_i: each domain's mass, divided among its clients by their sizes, [M]."""
+    def _client_mass(self, server: Parts, among: Tensor | None = None) -> Tensor:
+        """n lambda_i: each domain's mass, divided among its clients by their sizes, [M].
+
+        `among` are the ids of those that it is divided among; None: all of the federation.
+        """
         table = server["table"]
         n, index = table["n"], self._index(len(table["n"]))
-        sizes = self._by_domain(n, torch.arange(len(n)), table)
+        ids = torch.arange(len(n)) if among is None else among
+        sizes = self._by_domain(n[ids], ids, table)
         # Multiply first: n_d n_i / n_d is then exactly n_i, so that gamma = 0 is exactly FedAvg.
         return server["mixture"]["mass"][index] * n / sizes[index].clamp(min=1.0)
 

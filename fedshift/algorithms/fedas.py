@@ -52,12 +52,15 @@ class FedAs(SharedModel):
 
     A client aligns from its second participation on (ours): its first old body is the common first
     model, which has learned nothing. The steps are taken in the first round too, but their result
-    is not used.
+    is not used. In the authors' code and in that of FedDRM it aligns from its first: `first`.
 
     head   name prefixes of the head's parameters
     align  the alignment phase, of the body alone; None leaves it out
     match  "classes" as above; "examples" matches every example's features to those of the client's
            whole last model (`prototypes.ToPrevious`), as the FedDRM authors' code does
+    first  True aligns from a client's first participation on, to the features of the first model.
+           In round 1 that is the model received: "examples" then have no pull, and weight decay of
+           the alignment alone moves the body; "classes" draw features to their own means
     fisher False takes the weights of `combine` instead of F_i; nothing more than FedPer then leaves
     combine  any rule with fisher False, else a `Mean`, whose weights count where all F_i are 0
 
@@ -70,6 +73,7 @@ class FedAs(SharedModel):
     align: Local | None = Local(lr=0.01, epochs=1, batch=16)
     match: Match = "classes"
     fisher: bool = True
+    first: bool = False
     objective: Term = CrossEntropy()
     local: Local = Local()
     combine: Combine = Mean()
@@ -185,7 +189,7 @@ class FedAs(SharedModel):
         data: ClientData,
         plans: Mapping[str, Plan],
     ) -> tuple[Params, Params]:
-        """The model and buffers to train from: aligned, if this client has trained before."""
+        """The model and buffers to train from: aligned, if there is an old body to keep to."""
         if self.align is None:
             return received, buffers
         shape = head_shape(self.model, self.head)
@@ -200,6 +204,8 @@ class FedAs(SharedModel):
         term = ToClassMeans() if self.match == "classes" else ToPrevious()
         phase = self._align()["align"]
         done = phase(self.model, term, received, buffers, context, data, plans["align"])
+        if self.first:
+            return done.params, done.buffers
         has_trained = state["history"]["trained"]
 
         # Select by a tensor, not by `if`: `client_update` must not branch on tensor values.

@@ -19,10 +19,12 @@ from fedshift.data import first_not_finite, plan_phase
 from fedshift.errors import DivergedError, InputError, check_name
 from fedshift.outputs import check_columns, dry_logits
 from fedshift.seeds import generator
-from fedshift.server.agreement import Disagreement, disagreement, seen_by
+from fedshift.server.agreement import Disagreement, disagreement, farthest, seen_by
 from fedshift.server.rows import head_rows, wire_labels
 from fedshift.tree import Params, Parts, split
 
+# Probabilities this many roundings of a logit apart count as equal.
+ROUNDINGS = 16
 Part = Literal["head", "all"]
 Over = Literal["all", "union"]
 
@@ -72,6 +74,9 @@ class CentralTuning(Around):
     part       "head" tunes what starts with `head`; "all" the whole model
     steps      0 leaves `inner` as it is, bit for bit
     optimizer  "adam" or "sgd", of rate lr, with moments that start anew each round
+
+    A batch on which h is where the loss is 0, but for rounding, takes no step: its gradient is
+    rounding, which Adam would make full steps of.
 
     All models run in evaluation mode: running statistics stay. `server["tuning"]` holds, before and
     after: "loss" [2], and "outside" [2], the mean mass that h gives to labels that no client of the
@@ -202,11 +207,20 @@ class CentralTuning(Around):
             outs = [self.model(params, buffers, block) for block in torch.split(x, self.batch)]
         return torch.cat([out["logits"] for out in outs])
 
+    def _seen(self, z: Tensor, opinions: Opinions) -> Tensor:
+        """The server's probabilities of each client's labels [C, B, L], from its logits [B, K]."""
+        z = z.masked_fill(opinions.absent, -torch.inf) if self.over == "union" else z
+        return seen_by(z.softmax(1), opinions.labels)
+
     def _loss(self, z: Tensor, opinions: Opinions, rows: Tensor) -> Tensor:
         """The loss on some rows of x, of which z [B, K] are the server's model's logits."""
-        z = z.masked_fill(opinions.absent, -torch.inf) if self.over == "union" else z
-        probabilities = seen_by(z.softmax(1), opinions.labels)
-        return disagreement(self.loss, opinions.p[:, rows], probabilities, opinions.w)
+        q = self._seen(z, opinions)
+        return disagreement(self.loss, opinions.p[:, rows], q, opinions.w)
+
+    def _agrees(self, z: Tensor, opinions: Opinions, rows: Tensor) -> Tensor:
+        """Whether the loss on these rows is 0 but for rounding, [] bool."""
+        far = farthest(self.loss, opinions.p[:, rows], self._seen(z, opinions), opinions.w)
+        return far <= ROUNDINGS * torch.finfo(z.dtype).eps * (1.0 + z.abs().max())
 
     def _tuned(
         self, params: Params, buffers: Params, opinions: Opinions, batches: list[Tensor]
@@ -219,12 +233,14 @@ class CentralTuning(Around):
 
         def value(rows: Tensor, at: Params) -> tuple[Tensor, Params]:
             z = self.model(params | at, buffers, opinions.x[rows])["logits"]
-            return self._loss(z, opinions, rows), {}
+            agrees = self._agrees(z.detach(), opinions, rows)
+            return self._loss(z, opinions, rows), {"agrees": agrees}
 
         for rows in batches:
             # Parameters that the logits do not depend on (a router's) get gradient zero.
-            grad = slope(partial(value, rows), moving, rows).grad
-            moving, moments = descent(moving, grad, moments, rate)
+            at = slope(partial(value, rows), moving, rows)
+            if not bool(at.rest["agrees"]):
+                moving, moments = descent(moving, at.grad, moments, rate)
         # Checked once at the end: NaN and infinity never become finite again.
         if not all(bool(torch.isfinite(v).all()) for v in moving.values()):
             raise DivergedError(f"central tuning diverged at lr = {self.lr}; lower it")

@@ -62,6 +62,13 @@ def warn_of_data_folders() -> None:
         tell(f"warning: $FEDSHIFT_DATA: {why}: {', '.join(folders)}")
 
 
+def tell_dropped(method: str, options: Sequence[str]) -> None:
+    """Name on stderr the options of the file's method that the one of `-c method.name` lacks."""
+    if options:
+        names = ", ".join(f"method.{option}" for option in options)
+        tell(f"note: {method} has no {names}; what the file says of that is left out")
+
+
 def show_json(value: Any) -> None:
     """One JSON document on stdout."""
     print(json.dumps(value, indent=1))

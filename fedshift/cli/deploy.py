@@ -34,6 +34,7 @@ def init(
     from fedshift.experiments.sites.check import site_files
 
     config, source = load_with_source(file, overrides)
+    console.tell_dropped(config.method.name, source.dropped)
     config, cap = with_cap(config)
     text, clients = dumps(config), config.clients
     with source.placing():

@@ -47,6 +47,7 @@ class Asked:
 def run_asked(asked: Asked, *, as_json: bool) -> None:
     """Train, and show the result. Raises InputError for options that do not go together."""
     config, source = _configured(asked)
+    console.tell_dropped(config.method.name, source.dropped)
     with source.placing():
         _run(asked, config, as_json=as_json)
 

@@ -143,7 +143,9 @@ def bounded(log_ratio: Tensor, mask: Tensor, low: Tensor, high: float) -> Tensor
     Why these bounds: p = sum_j (n_j / N) q_j gives p / q_i >= n_i / N, and p / q_i has mean 1 under
     q_i. Chosen: one c that meets both; clipped ratios divided by their mean can leave the bounds.
     """
-    floor, ceiling = low.double().log(), torch.tensor(high).double().log().to(low.device)
+    # From the start in float64: as a float32, 1.1 is above 1.1.
+    least, most = low.double(), torch.tensor(high, dtype=torch.float64, device=low.device)
+    floor, ceiling = least.log(), most.log()
     top = log_ratio.double().masked_fill(~mask, -torch.inf).max()
     # In logarithms throughout: images' ratios are beyond the largest float. Padding counts as 0.
     d = torch.where(mask, log_ratio.double() - top, 0.0)
@@ -159,9 +161,10 @@ def bounded(log_ratio: Tensor, mask: Tensor, low: Tensor, high: float) -> Tensor
     free = mask & ~lowest & ~highest
     # Masked before exp, which may overflow for those at the ceiling.
     r = (d - d.masked_fill(~free, -torch.inf).max()).masked_fill(~free, -torch.inf).exp()
-    rest = many - floor.exp() * lowest.sum() - ceiling.exp() * highest.sum()
-    inner = (rest * r / total(r)).clamp(floor.exp(), ceiling.exp())
-    bound = torch.where(highest, ceiling.exp(), floor.exp())
+    rest = many - least * lowest.sum() - most * highest.sum()
+    # Not exponentials of the bounds' logarithms, which may be a bit above or below them.
+    inner = (rest * r / total(r)).clamp(least, most)
+    bound = torch.where(highest, most, least)
     return torch.where(floor < 0.0, torch.where(free, inner, bound), torch.ones_like(d)) * mask
 
 

@@ -241,7 +241,8 @@ class RestrictedSoftmax(Term):
         """a [K] for a client with these label counts [K]."""
         # By `where`, not by indexing: clients may be stacked.
         if self.mode == "indicator":
-            return torch.where(counts > 0, 1.0, self.alpha).to(counts.dtype)
+            # Two numbers alone would be of torch's default type, and alpha be rounded to it.
+            return torch.where(counts > 0, torch.ones_like(counts), self.alpha)
         return (1.0 - self.alpha) * counts / counts.max().clamp(min=1.0) + self.alpha
 
     def remember(self, params: Params, buffers: Params, data: ClientData) -> Parts:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from fedshift.datasets import TABLES as NATURAL_TABLES
 from fedshift.errors import DataError, InputError, nearest, shown
 from fedshift.experiments.config_data import Data
 from fedshift.experiments.python_names import NATURAL, SITES, TABLES, is_python, load_python
@@ -76,6 +77,11 @@ def _reader(path: Path) -> Callable[[Path, dict[str, Any]], Task]:
     readers = dict.fromkeys(TABLES, _csv) | {".parquet": _parquet, ".npz": _arrays}
     reader = readers.get(path.suffix.lower())
     if reader is None:
+        if path.name in {one.name for one in NATURAL_TABLES}:
+            raise InputError(
+                f'data.source = "{path.name}" names no file but a table that fedshift reads by '
+                f'name; give data.name = "{path.name}", and leave data.source out'
+            )
         raise InputError(
             f'data.source = "{shown(str(path), 200)}" is no folder; a table ends in .csv, .tsv, '
             ".txt, .gz or .parquet, arrays in .npz; for all else give FILE.py:NAME, a function "

@@ -57,10 +57,9 @@ def load_with_source(path: Path, overrides: Sequence[str] = ()) -> tuple[Config,
     apply_overrides(tables, overrides)
     renamed = _name_in(tables, "method") != written
     tables = with_paths(tables, lambda text: placed(text, path.parent))
-    if renamed:
-        _drop_foreign_options(tables, keys_set(tuple(overrides)))
+    dropped = _drop_foreign_options(tables, keys_set(tuple(overrides))) if renamed else ()
     config = validate(tables, text=text, origin=str(path), overrides=overrides)
-    return config, Source(str(path), text, tuple(overrides))
+    return config, Source(str(path), text, tuple(overrides), dropped)
 
 
 def read_section(path: Path, kind: type[S]) -> S:
@@ -125,18 +124,19 @@ def validate(
     return config
 
 
-def _drop_foreign_options(tables: Tables, given: Sequence[str]) -> None:
-    """After `-c method.name=...`, forget the file's options that the new method does not have.
+def _drop_foreign_options(tables: Tables, given: Sequence[str]) -> tuple[str, ...]:
+    """After `-c method.name=...`, drop the file's options that the new method does not have.
 
-    So one file serves to compare methods. Options given by `-c` stay, and are judged. Raises
-    InputError for a FILE.py:NAME that gives no method: to know its options, the file is run.
+    So one file serves to compare methods. Options given by `-c` stay, and are judged. Returns the
+    names of those dropped. Raises InputError for a FILE.py:NAME that gives no method: to know its
+    options, the file is run.
     """
     name, section = _name_in(tables, "method"), tables.get("method")
     if not isinstance(section, dict) or "method" in given:
-        return
+        return ()
     typed = {"name", *(key.removeprefix("method.") for key in given)}
     if not section.keys() - typed:
-        return
+        return ()
     if is_python(str(name)):
         options = recipes.made_by(load_python("method.name", str(name)).value).options.keys()
         automatic = {"ess", "lam"} <= options
@@ -144,10 +144,16 @@ def _drop_foreign_options(tables: Tables, given: Sequence[str]) -> None:
         recipe = recipes.fitting(str(name), section)
         options, automatic = recipe.options.keys(), recipe.traits.auto_ess
     else:
-        return
-    for key in section.keys() - typed:
-        if key not in options or (key == "ess" and section[key] == "auto" and not automatic):
-            del section[key]
+        return ()
+    dropped = [
+        key
+        for key in section
+        if key not in typed
+        and (key not in options or (key == "ess" and section[key] == "auto" and not automatic))
+    ]
+    for key in dropped:
+        del section[key]
+    return tuple(dropped)
 
 
 def apply_overrides(tables: Tables, overrides: Sequence[str]) -> None:

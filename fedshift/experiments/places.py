@@ -22,11 +22,15 @@ def keys_set(overrides: tuple[str, ...]) -> list[str]:
 
 @dataclass(frozen=True)
 class Source:
-    """What a configuration was read from: the text of a file, and what -c set after it."""
+    """What a configuration was read from: the text of a file, and what -c set after it.
+
+    dropped  options of the file's method that the one named by -c does not have
+    """
 
     origin: str = "config"
     text: str = ""
     overrides: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
 
     @cached_property
     def lines(self) -> dict[Key, int]:

@@ -18,7 +18,7 @@ from fedshift.errors import InputError, check_name
 from fedshift.recipes import one_model, personal
 from fedshift.recipes.setting import Setting, divided
 from fedshift.recipes.traits import ProximalMu
-from fedshift.server.confree import ConFree, PairwiseProjection, Scope
+from fedshift.server.confree import ConFree, Dual, PairwiseProjection, Scope
 
 __all__ = [
     "confree",
@@ -108,14 +108,20 @@ def fedala_drm_repo(setting: Setting) -> FedAla:
 
 
 def fedas(
-    setting: Setting, *, align_epochs: int = 1, align_lr: float = 0.01, align_batch: int = 16
+    setting: Setting,
+    *,
+    align_epochs: int = 1,
+    align_lr: float = 0.01,
+    align_batch: int = 16,
+    align_first: bool = False,
 ) -> FedAs:
     """Align the body received with the client's old features; weigh clients by Fisher traces.
 
     Reference: Yang, Huang and Ye 2024, "FedAS: bridging inconsistency in personalized federated
     learning", CVPR.
     Note: sizes do not count, except through the traces; align_epochs = 0 leaves the alignment out;
-    needs a model that returns "features".
+    align_first aligns from a client's first round on, as the authors' code does; needs a model that
+    returns "features".
     """
     if align_epochs < 0:
         raise InputError(f"align_epochs must be 0 or more, got {align_epochs}")
@@ -123,7 +129,9 @@ def fedas(
     kind = setting.local.precision
     align = Local(align_lr, align_epochs, align_batch, precision=kind) if align_epochs else None
     head = personal.head_of(setting)
-    return FedAs(setting.model, head, align, local=setting.local, server=setting.server)
+    return FedAs(
+        setting.model, head, align, first=align_first, local=setting.local, server=setting.server
+    )
 
 
 def fedas_drm_repo(setting: Setting) -> FedAs:
@@ -131,11 +139,15 @@ def fedas_drm_repo(setting: Setting) -> FedAs:
 
     Reference: Wang et al. 2026 (FedDRM), arXiv 2509.23049, authors' code, algorithms/fedas.py.
     Note: of 10 steps, 2 match features example by example (the "trunk" of a network that returns
-    one) and 8 train body and head; weights by size, no Fisher traces.
+    one) and 8 train body and head, from a client's first round on; weights by size, no Fisher
+    traces.
     """
     align, train = divided(setting, "fedas_drm_repo", 5)
     head = personal.head_of(setting)
-    return FedAs(setting.model, head, align, "examples", False, local=train, server=setting.server)
+    return FedAs(
+        setting.model, head, align, "examples", fisher=False, first=True,
+        local=train, server=setting.server,
+    )  # fmt: skip
 
 
 def confree(
@@ -144,6 +156,7 @@ def confree(
     alpha: Annotated[float, "how far changes may be from the guidance"] = 0.5,
     normalise: bool = True,
     scope: Scope = "tensor",
+    dual: Dual = "exact",
     host: Host = "fedrep",
     head_epochs: int = 1,
 ) -> FedAvg | FedAla | FedPac:
@@ -152,7 +165,8 @@ def confree(
     Reference: Zheng et al. 2025, "ConFREE: conflict-free client update aggregation for personalized
     federated learning", AAAI, doi 10.1609/aaai.v39i21.34449.
     Note: host is that method, by default FedRep; normalise = false projects as the authors' code
-    does; scope is "tensor" or "model"; sizes do not count; head_epochs as in fedrep and fedpac.
+    does; scope is "tensor" or "model"; dual = "slsqp" stops where the authors' solver does; sizes
+    do not count; head_epochs as in fedrep and fedpac.
     """
     check_name("host of confree", host, get_args(Host))
     if head_epochs != 1 and host not in ("fedrep", "fedpac"):
@@ -161,7 +175,7 @@ def confree(
             f'themselves; leave it out with host "{host}"'
         )
     inner = _hosts(setting, head_epochs)[host]()
-    return replace(inner, combine=ConFree(alpha, normalise, scope))
+    return replace(inner, combine=ConFree(alpha, normalise, scope, dual))
 
 
 def _hosts(

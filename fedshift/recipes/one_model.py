@@ -117,13 +117,25 @@ def oracle(setting: Setting) -> FedAvg:
     return fedavg(setting)
 
 
-def afl(setting: Setting, *, gamma: float = 0.1, domains: tuple[int, ...] | None = None) -> Afl:
+def afl(
+    setting: Setting,
+    *,
+    gamma: float = 0.1,
+    domains: tuple[int, ...] | None = None,
+    whole: bool = False,
+) -> Afl:
     """Weigh clients so that the largest of their losses becomes small.
 
     Reference: Mohri, Sivek and Suresh 2019, "Agnostic federated learning", arXiv 1902.00146.
-    Note: gamma is in 1/loss, and 0 is FedAvg bit for bit; domains gives each client's domain.
+    Note: gamma is in 1/loss, and 0 is FedAvg bit for bit; domains gives each client's domain, and
+    with whole a domain keeps its weight where some of its clients are absent.
     """
-    return Afl(setting.model, gamma, domains, local=setting.local, server=setting.server)
+    if whole and domains is None:
+        raise InputError(
+            "whole=True is for domains of several clients, and without domains each client is one; "
+            "give domains, or leave whole out"
+        )
+    return Afl(setting.model, gamma, domains, whole, local=setting.local, server=setting.server)
 
 
 def fedrs(
@@ -151,7 +163,8 @@ def fedsam(setting: Setting, *, rho: float = 0.05) -> FedAvg:
 
     Reference: Qu et al. 2022, "Generalized federated learning via sharpness aware minimization",
     arXiv 2206.02618, Algorithm 1.
-    Note: two gradients per step; rho = 0 is FedAvg bit for bit.
+    Note: two gradients per step; rho = 0 is FedAvg bit for bit; weights by sample size, where the
+    paper has a uniform mean.
     """
     local = setting.local
     # Innermost: other wrappers of the setting must act on the gradient that is applied.

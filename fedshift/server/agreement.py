@@ -40,6 +40,19 @@ def pairwise(p: Tensor, q: Tensor, w: Tensor) -> Tensor:
     return (w.to(p.dtype) * 2.0 * both.mean(1)).sum()
 
 
+def farthest(kind: Disagreement, p: Tensor, q: Tensor, w: Tensor) -> Tensor:
+    """How far q is from where the loss is 0, in the probability of a label, [].
+
+    The largest |p_k(y|x) - q(y|x)| over clients of positive weight; for "pairwise" the largest
+    distance from q(y|x) to c p_k(y|x), c being the nearest multiple. The loss itself is a square,
+    which rounds to 0, or to either side of it, long before.
+    """
+    near = p
+    if kind == "pairwise":
+        near = (p * q).sum(2, keepdim=True) / p.square().sum(2, keepdim=True) * p
+    return (near - q).abs()[w > 0].max()
+
+
 def disagreement(kind: Disagreement, p: Tensor, q: Tensor, w: Tensor) -> Tensor:
     """`mse` or `pairwise`."""
     return mse(p, q, w) if kind == "mse" else pairwise(p, q, w)

@@ -28,12 +28,15 @@ from fedshift.server.weights import BySize, Weights
 from fedshift.tree import Params, weighted_sum
 
 Scope = Literal["tensor", "model"]
+Dual = Literal["exact", "slsqp"]
 # Columns of the changes reduced at a time; n times as many float64 numbers are in memory.
 BLOCK = 65536
 # A guidance shorter than this, relative to the longest change, is rounding and counts as zero.
 NOTHING = 1e-12
 # The search for a combination u_w stops this close to zero, relative to the longest change.
 SHORTEST = 1e-7
+# What the authors' code, and FedDRM's, add to what they divide by or take a root of.
+ADDED = 1e-8
 
 
 def coordinates(leaves: Iterable[Tensor]) -> Floats:
@@ -118,6 +121,32 @@ def fairest(rows: Floats, start: Floats, alpha: float) -> Floats:
     return d
 
 
+def stopped(rows: Floats, start: Floats, alpha: float) -> Floats:
+    """Coefficients [n] as `fairest`, the dual left where SciPy's SLSQP stops: ConFREE.py.
+
+        w from 1/n by SLSQP at its default tolerance of 1e-6, on <u_w, g_0> + c sqrt(||u_w||^2 + e)
+        d = g_0 + c u_w / (||u_w|| + e),    c = alpha ||g_0|| + e,  e = 1e-8
+
+    The dual is of the size of ||u||^2: that of short changes is below the tolerance, and w stays
+    1/n. Of eight random changes of length 0.03 it did in all of 200 draws, and d was then about
+    a fifth of its length off.
+    """
+    gram, n = rows @ rows.T, len(rows)
+    reach = alpha * float(np.linalg.norm(start @ rows)) + ADDED
+    pull = gram @ start
+
+    def dual(w: Floats) -> float:
+        return float(w @ pull + reach * np.sqrt(w @ gram @ w + ADDED))
+
+    on_simplex = {"type": "eq", "fun": lambda w: 1.0 - w.sum()}
+    bounds = [(0.0, 1.0)] * n
+    w = scipy.optimize.minimize(
+        dual, np.full(n, 1.0 / n), method="SLSQP", bounds=bounds, constraints=on_simplex
+    ).x
+    d: Floats = start + reach / (float(np.linalg.norm(w @ rows)) + ADDED) * w
+    return d
+
+
 @dataclass(frozen=True)
 class ConFree(Weighed):
     """theta <- theta + d / (1 + alpha^2), d as in `fairest` from g_0 as in `guidance`.
@@ -132,20 +161,25 @@ class ConFree(Weighed):
     normalise  False projects as the authors' code does, without division by ||u_j||^2: for changes
                much shorter than 1 that does nearly nothing, and the result depends on their scale
     scope      "tensor": every parameter tensor by itself, as the authors' code does; or "model"
+    dual       "exact": `fairest`; or "slsqp": `stopped`, as the authors' code. For changes as short
+               as those of training the two are far apart
 
     The order of PCGrad's projections is drawn from the server's seed. All changes must be seen one
-    by one: no secure aggregation. Raises InputError for alpha outside [0, inf) and unknown scopes.
+    by one: no secure aggregation. Raises InputError for alpha outside [0, inf), unknown scopes and
+    duals.
     """
 
     alpha: float = 0.5
     normalise: bool = True
     scope: Scope = "tensor"
+    dual: Dual = "exact"
 
     def __post_init__(self) -> None:
         check_fields(self)
         if not 0.0 <= number(self.alpha) < math.inf:
             raise InputError(f"ConFree alpha must be 0 or more, got {described(self.alpha)}")
         check_name("scope of ConFree", self.scope, ("tensor", "model"))
+        check_name("dual of ConFree", self.dual, ("exact", "slsqp"))
 
     def __call__(self, weights: Tensor, stacked: Params, seed: int) -> Params:
         # Sorted names: the result must not depend on the order of the parameters.
@@ -161,16 +195,18 @@ class ConFree(Weighed):
 
     def _coefficients(self, rows: Floats, rng: np.random.Generator) -> Tensor:
         start = guidance(rows, rng, self.normalise)
-        d = fairest(rows, start, self.alpha) if self.alpha else start
+        direction = fairest if self.dual == "exact" else stopped
+        d = direction(rows, start, self.alpha) if self.alpha else start
         return torch.from_numpy(d / (1.0 + self.alpha**2))
 
 
 @dataclass(frozen=True)
 class PairwiseProjection(Weighed):
-    """sum_i a_i v_i,   v_i = u_i - sum_{j != i} min(0, <u_i, u_j>) u_j / ||u_j||^2.
+    """sum_i a_i v_i,   v_i = u_i - sum_{j != i} min(0, <u_i, u_j>) u_j / (||u_j||^2 + 1e-8).
 
     What the FedDRM authors' code, algorithms/confree.py, runs in the place of ConFREE: inner
-    products of the changes as they came, over all parameters at once, and weights a by size.
+    products of the changes as they came, over all parameters at once, and weights a by size. Their
+    1e-8 matters for changes of length 1e-3 or less.
     """
 
     weights: Weights = BySize()
@@ -180,8 +216,7 @@ class PairwiseProjection(Weighed):
         rows = coordinates(stacked[name] for name in sorted(stacked))
         gram = rows @ rows.T
         square = np.diag(gram)
-        # A change of 0 has no direction to project on; its products are 0, so any divisor will do.
-        against = np.minimum(gram, 0.0) / np.where(square > 0.0, square, 1.0)
+        against = np.minimum(gram, 0.0) / (square + ADDED)
         np.fill_diagonal(against, 0.0)
         a = weights.double().numpy()
         return weighted_sum(torch.from_numpy(a - a @ against), stacked)

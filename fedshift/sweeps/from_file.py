@@ -142,7 +142,9 @@ def _targets(
             "--vary target holds out one client after the other of your data; set data.source to a "
             'table, a folder, or "natural"'
         )
-    task = task_of(config.data, seeds[0])
+    # Each target takes the place of the file's, so the file may leave it out.
+    data = config.data.model_copy(update={"target": config.data.target or "pooled"})
+    task = task_of(data, seeds[0])
     names = targets_of(task, targets)
     return names, about_targets(task, names)
 

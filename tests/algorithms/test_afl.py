@@ -22,7 +22,7 @@ from fedshift.model import Model
 from fedshift.recipes import Setting
 from fedshift.tree import Parts
 from support.by_hand import apart, final
-from support.comparing import by_bisection
+from support.comparing import by_bisection, same
 from support.federations import CLASSES, TARGET, double, make_clients, make_federation, one_job
 
 # --- laws -------------------------------------------------------------------------------------
@@ -267,6 +267,31 @@ def test_domains_share_by_size(setting: Setting, federated: Any) -> None:
     assert float((alone - weights).abs().max()) > 1e-2
 
 
+def test_what_becomes_of_a_domain_with_absent_clients(setting: Setting, federated: Any) -> None:
+    """Absent clients take their shares with them; or the domain is whole, by those present."""
+    domains, ids = (0, 1, 1, 0, 2, 1), torch.tensor([0, 2, 4, 5])
+    server = start(recipes.afl(setting, domains=domains), federated()).server
+    n, shares = federated().table["n"], [0.5, 0.2, 0.3]
+    sizes = [n[[0, 3]].sum(), n[[1, 2, 5]].sum(), n[[4]].sum()]
+    server = server | {"mixture": {"mass": torch.tensor(shares, dtype=torch.float64) * n.sum()}}
+    for whole, present in ((False, sizes), (True, [n[0], n[[2, 5]].sum(), n[4]])):
+        algorithm = recipes.afl(setting, domains=domains, whole=whole)
+        raw = [shares[domains[i]] * float(n[i] / present[domains[i]]) for i in ids]
+        want = torch.tensor(raw, dtype=torch.float64) / sum(raw)
+        weights = algorithm.weigh(server, ids)
+        assert float((weights - want).abs().max()) < 1e-14
+        by_domain = [float(weights[[k for k, i in enumerate(ids) if domains[i] == d]].sum())
+                     for d in range(3)]  # fmt: skip
+        assert (by_domain == pytest.approx(shares, abs=1e-14)) == whole
+        everyone = algorithm.weigh(server, torch.arange(6))
+        alone = [shares[domains[i]] * float(n[i] / sizes[domains[i]]) for i in range(6)]
+        assert everyone.tolist() == pytest.approx(alone, abs=1e-14)
+    algorithms = [recipes.afl(setting, domains=domains, whole=w) for w in (False, True)]
+    assert same(*algorithms, federated(), 2) < 1e-6
+    one, two = (final(a, federated(), 2, cohort=4).server["params"] for a in algorithms)
+    assert apart(one, two) > 1e-4
+
+
 def test_each_client_its_own_domain_is_the_default(setting: Setting, federated: Any) -> None:
     one = final(recipes.afl(setting), federated(), cohort=4)
     two = final(recipes.afl(setting, domains=tuple(range(6))), federated(), cohort=4)
@@ -286,6 +311,8 @@ def test_settings_out_of_range_are_refused(setting: Setting, federated: Any) -> 
         recipes.afl(setting, gamma=-0.1)
     with pytest.raises(InputError, match=r"numbered 0\.\.D-1 without gaps, got \[0, 2\]"):
         recipes.afl(setting, domains=(0, 2, 2))
+    with pytest.raises(InputError, match="whole=True is for domains of several clients"):
+        recipes.afl(setting, whole=True)
     with pytest.raises(InputError, match="domains names 2 clients, the federation has 6"):
         final(recipes.afl(setting, domains=(0, 1)), federated(), 1)
 

@@ -182,6 +182,22 @@ def test_alignment_begins_at_the_second_participation(setting: Setting, federate
     assert late or seen != set(range(6))  # some clients came later than others, or never
 
 
+@pytest.mark.parametrize("match", ["classes", "examples"])
+def test_it_may_begin_at_the_first(match: Any, setting: Setting, federated: Any) -> None:
+    """A client is led back to the first model, which in round 1 its examples already match."""
+    later = FedAs(
+        setting.model, align=Local(lr=0.1, batch=16), match=match, fisher=False, local=setting.local
+    )
+    at_once = replace(later, first=True)
+    assert (same(at_once, later, federated(), 1) < 1e-6) == (match == "examples")
+    heavy = replace(at_once, align=Local(lr=0.1, batch=16, decay=0.1))
+    assert same(heavy, later, federated(), 1) > 1e-4
+    rounds = list(run(at_once, federated(), 2, cohort=3))
+    assert set(rounds[1].trained) - set(rounds[0].trained)  # clients that come for the first time
+    other = list(run(later, federated(), 2, cohort=3))
+    assert apart(rounds[1].server["params"], other[1].server["params"]) > 1e-4
+
+
 def distance(algorithm: FedAs, body: Params, state: Parts, data: ClientData) -> float:
     """ToClassMeans between a body's features and the class means of the client's last body."""
     old = algorithm.model(state["body"] | state["private"], {}, data.x)["features"]
@@ -280,7 +296,7 @@ def test_traces_take_the_place_of_a_means_weights_only(setting: Setting) -> None
 
 
 def test_the_repo_recipe(setting: Setting, federated: Any) -> None:
-    """2 + 8 of 10 steps, weights by size, no trace; round 1 is FedPer with 8 steps."""
+    """2 + 8 of 10 steps, by size, no trace; without decay round 1 is FedPer with 8 steps."""
     ten = replace(setting, local=Local(lr=0.1, steps=10, batch=8))
     algorithm = recipes.fedas_drm_repo(ten)
     phases = algorithm.phases()
@@ -290,6 +306,10 @@ def test_the_repo_recipe(setting: Setting, federated: Any) -> None:
     eight = replace(ten, local=replace(ten.local, steps=8))
     assert same(algorithm, recipes.fedper(eight), federated(), 1) == 0
     assert same(algorithm, recipes.fedper(eight), federated(), 2) > 1e-5
+    heavy = recipes.fedas_drm_repo(replace(ten, local=replace(ten.local, decay=0.1)))
+    per = recipes.fedper(replace(eight, local=replace(eight.local, decay=0.1)))
+    assert same(heavy, per, federated(), 1) > 1e-4  # the decay of two more steps
+    assert same(replace(heavy, first=False), per, federated(), 1) == 0
     with pytest.raises(InputError, match="fedas_drm_repo gives 1 in 5 of the steps.*4 is too few"):
         recipes.fedas_drm_repo(replace(ten, local=replace(ten.local, steps=4)))
     with pytest.raises(InputError, match="fedas_drm_repo counts steps"):

@@ -22,6 +22,7 @@ from fedshift.errors import InputError, TrainingError
 from fedshift.model import Model, build
 from fedshift.recipes import Setting
 from fedshift.seeds import key
+from fedshift.server.agreement import farthest
 from fedshift.tree import Params, Parts
 from support.by_hand import apart, final
 from support.comparing import same
@@ -158,6 +159,42 @@ def test_one_private_client_disagrees_with_nobody(mlp: Model) -> None:
         plain = recipes.labelset_fedavg(Setting(mlp, TARGET, Local(batch=8)))
         loss = final(tuned(plain, loss="pairwise"), federation, 1).server["tuning"]["loss"]
         assert 0.0 <= float(loss.min()) <= float(loss.max()) < 1e-4
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("kind", ["mse", "pairwise"])
+def test_rounding_moves_nothing(kind: Any, exact: bool, mlp: Model) -> None:
+    """Adam makes full steps of a gradient that is rounding: 0.018 in a round, with "pairwise"."""
+    data = make_clients()[3]
+    mode: Any = "public" if kind == "mse" else "private"
+    plain = recipes.labelset_fedavg(Setting(mlp, TARGET, Local(batch=64)), mode=mode)
+
+    def moved(*inputs: Tensor) -> float:
+        clients = (data._replace(x=x, id=torch.tensor(i)) for i, x in enumerate(inputs))
+        federation = make_federation(mlp, tuple(clients))
+        federation = double(federation) if exact else federation
+        many: dict[str, Any] = {"loss": kind, "steps": 50, "lr": 1e-3}
+        before, after = (final(a, federation, 1).server for a in (plain, tuned(plain, **many)))
+        return apart(before["params"], after["params"])
+
+    assert moved(data.x) == 0
+    assert moved(data.x, data.x, data.x) == 0
+    assert moved(data.x, data.x + 0.3) > 1e-4  # the control: models that are apart
+
+
+@pytest.mark.parametrize("kind", ["mse", "pairwise"])
+def test_how_far_a_model_is_from_zero_loss(kind: Any) -> None:
+    """Label by label; clients of weight 0 have no say."""
+    p, q = drawn(3, 4, 5, seed=1).double().softmax(2), drawn(3, 4, 5, seed=2).double().softmax(2)
+    w, most = torch.tensor([0.5, 0.0, 0.5]).double(), 0.0
+    for k in (0, 2):
+        for a, b in zip(p[k], q[k], strict=True):
+            near = a if kind == "mse" else (a @ b) / (a @ a) * a
+            most = max(most, *(abs(float(u) - float(v)) for u, v in zip(near, b, strict=True)))
+    assert abs(float(farthest(kind, p, q, w)) - most) < 1e-15
+    other = farthest(kind, p, q, torch.tensor([0.0, 1.0, 0.0]).double())
+    assert abs(float(other) - most) > 1e-3
+    assert float(farthest(kind, p, 0.5 * p, w)) < 1e-16 or kind == "mse"
 
 
 def test_clients_without_examples_say_nothing(setting: Setting, federated: Any) -> None:

@@ -169,7 +169,12 @@ def test_runs_do_not_overwrite_one_another(call: Any) -> None:
 def test_report_compares_runs(call: Any) -> None:
     Path("f.toml").write_text(GOOD)
     call("run", "f.toml", "--out", "a", *FAST)
-    call("run", "f.toml", "--out", "b", "-c", "method.name=fedprox", *FAST)
+    _, _, err = call(
+        "run", "f.toml", "--out", "b", "-c", "method.name=fedprox", "-c", "method.mu=0.5", *FAST
+    )
+    assert "has no method." not in err
+    _, _, err = call("run", "b/config.resolved.toml", "-c", "method.name=fedavg", *FAST)
+    assert "note: fedavg has no method.mu; what the file says of that is left out" in err
     code, out, _ = call("report", "a", "b", "--out", "both.html")
     assert code == 0
     assert out.strip() == "both.html"

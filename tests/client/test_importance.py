@@ -57,6 +57,19 @@ def test_weights_keep_to_both_bounds_and_have_mean_one(spread: float, low: float
     assert float((a - shifted).abs().max()) < 1e-9
 
 
+@pytest.mark.parametrize("high", [1.1, 1.7, 2.2, 3.3])
+@pytest.mark.parametrize("low", [0.1, 0.7])
+def test_no_weight_is_beyond_its_bound(low: float, high: float) -> None:
+    """Not by a bit: 1.1 is 1.100000024 as a float32, and e^(log 3.3) is no 3.3."""
+    least = torch.tensor(low, dtype=torch.float64)
+    for seed in range(20):
+        a = bounded(drawn(spread=5.0, seed=seed), torch.ones(40).bool(), least, high)
+        assert float(a.max()) == high
+        assert float(a.min()) == low
+        assert abs(float(a.mean()) - 1) < 1e-14
+    assert float(torch.tensor(1.1).double()) > 1.1  # the control: what the bound was
+
+
 def test_ratios_beyond_the_largest_float_are_weights_too() -> None:
     """Hundreds of nats apart, as log densities of images are: e^d overflows, its clip does not."""
     near = torch.tensor([-900.0, -900.1, -900.2, -900.3], dtype=torch.float64)

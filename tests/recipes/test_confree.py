@@ -23,11 +23,13 @@ from fedshift.seeds import numpy_generator
 from fedshift.server.combine import Mean
 from fedshift.server.confree import (
     ConFree,
+    Dual,
     PairwiseProjection,
     Scope,
     coordinates,
     fairest,
     guidance,
+    stopped,
 )
 from fedshift.server.weights import BySize, Uniform
 from support.by_hand import Array, apart, final
@@ -88,6 +90,42 @@ def test_every_client_gains_at_least_what_the_guidance_gives() -> None:
         other = g + min(1.0, short) * (mean - g)  # the control: towards the mean, as far as allowed
         worse_means += bool((rows @ other).min() < (rows @ d).min() - 10 * tolerance)
     assert worse_means > 100
+
+
+def eight(size: float, seed: int) -> Array:
+    """Eight changes of one length that agree a little."""
+    source = numpy_generator(seed, "eight changes")
+    rows: Array = source.normal(size=(8, 40)) + 0.3 * source.normal(size=40)
+    return size * rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def test_the_authors_solver_stops_at_short_changes() -> None:
+    """Their w is 1/n then, and d = g_0 + c u / (||u|| + e), u the mean; long ones are solved."""
+    off: dict[float, list[float]] = {10.0: [], 0.03: [], 7e-3: []}
+    for size, gaps in off.items():
+        for seed in range(20):
+            rows = eight(size, seed)
+            start = guidance(rows, np.random.default_rng(seed))
+            g, mean = start @ rows, rows.mean(0)
+            exact, left = (f(rows, start, 0.5) @ rows for f in (fairest, stopped))
+            reach = 0.5 * np.linalg.norm(g) + 1e-8
+            uniform = g + reach * mean / (np.linalg.norm(mean) + 1e-8)
+            is_uniform = np.abs(left - uniform).max() < 1e-12 * size
+            assert is_uniform == (size < 1.0)
+            assert (rows @ left).min() <= (rows @ exact).min() * (1 + 1e-6)
+            gaps.append(float(np.linalg.norm(left - exact) / np.linalg.norm(exact)))
+    assert max(off[10.0]) < 1e-3
+    assert 0.15 < float(np.median(off[7e-3])) < 0.25
+
+
+def test_the_dual_is_an_option(setting: Setting) -> None:
+    changes = torch.from_numpy(eight(0.03, 0))
+    weights = torch.full((8,), 1 / 8, dtype=torch.float64)
+    one, two = (ConFree(dual=d)(weights, {"w": changes}, 0)["w"] for d in ("exact", "slsqp"))
+    assert float((one - two).norm() / one.norm()) > 0.1
+    both = [ConFree(alpha=0.0, dual=d)(weights, {"w": changes}, 0)["w"] for d in get_args(Dual)]
+    assert torch.equal(*both)  # nothing to solve
+    assert recipes.confree(setting, dual="slsqp").combine == ConFree(dual="slsqp")
 
 
 def test_no_conflict_and_no_reach_is_the_mean() -> None:
@@ -277,13 +315,13 @@ def test_wrong_hosts_are_refused(setting: Setting) -> None:
     assert fitted.fit.epochs == 3
 
 
-def by_hand_pairs(rows: Array, weights: Array) -> Array:
+def by_hand_pairs(rows: Array, weights: Array, added: float = 1e-8) -> Array:
     found = rows.copy()
     for i, j in itertools.combinations(range(len(rows)), 2):
         along = rows[i] @ rows[j]
         if along < 0:
-            found[i] -= along / (rows[j] @ rows[j]) * rows[j]
-            found[j] -= along / (rows[i] @ rows[i]) * rows[i]
+            found[i] -= along / (rows[j] @ rows[j] + added) * rows[j]
+            found[j] -= along / (rows[i] @ rows[i] + added) * rows[i]
     return weights @ found  # type: ignore[no-any-return]
 
 
@@ -303,6 +341,10 @@ def test_the_other_code_projects_pairs_of_original_changes() -> None:
     assert np.abs(some.numpy() - by_hand_pairs(mixed, weights)).max() < 1e-15
     sequential = ConFree(alpha=0.0)(torch.from_numpy(weights), stacked, 0)
     assert apart(found, sequential) > 0.01
+    short = 1e-4 * AGAINST  # of squares of the size of what the source adds to them
+    few = PairwiseProjection()(torch.from_numpy(weights), {"w": torch.from_numpy(short)}, 0)["w"]
+    assert np.abs(few.numpy() - by_hand_pairs(short, weights)).max() < 1e-19
+    assert np.abs(few.numpy() - by_hand_pairs(short, weights, 0.0)).max() > 1e-6
     zeros = {"a": torch.zeros(3, 2).double()}
     assert not PairwiseProjection()(torch.from_numpy(weights), zeros, 0)["a"].any()
 
@@ -322,6 +364,9 @@ def test_wrong_settings_are_refused(setting: Setting) -> None:
     wrong: Any = "tensors"
     with pytest.raises(InputError, match=r'scope of ConFree "tensors".*Did you mean "tensor"'):
         recipes.confree(setting, scope=wrong)
+    wrong = "SLSQP"
+    with pytest.raises(InputError, match=r'dual of ConFree "SLSQP".*Did you mean "slsqp"'):
+        recipes.confree(setting, dual=wrong)
 
 
 def test_changes_in_float32_come_back_in_float32() -> None:

@@ -34,6 +34,7 @@ CASES = (
     ("e.toml", 'client = "hospital"', "", r"data.client is missing: the column of patients", 2),
     ("e.toml", "patients.csv", "patient.csv", r"there is no file .*Did you mean \"patients", 3),
     ("e.toml", "patients.csv", "patients", r"data.source = .* is no folder; a table ends in .csv, ", 2),
+    ("e.toml", "patients.csv", "penguins", r"data.source = \"penguins\" .*; give data.name = \"penguins\", ", 2),
     ("e.toml", '"patients.csv"', '"net.py:Net"', r"client is for tables, arrays and folders", 2),
     ("e.toml", 'source = "patients.csv"', "", r"client is for data of your own; give", 2),
     ("e.toml", "[training]", "[shift]\nclients = 3\n[training]", r"e.toml:\d+: \[shift\] deals", 2),

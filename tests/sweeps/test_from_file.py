@@ -9,6 +9,7 @@ import pytest
 from fedshift.errors import InputError
 from fedshift.experiments.from_files import custom_of
 from fedshift.experiments.load import load_with_source
+from fedshift.experiments.task import prepare
 from fedshift.sweeps.from_file import plan_of
 from support.small_runs import text_of
 
@@ -81,6 +82,11 @@ def test_each_client_of_a_table_is_the_target_in_turn(tmp_path: Path) -> None:
     assert few.targets == ("c", "b")
     assert next(few.points).runs[1].name == point.runs[1].name
     assert few.about == ("Each target is tested on 1 to 2 rows.",)
+    bare = tmp_path / "bare.toml"  # a file that names no target
+    bare.write_text(file.read_text().replace(', target = "pooled"', ""))
+    assert next(plan_of(bare, [], [0], vary="target")[0].points).runs[1].name == point.runs[1].name
+    with pytest.raises(InputError, match="data.target is missing"):
+        prepare(load_with_source(bare)[0])
     with pytest.raises(InputError, match="there is one seed; give --seeds 0"):
         plan_of(file, [], [0, 1], vary="target")
     with pytest.raises(InputError, match='"d" is no client'):
