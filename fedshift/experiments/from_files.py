@@ -97,7 +97,8 @@ def files_of(config: Config) -> dict[str, str]:
     for key, name in _names(config):
         if is_python(name):
             files |= load_python(key, name).files
-    for path in (config.data.source, config.data.index, config.data.target):
+    data, model = config.data, config.model
+    for path in (data.source, data.index, data.target, model.weights):
         if isinstance(path, str) and (digest := digest_of(Path(path))) is not None:
             files[path] = digest
     return dict(sorted(files.items()))

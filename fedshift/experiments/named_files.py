@@ -25,7 +25,7 @@ from fedshift.record.folder import EVENTS, LOCK
 
 _KEYS = (
     ("data", "source"), ("data", "index"), ("data", "target"), ("model", "name"),
-    ("method", "name"),
+    ("model", "weights"), ("method", "name"),
 )  # fmt: skip
 
 
@@ -53,7 +53,7 @@ def with_paths(tables: Mapping[str, Any], change: Callable[[str], str]) -> dict[
 
 
 def _is_path(key: str, value: str) -> bool:
-    if key == "index":
+    if key in ("index", "weights"):
         return True
     if key == "target":
         return value.lower().endswith(TABLES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from torch import nn
 
@@ -18,6 +19,7 @@ from fedshift.models.pretrained import imagenet
 from fedshift.models.projected import WIDTH, projected_lenet, projected_mlp
 from fedshift.models.resnet import Norm, ResNet, stem_for
 from fedshift.models.resnet_routed import resnet18_routed
+from fedshift.models.weight_file import from_file
 
 # Networks that take images as bytes, too.
 BYTES = ("resnet18-gn", "resnet18", "resnet50")
@@ -85,7 +87,7 @@ def _resnet(
     depth: int, norm: Norm, config: Network, shape: tuple[int, ...], classes: int
 ) -> ResNet:
     """A ResNet with the stem for the images' size, or ImageNet's with ImageNet weights."""
-    if not config.pretrained:
+    if not config.pretrained and config.weights is None:
         stem = stem_for(shape[-1])
         return ResNet(
             depth, classes, norm=norm, stem=stem, channels=shape[0], projection=config.projection
@@ -94,4 +96,6 @@ def _resnet(
         depth, classes, norm=norm, channels=shape[0], projection=config.projection,
         colours="imagenet",
     )  # fmt: skip
+    if config.weights is not None:
+        return from_file(net, depth, Path(config.weights))
     return imagenet(net, depth)

@@ -35,7 +35,7 @@ from fedshift.experiments.settings import gate_of
 from fedshift.experiments.wording import in_file_words
 from fedshift.holdout import hold_out_by_label
 from fedshift.seeds import numpy_generator
-from fedshift.shifts.base import largest_remainder
+from fedshift.shifts.base import largest_multiple, largest_remainder
 from fedshift.shifts.target import check_marginal
 from fedshift.tasks.layout import scaled
 
@@ -165,25 +165,44 @@ def noisy(target: NDArray[np.float64], noise: float, seed: int) -> NDArray[np.fl
 
 
 def oracle_clients(prepared: Prepared) -> tuple[ClientData, ...]:
-    """Clients that all follow T, as many and as large as the task's; ids and order kept.
+    """Clients that all follow T, as many as the task's; ids and order kept.
 
-    Each is drawn without replacement from the pool, and its images go through what the target's go
+    Client i has min(n_i, s) examples, where s = floor(min_y supply_y / T_y) is the largest size
+    that the pool has without an example twice: a client that is larger shrinks to the supply. Each
+    is drawn without replacement from the pool, and its images go through what the target's go
     through: the client's own look where clients test on their own data. Where the clients together
     need more of a label than there is, they overlap, as evenly as a pool dealt round after round
-    allows (chosen: the paper says "freshly sampled" and n_i of all clients can exceed the supply).
+    allows (chosen: the FedPALS paper states neither sizes nor how the clients are drawn).
+
+    Raises InputError where T has a label of which the pool has too few for any such client.
     """
     task, pool = prepared.task, prepared.pool
     x, labels = prepared.data.train.x, prepared.data.train.y
+    target, size = task.target.numpy(), _largest(prepared)
     rng = numpy_generator(prepared.seeds.split, "oracle")
     decks = [_Deck(pool[labels.numpy()[pool] == y], rng) for y in range(len(task.classes))]
     looks = prepared.looks or (None,) * len(task.clients)
     clients = []
     for i, client in enumerate(task.clients):
-        counts = largest_remainder(task.target.numpy() * len(client.y))
+        counts = largest_remainder(target * min(len(client.y), size))
         rows = np.concatenate([deck.deal(int(c)) for deck, c in zip(decks, counts, strict=True)])
         images = _images(x, rows, client.x.dtype == torch.uint8, looks[i])
         clients.append(client_data(images, labels[rows], i))
     return tuple(clients)
+
+
+def _largest(prepared: Prepared) -> int:
+    """The size of the largest set that follows T and has no example of the pool twice."""
+    task, labels = prepared.task, prepared.data.train.y.numpy()[prepared.pool]
+    supply = np.bincount(labels, minlength=len(task.classes))
+    size, scarce = largest_multiple(supply, task.target.numpy())
+    if size < 1:
+        raise InputError(
+            f"the oracle needs examples of {task.classes[scarce]}, {task.target[scarce]:.3g} of "
+            f"the target, and the pool has {supply[scarce]}; leave the oracle out, or give more of "
+            "them"
+        )
+    return size
 
 
 class _Deck:
@@ -193,12 +212,7 @@ class _Deck:
         self.cards, self.rng, self.left = cards, rng, np.empty(0, np.int64)
 
     def deal(self, count: int) -> Indices:
-        """`count` different indices."""
-        if count > len(self.cards):
-            raise InputError(
-                f"the oracle needs {count} examples of one label for one client and the pool has "
-                f"{len(self.cards)}; use fewer or smaller clients"
-            )
+        """`count` different indices, of which there are so many."""
         if count > len(self.left):
             # Those still in hand come last in the next pass: no hand holds one twice, and every
             # pass deals every card once.

@@ -17,7 +17,8 @@ from fedshift.fitting.methods import Method, foreign_option
 
 SECTIONS = {
     "training": set(Training.model_fields),
-    "model": set(Network.model_fields) - {"name"},
+    # As a keyword, `weights` is the method's rule; a network of Python brings weights with it.
+    "model": set(Network.model_fields) - {"name", "weights"},
     "selection": set(Selection.model_fields),
 }
 # What `fit` takes itself.

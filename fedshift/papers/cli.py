@@ -12,6 +12,9 @@ from fedshift.cli.loading import loading
 from fedshift.engine.ways import ALONE
 
 app = typer.Typer(add_completion=False)
+CountsOption = Annotated[
+    Path | None, typer.Option(help="For pictures: a CSV of label counts, a row per client.")
+]
 
 
 @app.command()
@@ -37,6 +40,7 @@ def reproduce(
     publish: Annotated[
         Path | None, typer.Option(help="Also here, with the runs' summaries but no models.")
     ] = None,
+    counts: CountsOption = None,
     config: Overrides = [],  # noqa: B006
     format: FormatOption = Format.table,
 ) -> None:
@@ -45,17 +49,18 @@ def reproduce(
     TARGET: as in fedpals/table1; leave out to list all.
     """
     with loading():
-        from fedshift.papers.command import list_tables, reproduce_target
+        from fedshift.papers.command import draw_target, list_tables, reproduce_target
 
     as_json = format is Format.json
+    given = _options(context)
     if target is None:
-        list_tables(_options(context) - {"--format"}, as_json=as_json)
-        return
-    reproduce_target(
-        target, datasets=dataset, splits=split, methods=methods, seeds=seeds, rounds=rounds,
-        overrides=config, jobs=jobs, backend=backend, tune=tune, train=not no_train, out=out,
-        publish=publish, as_json=as_json,
-    )  # fmt: skip
+        list_tables(given - {"--format"}, as_json=as_json)
+    elif not draw_target(target, given, counts, out=out, publish=publish, as_json=as_json):
+        reproduce_target(
+            target, datasets=dataset, splits=split, methods=methods, seeds=seeds, rounds=rounds,
+            overrides=config, jobs=jobs, backend=backend, tune=tune, train=not no_train, out=out,
+            publish=publish, as_json=as_json,
+        )  # fmt: skip
 
 
 def _options(context: typer.Context) -> set[str]:

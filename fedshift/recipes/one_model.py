@@ -10,6 +10,7 @@ from fedshift.algorithms.fedavg import FedAvg
 from fedshift.algorithms.feddyn import FedDyn
 from fedshift.algorithms.fednova import FedNova
 from fedshift.algorithms.scaffold import Option, Scaffold
+from fedshift.algorithms.so_far import SoFar
 from fedshift.client.objectives import (
     Contrastive,
     CrossEntropy,
@@ -95,23 +96,26 @@ def fedpals(
     cap: float | None = None,
     fidelity: Fidelity = "squared",
     mu: ProximalMu = 0.0,
-) -> FedAvg:
+    so_far: bool = False,
+) -> FedAvg | SoFar:
     """Weigh clients so that their labels mix to the target's, at a chosen effective sample size.
 
     Reference: Listo Zec, Breitholtz and Johansson 2024, "Overcoming label shift with target-aware
     federated learning" (FedPALS), arXiv 2411.03799, Equations 8 and 9.
     Note: exactly one of lam and ess; mu > 0 adds FedProx's term (FedProx + FedPALS); cap bounds
-    any client's weight.
+    any client's weight; so_far (ours) solves each cohort for T minus what earlier rounds mixed.
     """
     weights = under.fedpals(setting, lam=lam, ess=ess, cap=cap, fidelity=fidelity)
-    return replace(fedprox(setting, mu=mu), combine=Mean(weights))
+    plain = fedprox(setting, mu=mu)
+    return SoFar(plain, weights) if so_far else replace(plain, combine=Mean(weights))
 
 
 def oracle(setting: Setting) -> FedAvg:
     """FedAvg on clients that all have the target's label marginal, which no method can arrange.
 
     Reference: Listo Zec, Breitholtz and Johansson 2024, arXiv 2411.03799, Appendix B.5.
-    Note: the experiment draws the clients afresh with the target's marginal, as many and as large.
+    Note: the experiment draws the clients afresh with the target's marginal, as many, and as
+    large as the pool allows without an example twice in a client.
     """
     # The clients differ, not the method: `TRAITS` has experiments draw them anew.
     return fedavg(setting)

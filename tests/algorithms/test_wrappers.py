@@ -203,7 +203,7 @@ def test_a_wrapper_answers_every_capability() -> None:
     ]  # fmt: skip
     assert {k.__name__ for k in wrappers} == {
         "Around", "Ditto", "LabelSets", "CentralTuning", "FedDisk", "FineTune", "Before", "Ccvr",
-        "LabelWeights",
+        "LabelWeights", "SoFar",
     }  # fmt: skip
     # `is_elementwise` is of a class's own `client_update`, not of the inner method's.
     names = set(ALL) - {"is_elementwise"}

@@ -13,6 +13,8 @@ from fedshift import datasets, pals_weights, shifts
 from fedshift.errors import DataError, InputError
 from fedshift.experiments.config import Config
 from fedshift.experiments.experiment import run_experiment
+from fedshift.experiments.load import validate
+from fedshift.experiments.task import oracle_clients, prepare
 from fedshift.papers.datasets import pacs
 from fedshift.papers.datasets.fedpals_clients import PACS_ABSENT, Imbalanced, pacs_roles
 from fedshift.seeds import numpy_generator
@@ -162,6 +164,24 @@ def test_real_images_that_the_authors_code_takes_do_not_lack_the_labels(real: pa
     taken = np.where(real.y[train[place]] <= PACS_ABSENT, place, train[place])
     assert np.bincount(real.y[taken], minlength=7)[1] > 300
     assert np.bincount(real.y[roles.clients[1]], minlength=7)[1] == 0
+
+
+@pytest.mark.slow
+def test_the_real_oracle_shrinks_to_the_supply(real: pacs.Pacs) -> None:
+    """Houses are scarcest: with the derived split, 333 of them for 18.8 % of each client."""
+    config = validate(
+        {
+            "data": {"name": "pacs", "validation": 0.0},
+            "shift": {"kind": "natural", "clients": 3},
+            "model": {"name": "linear"},
+        }
+    )
+    clients = oracle_clients(prepare(config))
+    if real.origin == "derived":
+        assert [len(client.y) for client in clients] == [190, 1767, 1767]
+    for client in clients:
+        assert len({x.numpy().tobytes() for x in client.x}) >= len(client.x) - 1
+        assert int((client.y == PACS_ABSENT).sum()) == 0
 
 
 @pytest.mark.slow

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -92,6 +94,32 @@ def test_oracle_clients_follow_the_target(ready: Prepared) -> None:
     server = weights.init(federation.params, federation.buffers, federation.table)
     solved = weights.weigh(server, torch.arange(9))
     assert float((solved - 1 / 9).abs().max()) < 1e-12  # FedPALS has nothing to do there
+
+
+def test_an_oracle_client_is_no_larger_than_the_supply() -> None:
+    """A client shrinks to floor(min_y supply_y / T_y), and none where that is as large as it is."""
+    mostly = (0.91, *(0.01,) * 9)
+    whole = prepare(FAST.model_copy(update={"shift": Split(labels_per_client=10, clients=2)}))
+    rare = replace(whole, task=replace(whole.task, target=torch.tensor(mostly).double()))
+    supply = np.bincount(whole.data.train.y.numpy()[whole.pool], minlength=10)
+    largest = int(supply[0] / mostly[0])
+    sizes = [len(client.y) for client in whole.task.clients]
+    assert largest < min(sizes)
+    for client in oracle_clients(rare):
+        counts = client.y.bincount(minlength=10)
+        assert (len(client.y), len(rows(client.x))) == (largest, largest)
+        assert np.abs(counts.numpy() - largest * np.array(mostly)).max() <= 1
+    assert [len(client.y) for client in oracle_clients(whole)] == sizes
+
+
+def test_an_oracle_without_examples_of_a_label_is_refused(ready: Prepared) -> None:
+    y = int(ready.task.target.argmax())
+    labels = ready.data.train.y.numpy()
+    without = replace(ready, pool=ready.pool[labels[ready.pool] != y])
+    with pytest.raises(
+        InputError, match=rf"needs examples of {ready.task.classes[y]}.* has 0; leave"
+    ):
+        oracle_clients(without)
 
 
 def test_oracle_overlap_is_even() -> None:

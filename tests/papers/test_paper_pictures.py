@@ -21,7 +21,7 @@ from fedshift.errors import InputError
 from fedshift.experiments.load import validate
 from fedshift.experiments.task import prepare
 from fedshift.papers.pictures.clients import partition_panel
-from fedshift.papers.pictures.figures import pictures, ratio_table
+from fedshift.papers.pictures.figures import figures, ratio_table
 from fedshift.papers.pictures.sheets import mosaic, png, sheet
 from fedshift.papers.reproduce.catalogue import study
 from fedshift.papers.reproduce.figure_pages import draw
@@ -29,7 +29,7 @@ from fedshift.papers.reproduce.reproduce import Request
 from fedshift.shifts.covariate import bit_pool
 from support.made_up_images import write_images
 
-NAMES = sorted(pictures())
+NAMES = sorted(figures())
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -40,14 +40,14 @@ def made_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def request_of(name: str, out: Path) -> Request:
     sets = ("femnist-digits",) if name == "made/fig1" else ()
-    return Request(name, out, sets, rounds=2 if pictures()[name].rounds else None)
+    return Request(name, out, sets, rounds=2 if figures()[name].rounds else None)
 
 
 @pytest.mark.few(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_figure_is_drawn_in_small(name: str, tmp_path: Path) -> None:
-    picture = pictures()[name]
-    done = draw(picture, request_of(name, tmp_path))
+    figure = figures()[name]
+    done = draw(figure, request_of(name, tmp_path))
     assert done.problems == ()
     files = {p.name: p.read_bytes() for p in done.page.parent.iterdir()}
     drawings = [n for n in files if n.endswith(".svg")]
@@ -60,7 +60,7 @@ def test_every_figure_is_drawn_in_small(name: str, tmp_path: Path) -> None:
         assert "<image " in files[drawing].decode() or "<polyline" in files[drawing].decode() \
             or "<rect" in files[drawing].decode()  # fmt: skip
     assert b"img-src data:" in files["index.html"]
-    draw(picture, request_of(name, tmp_path))
+    draw(figure, request_of(name, tmp_path))
     assert {p.name: p.read_bytes() for p in done.page.parent.iterdir()} == files
 
 
@@ -93,7 +93,7 @@ def test_tiles_stand_in_rows_and_columns() -> None:
 
 
 def test_each_row_of_looks_is_its_look(tmp_path: Path) -> None:
-    done = draw(pictures()["feddrm/fig8"], request_of("feddrm/fig8", tmp_path))
+    done = draw(figures()["feddrm/fig8"], request_of("feddrm/fig8", tmp_path))
     pixels = embedded(done.shown["cifar-10"].panels["picture-1.svg"].drawing)
     image = load("cifar-10").train.x[:1].float() / 255
     for i, look in enumerate(bit_pool("high")):

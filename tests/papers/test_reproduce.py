@@ -135,7 +135,7 @@ def test_a_process_that_dies_is_a_failed_run(
 def test_tables_share_runs_and_figures_are_drawn(copied: Path) -> None:
     for target, drawing in (
         ("fig2", "fashion-mnist-mini-C.svg"),
-        ("fig6", "fashion-mnist-mini-distance.svg"),
+        ("fig6", "fashion-mnist-mini-C-projection.svg"),
         ("fig7", "fashion-mnist-mini-C=3.svg"),
     ):
         done = reproduce(replace(MINI, out=copied, target=f"fedpals/{target}"))
@@ -249,6 +249,8 @@ def test_tuning_keeps_the_best_of_the_grid_for_later(tmp_path: Path) -> None:
     assert [g["options"]["mu"] for g in grid] == [0.001, 0.01, 0.1, 1.0]
     assert (record["seed"], record["rounds"]) == (0, 1)
     best = max(grid, key=lambda g: (g["validation_accuracy"], -g["validation_loss"]))
+    assert len({g["validation_accuracy"] for g in grid}) > 1
+    assert record["undecided"] is False
     assert record["options"] == best["options"] == dict(cell(first, "FedProx").options)
     said = f"mu = {best['options']['mu']:g} (seed 0, 1 round)."
     assert any(n.startswith("Tuned on validation") and said in n for n in first.outcome.notes)

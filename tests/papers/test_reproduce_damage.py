@@ -144,7 +144,7 @@ def test_a_grid_that_cannot_be_chosen_from_is_met_before_training(
 )
 def test_a_damaged_curve_is_met_before_training(text: str, said: str, tmp_path: Path) -> None:
     request = Request(
-        "fedpals/fig7", tmp_path, ("fashion-mnist-mini",), (), ("fedavg",), (0,), 1,
+        "fedpals/fig7", tmp_path, ("fashion-mnist-mini",), ("C=3",), ("fedavg",), (0,), 1,
         overrides=MINI.overrides,
     )  # fmt: skip
     (name,) = reproduce(request).report.trained
@@ -218,6 +218,12 @@ def test_a_value_tuned_under_other_changes_is_said(
     (tmp_path / "tuned.json").write_text(json.dumps([{**RECORD, "changed": changed}]))
     notes = reproduce(replace(MINI, out=tmp_path, train=False)).outcome.notes
     assert next(n for n in notes if n.startswith("Tuned")).endswith(f"alpha = 0.1 {said}")
+    record = {**RECORD, "changed": changed, "undecided": True}
+    (tmp_path / "tuned.json").write_text(json.dumps([record]))
+    notes = reproduce(replace(MINI, out=tmp_path, train=False)).outcome.notes
+    assert not any(n.startswith("Tuned") for n in notes)
+    kept = next(n for n in notes if n.startswith("Kept, as all of the grid have one validation"))
+    assert kept.endswith(f"alpha = 0.1, the default {said}")
 
 
 @pytest.mark.slow
@@ -296,7 +302,8 @@ def test_the_list_names_what_may_be_asked_for(capsys: pytest.CaptureFixture[str]
     list_tables((), as_json=False)
     said = capsys.readouterr().out
     table4 = "fedpals/table4: The trade-off of lambda on PACS\n"
-    assert f"{table4}  pacs: C=6\n  pacs-96, not in the paper: C=6\n" in said
+    sets = "  pacs: C=6\n  pacs-96, not in the paper: C=6\n"
+    assert re.search(f"{table4}  (measured|runs) .*\n{sets}", said)
     list_tables((), as_json=True)
     listed = {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)}
     first, *_, last = listed["fedpals/table1"]["columns"]
@@ -310,8 +317,10 @@ def test_the_list_names_what_may_be_asked_for(capsys: pytest.CaptureFixture[str]
 def test_names_that_several_papers_have() -> None:
     with pytest.raises(InputError, match=r"table1 is in several papers: fedpals/table1, .*made/"):
         study("table1")
-    with pytest.raises(InputError, match='Did you mean "fedpals/fig9"'):
+    with pytest.raises(InputError, match=r"fig9 is in several papers: fedpals/fig9, feddrm/fig9"):
         study("fig9")
+    with pytest.raises(InputError, match='Did you mean "labelsets/overlap"'):
+        study("overlap")
 
 
 def test_how_many_seeds_a_range_may_have() -> None:

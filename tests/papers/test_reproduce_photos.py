@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from fedshift.errors import DataError
+from fedshift.errors import DataError, InputError
 from fedshift.experiments.config import Config
 from fedshift.experiments.load import validate
 from fedshift.papers.protocols.study import narrowed
 from fedshift.papers.reproduce.catalogue import study
 from fedshift.papers.reproduce.output import notes_of
 from fedshift.papers.reproduce.plan import Plan, config_of
-from fedshift.papers.reproduce.reproduce import Request, reproduce
+from fedshift.papers.reproduce.reproduce import Request, make_plan, reproduce
 from fedshift.papers.reproduce.results import collect
 from fedshift.sweeps.store import Store
 from support.image_fixtures import count_as_whole, png, write_tree, write_wildcam
@@ -209,3 +209,33 @@ def test_the_wilds_metric_is_tabulated(tmp_path: Path, monkeypatch: pytest.Monke
     path.write_text(json.dumps(summary))
     with pytest.raises(DataError, match="has no target_macro_f1; .* Delete the folder .* to train"):
         reproduce(request)
+
+
+def test_the_size_of_images_can_be_changed(plan: Plan) -> None:
+    """The column looks for images of the new size, and its runs have it."""
+    asked = Request(
+        "fedpals/table4", Path("out"), ("pacs",), train=False, overrides=("data.size=8",)
+    )
+    changed = make_plan(asked)
+    (column,) = changed.study.columns
+    config = config_of(changed, changed.study.rows[0], column, {}, 0)
+    assert (config.data.size, config.model.name) == (8, "resnet50")
+    assert column.missing() is None
+    assert "enlarging images to 9" in str(
+        make_plan(replace(asked, overrides=("data.size=9",))).study.columns[0].missing()
+    )
+    assert "enlarging images to 224" in str(
+        make_plan(replace(asked, overrides=())).study.columns[0].missing()
+    )
+
+
+def test_a_size_is_refused_where_images_have_one_size() -> None:
+    asked = Request("fedpals/table1", Path("out"), train=False, overrides=("data.size=64",))
+    with pytest.raises(
+        InputError, match=r"images of cifar-10, fashion-mnist have one size; add --d"
+    ):
+        make_plan(asked)
+    with pytest.raises(InputError, match=r"images of gaussians have one size; leave it out"):
+        make_plan(replace(asked, target="fedpals/fig9"))
+    with pytest.raises(InputError, match=r"data.size = 0: must be at least 1"):
+        make_plan(replace(asked, datasets=("pacs",), overrides=("data.size=0",)))

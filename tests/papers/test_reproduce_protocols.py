@@ -18,12 +18,12 @@ from fedshift.experiments.load import dumps, validate
 from fedshift.experiments.settings import setting
 from fedshift.experiments.task import prepare
 from fedshift.papers.protocols import fedpals
-from fedshift.papers.protocols.study import Metric, Study
+from fedshift.papers.protocols.study import Metric, Study, narrowed
 from fedshift.papers.reproduce.catalogue import shipped_tuning, studies, study
 from fedshift.papers.reproduce.plan import Plan, config_of
 from fedshift.papers.reproduce.reproduce import Request, reproduce
 from fedshift.papers.reproduce.results import pick
-from fedshift.papers.reproduce.tuning import read_tuned
+from fedshift.papers.reproduce.tuning import read_tuned, says_nothing
 from fedshift.report.intervals import moments
 from fedshift.seeds import numpy_generator
 from fedshift.server.pals import pals_weights
@@ -56,8 +56,8 @@ def test_printed_numbers_are_the_files(table: str, cells: int) -> None:
 
 
 def test_columns_of_other_rounds_scale_alike() -> None:
-    plan = Plan(study("fedpals/fig8"), rounds=30)
-    assert [plan.rounds_of(c) for c in plan.study.columns] == [30, 6, 3, 1, 1, 30, 30, 30]
+    plan = Plan(narrowed(study("fedpals/fig8b"), (), (), ()), rounds=30)
+    assert [plan.rounds_of(c) for c in plan.study.columns] == [30, 6, 3, 1, 1]
 
 
 def test_seeds_are_numbers_and_ranges() -> None:
@@ -92,6 +92,32 @@ def test_tuned_values_can_ship_with_the_protocol() -> None:
         shown = study("fedpals/table1")
         assert column in {c.key for c in shown.columns}
         assert set(record["options"]) == set(next(r.grid for r in shown.rows if r.label == row))
+
+
+def test_a_grid_of_one_validation_accuracy_says_nothing() -> None:
+    """Then the default stays, whatever the losses are; one point alone is no grid."""
+    metric = Metric()
+    alike = [pretended(0.0, loss, 9, 0.1) for loss in (2.0, 1.0, 3.0)]
+    assert says_nothing(alike, metric)
+    assert not says_nothing([*alike, pretended(0.01, 5.0, 9, 0.1)], metric)
+    assert not says_nothing(alike[:1], metric)
+
+
+def test_shipped_values_are_the_best_of_their_grids_or_the_default() -> None:
+    shown = study("fedpals/table1")
+    rows = {row.label: row for row in shown.rows}
+    undecided = []
+    for (column, label), record in read_tuned(shipped_tuning(shown)).items():
+        accuracy = [point["validation_accuracy"] for point in record["grid"]]
+        best = max(a for a in accuracy if a is not None)
+        assert record["undecided"] == (accuracy.count(best) == len(accuracy))
+        if record["undecided"]:
+            undecided.append((column, label))
+            assert record["options"] == {k: rows[label].options[k] for k in rows[label].grid}
+        else:
+            tops = [p["options"] for p in record["grid"] if p["validation_accuracy"] == best]
+            assert record["options"] in tops
+    assert undecided == [("cifar-10 C=2", label) for label in ("AFL", "FedProx", "FedRS")]
 
 
 # --------------------------------------------------------------------------- statistics

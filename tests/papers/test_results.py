@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedshift.cli.app import main
-from fedshift.papers.pictures.figures import pictures
+from fedshift.papers.pictures.figures import figures
 from fedshift.papers.protocols.study import Column, missing_data
 from fedshift.papers.reproduce.figure_pages import draw
 from fedshift.papers.reproduce.reproduce import Request
@@ -73,7 +73,7 @@ def test_results_are_few_files() -> None:
 def test_a_figure_is_drawn_again_as_it_lies_there(name: str, tmp_path: Path) -> None:
     if (absent := missing_data("cifar-10")) is not None:
         pytest.skip(absent)
-    draw(pictures()[f"feddrm/{name}"], Request(f"feddrm/{name}", tmp_path))
+    draw(figures()[f"feddrm/{name}"], Request(f"feddrm/{name}", tmp_path))
     place = RESULTS / "feddrm" / name
     assert (tmp_path / name / "table.md").read_text() == (place / "table.md").read_text()
     assert sorted(p.name for p in place.glob("*.svg")) == sorted(

@@ -71,6 +71,7 @@ MAKE: dict[str, Make] = {
     "fedprox": lambda s: recipes.fedprox(s, mu=0.1),
     "fedpals": lambda s: recipes.fedpals(s, ess=0.6),
     "fedpals sharp": lambda s: recipes.fedpals(s, lam=0.0),
+    "fedpals to the mix so far": lambda s: recipes.fedpals(s, ess=0.6, so_far=True),
     "fedprox + fedpals": lambda s: recipes.fedpals(s, lam=5.0, mu=0.1),
     "oracle": recipes.oracle,
     "afl": lambda s: recipes.afl(s, gamma=0.1),

@@ -47,9 +47,9 @@ class Imbalanced:
     the reduction alone.
 
     Source: class ImbalancedSplitter in the authors' development repository (labels 0, 1, 2). The
-    paper says that random thirds come first and labels are removed after, which gives fewer
-    samples. The authors draw the reduction from numpy's global generator. Their code also takes
-    the *places* of the scarce samples among the training samples for row numbers of the whole
+    paper says "randomly assigned among three clients", and labels are removed after, which gives
+    fewer samples. The authors draw the reduction from numpy's global generator. Their code also
+    takes the *places* of the scarce samples among the training samples for row numbers of the whole
     data set, where other images stand; here the samples are those that the rule means.
 
     Raises InputError for another number of clients than 3, or labels that are not three of 0..K-1.

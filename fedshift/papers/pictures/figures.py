@@ -21,7 +21,7 @@ from fedshift.papers.pictures.clients import (
     shown,
 )
 from fedshift.papers.pictures.head_gradients import HEADS, Spread, embedded_clients, train
-from fedshift.papers.pictures.picture import Panel, Picture, Shown
+from fedshift.papers.pictures.picture import Figure, Panel, Shown
 from fedshift.papers.pictures.sheets import sheet
 from fedshift.papers.protocols import feddrm, made
 from fedshift.papers.protocols.study import Column
@@ -183,35 +183,35 @@ REPORT = (
 )
 
 
-def pictures() -> dict[str, Picture]:
+def figures() -> dict[str, Figure]:
     """Every figure of this kind by name: "feddrm/fig8" and so on."""
     looks, one = (SEED, ORDER), ("cifar-10",)
     mini: dict[str, Any] = {"extra": (MINI,), "differs": {MINI: "not in the paper"}}
     ten = tuple(c for c in _columns("table1", "table4") if c.dataset == "cifar-10")
     finer = tuple(c for c in _columns("table1") if c.dataset != "cifar-10")
     all_ = (
-        Picture(
+        Figure(
             "feddrm/fig3", "How far clients' gradients of the two heads are apart", one,
             _head_gradients, chosen=HEAD_NOTES, rounds=100, **mini,
         ),
-        Picture("feddrm/fig8", "Looks: eight clients", one, _eight_looks, chosen=looks, **mini),
-        Picture("feddrm/fig9", "Looks: low, mid and high", one, _three_strengths, chosen=looks),
-        Picture("feddrm/fig10", "Looks: up to 54 clients", one, _wide_looks, chosen=looks),
-        Picture(
+        Figure("feddrm/fig8", "Looks: eight clients", one, _eight_looks, chosen=looks, **mini),
+        Figure("feddrm/fig9", "Looks: low, mid and high", one, _three_strengths, chosen=looks),
+        Figure("feddrm/fig10", "Looks: up to 54 clients", one, _wide_looks, chosen=looks),
+        Figure(
             "feddrm/fig11", "Partitions of CIFAR-10 among 8 clients", one,
             partial(_partitions, ten), chosen=looks, **mini,
         ),
-        Picture(
+        Figure(
             "feddrm/fig12", "Partitions of CIFAR-20 and CIFAR-100 among 8 clients",
             ("cifar-20", "cifar-100"), partial(_partitions, finer), chosen=looks,
         ),
-        Picture(
+        Figure(
             "feddrm/fig14", "RETINA: three sites, and their class ratios", ("retina",), _retina,
             chosen=(ORDER,), without=Shown({}, (ratio_table(),), RATIOS),
         ),
-        Picture(
+        Figure(
             "made/fig1", "What clients of the feature shift hold", tuple(made.TITLES)[:2], _noise,
             extra=tuple(made.TITLES)[2:], differs=made.IN_PLACE, chosen=REPORT,
         ),
     )  # fmt: skip
-    return {picture.name: picture for picture in all_}
+    return {figure.name: figure for figure in all_}

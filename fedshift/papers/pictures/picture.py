@@ -29,7 +29,7 @@ class Shown:
 
 
 @dataclass(frozen=True)
-class Picture:
+class Figure:
     """One figure.
 
     datasets  drawn where none is named

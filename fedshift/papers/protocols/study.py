@@ -13,7 +13,9 @@ from fedshift.errors import DataError, InputError, unknown
 from fedshift.report.intervals import Bounds, bounds_of
 
 Options = Mapping[str, Any]
-Plot = Literal["bars", "sweep", "distance", "curves", "routing", "lines", "absent"]
+Plot = Literal[
+    "bars", "sweep", "panels", "values", "projection", "curves", "routing", "lines", "absent",
+]  # fmt: skip
 Interval = Literal["t", "bootstrap"]
 # Of a printed cell: column title, split, row label.
 Place = tuple[str, str, str]
@@ -189,6 +191,9 @@ class Study:
     seconds   row key -> processor seconds of a round as measured here, for a forecast
     log_axes  what splits vary and drawings have along a logarithmic axis
     by_round  what is drawn by round beside the table's own drawings
+    plot      "values" a line per row over each axis of the splits; "panels" (a) the projection
+              distance and (b) those lines; "sweep" those lines and every seed over the distance;
+              "projection" means and deviations over the projection distance
     """
 
     name: str

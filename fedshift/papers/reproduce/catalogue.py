@@ -6,8 +6,8 @@ from importlib.resources import files
 from pathlib import Path
 
 from fedshift.errors import InputError, unknown
-from fedshift.papers.pictures.figures import pictures
-from fedshift.papers.pictures.picture import Picture
+from fedshift.papers.pictures.figures import figures
+from fedshift.papers.pictures.picture import Figure
 from fedshift.papers.protocols import (
     feddrm,
     feddrm_two_cores,
@@ -16,7 +16,12 @@ from fedshift.papers.protocols import (
     made,
     routing,
 )
+from fedshift.papers.protocols.pictures import Picture
+from fedshift.papers.protocols.pictures import pictures as pictures
 from fedshift.papers.protocols.study import Study
+
+# Of runs, of data alone, and of label counts.
+Target = Study | Figure | Picture
 
 
 def studies() -> dict[str, Study]:
@@ -33,23 +38,28 @@ def study(name: str) -> Study:
     return one
 
 
-def targets() -> dict[str, Study | Picture]:
+def targets() -> dict[str, Target]:
     """Everything that can be reproduced, paper by paper."""
-    everything: dict[str, Study | Picture] = {**studies(), **pictures()}
+    everything: dict[str, Target] = {**studies(), **pictures(), **figures()}
     papers = dict.fromkeys(name.partition("/")[0] for name in everything)
     order = sorted(everything, key=lambda name: list(papers).index(name.partition("/")[0]))
     return {name: everything[name] for name in order}
 
 
-def target(name: str) -> Study | Picture:
+def target(name: str) -> Target:
     """The table or figure of a name. Raises InputError with the nearest match."""
     by_name = targets()
     alike = [other for other in by_name if other.endswith(f"/{name}")]
     if len(alike) > 1:
         raise InputError(f"{name} is in several papers: {', '.join(alike)}; name one of these")
     if name not in by_name:
-        raise unknown("table or figure", name, by_name)
+        raise unknown("table or figure", name, {*by_name, *pictures()})
     return by_name[name]
+
+
+def picture(name: str) -> Picture | None:
+    """The picture of this name; None where it is none, and so perhaps a study's."""
+    return pictures().get(name)
 
 
 def shipped_tuning(study: Study) -> Path:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
 
 from fedshift.papers.protocols.study import Column, Metric, Printed, Row, Study
 from fedshift.papers.reproduce.results import Cell, mean_curve
 from fedshift.papers.reproduce.round_charts import absent_labels, by_round
 from fedshift.papers.reproduce.routing_charts import Drawn, routing_charts
+from fedshift.recipes import traits_of
 from fedshift.report.charts import Axis, BarChart, Bars, LineChart, Series, SideBars
-from fedshift.report.intervals import Moments
-from fedshift.report.looks import look_of
+from fedshift.report.intervals import Moments, moments
+from fedshift.report.looks import GREY, Look, look_of
 from fedshift.report.means import with_intervals
 from fedshift.sweeps.store import Store
 
+PROJECTION = "projection distance, ||T - S'a||²"
 AXES = {
     "C": "labels per client, C",
     "beta": "Dirichlet concentration, beta",
@@ -41,9 +44,12 @@ def _of_cells(study: Study, cells: Sequence[Cell], store: Store) -> dict[str, Dr
         return _curves(study, cells, store)
     if study.plot == "absent":
         return absent_labels(study, cells, store)
+    if study.plot == "projection":
+        return _projections(study, cells)
+    if study.plot == "panels":
+        return _projection_panels(study, cells) | _sweeps(study, cells, panel="(b) ")
     # A sweep over a parameter of the split is drawn over the distance that it causes, too.
-    drawn = _sweeps(study, cells) if study.plot == "sweep" else {}
-    return drawn | _distances(study, cells)
+    return _sweeps(study, cells) | (_distances(study, cells) if study.plot == "sweep" else {})
 
 
 def _bars(study: Study, cells: Sequence[Cell]) -> dict[str, Drawn]:
@@ -116,7 +122,7 @@ def _groups(study: Study) -> dict[tuple[str, str], list[Column]]:
 
 
 def _sweeps(
-    study: Study, cells: Sequence[Cell], methods: Iterable[str | None] = (None,)
+    study: Study, cells: Sequence[Cell], methods: Iterable[str | None] = (None,), panel: str = ""
 ) -> dict[str, Drawn]:
     """A line per row over each axis of a data set.
 
@@ -131,7 +137,7 @@ def _sweeps(
                 series = [_line(row, x, [at[c.key, row.label] for c in group]) for row in alike]
                 of, end = ("", "") if key is None else (f"{key}, ", f"-{key}")
                 end += "" if metric.name == study.metric.name else f"-{metric.key}"
-                title = f"{study.title}: {of}{group[0].title}"
+                title = f"{panel}{study.title}: {of}{group[0].title}"
                 across = Axis(AXES.get(axis, axis), log=axis in study.log_axes)
                 chart = LineChart(title, tuple(series), across, Axis(metric.name))
                 drawn[f"{dataset}-{axis}{end}.svg"] = Drawn(chart, title + _bands(series))
@@ -167,6 +173,64 @@ def _distances(study: Study, cells: Sequence[Cell]) -> dict[str, Drawn]:
         chart = LineChart(title, tuple(series), across, Axis(study.metric.name))
         drawn[f"{dataset}-distance.svg"] = Drawn(chart, title)
     return drawn
+
+
+def _projection_panels(study: Study, cells: Sequence[Cell]) -> dict[str, Drawn]:
+    """Over each axis of a data set, the mean projection distance of the seeds' splits."""
+    drawn = {}
+    for (dataset, axis), group in _groups(study).items():
+        over = [list(_projection(column, cells).values()) for column in group]
+        mean, low, high = with_intervals([moments(d) if d else None for d in over])
+        x = tuple(float(c.x or 0.0) for c in group)
+        # No interval of a distance goes below 0.
+        low = tuple(v if v is None else max(0.0, v) for v in low)
+        series = Series("projection distance", x, mean, low, high, Look(GREY), points=True)
+        title = f"(a) projection distance: {group[0].title}"
+        chart = LineChart(title, (series,), Axis(AXES.get(axis, axis)), Axis(PROJECTION))
+        drawn[f"{dataset}-{axis}-projection.svg"] = Drawn(chart, title + _bands([series]))
+    return drawn
+
+
+def _projection(column: Column, cells: Sequence[Cell]) -> dict[int, float]:
+    """||T - S^T a||^2 at its optimum by seed, FedPALS' Equation 7: a row's clients are all rows'.
+
+    But for those of a row whose clients follow the target.
+    """
+    return {
+        v.seed: v.distance**2
+        for cell in cells
+        if cell.column is column and not traits_of(cell.row.method).follows_target
+        for v in cell.values
+        if v.distance is not None
+    }
+
+
+def _projections(study: Study, cells: Sequence[Cell]) -> dict[str, Drawn]:
+    """A line per row over the projection distance of its columns: mean and deviation of runs."""
+    drawn = {}
+    for (dataset, _), group in _groups(study).items():
+        series = []
+        for row in study.rows:
+            over = {c.column.key: c.moments for c in cells if c.row is row}
+            pairs = [(_projection(c, cells), over[c.key]) for c in group]
+            points = [(fmean(d.values()), m) for d, m in pairs if d and m is not None]
+            series.append(_deviations(row, sorted(points, key=lambda point: point[0])))
+        title = f"{study.title}: {group[0].title}"
+        chart = LineChart(title, tuple(series), Axis(PROJECTION), Axis(study.metric.name))
+        some = any(v is not None for s in series for v in s.low)
+        words = "; bands: one standard deviation of the runs" * some
+        drawn[f"{dataset}-projection.svg"] = Drawn(chart, title + words)
+    return drawn
+
+
+def _deviations(row: Row, points: Sequence[tuple[float, Moments]]) -> Series:
+    """A line of means within one standard deviation on either side."""
+    x, over = tuple(at for at, _ in points), [m for _, m in points]
+    low, high = (
+        tuple(None if m.sd is None else m.mean + sign * m.sd for m in over) for sign in (-1, 1)
+    )
+    mean = tuple(m.mean for m in over)
+    return Series(row.label, x, mean, low, high, look_of(row.method), points=True)
 
 
 def _curves(study: Study, cells: Sequence[Cell], store: Store) -> dict[str, Drawn]:

@@ -11,7 +11,7 @@ from typing import Any
 from fedshift import __version__
 from fedshift.errors import InputError, unknown
 from fedshift.files import clean, make_folder, write
-from fedshift.papers.pictures.picture import Picture, Shown
+from fedshift.papers.pictures.picture import Figure, Shown
 from fedshift.papers.protocols.study import missing_data
 from fedshift.papers.reproduce.output import PAGE, RESULTS, study_of
 from fedshift.papers.reproduce.reproduce import Request
@@ -25,7 +25,7 @@ from fedshift.report.tables import shown as texts
 class Drawing:
     """A figure as it was drawn: by data set what it shows, why others are missing, its page."""
 
-    picture: Picture
+    figure: Figure
     command: str
     shown: Mapping[str, Shown]
     problems: tuple[str, ...]
@@ -36,74 +36,74 @@ class Drawing:
         """The foot."""
         others = (n for one in self.shown.values() for n in one.notes)
         differs = (
-            f"{d}: {self.picture.differs[d]}." for d in self.shown if d in self.picture.differs
+            f"{d}: {self.figure.differs[d]}." for d in self.shown if d in self.figure.differs
         )
-        return tuple(dict.fromkeys((*differs, *self.picture.chosen, *others)))
+        return tuple(dict.fromkeys((*differs, *self.figure.chosen, *others)))
 
 
-def draw(picture: Picture, request: Request) -> Drawing:
+def draw(figure: Figure, request: Request) -> Drawing:
     """Draw what is asked for and write its files.
 
     Raises InputError for an option that such a figure does not have, and for names that are not
     there.
     """
-    _check(picture, request)
-    names = request.datasets or picture.datasets
+    _check(figure, request)
+    names = request.datasets or figure.datasets
     seed = 0 if request.seeds is None else request.seeds[0]
-    rounds = request.rounds or picture.rounds
+    rounds = request.rounds or figure.rounds
     done, problems = dict[str, Shown](), list[str]()
     for name in names:
         why = missing_data(name)
         if why is None:
-            done[name] = picture.draw(name, seed, rounds)
+            done[name] = figure.draw(name, seed, rounds)
         else:
             problems.append(why)
     for place in filter(None, (request.out, request.publish)):
-        _make_place(place, picture)
-    shown = done or {picture.datasets[0]: picture.without}
-    page = request.out / _folder(picture) / "index.html"
-    drawing = Drawing(picture, request.command(), shown, tuple(problems), page)
-    _write(request.out / _folder(picture), drawing)
+        _make_place(place, figure)
+    shown = done or {figure.datasets[0]: figure.without}
+    page = request.out / _folder(figure) / "index.html"
+    drawing = Drawing(figure, request.command(), shown, tuple(problems), page)
+    _write(request.out / _folder(figure), drawing)
     write(page, _html(drawing))
     write(page.with_name(RESULTS), json.dumps(document_of(drawing), indent=1) + "\n")
     if request.publish is not None:
-        _write(request.publish / _folder(picture), drawing)
+        _write(request.publish / _folder(figure), drawing)
     return drawing
 
 
-def _folder(picture: Picture) -> str:
-    return picture.name.rpartition("/")[2]
+def _folder(figure: Figure) -> str:
+    return figure.name.rpartition("/")[2]
 
 
-def _check(picture: Picture, request: Request) -> None:
+def _check(figure: Figure, request: Request) -> None:
     plain = Request(request.target, request.out)
     named = {
         "--split": "splits", "--methods": "methods", "-c": "overrides", "--jobs": "jobs",
         "--backend": "backend", "--tune": "tune", "--no-train": "train",
     }  # fmt: skip
     given = [o for o, f in named.items() if getattr(request, f) != getattr(plain, f)]
-    given += ["--rounds"] if request.rounds is not None and not picture.rounds else []
+    given += ["--rounds"] if request.rounds is not None and not figure.rounds else []
     if given:
         raise InputError(
-            f"{given[0]}: nothing is trained for {picture.name}; it takes --dataset, --seeds, "
-            f"--out and --publish{' and --rounds' * bool(picture.rounds)}"
+            f"{given[0]}: nothing is trained for {figure.name}; it takes --dataset, --seeds, "
+            f"--out and --publish{' and --rounds' * bool(figure.rounds)}"
         )
     if request.seeds is not None and len(request.seeds) != 1:
-        raise InputError(f"--seeds: {picture.name} is drawn for one seed; give one, as in 0")
+        raise InputError(f"--seeds: {figure.name} is drawn for one seed; give one, as in 0")
     if request.rounds is not None and request.rounds < 1:
         raise InputError(f"--rounds {request.rounds}; give 1 or more")
     for name in request.datasets:
-        allowed = {*picture.datasets, *picture.extra}
+        allowed = {*figure.datasets, *figure.extra}
         if name not in allowed:
-            raise unknown(f"data set of {picture.name}", name, allowed)
+            raise unknown(f"data set of {figure.name}", name, allowed)
 
 
-def _make_place(place: Path, picture: Picture) -> None:
-    folder = place / _folder(picture)
+def _make_place(place: Path, figure: Figure) -> None:
+    folder = place / _folder(figure)
     make_folder(folder)
-    if study_of(folder) not in (None, picture.name):
+    if study_of(folder) not in (None, figure.name):
         raise InputError(
-            f"{folder} holds {study_of(folder)}, not {picture.name}; name another folder"
+            f"{folder} holds {study_of(folder)}, not {figure.name}; name another folder"
         )
 
 
@@ -120,7 +120,7 @@ def _write(folder: Path, drawing: Drawing) -> None:
     panels = _panels(drawing)
     for name, (text, _) in panels.items():
         write(folder / name, alone(text))
-    parts = [f"# {drawing.picture.name}: {escape_markdown(drawing.picture.title)}\n"]
+    parts = [f"# {drawing.figure.name}: {escape_markdown(drawing.figure.title)}\n"]
     parts += [f"`{drawing.command}`\n"]
     parts += [markdown(t) for shown in drawing.shown.values() for t in shown.tables]
     parts += [f"![{n}]({n})\n\n{escape_markdown(c)}\n" for n, (_, c) in panels.items()]
@@ -142,7 +142,7 @@ def document_of(drawing: Drawing) -> dict[str, Any]:
         for t in shown.tables
     ]
     value: dict[str, Any] = clean({
-        "figure": drawing.picture.name, "title": drawing.picture.title, "fedshift": __version__,
+        "figure": drawing.figure.name, "title": drawing.figure.title, "fedshift": __version__,
         "command": drawing.command, "drawings": sorted(_panels(drawing)), "tables": tables,
         "notes": drawing.notes, "problems": drawing.problems,
     })  # fmt: skip
@@ -150,7 +150,7 @@ def document_of(drawing: Drawing) -> dict[str, Any]:
 
 
 def _html(drawing: Drawing) -> str:
-    parts = [note(drawing.picture.name), f"<p><code>{escape(drawing.command)}</code></p>"]
+    parts = [note(drawing.figure.name), f"<p><code>{escape(drawing.command)}</code></p>"]
     if drawing.problems:
         parts.append(section("problems", "Not drawn", items(drawing.problems)))
     tables = [table(t) for shown in drawing.shown.values() for t in shown.tables]
@@ -161,4 +161,4 @@ def _html(drawing: Drawing) -> str:
     ]
     parts += [section("plots", "Drawings", *figures)] if figures else []
     parts += [section("notes", "What was chosen", items(drawing.notes))]
-    return html_page(drawing.picture.title, parts, images=True)
+    return html_page(drawing.figure.title, parts, images=True)

@@ -74,12 +74,20 @@ def notes_of(plan: Plan, cells: Sequence[Cell], tuned: Mapping[Any, Any]) -> tup
         values = ", ".join(f"{k} = {cell.options[k]:g}" for k in cell.row.grid)
         where = f"{cell.column.heading}, {cell.row.label}: {values}"
         if cell.row.grid and record is not None:
-            notes.append(f"Tuned on validation: {where} ({_tuned_how(plan, record)}).")
+            notes.append(_tuned(where, record, _tuned_how(plan, record)))
         elif cell.problem is None and cell.row.grid.keys() - cell.column.method_options(cell.row):
             notes.append(f"Chosen: {where}, a default (--tune has not been run).")
     notes += [f"Changed from the protocol: {override}." for override in plan.overrides]
     notes += [f"Run with: {text}." for text in _versions(cells)]
     return tuple(notes)
+
+
+def _tuned(where: str, record: Mapping[str, Any], how: str) -> str:
+    if record.get("undecided"):
+        return (
+            f"Kept, as all of the grid have one validation accuracy: {where}, the default ({how})."
+        )
+    return f"Tuned on validation: {where} ({how})."
 
 
 def _tuned_how(plan: Plan, record: Mapping[str, Any]) -> str:

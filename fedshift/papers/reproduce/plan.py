@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from typing import Any
 
+from fedshift.datasets.registry import sized
 from fedshift.errors import InputError
 from fedshift.experiments.config import Config
 from fedshift.experiments.extras import check_extras
@@ -132,9 +133,36 @@ def check_overrides(study: Study, overrides: Sequence[str]) -> None:
                 f"-c method.{name}: {value!r} is no number of rounds; give 1 or more, as in "
                 f"method.{name}=1"
             )
+    if "size" in tables.get("data", {}):
+        # Whether the table's own data have a size to choose is seen by their names.
+        tables["data"]["name"] = sized()[0]
     # A target that leaves room for everything that [server] can have.
     tables |= {"method": {"name": "fedavg"}, "shift": {"target": "uniform"}}
     validate(tables, overrides=overrides)
+
+
+def with_size(study: Study, overrides: Sequence[str]) -> Study:
+    """The study at the size that `-c data.size` names, so that images of that size are looked for.
+
+    Raises InputError, with the data sets that have one, where others have images of one size.
+    """
+    if not any(override.partition("=")[0].strip() == "data.size" for override in overrides):
+        return study
+    tables: dict[str, Any] = {}
+    apply_overrides(tables, overrides)
+    size = tables["data"].get("size")
+    having = {c.dataset for c in study.columns if c.settings["data"]["name"] in sized()}
+    others = {c.dataset for c in study.columns} - having
+    if others:
+        cure = f"add --dataset {sorted(having)[0]}" if having else "leave it out"
+        raise InputError(
+            f"-c data.size: images of {', '.join(sorted(others))} have one size; {cure}"
+        )
+    columns = (
+        replace(c, settings={**c.settings, "data": {**c.settings["data"], "size": size}})
+        for c in study.columns
+    )
+    return replace(study, columns=tuple(columns))
 
 
 def last_rounds(last: int, rounds: int, whole: int) -> int:
@@ -187,7 +215,8 @@ def runs_of(
     """The candidates of one cell and seed, and whether these are all.
 
     Which ESS fractions make sense depends on the split, which the run at lambda = 0 reports; until
-    it is complete, it is the only candidate.
+    it is complete, it is the only candidate. With cohorts all make sense: lambda = 0 reaches less
+    within a cohort than over all clients.
     """
 
     def one(label: str, options: Options) -> Candidate:
@@ -199,6 +228,9 @@ def runs_of(
     if not store.done(first.run):
         return (first,), False
     summary = store.read(first.run).summary
+    config = config_of(plan, row, column, LAMBDA_0, seed)
+    if config.training.draws(config.clients):
+        return (first, *(one(f"ess={100 * f:g}%", {"ess": f}) for f in row.ess if f)), True
     grid = candidates(summary["label_counts"], summary["target"], row.ess)
     others = [one(label, {"ess": f}) for label, f, _ in grid if f]
     return (first, *others), True

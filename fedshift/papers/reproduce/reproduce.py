@@ -26,7 +26,7 @@ from fedshift.papers.reproduce.output import (
     study_of,
     write_outcome,
 )
-from fedshift.papers.reproduce.plan import Plan, check_overrides, wanted
+from fedshift.papers.reproduce.plan import Plan, check_overrides, wanted, with_size
 from fedshift.papers.reproduce.results import Cell, collect, scores
 from fedshift.papers.reproduce.tuning import (
     Records,
@@ -164,6 +164,7 @@ def make_plan(request: Request) -> Plan:
     check_backend(request.backend, there=request.train)
     chosen = narrowed(study(request.target), request.datasets, request.splits, request.methods)
     check_overrides(chosen, request.overrides)
+    chosen = with_size(chosen, request.overrides)
     if request.tune:
         check_grids(chosen, study(request.target))
     plan = Plan(chosen, request.seeds, request.rounds, request.overrides)

@@ -6,17 +6,17 @@ import contextlib
 import importlib.util
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fedshift.errors import DataError, InputError
 from fedshift.files import clean, is_file, write
-from fedshift.papers.protocols.study import Column, Options, Row
+from fedshift.papers.protocols.study import Column, Metric, Options, Row
 from fedshift.papers.reproduce.plan import Candidate, Plan, config_of, tunable, tuning_runs
 from fedshift.papers.reproduce.results import pick, scores
-from fedshift.sweeps.store import Run, Store
+from fedshift.sweeps.store import Finished, Run, Store
 
 Key = tuple[str, str]
 Records = Mapping[Key, Mapping[str, Any]]
@@ -35,8 +35,10 @@ def choose_tuned(plan: Plan, store: Store) -> dict[Key, Mapping[str, Any]]:
     """A record for every grid of the plan that is complete.
 
     The grid point of highest accuracy on target-like validation examples wins, at the round of
-    lowest validation loss; of equals the one of lower loss. One that diverged cannot win. Chosen:
-    one seed, the first; the paper does not say on how many it tuned.
+    lowest validation loss; of equals the one of lower loss. One that diverged cannot win. Where
+    all points have one accuracy, validation says nothing and the row keeps its default (chosen;
+    "undecided" in the record). Chosen: one seed, the first; the paper does not say on how many it
+    tuned.
     """
     records: dict[Key, Mapping[str, Any]] = {}
     for row, column in tunable(plan):
@@ -46,19 +48,30 @@ def choose_tuned(plan: Plan, store: Store) -> dict[Key, Mapping[str, Any]]:
         if not remaining or not all(store.done(c.run) for c in remaining):
             continue
         done = [store.read(c.run) for c in remaining]
+        default = {**row.options, **column.method_options(row)}
+        undecided = says_nothing(done, plan.study.metric, row.picked_by)
+        best = remaining[pick(done, plan.study.metric, row.picked_by)].options
         scores_by_run = {
             c.run.name: scores(f, plan.study.metric) for c, f in zip(remaining, done, strict=True)
         }
         records[column.key, row.label] = {
             "column": column.key,
             "row": row.label,
-            "options": dict(remaining[pick(done, plan.study.metric, row.picked_by)].options),
+            "options": {name: default[name] for name in row.grid} if undecided else dict(best),
+            "undecided": undecided,
             "seed": seed,
             "rounds": plan.rounds_of(column),
             "changed": list(plan.overrides),
             "grid": [_evidence(c, scores_by_run.get(c.run.name), row.picked_by) for c in grid],
         }
     return records
+
+
+def says_nothing(
+    done: Sequence[Finished], metric: Metric, picked_by: str = "validation_accuracy"
+) -> bool:
+    """Whether all points of a grid have one validation accuracy at the round that counts."""
+    return len({scores(one, metric).get(picked_by) for one in done}) == 1 < len(done)
 
 
 def _evidence(c: Candidate, run_scores: Mapping[str, Any] | None, picked_by: str) -> dict[str, Any]:

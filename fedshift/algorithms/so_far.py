@@ -1,0 +1,80 @@
+"""Any method under FedPALS weights that mix to the target over the rounds, not in each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedshift.algorithms.base import is_elementwise, rows
+from fedshift.algorithms.defaults import Around
+from fedshift.algorithms.steps import REGISTERED
+from fedshift.arguments import check_fields
+from fedshift.data import ClientData, Plan
+from fedshift.server.so_far import check_rule, shares_of, weights_so_far
+from fedshift.server.weights import Pals
+from fedshift.tree import Params, Parts
+
+
+@dataclass(frozen=True)
+class SoFar(Around):
+    """`inner`, weighed for the target minus what earlier rounds mixed: see `weights_so_far`.
+
+    D <- D + T - S^T a after every round, a its weights over the cohort. A cohort that lacks a label
+    leaves a debt, which later cohorts pay where they can. For rounds that draw some of the clients:
+    with all of them in every round the weights are those of the rule.
+
+    rule  FedPALS' rule, with the squared distance
+
+    The server's part "mixed" has the debt [K] and the number of rounds. Nothing more leaves a
+    client than with `rule`. Raises InputError for a rule whose distance is not squared.
+    """
+
+    rule: Pals
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_rule(self.rule)
+
+    def init(self, params: Params, buffers: Params, table: Params) -> Parts:
+        state = self.inner.init(params, buffers, table)
+        mixed = {
+            "debt": torch.zeros(len(self.rule.target), dtype=torch.float64),
+            "rounds": torch.zeros((), dtype=torch.int64),
+        }
+        return state | {"mixed": mixed, "table": state["table"] | {"labels": table["labels"]}}
+
+    def weigh(self, server: Parts, ids: Tensor) -> Tensor:
+        mixed = server["mixed"]
+        debt, rounds = mixed["debt"].numpy(), int(mixed["rounds"])
+        solved = weights_so_far(self.rule, rows(server, ids), debt, rounds)
+        # A copy: the first round's array is cached and read-only, which torch does not respect.
+        return torch.tensor(solved.weights.tolist(), dtype=torch.float64)
+
+    def client_update(
+        self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
+    ) -> tuple[Parts, Parts]:
+        return self.inner.client_update(message, state, data, plans)
+
+    def is_elementwise(self) -> bool:
+        return is_elementwise(self.inner.client_update)
+
+    def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
+        cohort = updates["cohort"]
+        shares = shares_of(rows(server, cohort["id"]))
+        mixture = torch.from_numpy(np.asarray(cohort["weight"].numpy() @ shares))
+        target = torch.tensor(self.rule.target, dtype=torch.float64)
+        mixed = {
+            "debt": server["mixed"]["debt"] + target - mixture,
+            "rounds": server["mixed"]["rounds"] + 1,
+        }
+        return self.inner.server_update(server, updates, seed) | {"mixed": mixed}
+
+    def reveals(self) -> Mapping[str, str]:
+        inner, labels = self.inner.reveals(), REGISTERED["labels"]
+        if labels in inner["register"]:
+            return inner
+        return {**inner, "register": f"{inner['register']}; {labels}"}
