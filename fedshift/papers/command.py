@@ -80,7 +80,7 @@ def list_tables(options: Collection[str], *, as_json: bool) -> None:
         return
     for one in targets().values():
         put(f"{one.name}: {one.title}")
-        say(state_of(one), indent=4)
+        say(f"  {state_of(one)}", indent=4)
         for remark, sets in _sets(one).items():
             for dataset, splits in sets.items():
                 say(f"  {dataset}{remark}{': ' * bool(splits)}{', '.join(splits)}", indent=4)
