@@ -17,7 +17,7 @@ from fedshift.experiments.served import measured
 from fedshift.papers.protocols.study import Column, Options, Row, Study
 from fedshift.papers.reproduce.derived import DERIVED
 from fedshift.record.rounds import Metrics
-from fedshift.record.summary import SetRound
+from fedshift.record.summary import Final, SetRound
 from fedshift.sweeps.store import Run, Store, run_of
 
 # Sections of an experiment file that a table sets itself, and what to use instead of -c.
@@ -34,11 +34,8 @@ TAKEN = {
     "training.evaluate_last": "it follows from the rounds",
     "training.evaluate_every": "the table sets it",
 }
-# What a summary's "final" says beside `Metrics`: of the last round's messages, and of label sets.
-OTHERS = (
-    "bytes_down", "bytes_up", "bytes_model", *DERIVED,
-    *(f"sets_{f.name}" for f in fields(SetRound)),
-)  # fmt: skip
+# What a summary's "final" says beside `Metrics`: corrected accuracies, bytes, label sets.
+OTHERS = (*(f.name for f in fields(Final)), *(f"sets_{f.name}" for f in fields(SetRound)), *DERIVED)
 LAMBDA_0: Options = {"lam": 0.0}
 
 
