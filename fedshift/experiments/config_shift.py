@@ -55,6 +55,7 @@ class Split(Section):
     samples: Count | None = None
     common_labels: Annotated[int, Field(ge=0)] | None = None
     cover: bool | None = None
+    reach: Annotated[int, Field(ge=0)] | None = None
     beta: Positive | None = None
     shards_per_client: Count | None = None
     min_size: Annotated[int, Field(ge=0)] | None = None
@@ -130,6 +131,7 @@ _OPTIONS = (
     "samples",
     "common_labels",
     "cover",
+    "reach",
     "beta",
     "shards_per_client",
     "min_size",
@@ -158,6 +160,7 @@ _KINDS: dict[str, tuple[Any, dict[str, str]]] = {
             "samples": "samples",
             "common_labels": "common",
             "cover": "cover",
+            "reach": "reach",
         },
     ),
     "writers": (None, {}),

@@ -32,9 +32,9 @@ def gradient_drift(
     g_i is client i's gradient at the model that it serves, over at most 1,000 of its examples (to
     save time; drawn by its id), taken over those parameters named by `shared` that both losses
     reach; w_i = n_i / N. Keys drift_class and drift_client; NaN where both losses reach none. Wang
-    et al. 2026 (FedDRM), arXiv 2509.23049, Section 2.4 and Figure 3: a client sees one client label
-    only, so the client loss drifts more. The figure's definition is not printed; this one is
-    chosen.
+    et al. 2026 (FedDRM), arXiv 2509.23049, Section 2.4: a client sees one client label only, so the
+    client loss drifts more. This measure is chosen; their Figure 3 has the gradients of the heads
+    on one random embedding (`fedshift reproduce feddrm/fig3`).
     """
     weights = federation.table["n"].double()
     weights = weights / weights.sum()

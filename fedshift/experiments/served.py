@@ -26,6 +26,7 @@ from fedshift.evaluation.serving import (
 )
 from fedshift.experiments.drift import gradient_drift
 from fedshift.experiments.routing_details import details
+from fedshift.model import Model
 from fedshift.record.rounds import ServedMetrics
 from fedshift.router.quality import calibration_error
 from fedshift.router.route import Router
@@ -40,6 +41,10 @@ REFITS = (
     "refitted_accuracy", "refitted_router_accuracy", "refitted_ece", "moment_accuracy",
     "moment_router_accuracy", "moment_ece", "drift_class", "drift_client",
 )  # fmt: skip
+
+
+# Where clients have validation examples, and not in every run.
+HELD_OUT = "validation_system_accuracy"
 
 
 def measured() -> set[str]:
@@ -185,8 +190,24 @@ def last_round(
     drift = gradient_drift(algorithm.model, pairs, federation)
     again = refit(algorithm, current, federation, task.test.x)
     numbers = scored(again, routable(current, federation), served)
+    numbers |= held_out(algorithm.model, pairs, routable(current, federation), task)
     notes = (*advice(again.routers), *again.notes)
     return LastRound(drift | numbers, shown, notes, again.routers)
+
+
+def held_out(
+    model: Model, pairs: Sequence[tuple[Params, Params]], taken: Tensor, task: Task
+) -> dict[str, float]:
+    """System accuracy on all clients' validation examples, as "validation_system_accuracy".
+
+    Each is answered by the client of largest posterior, as `routed_posterior` answers the test
+    examples. Nothing where some client has none: options such as FedDRM's lam are chosen by it.
+    """
+    if not task.validation or not all(len(examples.y) for examples in task.validation):
+        return {}
+    served = serve(model, pairs, task.validation)
+    labels = answers(served, taken, served.client_logits)["routed_posterior"]
+    return {HELD_OUT: accuracy(labels, served.y)}
 
 
 Make = Callable[[Sequence[ClientData]], Router]

@@ -13,9 +13,11 @@ from fedshift.cli.console import counted, put, say, show_json, show_report_table
 from fedshift.cli.many_runs import progress_of_runs
 from fedshift.cli.stopping import asked_to_stop
 from fedshift.errors import InputError
+from fedshift.papers.pictures.picture import Figure
 from fedshift.papers.protocols.pictures import Federation, Picture
-from fedshift.papers.protocols.study import Study
-from fedshift.papers.reproduce.catalogue import picture, pictures, studies
+from fedshift.papers.reproduce.catalogue import Target, picture, pictures, targets
+from fedshift.papers.reproduce.catalogue import target as find_target
+from fedshift.papers.reproduce.figure_pages import Drawing, document_of, draw
 from fedshift.papers.reproduce.output import document
 from fedshift.papers.reproduce.pictures import document as document_of_picture
 from fedshift.papers.reproduce.pictures import draw_picture, federation_of, numbers
@@ -24,8 +26,9 @@ from fedshift.papers.reproduce.reproduce import (
     Request,
     reproduce,
 )
+from fedshift.papers.reproduce.states import absent, measured, state_of
 from fedshift.papers.reproduce.tables import cell_table, paper_table
-from fedshift.papers.reproduce.verdict import verdicts, without_value
+from fedshift.papers.reproduce.verdict import margins, verdicts, without_value
 from fedshift.sweeps.spans import parse_seeds
 
 MISSING, FAILED = 3, 4
@@ -55,8 +58,12 @@ def reproduce_target(
         None if seeds is None else parse_seeds(seeds),
         rounds, tuple(overrides), jobs, backend, tune, train, publish,
     )  # fmt: skip
+    one = find_target(target)
+    if isinstance(one, Figure):
+        show_figure(draw(one, request), as_json)
+        return
     with asked_to_stop() as stop, progress_of_runs() as listen:
-        done = reproduce(request, listen, stop)
+        done = reproduce(request, listen, stop, tell)
     show(done, as_json)
     leave(done)
 
@@ -111,42 +118,56 @@ def _federation(chosen: Picture, counts: Path | None) -> tuple[Federation, str]:
 
 
 def list_tables(options: Collection[str], *, as_json: bool) -> None:
-    """The tables there are. Raises InputError where options were given, which are for one."""
+    """The tables and figures there are, with their states.
+
+    Raises InputError where options were given, which are for one.
+    """
     if options:
         raise InputError(
             f"reproduce: {', '.join(sorted(options))} given, but no table is named; fedshift "
             "reproduce alone lists what there is"
         )
     if as_json:
-        drawn = [{"name": p.name, "title": p.title, "picture": True} for p in pictures().values()]
-        show_json([*(_describe(study) for study in studies().values()), *drawn])
+        show_json([_describe(one) for one in targets().values()])
         return
-    for study in studies().values():
-        put(f"{study.name}: {study.title}")
-        for extra, remark in ((False, ""), (True, ", not in the paper")):
-            for dataset, splits in _splits(study, extra).items():
-                say(f"  {dataset}{remark}: {', '.join(splits)}", indent=4)
-    for one in pictures().values():
+    for one in targets().values():
         put(f"{one.name}: {one.title}")
-        say("  from label counts, without training: --counts FILE", indent=4)
+        say(f"  {state_of(one)}", indent=4)
+        for remark, sets in _sets(one).items():
+            for dataset, splits in sets.items():
+                say(f"  {dataset}{remark}{': ' * bool(splits)}{', '.join(splits)}", indent=4)
 
 
-def _splits(study: Study, extra: bool) -> dict[str, list[str]]:
-    """What --dataset and --split take of a table."""
-    splits: dict[str, list[str]] = {}
-    for column in study.columns:
-        if column.extra == extra:
-            splits.setdefault(column.dataset, []).append(column.split)
-    return splits
+def _sets(one: Target) -> dict[str, dict[str, list[str]]]:
+    """What --dataset and --split take, by a remark on the data sets."""
+    sets: dict[str, dict[str, list[str]]] = {"": {}, ", not in the paper": {}}
+    usual, extra = sets.values()
+    if isinstance(one, Picture):
+        return {}
+    if isinstance(one, Figure):
+        usual |= {name: [] for name in one.datasets}
+        extra |= {name: [] for name in one.extra}
+        return sets
+    for column in one.columns:
+        of = extra if column.extra else usual
+        of.setdefault(column.dataset, []).append(column.split)
+    return sets
 
 
-def _describe(study: Study) -> dict[str, Any]:
+def _describe(one: Target) -> dict[str, Any]:
+    state = {"state": state_of(one), "measured": measured(one.name), "missing": absent(one)}
+    if isinstance(one, Picture):
+        return {"name": one.name, "title": one.title, "picture": True, **state}
+    if isinstance(one, Figure):
+        sets = {"datasets": one.datasets, "extra": one.extra}
+        return {"name": one.name, "title": one.title, **sets, **state}
     fields = ("dataset", "split", "seeds", "rounds", "extra")
     return {
-        "name": study.name,
-        "title": study.title,
-        "methods": list(dict.fromkeys(row.key for row in study.rows)),
-        "columns": [{name: getattr(c, name) for name in fields} for c in study.columns],
+        "name": one.name,
+        "title": one.title,
+        "methods": list(dict.fromkeys(row.key for row in one.rows)),
+        "columns": [{name: getattr(c, name) for name in fields} for c in one.columns],
+        **state,
     }
 
 
@@ -166,13 +187,29 @@ def show(done: Reproduced, as_json: bool) -> None:
         return
     study = outcome.plan.study
     show_report_table(paper_table(study, outcome.cells) or cell_table(study, outcome.cells))
-    for sentence in (*verdicts(study, outcome.cells), *without_value(outcome.cells)):
+    cells = outcome.cells
+    for sentence in (*verdicts(study, cells), *margins(study, cells), *without_value(cells)):
         say(sentence, indent=0)
     if outcome.plan.overrides:
         say(f"Changed from the protocol: {', '.join(outcome.plan.overrides)}.", indent=0)
     trained = counted(len(done.report.trained), "run")
     put(f"{trained} trained now. Chosen, tuned and changed: see the page.")
     put(f"Page: {done.page}")
+
+
+def show_figure(drawing: Drawing, as_json: bool) -> None:
+    """Print a figure's tables and where its page is. Exit code 3 where data are missing."""
+    for problem in drawing.problems:
+        tell(f"not drawn: {problem}")
+    if as_json:
+        show_json(document_of(drawing) | {"page": str(drawing.page)})
+    else:
+        for shown in drawing.shown.values():
+            for table in shown.tables:
+                show_report_table(table)
+        put(f"Page: {drawing.page}")
+    if drawing.problems:
+        raise typer.Exit(MISSING)
 
 
 def leave(done: Reproduced) -> None:

@@ -21,11 +21,19 @@ MOST_POINTS = 400
 
 @dataclass(frozen=True)
 class Axis:
-    """What an axis shows: `percent` writes 0.5 as 50 %, `zero` lets it start there."""
+    """What an axis shows: `percent` writes 0.5 as 50 %, `zero` lets it start there.
+
+    log: a logarithmic one, of a `LineChart`; values of 0 and below are left out
+    """
 
     label: str
     percent: bool = False
     zero: bool = False
+    log: bool = False
+
+    def value(self, place: float) -> float:
+        """What stands at a place: the place itself, or 10 to its power."""
+        return float(10.0**place) if self.log else place
 
 
 @dataclass(frozen=True)
@@ -167,6 +175,30 @@ def ticks(low: float, high: float, count: int = 5) -> tuple[float, ...]:
     first = math.floor(low / step + 1e-9)
     last = math.ceil(high / step - 1e-9)
     return tuple(round(k * step, 12) for k in range(first, last + 1))
+
+
+def log_ticks(low: float, high: float) -> tuple[float, ...]:
+    """log10 of the powers of ten in [10^low, 10^high], or of 1, 2 and 5 times these if few."""
+    steps = (1, 2, 5) if high - low < 2.5 else (1,)
+    powers = range(math.floor(low), math.ceil(high) + 1)
+    places = (k + math.log10(step) for k in powers for step in steps)
+    # 1e-9: a limit that is a tick but for rounding is one.
+    return tuple(p for p in places if low - 1e-9 <= p <= high + 1e-9)
+
+
+def logged(series: Series, x: Axis, y: Axis) -> Series:
+    """The series at its places: log10 along logarithmic axes, without values of 0 and below."""
+    kept = [i for i, v in enumerate(series.x) if not x.log or v > 0]
+    places = tuple(math.log10(v) if x.log else v for v in (series.x[i] for i in kept))
+    y_of, low, high = (_logged(v, kept, y) for v in (series.y, series.low, series.high))
+    return replace(series, x=places, y=y_of, low=low, high=high)
+
+
+def _logged(values: Values, kept: Sequence[int], axis: Axis) -> Values:
+    chosen = [values[i] for i in kept] if values else []
+    if not axis.log:
+        return tuple(chosen)
+    return tuple(math.log10(v) if v is not None and v > 0 else None for v in chosen)
 
 
 def span_of(values: Sequence[float], axis: Axis) -> tuple[float, float]:

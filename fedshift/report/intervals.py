@@ -44,11 +44,14 @@ class Moments:
 
 
 def bounds_of(name: str, values: Iterable[float] = (), scale: float = 1.0) -> Bounds:
-    """Where a measurement can lie, by its name: an accuracy, an F1 or a recall in [0, scale].
+    """Where a measurement can lie, by its name: an accuracy, an F1, a recall or a mass of
+    probability in [0, scale], a correlation in [-scale, scale].
 
     A metric of the user's that is called so, and whose values lie elsewhere, has no bounds.
     """
-    share = "accuracy" in name or name.endswith(("f1", "recall"))
+    if name.endswith("correlation"):
+        return (-scale, scale)
+    share = "accuracy" in name or name.endswith(("f1", "recall")) or "outside" in name
     return (0.0, scale) if share and all(_is_in(v, (0.0, scale)) for v in values) else UNBOUNDED
 
 

@@ -75,11 +75,15 @@ code { }
 )
 
 
-def html_page(heading: str, parts: Sequence[str]) -> str:
-    """The parts as the text of a self-contained HTML file."""
+def html_page(heading: str, parts: Sequence[str], *, images: bool = False) -> str:
+    """The parts as the text of a self-contained HTML file.
+
+    images: drawings hold pictures, as data inside the page
+    """
+    policy = _POLICY + "; img-src data:" * images
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(heading)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
         f"<main>\n<h1>{escape(heading)}</h1>\n" + "\n".join(parts) + "\n</main>\n</body>\n</html>\n"

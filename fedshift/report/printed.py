@@ -113,7 +113,7 @@ def _lines(chart: LineChart, axes: Axes) -> dict[str, Any]:
     _axis(axes.xaxis, chart.x)
     _axis(axes.yaxis, chart.y)
     across = {v for s in drawn for v in s.x}
-    if all(v == round(v) for v in across):
+    if not chart.x.log and all(v == round(v) for v in across):
         # No tick between two rounds.
         axes.locator_params(axis="x", integer=True)
     if any(shifts(drawn)):
@@ -245,6 +245,8 @@ def _axis(axis: Any, of: Axis) -> None:
     axis.set_label_text(visible(of.label))
     if of.percent:
         axis.set_major_formatter(lambda value, _: number_text(value, percent=True, tick=True))
+    if of.log:
+        getattr(axis.axes, f"set_{axis.axis_name}scale")("log")
     axis.axes.set_axisbelow(True)
     axis.axes.grid(axis=axis.axis_name, color=GRID, linewidth=0.6)
 

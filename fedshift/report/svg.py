@@ -24,6 +24,8 @@ from fedshift.report.charts import (
     Values,
     drawn_values,
     letters,
+    log_ticks,
+    logged,
     named,
     number_text,
     pointed,
@@ -79,7 +81,7 @@ class _Frame:
 
 
 def _lines(chart: LineChart, width: float) -> str:
-    drawn = [pointed(thinned(s)) for s in chart.series]
+    drawn = [pointed(thinned(logged(s, chart.x, chart.y))) for s in chart.series]
     xs = [v for s in drawn for v in s.x]
     ys = drawn_values(*(v for s in drawn for v in (s.y, s.low, s.high)))
     # An empty chart with a sentence, since the section around it is there all the same.
@@ -88,19 +90,15 @@ def _lines(chart: LineChart, width: float) -> str:
     of = looks([s.name for s in drawn], [s.look for s in drawn], [s.thin for s in drawn])
     pairs = zip(drawn, of, strict=True)
     legend, top = _legend([(s.name, k, s) for s, k in pairs if named(s, k, drawn, of)], width)
-    y_ticks = ticks(*span_of(ys, chart.y))
+    y_ticks = log_ticks(min(ys), max(ys)) if chart.y.log else ticks(*span_of(ys, chart.y))
     # More on a wide axis than on the other: labels must not touch.
     steps = 7 if width == WIDE else 4
-    x_ticks = [
-        t
-        for t in ticks(*span_of(xs, chart.x), steps)
-        if chart.x.percent or _tick_makes_sense(xs, t)
-    ]
+    x_ticks = _x_ticks(chart.x, xs, steps)
     left = _left(width)
     across = _span([*x_ticks, *xs])
     frame = _Frame(left, top + 8, width - left - 22, 260, across, _span([*y_ticks, *ys]))
     marks = [
-        _series(frame, s, k, chart.y, shift)
+        _series(frame, s, k, chart, shift)
         for s, k, shift in zip(drawn, of, shifts(drawn), strict=True)
     ]
     body = [legend, _y_axis(frame, chart.y, y_ticks), _x_axis(frame, chart.x, x_ticks), *marks]
@@ -157,7 +155,14 @@ def _side_bars(chart: SideBars, width: float) -> str:
     return document(chart.title, width, frame.base + 48, body)
 
 
-def _series(frame: _Frame, series: Series, look: Look, y: Axis, shift: float) -> str:
+def _x_ticks(axis: Axis, xs: Sequence[float], steps: int) -> list[float]:
+    if axis.log:
+        return list(log_ticks(min(xs), max(xs)))
+    linear = ticks(*span_of(xs, axis), steps)
+    return [t for t in linear if axis.percent or _tick_makes_sense(xs, t)]
+
+
+def _series(frame: _Frame, series: Series, look: Look, chart: LineChart, shift: float) -> str:
     # A missing value ends one stretch of the line and begins the next.
     runs: list[list[int]] = [[]]
     dots = []
@@ -168,7 +173,8 @@ def _series(frame: _Frame, series: Series, look: Look, y: Axis, shift: float) ->
         runs[-1].append(i)
         if series.points or not series.line:
             radius = 6.0 if not series.line else 2.0 if series.thin else 3.0
-            note = f"{series.name}: {a:.6g}, {number_text(b, y.percent)}"
+            up = number_text(chart.y.value(b), chart.y.percent)
+            note = f"{series.name}: {chart.x.value(a):.6g}, {up}"
             dots.append(
                 dot(frame.at(a + shift, b), radius, look, hollow=not series.line, note=note)
             )
@@ -224,7 +230,8 @@ def _y_axis(frame: _Frame, axis: Axis, scale: Sequence[float]) -> str:
     for t in scale:
         x, y = frame.at(frame.x[0], t)
         parts.append(line(x, y, x + frame.width, y, "var(--grid)"))
-        parts.append(text(x - 6, y + 3.5, number_text(t, axis.percent, tick=True), "end", 10))
+        words = number_text(axis.value(t), axis.percent, tick=True)
+        parts.append(text(x - 6, y + 3.5, words, "end", 10))
     middle = frame.top + frame.height / 2
     parts.append(text(12, middle, shortened(axis.label, 44), "middle", 11, turn=-90))
     return "".join(parts)
@@ -235,7 +242,7 @@ def _x_axis(frame: _Frame, axis: Axis, scale: Sequence[float]) -> str:
     for t in scale:
         x, _ = frame.at(t, frame.y[0])
         parts.append(line(x, frame.base, x, frame.base + 4, INK))
-        words = number_text(t, axis.percent, tick=True)
+        words = number_text(axis.value(t), axis.percent, tick=True)
         parts.append(text(x, frame.base + 16, words, "middle", 10))
     # Under the middle of the axis, or as far to the left as a long label needs.
     right = frame.left + frame.width

@@ -89,6 +89,7 @@ def _readable(config: Config) -> str:
         "noise": shift.target_noise or None,
         "sigma": shift.noise or None,
         "common": shift.common_labels,
+        "reach": shift.reach,
         "clients": shift.clients,
         "E": config.training.epochs,
         "px": config.data.size,

@@ -8,6 +8,7 @@ import pytest
 
 from fedshift.papers.protocols import routing
 from fedshift.papers.reproduce.catalogue import study
+from fedshift.papers.reproduce.plan import Plan, config_of
 
 EIGHT = {"clients": 8, "target": "clients", "transform": "bits"}
 
@@ -89,20 +90,48 @@ def test_every_rows_method_and_options(name: str) -> None:
 def test_the_figures_rows_and_networks() -> None:
     lams = [row.options["lam"] for row in study("feddrm/fig4").rows]
     assert lams == [lam for lam in (0.1, 0.3, 0.5, 0.7, 0.8, 0.9) for _ in range(3)]
-    assert {row.options["lam"] for row in study("feddrm/fig3").rows} == {0.8}
+    assert {row.options["lam"] for row in study("feddrm/fig3-body").rows} == {0.8}
     branches = [c.settings["model"] for c in study("feddrm/fig6").columns]
     levels = ("deep", "mid", "shallow", "none")
     assert branches == [{"name": "lenet-gn", "branches": level} for level in levels]
     for name in ("table1", "table3", "table4", "fig4", "fig5", "fig7"):
         columns = study(f"feddrm/{name}").columns
         assert all(c.settings["model"] == {"name": "resnet18-projected"} for c in columns)
-    for name in ("table3", "fig5"):
+    client = ("FedDRM, client", "feddrm", "router_accuracy")
+    for name, more in (("table3", []), ("fig5", [client])):
         rows = [(r.label, r.method, r.reads) for r in study(f"feddrm/{name}").rows]
-        assert rows == [
-            (f"{label}, {metric}", ROWS[label][0], f"{metric}_accuracy")
-            for metric in ("system", "average")
-            for label in ("FedAS", "FedAvgFT", "FedDRM")
-        ]
+        assert (
+            rows
+            == [
+                (f"{label}, {metric}", ROWS[label][0], f"{metric}_accuracy")
+                for metric in ("system", "average")
+                for label in ("FedAS", "FedAvgFT", "FedDRM")
+            ]
+            + more
+        )
+    seventh = study("feddrm/fig7")
+    assert [m.key for m in seventh.by_round] == ["train_loss"]
+    config = config_of(Plan(seventh), seventh.rows[0], seventh.columns[0], {}, 0)
+    assert config.training.evaluate_every == 1
+
+
+def test_feet_are_of_their_own_figure() -> None:
+    """No foot speaks of lambda = 0.8 where it varies, of a ResNet under LeNet, of 800 rounds."""
+    names = ("table1", "fig3-body", "fig4", "fig5", "fig6", "fig7")
+    studies = {name: study(f"feddrm/{name}") for name in names}
+    feet = {name: " ".join((*s.chosen, *s.columns[0].chosen)) for name, s in studies.items()}
+    says = {
+        "lambda = 0.8": {"table1", "fig3-body", "fig5", "fig6", "fig7"},
+        "ResNet-18 with group": {"table1", "fig3-body", "fig4", "fig5", "fig7"},
+        "LeNet": {"fig6"},
+        "Baselines as": {"table1", "fig5", "fig7"},
+        "last 50 rounds": {"table1", "fig4", "fig5", "fig6"},
+        "last 50 of 100 rounds": {"fig7"},
+        "random resized crop": {"table1", "fig3-body", "fig4", "fig5", "fig6"},
+        "Class ratios: in the publishers' layouts ACRIMA 396": {"fig7"},
+    }
+    for words, where in says.items():
+        assert {name for name, foot in feet.items() if words in foot} == where, words
 
 
 def test_the_small_experiments() -> None:

@@ -17,7 +17,7 @@ from fedshift.cli.app import main
 from fedshift.errors import TrainingError
 from fedshift.experiments import experiment
 from fedshift.fitting.many_bars import LiveRuns
-from fedshift.papers.reproduce.catalogue import pictures, studies
+from fedshift.papers.reproduce.catalogue import targets
 from fedshift.sweeps import execute
 
 FAST = ["--dataset", "fashion-mnist-mini", "--split", "C=3", "--rounds", "1",
@@ -100,7 +100,7 @@ def test_a_failed_run_does_not_stop_the_others(
     ("args", "message"),
     [
         (["fedpals/tabel1"], 'unknown table or figure "fedpals/tabel1"; allowed: '
-         f'{", ".join(sorted([*studies(), *pictures()]))}. Did you mean "fedpals/table1"?'),
+         f'{", ".join(sorted(targets()))}. Did you mean "fedpals/table1"?'),
         (["fedpals/fig9", "--methods", "fedpal"], 'unknown method of fedpals/fig9 "fedpal"; '
          'allowed: fedavg, fedpals. Did you mean "fedpals"?'),
         (["fedpals/table1", "--dataset", "cifar10"], 'unknown data set of fedpals/table1 "cifar10"'
@@ -156,10 +156,7 @@ def test_tables_are_listed(call: Callable[..., tuple[int, str, str]]) -> None:
     code, out, _ = call()
     assert code == 0
     assert "fedpals/fig9: Two clients" in out
-    assert {s["name"] for s in json.loads(call("--format", "json")[1])} == {
-        *studies(),
-        *pictures(),
-    }
+    assert {s["name"] for s in json.loads(call("--format", "json")[1])} == set(targets())
 
 
 def test_interrupting_keeps_the_table_and_is_code_130(

@@ -302,7 +302,8 @@ def test_the_list_names_what_may_be_asked_for(capsys: pytest.CaptureFixture[str]
     list_tables((), as_json=False)
     said = capsys.readouterr().out
     table4 = "fedpals/table4: The trade-off of lambda on PACS\n"
-    assert f"{table4}  pacs: C=6\n  pacs-96, not in the paper: C=6\n" in said
+    sets = "  pacs: C=6\n  pacs-96, not in the paper: C=6\n"
+    assert re.search(f"{table4}  (measured|runs) .*\n{sets}", said)
     list_tables((), as_json=True)
     listed = {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)}
     first, *_, last = listed["fedpals/table1"]["columns"]
@@ -316,8 +317,10 @@ def test_the_list_names_what_may_be_asked_for(capsys: pytest.CaptureFixture[str]
 def test_names_that_several_papers_have() -> None:
     with pytest.raises(InputError, match=r"table1 is in several papers: fedpals/table1, .*made/"):
         study("table1")
-    with pytest.raises(InputError, match='Did you mean "fedpals/fig9"'):
+    with pytest.raises(InputError, match=r"fig9 is in several papers: fedpals/fig9, feddrm/fig9"):
         study("fig9")
+    with pytest.raises(InputError, match='Did you mean "labelsets/overlap"'):
+        study("overlap")
 
 
 def test_how_many_seeds_a_range_may_have() -> None:

@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from fedshift.errors import InputError
 from fedshift.papers.reproduce.catalogue import studies, study
+from fedshift.papers.reproduce.derived import DERIVED
 from fedshift.papers.reproduce.plan import Plan, config_of
 from fedshift.papers.reproduce.reproduce import Reproduced, Request, make_plan, reproduce
 from fedshift.report.intervals import moments
@@ -27,9 +29,60 @@ SMALL = ("model.name=linear", "server.unlabeled=40", "server.validation=20")
 # --------------------------------------------------------------------------- the protocols
 
 
-def test_the_five_studies() -> None:
-    five = ("absent", "open", "overlap", "scaling", "sweep")
-    assert [f"labelsets/{name}" for name in five] == NAMES
+def test_the_studies() -> None:
+    all_ = ("absent", "clients", "graph", "open", "overlap", "rounds", "scaling", "sweep")
+    assert [f"labelsets/{name}" for name in all_] == NAMES
+
+
+def test_overlap_at_fixed_labels_and_labels_per_client() -> None:
+    """Connectivity of a ring is 2 - 2 cos(2 pi / 10), of all pairs 10."""
+    found = study("labelsets/graph")
+    columns = [c for c in found.columns if c.title == "CIFAR-10"]
+    shifts = [c.settings["shift"] for c in columns]
+    assert [s["reach"] for s in shifts] == [0, 1, 2, 3, 4, 5]
+    assert {(s["clients"], s["labels_per_client"], s["samples"]) for s in shifts} == {(90, 2, 200)}
+    x = [c.x for c in columns]
+    assert x[0] == 0
+    assert x[1] == pytest.approx(2 - 2 * np.cos(2 * np.pi / 10), abs=5e-4)
+    assert x[5] == 10
+    assert x == sorted(x, key=float)
+    assert len(set(x)) == 6
+
+
+def test_rounds_looks_at_every_round_of_the_absent_labels() -> None:
+    found = study("labelsets/rounds")
+    assert {r.options["tune"] for r in found.rows} == {"pairwise"}
+    assert [r.label for r in found.rows] == [
+        "public FedAvg + pairwise", "private FedAvg + pairwise",
+        "private FedAvg + pairwise over union",
+    ]  # fmt: skip
+    config = config_of(Plan(found), found.rows[0], found.columns[0], {}, 0)
+    assert (config.training.evaluate_every, config.training.cohort) == (1, 5)
+
+
+def test_clients_have_accuracy_and_bytes() -> None:
+    found = study("labelsets/clients")
+    assert [c.x for c in found.columns if c.title == "CIFAR-10"] == [10, 100, 1000]
+    metrics = {r.label: found.metric_of(r) for r in found.rows}
+    assert metrics["private FedAvg"].within == (0.0, 100.0)
+    assert metrics["private FedAvg, bytes"].key == "bytes_both"
+    assert metrics["private FedAvg, bytes"].within == (-np.inf, np.inf)
+    assert {(c.rounds, c.seeds) for c in found.columns} == {(150, 10)}
+
+
+def test_a_correlation_over_rounds() -> None:
+    def summary(losses: list[float | None], absent: list[int]) -> dict[str, Any]:
+        rounds = [{"absent": a, "loss_before": b} for a, b in zip(absent, losses, strict=True)]
+        return {"label_sets": {"rounds": rounds}}
+
+    of = DERIVED["absent_loss_correlation"]
+    assert of(summary([1.0, 3.0, 2.0], [0, 2, 1])) == pytest.approx(1.0)
+    assert of(summary([3.0, 1.0, 2.0], [0, 2, 1])) == pytest.approx(-1.0)
+    x, y = [0, 2, 1, 5], [1.0, 3.0, 9.0, 2.0]
+    assert of(summary(list(y), x)) == pytest.approx(stats.pearsonr(x, y).statistic)
+    assert of(summary([1.0, 1.0, 1.0], [0, 2, 1])) is None
+    assert of(summary([None, None, None], [0, 2, 1])) is None
+    assert of({"label_sets": None}) is None
 
 
 def test_the_sweep_is_the_papers_conditions() -> None:
@@ -151,12 +204,16 @@ def small(name: str, out: Path, **changes: Any) -> Reproduced:
         ("absent", {"seeds": (0,)}, 8),
         ("open", {"seeds": (0,), "overrides": ("model.name=linear",)}, 6),
         ("scaling", {"seeds": None, "overrides": ("model.name=linear",)}, 4),
+        ("graph", {"seeds": (0,), "splits": ("connectivity=0", "connectivity=10")}, 12),
+        ("rounds", {"seeds": (0, 1), "rounds": 4}, 6),
+        ("clients", {"seeds": (0,), "overrides": ("model.name=linear",)}, 4),
     ],
 )
 def test_every_study_runs(name: str, changes: dict[str, Any], runs: int, tmp_path: Path) -> None:
     done = small(name, tmp_path, **changes)
     assert (len(done.report.trained), done.report.failures) == (runs, {})
-    assert all(c.values for c in done.outcome.cells)
+    # Too few rounds may have as many absent labels in each: no correlation then.
+    assert all(c.values or c.absent for c in done.outcome.cells)
     assert list((tmp_path / name).glob("fashion-mnist-mini-*.svg"))
     page = (tmp_path / name / "table.md").read_text()
     assert "not in the paper" in page
@@ -166,6 +223,16 @@ def test_every_study_runs(name: str, changes: dict[str, Any], runs: int, tmp_pat
     assert again.report.trained == ()
     if name == "scaling":
         check_bytes(done)
+    if name == "clients":
+        kb = {c.row.label: c.values[0].value for c in done.outcome.cells}
+        assert kb["public FedAvg, bytes"] == pytest.approx(2 * 4 * 785 * 10 / 1000, rel=1e-2)
+        assert 0 <= kb["private FedAvg"] <= 100
+        assert len(list((tmp_path / name).glob("*.svg"))) == 2
+    if name == "rounds":
+        assert all(-1 <= v.value <= 1 for c in done.outcome.cells for v in c.values)
+        drawings = {p.name for p in (tmp_path / name).glob("*.svg")}
+        stem = "fashion-mnist-mini-C=2"
+        assert drawings == {f"{stem}.svg", f"{stem}-loss.svg", f"{stem}-absent.svg"}
     if name == "sweep":
         seen = done.outcome.cells[0].values[0]
         final = Store(tmp_path / "runs").read(seen.run).summary["final"]

@@ -36,7 +36,8 @@ def test_every_cell_is_a_valid_experiment(name: str) -> None:
         for c in found.columns:
             config = config_of(Plan(found), row, c, {}, 0)
             t = config.training
-            assert (t.batch, t.lr, t.optimizer, t.momentum) == (64, 0.1, "sgd", 0.0)
+            assert t.batch == (320 if c.split == "M=1-batch=320" else 64)
+            assert (t.lr, t.optimizer, t.momentum) == (0.1, "sgd", 0.0)
             assert (config.model.name, config.model.hidden) == ("mlp", (200,))
             assert (config.shift.target, config.data.validation) == ("test", 0.0)
     labels = [row.label for row in found.rows]
@@ -79,8 +80,10 @@ def test_the_protocol_of_the_figures() -> None:
     assert (config.shift.kind, config.shift.clients) == ("dirichlet-per-class", 5)
     assert config.shift.min_size == 10
     assert config.method.options == {"mu": 1.0, "tau": 0.5}
-    single = study("made/baselines").columns[:2]
-    assert [c.settings["shift"]["clients"] for c in single] == [1, 5]
+    columns = study("made/baselines").columns[:4]
+    assert [c.settings["shift"]["clients"] for c in columns] == [1, 5, 1, 1]
+    training = [c.settings["training"] for c in columns]
+    assert [(t["steps"], t["batch"]) for t in training] == [(10, 64), (10, 64), (50, 64), (10, 320)]
 
 
 def test_the_printed_numbers_stand_beside_every_data_set() -> None:
@@ -98,6 +101,34 @@ def test_a_wrong_name_is_answered_with_the_nearest() -> None:
         make_plan(Request("made/tabel1", Path()))
     with pytest.raises(InputError, match="split of made/fig3"):
         make_plan(Request("made/fig3", Path(), splits=("beta=0.2",)))
+
+
+def test_rounds_of_densities_can_be_fewer() -> None:
+    """-c method.density_rounds=1 reaches the rows that have densities, and no others."""
+    request = Request("made/table1", Path(), overrides=("method.density_rounds=1",))
+    plan = make_plan(request)
+    column = plan.study.columns[0]
+    rounds = {r.key: config_of(plan, r, column, {}, 0).training.rounds for r in plan.study.rows}
+    assert rounds == {"fedavg": 5, "made": 5 + 1 + 1, "feddisk": 5 + 1 + 1}
+    whole = make_plan(replace(request, overrides=()))
+    made_row = plan.study.rows[1]
+    assert config_of(whole, made_row, column, {}, 0).training.rounds == 5 + made.DENSITY_ROUNDS + 1
+
+
+@pytest.mark.parametrize(
+    ("target", "override", "message"),
+    [
+        ("made/table1", "method.mu=1", "use --methods; -c sets method.density_rounds and "),
+        ("made/table1", "method.density_rounds=x", "'x' is no number of rounds; give 1 or more"),
+        ("made/table1", "method.density_rounds=0", "0 is no number of rounds; give 1 or more"),
+        ("made/table1", "method.density_rounds=true", "True is no number of rounds"),
+        ("made/table1", "method.density_rounds=", "None is no number of rounds"),
+        ("made/fig3", "method.density_rounds=1", "reproduce sets it itself; use --methods$"),
+    ],
+)  # fmt: skip
+def test_other_options_of_methods_are_refused(target: str, override: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make_plan(Request(target, Path(), overrides=(override,)))
 
 
 # ---------------------------------------------------------------- each in small
@@ -165,6 +196,7 @@ def test_fig_2_counts_rounds_from_the_first_of_training(place: Path, table: Repr
     metrics = (place / "out" / "runs" / disk.values[0].run.name / "metrics.csv").read_text()
     assert len(metrics.splitlines()) == 1 + 3 + 2
     # One point a round for both methods, the density's rounds left out.
+    assert (place / "out" / "fig2" / "femnist-digits-sigma=0.5-log.svg").is_file()
     lines = [line for line in drawing.split("<polyline") if "points=" in line]
     counts = sorted(line.partition('points="')[2].partition('"')[0].count(",") for line in lines)
     assert counts[-2:] == [3, 3]
@@ -180,3 +212,5 @@ def test_fig_3_and_the_baselines_in_small(place: Path, table: Reproduced) -> Non
     both = reproduce(asked(place, "made/baselines"))
     assert both.report.failures == {}
     assert [c.printed.mean for c in both.outcome.cells if c.printed] == [84.5, 84.5]
+    assert [c.note.endswith("not in the report, 2 of 5 rounds, 1 of 5 seeds") for c in
+            both.outcome.cells] == [False, False, True, True]  # fmt: skip

@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 
 from fedshift.cli.app import main
-from fedshift.papers.protocols.study import Column
+from fedshift.papers.pictures.figures import figures
+from fedshift.papers.protocols.study import Column, missing_data
+from fedshift.papers.reproduce.figure_pages import draw
+from fedshift.papers.reproduce.reproduce import Request
 from fedshift.sweeps.records import RECORDS
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -63,3 +66,16 @@ def test_a_table_is_what_its_records_say(
 
 def test_results_are_few_files() -> None:
     assert sum(p.is_file() for p in RESULTS.rglob("*")) <= 200
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fig3", "fig11"])
+def test_a_figure_is_drawn_again_as_it_lies_there(name: str, tmp_path: Path) -> None:
+    if (absent := missing_data("cifar-10")) is not None:
+        pytest.skip(absent)
+    draw(figures()[f"feddrm/{name}"], Request(f"feddrm/{name}", tmp_path))
+    place = RESULTS / "feddrm" / name
+    assert (tmp_path / name / "table.md").read_text() == (place / "table.md").read_text()
+    assert sorted(p.name for p in place.glob("*.svg")) == sorted(
+        p.name for p in (tmp_path / name).glob("*.svg")
+    )

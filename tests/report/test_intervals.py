@@ -70,6 +70,8 @@ def test_values_outside_the_bounds_are_refused() -> None:
 def test_shares_are_known_by_name() -> None:
     for name in ("target_accuracy", "target_macro_f1", "recall", "source_accuracy"):
         assert bounds_of(name, scale=100.0) == (0.0, 100.0)
+    assert bounds_of("sets_outside_after", scale=100.0) == (0.0, 100.0)
+    assert bounds_of("absent_loss_correlation") == (-1.0, 1.0)
     for name in ("rmse", "target_loss", "bytes_up", "drift_client"):
         assert bounds_of(name) == (-math.inf, math.inf)
     # The user's, in percent, and one below 0.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ from fedshift.experiments.task import Prepared, prepare, scaled
 from fedshift.seeds import numpy_generator
 from fedshift.shifts import LabelSetSplit, check_partition, label_counts
 from fedshift.shifts.base import Ints
-from fedshift.shifts.label_sets import shared_evenly
+from fedshift.shifts.label_sets import cyclic_sets, shared_evenly
 from support.label_set_fixtures import tables
 
 POOL = np.repeat(np.arange(10), 300)
@@ -203,3 +205,53 @@ def test_configurations_that_cannot_be(changes: dict[str, Any], says: str) -> No
 def test_tasks_that_cannot_be(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(InputError, match=says):
         ready(**changes)
+
+
+# --------------------------------------------------------------------------- cyclic sets
+
+
+def test_cyclic_sets_hold_each_label_equally_often() -> None:
+    """Pairs of ten labels: 5 blocks, then 10 sets more for each step, 45 in all; by hand."""
+    sizes = [len(cyclic_sets(10, 2, r)) for r in range(7)]
+    assert sizes == [5, 10, 20, 30, 40, 45, 45]
+    for k, reach in ((2, 0), (2, 3), (2, 5), (3, 1), (3, 4), (5, 0)):
+        sets = cyclic_sets(10, k, reach)
+        assert len(set(sets)) == len(sets)
+        assert {len(set(s)) for s in sets} == {k}
+        assert len({sum(y in s for s in sets) for y in range(10)}) == 1
+    assert set(cyclic_sets(10, 2, 5)) == set(combinations(range(10), 2))
+
+
+@pytest.mark.parametrize("reach", [0, 1, 2, 5])
+def test_clients_get_cyclic_sets_in_turn(reach: int) -> None:
+    """As many labels and labels per client at every reach; the pairs that share a client differ."""
+    labels = np.tile(np.arange(10), 400)
+    parts = LabelSetSplit(2, samples=20, reach=reach)(labels, 10, 90, np.random.default_rng(3))
+    sets = [tuple(np.unique(labels[p])) for p in parts]
+    assert {len(p) for p in parts} == {20}
+    assert {y for s in sets for y in s} == set(range(10))
+    pairs = Counter(sets)
+    assert len(pairs) == len(cyclic_sets(10, 2, reach))
+    assert max(pairs.values()) - min(pairs.values()) <= 1
+    # In another draw the ring is in another order, but for all pairs.
+    other = LabelSetSplit(2, samples=20, reach=reach)(labels, 10, 90, np.random.default_rng(4))
+    again = {tuple(np.unique(labels[p])) for p in other}
+    assert (again == set(sets)) == (reach == 5)
+
+
+@pytest.mark.parametrize(
+    ("options", "clients", "message"),
+    [
+        ({"reach": 5}, 44, "has 45 different sets of 10 labels, and there are 44 clients; give 45"),
+        ({"reach": 0, "labels_per_client": 3}, 90, "cuts 10 labels into blocks"),
+        ({"reach": -1}, 90, "reach"),
+        ({"reach": 1, "common": 1}, 90, "common=1 and reach=1 both say how sets overlap"),
+        ({"reach": 1, "labels_per_client": 11}, 90, "of 10 labels leaves no set"),
+    ],
+)
+def test_cyclic_sets_that_cannot_be(options: dict[str, int], clients: int, message: str) -> None:
+    labels = np.tile(np.arange(10), 400)
+    with pytest.raises(InputError, match=message):
+        LabelSetSplit(**{"labels_per_client": 2, "samples": 20, **options})(
+            labels, 10, clients, np.random.default_rng(0)
+        )

@@ -33,6 +33,9 @@ SIZE = 96
 # Images without and with glaucoma in the original sets; of REFUGE, each of three parts counts.
 COUNTS = {"ACRIMA": ((309, 396),), "RIM-ONE": ((313, 172),), "REFUGE": ((360, 40),) * 3}
 
+# What the FedDRM paper prints as each site's class ratio, of the tree that FedLGD made.
+PRINTED_RATIOS = {"ACRIMA": 1.34, "RIM-ONE": 1.94, "REFUGE": 0.46}
+
 # The authors' folder for ACRIMA is spelled so; other names are what the sets call themselves.
 _FOLDERS = {"kaggle_arima": 0, "acrima": 0, "rim": 1, "rim-one": 1, "refuge": 2}
 _PARTS = ("training", "testing")
@@ -58,6 +61,36 @@ class Picture(NamedTuple):
 
 
 Listed = Mapping[str, Picture]
+
+
+class Ratio(NamedTuple):
+    """A site's numbers of images in its publisher's layout, and the ratio that the paper prints."""
+
+    site: str
+    normal: int
+    glaucoma: int
+    printed: float
+
+    @property
+    def sick(self) -> float:
+        """Images with glaucoma for each without."""
+        return self.glaucoma / self.normal
+
+
+def ratios() -> tuple[Ratio, ...]:
+    """Of every site, all parts of its publisher's layout together."""
+    sums = {site: tuple(map(sum, zip(*parts, strict=True))) for site, parts in COUNTS.items()}
+    return tuple(Ratio(site, n, g, PRINTED_RATIOS[site]) for site, (n, g) in sums.items())
+
+
+def ratios_text() -> str:
+    """The ratios in words: both ways, for the paper does not say which way its own are."""
+    each = (
+        f"{r.site} {r.glaucoma} with and {r.normal} without glaucoma, {r.sick:.2f} or inverted "
+        f"{1 / r.sick:.2f} (the paper {r.printed:.2f})"
+        for r in ratios()
+    )
+    return "in the publishers' layouts " + "; ".join(each)
 
 
 @dataclass(frozen=True, eq=False)

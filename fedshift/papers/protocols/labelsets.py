@@ -10,10 +10,13 @@ else is chosen, and no numbers of the paper are known.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from fedshift.papers.protocols.label_graphs import algebraic_connectivity
 from fedshift.papers.protocols.study import Column, Metric, Row, Study
+from fedshift.shifts.label_sets import cyclic_sets
 
 FASHION, CIFAR, CIFAR_100 = "Fashion-MNIST", "CIFAR-10", "CIFAR-100"
 ROUNDS, SEEDS = 150, 10
@@ -68,6 +71,9 @@ INTERVALS = (
     "Differences are paired by seed: private without tuning minus public; with tuning minus the "
     "same without; public FedProx minus public FedAvg.",
 )
+
+HALF = "Five of ten clients per round, so that labels can be absent from all of them."
+OVER_UNION = "Over union: tuning with a softmax over the labels that the cohort holds (ours)."
 
 # --------------------------------------------------------------------------- data sets and splits
 
@@ -148,6 +154,46 @@ def _overlap() -> Study:
     )
 
 
+# Ninety clients: a multiple of the sets at most reaches.
+GRAPH_CLIENTS = 90
+
+
+def _graph() -> Study:
+    """Disjoint pairs, a ring, ..., all pairs of ten labels."""
+
+    def split(reach: int) -> str:
+        value = algebraic_connectivity(10, cyclic_sets(10, 2, reach))
+        return f"connectivity={value:.3g}"
+
+    def shift(reach: int, samples: int = 200) -> dict[str, Any]:
+        return {
+            "clients": GRAPH_CLIENTS, "labels_per_client": 2, "reach": reach, "samples": samples,
+        }  # fmt: skip
+
+    columns = (
+        *(_column(t, split(r), shift(r)) for t in (FASHION, CIFAR) for r in range(6)),
+        *(_mini(split(r), **shift(r, 20)) for r in (0, 1, 5)),
+    )
+    return _Table(
+        "labelsets/graph",
+        "Overlap at fixed labels and two labels per client",
+        FEDAVG,
+        columns,
+        ROUNDS,
+        (
+            "Ours: ten labels and 90 clients of two labels and 200 examples everywhere. Labels "
+            "stand on a ring in random order, and a client holds two that are at most 1, 2, ... "
+            "apart; for 0 they are disjoint pairs. All pairs that there are have equally many "
+            "clients, or one more.",
+            "Connectivity: the second smallest eigenvalue of the Laplacian of the graph of labels "
+            "that share a client; 0 where it falls apart, 10 where all pairs are held.",
+            *PROTOCOL[2:],
+            TUNING[0],
+            *INTERVALS,
+        ),
+    )
+
+
 def _absent() -> Study:
     cohort = {"cohort": 5}
     columns = (
@@ -161,13 +207,37 @@ def _absent() -> Study:
         columns,
         ROUNDS,
         (
-            "Five of ten clients per round, so that labels can be absent from all of them.",
+            HALF,
             *PROTOCOL,
             TUNING[0],
-            "Over union: tuning with a softmax over the labels that the cohort holds (ours).",
+            OVER_UNION,
             "Mass: mean probability of the absent labels after the last round's tuning, in %.",
             *INTERVALS,
         ),
+    )
+
+
+def _rounds() -> Study:
+    """The runs of `_absent` with pairwise tuning, looked at after every round."""
+    absent = _absent()
+    pairwise = (row for row in absent.rows if row.options["tune"] == "pairwise" and not row.reads)
+    return _Table(
+        "labelsets/rounds",
+        "Absent labels against the pairwise loss, round by round",
+        tuple(replace(row, against="-") for row in pairwise),
+        absent.columns,
+        ROUNDS,
+        (
+            HALF,
+            *PROTOCOL,
+            TUNING[0],
+            OVER_UNION,
+            "Correlation: Pearson's, over all rounds of a run, between the number of labels that "
+            "nobody of the cohort holds and the loss of central tuning before its steps. None "
+            "where either is the same in all rounds.",
+        ),
+        metric=Metric("correlation over rounds", "absent_loss_correlation", 1.0, 2, stop="final"),
+        plot="absent",
     )
 
 
@@ -276,9 +346,45 @@ def _scaling() -> Study:
 
 def _many(title: str, clients: int, labels: int, pool: int = 20_000, **more: Any) -> Column:
     shift = {"clients": clients, "labels_per_client": labels, "samples": pool // clients}
-    return _column(title, f"M={clients}", shift, rounds=3, seeds=1, server={}, **more)
+    more = {"rounds": 3, "seeds": 1, **more}
+    return _column(title, f"M={clients}", shift, server={}, **more)
+
+
+def _clients() -> Study:
+    """Accuracy and bytes as the same examples are shared among more clients."""
+    sent = Metric("kB per client and round, both ways", "bytes_both", 1e-3, 2, stop="final")
+    plain = [row for row in FEDAVG if row.options["tune"] == "none"]
+    rows = (
+        *plain,
+        *(replace(row, label=f"{row.label}, bytes", shows=sent, against=against)
+          for row, against in zip(plain, ("-", "public FedAvg, bytes"), strict=True)),
+    )  # fmt: skip
+    whole = {"rounds": ROUNDS, "seeds": SEEDS}
+    columns = (
+        *(_many(t, m, 2, **whole) for t in (FASHION, CIFAR) for m in (10, 100, 1000)),
+        *(_many("Fashion-MNIST-mini", m, 2, 2000, extra=True, **whole) for m in (10, 100)),
+    )
+    return _Table(
+        "labelsets/clients",
+        "Accuracy and bytes at 10, 100 and 1,000 clients",
+        rows,
+        columns,
+        ROUNDS,
+        (
+            "20,000 examples shared evenly, 2 labels per client; all clients in every round. With "
+            "1,000 clients each has 20 examples, which are one step of its local epoch.",
+            "Bytes: tensors of the last round's messages down and up, mean over the clients. All "
+            "clients together: times their number.",
+            *PROTOCOL[2:],
+            "Differences are paired by seed: private minus public.",
+        ),
+        log_axes=("M",),
+    )
 
 
 def studies() -> dict[str, Study]:
     """All of them by name."""
-    return {s.name: s for s in (_sweep(), _overlap(), _absent(), _open(), _scaling())}
+    all_ = (
+        _sweep(), _overlap(), _graph(), _absent(), _rounds(), _open(), _scaling(), _clients(),
+    )  # fmt: skip
+    return {s.name: s for s in all_}

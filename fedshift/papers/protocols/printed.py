@@ -6,9 +6,7 @@ import csv
 from collections.abc import Callable, Mapping
 from importlib.resources import files
 
-from fedshift.papers.protocols.study import Printed
-
-Place = tuple[str, str, str]
+from fedshift.papers.protocols.study import Place, Printed
 
 
 def printed_rows(name: str) -> list[dict[str, str]]:

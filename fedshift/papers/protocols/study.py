@@ -13,8 +13,12 @@ from fedshift.errors import DataError, InputError, unknown
 from fedshift.report.intervals import Bounds, bounds_of
 
 Options = Mapping[str, Any]
-Plot = Literal["bars", "sweep", "panels", "values", "projection", "curves", "routing", "lines"]
+Plot = Literal[
+    "bars", "sweep", "panels", "values", "projection", "curves", "routing", "lines", "absent",
+]  # fmt: skip
 Interval = Literal["t", "bootstrap"]
+# Of a printed cell: column title, split, row label.
+Place = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
@@ -55,9 +59,11 @@ class Row:
     ess     ESS fractions to try for every seed (0 is lambda = 0), the best on validation counts
     scaled  options that count rounds: a shortened run shortens them alike
     reads   the summary's key in place of the table's, where rows differ in what they show
+    shows   what a row shows in place of the table's metric, where its unit is another, too
     against the row that this one is compared with, where it is not the table's baseline; "-" none
     before  options that count rounds before training begins, which are none of the column's
-    picked_by  the summary's key by which the best of several ESS fractions is chosen
+    picked_by  the summary's key by which the best of several ESS fractions, or of a grid, is chosen
+    grid_tables  tables of the experiment file on top of the column's where a grid is trained
     """
 
     label: str
@@ -68,9 +74,11 @@ class Row:
     ess: tuple[float, ...] = ()
     scaled: tuple[str, ...] = ()
     reads: str = ""
+    shows: Metric | None = None
     against: str = ""
     before: tuple[str, ...] = ()
     picked_by: str = "validation_accuracy"
+    grid_tables: Mapping[str, Options] = field(default_factory=dict)
 
     def rounds_before(self, options: Options) -> int:
         """Rounds of a run with these options in which nothing is trained yet."""
@@ -147,21 +155,26 @@ class Column:
 
     def missing(self) -> str | None:
         """What to do about data that are not there, or too small; None where they are."""
-        sets, name = {one.name: one for one in known()}, self.settings["data"]["name"]
-        if name not in sets:
-            return f'this version cannot load the data set "{name}"'
-        one, size = sets[name], self.settings["data"].get("size")
-        if not one.available:
-            return (
-                f'data set "{name}" was not found. Get it: {one.how}; or name the folder above it '
-                "in $FEDSHIFT_DATA."
-            )
-        try:
-            if size is not None and one.found is not None:
-                check_not_enlarged(one.found, size)
-        except DataError as e:
-            return str(e)
-        return None
+        return missing_data(self.settings["data"]["name"], self.settings["data"].get("size"))
+
+
+def missing_data(name: str, size: int | None = None) -> str | None:
+    """What to do about a data set that is not there, or too small; None where it is."""
+    sets = {one.name: one for one in known()}
+    if name not in sets:
+        return f'this version cannot load the data set "{name}"'
+    one = sets[name]
+    if not one.available:
+        return (
+            f'data set "{name}" was not found. Get it: {one.how}; or name the folder above it '
+            "in $FEDSHIFT_DATA."
+        )
+    try:
+        if size is not None and one.found is not None:
+            check_not_enlarged(one.found, size)
+    except DataError as e:
+        return str(e)
+    return None
 
 
 @dataclass(frozen=True)
@@ -173,6 +186,11 @@ class Study:
     rounds    of the usual column; --rounds scales the others alike
     verdict   labels of the rows of which the foot says whether they beat the baseline
     interval  95 % intervals over seeds by Student's t or by bootstrap
+    log_log   curves are drawn once more, along logarithmic axes
+    rivals    words -> labels of rows; the foot has the margin of `verdict` over the best of each
+    seconds   row key -> processor seconds of a round as measured here, for a forecast
+    log_axes  what splits vary and drawings have along a logarithmic axis
+    by_round  what is drawn by round beside the table's own drawings
     plot      "values" a line per row over each axis of the splits; "panels" (a) the projection
               distance and (b) those lines; "sweep" those lines and every seed over the distance;
               "projection" means and deviations over the projection distance
@@ -185,11 +203,25 @@ class Study:
     rounds: int
     chosen: tuple[str, ...]
     metric: Metric = Metric()
-    printed: Mapping[tuple[str, str, str], Printed] = field(default_factory=dict)
+    printed: Mapping[Place, Printed] = field(default_factory=dict)
     plot: Plot = "bars"
     baseline: str = "FedAvg"
     verdict: tuple[str, ...] = ()
     interval: Interval = "t"
+    log_log: bool = False
+    rivals: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    log_axes: tuple[str, ...] = ()
+    by_round: tuple[Metric, ...] = ()
+
+    @property
+    def curved(self) -> bool:
+        """Whether drawings need every round of its runs."""
+        return self.plot in ("curves", "absent") or bool(self.by_round)
+
+    def metric_of(self, row: Row) -> Metric:
+        """What the cells of a row hold."""
+        return row.shows or replace(self.metric, key=row.reads or self.metric.key)
 
 
 def narrowed(

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
-from fedshift.papers.protocols.study import Column, Printed, Row, Study
+from fedshift.papers.protocols.study import Column, Metric, Printed, Row, Study
 from fedshift.papers.reproduce.results import Cell, mean_curve
+from fedshift.papers.reproduce.round_charts import absent_labels, by_round
 from fedshift.papers.reproduce.routing_charts import Drawn, routing_charts
 from fedshift.recipes import traits_of
 from fedshift.report.charts import Axis, BarChart, Bars, LineChart, Series, SideBars
@@ -23,11 +24,16 @@ AXES = {
     "E": "local epochs, E",
     "M": "clients, M",
     "common": "labels common to all clients",
+    "connectivity": "algebraic connectivity of the graph of labels",
 }
 
 
 def charts(study: Study, cells: Sequence[Cell], store: Store) -> dict[str, Drawn]:
     """File name -> drawing, in the order to show them."""
+    return _of_cells(study, cells, store) | by_round(study, cells, store)
+
+
+def _of_cells(study: Study, cells: Sequence[Cell], store: Store) -> dict[str, Drawn]:
     if study.plot == "bars":
         return _bars(study, cells)
     if study.plot == "routing":
@@ -36,6 +42,8 @@ def charts(study: Study, cells: Sequence[Cell], store: Store) -> dict[str, Drawn
         return _sweeps(study, cells, dict.fromkeys(row.key for row in study.rows))
     if study.plot == "curves":
         return _curves(study, cells, store)
+    if study.plot == "absent":
+        return absent_labels(study, cells, store)
     if study.plot == "projection":
         return _projections(study, cells)
     if study.plot == "panels":
@@ -116,19 +124,33 @@ def _groups(study: Study) -> dict[tuple[str, str], list[Column]]:
 def _sweeps(
     study: Study, cells: Sequence[Cell], methods: Iterable[str | None] = (None,), panel: str = ""
 ) -> dict[str, Drawn]:
-    """A line per row over each axis of a data set; of given methods, a drawing for each."""
+    """A line per row over each axis of a data set.
+
+    A drawing for each of the given methods, and for each thing that their rows show.
+    """
     drawn, at = {}, _moments(cells)
     for (dataset, axis), group in _groups(study).items():
         x = [float(c.x or 0.0) for c in group]
         for key in methods:
             rows = [row for row in study.rows if key in (None, row.key)]
-            series = [_line(row, x, [at[c.key, row.label] for c in group]) for row in rows]
-            of, end = ("", "") if key is None else (f"{key}, ", f"-{key}")
-            title = f"{panel}{study.title}: {of}{group[0].title}"
-            across = Axis(AXES.get(axis, axis))
-            chart = LineChart(title, tuple(series), across, Axis(study.metric.name))
-            drawn[f"{dataset}-{axis}{end}.svg"] = Drawn(chart, title + _bands(series))
+            for metric, alike in _by_metric(study, rows).items():
+                series = [_line(row, x, [at[c.key, row.label] for c in group]) for row in alike]
+                of, end = ("", "") if key is None else (f"{key}, ", f"-{key}")
+                end += "" if metric.name == study.metric.name else f"-{metric.key}"
+                title = f"{panel}{study.title}: {of}{group[0].title}"
+                across = Axis(AXES.get(axis, axis), log=axis in study.log_axes)
+                chart = LineChart(title, tuple(series), across, Axis(metric.name))
+                drawn[f"{dataset}-{axis}{end}.svg"] = Drawn(chart, title + _bands(series))
     return drawn
+
+
+def _by_metric(study: Study, rows: Iterable[Row]) -> dict[Metric, list[Row]]:
+    """Rows that share a unit share an axis."""
+    groups: dict[str, tuple[Metric, list[Row]]] = {}
+    for row in rows:
+        metric = study.metric_of(row)
+        groups.setdefault(metric.name, (metric, []))[1].append(row)
+    return dict(groups.values())
 
 
 def _distances(study: Study, cells: Sequence[Cell]) -> dict[str, Drawn]:
@@ -223,8 +245,11 @@ def _curves(study: Study, cells: Sequence[Cell], store: Store) -> dict[str, Draw
             curve = {t - before: value for t, value in means.items() if t > before}
             series.append(_line(row, list(curve), list(curve.values()), points=False))
         title = f"{study.title}: {column.heading}"
-        chart = LineChart(title, tuple(series), Axis("round"), Axis(study.metric.name))
-        drawn[f"{column.file}.svg"] = Drawn(chart, title + _bands(series))
+        for log in (False, True)[: 1 + study.log_log]:
+            axes = Axis("round", log=log), Axis(study.metric.name, log=log)
+            caption = title + ", logarithmic axes" * log + _bands(series)
+            chart = LineChart(title + ", logarithmic axes" * log, tuple(series), *axes)
+            drawn[f"{column.file}{'-log' * log}.svg"] = Drawn(chart, caption)
     return drawn
 
 

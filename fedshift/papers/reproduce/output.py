@@ -23,7 +23,7 @@ from fedshift.papers.reproduce.tables import (
     runs_by_seed,
     seeds_table,
 )
-from fedshift.papers.reproduce.verdict import stopped_early, verdicts, without_value
+from fedshift.papers.reproduce.verdict import margins, stopped_early, verdicts, without_value
 from fedshift.report.layout import figure, html_page, items, note, section, table
 from fedshift.report.shapes import alone, escape
 from fedshift.report.svg import svg
@@ -65,7 +65,8 @@ class Outcome:
 def notes_of(plan: Plan, cells: Sequence[Cell], tuned: Mapping[Any, Any]) -> tuple[str, ...]:
     """The foot: verdicts, settings that the paper leaves open, tuned values, changes."""
     open_ = (*plan.study.chosen, *(text for c in plan.study.columns for text in c.chosen))
-    notes = [*verdicts(plan.study, cells), *without_value(cells), *stopped_early(cells)]
+    notes = [*verdicts(plan.study, cells), *margins(plan.study, cells)]
+    notes += [*without_value(cells), *stopped_early(cells)]
     notes += [*(f"Chosen: {text}" for text in dict.fromkeys(open_))]
     notes += [BOOTSTRAP] if plan.study.interval == "bootstrap" else []
     for cell in cells:
@@ -133,7 +134,7 @@ def publish(folder: Path, outcome: Outcome, store: Store) -> Path:
     place = folder / outcome.folder
     records = {name: record.files for name, record in read_records(place / RECORDS).items()}
     # Only these drawings need the rounds of a run; its other files are enough for all else.
-    curves = outcome.plan.study.plot == "curves"
+    curves = outcome.plan.study.curved
     for cell in outcome.cells:
         records |= {run.name: store.files(run, metrics=False) for run in cell.lost}
         runs = [run for v in cell.values for run in (v.run, *v.others)]

@@ -15,7 +15,9 @@ from fedshift.experiments.load import apply_override, apply_overrides, validate
 from fedshift.experiments.selection import candidates
 from fedshift.experiments.served import measured
 from fedshift.papers.protocols.study import Column, Options, Row, Study
+from fedshift.papers.reproduce.derived import DERIVED
 from fedshift.record.rounds import Metrics
+from fedshift.record.summary import Final, SetRound
 from fedshift.sweeps.store import Run, Store, run_of
 
 # Sections of an experiment file that a table sets itself, and what to use instead of -c.
@@ -32,8 +34,8 @@ TAKEN = {
     "training.evaluate_last": "it follows from the rounds",
     "training.evaluate_every": "the table sets it",
 }
-# What a summary's "final" says of the messages of the last round.
-TRAFFIC = ("bytes_down", "bytes_up", "bytes_model")
+# What a summary's "final" says beside `Metrics`: corrected accuracies, bytes, label sets.
+OTHERS = (*(f.name for f in fields(Final)), *(f"sets_{f.name}" for f in fields(SetRound)), *DERIVED)
 LAMBDA_0: Options = {"lam": 0.0}
 
 
@@ -63,7 +65,8 @@ class Plan:
     def options_of(self, row: Row, column: Column) -> Options:
         """The row's options with what was tuned for this column."""
         tuned = self.tuned.get((column.key, row.label), {})
-        options = {**row.options, **column.method_options(row), **tuned}
+        given = {k: v for k, v in options_set(self.overrides).items() if k in row.before}
+        options = {**row.options, **column.method_options(row), **tuned, **given}
         rounds = self.rounds_of(column)
         scaled = {k: max(1, options[k] * rounds // column.rounds) for k in row.scaled}
         return options | scaled
@@ -75,8 +78,9 @@ class Plan:
         absent = column.missing()
         if absent:
             return absent
-        if self.study.metric.key not in {*measured(), *TRAFFIC, *(f.name for f in fields(Metrics))}:
-            return f"this version does not measure {self.study.metric.name}"
+        metric = self.study.metric_of(row)
+        if metric.key not in {*measured(), *OTHERS, *(f.name for f in fields(Metrics))}:
+            return f"this version does not measure {metric.name}"
         try:
             config = config_of(self, row, column, LAMBDA_0 if row.ess else {}, 0)
         except InputError as e:
@@ -88,15 +92,44 @@ class Plan:
         return None
 
 
-def check_overrides(overrides: Sequence[str]) -> None:
-    """Raise InputError for a `-c` that no experiment has, or that the table sets itself."""
+def options_set(overrides: Sequence[str]) -> dict[str, Any]:
+    """The options of methods that `-c method.NAME=value` sets; None where no value is given."""
+    values: dict[str, Any] = {}
+    for override in filter(_of_method, overrides):
+        tables: dict[str, Any] = {}
+        apply_override(tables, override)
+        name = override.partition("=")[0].strip().removeprefix("method.")
+        values[name] = tables.get("method", {}).get(name)
+    return values
+
+
+def _of_method(override: str) -> bool:
+    return override.strip().startswith("method.")
+
+
+def check_overrides(study: Study, overrides: Sequence[str]) -> None:
+    """Raise InputError for a `-c` that no experiment has, or that the table sets itself.
+
+    Of methods' options, those that count rounds before training may be set: none of the table's
+    numbers is at these rounds.
+    """
+    free = tuple(dict.fromkeys(f"method.{name}" for row in study.rows for name in row.before))
     tables: dict[str, Any] = {}
     for override in overrides:
         key = override.partition("=")[0].strip()
+        if key in free:
+            continue
         for taken, instead in TAKEN.items():
             if key == taken or key.startswith(f"{taken}."):
-                raise InputError(f"-c {key}: reproduce sets it itself; {instead}")
+                others = f"; -c sets {' and '.join(free)} alone" * bool(taken == "method" and free)
+                raise InputError(f"-c {key}: reproduce sets it itself; {instead}{others}")
         apply_override(tables, override)
+    for name, value in options_set(overrides).items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise InputError(
+                f"-c method.{name}: {value!r} is no number of rounds; give 1 or more, as in "
+                f"method.{name}=1"
+            )
     if "size" in tables.get("data", {}):
         # Whether the table's own data have a size to choose is seen by their names.
         tables["data"]["name"] = sized()[0]
@@ -134,22 +167,32 @@ def last_rounds(last: int, rounds: int, whole: int) -> int:
     return max(1, min(last, last * rounds // whole))
 
 
-def config_of(plan: Plan, row: Row, column: Column, options: Options, seed: int) -> Config:
+def config_of(
+    plan: Plan,
+    row: Row,
+    column: Column,
+    options: Options,
+    seed: int,
+    more: Mapping[str, Options] = {},
+) -> Config:
     """The experiment of one cell and seed; `options` go on top of the cell's own.
 
+    more: tables of the experiment file on top of the column's.
     One seed has one split, first model, batches and cohorts whatever the row: cells are paired.
     """
     metric, options_of_row = plan.study.metric, plan.options_of(row, column)
     rounds = plan.rounds_of(column) + row.rounds_before(options_of_row)
-    tables: dict[str, Any] = dict(column.tables(row))
+    tables: dict[str, Any] = column.tables(row)
+    tables |= {name: {**tables.get(name, {}), **table} for name, table in more.items()}
     tables["method"] = {"name": row.method, **options_of_row, **options}
     tables["seeds"] = {"run": seed}
-    apply_overrides(tables, plan.overrides)
+    # Those of [method] are in its options, for the rows that have them.
+    apply_overrides(tables, [o for o in plan.overrides if not _of_method(o)])
     # Early stopping looks at every round; for a final value, evaluating the others costs time only.
-    every = 1 if metric.stop == "best" or plan.study.plot == "curves" else rounds
+    every = 1 if metric.stop == "best" or plan.study.curved else rounds
     tables["training"] |= {"rounds": rounds, "evaluate_every": every}
     if metric.last:
-        tables["training"]["evaluate_last"] = last_rounds(metric.last, rounds, column.rounds)
+        tables["training"]["evaluate_last"] = last_rounds(metric.last, rounds, plan.study.rounds)
     origin = f"{plan.study.name}, {column.key}, {row.label}"
     return validate(tables, origin=origin, overrides=plan.overrides)
 
@@ -227,7 +270,6 @@ def tuning_runs(plan: Plan, row: Row, column: Column, seed: int) -> tuple[Candid
     for values in product(*row.grid.values()):
         options = dict(zip(row.grid, values, strict=True))
         label = ", ".join(f"{k}={v:g}" for k, v in options.items())
-        candidates.append(
-            Candidate(label, options, run_of(config_of(plan, row, column, options, seed)))
-        )
+        config = config_of(plan, row, column, options, seed, row.grid_tables)
+        candidates.append(Candidate(label, options, run_of(config)))
     return tuple(candidates)

@@ -18,6 +18,7 @@ from fedshift.papers.protocols.study import narrowed
 from fedshift.papers.reproduce.catalogue import shipped_tuning, study
 from fedshift.papers.reproduce.charts import charts
 from fedshift.papers.reproduce.checks import check_backend, check_grids, check_plan
+from fedshift.papers.reproduce.forecast import forecast
 from fedshift.papers.reproduce.output import (
     Outcome,
     notes_of,
@@ -92,12 +93,22 @@ class Reproduced:
     page: Path
 
 
-def reproduce(request: Request, listen: Listener = silent, asked: Asked = no_stop) -> Reproduced:
+def unsaid(_: str) -> None:
+    """Say nothing."""
+
+
+def reproduce(
+    request: Request,
+    listen: Listener = silent,
+    asked: Asked = no_stop,
+    tell: Callable[[str], None] = unsaid,
+) -> Reproduced:
     """Do what is asked and write the table's files.
 
-    Complete runs are never trained again. asked: see `execute`; the table is written of what is
-    complete. Raises InputError for names that are not there, before anything is trained or written,
-    and DataError for damaged runs and tuned values, before it as far as they are there then.
+    Complete runs are never trained again. tell: takes the forecast. asked: see `execute`; the table
+    is written of what is complete. Raises InputError for names that are not there, before anything
+    is trained or written, and DataError for damaged runs and tuned values, before it as far as they
+    are there then.
     """
     plan = make_plan(request)
     _check_places(request, plan)
@@ -107,6 +118,8 @@ def reproduce(request: Request, listen: Listener = silent, asked: Asked = no_sto
         **read_tuned(request.out / TUNED, plan),
     }
     _check_there(replace(plan, tuned=options_of(records)), store)
+    if request.train and (text := forecast(plan, store, request.jobs)) is not None:
+        tell(text)
     report, do = Report(), _executor(request, store, listen, asked)
     # The grid comes first: the table's runs use the values that it chooses.
     if request.tune and request.train:
@@ -149,8 +162,8 @@ def make_plan(request: Request) -> Plan:
     if request.rounds is not None and request.rounds < 1:
         raise InputError(f"--rounds {request.rounds}; give 1 or more")
     check_backend(request.backend, there=request.train)
-    check_overrides(request.overrides)
     chosen = narrowed(study(request.target), request.datasets, request.splits, request.methods)
+    check_overrides(chosen, request.overrides)
     chosen = with_size(chosen, request.overrides)
     if request.tune:
         check_grids(chosen, study(request.target))

@@ -9,6 +9,7 @@ from typing import Any
 
 from fedshift.errors import DataError
 from fedshift.papers.protocols.study import Column, Metric, Options, Printed, Row
+from fedshift.papers.reproduce.derived import DERIVED
 from fedshift.papers.reproduce.plan import Candidate, Plan, runs_of
 from fedshift.report.intervals import LEVEL, Moments, moments
 from fedshift.sweeps.statistics import INTERVALS, paired
@@ -120,9 +121,8 @@ def collect(plan: Plan, store: Store, failures: Mapping[str, str]) -> tuple[Cell
         for cell in (replace(c, twin=_twin(c, cells)) for c in cells):
             base = by_label.get(cell.row.against or study.baseline)
             if base is not None and cell.row is not base.row:
-                difference = paired(
-                    cell.by_seed, base.by_seed, kind=study.interval, within=study.metric.within
-                )
+                within = study.metric_of(cell.row).within
+                difference = paired(cell.by_seed, base.by_seed, kind=study.interval, within=within)
                 cell = replace(cell, difference=difference)
             results.append(cell)
     return tuple(results)
@@ -151,7 +151,7 @@ def _cell(plan: Plan, row: Row, column: Column, store: Store, failures: Mapping[
     if cell.problem is not None:
         return cell
     values, failed, absent, diverged, over = [], [], [], [], []
-    metric = replace(plan.study.metric, key=row.reads or plan.study.metric.key)
+    metric = plan.study.metric_of(row)
     for seed in plan.seeds_of(column):
         options, whole = runs_of(plan, row, column, seed, store)
         failed += [failures[c.run.name] for c in options if c.run.name in failures]
@@ -167,8 +167,7 @@ def _cell(plan: Plan, row: Row, column: Column, store: Store, failures: Mapping[
             absent += [_why_not(seed, done, store, metric)] if value is None else []
             diverged += [] if early else [f"{label} of seed {seed}" for label in lost]
     over_seeds = INTERVALS[plan.study.interval]
-    within = plan.study.metric.within
-    summed = over_seeds([v.value for v in values], LEVEL, within) if values else None
+    summed = over_seeds([v.value for v in values], LEVEL, metric.within) if values else None
     return replace(
         cell,
         values=tuple(values),
@@ -203,7 +202,7 @@ def _value(
     """A seed's value; None where the run says that it has none (a router that was not refitted)."""
     done = [store.read(c.run) for c in options]
     best = pick(done, metric, picked_by) if len(done) > 1 else 0
-    chosen, facts = done[best], scores(done[best], metric)
+    chosen, facts = done[best], facts_of(done[best], metric)
     ended = store.diverged(chosen.run)
     if metric.key in facts and facts[metric.key] is None:
         return None
@@ -229,6 +228,13 @@ def _value(
 
 def _scale(value: Any, metric: Metric) -> float | None:
     return metric.scale * float(value) if isinstance(value, int | float) else None
+
+
+def facts_of(finished: Finished, metric: Metric) -> Mapping[str, Any]:
+    """`scores`, with a number that follows from several rounds where the metric is one."""
+    facts = scores(finished, metric)
+    make = DERIVED.get(metric.key)
+    return facts if make is None else {**facts, metric.key: make(finished.summary)}
 
 
 def scores(finished: Finished, metric: Metric) -> Mapping[str, Any]:

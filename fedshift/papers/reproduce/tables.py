@@ -29,7 +29,7 @@ def paper_table(study: Study, cells: Sequence[Cell]) -> Table | None:
         return None
     at = {(c.column.key, c.row.label): c for c in cells}
     rows = tuple(
-        (row.label, *(_short(at[c.key, row.label], study.metric) for c in columns))
+        (row.label, *(_short(at[c.key, row.label], study.metric_of(row)) for c in columns))
         for row in study.rows
     )
     header = ("Method", *(f"{c.title} {c.split}" for c in columns))
@@ -53,10 +53,10 @@ def cell_table(study: Study, cells: Sequence[Cell]) -> Table:
             c.column.title,
             c.column.split,
             c.row.label,
-            here(c, study.metric),
+            here(c, study.metric_of(c.row)),
             printed_text(c.printed, study.metric),
-            interval(c.moments, study.metric.digits),
-            difference(c.difference, study.metric.digits),
+            interval(c.moments, study.metric_of(c.row).digits),
+            difference(c.difference, study.metric_of(c.row).digits),
             c.note,
         )
         for c in cells

@@ -49,8 +49,8 @@ def choose_tuned(plan: Plan, store: Store) -> dict[Key, Mapping[str, Any]]:
             continue
         done = [store.read(c.run) for c in remaining]
         default = {**row.options, **column.method_options(row)}
-        undecided = says_nothing(done, plan.study.metric)
-        best = remaining[pick(done, plan.study.metric)].options
+        undecided = says_nothing(done, plan.study.metric, row.picked_by)
+        best = remaining[pick(done, plan.study.metric, row.picked_by)].options
         scores_by_run = {
             c.run.name: scores(f, plan.study.metric) for c, f in zip(remaining, done, strict=True)
         }
@@ -62,22 +62,25 @@ def choose_tuned(plan: Plan, store: Store) -> dict[Key, Mapping[str, Any]]:
             "seed": seed,
             "rounds": plan.rounds_of(column),
             "changed": list(plan.overrides),
-            "grid": [_evidence(c, scores_by_run.get(c.run.name)) for c in grid],
+            "grid": [_evidence(c, scores_by_run.get(c.run.name), row.picked_by) for c in grid],
         }
     return records
 
 
-def says_nothing(done: Sequence[Finished], metric: Metric) -> bool:
+def says_nothing(
+    done: Sequence[Finished], metric: Metric, picked_by: str = "validation_accuracy"
+) -> bool:
     """Whether all points of a grid have one validation accuracy at the round that counts."""
-    return len({scores(one, metric).get("validation_accuracy") for one in done}) == 1 < len(done)
+    return len({scores(one, metric).get(picked_by) for one in done}) == 1 < len(done)
 
 
-def _evidence(c: Candidate, run_scores: Mapping[str, Any] | None) -> dict[str, Any]:
+def _evidence(c: Candidate, run_scores: Mapping[str, Any] | None, picked_by: str) -> dict[str, Any]:
     """The scores of a grid point; only its run if it diverged."""
-    facts = ("validation_accuracy", "validation_loss", "round")
+    facts = dict.fromkeys((picked_by, "validation_accuracy", "validation_loss", "round"))
+    kept = (fact for fact in facts if run_scores is None or fact in run_scores)
     return {
         "options": dict(c.options),
-        **{fact: None if run_scores is None else run_scores[fact] for fact in facts},
+        **{fact: None if run_scores is None else run_scores[fact] for fact in kept},
         "run": c.run.name,
     }
 

@@ -26,6 +26,25 @@ def verdicts(study: Study, cells: Sequence[Cell]) -> tuple[str, ...]:
     return tuple(lines)
 
 
+def margins(study: Study, cells: Sequence[Cell]) -> tuple[str, ...]:
+    """For every column: how far `study.verdict` is ahead of the best of each group of rivals."""
+    lines = []
+    for column in study.columns:
+        means = {c.row.label: c.moments.mean for c in cells if c.column is column and c.moments}
+        for label in study.verdict:
+            parts = []
+            for words, rivals in study.rivals.items():
+                done = [r for r in rivals if r in means]
+                if label in means and len(done) == len(rivals):
+                    best = max(done, key=lambda rival: means[rival])
+                    ahead = f"{means[label] - means[best]:+.{study.metric.digits}f}"
+                    parts.append(f'{ahead} over the best {words}, "{best}"')
+            if parts:
+                where = f"{column.title} {column.split}"
+                lines.append(f'Margin of "{label}" on {where}: {"; ".join(parts)}.')
+    return tuple(lines)
+
+
 def without_value(cells: Sequence[Cell]) -> tuple[str, ...]:
     """For every row that has no value of some seed although its run is complete: why."""
     return tuple(

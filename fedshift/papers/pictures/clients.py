@@ -1,0 +1,135 @@
+"""Pictures of what clients hold: how their images look, and which labels they have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedshift import datasets
+from fedshift.errors import InputError
+from fedshift.experiments.client_looks import look_name, looks
+from fedshift.experiments.client_tests import among_clients, pool
+from fedshift.experiments.config import Config
+from fedshift.experiments.feature_shift import dealing
+from fedshift.experiments.load import validate
+from fedshift.papers.pictures.picture import Panel, Shown
+from fedshift.papers.pictures.sheets import sheet
+from fedshift.papers.protocols.study import Column
+from fedshift.report.charts import HeatMap, Shades
+from fedshift.report.svg import svg
+from fedshift.seeds import numpy_generator
+from fedshift.shifts.covariate import Transform
+
+SHARES = Shades("share of row, %:", "none")
+
+
+def as_images(x: Tensor) -> Tensor:
+    """Stored images as numbers in [0, 1]. Raises InputError for data that are no images."""
+    if x.dim() != 4 or x.dtype != torch.uint8:
+        raise InputError(f"a picture needs images in bytes; given {x.dtype} {tuple(x.shape)}")
+    return x.float() / 255
+
+
+def one_of_each(
+    y: Tensor, classes: int, among: NDArray[np.int64] | None = None
+) -> list[int | None]:
+    """The first row of each class, among these rows; None for a class without one."""
+    rows = np.arange(len(y)) if among is None else among
+    labels = y.numpy()[rows]
+    first = (np.flatnonzero(labels == c) for c in range(classes))
+    return [int(rows[hits[0]]) if len(hits) else None for hits in first]
+
+
+def through(looks_by_name: Mapping[str, Transform], images: Tensor) -> Tensor:
+    """The same images [n, ...] as each look changes them: [L, n, ...]."""
+    return torch.stack([look(images) for look in looks_by_name.values()])
+
+
+def look_panel(title: str, name: str, by_name: Mapping[str, Transform], seed: int) -> Panel:
+    """One image of each class of a data set (ten at most), a row for each look."""
+    data = pool(datasets.load(name), None, seed)
+    rows = [r for r in one_of_each(data.train.y, len(data.classes)) if r is not None][:10]
+    names = [data.classes[int(data.train.y[r])] for r in rows]
+    tiles = through(by_name, as_images(data.train.x[rows]))
+    return Panel(sheet(title, tuple(by_name), names, tiles), title)
+
+
+def grid_panel(
+    title: str, name: str, looks_of: Sequence[Transform], across: int, seed: int
+) -> Panel:
+    """One image of a data set through all looks, `across` of them in each row."""
+    data = pool(datasets.load(name), None, seed)
+    image = as_images(data.train.x[:1])
+    tiles = torch.stack([look(image)[0] for look in looks_of])
+    grid = tiles.reshape(-1, across, *tiles.shape[1:])
+    rows = [f"{i * across}: {look_name(looks_of[i * across])}" for i in range(len(grid))]
+    return Panel(sheet(title, rows, [f"+{j}" for j in range(across)], grid), title)
+
+
+def config_of_column(column: Column, dataset: str, seed: int) -> Config:
+    """The experiment of a table's column, perhaps on another data set, which keeps no looks."""
+    tables: dict[str, Any] = {k: dict(column.settings[k]) for k in ("data", "shift", "model")}
+    if dataset != column.dataset:
+        tables["data"]["name"] = dataset
+        tables["shift"].pop("transform", None)
+    return validate({**tables, "seeds": {"run": seed}}, origin=column.heading)
+
+
+def partition_panel(column: Column, dataset: str, seed: int) -> Panel:
+    """Labels by client, training and test examples together, as the table's runs have them."""
+    config = config_of_column(column, dataset, seed)
+    dealt = among_clients(config.data, config.shift, config.seeds.resolved().split)
+    y, classes = dealt.data.train.y.numpy(), dealt.data.classes
+    rows = [np.concatenate(pair) for pair in zip(dealt.parts, dealt.tests, strict=True)]
+    counts = np.stack([np.bincount(y[r], minlength=len(classes)) for r in rows])
+    title = f"Labels by client: {dataset} {column.split}, {len(y):,} examples"
+    return Panel(svg(label_map(title, counts, classes)), title)
+
+
+def label_map(title: str, counts: NDArray[np.int64], classes: Sequence[str]) -> HeatMap:
+    """Label counts [M, K] as shares of each client's examples, with the counts as notes."""
+    sizes = counts.sum(1)
+    names = tuple(f"client {i}: {n:,}" for i, n in enumerate(sizes))
+    shares = counts / np.maximum(sizes, 1)[:, None]
+    notes = tuple(
+        tuple(f"client {i}, {c}: {n:,}" for c, n in zip(classes, row, strict=True))
+        for i, row in enumerate(counts)
+    )
+    values = tuple(tuple(map(float, row)) for row in shares)
+    return HeatMap(title, names, tuple(classes), values, notes, SHARES)
+
+
+def client_panel(
+    title: str, column: Column, dataset: str, clients: Sequence[int], seed: int
+) -> Panel:
+    """An own image of each class for some clients of a column, as their noise or look has it."""
+    config = config_of_column(column, dataset, seed)
+    data, split = datasets.load(dataset), config.shift
+    key, everyone = config.seeds.resolved().split, np.arange(len(data.train.y))
+    deal = dealing(split, dataset, key, everyone)
+    rng = numpy_generator(key, "split")
+    parts = deal(data.train.y.numpy(), len(data.classes), split.clients, rng)
+    changes, rows = looks(split, split.clients, key), []
+    for i in clients:
+        own = one_of_each(data.train.y, len(data.classes), parts[i])
+        images = [_image(data.train.x, row, changes[i]) for row in own]
+        rows.append(torch.stack(images))
+    names = [f"client {i + 1}: {look_name(changes[i])}" for i in clients]
+    return Panel(sheet(title, names, data.classes, torch.stack(rows)), title)
+
+
+def _image(x: Tensor, row: int | None, look: Transform) -> Tensor:
+    """One image through a look; white paper where there is none."""
+    if row is None:
+        return torch.ones_like(as_images(x[:1])[0])
+    return look(as_images(x[row : row + 1]))[0]
+
+
+def shown(*panels: Panel) -> Shown:
+    """Panels as files "picture-1.svg", "picture-2.svg", ..."""
+    return Shown({f"picture-{i}.svg": panel for i, panel in enumerate(panels, 1)})

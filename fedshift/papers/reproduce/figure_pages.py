@@ -1,0 +1,164 @@
+"""Drawing a figure, and the files that it becomes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedshift import __version__
+from fedshift.errors import InputError, unknown
+from fedshift.files import clean, make_folder, write
+from fedshift.papers.pictures.picture import Figure, Shown
+from fedshift.papers.protocols.study import missing_data
+from fedshift.papers.reproduce.output import PAGE, RESULTS, study_of
+from fedshift.papers.reproduce.reproduce import Request
+from fedshift.report.layout import html_page, items, note, section, table
+from fedshift.report.shapes import alone, escape
+from fedshift.report.tables import escape_markdown, markdown
+from fedshift.report.tables import shown as texts
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure as it was drawn: by data set what it shows, why others are missing, its page."""
+
+    figure: Figure
+    command: str
+    shown: Mapping[str, Shown]
+    problems: tuple[str, ...]
+    page: Path
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The foot."""
+        others = (n for one in self.shown.values() for n in one.notes)
+        differs = (
+            f"{d}: {self.figure.differs[d]}." for d in self.shown if d in self.figure.differs
+        )
+        return tuple(dict.fromkeys((*differs, *self.figure.chosen, *others)))
+
+
+def draw(figure: Figure, request: Request) -> Drawing:
+    """Draw what is asked for and write its files.
+
+    Raises InputError for an option that such a figure does not have, and for names that are not
+    there.
+    """
+    _check(figure, request)
+    names = request.datasets or figure.datasets
+    seed = 0 if request.seeds is None else request.seeds[0]
+    rounds = request.rounds or figure.rounds
+    done, problems = dict[str, Shown](), list[str]()
+    for name in names:
+        why = missing_data(name)
+        if why is None:
+            done[name] = figure.draw(name, seed, rounds)
+        else:
+            problems.append(why)
+    for place in filter(None, (request.out, request.publish)):
+        _make_place(place, figure)
+    shown = done or {figure.datasets[0]: figure.without}
+    page = request.out / _folder(figure) / "index.html"
+    drawing = Drawing(figure, request.command(), shown, tuple(problems), page)
+    _write(request.out / _folder(figure), drawing)
+    write(page, _html(drawing))
+    write(page.with_name(RESULTS), json.dumps(document_of(drawing), indent=1) + "\n")
+    if request.publish is not None:
+        _write(request.publish / _folder(figure), drawing)
+    return drawing
+
+
+def _folder(figure: Figure) -> str:
+    return figure.name.rpartition("/")[2]
+
+
+def _check(figure: Figure, request: Request) -> None:
+    plain = Request(request.target, request.out)
+    named = {
+        "--split": "splits", "--methods": "methods", "-c": "overrides", "--jobs": "jobs",
+        "--backend": "backend", "--tune": "tune", "--no-train": "train",
+    }  # fmt: skip
+    given = [o for o, f in named.items() if getattr(request, f) != getattr(plain, f)]
+    given += ["--rounds"] if request.rounds is not None and not figure.rounds else []
+    if given:
+        raise InputError(
+            f"{given[0]}: nothing is trained for {figure.name}; it takes --dataset, --seeds, "
+            f"--out and --publish{' and --rounds' * bool(figure.rounds)}"
+        )
+    if request.seeds is not None and len(request.seeds) != 1:
+        raise InputError(f"--seeds: {figure.name} is drawn for one seed; give one, as in 0")
+    if request.rounds is not None and request.rounds < 1:
+        raise InputError(f"--rounds {request.rounds}; give 1 or more")
+    for name in request.datasets:
+        allowed = {*figure.datasets, *figure.extra}
+        if name not in allowed:
+            raise unknown(f"data set of {figure.name}", name, allowed)
+
+
+def _make_place(place: Path, figure: Figure) -> None:
+    folder = place / _folder(figure)
+    make_folder(folder)
+    if study_of(folder) not in (None, figure.name):
+        raise InputError(
+            f"{folder} holds {study_of(folder)}, not {figure.name}; name another folder"
+        )
+
+
+def _panels(drawing: Drawing) -> dict[str, tuple[str, str]]:
+    """File name -> (drawing, caption)."""
+    return {
+        f"{dataset}-{name}": (panel.drawing, panel.caption)
+        for dataset, shown in drawing.shown.items()
+        for name, panel in shown.panels.items()
+    }
+
+
+def _write(folder: Path, drawing: Drawing) -> None:
+    panels = _panels(drawing)
+    for name, (text, _) in panels.items():
+        write(folder / name, alone(text))
+    parts = [f"# {drawing.figure.name}: {escape_markdown(drawing.figure.title)}\n"]
+    parts += [f"`{drawing.command}`\n"]
+    parts += [markdown(t) for shown in drawing.shown.values() for t in shown.tables]
+    parts += [f"![{n}]({n})\n\n{escape_markdown(c)}\n" for n, (_, c) in panels.items()]
+    foot = (*drawing.problems, *drawing.notes)
+    parts += ["".join(f"- {escape_markdown(n)}\n" for n in foot)]
+    write(folder / PAGE, "\n".join(parts))
+
+
+def document_of(drawing: Drawing) -> dict[str, Any]:
+    """The figure as one JSON value: its tables and its foot."""
+    tables = [
+        {
+            "dataset": name,
+            "caption": t.caption,
+            "header": t.header,
+            "rows": texts(t),
+        }
+        for name, shown in drawing.shown.items()
+        for t in shown.tables
+    ]
+    value: dict[str, Any] = clean({
+        "figure": drawing.figure.name, "title": drawing.figure.title, "fedshift": __version__,
+        "command": drawing.command, "drawings": sorted(_panels(drawing)), "tables": tables,
+        "notes": drawing.notes, "problems": drawing.problems,
+    })  # fmt: skip
+    return value
+
+
+def _html(drawing: Drawing) -> str:
+    parts = [note(drawing.figure.name), f"<p><code>{escape(drawing.command)}</code></p>"]
+    if drawing.problems:
+        parts.append(section("problems", "Not drawn", items(drawing.problems)))
+    tables = [table(t) for shown in drawing.shown.values() for t in shown.tables]
+    parts += [section("table", "The numbers", *tables)] if tables else []
+    figures = [
+        f"<figure>{text}<figcaption>{escape(words)}</figcaption></figure>"
+        for text, words in _panels(drawing).values()
+    ]
+    parts += [section("plots", "Drawings", *figures)] if figures else []
+    parts += [section("notes", "What was chosen", items(drawing.notes))]
+    return html_page(drawing.figure.title, parts, images=True)
