@@ -55,6 +55,24 @@ def test_printed_numbers_are_the_files(table: str, cells: int) -> None:
             assert label.endswith(f"lambda={row['lambda']}")
 
 
+def test_a_corrected_row_reads_the_runs_of_the_row_as_trained() -> None:
+    """Whatever is tuned for that one. Control: without `tuned_as`, others."""
+    whole = narrowed(study("fedpals/corrected"), ("fashion-mnist-mini",), (), ())
+    (column,), rows = whole.columns, {row.label: row for row in whole.rows}
+    tuned = {(column.key, label): dict.fromkeys(row.grid, 0.125) for label, row in rows.items()}
+    plan = Plan(whole, tuned=tuned)
+    pairs = [(row, rows[f"{label}, corrected"]) for label, row in rows.items()
+             if f"{label}, corrected" in rows]  # fmt: skip
+    assert len(pairs) == len(rows) / 2
+    for row, moved in pairs:
+        name = run_of(config_of(plan, row, column, {"ess": 0.5} if row.ess else {}, 0)).name
+        alike = run_of(config_of(plan, moved, column, {"ess": 0.5} if row.ess else {}, 0)).name
+        assert name == alike, row.label
+        if row.grid:
+            other = replace(moved, tuned_as="")
+            assert run_of(config_of(plan, other, column, {}, 0)).name != name
+
+
 def test_columns_of_other_rounds_scale_alike() -> None:
     plan = Plan(narrowed(study("fedpals/fig8b"), (), (), ()), rounds=30)
     assert [plan.rounds_of(c) for c in plan.study.columns] == [30, 6, 3, 1, 1]

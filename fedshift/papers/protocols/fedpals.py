@@ -76,7 +76,11 @@ def _table1() -> Study:
 def _with_both(row: Row) -> tuple[Row, Row]:
     """A method's model as trained, and corrected for the target."""
     if not row.ess:
-        moved = replace(row, label=f"{row.label}, corrected", reads=CORRECTED, against=BASE)
+        # Of the same runs: what is tuned for the one counts for the other.
+        moved = replace(
+            row, label=f"{row.label}, corrected", reads=CORRECTED, against=BASE,
+            grid={}, tuned_as=row.label,
+        )  # fmt: skip
         return replace(row, against="FedAvg"), moved
     # The target's own validation examples play no part: the estimate needs T alone.
     plain = replace(row, picked_by="estimated_accuracy")

@@ -63,6 +63,7 @@ class Row:
     against the row that this one is compared with, where it is not the table's baseline; "-" none
     before  options that count rounds before training begins, which are none of the column's
     picked_by  the summary's key by which the best of several ESS fractions, or of a grid, is chosen
+    tuned_as   the row whose tuned values this one takes, since both read the same runs
     grid_tables  tables of the experiment file on top of the column's where a grid is trained
     """
 
@@ -78,6 +79,7 @@ class Row:
     against: str = ""
     before: tuple[str, ...] = ()
     picked_by: str = "validation_accuracy"
+    tuned_as: str = ""
     grid_tables: Mapping[str, Options] = field(default_factory=dict)
 
     def rounds_before(self, options: Options) -> int:

@@ -64,7 +64,7 @@ class Plan:
 
     def options_of(self, row: Row, column: Column) -> Options:
         """The row's options with what was tuned for this column."""
-        tuned = self.tuned.get((column.key, row.label), {})
+        tuned = self.tuned.get((column.key, row.tuned_as or row.label), {})
         given = {k: v for k, v in options_set(self.overrides).items() if k in row.before}
         options = {**row.options, **column.method_options(row), **tuned, **given}
         rounds = self.rounds_of(column)
