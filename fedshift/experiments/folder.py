@@ -178,7 +178,7 @@ def kept_in(
 def _former(config: Config) -> str:
     """The identity in checkpoints of earlier versions: by whole paths, or before of all keys.
 
-    The latest keys of [training] counted only where they differed from their defaults.
+    The latest keys counted only where they differed from their defaults.
     """
     if config.identity != config.identity_by_path:
         return config.identity_by_path  # versions before had no keys for files
@@ -189,6 +189,7 @@ def _former(config: Config) -> str:
             "prior",
         ),
         "model": ("classifier", "temperature", "weights"),
+        "shift": ("reach",),
         "data": ("source", *OF_TASK, *OF_SITES),
         "metrics": ("extra",),
     }  # fmt: skip
