@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from fedshift import datasets, shifts
-from fedshift.cli.app import main
 from fedshift.errors import InputError
 from fedshift.experiments.load import validate
 from fedshift.experiments.task import prepare
 from fedshift.papers.datasets.fedpals_clients import Imbalanced
 from fedshift.papers.datasets.gaussians import gaussians
 from fedshift.plugins import PACKAGED
+from support.command_line import code_of
 
 Install = Callable[[str, str, str], None]
 HOUSES = """
@@ -86,27 +86,18 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     return put
 
 
-def called(*args: str, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(sys, "argv", ["fedshift", *args])
-    try:
-        main()
-    except SystemExit as e:
-        return int(e.code or 0)
-    return 0
-
-
 def test_packages_add_commands_but_replace_none(
     install: Install, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     entries = "".join(f"{name} = stranger_plugin:app\n" for name in ("greet", "methods", "run"))
     install(GREET, "fedshift.commands", entries)
-    assert called("greet", "Ann", monkeypatch=monkeypatch) == 0
+    assert code_of(monkeypatch, "greet", "Ann") == 0
     assert capsys.readouterr().out == "hello Ann\n"
-    assert called("--help", monkeypatch=monkeypatch) == 0
+    assert code_of(monkeypatch, "--help") == 0
     page = capsys.readouterr().out
     assert "Greet a client." in page
     assert "Run one experiment" in page
-    assert called("methods", "fedavg", monkeypatch=monkeypatch) == 0
+    assert code_of(monkeypatch, "methods", "fedavg") == 0
     assert "fedavg" in capsys.readouterr().out
 
 
@@ -168,12 +159,12 @@ def test_a_broken_package_is_named_and_leaves_other_commands_alone(
     install: Install, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     install("import no_such_module", "fedshift.commands", "greet = stranger_plugin:app")
-    assert called("greet", "Ann", monkeypatch=monkeypatch) == 2
+    assert code_of(monkeypatch, "greet", "Ann") == 2
     error = capsys.readouterr().err
     assert 'the package stranger registers "greet" as fedshift.commands' in error
     assert "No module named 'no_such_module'" in error
     assert "update or uninstall stranger" in error
-    assert called("methods", "fedavg", monkeypatch=monkeypatch) == 0
+    assert code_of(monkeypatch, "methods", "fedavg") == 0
 
 
 @pytest.mark.parametrize(
@@ -193,14 +184,14 @@ def test_a_broken_command_takes_no_other_away(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     install(source, "fedshift.commands", "greet = stranger_plugin:app")
-    assert called("greet", monkeypatch=monkeypatch) == 2
+    assert code_of(monkeypatch, "greet") == 2
     assert problem in capsys.readouterr().err
-    assert called("--help", monkeypatch=monkeypatch) == 0
+    assert code_of(monkeypatch, "--help") == 0
     page, notes = capsys.readouterr()
     assert "reproduce" in page
     assert "left out: " in notes
     assert problem in notes
-    assert called("reproduce", monkeypatch=monkeypatch) == 0
+    assert code_of(monkeypatch, "reproduce") == 0
     assert "fedpals/table1" in capsys.readouterr().out
 
 

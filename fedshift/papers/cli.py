@@ -13,7 +13,8 @@ from fedshift.engine.ways import ALONE
 
 app = typer.Typer(add_completion=False)
 CountsOption = Annotated[
-    Path | None, typer.Option(help="For pictures: a CSV of label counts, a row per client.")
+    Path | None,
+    typer.Option(help="For figures of weights: a CSV of label counts, a row per client."),
 ]
 
 
@@ -49,17 +50,16 @@ def reproduce(
     TARGET: as in fedpals/table1; leave out to list all.
     """
     with loading():
-        from fedshift.papers.command import draw_target, list_tables, reproduce_target
+        from fedshift.papers.command import list_tables, reproduce_target
 
     as_json = format is Format.json
-    given = _options(context)
     if target is None:
-        list_tables(given - {"--format"}, as_json=as_json)
-    elif not draw_target(target, given, counts, out=out, publish=publish, as_json=as_json):
+        list_tables(_options(context) - {"--format"}, as_json=as_json)
+    else:
         reproduce_target(
             target, datasets=dataset, splits=split, methods=methods, seeds=seeds, rounds=rounds,
             overrides=config, jobs=jobs, backend=backend, tune=tune, train=not no_train, out=out,
-            publish=publish, as_json=as_json,
+            publish=publish, counts=counts, as_json=as_json,
         )  # fmt: skip
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,12 @@ from fedshift.cli.console import counted, put, say, show_json, show_report_table
 from fedshift.cli.many_runs import progress_of_runs
 from fedshift.cli.stopping import asked_to_stop
 from fedshift.errors import InputError
+from fedshift.papers.pictures.figures import figures
 from fedshift.papers.pictures.picture import Figure
-from fedshift.papers.protocols.pictures import Federation, Picture
-from fedshift.papers.reproduce.catalogue import Target, picture, pictures, targets
+from fedshift.papers.reproduce.catalogue import Target, targets
 from fedshift.papers.reproduce.catalogue import target as find_target
 from fedshift.papers.reproduce.figure_pages import Drawing, document_of, draw
 from fedshift.papers.reproduce.output import document
-from fedshift.papers.reproduce.pictures import document as document_of_picture
-from fedshift.papers.reproduce.pictures import draw_picture, federation_of, numbers
 from fedshift.papers.reproduce.reproduce import (
     Reproduced,
     Request,
@@ -49,16 +46,23 @@ def reproduce_target(
     train: bool,
     out: Path,
     publish: Path | None,
+    counts: Path | None,
     as_json: bool,
 ) -> None:
-    """Reproduce the target and print it."""
+    """Reproduce the target and print it.
+
+    Raises InputError for label counts where no figure is drawn of them.
+    """
     request = Request(
         target, out, tuple(datasets), tuple(splits),
         () if methods is None else tuple(m.strip() for m in methods.split(",")),
         None if seeds is None else parse_seeds(seeds),
-        rounds, tuple(overrides), jobs, backend, tune, train, publish,
+        rounds, tuple(overrides), jobs, backend, tune, train, publish, counts,
     )  # fmt: skip
     one = find_target(target)
+    if counts is not None and (not isinstance(one, Figure) or one.of_counts is None):
+        names = " and ".join(n for n, f in figures().items() if f.of_counts is not None)
+        raise InputError(f"--counts is for {names}, not for {one.name}; leave it out")
     if isinstance(one, Figure):
         show_figure(draw(one, request), as_json)
         return
@@ -66,55 +70,6 @@ def reproduce_target(
         done = reproduce(request, listen, stop, tell)
     show(done, as_json)
     leave(done)
-
-
-# What a picture takes.
-OF_PICTURES = {"--counts", "--out", "--publish", "--format"}
-
-
-def draw_target(
-    target: str,
-    given: Collection[str],
-    counts: Path | None,
-    *,
-    out: Path,
-    publish: Path | None,
-    as_json: bool,
-) -> bool:
-    """Draw the target and print its numbers, where it is a picture; whether it is.
-
-    given: the options of the command line. Raises InputError for those that are for others.
-    """
-    chosen = picture(target)
-    if chosen is None:
-        if counts is not None:
-            names = " and ".join(pictures())
-            raise InputError(f"--counts is for {names}, not for {target}; leave it out")
-        return False
-    if others := sorted({name for name in given if name.startswith("-")} - OF_PICTURES):
-        raise InputError(
-            f"{', '.join(others)}: {target} trains nothing and takes "
-            f"{', '.join(sorted(OF_PICTURES))}; leave the others out"
-        )
-    federation, command = _federation(chosen, counts)
-    source = chosen.source if counts is None else f"The counts are those of {counts.name}."
-    places = [place for place in (out, publish) if place is not None]
-    page = draw_picture(chosen, federation, command, source, places)
-    table = numbers(chosen, federation)
-    if as_json:
-        show_json(document_of_picture(chosen, table) | {"page": str(page)})
-        return True
-    show_report_table(table)
-    put(f"Page: {page}")
-    return True
-
-
-def _federation(chosen: Picture, counts: Path | None) -> tuple[Federation, str]:
-    """What the picture shows, and the command that draws it."""
-    command = f"fedshift reproduce {chosen.name}"
-    if counts is None:
-        return chosen.counts(), command
-    return federation_of(counts), f"{command} --counts {shlex.quote(counts.name)}"
 
 
 def list_tables(options: Collection[str], *, as_json: bool) -> None:
@@ -142,8 +97,6 @@ def _sets(one: Target) -> dict[str, dict[str, list[str]]]:
     """What --dataset and --split take, by a remark on the data sets."""
     sets: dict[str, dict[str, list[str]]] = {"": {}, ", not in the paper": {}}
     usual, extra = sets.values()
-    if isinstance(one, Picture):
-        return {}
     if isinstance(one, Figure):
         usual |= {name: [] for name in one.datasets}
         extra |= {name: [] for name in one.extra}
@@ -156,8 +109,6 @@ def _sets(one: Target) -> dict[str, dict[str, list[str]]]:
 
 def _describe(one: Target) -> dict[str, Any]:
     state = {"state": state_of(one), "measured": measured(one.name), "missing": absent(one)}
-    if isinstance(one, Picture):
-        return {"name": one.name, "title": one.title, "picture": True, **state}
     if isinstance(one, Figure):
         sets = {"datasets": one.datasets, "extra": one.extra}
         return {"name": one.name, "title": one.title, **sets, **state}

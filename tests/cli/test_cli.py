@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from fedshift import recipes
-from fedshift.cli.app import main
 from fedshift.experiments.config import Config
 from fedshift.experiments.load import dumps, load_config
 from support.broken_inputs import CASES as FILE_CASES
 from support.broken_inputs import COUNTS, GOOD, TARGET, Broken
 from support.broken_photos import PHOTO_CASES
 from support.broken_tables import TABLE_CASES
+from support.command_line import code_of
 
 CASES = (*FILE_CASES, *PHOTO_CASES, *TABLE_CASES)
 FAST = [
@@ -34,12 +34,7 @@ def call(
     monkeypatch.chdir(tmp_path)
 
     def run(*args: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fedshift", *args])
-        try:
-            main()
-            code = 0
-        except SystemExit as e:
-            code = int(e.code or 0)
+        code = code_of(monkeypatch, *args)
         out, err = capsys.readouterr()
         return code, out, err
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from fedshift.cli.app import main
+from support.command_line import code_of
 from support.federations import hears_ctrl_c
 from support.small_runs import results, text_of
 
@@ -33,12 +33,7 @@ def call(
     Path("f.toml").write_text(text_of("fedavg"))
 
     def run(*args: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fedshift", *args])
-        code = 0
-        try:
-            main()
-        except SystemExit as e:
-            code = int(e.code or 0)
+        code = code_of(monkeypatch, *args)
         return code, *capsys.readouterr()
 
     return run

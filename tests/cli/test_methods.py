@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedshift import recipes
-from fedshift.cli.app import main
 from fedshift.cli.methods import axes_used, example, method_row
+from support.command_line import code_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,12 +21,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
     """`fedshift methods ARGS` in this process: (exit code, stdout, stderr)."""
 
     def run(*args: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fedshift", "methods", *args])
-        code = 0
-        try:
-            main()
-        except SystemExit as e:
-            code = int(e.code or 0)
+        code = code_of(monkeypatch, "methods", *args)
         return code, *capsys.readouterr()
 
     return run

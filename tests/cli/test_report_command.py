@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from fedshift.cli import reporting
-from fedshift.cli.app import main
+from support.command_line import code_of
 from support.report_fixtures import Outline, write_begun, write_run
 
 Call = Callable[..., tuple[int, str, str]]
@@ -24,12 +23,7 @@ def call(
     monkeypatch.chdir(tmp_path)
 
     def run(*args: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fedshift", "report", *args])
-        code = 0
-        try:
-            main()
-        except SystemExit as e:
-            code = int(e.code or 0)
+        code = code_of(monkeypatch, "report", *args)
         out, err = capsys.readouterr()
         return code, out, err
 

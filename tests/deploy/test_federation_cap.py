@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import tomllib
 from collections.abc import Callable
 from functools import partial
@@ -12,7 +11,6 @@ import pytest
 import torch
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
-from fedshift.cli.app import main
 from fedshift.engine.run import Round, run
 from fedshift.engine.traffic import Meter
 from fedshift.experiments.caps import cap_named, with_cap
@@ -23,6 +21,7 @@ from fedshift.experiments.load import load_config, validate
 from fedshift.experiments.on_flower import configured_site, on_grid, strategy_of
 from fedshift.experiments.task import prepare
 from fedshift.flower import LocalGrid, client_app
+from support.command_line import code_of
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "loopback" / "experiment.toml"
 # FedAvg on three clients of very different sizes, for a moment.
@@ -40,12 +39,7 @@ Call = Callable[..., int]
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch) -> Call:
     def called(*args: str) -> int:
-        monkeypatch.setattr(sys, "argv", ["fedshift", "deploy", *args])
-        try:
-            main()
-        except SystemExit as ended:
-            return int(ended.code or 0)
-        return 0
+        return code_of(monkeypatch, "deploy", *args)
 
     return called
 

@@ -8,7 +8,6 @@ import os
 import pickle
 import shutil
 import struct
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from fedshift.cli.app import main
 from fedshift.errors import DataError, InputError
 from fedshift.experiments.experiment import run_experiment
 from fedshift.experiments.folder import EventLog, kept_in
 from fedshift.experiments.task import prepare
 from fedshift.files import append, write
 from support.broken_inputs import COUNTS, GOOD, TARGET
+from support.command_line import code_of
 from support.dataset_fixtures import FILES, mnist
 from support.report_fixtures import write_run
 from support.small_runs import config_of, record_until
@@ -167,12 +166,7 @@ def called(
     monkeypatch.setenv("FEDSHIFT_DATA", str(tmp_path))
 
     def run(*args: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["fedshift", *args])
-        try:
-            main()
-        except SystemExit as e:
-            return int(e.code or 0), capsys.readouterr().err
-        return 0, capsys.readouterr().err
+        return code_of(monkeypatch, *args), capsys.readouterr().err
 
     return run
 

@@ -48,14 +48,14 @@ def drawn(name: str, request: Request) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n in FEDDRM if n != "feddrm/heart"])
 def test_feddrms_tables_and_figures(name: str, tmp_path: Path) -> None:
-    found = study(name)
+    table = study(name)
     sets = SETS.get(name, "cifar-10")
-    column = next(c for c in found.columns if c.dataset == sets)
+    column = next(c for c in table.columns if c.dataset == sets)
     small = () if name in OWN_NETWORK else ("model.name=lenet-gn-small",)
     small = ("data.limit=400",) if name == "feddrm/small" else small
     request = Request(
         name, tmp_path, (sets,), (column.split,), ("feddrm",), (0,),
-        rounds=2 * found.rounds // column.rounds, overrides=(*TINY, *small),
+        rounds=2 * table.rounds // column.rounds, overrides=(*TINY, *small),
     )  # fmt: skip
     page = drawn(name, request)
     if name == "feddrm/fig7":

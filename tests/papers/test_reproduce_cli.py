@@ -6,19 +6,18 @@ import json
 import os
 import re
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fedshift.cli.app import main
 from fedshift.errors import TrainingError
 from fedshift.experiments import experiment
 from fedshift.fitting.many_bars import LiveRuns
 from fedshift.papers.reproduce.catalogue import targets
 from fedshift.sweeps import execute
+from support.command_line import code_of
 
 FAST = ["--dataset", "fashion-mnist-mini", "--split", "C=3", "--rounds", "1",
         "-c", "model.name=linear"]  # fmt: skip
@@ -32,12 +31,7 @@ def call(
     monkeypatch.chdir(tmp_path)
 
     def run(*args: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fedshift", "reproduce", *args])
-        code = 0
-        try:
-            main()
-        except SystemExit as e:
-            code = int(e.code or 0)
+        code = code_of(monkeypatch, "reproduce", *args)
         return code, *capsys.readouterr()
 
     return run

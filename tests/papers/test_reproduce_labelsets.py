@@ -36,8 +36,8 @@ def test_the_studies() -> None:
 
 def test_overlap_at_fixed_labels_and_labels_per_client() -> None:
     """Connectivity of a ring is 2 - 2 cos(2 pi / 10), of all pairs 10."""
-    found = study("labelsets/graph")
-    columns = [c for c in found.columns if c.title == "CIFAR-10"]
+    table = study("labelsets/graph")
+    columns = [c for c in table.columns if c.title == "CIFAR-10"]
     shifts = [c.settings["shift"] for c in columns]
     assert [s["reach"] for s in shifts] == [0, 1, 2, 3, 4, 5]
     assert {(s["clients"], s["labels_per_client"], s["samples"]) for s in shifts} == {(90, 2, 200)}
@@ -50,24 +50,24 @@ def test_overlap_at_fixed_labels_and_labels_per_client() -> None:
 
 
 def test_rounds_looks_at_every_round_of_the_absent_labels() -> None:
-    found = study("labelsets/rounds")
-    assert {r.options["tune"] for r in found.rows} == {"pairwise"}
-    assert [r.label for r in found.rows] == [
+    table = study("labelsets/rounds")
+    assert {r.options["tune"] for r in table.rows} == {"pairwise"}
+    assert [r.label for r in table.rows] == [
         "public FedAvg + pairwise", "private FedAvg + pairwise",
         "private FedAvg + pairwise over union",
     ]  # fmt: skip
-    config = config_of(Plan(found), found.rows[0], found.columns[0], {}, 0)
+    config = config_of(Plan(table), table.rows[0], table.columns[0], {}, 0)
     assert (config.training.evaluate_every, config.training.cohort) == (1, 5)
 
 
 def test_clients_have_accuracy_and_bytes() -> None:
-    found = study("labelsets/clients")
-    assert [c.x for c in found.columns if c.title == "CIFAR-10"] == [10, 100, 1000]
-    metrics = {r.label: found.metric_of(r) for r in found.rows}
+    table = study("labelsets/clients")
+    assert [c.x for c in table.columns if c.title == "CIFAR-10"] == [10, 100, 1000]
+    metrics = {r.label: table.metric_of(r) for r in table.rows}
     assert metrics["private FedAvg"].within == (0.0, 100.0)
     assert metrics["private FedAvg, bytes"].key == "bytes_both"
     assert metrics["private FedAvg, bytes"].within == (-np.inf, np.inf)
-    assert {(c.rounds, c.seeds) for c in found.columns} == {(150, 10)}
+    assert {(c.rounds, c.seeds) for c in table.columns} == {(150, 10)}
 
 
 def test_a_correlation_over_rounds() -> None:
@@ -86,16 +86,16 @@ def test_a_correlation_over_rounds() -> None:
 
 
 def test_the_sweep_is_the_papers_conditions() -> None:
-    found = study("labelsets/sweep")
-    given = {(r.method, r.options["mode"], r.options["tune"]) for r in found.rows}
+    table = study("labelsets/sweep")
+    given = {(r.method, r.options["mode"], r.options["tune"]) for r in table.rows}
     methods = ("labelset_fedavg", "labelset_fedprox")
     modes, tunes = ("private", "public"), ("none", "mse", "pairwise")
     assert given == set(product(methods, modes, tunes))
-    assert len(found.rows) == 12
+    assert len(table.rows) == 12
     for title in ("Fashion-MNIST", "CIFAR-10"):
-        splits = [c.split for c in found.columns if c.title == title]
+        splits = [c.split for c in table.columns if c.title == title]
         assert splits == ["C=2", "C=3", "C=5", "C=7", "C=10"]
-    config = config_of(Plan(found), found.rows[0], found.columns[0], {}, 0)
+    config = config_of(Plan(table), table.rows[0], table.columns[0], {}, 0)
     assert config.shift.shift() == LabelSetSplit(2, samples=2000)
     assert (config.shift.target, config.shift.clients) == ("union", 10)
     assert (config.server.unlabeled, config.training.rounds) == (5000, 150)
@@ -103,8 +103,8 @@ def test_the_sweep_is_the_papers_conditions() -> None:
     assert (t.lr, t.batch, t.epochs, t.steps) == (0.1, 32, None, None)  # one epoch
     assert (t.momentum, t.decay, t.optimizer) == (0.0, 0.0, "sgd")
     assert config.model.name == "lenet"
-    assert {c.seeds for c in found.columns} == {10}
-    assert found.printed == {}  # no number of the paper is known
+    assert {c.seeds for c in table.columns} == {10}
+    assert table.printed == {}  # no number of the paper is known
 
 
 def test_the_overlap_and_scaling_studies() -> None:
@@ -137,8 +137,8 @@ def test_what_is_compared_with_what() -> None:
 
 def test_rows_of_a_seed_have_one_split() -> None:
     """The server keeps its examples back for untuned rows too."""
-    found = study("labelsets/sweep")
-    configs = [config_of(Plan(found), r, found.columns[0], {}, 1) for r in found.rows]
+    table = study("labelsets/sweep")
+    configs = [config_of(Plan(table), r, table.columns[0], {}, 1) for r in table.rows]
     assert len({(c.shift, c.server, c.seeds) for c in configs}) == 1
     names = [run_of(c).name for c in configs]
     assert len(set(names)) == 12
@@ -154,31 +154,31 @@ def test_the_bootstrap_is_the_exact_one() -> None:
     """Against all n^n resamples: quantiles of the mean to within the resampling's error."""
     values = [1.0, 4.0, 2.0, 8.0, 5.5]
     means = np.sort([np.mean(s) for s in product(values, repeat=5)])
-    found = bootstrapped(values)
-    for quantile, side in ((0.025, found.low), (0.975, found.high)):
+    table = bootstrapped(values)
+    for quantile, side in ((0.025, table.low), (0.975, table.high)):
         assert side is not None
         below = np.searchsorted(means, side, "left") / len(means)
         upto = np.searchsorted(means, side + 1e-9, "right") / len(means)
         error = 5 * np.sqrt(quantile * (1 - quantile) / 10_000)
         assert below - error <= quantile <= upto + error
-    assert (found.n, found.mean, found.sd) == (5, moments(values).mean, moments(values).sd)
-    assert found.low != pytest.approx(moments(values).low, abs=0.5)  # not Student's
-    assert bootstrapped(values) == found  # the same each time
+    assert (table.n, table.mean, table.sd) == (5, moments(values).mean, moments(values).sd)
+    assert table.low != pytest.approx(moments(values).low, abs=0.5)  # not Student's
+    assert bootstrapped(values) == table  # the same each time
     tripled = bootstrapped([3 * v + 1 for v in values])
-    assert tripled.low == pytest.approx(3 * (found.low or 0) + 1)  # resampled alike
+    assert tripled.low == pytest.approx(3 * (table.low or 0) + 1)  # resampled alike
     assert bootstrapped([2.0]) == moments([2.0])
 
 
 def test_of_three_seeds_it_is_the_range() -> None:
-    found = bootstrapped([1.0, 2.0, 7.0])
-    assert (found.low, found.high) == (1.0, 7.0)
+    table = bootstrapped([1.0, 2.0, 7.0])
+    assert (table.low, table.high) == (1.0, 7.0)
 
 
 def test_differences_are_resampled_in_pairs() -> None:
     ours, theirs = {0: 50.0, 1: 60.0, 2: 90.0}, {0: 49.0, 1: 59.0, 2: 89.0, 3: 0.0}
-    found = paired(ours, theirs, kind="bootstrap")
-    assert found is not None
-    assert (found.n, found.mean, found.low, found.high) == (3, 1.0, 1.0, 1.0)
+    table = paired(ours, theirs, kind="bootstrap")
+    assert table is not None
+    assert (table.n, table.mean, table.low, table.high) == (3, 1.0, 1.0, 1.0)
     apart = bootstrapped(list(ours.values()))
     assert apart.low is not None
     assert apart.low < apart.mean - 5

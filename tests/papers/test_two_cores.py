@@ -36,31 +36,31 @@ def made_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def test_baselines_as_published_stand_beside_the_authors_runs() -> None:
-    found = study("feddrm/table1-published")
-    methods = {r.label: (r.method, r.against) for r in found.rows}
+    table = study("feddrm/table1-published")
+    methods = {r.label: (r.method, r.against) for r in table.rows}
     for name in two.NAMES:
         authors = f"{name}, authors' run"
         assert methods[authors] == (f"{name.lower()}_drm_repo", "")
         assert methods[f"{name}, as published"] == (name.lower(), authors)
     first = study("feddrm/table1")
-    assert found.columns[:6] == first.columns
-    assert len(found.printed) == 6 * 6
+    assert table.columns[:6] == first.columns
+    assert len(table.printed) == 6 * 6
     place = ("CIFAR-10", "Dir=0.3", "FedALA")
-    assert found.printed[(*place[:2], "FedALA, authors' run")] == first.printed[place]
-    small = next(c for c in found.columns if c.dataset == "fashion-mnist-mini")
-    configs = {r.label: config_of(Plan(found), r, small, {}, 0) for r in found.rows}
+    assert table.printed[(*place[:2], "FedALA, authors' run")] == first.printed[place]
+    small = next(c for c in table.columns if c.dataset == "fashion-mnist-mini")
+    configs = {r.label: config_of(Plan(table), r, small, {}, 0) for r in table.rows}
     assert configs["FedAvgFT"].method.options["tune_rounds"] == 10
     assert {c.training.rounds for c in configs.values()} == {80}
     assert {c.training.evaluate_last for c in configs.values()} == {5}
 
 
 def test_lambda_is_tuned_on_examples_that_the_grid_does_not_train_on() -> None:
-    found = study("feddrm/table1-published")
-    row, column = two.BY_VALIDATION, found.columns[0]
-    grid = [c.run.config for c in tuning_runs(Plan(found), row, column, 0)]
+    table = study("feddrm/table1-published")
+    row, column = two.BY_VALIDATION, table.columns[0]
+    grid = [c.run.config for c in tuning_runs(Plan(table), row, column, 0)]
     assert [c.method.options["lam"] for c in grid] == list(two.LAMBDAS)
     assert {c.data.validation for c in grid} == {0.1}
-    assert config_of(Plan(found), row, column, {}, 0).data.validation == 0.0
+    assert config_of(Plan(table), row, column, {}, 0).data.validation == 0.0
 
 
 @pytest.fixture(scope="module")
@@ -107,24 +107,24 @@ def test_lambda_by_validation_in_small(tmp_path: Path) -> None:
 
 
 def test_the_margin_over_each_group_of_rivals() -> None:
-    found = study("feddrm/table1-published")
-    column = found.columns[0]
+    table = study("feddrm/table1-published")
+    column = table.columns[0]
     values = {"FedDRM": 60.0, **dict(zip(two.AUTHORS, (1.0, 55.0, 3.0, 4.0), strict=True))}
     cells = [
         Cell(row, column, 1, {}, None, moments=Moments(1, values[row.label], None, None, None))
-        for row in found.rows
+        for row in table.rows
         if row.label in values
     ]
-    assert margins(found, cells) == (
+    assert margins(table, cells) == (
         'Margin of "FedDRM" on CIFAR-10 Dir=0.3: +5.00 over the best as the authors run them, '
         '"FedALA, authors\' run".',
     )
     named = [c.row.label.replace("authors' run", "as published") for c in cells]
     rows = [replace(c.row, label=label) for c, label in zip(cells, named, strict=True)]
     published = [replace(c, row=row) for c, row in zip(cells, rows, strict=True)]
-    assert "over the best as published" in margins(found, published)[0]
-    assert margins(found, cells[1:]) == ()
-    assert margins(replace(found, rivals={}), cells) == ()
+    assert "over the best as published" in margins(table, published)[0]
+    assert margins(table, cells[1:]) == ()
+    assert margins(replace(table, rivals={}), cells) == ()
 
 
 # ------------------------------------------------------------------------- on two cores
@@ -132,16 +132,16 @@ def test_the_margin_over_each_group_of_rivals() -> None:
 
 def test_six_hours_of_two_cores() -> None:
     """66 runs of 80 rounds at 6.2 s, FedSAMFT's at twice that."""
-    found = study("feddrm/cifar10")
-    runs, seconds = seconds_left(Plan(found), Store(Path("nowhere")))
+    table = study("feddrm/cifar10")
+    runs, seconds = seconds_left(Plan(table), Store(Path("nowhere")))
     assert (runs, seconds) == (66, pytest.approx(6 * 12 * 80 * 6.2))
     assert seconds / 2 < 6 * 3600
-    assert {(c.seeds, c.rounds) for c in found.columns} == {(3, 80)}
-    assert len(found.printed) == 2 * 2 * 11
-    assert {(c.title, c.split, r.label) for c in found.columns for r in found.rows} == set(
-        found.printed
+    assert {(c.seeds, c.rounds) for c in table.columns} == {(3, 80)}
+    assert len(table.printed) == 2 * 2 * 11
+    assert {(c.title, c.split, r.label) for c in table.columns for r in table.rows} == set(
+        table.printed
     )
-    tuned = {r.key: r.options["tune_rounds"] for r in found.rows if r.scaled}
+    tuned = {r.key: r.options["tune_rounds"] for r in table.rows if r.scaled}
     assert (tuned["fedavgft"], tuned["fedbabu_drm_repo"]) == (10, 20)
 
 

@@ -20,9 +20,11 @@ from fedshift.papers.pictures.clients import (
     partition_panel,
     shown,
 )
+from fedshift.papers.pictures.federations import cameras, three_labels
 from fedshift.papers.pictures.head_gradients import HEADS, Spread, embedded_clients, train
 from fedshift.papers.pictures.picture import Figure, Panel, Shown
 from fedshift.papers.pictures.sheets import sheet
+from fedshift.papers.pictures.weights import BY_CLIENT, SIMPLEX, by_client, in_simplex
 from fedshift.papers.protocols import feddrm, made
 from fedshift.papers.protocols.study import Column
 from fedshift.report.charts import Axis, LineChart, Series
@@ -183,6 +185,28 @@ REPORT = (
 )
 
 
+# --------------------------------------------------------------------------- FedPALS' weights
+
+
+def _three(_dataset: str, _seed: int, _rounds: int) -> Shown:
+    return in_simplex(three_labels())
+
+
+def _hundred_cameras(_dataset: str, _seed: int, _rounds: int) -> Shown:
+    return by_client(cameras(100))
+
+
+PATH_NOTE = (
+    "The path of FedPALS goes from lambda = 0, the point of the clients' hull nearest to T, to "
+    "FedAvg's mixture at lambda = infinity.",
+)
+CAMERAS = (
+    "Clients are in the order of their size, the largest first.",
+    "ESS of 25, 50 and 75 % are reached by the smallest lambda; the paper's lambdas of 600, 2500 "
+    "and 5800 are stated to give these.",
+)
+
+
 def figures() -> dict[str, Figure]:
     """Every figure of this kind by name: "feddrm/fig8" and so on."""
     looks, one = (SEED, ORDER), ("cifar-10",)
@@ -190,6 +214,11 @@ def figures() -> dict[str, Figure]:
     ten = tuple(c for c in _columns("table1", "table4") if c.dataset == "cifar-10")
     finer = tuple(c for c in _columns("table1") if c.dataset != "cifar-10")
     all_ = (
+        Figure("fedpals/fig1", SIMPLEX, (), _three, chosen=PATH_NOTE, of_counts=in_simplex),
+        Figure(
+            "fedpals/fig4", BY_CLIENT, ("iwildcam",), _hundred_cameras, chosen=CAMERAS,
+            of_counts=by_client,
+        ),
         Figure(
             "feddrm/fig3", "How far clients' gradients of the two heads are apart", one,
             _head_gradients, chosen=HEAD_NOTES, rounds=100, **mini,

@@ -186,7 +186,7 @@ def _graph() -> Study:
             "apart; for 0 they are disjoint pairs. All pairs that there are have equally many "
             "clients, or one more.",
             "Connectivity: the second smallest eigenvalue of the Laplacian of the graph of labels "
-            "that share a client; 0 where it falls apart, 10 where all pairs are held.",
+            "that share a client; 0 where it falls apart, 10 where all pairs share one.",
             *PROTOCOL[2:],
             TUNING[0],
             *INTERVALS,
@@ -233,7 +233,7 @@ def _rounds() -> Study:
             TUNING[0],
             OVER_UNION,
             "Correlation: Pearson's, over all rounds of a run, between the number of labels that "
-            "nobody of the cohort holds and the loss of central tuning before its steps. None "
+            "no client of the cohort holds and the loss of central tuning before its steps. None "
             "where either is the same in all rounds.",
         ),
         metric=Metric("correlation over rounds", "absent_loss_correlation", 1.0, 2, stop="final"),

@@ -16,12 +16,10 @@ from fedshift.papers.protocols import (
     made,
     routing,
 )
-from fedshift.papers.protocols.pictures import Picture
-from fedshift.papers.protocols.pictures import pictures as pictures
 from fedshift.papers.protocols.study import Study
 
-# Of runs, of data alone, and of label counts.
-Target = Study | Figure | Picture
+# Of runs, and of data alone.
+Target = Study | Figure
 
 
 def studies() -> dict[str, Study]:
@@ -40,7 +38,7 @@ def study(name: str) -> Study:
 
 def targets() -> dict[str, Target]:
     """Everything that can be reproduced, paper by paper."""
-    everything: dict[str, Target] = {**studies(), **pictures(), **figures()}
+    everything: dict[str, Target] = {**studies(), **figures()}
     papers = dict.fromkeys(name.partition("/")[0] for name in everything)
     order = sorted(everything, key=lambda name: list(papers).index(name.partition("/")[0]))
     return {name: everything[name] for name in order}
@@ -53,13 +51,8 @@ def target(name: str) -> Target:
     if len(alike) > 1:
         raise InputError(f"{name} is in several papers: {', '.join(alike)}; name one of these")
     if name not in by_name:
-        raise unknown("table or figure", name, {*by_name, *pictures()})
+        raise unknown("table or figure", name, by_name)
     return by_name[name]
-
-
-def picture(name: str) -> Picture | None:
-    """The picture of this name; None where it is none, and so perhaps a study's."""
-    return pictures().get(name)
 
 
 def shipped_tuning(study: Study) -> Path:

@@ -22,7 +22,7 @@ def correlation(x: Sequence[float], y: Sequence[float]) -> float:
 
 
 def absent_and_loss(summary: Mapping[str, Any]) -> tuple[list[float], list[float]]:
-    """By evaluated round: labels that nobody of the cohort has, and tuning's loss before its steps.
+    """By evaluated round: labels that no client of the cohort has, and tuning's loss before.
 
     Rounds without tuning are left out.
     """

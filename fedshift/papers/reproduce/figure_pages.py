@@ -11,6 +11,7 @@ from typing import Any
 from fedshift import __version__
 from fedshift.errors import InputError, unknown
 from fedshift.files import clean, make_folder, write
+from fedshift.papers.pictures.federations import federation_of
 from fedshift.papers.pictures.picture import Figure, Shown
 from fedshift.papers.protocols.study import missing_data
 from fedshift.papers.reproduce.output import PAGE, RESULTS, study_of
@@ -18,7 +19,6 @@ from fedshift.papers.reproduce.reproduce import Request
 from fedshift.report.layout import html_page, items, note, section, table
 from fedshift.report.shapes import alone, escape
 from fedshift.report.tables import escape_markdown, markdown
-from fedshift.report.tables import shown as texts
 
 
 @dataclass(frozen=True)
@@ -48,27 +48,35 @@ def draw(figure: Figure, request: Request) -> Drawing:
     there.
     """
     _check(figure, request)
-    names = request.datasets or figure.datasets
-    seed = 0 if request.seeds is None else request.seeds[0]
-    rounds = request.rounds or figure.rounds
-    done, problems = dict[str, Shown](), list[str]()
-    for name in names:
-        why = missing_data(name)
-        if why is None:
-            done[name] = figure.draw(name, seed, rounds)
-        else:
-            problems.append(why)
+    done, problems = _shown(figure, request)
     for place in filter(None, (request.out, request.publish)):
         _make_place(place, figure)
-    shown = done or {figure.datasets[0]: figure.without}
     page = request.out / _folder(figure) / "index.html"
-    drawing = Drawing(figure, request.command(), shown, tuple(problems), page)
+    drawing = Drawing(figure, request.command(), done, tuple(problems), page)
     _write(request.out / _folder(figure), drawing)
     write(page, _html(drawing))
     write(page.with_name(RESULTS), json.dumps(document_of(drawing), indent=1) + "\n")
     if request.publish is not None:
         _write(request.publish / _folder(figure), drawing)
     return drawing
+
+
+def _shown(figure: Figure, request: Request) -> tuple[dict[str, Shown], list[str]]:
+    """By data set what is drawn, "" for none; and why others are missing."""
+    if request.counts is not None and figure.of_counts is not None:
+        return {"": figure.of_counts(federation_of(request.counts))}, []
+    seed = 0 if request.seeds is None else request.seeds[0]
+    rounds = request.rounds or figure.rounds
+    if not figure.datasets:
+        return {"": figure.draw("", seed, rounds)}, []
+    done, problems = dict[str, Shown](), list[str]()
+    for name in request.datasets or figure.datasets:
+        why = missing_data(name)
+        if why is None:
+            done[name] = figure.draw(name, seed, rounds)
+        else:
+            problems.append(why)
+    return done or {figure.datasets[0]: figure.without}, problems
 
 
 def _folder(figure: Figure) -> str:
@@ -79,15 +87,18 @@ def _check(figure: Figure, request: Request) -> None:
     plain = Request(request.target, request.out)
     named = {
         "--split": "splits", "--methods": "methods", "-c": "overrides", "--jobs": "jobs",
-        "--backend": "backend", "--tune": "tune", "--no-train": "train",
+        "--backend": "backend", "--tune": "tune", "--no-train": "train", "--dataset": "datasets",
+        "--seeds": "seeds", "--rounds": "rounds", "--counts": "counts",
     }  # fmt: skip
     given = [o for o, f in named.items() if getattr(request, f) != getattr(plain, f)]
-    given += ["--rounds"] if request.rounds is not None and not figure.rounds else []
-    if given:
+    if others := [option for option in given if option not in figure.takes]:
+        *first, last = figure.takes
         raise InputError(
-            f"{given[0]}: nothing is trained for {figure.name}; it takes --dataset, --seeds, "
-            f"--out and --publish{' and --rounds' * bool(figure.rounds)}"
+            f"{others[0]}: nothing is trained for {figure.name}; it takes {', '.join(first)} and "
+            f"{last}"
         )
+    if request.counts is not None and request.datasets:
+        raise InputError("--dataset: --counts says whose label counts are drawn; leave out one")
     if request.seeds is not None and len(request.seeds) != 1:
         raise InputError(f"--seeds: {figure.name} is drawn for one seed; give one, as in 0")
     if request.rounds is not None and request.rounds < 1:
@@ -110,7 +121,7 @@ def _make_place(place: Path, figure: Figure) -> None:
 def _panels(drawing: Drawing) -> dict[str, tuple[str, str]]:
     """File name -> (drawing, caption)."""
     return {
-        f"{dataset}-{name}": (panel.drawing, panel.caption)
+        "-".join(filter(None, (dataset, name))): (panel.drawing, panel.caption)
         for dataset, shown in drawing.shown.items()
         for name, panel in shown.panels.items()
     }
@@ -136,7 +147,7 @@ def document_of(drawing: Drawing) -> dict[str, Any]:
             "dataset": name,
             "caption": t.caption,
             "header": t.header,
-            "rows": texts(t),
+            "rows": t.rows,
         }
         for name, shown in drawing.shown.items()
         for t in shown.tables

@@ -51,6 +51,7 @@ class Request:
     backend how clients train, one of `fedshift.engine.ways.ALONE`
     train   False draws the table from what is there
     publish another folder for the table, with the runs' summaries alone
+    counts  label counts that a figure is drawn of, in place of the paper's
     """
 
     target: str
@@ -66,6 +67,7 @@ class Request:
     tune: bool = False
     train: bool = True
     publish: Path | None = None
+    counts: Path | None = None
 
     def command(self, backends: Collection[str] = ()) -> str:
         """The command line that asks for the same, without where and how fast.
@@ -81,6 +83,7 @@ class Request:
         named = [name for name in backends if name != "loop"]
         words += ["--backend", *named] if len(backends) == len(named) == 1 else []
         words += [w for o in self.overrides for w in ("-c", o)]
+        words += ["--counts", self.counts.name] if self.counts is not None else []
         return shlex.join(words)
 
 

@@ -13,7 +13,7 @@ from fedshift.report.looks import look_of
 from fedshift.report.means import with_intervals
 from fedshift.sweeps.store import Store
 
-ABSENT = Axis("labels that nobody of the cohort holds")
+ABSENT = Axis("labels that no client of the cohort holds")
 LOSS = Axis("loss of central tuning, before its steps")
 ROUND = Axis("round")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fedshift.papers.pictures.picture import Figure
-from fedshift.papers.protocols.pictures import Picture
 from fedshift.papers.protocols.printed import printed_rows
 from fedshift.papers.protocols.study import missing_data
 from fedshift.papers.reproduce.catalogue import Target
@@ -18,14 +17,12 @@ def data_sets(one: Target) -> tuple[str, ...]:
     """Those that are used where --dataset names none."""
     if isinstance(one, Figure):
         return one.datasets
-    if isinstance(one, Picture):
-        return ("iwildcam",) if one.kind == "weights" else ()
     return tuple(dict.fromkeys(c.settings["data"]["name"] for c in one.columns if not c.extra))
 
 
 def absent(one: Target) -> tuple[str, ...]:
     """Data sets of a table that are not here, or too small."""
-    if isinstance(one, Figure | Picture):
+    if isinstance(one, Figure):
         return tuple(name for name in data_sets(one) if missing_data(name) is not None)
     lacking = (c.settings["data"]["name"] for c in one.columns if not c.extra and c.missing())
     return tuple(dict.fromkeys(lacking))
@@ -34,7 +31,7 @@ def absent(one: Target) -> tuple[str, ...]:
 def state_of(one: Target) -> str:
     """In words: measured here, runs here, or runs where data are given."""
     places, lacking = measured(one.name), absent(one)
-    runs = "is drawn" if isinstance(one, Figure | Picture) else "runs"
+    runs = "is drawn" if isinstance(one, Figure) else "runs"
     rest = [name for name in data_sets(one) if name not in lacking]
     parts = [f"measured here: {', '.join(places)}"] if places else []
     if lacking:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,10 +12,10 @@ import pytest
 from scipy.spatial import ConvexHull
 
 from fedshift import pals_weights
-from fedshift.cli.app import main
-from fedshift.papers.protocols.pictures import pictures
-from fedshift.papers.reproduce.pictures import drawing, federation_of, weighed, weights_chart
-from fedshift.papers.reproduce.simplex import hull, place
+from fedshift.papers.pictures.federations import cameras, federation_of, three_labels
+from fedshift.papers.pictures.simplex import hull, place
+from fedshift.papers.pictures.weights import in_simplex, weighed, weights_chart
+from support.command_line import code_of
 from support.image_fixtures import count_as_whole, write_wildcam
 
 COUNTS = "client,a,b,c\nx,50,50,0\ny,30,0,70\nz,0,900,100\ntarget,1,2,3\n"
@@ -31,12 +30,7 @@ def call(
     monkeypatch.chdir(tmp_path)
 
     def run(*args: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fedshift", "reproduce", *args])
-        code = 0
-        try:
-            main()
-        except SystemExit as e:
-            code = int(e.code or 0)
+        code = code_of(monkeypatch, "reproduce", *args)
         return code, *capsys.readouterr()
 
     return run
@@ -79,8 +73,8 @@ def test_figure_1_shows_clients_target_and_mixtures(tmp_path: Path) -> None:
     """Any three labels: the marks are the marginals, and what FedPALS mixes at its ESS."""
     path = tmp_path / "counts.csv"
     path.write_text(COUNTS.replace("z,", "empty,0,0,0\nz,"))
-    federation, chosen = federation_of(path), pictures()["fedpals/fig1"]
-    marks = notes(drawing(chosen, federation))
+    federation = federation_of(path)
+    marks = notes(in_simplex(federation).panels["simplex.svg"].drawing)
     assert marks[:3] == [
         "x, n = 100: 0.500, 0.500, 0.000", "y, n = 100: 0.300, 0.000, 0.700",
         "z, n = 1000: 0.000, 0.900, 0.100",
@@ -88,10 +82,10 @@ def test_figure_1_shows_clients_target_and_mixtures(tmp_path: Path) -> None:
     assert marks[3] == "FedAvg: 0.067, 0.792, 0.142"
     assert marks[-1] == "target: 0.167, 0.333, 0.500"
     shares = federation.counts / np.maximum(federation.counts.sum(1), 1)[:, None]
-    for mark, one in zip(marks[4:-1], weighed(chosen, federation), strict=True):
+    for mark, one in zip(marks[4:-1], weighed(federation), strict=True):
         mixture = one.solved.weights @ shares
         assert mark == f"FedPALS, {one.label}: " + ", ".join(f"{v:.3f}" for v in mixture)
-    first = weighed(chosen, federation)[0].solved
+    first = weighed(federation)[0].solved
     assert np.linalg.norm(first.residual) == pytest.approx(first.distance)
 
 
@@ -114,13 +108,27 @@ def test_counts_that_cannot_be_drawn_are_refused(text: str, message: str, call: 
     assert [p.name for p in Path().iterdir()] == ["counts.csv"]
 
 
-def test_options_of_tables_are_refused_for_pictures_and_the_other_way_round(call: Call) -> None:
-    code, _, err = call("fedpals/fig1", "--seeds", "0", "--rounds", "3")
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["fedpals/fig1", "--seeds", "0"],
+         "--seeds: nothing is trained for fedpals/fig1; it takes --counts, --out and --publish"),
+        (["fedpals/fig1", "--dataset", "iwildcam"], "--dataset: nothing is trained for fedpals/fi"),
+        (["fedpals/fig4", "--rounds", "3"],
+         "--rounds: nothing is trained for fedpals/fig4; it takes --dataset, --counts, --out and"),
+        (["fedpals/fig4", "--dataset", "iwildcam", "--counts", "counts.csv"],
+         "--dataset: --counts says whose label counts are drawn; leave out one"),
+        (["fedpals/fig9", "--counts", "counts.csv"],
+         "--counts is for fedpals/fig1 and fedpals/fig4, not for fedpals/fig9; leave it out"),
+        (["feddrm/fig8", "--counts", "counts.csv"],
+         "--counts is for fedpals/fig1 and fedpals/fig4, not for feddrm/fig8; leave it out"),
+    ],
+)  # fmt: skip
+def test_options_of_other_targets_are_refused(args: list[str], message: str, call: Call) -> None:
+    code, _, err = call(*args)
     assert code == 2
-    assert "--rounds, --seeds: fedpals/fig1 trains nothing and takes --counts, --format" in err
-    code, _, err = call("fedpals/fig9", "--counts", "counts.csv")
-    assert code == 2
-    assert "--counts is for fedpals/fig1 and fedpals/fig4, not for fedpals/fig9" in err
+    assert message in err
+    assert not list(Path().iterdir())
 
 
 def test_a_picture_is_written_with_its_numbers(call: Call) -> None:
@@ -128,23 +136,26 @@ def test_a_picture_is_written_with_its_numbers(call: Call) -> None:
     Path("counts.csv").write_text(COUNTS)
     code, out, err = call("fedpals/fig1", "--counts", "counts.csv", "--out", "o", "--publish", "p")
     assert (code, err) == (0, "")
-    assert "Page: o/fig1/table.md" in out
+    assert "Page: o/fig1/index.html" in out
     for name in ("simplex.svg", "table.md"):
         assert Path("o/fig1", name).read_bytes() == Path("p/fig1", name).read_bytes()
     assert {p.name for p in Path("p/fig1").iterdir()} == {"simplex.svg", "table.md"}
-    assert json.loads(Path("o/fig1/results.json").read_text())["study"] == "fedpals/fig1"
     page = Path("o/fig1/table.md").read_text()
     assert page.startswith("# fedpals/fig1: Clients, target and weights in the simplex")
     assert "`fedshift reproduce fedpals/fig1 --counts counts.csv`" in page
     assert "The counts are those of counts.csv." in page
     code, out, _ = call("fedpals/fig1", "--format", "json")
-    told = json.loads(out)
-    first, *_, last = told["lines"]
-    given = pictures()["fedpals/fig1"].counts()
+    document = json.loads(out)
+    written = json.loads(Path("reproduced/fig1/results.json").read_text())
+    assert document == written | {"page": "reproduced/fig1/index.html"}
+    (table,) = document["tables"]
+    first, *_, last = table["rows"]
+    given = three_labels()
     solved = pals_weights(given.counts, given.target, lam=0.0)
-    assert first["squared_distance"] == pytest.approx(solved.distance**2)
-    assert (first["weights"], first["lambda"], last["weights"]) == ("lambda = 0", 0.0, "FedAvg")
-    assert last["ess_fraction"] == pytest.approx(1.0)
+    assert table["header"][3] == "||T - S'a||²"
+    assert first[3] == pytest.approx(solved.distance**2)
+    assert (first[0], first[1], last[0]) == ("lambda = 0", 0.0, "FedAvg")
+    assert last[2] == pytest.approx(1.0)
     assert "The counts are ours" in Path("reproduced/fig1/table.md").read_text()
 
 
@@ -153,12 +164,11 @@ def test_figure_4_has_a_line_per_ess_and_dots_of_fedavg(
 ) -> None:
     """Of an iWildCam of 102 cameras, by its tables alone: no image is decoded."""
     monkeypatch.setenv("FEDSHIFT_DATA", str(tmp_path / "data"))
-    cameras = (*range(1, 101), 8, 9)
-    write_wildcam(tmp_path / "data" / "iwildcam_v2.0", cameras, 3, (4, 4))
-    count_as_whole(monkeypatch, cameras, 3)
-    chosen = pictures()["fedpals/fig4"]
-    federation = chosen.counts()
-    chart = weights_chart(chosen, federation)
+    places = (*range(1, 101), 8, 9)
+    write_wildcam(tmp_path / "data" / "iwildcam_v2.0", places, 3, (4, 4))
+    count_as_whole(monkeypatch, places, 3)
+    federation = cameras(100)
+    chart = weights_chart(federation)
     sizes = np.sort(federation.counts.sum(1))[::-1]
     *lines, dots = chart.series
     assert (dots.name, dots.line) == ("FedAvg", False)
@@ -167,11 +177,11 @@ def test_figure_4_has_a_line_per_ess_and_dots_of_fedavg(
     for line in lines:
         assert line.line
         assert sum(v or 0.0 for v in line.y) == pytest.approx(1.0)
-    ess = [one.solved.ess_fraction for one in weighed(chosen, federation)]
+    ess = [one.solved.ess_fraction for one in weighed(federation)]
     assert ess == sorted(ess)
     assert len(ess) == len(lines)
     assert call("fedpals/fig4")[0] == 0
-    assert "<svg" in Path("reproduced/fig4/weights.svg").read_text()
+    assert "<svg" in Path("reproduced/fig4/iwildcam-weights.svg").read_text()
 
 
 def test_a_picture_without_its_data_says_how_to_get_them(

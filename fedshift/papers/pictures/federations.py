@@ -1,0 +1,81 @@
+"""Clients by their label counts: those of a paper, or of a file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedshift.datasets import find
+from fedshift.errors import DataError
+from fedshift.papers.datasets import iwildcam
+from fedshift.papers.datasets.fedpals_clients import iwildcam_roles
+from fedshift.report.csv_counts import read_counts
+from fedshift.shifts import label_counts
+
+# The client of a file of counts that is none: its counts are the target's.
+TARGET_ROW = "target"
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """Label counts [M, K] of M clients, the target's marginal [K], and their names.
+
+    source: where the counts come from, a sentence
+    """
+
+    counts: NDArray[np.float64]
+    target: NDArray[np.float64]
+    clients: tuple[str, ...]
+    classes: tuple[str, ...]
+    source: str
+
+
+def three_labels() -> Federation:
+    """Three clients and a target that no weights of theirs reach."""
+    counts = np.array([[60.0, 30.0, 10.0], [30.0, 150.0, 20.0], [30.0, 6.0, 24.0]])
+    target = np.array([0.2, 0.25, 0.55])
+    return Federation(
+        counts, target, ("A", "B", "C"), ("label 1", "label 2", "label 3"),
+        "The counts are ours: three clients of 100, 200 and 60 examples, and a target that no "
+        "weights reach. --counts FILE draws others.",
+    )  # fmt: skip
+
+
+def cameras(clients: int) -> Federation:
+    """iWildCam's cameras dealt to so many clients, from its tables alone."""
+    listing = iwildcam.scan(find("iwildcam"))
+    iwildcam.check_complete(listing)
+    roles = iwildcam_roles(listing, clients)
+    counts = label_counts(listing.y, roles.clients, len(listing.classes)).astype(np.float64)
+    names = tuple(map(str, range(clients)))
+    return Federation(
+        counts, roles.target, names, listing.classes,
+        f"The cameras of iWildCam's training images, dealt to {clients} clients as in Table 3; the "
+        "target's label shares are those of its test images.",
+    )  # fmt: skip
+
+
+def federation_of(path: Path) -> Federation:
+    """The clients of a CSV file of label counts; its row "target" has the target's.
+
+    Raises DataError for a damaged file, and where the target or all clients are missing.
+    """
+    table = read_counts(path)
+    if TARGET_ROW not in table.clients:
+        raise DataError(
+            f'{path}: no row is named "{TARGET_ROW}"; add one with the target\'s counts or shares'
+        )
+    at = table.clients.index(TARGET_ROW)
+    others = [i for i in range(len(table.clients)) if i != at]
+    if not others:
+        raise DataError(f"{path}: no clients beside the target; add a row for each")
+    total = table.counts[at].sum()
+    if not total > 0:
+        raise DataError(f"{path}: the target has no examples; give counts or shares above 0")
+    return Federation(
+        table.counts[others], table.counts[at] / total, tuple(table.clients[i] for i in others),
+        table.classes, f"The counts are those of {path.name}.",
+    )  # fmt: skip

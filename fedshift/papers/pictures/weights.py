@@ -1,0 +1,122 @@
+"""FedPALS' Figures 1 and 4: what weights by effective sample size make of label counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedshift.errors import InputError
+from fedshift.papers.pictures.federations import Federation
+from fedshift.papers.pictures.picture import Panel, Shown
+from fedshift.papers.pictures.simplex import Simplex, simplex_svg
+from fedshift.report.charts import Axis, LineChart, Series
+from fedshift.report.looks import look_of
+from fedshift.report.svg import svg
+from fedshift.report.tables import Table
+from fedshift.server.pals import PalsWeights, pals_weights
+
+# Effective sample sizes as fractions; 0 stands for lambda = 0.
+ESS = (0.0, 0.25, 0.5, 0.75)
+# Points of the path along lambda.
+PATH = 60
+SIMPLEX = "Clients, target and weights in the simplex of three labels"
+BY_CLIENT = "Weights of clients by effective sample size"
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """The weights at one effective sample size."""
+
+    label: str
+    solved: PalsWeights
+
+
+def weighed(federation: Federation) -> list[Weighed]:
+    """The weights by effective sample size, the smallest first, each once.
+
+    A fraction that lambda = 0 reaches by itself is left out.
+    """
+    made: list[Weighed] = []
+    for fraction in ESS:
+        given: dict[str, float] = {"ess": fraction} if fraction else {"lam": 0.0}
+        solved = pals_weights(federation.counts, federation.target, **given)  # type: ignore[arg-type]
+        label = f"ESS {100 * fraction:g} %" if fraction else "lambda = 0"
+        if all(solved.lam != one.solved.lam for one in made):
+            made.append(Weighed(label, solved))
+    return made
+
+
+def in_simplex(federation: Federation) -> Shown:
+    """Marginals of three labels in their triangle. Raises InputError for other than three."""
+    if len(federation.classes) != 3:
+        raise InputError(
+            f"fedpals/fig1 shows three labels, the counts have {len(federation.classes)}; merge "
+            "columns, or draw fedpals/fig4 of them"
+        )
+    panel = Panel(simplex_svg(_simplex(federation)), SIMPLEX)
+    return Shown({"simplex.svg": panel}, (_numbers(federation),), (federation.source,))
+
+
+def by_client(federation: Federation) -> Shown:
+    """Weights of every client."""
+    panel = Panel(svg(weights_chart(federation)), BY_CLIENT)
+    return Shown({"weights.svg": panel}, (_numbers(federation),), (federation.source,))
+
+
+def weights_chart(federation: Federation) -> LineChart:
+    """A line per effective sample size over the clients in order of size; FedAvg's as dots."""
+    sizes = federation.counts.sum(1)
+    order = np.argsort(-sizes, kind="stable")
+    x = tuple(float(k) for k in range(1, len(order) + 1))
+    lines = [
+        Series(f"FedPALS, {one.label}", x, tuple(one.solved.weights[order].tolist()))
+        for one in weighed(federation)
+    ]
+    shares = tuple((sizes / sizes.sum())[order].tolist())
+    dots = Series("FedAvg", x, shares, look=look_of("fedavg"), line=False)
+    across = Axis("client, the largest first")
+    return LineChart(BY_CLIENT, (*lines, dots), across, Axis("weight", zero=True))
+
+
+def _simplex(federation: Federation) -> Simplex:
+    counts, target = federation.counts, federation.target
+    sizes = counts.sum(1)
+    there = sizes > 0
+    rows = counts[there] / sizes[there, None]
+    named = weighed(federation)
+    nearest = named[0].solved
+    # Evenly in ESS, since lambda goes to infinity: from lambda = 0's to all examples.
+    steps = np.linspace(nearest.ess_fraction, 1.0, PATH)[1:]
+    solved = [nearest, *(pals_weights(counts, target, ess=f) for f in steps)]
+    return Simplex(
+        SIMPLEX,
+        federation.classes,
+        tuple(n for n, some in zip(federation.clients, there, strict=True) if some),
+        rows,
+        sizes[there],
+        target,
+        sizes[there] / sizes.sum() @ rows,
+        np.array([one.weights[there] @ rows for one in solved]),
+        tuple((f"FedPALS, {n.label}", n.solved.weights[there] @ rows) for n in named),
+    )
+
+
+def _numbers(federation: Federation) -> Table:
+    """A line per effective sample size, and one of FedAvg."""
+    sizes = federation.counts.sum(1)
+    every = pals_weights(federation.counts, federation.target, lam=np.inf)
+    lines = [*weighed(federation), Weighed("FedAvg", every)]
+    rows = tuple(
+        (
+            one.label,
+            one.solved.lam,
+            one.solved.ess_fraction,
+            float(np.square(one.solved.residual).sum()),
+            float(one.solved.weights.max()),
+            int(((one.solved.weights == 0) & (sizes > 0)).sum()),
+        )
+        for one in lines
+    )
+    header = ("Weights", "Lambda", "ESS", "||T - S'a||²", "Largest weight", "Clients left out")
+    return Table(header, rows, ("", ".4g", ".1%", ".4f", ".4f", "d"))
