@@ -24,7 +24,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -75,78 +74,69 @@ def best_ridge(seen: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> Fit
     return min(fits, key=lambda fit: float((fit(other[0]) - other[1]).square().mean()))
 
 
-class Attacker(NamedTuple):
-    """Probes of a client's change of the body, one a round, and of the norms; all from shadows."""
-
-    probes: list[Fit]
-    norms: Fit
-    views: Callable[[Heard, Tensor], Views]
-
-    def probed(self, views: Views) -> Tensor:
-        """[V, T, K]: how far the changes look like those of clients that hold each label."""
-        each = [self.probes[t](views.changes[:, t]) for t in range(views.changes.shape[1])]
-        return torch.stack(each, 1).float()
-
-    def features(self, views: Views) -> dict[str, Tensor]:
-        """By attack, [V, K, d]; "all" of them together."""
-        z, plain = self.probed(views), dict(views.plain)
-        norms = [self.norms(views.norms).float()[..., None]]
-        norms += [plain.pop("norms of rows")] if "norms of rows" in plain else []
-        plain |= {"update norms": torch.cat(norms, -1)}
-        plain |= {"shadow models": torch.stack([z[:, 0], z.mean(1)], -1)}
-        return plain | {"all": torch.cat(list(plain.values()), -1)}
-
-
 Truths = Sequence[Tensor]
+Look = Callable[[Heard, Tensor], Views]
 
 
-def attacker(
-    views: Callable[[Heard, Tensor], Views], shadows: Sequence[Heard], truths: Truths
-) -> Attacker:
-    """Fitted to the first half of the shadows, its ridges chosen on the second."""
-    half, single = len(shadows) // 2, []
-    for t in range(len(shadows[0].up)):
-        pairs = [
-            (h.up[t][h.drawn[t]], s[h.drawn[t]].float())
-            for h, s in zip(shadows, truths, strict=True)
-        ]
-        sides = [
-            tuple(map(torch.cat, zip(*some, strict=True))) for some in (pairs[:half], pairs[half:])
-        ]
-        single.append(best_ridge(*sides))
-    two = [
-        joined([*map(views, h, s)])
-        for h, s in ((shadows[:half], truths[:half]), (shadows[half:], truths[half:]))
-    ]
-    return Attacker(single, best_ridge(*((one.norms, one.share) for one in two)), views)
+def halves(shadows: Sequence[Heard], truths: Truths) -> list[list[tuple[Heard, Tensor]]]:
+    """Shadows with what is true of them: the first half is fitted to, the second corrects it."""
+    pairs = [*zip(shadows, truths, strict=True)]
+    return [pairs[: len(pairs) // 2], pairs[len(pairs) // 2 :]]
+
+
+def probes_of(shadows: Sequence[Heard], truths: Truths) -> list[Fit]:
+    """For each round, from a client's change of the body to its labels [n, K]; from shadows."""
+
+    def of_round(t: int, pairs: list[tuple[Heard, Tensor]]) -> tuple[Tensor, Tensor]:
+        updates = [heard.up[t][heard.drawn[t]] for heard, _ in pairs]
+        return torch.cat(updates), torch.cat([bits[h.drawn[t]].float() for h, bits in pairs])
+
+    two = halves(shadows, truths)
+    return [best_ridge(*(of_round(t, some) for some in two)) for t in range(len(shadows[0].up))]
+
+
+def probed(probes: Sequence[Fit], views: Views) -> Tensor:
+    """[V, T, K]: how far the changes look like those of clients that hold each label."""
+    rounds = range(views.changes.shape[1])
+    return torch.stack([probes[t](views.changes[:, t]) for t in rounds], 1).float()
+
+
+def features(probes: Sequence[Fit], norms: Fit, views: Views) -> dict[str, Tensor]:
+    """By attack, [V, K, d]; "all" of them together."""
+    z, plain = probed(probes, views), dict(views.plain)
+    sizes = [norms(views.norms).float()[..., None]]
+    sizes += [plain.pop("norms of rows")] if "norms of rows" in plain else []
+    plain |= {"update norms": torch.cat(sizes, -1)}
+    plain |= {"shadow models": torch.stack([z[:, 0], z.mean(1)], -1)}
+    return plain | {"all": torch.cat(list(plain.values()), -1)}
 
 
 def attack(
-    views: Callable[[Heard, Tensor], Views], shadows: Sequence[Heard], attacked: Sequence[Heard],
+    look: Look, probes: Sequence[Fit], shadows: Sequence[Heard], attacked: Sequence[Heard],
     truths: tuple[Truths, Truths],
 ) -> dict[str, Compared]:  # fmt: skip
     """Each attack's comparison on the attacked federations; truths: of both kinds."""
-    one, half = attacker(views, shadows, truths[0]), len(shadows) // 2
-    known = joined([*map(views, shadows[half:], truths[0][half:])])
-    asked = joined([*map(views, attacked, truths[1])])
-    fed = torch.arange(len(attacked)).repeat_interleave(len(asked.share) // len(attacked))
-    features, new = one.features(known), one.features(asked)
+    first, second = (joined([look(*one) for one in some]) for some in halves(shadows, truths[0]))
+    asked = joined([*map(look, attacked, truths[1])])
+    norms = best_ridge(*((one.norms, one.share) for one in (first, second)))
+    old, new = (features(probes, norms, views) for views in (second, asked))
     scores = {
-        name: fitted(x.flatten(0, 1), known.share.flatten(), 1e-6)(new[name].flatten(0, 1))
-        for name, x in features.items()
+        name: fitted(x.flatten(0, 1), second.share.flatten(), 1e-6)(new[name].flatten(0, 1))
+        for name, x in old.items()
     } | {"holders known": asked.share.double().flatten()}
-    fed, share = fed.repeat_interleave(K), asked.share.flatten().double() * asked.asked
-    return {k: compared(fed, s, share, asked.asked - share) for k, s in scores.items()}
+    each = asked.share.numel() // len(attacked)
+    fed, share = torch.arange(len(attacked)).repeat_interleave(each), asked.share.flatten().double()
+    yes, no = share * asked.asked, (1 - share) * asked.asked
+    return {k: compared(fed, score, yes, no) for k, score in scores.items()}
 
 
 def by_cohorts(
-    shadows: Sequence[Heard], attacked: Sequence[Heard], truths: tuple[Truths, Truths]
+    probes: Sequence[Fit], attacked: Sequence[Heard], truths: Truths
 ) -> dict[str, Compared]:
     """Of a client that knows who took part: do the others' changes look so when k did?"""
-    one = attacker(seen_by_clients, shadows, truths[0])
     out: list[tuple[Tensor, ...]] = []
-    for f, (heard, sets) in enumerate(zip(attacked, truths[1], strict=True)):
-        z = one.probed(seen_by_clients(heard, sets))
+    for f, (heard, sets) in enumerate(zip(attacked, truths, strict=True)):
+        z = probed(probes, seen_by_clients(heard, sets))
         there = heard.drawn[:-1].float()
         score = torch.einsum("jty,tk->jky", z - z.mean(1, keepdim=True), there - there.mean(0))
         clients = len(sets)
@@ -180,18 +170,24 @@ def world_of(cell: Cell, size: Size, world: int, pools: Sequence[Images]) -> dic
     shadows, attacked = (
         [hear(cell, size, world, who, i, pools) for i in range(n)] for who, n in counts.items()
     )
-    truths = tuple([h.sets for h in some] for some in (shadows, attacked))
+    looks = {
+        "client": seen_by_clients,
+        "whole": partial(seen_by_clients, whole=True),
+        "reader": seen_on_the_way,
+    }
+    true = tuple([h.sets for h in some] for some in (shadows, attacked))
     nobodys = tuple(ghosts(cell, size, world, *one) for one in counts.items())
-    out, whole = {}, partial(seen_by_clients, whole=True)
-    if cell.cohort is not None:
-        for truth, note in ((truths, ""), (nobodys, ", control")):
-            out |= {k + note: v for k, v in by_cohorts(shadows, attacked, truth).items()}
-        return out
-    for who, views in (("client", seen_by_clients), ("whole", whole), ("reader", seen_on_the_way)):
-        for truth, note in ((truths, ""), (nobodys, ", control")):
-            found = attack(views, shadows, attacked, truth)
-            out |= {f"{who}: {k}{note}": v for k, v in found.items()}
-    return out | {"reader: equal rows": equal_rows(attacked)}
+    out: dict[str, Compared] = {}
+    for truths, note in ((true, ""), (nobodys, ", control")):
+        probes = probes_of(shadows, truths[0])
+        if cell.cohort is None:
+            for who, look in looks.items():
+                got = attack(look, probes, shadows, attacked, truths)
+                out |= {f"{who}: {k}{note}": v for k, v in got.items()}
+        else:
+            got = by_cohorts(probes, attacked, truths[1])
+            out |= {k + note: v for k, v in got.items()}
+    return out | ({} if cell.cohort else {"reader: equal rows": equal_rows(attacked)})
 
 
 def kept(

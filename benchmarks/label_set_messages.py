@@ -36,8 +36,8 @@ class Size:
     labels: int = 3
     examples: int = 300
     rounds: int = 10
-    shadows: int = 600
-    attacked: int = 200
+    shadows: int = 400
+    attacked: int = 160
     least: int = 20
     worlds: int = 3
 
