@@ -29,8 +29,10 @@ PROBES, SHOWN = 24, 30  # directions of the inputs; images of each label that a 
 
 @dataclass(frozen=True)
 class Size:
-    """How much is played: labels a client, examples, rounds; clients of shadow federations and of
-    attacked ones, in all, and at least so many of them; first models.
+    """How much is played.
+
+    shadows, attacked: clients of these federations in all, of at least `least` federations; worlds:
+    first models, each with shadows of its own.
     """
 
     labels: int = 3
