@@ -1,14 +1,14 @@
 """Rows of docs/papers, and what in them differs from the results' pages that they link to.
 
 A row is `claim | printed | seen here | by | verdict`. The cell "seen here" has phrases, parted by
-"; ". A phrase is a method and its cell of a results' table, under a place that stays until the
-next one:
+"; " or "<br>". A phrase is a method and its cell of a results' table, under a place that stays
+until the next one:
 
     Fashion-MNIST C=3: FedPALS 93.4 ± 7.8 (paper 92.4 ± 2.1, 8 seeds); FedPALS minus FedAvg +9.3 ...
 
 In tables without methods it is a column's head and its cell, under the row's first cell, or its
 first two. A phrase in quotation marks stands on the page as it is. Others have no digits. The cell
-"printed" says where, then ". " and such phrases of the printed tables (`protocols/*.csv`).
+"printed" says where, then ".<br>" and such phrases of the printed tables (`protocols/*.csv`).
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def numbers_in(text: str) -> bool:
 def phrases(cell: str) -> Iterator[tuple[str, str]]:
     """(place, phrase) of each phrase of a cell."""
     place = ""
-    for piece in filter(None, cell.split("; ")):
+    for piece in filter(None, re.split("; |<br>", cell)):
         found = re.fullmatch(r'([^:"]+): (.+)', piece)
         place, phrase = (found[1], found[2]) if found else (place, piece)
         yield place, phrase
@@ -170,7 +170,7 @@ def wrong(row: Claim, paper: str) -> list[str]:
     """What of a row no page or printed table has; empty where all of it stands."""
     verdict = row.verdict.partition("forecast: ")[0]
     found = [f"a number in: {cell}" for cell in (row.claim, verdict) if numbers_in(cell)]
-    where, _, numbers = row.printed.partition(". ")
+    where, _, numbers = row.printed.partition(".<br>")
     if not all(WHERE.fullmatch(part) for part in where.split(", ")):
         found.append(f"where is this printed: {where}")
     for place, phrase in phrases(numbers):
