@@ -19,6 +19,7 @@ from fedshift.engine.device import on
 from fedshift.engine.run import Round, run
 from fedshift.engine.stacking.stacked import Stacked
 from fedshift.errors import UnfitError
+from fedshift.kernels.elsewhere import outputs_on
 from fedshift.randomness import states
 from fedshift.recipes import Setting
 from fedshift.tree import Parts, flatten
@@ -73,6 +74,23 @@ def test_every_method_gives_the_loops_result(name: str, within: str) -> None:
     assert there.trained == alone.trained
     assert apart(everything(alone), everything(there)) < 1e-3
     assert apart(everything(alone), everything(played(name, seed=1))) > 1e-3  # the control
+
+
+@pytest.mark.parametrize("name", ["fedavg", "feddrm", "ditto"])
+def test_a_run_is_evaluated_there_with_the_processors_scores(name: str) -> None:
+    """The same rounds' models, scored on both; the control: another round's model."""
+    played_, there = played(name), outputs_on("cuda")
+    setting = Setting(routed_model(), TARGET, Local(lr=0.1, batch=4))
+    model, x = setting.model, make_federation(setting.model).clients[0].x
+    pair = played_.server["params"], played_.server.get("buffers", {})
+    with torch.no_grad():
+        here = model(*pair, x)
+        with there:
+            outs = model(*pair, x)
+        first = model(*model.init(), x)
+    assert {v.device.type for v in outs.values()} == {"cpu"}
+    assert apart({"out": here}, {"out": outs}) < 1e-3
+    assert apart({"out": here}, {"out": first}) > 1e-3
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedpals", "scaffold", "moon"])
