@@ -38,7 +38,7 @@ from fedshift.experiments.correcting import Correcting, check_prior, corrected
 from fedshift.experiments.custom import Metric, recipe_of
 from fedshift.experiments.custom_loss import loss_of, with_loss
 from fedshift.experiments.custom_metrics import try_metrics
-from fedshift.experiments.engines import Engine, InProcess, OnSites
+from fedshift.experiments.engines import Engine, InProcess, OnSites, evaluating
 from fedshift.experiments.folder import (
     EventLog,
     in_turn,
@@ -306,7 +306,8 @@ def _measure(
     """The scores after a round: here, or by what clients say whose models stay with them."""
     if isinstance(engine, OnSites) and engine.on_sites:
         return evaluate_on_sites(engine, algorithm, current, federation, task)
-    return evaluate(algorithm, current, federation, task, metrics, engine.measured(current))
+    with evaluating(engine):
+        return evaluate(algorithm, current, federation, task, metrics, engine.measured(current))
 
 
 def _enter(
@@ -394,7 +395,9 @@ def _outcome(
     played, weights = _weights(algorithm, federation, done, last, training)
     table = registered(last, federation.table)
     correct = correct.of_round(algorithm, last.t, training.rounds)
-    moved = corrected(correct, algorithm, last, task, table, weights, engine)
+    with evaluating(engine):
+        moved = corrected(correct, algorithm, last, task, table, weights, engine)
+        at_end = _measure_at_end(algorithm, last, federation, task, scores, engine)
     return Outcome(
         label,
         last.server.get("params", {}),
@@ -407,7 +410,7 @@ def _outcome(
         replace(federation, table=table),
         last,
         tuple(one for one in done.served if one.round <= last.t),
-        _measure_at_end(algorithm, last, federation, task, scores, engine),
+        at_end,
         tuple(one for one in done.sets if one.round <= last.t),
         done.traffic,
         done.missed,
