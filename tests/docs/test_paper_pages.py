@@ -94,8 +94,8 @@ def columns(command: str) -> Sequence[Column] | None:
     one = target(words[2])
     if not isinstance(one, Study):
         return ()
-    datasets = [given[option] for option in ("--dataset",) if option in given]
-    return narrowed(one, datasets, (), ()).columns
+    datasets, splits = ([given[o]] if o in given else [] for o in ("--dataset", "--split"))
+    return narrowed(one, datasets, splits, ()).columns
 
 
 @pytest.mark.parametrize(("paper", "row"), named(UNMEASURED))
@@ -116,6 +116,8 @@ def test_measured_columns_are_found() -> None:
     assert there("fedshift reproduce fedpals/table1 --dataset cifar-10") == {
         "CIFAR-10 C=3", "CIFAR-10 C=2", "CIFAR-10 beta=0.1",
     }  # fmt: skip
+    command = "fedshift reproduce fedpals/corrected --dataset fashion-mnist --split"
+    assert there(f"{command} C=3") == {"Fashion-MNIST C=3"}
 
 
 @pytest.mark.parametrize("name", PAPERS)
