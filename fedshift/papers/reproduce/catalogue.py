@@ -12,6 +12,7 @@ from fedshift.papers.protocols import (
     feddrm,
     feddrm_two_cores,
     fedpals,
+    labelset_tuning,
     labelsets,
     made,
     routing,
@@ -24,7 +25,7 @@ Target = Study | Figure
 
 def studies() -> dict[str, Study]:
     """Every study of every paper, by name."""
-    papers = (fedpals, feddrm, feddrm_two_cores, routing, labelsets, made)
+    papers = (fedpals, feddrm, feddrm_two_cores, routing, labelsets, labelset_tuning, made)
     return {name: study for paper in papers for name, study in paper.studies().items()}
 
 
