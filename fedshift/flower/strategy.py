@@ -69,6 +69,11 @@ def silent(*heard: object) -> None:
     """A listener that does nothing."""
 
 
+def never(t: int) -> bool:
+    """No round."""
+    return False
+
+
 def _check_limits(timeout: float, retries: int, min_clients: int | None, clients: int) -> None:
     check_number("timeout", timeout)
     check_whole("retries", retries)
@@ -144,7 +149,7 @@ class AlgorithmStrategy(Strategy):
         patience: float = 600.0,
         timeout: float = 3600.0,
         own: bool = False,
-        evaluates: Callable[[int], bool] = lambda t: False,
+        evaluates: Callable[[int], bool] = never,
         listen: Listener = silent,
         registers: Callable[[Params], None] = silent,
         gate: Gate = Gate(),
@@ -170,6 +175,8 @@ class AlgorithmStrategy(Strategy):
         self.named, self.sent, self.traffic = set[int](), dict[int, int](), Traffic()
         self.scores, self.tests = dict[int, Score](), dict[int, OwnScores]()
         check_training(algorithm, self.params, 1)
+        if evaluates is not never and not own:
+            check_whole_models(algorithm, ON_SERVER)
         check_company(algorithm, clients, size)
         check_room(algorithm, self.params, self.buffers, gate)
 

@@ -99,10 +99,14 @@ def test_no_client_is_sent_whole_heads(mode: Any, mlp: Model, federated: Any) ->
     site, x = sites(algorithm, federation), federation.clients[0].x[:2]
     app = client_app(lambda i: replace(site(i), validation=Examples(x, torch.arange(2))))
     grid = Tapped(app, len(SIZES))
-    strategy = strategy_of(algorithm, federation, evaluates=lambda t: True)
+    given = {} if mode == "private" else {"evaluates": lambda t: True}
+    strategy = strategy_of(algorithm, federation, **given)
     if mode == "private":
         with pytest.raises(InputError, match="are sent all of them; score it on the server"):
-            list(play(strategy, grid, 1))
+            strategy_of(algorithm, federation, evaluates=lambda t: True)
+        *_, played = play(strategy, grid, 1)
+        with pytest.raises(InputError, match="are sent all of them; score it on the server"):
+            strategy.questions(played, grid)
         with pytest.raises(InputError, match='or take mode = "public"'):
             strategy.ask_for_sums("calibrate", {}, range(2), strategy.begin(grid))
     else:  # the control: there is something to keep back
