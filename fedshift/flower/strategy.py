@@ -29,7 +29,7 @@ from fedshift.engine.round import (
 )
 from fedshift.engine.run import draw_cohort
 from fedshift.engine.traffic import Traffic
-from fedshift.engine.trial import check_company, check_training
+from fedshift.engine.trial import check_company, check_training, check_whole_models
 from fedshift.errors import InputError
 from fedshift.evaluation.scores import OwnScores, Score
 from fedshift.flower.arriving import Arrived, arrived, failed_client
@@ -62,6 +62,7 @@ GONE, NOT_YET = "its node is not connected", "it has not joined yet"
 Listener = Callable[[Round], None]
 DropListener = Callable[[int, Dropped], None]
 ScoreCheck = Callable[[int, Score, OwnScores | None], None]
+ON_SERVER = 'score it on the server, without evaluates, or take mode = "public"'
 
 
 def silent(*heard: object) -> None:
@@ -284,6 +285,8 @@ class AlgorithmStrategy(Strategy):
     ) -> list[Message]:  # fmt: skip
         """Ask every connected client for its scores of a round's model, or of the one it serves."""
         self.scores, self.tests, self.posted = {}, {}, []
+        if not self.own:
+            check_whole_models(self.algorithm, ON_SERVER)
         stage, server = self.algorithm.at(played.t), played.server
         # Evaluation is not sampled: scores are over all connected clients.
         everyone = torch.arange(self.clients)
@@ -364,6 +367,7 @@ class AlgorithmStrategy(Strategy):
         played: Round,
     ) -> dict[int, Message]:  # fmt: skip
         """A message to each of these clients, about a round's model; see `routing`."""
+        check_whole_models(self.algorithm, ON_SERVER)
         shared = {name: played.server.get(name, {}) for name in ("params", "buffers")}
         asked, run = {**to_records(shared, MODEL), **records}, {"round": played.t}
         return {i: self._message(f"query.{kind}", i, asked, run) for i in ids}
