@@ -25,7 +25,8 @@ class ServerData(Section):
 
     unlabeled: inputs without labels, for central tuning. validation: labelled ones, which follow
     the target. Both are drawn in the label proportions of the training file; of these as many are
-    used as T allows.
+    used as T allows. Data with clients of their own give unlabeled rows alone: of all clients, in
+    the label proportions of these.
     """
 
     unlabeled: Annotated[int, Field(ge=0)] = 0
@@ -299,14 +300,19 @@ class Config(Section):
                 "[shift] deals the sets of `fedshift datasets` to clients; data of your own have "
                 "theirs, and data.target says where the model is used. Leave [shift] out"
             )
-        if self.server != ServerData():
-            raise ValueError("[server] is for the sets of `fedshift datasets`; leave it out")
+        if self.server != ServerData() and self.data.at_sites:
+            raise ValueError("[server] takes rows of clients, and these stay there; leave it out")
+        if self.server.validation:
+            raise ValueError(
+                "server.validation is for the sets of `fedshift datasets` that a shift deals to "
+                "clients; leave it out"
+            )
         return self
 
     @model_validator(mode="after")
     def _servers_share(self) -> Config:
         server, shift = self.server, self.shift
-        if (server.unlabeled or server.validation) and (
+        if self.data.source is None and server != ServerData() and (
             shift.kind == "natural" or shift.target == "clients"
         ):
             raise ValueError(
