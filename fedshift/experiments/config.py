@@ -312,8 +312,10 @@ class Config(Section):
     @model_validator(mode="after")
     def _servers_share(self) -> Config:
         server, shift = self.server, self.shift
-        if self.data.source is None and server != ServerData() and (
-            shift.kind == "natural" or shift.target == "clients"
+        if (
+            self.data.source is None
+            and server != ServerData()
+            and (shift.kind == "natural" or shift.target == "clients")
         ):
             raise ValueError(
                 "[server] takes its examples from a training file that is dealt to clients: not "
