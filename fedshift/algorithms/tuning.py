@@ -12,21 +12,22 @@ from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm, Capabilities, LabelRules, ask
 from fedshift.algorithms.defaults import Around
-from fedshift.arguments import check_fields, check_positive
+from fedshift.arguments import check_fields, check_positive, check_whole
 from fedshift.client.descent import Adam, Descent, HeavyBall
 from fedshift.client.slopes import slope
 from fedshift.data import first_not_finite, plan_phase
 from fedshift.errors import DivergedError, InputError, check_name
 from fedshift.outputs import check_columns, dry_logits
 from fedshift.seeds import generator
-from fedshift.server.agreement import Disagreement, disagreement, farthest, seen_by
-from fedshift.server.rows import head_rows, wire_labels
+from fedshift.server.agreement import Disagreement, disagreement, farthest, restricted, seen_by
+from fedshift.server.rows import head_rows, keep_rows, wire_labels
 from fedshift.tree import Params, Parts, split
 
 # Probabilities this many roundings of a logit apart count as equal.
 ROUNDINGS = 16
 Part = Literal["head", "all"]
 Over = Literal["all", "union"]
+Moments = Literal["new", "kept"]
 
 
 def _check_inputs(inputs: Tensor) -> None:
@@ -63,6 +64,7 @@ class CentralTuning(Around):
 
         mse       D = sum_{y in Y_k} (h_k(y) - h(y))^2
         pairwise  D = sum_{y,y' in Y_k} (h_k(y) h(y') - h_k(y') h(y))^2
+        kl        D = sum_{y in Y_k} h_k(y) log(h_k(y) / h|k (y)),  h|k (y) = h(y) / h(Y_k)   (ours)
 
     Breitholtz, Listo Zec and Johansson 2025, arXiv 2508.18774. h_k is client k's model as received
     this round, a_k its weight, h the softmax over all labels; Y_k are the labels that h_k knows:
@@ -70,10 +72,13 @@ class CentralTuning(Around):
     of `inputs` [n, ...] that are drawn anew each round. Inputs are cast to the parameters' type.
 
     over       "union": h is the softmax over labels that the cohort holds, so that no mass can go
-               to the others, and their rows stay bit for bit (ours)
+               to the others, and their rows stay bit for bit (ours). "kl" compares h on Y_k alone,
+               and its gradient is exactly 0 for labels of no client: it is for "all" only
     part       "head" tunes what starts with `head`; "all" the whole model
     steps      0 leaves `inner` as it is, bit for bit
-    optimizer  "adam" or "sgd", of rate lr, with moments that start anew each round
+    rounds     the first rounds, in which alone it tunes; 0 for all
+    optimizer  "adam" or "sgd", of rate lr
+    moments    Adam's: "new" in each round, or "kept" on the server from round to round (ours)
 
     A batch on which h is where the loss is 0, but for rounding, takes no step: its gradient is
     rounding, which Adam would make full steps of.
@@ -99,15 +104,18 @@ class CentralTuning(Around):
     part: Part = "head"
     over: Over = "all"
     head: tuple[str, ...] = ("head.",)
+    rounds: int = 0
+    moments: Moments = "new"
 
     def __post_init__(self) -> None:
         _check_inputs(self.inputs)
         check_fields(self)
         for what, value, allowed in (
-            ("loss of central tuning", self.loss, ("mse", "pairwise")),
+            ("loss of central tuning", self.loss, ("mse", "pairwise", "kl")),
             ("optimizer of central tuning", self.optimizer, ("adam", "sgd")),
             ("part to tune", self.part, ("head", "all")),
             ("labels to tune over", self.over, ("all", "union")),
+            ("moments of central tuning", self.moments, ("new", "kept")),
         ):
             check_name(what, value, allowed)
         if self.steps < 0 or self.batch < 1:
@@ -115,6 +123,14 @@ class CentralTuning(Around):
                 f"{self.steps} tuning steps of {self.batch} inputs; give 0 or more of 1 or more"
             )
         check_positive("tuning lr", self.lr)
+        check_whole("tuning rounds", self.rounds, 0)
+        if self.loss == "kl" and self.over == "union":
+            raise InputError(
+                'central tuning by "kl" compares the model on each client\'s labels alone, and '
+                'over="union" has no place in it; leave it out, or tune by "mse" or "pairwise"'
+            )
+        if self.moments == "kept" and self.optimizer == "sgd":
+            raise InputError('moments="kept" is Adam\'s, and "sgd" has none; leave it out')
 
     def init(self, params: Params, buffers: Params, table: Params) -> Parts:
         server = self.inner.init(params, buffers, table)
@@ -133,7 +149,12 @@ class CentralTuning(Around):
         check_columns(logits, server["sets"]["held"].shape[1])
         nothing = torch.zeros(2, dtype=torch.float64)
         # A clone, because a checkpoint is a safetensors file, which refuses shared memory.
-        return server | {"tuning": {"loss": nothing, "outside": nothing.clone()}}
+        kept = self._kept(self._descent().start(self._moving(params)))
+        return server | {"tuning": {"loss": nothing, "outside": nothing.clone()}} | kept
+
+    def at(self, t: int) -> Algorithm:
+        """`inner` alone once the rounds of tuning are over."""
+        return self.inner.at(t) if 0 < self.rounds < t else super().at(t)
 
     def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
         changed = self.inner.server_update(server, updates, seed)
@@ -146,10 +167,11 @@ class CentralTuning(Around):
         opinions = self._opinions(server, updates, x, after["absent"]["now"])
         # `drawn` is ascending, so the place of an input in it can be searched for.
         places = [torch.searchsorted(drawn, rows) for rows in batches]
-        tuned = self._tuned(after["params"], after["buffers"], opinions, places)
+        tuned, moments = self._tuned(after, opinions, places)
         measured = [self._evaluate(p, after["buffers"], opinions) for p in (after["params"], tuned)]
         loss, outside = (torch.tensor(v, dtype=torch.float64) for v in zip(*measured, strict=True))
-        return changed | {"params": tuned, "tuning": {"loss": loss, "outside": outside}}
+        told = {"params": tuned, "tuning": {"loss": loss, "outside": outside}}
+        return changed | told | self._kept(moments)
 
     def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:
         """None: every client's model is needed; without steps, those of `inner`."""
@@ -160,7 +182,9 @@ class CentralTuning(Around):
         rules = ask(self.inner, Capabilities.label_rules)
         if rules is None or not self.steps:
             return rules
-        return {"mode": rules["mode"], "tune": self.loss, "tune_over": self.over}
+        # Where clients know their own labels alone, "kl" moves nobody else's.
+        over = None if (self.loss, rules["mode"]) == ("kl", "private") else self.over
+        return {"mode": rules["mode"], "tune": self.loss, "tune_over": over}
 
     def _moving(self, params: Params) -> Params:
         part = split(params, self.head)[0] if self.part == "head" else params
@@ -207,8 +231,20 @@ class CentralTuning(Around):
             outs = [self.model(params, buffers, block) for block in torch.split(x, self.batch)]
         return torch.cat([out["logits"] for out in outs])
 
+    def _descent(self) -> Descent:
+        return Adam() if self.optimizer == "adam" else HeavyBall()
+
+    def _kept(self, moments: Parts) -> Parts:
+        """What the server keeps of the moments."""
+        return {f"tuning_{k}": v for k, v in moments.items()} if self.moments == "kept" else {}
+
     def _seen(self, z: Tensor, opinions: Opinions) -> Tensor:
-        """The server's probabilities of each client's labels [C, B, L], from its logits [B, K]."""
+        """The server's answer for each client's labels [C, B, L], from its logits [B, K].
+
+        As `disagreement` compares it: probabilities, for "kl" logarithms.
+        """
+        if self.loss == "kl":
+            return restricted(z, opinions.labels)
         z = z.masked_fill(opinions.absent, -torch.inf) if self.over == "union" else z
         return seen_by(z.softmax(1), opinions.labels)
 
@@ -223,13 +259,16 @@ class CentralTuning(Around):
         return far <= ROUNDINGS * torch.finfo(z.dtype).eps * (1.0 + z.abs().max())
 
     def _tuned(
-        self, params: Params, buffers: Params, opinions: Opinions, batches: list[Tensor]
-    ) -> Params:
-        """The parameters after all steps."""
-        moving = self._moving(params)
-        descent: Descent = Adam() if self.optimizer == "adam" else HeavyBall()
-        # Anew in each round: the aggregate is another point, and old moments belong to the last.
-        moments, rate = descent.start(moving), torch.tensor(self.lr, dtype=torch.float64)
+        self, server: Parts, opinions: Opinions, batches: list[Tensor]
+    ) -> tuple[Params, Parts]:
+        """The parameters after all steps, and the moments."""
+        params, buffers = server["params"], server["buffers"]
+        moving, descent = self._moving(params), self._descent()
+        # New ones by default: the aggregate is another point, and old moments belong to the last.
+        moments = descent.start(moving)
+        if self.moments == "kept":
+            moments = {k: server[f"tuning_{k}"] for k in moments}
+        rate = torch.tensor(self.lr, dtype=torch.float64)
 
         def value(rows: Tensor, at: Params) -> tuple[Tensor, Params]:
             z = self.model(params | at, buffers, opinions.x[rows])["logits"]
@@ -244,7 +283,17 @@ class CentralTuning(Around):
         # Checked once at the end: NaN and infinity never become finite again.
         if not all(bool(torch.isfinite(v).all()) for v in moving.values()):
             raise DivergedError(f"central tuning diverged at lr = {self.lr}; lower it")
-        return {k: moving.get(k, v) for k, v in params.items()}
+        tuned = {k: moving.get(k, v) for k, v in params.items()}
+        return self._still(params, tuned, opinions), moments
+
+    def _still(self, before: Params, tuned: Params, opinions: Opinions) -> Params:
+        """`tuned`, where moments of earlier rounds must not move rows without a gradient."""
+        if (self.loss, self.moments) != ("kl", "kept"):
+            return tuned
+        present = opinions.labels[opinions.w > 0].flatten()
+        nobody = torch.ones_like(opinions.absent)
+        nobody[present[present >= 0]] = False
+        return keep_rows(before, tuned, nobody, head_rows(before, self.head, len(nobody)))
 
     def _evaluate(self, params: Params, buffers: Params, opinions: Opinions) -> tuple[float, float]:
         """(loss, mass that the model gives to absent labels) on all of x."""

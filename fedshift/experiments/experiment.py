@@ -316,7 +316,7 @@ def _enter(
     """Add what was measured after a round."""
     done.metrics.append(measured_round(current, scores, federation, task, algorithm))
     done.served += [] if scores.served is None else [scores.served.metrics]
-    done.sets += set_round(current)
+    done.sets += set_round(current, algorithm)
 
 
 def _note_divergence(played: Iterator[Round], done: Progress) -> Iterator[Round]:

@@ -11,14 +11,18 @@ from fedshift.record.summary import LabelSets, SetRound
 from fedshift.tree import Parts
 
 
-def set_round(current: Round) -> tuple[SetRound, ...]:
-    """What the server knows after a round; () for a method without label sets."""
+def set_round(current: Round, algorithm: Algorithm) -> tuple[SetRound, ...]:
+    """What the server knows after a round; () for a method without label sets.
+
+    Of tuning only where the round's stage tunes: later ones leave the server's last numbers.
+    """
     server = current.server
     # The state of the server tells, so that a new method with label sets needs no entry here.
     if "absent" not in server:
         return ()
     absent = int(server["absent"]["now"].sum())
-    if "tuning" not in server:
+    rules = ask(algorithm.at(current.t), Capabilities.label_rules)
+    if "tuning" not in server or rules is None or rules["tune"] == "none":
         return (SetRound(current.t, absent),)
     loss, outside = server["tuning"]["loss"].tolist(), server["tuning"]["outside"].tolist()
     return (SetRound(current.t, absent, *loss, *outside),)

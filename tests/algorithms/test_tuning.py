@@ -41,7 +41,7 @@ def tuned(inner: Any, **options: Any) -> CentralTuning:
 @pytest.mark.parametrize("mode", ["private", "public"])
 def test_no_steps_are_no_tuning(mode: Any, setting: Setting, federated: Any) -> None:
     plain = recipes.labelset_fedavg(setting, mode=mode)
-    for loss in ("mse", "pairwise"):
+    for loss in ("mse", "pairwise", "kl"):
         assert same(tuned(plain, loss=loss, steps=0), plain, federated()) == 0
         assert same(tuned(plain, loss=loss, steps=1), plain, federated()) > 1e-4
 
@@ -93,11 +93,13 @@ def risk(kind: str, federation: Federation, weights: Tensor, z: list[Tensor], q:
         a, b = logits[:, held].softmax(1), q[:, held]
         pairs = a[:, :, None] * b[:, None] - a[:, None] * b[:, :, None]
         terms = (a - b).square().sum(1) if kind == "mse" else pairs.square().sum((1, 2))
+        if kind == "kl":
+            terms = (a * (a / (b / b.sum(1, keepdim=True))).log()).sum(1)
         total = total + weights[i] * terms.mean()
     return total
 
 
-@pytest.mark.parametrize("kind", ["mse", "pairwise"])
+@pytest.mark.parametrize("kind", ["mse", "pairwise", "kl"])
 @pytest.mark.parametrize("part", ["head", "all"])
 def test_one_step_is_a_step_on_the_loss(kind: Any, part: Any, mlp: Model) -> None:
     """theta - lr grad of the definition, from the aggregate, on the inputs drawn as one batch."""
@@ -162,7 +164,7 @@ def test_one_private_client_disagrees_with_nobody(mlp: Model) -> None:
 
 
 @pytest.mark.parametrize("exact", [False, True])
-@pytest.mark.parametrize("kind", ["mse", "pairwise"])
+@pytest.mark.parametrize("kind", ["mse", "pairwise", "kl"])
 def test_rounding_moves_nothing(kind: Any, exact: bool, mlp: Model) -> None:
     """Adam makes full steps of a gradient that is rounding: 0.018 in a round, with "pairwise"."""
     data = make_clients()[3]
@@ -182,19 +184,21 @@ def test_rounding_moves_nothing(kind: Any, exact: bool, mlp: Model) -> None:
     assert moved(data.x, data.x + 0.3) > 1e-4  # the control: models that are apart
 
 
-@pytest.mark.parametrize("kind", ["mse", "pairwise"])
+@pytest.mark.parametrize("kind", ["mse", "pairwise", "kl"])
 def test_how_far_a_model_is_from_zero_loss(kind: Any) -> None:
     """Label by label; clients of weight 0 have no say."""
     p, q = drawn(3, 4, 5, seed=1).double().softmax(2), drawn(3, 4, 5, seed=2).double().softmax(2)
     w, most = torch.tensor([0.5, 0.0, 0.5]).double(), 0.0
     for k in (0, 2):
         for a, b in zip(p[k], q[k], strict=True):
-            near = a if kind == "mse" else (a @ b) / (a @ a) * a
+            near = (a @ b) / (a @ a) * a if kind == "pairwise" else a
             most = max(most, *(abs(float(u) - float(v)) for u, v in zip(near, b, strict=True)))
-    assert abs(float(farthest(kind, p, q, w)) - most) < 1e-15
-    other = farthest(kind, p, q, torch.tensor([0.0, 1.0, 0.0]).double())
+    given = q.log() if kind == "kl" else q
+    assert abs(float(farthest(kind, p, given, w)) - most) < 1e-15
+    other = farthest(kind, p, given, torch.tensor([0.0, 1.0, 0.0]).double())
     assert abs(float(other) - most) > 1e-3
-    assert float(farthest(kind, p, 0.5 * p, w)) < 1e-16 or kind == "mse"
+    near = {"mse": p, "pairwise": 0.5 * p, "kl": p.log()}[kind]
+    assert float(farthest(kind, p, near, w)) < 1e-15
 
 
 def test_clients_without_examples_say_nothing(setting: Setting, federated: Any) -> None:
@@ -308,6 +312,49 @@ def test_public_clients_speak_of_absent_labels(mlp: Model) -> None:
         assert (float(outside[1]) < 0.2) != flees
 
 
+def test_absent_labels_stay_under_restricted_kl(mlp: Model) -> None:
+    """Rows of labels that no client of the cohort holds: bit for bit, whatever Adam remembers."""
+    setting = Setting(mlp, TARGET, Local(lr=0.3, batch=8))
+    plain, federation = recipes.labelset_fedavg(setting), uneven(mlp)
+    for options in ({}, {"moments": "kept"}):
+        algorithm = tuned(plain, loss="kl", part="all", **options)
+        assert algorithm.label_rules() == {"mode": "private", "tune": "kl", "tune_over": None}
+        server, states = start(algorithm, federation).server, {}
+        for t, ids in enumerate(([0, 1, 2], [0]), start=1):  # label 3 is absent from the second
+            played = play_round(algorithm, federation, server, states, torch.tensor(ids), t)
+            moved = [
+                max(apart({k: played.server["params"][k][y]}, {k: server["params"][k][y]})
+                    for k in HEAD) > 0
+                for y in range(CLASSES)
+            ]  # fmt: skip
+            assert moved == [False, True, True, t == 1, False]
+            server, states = played.server, played.states
+    everyone = recipes.labelset_fedavg(setting, mode="holders")
+    rules = tuned(everyone, loss="kl").label_rules()
+    assert rules == {"mode": "holders", "tune": "kl", "tune_over": "all"}
+    server = final(tuned(everyone, loss="kl"), federation, 1).server  # softmax over all labels
+    assert (
+        apart({"": server["params"]["head.bias"][4]}, {"": federation.params["head.bias"][4]}) > 0
+    )
+
+
+def test_later_rounds_are_the_inner_methods(setting: Setting, federated: Any) -> None:
+    """rounds = 2: two rounds as without a limit; the third trains on, and tunes no more."""
+    plain, federation = recipes.labelset_scaffold(setting), federated()
+    limited, always = (tuned(plain, loss="kl", rounds=r) for r in (2, 0))
+    for t in (1, 2):
+        assert same(limited, always, federation, t) == 0
+    assert same(limited, always, federation, 3) > 1e-4
+    second, third = (final(limited, federation, t).server for t in (2, 3))
+    assert apart(second["tuning"], third["tuning"]) == 0
+    assert limited.at(2) == limited
+    assert limited.at(3) == plain
+    everyone = torch.arange(len(federation.clients))
+    after = final(limited, federation, 2)
+    by_hand = play_round(plain, federation, after.server, after.states, everyone, 3)
+    assert apart(by_hand.server["params"], third["params"]) == 0
+
+
 def test_recipes_build_it(setting: Setting, federated: Any) -> None:
     inputs = drawn(40, FEATURES, seed=5)
     with_inputs = replace(setting, server_inputs=inputs)
@@ -320,6 +367,10 @@ def test_recipes_build_it(setting: Setting, federated: Any) -> None:
         default = getattr(recipes, f"labelset_{name}")(with_inputs, tune="mse")
         assert (default.loss, default.steps, default.batch, default.lr) == ("mse", 50, 128, 1e-3)
         assert (default.optimizer, default.part, default.over) == ("adam", "head", "all")
+        assert (default.rounds, default.moments) == (0, "new")
+    kept = recipes.labelset_ditto(with_inputs, tune="kl", tune_rounds=3, tune_moments="kept")
+    assert isinstance(kept, CentralTuning)
+    assert (kept.loss, kept.rounds, kept.moments) == ("kl", 3, "kept")
     other = replace(with_inputs, head=("body.",))
     inner = recipes.labelset_fedavg(other, tune="mse", tune_over="union", slots=3)
     assert isinstance(inner, CentralTuning)
@@ -329,7 +380,11 @@ def test_recipes_build_it(setting: Setting, federated: Any) -> None:
     assert "inputs" not in repr(made)
     with pytest.raises(InputError, match=r'tune = "mse" needs unlabeled .* server_inputs=x\)'):
         recipes.labelset_fedavg(setting, tune="mse")
-    with pytest.raises(InputError, match='unknown tune "pair"; allowed: mse, none, pairwise'):
+    with pytest.raises(
+        InputError, match=r'tune_over = "union" has no place in it; leave tune_over'
+    ):
+        recipes.labelset_fedavg(with_inputs, tune="kl", tune_over="union")
+    with pytest.raises(InputError, match='unknown tune "pair"; allowed: kl, mse, none, pairwise'):
         recipes.labelset_fedavg(setting, tune="pair")  # type: ignore[arg-type]
 
 
@@ -340,6 +395,10 @@ def test_impossible_settings_are_refused(setting: Setting, federated: Any) -> No
         ({"part": "body"}, 'unknown part to tune "body"; allowed: all, head'),
         ({"optimizer": "lion"}, 'unknown optimizer of central tuning "lion"'),
         ({"steps": -1}, "-1 tuning steps of 16 inputs; give 0 or more of 1 or more"),
+        ({"moments": "old"}, 'unknown moments of central tuning "old"; allowed: kept, new'),
+        ({"rounds": -1}, "tuning rounds must be 0 or more, got -1"),
+        ({"loss": "kl", "over": "union"}, 'labels alone, and over="union" has no place in it'),
+        ({"moments": "kept", "optimizer": "sgd"}, 'moments="kept" is Adam\'s, and "sgd" has none'),
         ({"lr": 0.0}, "tuning lr must be a positive number, got 0.0"),
     ):
         with pytest.raises(InputError, match=message):

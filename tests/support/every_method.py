@@ -162,6 +162,9 @@ MAKE: dict[str, Make] = {
     "labelset_fedavg + pairwise": lambda s: recipes.labelset_fedavg(
         with_inputs(s), mode="public", tune="pairwise", tune_steps=3, tune_part="all"
     ),
+    "labelset_fedavg + kl": lambda s: recipes.labelset_fedavg(
+        with_inputs(s), tune="kl", tune_steps=3, tune_part="all", tune_rounds=2, tune_moments="kept"
+    ),
     "labelset_fedprox": lambda s: recipes.labelset_fedprox(s, mu=0.1),
     "labelset_scaffold": recipes.labelset_scaffold,
     "labelset_scaffold I": lambda s: recipes.labelset_scaffold(s, option="I"),
