@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from fedshift.errors import shown
 from fedshift.experiments.config_data import Data as Data
+from fedshift.experiments.config_data import with_source
 from fedshift.experiments.config_shift import Split
 from fedshift.experiments.named_files import with_paths
 from fedshift.experiments.python_names import PYTHON as PYTHON
@@ -287,7 +288,9 @@ class Config(Section):
     def _used_by_clients(cls, given: Any) -> Any:
         """Where data of one's own are for the clients themselves, so is the experiment."""
         data = given.get("data") if isinstance(given, dict) else None
-        if isinstance(data, dict) and "source" in data and data.get("target") == "clients":
+        if not isinstance(data, dict) or data.get("target") != "clients":
+            return given
+        if "source" in with_source(data):
             return {**given, "shift": given.get("shift", {"target": "clients"})}
         return given
 
@@ -301,7 +304,9 @@ class Config(Section):
                 "theirs, and data.target says where the model is used. Leave [shift] out"
             )
         if self.server != ServerData() and self.data.at_sites:
-            raise ValueError("[server] takes rows of clients, and these stay there; leave it out")
+            raise ValueError(
+                "[server] takes rows of clients, and these stay with the clients; leave it out"
+            )
         if self.server.validation:
             raise ValueError(
                 "server.validation is for the sets of `fedshift datasets` that a shift deals to "
