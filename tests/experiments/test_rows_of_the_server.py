@@ -13,13 +13,15 @@ import torch
 from fedshift.cli.app import app
 from fedshift.cli.ending import perform
 from fedshift.datasets.natural.loading import find_table, natural_table
-from fedshift.errors import InputError
+from fedshift.errors import DataError, InputError
 from fedshift.experiments.config import Config
 from fedshift.experiments.from_files import source_of
 from fedshift.experiments.load import dumps, load_config, validate
 from fedshift.experiments.server_rows import set_apart
 from fedshift.experiments.task import Prepared, population, prepare
 from fedshift.shifts.base import largest_remainder
+from fedshift.sweeps.execute import execute
+from fedshift.sweeps.store import Store, run_of
 from fedshift.tasks.cutting import client_rows
 from support.custom_files import files_in
 
@@ -103,6 +105,19 @@ def test_rows_at_sites_are_not_the_servers() -> None:
     with pytest.raises(InputError, match=r"\[server\] takes rows of clients, and these stay with"):
         validate({"data": sites, "server": {"unlabeled": 5}})
     assert validate({"data": sites}).data.at_sites
+
+
+def test_a_run_that_clients_test_is_read_again(tmp_path: Path) -> None:
+    """[shift] follows from data.target, and no file has it. Control: a key that is due."""
+    run = run_of(config(tmp_path, "training.rounds=1", "data.validation=0.1"))
+    store = Store(tmp_path / "runs")
+    execute({run.name: run}, store)
+    assert store.read(run).summary["final"]["round"] == 1
+    path = store.path(run) / "config.resolved.toml"
+    assert "[shift]" not in path.read_text()
+    path.write_text(path.read_text().replace("validation = 0.1\n", ""))
+    with pytest.raises(DataError, match="data.validation is not there"):
+        store.read(run)
 
 
 # ------------------------------------------------------------------------ natural label sets

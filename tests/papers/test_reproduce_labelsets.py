@@ -30,7 +30,8 @@ SMALL = ("model.name=linear", "server.unlabeled=40", "server.validation=20")
 
 
 def test_the_studies() -> None:
-    all_ = ("absent", "clients", "graph", "open", "overlap", "rounds", "scaling", "sweep")
+    all_ = ("absent", "clients", "graph", "natural", "open", "overlap", "rounds", "scaling")
+    all_ += ("sweep",)
     assert [f"labelsets/{name}" for name in all_] == NAMES
 
 
