@@ -122,7 +122,7 @@ CASES: list[tuple[tuple[str, str], str, Callable[[], object], str]] = [
     (
         method('name = "labelset_fedavg"\ntune = "kl"\ntune_temperature = "fitted"\n[server]\n'
                "unlabeled = 10"),
-        'f.toml:11: method.tune_temperature = "fitted" needs labelled examples on the server; give '
+        'f.toml:10: method.tune_temperature = "fitted" needs labelled examples on the server; give '
         "server.validation = n, the number of examples that the server holds",
         lambda: recipes.labelset_fedavg(
             setting(server_inputs=torch.zeros(5, 1)), tune="kl", tune_temperature="fitted"
@@ -131,7 +131,7 @@ CASES: list[tuple[tuple[str, str], str, Callable[[], object], str]] = [
     ),
     (
         method('name = "labelset_fedavg"\ntune = "kl"\ntune_over = "union"'),
-        'f.toml:9: method.tune = "kl" compares models on each client\'s labels alone, and tune_over',
+        'f.toml:9: method.tune = "kl" compares models on each client\'s labels alone, and',
         lambda: recipes.labelset_fedavg(setting(), tune="kl", tune_over="union"),
         'tune_over = "union" has no place in it; leave tune_over out',
     ),
