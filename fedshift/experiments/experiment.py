@@ -143,7 +143,11 @@ def method_of(config: Config, prepared: Prepared) -> Callable[..., Algorithm]:
     """The configured recipe, or the user's method, as a function of its options."""
     clients = prepared.task.clients
     shape = tuple(clients[0].x.shape[1:])
-    base = setting(config, prepared.model, prepared.announced, prepared.server_inputs, shape)
+    # The target's own share, which may validate too, is not the server's.
+    examples = prepared.task.target_validation if config.server.validation else None
+    base = setting(
+        config, prepared.model, prepared.announced, prepared.server_inputs, shape, examples
+    )
     if prepared.custom.schedule is not None:
         base = replace(base, local=replace(base.local, lr=prepared.custom.schedule))
     if prepared.custom.head:

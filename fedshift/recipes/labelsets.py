@@ -9,7 +9,15 @@ from fedshift.algorithms.ditto import Ditto
 from fedshift.algorithms.fedavg import FedAvg
 from fedshift.algorithms.labelsets import LabelSets, Mode
 from fedshift.algorithms.scaffold import Option, Scaffold
-from fedshift.algorithms.tuning import CentralTuning, Moments, Over, Part
+from fedshift.algorithms.tuning import (
+    CentralTuning,
+    Moments,
+    Over,
+    Part,
+    Stop,
+    Temperature,
+    Weights,
+)
 from fedshift.errors import InputError, unknown
 from fedshift.recipes import one_model, personal
 from fedshift.recipes.setting import Setting
@@ -37,6 +45,9 @@ def labelset_fedavg(
     tune_over: Over = "all",
     tune_rounds: FirstRounds = 0,
     tune_moments: Moments = "new",
+    tune_weights: Weights = "round",
+    tune_temperature: Temperature = "none",
+    tune_stop: Stop = "steps",
 ) -> Algorithm:
     """FedAvg whose clients know, send and receive only their own labels' rows of the head.
 
@@ -49,7 +60,8 @@ def labelset_fedavg(
     inner = one_model.fedavg(setting)
     return _tuned(
         setting, inner, mode, slots, tune, steps=tune_steps, lr=tune_lr, part=tune_part,
-        over=tune_over, rounds=tune_rounds, moments=tune_moments,
+        over=tune_over, rounds=tune_rounds, moments=tune_moments, weights=tune_weights,
+        temperature=tune_temperature, stop=tune_stop,
     )  # fmt: skip
 
 
@@ -66,6 +78,9 @@ def labelset_fedprox(
     tune_over: Over = "all",
     tune_rounds: FirstRounds = 0,
     tune_moments: Moments = "new",
+    tune_weights: Weights = "round",
+    tune_temperature: Temperature = "none",
+    tune_stop: Stop = "steps",
 ) -> Algorithm:
     """FedProx whose clients know, send and receive only their own labels' rows of the head.
 
@@ -75,7 +90,8 @@ def labelset_fedprox(
     inner = one_model.fedprox(setting, mu=mu)
     return _tuned(
         setting, inner, mode, slots, tune, steps=tune_steps, lr=tune_lr, part=tune_part,
-        over=tune_over, rounds=tune_rounds, moments=tune_moments,
+        over=tune_over, rounds=tune_rounds, moments=tune_moments, weights=tune_weights,
+        temperature=tune_temperature, stop=tune_stop,
     )  # fmt: skip
 
 
@@ -92,6 +108,9 @@ def labelset_scaffold(
     tune_over: Over = "all",
     tune_rounds: FirstRounds = 0,
     tune_moments: Moments = "new",
+    tune_weights: Weights = "round",
+    tune_temperature: Temperature = "none",
+    tune_stop: Stop = "steps",
 ) -> Algorithm:
     """SCAFFOLD with private label sets: controls have rows for a client's own labels alone.
 
@@ -103,7 +122,8 @@ def labelset_scaffold(
     inner = one_model.scaffold(setting, option=option)
     return _tuned(
         setting, inner, mode, slots, tune, steps=tune_steps, lr=tune_lr, part=tune_part,
-        over=tune_over, rounds=tune_rounds, moments=tune_moments,
+        over=tune_over, rounds=tune_rounds, moments=tune_moments, weights=tune_weights,
+        temperature=tune_temperature, stop=tune_stop,
     )  # fmt: skip
 
 
@@ -120,6 +140,9 @@ def labelset_ditto(
     tune_over: Over = "all",
     tune_rounds: FirstRounds = 0,
     tune_moments: Moments = "new",
+    tune_weights: Weights = "round",
+    tune_temperature: Temperature = "none",
+    tune_stop: Stop = "steps",
 ) -> Algorithm:
     """Ditto with private label sets: personal models over a client's own labels alone.
 
@@ -131,7 +154,8 @@ def labelset_ditto(
     inner = personal.ditto(setting, lam=lam)
     return _tuned(
         setting, inner, mode, slots, tune, steps=tune_steps, lr=tune_lr, part=tune_part,
-        over=tune_over, rounds=tune_rounds, moments=tune_moments,
+        over=tune_over, rounds=tune_rounds, moments=tune_moments, weights=tune_weights,
+        temperature=tune_temperature, stop=tune_stop,
     )  # fmt: skip
 
 
@@ -161,4 +185,12 @@ def _tuned(
             f'tune = "{tune}" needs unlabeled inputs on the server; give '
             "Setting(..., server_inputs=x), x [n, ...] like the clients' inputs"
         )
-    return CentralTuning(plain, setting.server_inputs, tune, head=setting.head, **how)
+    if how["temperature"] == "fitted" and setting.server_examples is None:
+        raise InputError(
+            'tune_temperature = "fitted" needs labelled examples on the server; give '
+            "Setting(..., server_examples=fedshift.data.Examples(x, y))"
+        )
+    return CentralTuning(
+        plain, setting.server_inputs, tune, head=setting.head, labelled=setting.server_examples,
+        **how,
+    )  # fmt: skip

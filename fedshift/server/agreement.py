@@ -2,7 +2,7 @@
 
 Shapes: C clients, B inputs, K labels, L of them (at most) known to a client. p [C, B, L] are the
 clients' probabilities and q [C, B, L] those of the one model for the same labels, both 0 where a
-client has no label; for "kl" log q, by `restricted`. w [C].
+client has no label; for "kl" log q, by `restricted`. w [C], or [C, B] where it differs by input.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def mse(p: Tensor, q: Tensor, w: Tensor) -> Tensor:
     It is 0 only where q is p_k on Y_k for every k, which label sets that differ do not allow: each
     p_k sums to 1 over Y_k alone.
     """
-    return (w.to(p.dtype) * (p - q).square().sum(2).mean(1)).sum()
+    return _weighed(w.to(p.dtype), (p - q).square().sum(2))
 
 
 def pairwise(p: Tensor, q: Tensor, w: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ def pairwise(p: Tensor, q: Tensor, w: Tensor) -> Tensor:
     on Y_k for every k: also where q(Y_k|x) = 0, its trivial minimum.
     """
     both = p.square().sum(2) * q.square().sum(2) - (p * q).sum(2).square()
-    return (w.to(p.dtype) * 2.0 * both.mean(1)).sum()
+    return _weighed(w.to(p.dtype) * 2.0, both)
 
 
 def kl(p: Tensor, log_q: Tensor, w: Tensor) -> Tensor:
@@ -60,7 +60,12 @@ def kl(p: Tensor, log_q: Tensor, w: Tensor) -> Tensor:
     logits of Y_k is (1/B) sum_k w_k (q|k - p_k), and exactly 0 in those of other labels. It is 0
     where q|k is p_k for every k: at the truth, if each p_k is the truth renormalised on Y_k.
     """
-    return (w.to(p.dtype) * (torch.xlogy(p, p) - p * log_q).sum(2).mean(1)).sum()
+    return _weighed(w.to(p.dtype), (torch.xlogy(p, p) - p * log_q).sum(2))
+
+
+def _weighed(w: Tensor, each: Tensor) -> Tensor:
+    """sum_k w_k (1/B) sum_x each_k(x), []: each [C, B]."""
+    return (w * each.mean(1)).sum() if w.ndim == 1 else (w * each).mean(1).sum()
 
 
 def farthest(kind: Disagreement, p: Tensor, q: Tensor, w: Tensor) -> Tensor:

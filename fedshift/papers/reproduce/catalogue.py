@@ -12,9 +12,10 @@ from fedshift.papers.protocols import (
     feddrm,
     feddrm_two_cores,
     fedpals,
+    labelset_natural,
+    labelset_tuning,
     labelsets,
     made,
-    natural_label_sets,
     routing,
 )
 from fedshift.papers.protocols.study import Study
@@ -25,7 +26,8 @@ Target = Study | Figure
 
 def studies() -> dict[str, Study]:
     """Every study of every paper, by name."""
-    papers = (fedpals, feddrm, feddrm_two_cores, routing, labelsets, natural_label_sets, made)
+    sets = (labelsets, labelset_tuning, labelset_natural)
+    papers = (fedpals, feddrm, feddrm_two_cores, routing, *sets, made)
     return {name: study for paper in papers for name, study in paper.studies().items()}
 
 

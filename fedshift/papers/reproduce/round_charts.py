@@ -21,6 +21,8 @@ ROUND = Axis("round")
 def by_round(study: Study, cells: Sequence[Cell], store: Store) -> dict[str, Drawn]:
     """Each metric of `study.by_round` over the rounds; rows of the same runs are one line."""
     drawn = {}
+    # Rows of one method alone are told apart by their order.
+    several = len({row.method for row in study.rows}) > 1
     for column in study.columns:
         for metric in study.by_round:
             series = []
@@ -28,7 +30,7 @@ def by_round(study: Study, cells: Sequence[Cell], store: Store) -> dict[str, Dra
                 curve = mean_curve(cell, store, metric)
                 values = with_intervals(list(curve.values()))
                 name = cell.row.label.partition(",")[0]
-                look = look_of(cell.row.method)
+                look = look_of(cell.row.method) if several else None
                 series.append(Series(name, tuple(map(float, curve)), *values, look))
             title = f"{study.title}, {metric.name} by round: {column.heading}"
             chart = LineChart(title, tuple(series), Axis("round"), Axis(metric.name))
