@@ -17,7 +17,7 @@ from fedshift.algorithms.tuning import CentralTuning
 from fedshift.client.local import Local
 from fedshift.data import Examples, client_data
 from fedshift.engine.backends import loop
-from fedshift.engine.run import Federation, Round, play_round, start
+from fedshift.engine.run import Federation, Round, play_round, run, start
 from fedshift.errors import InputError, TrainingError
 from fedshift.model import Model, build
 from fedshift.recipes import Setting
@@ -415,6 +415,11 @@ def test_what_is_kept_of_a_run_that_uses_no_new_option(setting: Setting, federat
     server = start(tuned(plain), federated()).server
     assert server.keys() == parts | {"tuning"}
     assert server["tuning"].keys() == {"loss", "outside"}
+    federation, labelled = federated(), tuned(plain, labelled=LABELLED)
+    after = final(tuned(plain), federation, 1)  # of a version that measured nothing
+    *_, went_on = run(labelled, federation, 2, after=after)
+    assert apart(went_on.server["params"], final(labelled, federation, 2).server["params"]) == 0
+    assert float(went_on.server["tuning"]["accuracy"][0]) > 0
     kept = start(tuned(plain, moments="kept"), federated()).server
     assert {k for k in kept if k.startswith("tuning_")} == {
         "tuning_first", "tuning_second", "tuning_count",
