@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -114,3 +115,24 @@ def test_the_study_runs(tmp_path: Path) -> None:
     assert f'Found on Penguins E=1: "{AHEAD}"' in page
     assert (tmp_path / "natural" / "penguins-E=1.svg").exists()
     assert reproduce(request).report.trained == ()
+
+
+def test_the_methods_page_says_what_was_found() -> None:
+    """Its sentences on natural and drawn label sets are of these answers; else both must change."""
+    root = Path(__file__).parents[2]
+    said = {}
+    for name in ("natural", "open"):
+        page = (root / "results" / "labelsets" / name / "table.md").read_text()
+        said |= dict(re.findall(rf'^- Found on (.+?): "{AHEAD}" (.+?) "', page, re.M))
+    assert said == {
+        "Penguins E=1": "does not clearly beat",
+        "Penguins E=10": "beats",
+        "Flights E=1": "beats",
+        "Storms E=1": "does not clearly beat",
+        "Fashion-MNIST C=2": "is worse than",
+        "Fashion-MNIST C=3": "is worse than",
+        "Fashion-MNIST C=5": "does not clearly beat",
+    }
+    text = " ".join((root / "docs" / "methods" / "labelsets.md").read_text().split())
+    assert "behind private FedAvg with 2 and 3 labels a client, and level with 5" in text
+    assert "ahead on flights, and on penguins with ten local epochs, and level on storms" in text
