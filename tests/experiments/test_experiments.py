@@ -377,7 +377,8 @@ def test_every_option_of_several_methods_has_its_meanings_told() -> None:
     assert alike == {
         "a", "b", "beta1", "beta2", "byzantine", "clip", "density_rounds", "distance",
         "head_epochs", "hidden", "high", "least_ess", "low", "lr", "option", "rho", "ridge",
-        "slots", "tune", "tune_lr", "tune_moments", "tune_over", "tune_steps", "virtual",
+        "slots", "tune", "tune_lr", "tune_moments", "tune_over", "tune_steps", "tune_stop",
+        "tune_temperature", "tune_weights", "virtual",
         "weighing_rounds",
     }  # fmt: skip
 

@@ -32,8 +32,8 @@ MLP = ("model.name=mlp", "model.hidden=[8]", *SMALL[1:])
 
 def test_the_studies() -> None:
     all_ = (
-        "absent", "clients", "graph", "open", "overlap", "rounds", "scaling", "sweep", "tuning",
-        "variants",
+        "absent", "clients", "graph", "natural", "open", "overlap", "rounds", "scaling", "sweep",
+        "tuning", "variants",
     )  # fmt: skip
     assert [f"labelsets/{name}" for name in all_] == NAMES
 

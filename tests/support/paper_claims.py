@@ -53,8 +53,8 @@ class Claim:
     @property
     def command(self) -> str:
         """The command, or the name of a test."""
-        (found,) = re.findall(r"`([^`]+)`", self.by)
-        return str(found)
+        (command,) = re.findall(r"`([^`]+)`", self.by)
+        return str(command)
 
     @property
     def measured(self) -> bool:
@@ -80,13 +80,14 @@ def claims(page: Path, text: str | None = None) -> list[Claim]:
 @cache
 def tables(text: str) -> list[Table]:
     """The tables of a results' page, a dictionary per row."""
-    found = []
+    blocks = []
     for block in re.split(r"\n(?!\|)", text):
         lines = [line for line in block.splitlines() if line.startswith("|")]
         if len(lines) > 2:
             head = split_cells(lines[0])
-            found.append([dict(zip(head, split_cells(line), strict=False)) for line in lines[2:]])
-    return found
+            rows = [dict(zip(head, split_cells(line), strict=False)) for line in lines[2:]]
+            blocks.append(rows)
+    return blocks
 
 
 def numbers_in(text: str) -> bool:
@@ -98,16 +99,16 @@ def phrases(cell: str) -> Iterator[tuple[str, str]]:
     """(place, phrase) of each phrase of a cell."""
     place = ""
     for piece in filter(None, re.split("; |<br>", cell)):
-        found = re.fullmatch(r'([^:"]+): (.+)', piece)
-        place, phrase = (found[1], found[2]) if found else (place, piece)
+        both = re.fullmatch(r'([^:"]+): (.+)', piece)
+        place, phrase = (both[1], both[2]) if both else (place, piece)
         yield place, phrase
 
 
 def remarks(row: Mapping[str, str]) -> set[str]:
     """What may stand in brackets after a value: the paper's, the seeds, the table's notes."""
     seeds = len(re.findall(r"`\w+`", row.get("Runs by seed", "")))
-    said = {f"paper {row['Paper']}", f"{seeds} seeds" if seeds > 1 else "1 seed"}
-    return said | set(row.get("Differs from the paper", "").split(", "))
+    usual = {f"paper {row['Paper']}", f"{seeds} seeds" if seeds > 1 else "1 seed"}
+    return usual | set(row.get("Differs from the paper", "").split(", "))
 
 
 def is_cell(phrase: str, row: Mapping[str, str]) -> bool:
@@ -169,17 +170,17 @@ def _printed_phrases(row: Mapping[str, str]) -> set[str]:
 def wrong(row: Claim, paper: str) -> list[str]:
     """What of a row no page or printed table has; empty where all of it stands."""
     verdict = row.verdict.partition("forecast: ")[0]
-    found = [f"a number in: {cell}" for cell in (row.claim, verdict) if numbers_in(cell)]
+    faults = [f"a number in: {cell}" for cell in (row.claim, verdict) if numbers_in(cell)]
     where, _, numbers = row.printed.partition(".<br>")
     if not all(WHERE.fullmatch(part) for part in where.split(", ")):
-        found.append(f"where is this printed: {where}")
+        faults.append(f"where is this printed: {where}")
     for place, phrase in phrases(numbers):
         if not is_printed(place, phrase, paper):
-            found.append(f"not printed: {place}: {phrase}")
+            faults.append(f"not printed: {place}: {phrase}")
     texts = [path.read_text() for path in row.links]
     for place, phrase in phrases(row.seen):
         if not numbers_in(phrase) and '"' not in phrase:
             continue
         if not any(stands(place, phrase, text) for text in texts):
-            found.append(f"not in the results: {place}: {phrase}")
-    return found
+            faults.append(f"not in the results: {place}: {phrase}")
+    return faults

@@ -12,6 +12,7 @@ from fedshift.papers.protocols import (
     feddrm,
     feddrm_two_cores,
     fedpals,
+    labelset_natural,
     labelset_tuning,
     labelsets,
     made,
@@ -25,7 +26,8 @@ Target = Study | Figure
 
 def studies() -> dict[str, Study]:
     """Every study of every paper, by name."""
-    papers = (fedpals, feddrm, feddrm_two_cores, routing, labelsets, labelset_tuning, made)
+    sets = (labelsets, labelset_tuning, labelset_natural)
+    papers = (fedpals, feddrm, feddrm_two_cores, routing, *sets, made)
     return {name: study for paper in papers for name, study in paper.studies().items()}
 
 
