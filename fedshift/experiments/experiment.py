@@ -38,7 +38,7 @@ from fedshift.experiments.correcting import Correcting, check_prior, corrected
 from fedshift.experiments.custom import Metric, recipe_of
 from fedshift.experiments.custom_loss import loss_of, with_loss
 from fedshift.experiments.custom_metrics import try_metrics
-from fedshift.experiments.engines import Engine, InProcess, OnSites, evaluating
+from fedshift.experiments.engines import Engine, InProcess, evaluating
 from fedshift.experiments.folder import (
     EventLog,
     in_turn,
@@ -49,13 +49,13 @@ from fedshift.experiments.folder import (
     write_start,
 )
 from fedshift.experiments.label_sets import set_round
+from fedshift.experiments.measured import measure_at_end, measure_round
 from fedshift.experiments.method_fit import named_alike
 from fedshift.experiments.outcome import Experiment, Outcome
-from fedshift.experiments.own_scores import evaluate_on_sites, last_round_on_sites
 from fedshift.experiments.played import Played, describe_weights, registered, sizes_alone
 from fedshift.experiments.progress import Keeper, Progress, Saver
 from fedshift.experiments.selection import candidates, choose
-from fedshift.experiments.served import LastRound, last_round, unused
+from fedshift.experiments.served import unused
 from fedshift.experiments.settings import setting
 from fedshift.experiments.stopping import best_round, check_stopping, ends
 from fedshift.experiments.task import Prepared, oracle_clients, prepare
@@ -63,7 +63,6 @@ from fedshift.experiments.training import (
     Evaluation,
     Listener,
     check_first_round,
-    evaluate,
     listeners,
     measured_round,
     silent,
@@ -267,7 +266,7 @@ def train(
     code, where the keeper is asked to stop. clock: measures what the time goes to.
     """
     saver, meter, scores = Saver(keeper, label), Meter(clock), None
-    measure = partial(_measure, algorithm, federation, task, engine, metrics)
+    measure = partial(measure_round, algorithm, federation, task, engine, metrics)
     done = saver.start(best=training.keep == "best")
     # First: a backend that cannot train this says so before any round is announced.
     with warnings.catch_warnings():
@@ -301,17 +300,6 @@ def train(
     return _outcome(
         algorithm, federation, task, label, done, scores, engine, training, measure, correct
     )
-
-
-def _measure(
-    algorithm: Algorithm, federation: Federation, task: Task, engine: Engine,
-    metrics: Mapping[str, Metric], current: Round,
-) -> Evaluation:  # fmt: skip
-    """The scores after a round: here, or by what clients say whose models stay with them."""
-    if isinstance(engine, OnSites) and engine.on_sites:
-        return evaluate_on_sites(engine, algorithm, current, federation, task)
-    with evaluating(engine):
-        return evaluate(algorithm, current, federation, task, metrics, engine.measured(current))
 
 
 def _enter(
@@ -401,7 +389,6 @@ def _outcome(
     correct = correct.of_round(algorithm, last.t, training.rounds)
     with evaluating(engine):
         moved = corrected(correct, algorithm, last, task, table, weights, engine)
-        at_end = _measure_at_end(algorithm, last, federation, task, scores, engine)
     return Outcome(
         label,
         last.server.get("params", {}),
@@ -414,7 +401,7 @@ def _outcome(
         replace(federation, table=table),
         last,
         tuple(one for one in done.served if one.round <= last.t),
-        at_end,
+        measure_at_end(algorithm, last, federation, task, scores, engine),
         tuple(one for one in done.sets if one.round <= last.t),
         done.traffic,
         done.missed,
@@ -437,16 +424,3 @@ def _weights(
     all_clients = torch.arange(len(federation.clients))
     cap = federation.gate.max_weight
     return None, tuple(weigh(algorithm, last.server, all_clients, cap).tolist())
-
-
-def _measure_at_end(
-    algorithm: Algorithm, current: Round, federation: Federation, task: Task, scores: Evaluation,
-    engine: Engine,
-) -> LastRound | None:  # fmt: skip
-    """Measurements of the last round only, where clients serve their own models."""
-    if scores.served is None:
-        return None
-    if scores.served.answers is None:
-        assert isinstance(engine, OnSites)  # they alone leave the answers where they are
-        return last_round_on_sites(engine, algorithm, current, federation, scores.served)
-    return last_round(algorithm, current, federation, task, scores.served.answers)
