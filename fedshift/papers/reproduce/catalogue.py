@@ -14,6 +14,7 @@ from fedshift.papers.protocols import (
     fedpals,
     labelsets,
     made,
+    participation,
     routing,
 )
 from fedshift.papers.protocols.study import Study
@@ -24,7 +25,7 @@ Target = Study | Figure
 
 def studies() -> dict[str, Study]:
     """Every study of every paper, by name."""
-    papers = (fedpals, feddrm, feddrm_two_cores, routing, labelsets, made)
+    papers = (fedpals, feddrm, feddrm_two_cores, routing, labelsets, made, participation)
     return {name: study for paper in papers for name, study in paper.studies().items()}
 
 

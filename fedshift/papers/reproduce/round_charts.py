@@ -25,15 +25,23 @@ def by_round(study: Study, cells: Sequence[Cell], store: Store) -> dict[str, Dra
         for metric in study.by_round:
             series = []
             for cell in _distinct(cells, column):
-                curve = mean_curve(cell, store, metric)
+                # Rounds in which densities are fitted come before those that are counted.
+                before = cell.row.rounds_before(cell.options)
+                means = mean_curve(cell, store, metric)
+                curve = {t - before: value for t, value in means.items() if t > before}
                 values = with_intervals(list(curve.values()))
                 name = cell.row.label.partition(",")[0]
-                look = look_of(cell.row.method)
+                look = look_of(cell.row.method) if with_looks(study) else None
                 series.append(Series(name, tuple(map(float, curve)), *values, look))
             title = f"{study.title}, {metric.name} by round: {column.heading}"
             chart = LineChart(title, tuple(series), Axis("round"), Axis(metric.name))
             drawn[f"{column.file}-{metric.key}.svg"] = Drawn(chart, title)
     return drawn
+
+
+def with_looks(study: Study) -> bool:
+    """Whether rows differ in their methods, whose looks they then have."""
+    return len({row.method for row in study.rows}) > 1 or len(study.rows) == 1
 
 
 def _distinct(cells: Sequence[Cell], column: Column) -> Iterator[Cell]:
