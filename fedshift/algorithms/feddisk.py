@@ -229,7 +229,7 @@ class WeighExamples:
     ratio: Ratio
     most: float
     least_ess: float
-    useful: float
+    useful: float = 0.0
 
     def trained_model(self) -> None:
         return None

@@ -9,6 +9,7 @@ from typing import Literal
 
 from fedshift.algorithms.feddisk import LOCAL, FedDisk
 from fedshift.client.importance import Classified, Direct, Equal, Known, Ratio
+from fedshift.client.schedules import Cosine
 from fedshift.errors import InputError, check_name
 from fedshift.model import Model, build
 from fedshift.models.made import Discriminator, Made, MixtureMade, Ordering
@@ -26,6 +27,7 @@ TRAITS = {
 Estimator = Literal["direct", "classifier", "true", "equal"]
 Density = Literal["auto", "bernoulli", "mixture"]
 
+LR = 1e-3  # of Adam, for densities
 # Our choice, by made/participation: at every client, weights that lowered the loss were worth more
 # than this share of its examples, and those that raised it less.
 USEFUL = 0.3
@@ -135,7 +137,11 @@ def feddisk(
         low, high = setting.two_values  # else the two would be grey
     network = _density(setting, kind, hidden, ordering, low, high)
     ratio = _ratio(setting, estimator, temper, ratio_epochs)
-    local = replace(LOCAL, epochs=density_epochs)
+    # To 0 where the likelihood is a density: a mean of networks that have drifted apart is too
+    # flat, which made log weights a fifth too large. Grey values keep the rate of the report.
+    falls = kind == "mixture" or setting.two_values is not None
+    rate = Cosine(LR, density_rounds) if falls else LR
+    local = replace(LOCAL, epochs=density_epochs, lr=rate)
     inner = one_model.moon(setting, mu=mu, tau=tau)  # FedAvg where mu is 0
     rounds = density_rounds, weighing_rounds
     # Mixtures clip nothing, so they have no range to check.
