@@ -243,6 +243,9 @@ def figures() -> dict[str, Figure]:
             "made/fig1", "What clients of the feature shift hold", tuple(made.TITLES)[:2], _noise,
             extra=tuple(made.TITLES)[2:], differs=made.IN_PLACE, chosen=REPORT,
         ),
-        Figure("made/slope", log_weights.TITLE, (), log_weights.slopes, chosen=log_weights.CHOSEN),
+        Figure(
+            "made/slope", log_weights.TITLE, (), log_weights.slopes, chosen=log_weights.CHOSEN,
+            rounds=log_weights.DENSITY_ROUNDS,
+        ),
     )  # fmt: skip
     return {figure.name: figure for figure in all_}

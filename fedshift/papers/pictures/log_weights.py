@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -27,6 +28,8 @@ from fedshift.seeds import Seeds
 DENSITY_ROUNDS = 20
 # Bernoulli densities clip their inputs to the range.
 RANGES = {"mixture": 2.0, "bernoulli": 4.0}
+NAMES = {"mixture": "mixtures", "bernoulli": "Bernoulli"}
+ESTIMATORS = ("direct", "classifier")
 DRAWN = 150
 TITLE = "Estimated against true log weights: Gaussians"
 CHOSEN = (
@@ -57,47 +60,54 @@ class Estimate:
 
 
 def estimates(
-    density: str, seed: int, estimator: str = "direct", cohort: int | None = None
-) -> Estimate:
-    """The log weights by one kind of density ("mixture", "bernoulli") and estimator."""
+    density: str, seed: int, rounds: int = DENSITY_ROUNDS, cohort: int | None = None
+) -> dict[str, Estimate]:
+    """The log weights by one kind of density ("mixture", "bernoulli"), for each estimator."""
     own = gaussian_world(Wanted(CLIENTS, seed))
     train, known = own.data.train, own.log_ratios
+    assert known is not None
     clients = [client_data(train.x[r], train.y[r], i) for i, r in enumerate(own.parts)]
     network = build(lambda: Mlp((train.x.shape[1],), (), 2), seed)
     setting = Setting(network, (0.5, 0.5), shape=tuple(train.x.shape[1:]), seed=seed)
     high = RANGES[density]
-    disk = recipes.feddisk(
-        setting, estimator=estimator, density=density, density_rounds=DENSITY_ROUNDS,
-        hidden=(50,), low=-high, high=high,
-    )  # fmt: skip
-    disk = replace(disk, span=None)
-    params, buffers = network.init()
-    federation = Federation(clients, params, buffers, register(clients, 2), Seeds.of(seed))
-    *_, last = run(disk, federation, DENSITY_ROUNDS, cohort=cohort)
-    common = last.server["density"]
-    pairs = [(common, last.states[i]["density"]) for i in range(CLIENTS)]
-    guesses = [_log_ratio(disk, pair, c) for pair, c in zip(pairs, clients, strict=True)]
-    assert known is not None
-    truths = [known[rows] for rows in own.parts]
-    return Estimate(*(np.concatenate([v - v.mean() for v in of]) for of in (truths, guesses)))
+    disks = {
+        estimator: replace(
+            recipes.feddisk(
+                setting, estimator=estimator, density=density, density_rounds=rounds,
+                hidden=(50,), low=-high, high=high,
+            ),
+            span=None,
+        )
+        for estimator in ESTIMATORS
+    }  # fmt: skip
+    federation = Federation(clients, *network.init(), register(clients, 2), Seeds.of(seed))
+    *_, last = run(disks["direct"], federation, rounds, cohort=cohort)
+    pairs = [(last.server["density"], last.states[i]["density"]) for i in range(CLIENTS)]
+    truths = _centred([known[rows] for rows in own.parts])
+    return {
+        name: Estimate(
+            truths, _centred([_log_ratio(disk, *of) for of in zip(pairs, clients, strict=True)])
+        )
+        for name, disk in disks.items()
+    }
+
+
+def _centred(of_clients: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+    return np.concatenate([v - v.mean() for v in of_clients])
 
 
 def _log_ratio(disk: FedDisk, pair: Pair, data: ClientData) -> NDArray[np.float64]:
-    plans = plan_all(disk.ratio.phases(), data, DENSITY_ROUNDS + 1, 0, int(data.id))
+    plans = plan_all(disk.ratio.phases(), data, disk.rounds + 1, 0, int(data.id))
     values, _ = disk.ratio(disk.network(), pair, data, plans)
     return np.asarray(values[live(data)].double())
 
 
-def slopes(_dataset: str, seed: int, _rounds: int) -> Shown:
+def slopes(_dataset: str, seed: int, rounds: int) -> Shown:
     """Points and slopes of four estimates."""
-    kinds = {
-        "direct, mixtures": ("mixture", "direct"),
-        "direct, Bernoulli": ("bernoulli", "direct"),
-        "classifier, mixtures": ("mixture", "classifier"),
-        "classifier, Bernoulli": ("bernoulli", "classifier"),
-    }
     found = {
-        name: estimates(density, seed, estimator) for name, (density, estimator) in kinds.items()
+        f"{estimator}, {words}": one
+        for density, words in NAMES.items()
+        for estimator, one in estimates(density, seed, rounds or DENSITY_ROUNDS).items()
     }
     series = [_points(name, one) for name, one in found.items()]
     ends = (-2.0, 2.0)
