@@ -58,6 +58,14 @@ def _kind(setting: Setting, density: Density) -> Density:
     return "bernoulli" if setting.two_values or image else "mixture"
 
 
+def _rate(setting: Setting, kind: Density, rounds: int) -> float | Cosine:
+    """Of Adam in the density rounds."""
+    # To 0 where the likelihood is a density: a mean of networks that have drifted apart is too
+    # flat, which made log weights a fifth too large. Grey values keep the rate of the report.
+    falls = kind == "mixture" or setting.two_values is not None
+    return Cosine(LR, rounds) if falls else LR
+
+
 def _ratio(setting: Setting, estimator: Estimator, temper: float, epochs: int) -> Ratio:
     # Without a shape `FedDisk` refuses to start, so any width will do here.
     inputs = math.prod(setting.shape or (1,))
@@ -137,11 +145,7 @@ def feddisk(
         low, high = setting.two_values  # else the two would be grey
     network = _density(setting, kind, hidden, ordering, low, high)
     ratio = _ratio(setting, estimator, temper, ratio_epochs)
-    # To 0 where the likelihood is a density: a mean of networks that have drifted apart is too
-    # flat, which made log weights a fifth too large. Grey values keep the rate of the report.
-    falls = kind == "mixture" or setting.two_values is not None
-    rate = Cosine(LR, density_rounds) if falls else LR
-    local = replace(LOCAL, epochs=density_epochs, lr=rate)
+    local = replace(LOCAL, epochs=density_epochs, lr=_rate(setting, kind, density_rounds))
     inner = one_model.moon(setting, mu=mu, tau=tau)  # FedAvg where mu is 0
     rounds = density_rounds, weighing_rounds
     # Mixtures clip nothing, so they have no range to check.

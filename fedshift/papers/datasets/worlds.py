@@ -64,7 +64,7 @@ def _bits(client: int, n: int, rng: np.random.Generator) -> Floats:
 
 
 def _vectors(client: int, n: int, rng: np.random.Generator) -> Floats:
-    return rng.standard_normal((n, INPUTS)) + DISTANCE * PLACES[client] / 2
+    return np.asarray(rng.standard_normal((n, INPUTS)) + DISTANCE * PLACES[client] / 2)
 
 
 def _labels(x: Floats, seed: int, rng: np.random.Generator) -> NDArray[np.int64]:

@@ -20,6 +20,7 @@ from fedshift.models.dense import Mlp
 from fedshift.papers.datasets.worlds import CLIENTS, gaussian_world
 from fedshift.papers.pictures.picture import Panel, Shown
 from fedshift.recipes import Setting
+from fedshift.recipes.density import Density, Estimator
 from fedshift.report.charts import Axis, LineChart, Series
 from fedshift.report.svg import svg
 from fedshift.report.tables import Table
@@ -27,9 +28,9 @@ from fedshift.seeds import Seeds
 
 DENSITY_ROUNDS = 20
 # Bernoulli densities clip their inputs to the range.
-RANGES = {"mixture": 2.0, "bernoulli": 4.0}
-NAMES = {"mixture": "mixtures", "bernoulli": "Bernoulli"}
-ESTIMATORS = ("direct", "classifier")
+RANGES: dict[Density, float] = {"mixture": 2.0, "bernoulli": 4.0}
+NAMES: dict[Density, str] = {"mixture": "mixtures", "bernoulli": "Bernoulli"}
+ESTIMATORS: tuple[Estimator, ...] = ("direct", "classifier")
 DRAWN = 150
 TITLE = "Estimated against true log weights: Gaussians"
 CHOSEN = (
@@ -60,7 +61,7 @@ class Estimate:
 
 
 def estimates(
-    density: str, seed: int, rounds: int = DENSITY_ROUNDS, cohort: int | None = None
+    density: Density, seed: int, rounds: int = DENSITY_ROUNDS, cohort: int | None = None
 ) -> dict[str, Estimate]:
     """The log weights by one kind of density ("mixture", "bernoulli"), for each estimator."""
     own = gaussian_world(Wanted(CLIENTS, seed))
