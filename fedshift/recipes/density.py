@@ -28,8 +28,8 @@ Estimator = Literal["direct", "classifier", "true", "equal"]
 Density = Literal["auto", "bernoulli", "mixture"]
 
 LR = 1e-3  # of Adam, for densities
-# Our choice, by made/participation: at every client, weights that lowered the loss were worth more
-# than this share of its examples, and those that raised it less.
+# Our choice, by made/participation: weights that lowered the loss were worth 32 % or more of every
+# client's examples, and those that raised it 15 % (estimated) or 22 % (true).
 USEFUL = 0.3
 
 

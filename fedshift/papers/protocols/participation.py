@@ -36,8 +36,8 @@ RUNS = (
 )
 WORSTS = tuple(
     replace(
-        row, label=f"{row.label}, worst round", shows=WORST,
-        against="-" if row.key == "fedavg" else "FedAvg, worst round",
+        row, label=f"{row.label}, {WORST.name}", shows=WORST,
+        against="-" if row.key == "fedavg" else f"FedAvg, {WORST.name}",
     )
     for row in RUNS
 )  # fmt: skip
@@ -81,7 +81,7 @@ def _participation() -> Study:
     columns = (
         *(_column("binary-world", "Tilted bits", m, linear) for m in (1, 3)),
         _column("gaussian-world", "Gaussians", 1, linear, low=-2.0, high=2.0),
-        _column("looks-world", "Looks", 3, layer, LOOKS_ROUNDS),
+        *(_column("looks-world", "Looks", m, layer, LOOKS_ROUNDS) for m in (1, 3)),
     )
     return Study(
         "made/participation",
