@@ -7,7 +7,8 @@ n [N] and the effective sizes of their weights ess [N]. A client's state has "de
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,6 +19,8 @@ from fedshift.algorithms.defaults import Around
 from fedshift.arguments import check_fields
 from fedshift.client.importance import (
     Direct,
+    Equal,
+    Known,
     NegativeLogDensity,
     Ratio,
     bounded,
@@ -27,7 +30,7 @@ from fedshift.client.importance import (
 )
 from fedshift.client.local import Local, train_locally
 from fedshift.data import ClientData, Plan
-from fedshift.errors import InputError, TrainingError
+from fedshift.errors import InputError, NeedlessWarning, TrainingError
 from fedshift.model import Model
 from fedshift.server.weights import BySize
 from fedshift.tree import Params, Parts, add, sub, weighted_sum
@@ -36,6 +39,10 @@ from fedshift.tree import Params, Parts, add, sub, weighted_sum
 # inputs, for example, a third lies outside [-1, 1].
 MOST_OUTSIDE = 0.05
 LOCAL = Local(lr=1e-3, epochs=1, batch=100, optimizer="adam")
+# Ours. Weights of mean 1 and deviation s have the share 1 / (1 + s^2): above the first, s is below
+# a tenth. Below the second, a client trains as on fewer than a third of its examples; true weights
+# of such a share raised the loss (made/participation, looks).
+IDLE, COSTLY = 0.99, 0.3
 
 
 @dataclass(frozen=True)
@@ -54,11 +61,12 @@ class FedDisk(Around):
     local     one phase of training for p, and the same one for q_i
     most      a_i is in [n_i / N, most], of mean 1 on each client: `importance.bounded`
     least_ess the smallest effective share (sum a)^2 / (n_i sum a^2) that is accepted
+    useful    a client whose weights have a smaller effective share keeps a_i = 1
     span      (low, high) of the density's inputs; values outside are clipped. None: not checked
 
     A client that is not drawn in a weighing round keeps a_i = 1, that is `inner`: give as many
     weighing rounds as it takes, or a cohort of all clients. The server's part "importance" has each
-    client's ess [N], 0 for those.
+    client's ess [N], 0 for those, and that of the weights as estimated, before `useful` is asked.
 
     Nguyen, Wu and Chang 2024, "Federated learning for distribution skewed data using sample
     weights" (FedDisk), arXiv 2401.02586. The authors' code averages densities uniformly, whose
@@ -78,6 +86,7 @@ class FedDisk(Around):
     most: float = 10.0
     least_ess: float = 0.15
     span: tuple[float, float] | None = None
+    useful: float = 0.0
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -88,8 +97,9 @@ class FedDisk(Around):
             raise InputError(
                 f"the largest weight must be finite and above 1, got most = {self.most}"
             )
-        if not 0.0 <= self.least_ess < 1.0:
-            raise InputError(f"least_ess is a share in [0, 1), got {self.least_ess}")
+        for name, share in (("least_ess", self.least_ess), ("useful", self.useful)):
+            if not 0.0 <= share < 1.0:
+                raise InputError(f"{name} is a share in [0, 1), got {share}")
         if self.density is not None and self.density.init()[1]:
             raise InputError("the density has buffers; masks and the like must not be averaged")
 
@@ -108,13 +118,18 @@ class FedDisk(Around):
         return self.density
 
     def init(self, params: Params, buffers: Params, table: Params) -> Parts:
+        if isinstance(self.ratio, Known):
+            self.ratio.required()
         # A clone: `inner` keeps the same column, and safetensors refuses shared memory.
-        sizes = {"n": table["n"].clone(), "ess": torch.zeros_like(table["n"])}
+        n = table["n"]
+        sizes = {"n": n.clone(), "ess": torch.zeros_like(n), "estimated": torch.zeros_like(n)}
         rest = {"density": self._first(params), "importance": sizes}
         return self.inner.init(params, buffers, table) | rest
 
     def init_client(self, params: Params, buffers: Params, data: ClientData) -> Parts:
         self._check_span(data)
+        if isinstance(self.ratio, Known):
+            self.ratio.of(data)
         rest = {"density": self._first(params), "importance": {"a": live(data).double()}}
         return self.inner.init_client(params, buffers, data) | rest
 
@@ -128,7 +143,7 @@ class FedDisk(Around):
     def reveals(self) -> Mapping[str, str]:
         inner = self.inner.reveals()
         density = f"; of a density of inputs in rounds 1 to {self.rounds}"
-        ess = "; the effective sample size of its importance weights, when it makes them"
+        ess = "; the effective sample sizes of its importance weights, when it makes them"
         delta = inner.get("delta", "the change of shared parameters")
         return {**inner, "delta": delta + density, "report": inner["report"] + ess}
 
@@ -136,7 +151,8 @@ class FedDisk(Around):
         if t <= self.rounds:
             return Before(self, FitDensities(self.network(), self.local))
         if t <= self.rounds_before_inner:
-            weighs = WeighExamples(self.network(), self.ratio, self.most, self.least_ess)
+            bounds = self.most, self.least_ess, self.useful
+            weighs = WeighExamples(self.network(), self.ratio, *bounds)
             return Before(self, weighs)
         inner = self.inner.at(t - self.rounds_before_inner)
         return self if inner is self.inner else replace(self, inner=inner)
@@ -213,6 +229,7 @@ class WeighExamples:
     ratio: Ratio
     most: float
     least_ess: float
+    useful: float = 0.0
 
     def trained_model(self) -> None:
         return None
@@ -233,18 +250,26 @@ class WeighExamples:
         log_ratio, loss = self.ratio(self.density, pair, whole, plans)
         # `least` is n_i / N: p contains q_i with that share, so p / q_i is never below it.
         a = bounded(log_ratio, live(whole), message["share"]["least"], self.most)
-        report = {"id": data.id, "loss": loss, "ess": effective_size(a)}
+        estimated = effective_size(a)
+        a = torch.where(estimated < self.useful * live(whole).sum(), live(whole).to(a), a)
+        report = {"id": data.id, "loss": loss, "ess": effective_size(a), "estimated": estimated}
         return {"report": report}, {"importance": {"a": a[: len(data.x)]}}
 
     def fold(self, server: Parts, updates: Parts) -> Parts:
         importance, ids = server["importance"], updates["cohort"]["id"]
-        ess = importance["ess"].index_copy(
-            0, ids, updates["report"]["ess"].to(importance["ess"].dtype)
-        )
+        sizes = {
+            name: importance[name].index_copy(0, ids, updates["report"][name].to(importance[name]))
+            for name in ("ess", "estimated")
+        }
+        n = importance["n"]
         # Checked on the server, which alone knows all sizes.
         for i in ids.tolist():
-            self._check(i, float(ess[i]), float(importance["n"][i]), float(importance["n"].sum()))
-        return {"importance": importance | {"ess": ess}}
+            self._check(i, float(sizes["ess"][i]), float(n[i]), float(n.sum()))
+        weighed = {"importance": importance | sizes}
+        asked = isinstance(self.ratio, Equal)
+        for text in () if asked else notes(weighed["importance"], ids.tolist()):
+            warnings.warn(text, NeedlessWarning, stacklevel=2)
+        return weighed
 
     def _check(self, client: int, ess: float, n: float, total: float) -> None:
         if ess < self.least_ess * n:
@@ -301,3 +326,36 @@ class Before(Around):
 
     def at(self, t: int) -> Algorithm:
         return self.inner.at(t)
+
+
+def notes(importance: Params, clients: Iterable[int]) -> list[str]:
+    """A sentence, with the cure, on clients whose weights do nothing, and on those whose cost much.
+
+    importance: the server's part. Clients that have not weighed their examples are left out.
+    """
+    n, ess, estimated = (importance[name].tolist() for name in ("n", "ess", "estimated"))
+    weighed = {i: estimated[i] / n[i] for i in clients if estimated[i] > 0}
+    costly = {i: share for i, share in weighed.items() if share < COSTLY}
+    replaced = {i: share for i, share in costly.items() if ess[i] > estimated[i]}
+    kept = {i: share for i, share in costly.items() if i not in replaced}
+    idle = {i: share for i, share in weighed.items() if share > IDLE}
+    texts = (
+        (idle, "and change nothing; take the method without densities, or fit for more rounds"),
+        (
+            replaced,
+            "so they are 1 instead; take the method without densities, or lower temper",
+        ),
+        (kept, "which costs more than it mends most often; take feddisk with useful = 0.3"),
+    )
+    return [
+        f"importance weights of {_named(some)} are worth {100 * min(some.values()):.3g} % of its "
+        f"examples, {end}"
+        for some, end in texts
+        if some
+    ]
+
+
+def _named(clients: Mapping[int, float]) -> str:
+    """ "client 3", or "client 3 (and of 2 more)", the one of the smallest share."""
+    others = f" (and of {len(clients) - 1} more)" if len(clients) > 1 else ""
+    return f"client {min(clients, key=lambda i: clients[i])}{others}"

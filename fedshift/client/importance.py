@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -82,6 +82,65 @@ class Direct:
         mask = live(data).to(q.dtype)
         loss = -total(q * mask) / total(mask)
         return self.temper * (p.double() - q.double()), loss
+
+
+@dataclass(frozen=True)
+class Known:
+    """log p(x) - log q_i(x) as it is: a control, for clients whose densities are known.
+
+    of_client   a tensor [n_i] for each client, by its id, in the order of its examples; None where
+                they are not known, which `required` refuses
+
+    Nothing is estimated. Reports a loss of 0.
+    """
+
+    of_client: tuple[Tensor, ...] | None = field(default=None, repr=False, compare=False)
+
+    def phases(self) -> Mapping[str, Local]:
+        return {}
+
+    def required(self) -> tuple[Tensor, ...]:
+        """The log ratios. Raises InputError where they are not known."""
+        if self.of_client is None:
+            raise InputError(
+                'estimator "true" needs log p(x) - log q_i(x) of every example, and the densities '
+                'of these data are not known; take a generated set such as "binary-world", or '
+                'estimator "direct"; in Python give Setting(..., log_ratios=...)'
+            )
+        return self.of_client
+
+    def of(self, data: ClientData) -> Tensor:
+        """A client's log ratios [n]. Raises InputError unless there is one for each example."""
+        client, n, known = int(data.id), int(live(data).sum()), self.required()
+        count = len(known[client]) if client < len(known) else 0
+        if count != n:
+            raise InputError(
+                f"client {client} has {n} examples and {count} log ratios; give log_ratios one for "
+                "each example of each client"
+            )
+        return known[client]
+
+    def __call__(
+        self, density: Model, pair: Pair, data: ClientData, plans: Mapping[str, Plan]
+    ) -> tuple[Tensor, Tensor]:
+        known = self.of(data).to(data.w.device, torch.float64)
+        return F.pad(known, (0, len(data.x) - len(known))), torch.zeros_like(data.w[0])
+
+
+@dataclass(frozen=True)
+class Equal:
+    """0 for every example, so that all weigh 1: the inner method after as many rounds of densities.
+
+    A control: its cohorts and batches are those of the other estimates, round by round.
+    """
+
+    def phases(self) -> Mapping[str, Local]:
+        return {}
+
+    def __call__(
+        self, density: Model, pair: Pair, data: ClientData, plans: Mapping[str, Plan]
+    ) -> tuple[Tensor, Tensor]:
+        return torch.zeros_like(data.w, dtype=torch.float64), torch.zeros_like(data.w[0])
 
 
 @dataclass(frozen=True)
@@ -192,6 +251,16 @@ def filled(data: ClientData) -> ClientData:
     short = -len(data.x) % BLOCK  # rows missing to the next multiple
     x, y, w = (torch.cat([v, v.new_zeros(short, *v.shape[1:])]) for v in data[:3])
     return ClientData(x, y, w, data.id)
+
+
+def two_values(clients: Sequence[ClientData]) -> tuple[float, float] | None:
+    """(low, high) where every input of every client is one of these two; else None."""
+    inputs = [c.x for c in clients if c.x.numel()]
+    if not inputs or not all(x.is_floating_point() for x in inputs):
+        return None
+    low, high = (min(float(x.min()) for x in inputs), max(float(x.max()) for x in inputs))
+    binary = low < high and all(bool(((x == low) | (x == high)).all()) for x in inputs)
+    return (low, high) if binary else None
 
 
 def scored(model: Model, params: Params, x: Tensor) -> Params:

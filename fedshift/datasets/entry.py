@@ -59,6 +59,9 @@ class Wanted:
 class OwnClients(NamedTuple):
     """A data set whose clients and target come with it: `parts` and `validation` are rows of
     `data.train`, `test` are rows of `data.test`, which follow the target T [K].
+
+    log_ratios  log p(x) - log q_i(x) of each row of `data.train` for the client i that has it, p
+                the density of all clients' inputs; None where the densities are not known
     """
 
     data: Dataset
@@ -66,6 +69,7 @@ class OwnClients(NamedTuple):
     target: NDArray[np.float64]
     validation: Rows | None
     test: Rows
+    log_ratios: NDArray[np.float64] | None = None
 
 
 @dataclass(frozen=True)

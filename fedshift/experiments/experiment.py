@@ -32,7 +32,7 @@ from fedshift.engine.profile import (
 from fedshift.engine.round import weigh
 from fedshift.engine.run import Federation, Round, run
 from fedshift.engine.traffic import Meter, Traffic
-from fedshift.errors import DivergedError, NeedlessWarning, UnfitError
+from fedshift.errors import NeedlessWarning, UnfitError
 from fedshift.experiments.config import Config, Training
 from fedshift.experiments.correcting import Correcting, check_prior, corrected
 from fedshift.experiments.custom import Metric, recipe_of
@@ -53,10 +53,10 @@ from fedshift.experiments.measured import measure_at_end, measure_round
 from fedshift.experiments.method_fit import named_alike
 from fedshift.experiments.outcome import Experiment, Outcome
 from fedshift.experiments.played import Played, describe_weights, registered, sizes_alone
-from fedshift.experiments.progress import Keeper, Progress, Saver
+from fedshift.experiments.progress import Keeper, Progress, Saver, note_divergence
 from fedshift.experiments.selection import candidates, choose
 from fedshift.experiments.served import unused
-from fedshift.experiments.settings import setting
+from fedshift.experiments.settings import for_densities, setting
 from fedshift.experiments.stopping import best_round, check_stopping, ends
 from fedshift.experiments.task import Prepared, oracle_clients, prepare
 from fedshift.experiments.training import (
@@ -153,6 +153,8 @@ def method_of(config: Config, prepared: Prepared) -> Callable[..., Algorithm]:
         base = replace(base, head=prepared.custom.head)
     base = replace(base, local=_without_padding(base.local, clients))
     recipe, task = recipe_of(config, prepared.custom), prepared.task
+    if recipe.traits.densities:
+        base = for_densities(base, prepared, config.data.at_sites)
     make = partial(recipe.make, replace(base, clients=len(clients)))
     loss = loss_of(task, prepared.custom.loss)
     return lambda **options: with_loss(make(**options), loss, task.kind, recipe.name)
@@ -276,7 +278,7 @@ def train(
         )
     listen(_start_event(label, done, training.rounds))
     began, over = time.perf_counter(), ends(training, done.metrics)  # of a run that goes on
-    for current in () if over else clock.each(PLANNING, _note_divergence(rounds, done)):
+    for current in () if over else clock.each(PLANNING, note_divergence(rounds, done)):
         seconds, meter.waited = time.perf_counter() - began - meter.waited, 0.0
         # Announced before evaluation, which may take longer than the round.
         weights = describe_weights(current, federation.table, task.target, algorithm)
@@ -310,16 +312,6 @@ def _enter(
     done.metrics.append(measured_round(current, scores, federation, task, algorithm))
     done.served += [] if scores.served is None else [scores.served.metrics]
     done.sets += set_round(current, algorithm)
-
-
-def _note_divergence(played: Iterator[Round], done: Progress) -> Iterator[Round]:
-    """The rounds played; the error of training that diverges says what was measured before."""
-    try:
-        yield from played
-    except DivergedError as e:
-        # For a table: early stopping may have kept a round from before training diverged.
-        e.measured = tuple(done.metrics)
-        raise
 
 
 def _start_event(label: str, done: Progress, rounds: int) -> dict[str, Any]:

@@ -57,7 +57,9 @@ def noised(split: Split, dealt: Dealt, seed: int) -> Dealt:
     clients = len(dealt.parts)
     # The target has no noise level of its own: each test image gets that of some client.
     shared = Shared(noise_pool(split.noise, clients, seed), seed) if split.noisy_test else None
-    return dealt._replace(looks=looks(split, clients, seed), test_look=shared)
+    changed = looks(split, clients, seed)
+    # Of inputs with noise the densities are others.
+    return dealt._replace(looks=changed, test_look=shared, log_ratios=None)
 
 
 def shifts_features(split: Split) -> bool:

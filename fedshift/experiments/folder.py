@@ -32,6 +32,7 @@ from fedshift.experiments.served import models
 from fedshift.experiments.summary import PACKAGES, package_version, summary
 from fedshift.experiments.task import Prepared
 from fedshift.files import append, clean, read_object, write
+from fedshift.recipes import traits_of
 from fedshift.record.folder import (
     CANDIDATES,
     CHECKPOINTS,
@@ -167,6 +168,9 @@ def kept_in(
     if config.model.name == PYTHON:  # no key says which network that is
         params, buffers = prepared.model.init()
         sums += (_digest(v.contiguous().flatten() for v in (params | buffers).values()),)
+    # Of these methods earlier states had another form, and options other defaults.
+    if traits_of(config.method.name).densities:
+        sums += ("importance.estimated",)
     # Checkpoints hold the model as it is trained: they serve any correction of it.
     config = config.model_copy(
         update={"training": config.training.model_copy(update={"prior": "none"})}

@@ -27,6 +27,7 @@ class Dealt(NamedTuple):
     looks    the change of each client's images, on [0, 1]; () for none
     test_look  the change of the test rows' images, or None
     server   training rows that the server has without their labels
+    log_ratios  as in `datasets.OwnClients`
     """
 
     data: Dataset
@@ -38,6 +39,7 @@ class Dealt(NamedTuple):
     looks: Sequence[Callable[[Tensor], Tensor]] = ()
     server: Indices | None = None
     test_look: Callable[[Tensor], Tensor] | None = None
+    log_ratios: NDArray[np.float64] | None = None
 
 
 def none_such(key: str, what: str, name: str, offers: Callable[[Entry], object]) -> InputError:
@@ -64,7 +66,8 @@ def natural(name: str, split: Split, seed: int, size: int | None = None) -> Deal
     if split.delta is not None and not one.moves:
         moving = " and ".join(other.name for other in entries() if other.moves)
         raise InputError(f"shift.delta moves the target of {moving}; {name} has a fixed one")
-    dealt = Dealt(*one.clients(Wanted(split.clients, seed, size, split.delta or 0.0)))
+    own = one.clients(Wanted(split.clients, seed, size, split.delta or 0.0))
+    dealt = Dealt(*own[:5], log_ratios=own.log_ratios)
     # Refused rather than set: recipes and settings have used shift.clients already.
     if split.clients != len(dealt.parts):
         raise InputError(

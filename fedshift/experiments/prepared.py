@@ -29,6 +29,7 @@ class Prepared:
     `announced` is the target that the server gets: T itself unless shift.target_noise is set.
     `server_inputs` [n, ...] are the server's own examples without labels, where it has any.
     `looks`: the change of each client's images where it follows the target, None for no change.
+    `log_ratios`: log p(x) - log q_i(x) [n_i] of each client's examples where densities are known.
     `gate`: which of the clients' replies are let through. `custom`: what a user adds.
     """
 
@@ -43,6 +44,7 @@ class Prepared:
     looks: tuple[Look | None, ...] = ()
     gate: Gate = Gate()
     custom: Custom = Custom()
+    log_ratios: tuple[Tensor, ...] | None = None
 
     def federation(self, clients: Sequence[ClientData] | None = None) -> Federation:
         """The task's clients (or others in their place) with the first model and the seeds."""

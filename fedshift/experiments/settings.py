@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from torch import Tensor
 
+from fedshift.client.importance import two_values
 from fedshift.client.local import Local
 from fedshift.client.schedules import Cosine
 from fedshift.data import Examples
 from fedshift.engine.checks.gate import Gate
 from fedshift.experiments.config import Config, Training
 from fedshift.experiments.custom_network import Unpacking
+from fedshift.experiments.prepared import Prepared
 from fedshift.model import Model
 from fedshift.recipes import Setting
 from fedshift.server.optimizers import Sgd
@@ -46,6 +49,13 @@ def setting(
         cap=t.max_weight,
         seed=config.seeds.resolved().init,
     )
+
+
+def for_densities(base: Setting, prepared: Prepared, at_sites: bool) -> Setting:
+    """The setting with what methods that fit densities of inputs are told of them."""
+    # Sites see their own inputs alone, and all must fit densities of one kind.
+    pair = None if at_sites else two_values(prepared.task.clients)
+    return replace(base, two_values=pair, log_ratios=prepared.log_ratios)
 
 
 def local_of(t: Training) -> Local:

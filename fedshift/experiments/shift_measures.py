@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedshift.algorithms.feddisk import notes
 from fedshift.data import Task
 from fedshift.shifts import domain_auc, label_distances
 from fedshift.tree import Parts
@@ -65,8 +66,9 @@ def importance(server: Parts) -> dict[str, Any] | None:
     }
 
 
-def importance_sentences(measured: dict[str, Any] | None) -> list[str]:
-    """A sentence on the effective sample size under example weights; empty without weights."""
+def importance_sentences(server: Parts) -> list[str]:
+    """On the effective sample size under example weights, and its use; empty without weights."""
+    measured = importance(server)
     shares = [] if measured is None else measured["share"]
     weighed = {i: share for i, share in enumerate(shares) if share is not None}
     if not shares:
@@ -78,5 +80,6 @@ def importance_sentences(measured: dict[str, Any] | None) -> list[str]:
     unweighed = f" {unknown} clients have not weighed theirs, which count alike." if unknown else ""
     return [
         f"Example weights leave {sum(weighed.values()) / len(weighed):.0%} of a client's effective "
-        f"sample size on average, least at client {least}: {weighed[least]:.0%}.{unweighed}"
+        f"sample size on average, least at client {least}: {weighed[least]:.0%}.{unweighed}",
+        *(f"{text[0].upper()}{text[1:]}." for text in notes(server["importance"], weighed)),
     ]

@@ -135,7 +135,7 @@ def _method_notes(experiment: Experiment, sets: LabelSets | None) -> list[str]:
         *_undefined_ess(outcome.played),
         *_beyond_cap(experiment),
         *(label_sets.sentences(sets, task.classes) if sets else ()),
-        *importance_sentences(importance(outcome.last.server)),
+        *importance_sentences(outcome.last.server),
         *sentences(experiment.config.training, outcome.metrics, outcome.final.round),
         *_not_correctable(experiment),
     ]

@@ -70,8 +70,10 @@ def prepare(config: Config) -> Prepared:
     inputs = None if dealt.server is None else _images(data.train.x, dealt.server, raw)
     looks = dealt.looks if dealt.tests else (dealt.test_look,) * len(trains)
     gate = gate_of(config.training, announced)
+    ratios = dealt.log_ratios
+    known = None if ratios is None else tuple(torch.from_numpy(ratios[rows]) for rows in trains)
     return Prepared(
-        task, model, seeds, data, pool, digest, announced, inputs, tuple(looks), gate, custom
+        task, model, seeds, data, pool, digest, announced, inputs, tuple(looks), gate, custom, known
     )
 
 

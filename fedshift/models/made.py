@@ -1,4 +1,4 @@
-"""MADE, a density of binary vectors from masked dense layers, and a network to compare two."""
+"""MADE, densities of vectors from masked dense layers, and a network to compare two."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from fedshift.seeds import numpy_generator
 
 Ints = NDArray[np.int64]
 Ordering = Literal["natural", "random"]
+# Of a component of `MixtureMade`, where the range [low, high] is 2 wide: a few grey values.
+LEAST_SCALE = 0.02
 
 
 def degrees(
@@ -103,12 +105,10 @@ class Made(nn.Module):
         binary: bool = False,
     ) -> None:
         super().__init__()
-        if not low < high:
-            raise InputError(f"low = {low} and high = {high}: low must be below high")
+        _check_range(low, high)
         self.degrees = degrees(math.prod(shape), hidden, ordering, seed)
         self.low, self.high, self.binary = low, high, binary
-        first, *others = (Masked(mask) for mask in masks(self.degrees))
-        self.body = nn.Sequential(first, *chain.from_iterable((nn.ReLU(), m) for m in others))
+        self.body = _layers(tuple(map(Masked, masks(self.degrees))))
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         u = self.unit(x)
@@ -121,6 +121,75 @@ class Made(nn.Module):
         u = ((values - self.low) / (self.high - self.low)).clamp(0.0, 1.0)
         # Not `round`, which takes 0.5 to 0. NaN must stay visible, so it is not compared.
         return torch.where(u.isnan(), u, (u >= 0.5).to(u)) if self.binary else u
+
+
+class MixtureMade(nn.Module):
+    """q(x) = prod_d sum_k pi_dk N(u_d; m_dk, s_dk^2) 2 / (high - low), all of the u before d.
+
+    u = (2 x - low - high) / (high - low), flattened to [n, D], without clipping; a natural-scale
+    input has u in about [-3, 3]. pi = softmax, s = LEAST_SCALE + softplus of the last layer's
+    outputs, K = `components` of each for every input. log q(x) in nats is a log density of real x:
+
+        log q(x) = sum_d logsumexp_k(log pi_dk - (u_d - m_dk)^2 / (2 s_dk^2) - log s_dk)
+                   - D log(2 pi) / 2 - D log((high - low) / 2)
+
+    Values that recur, such as a black background, have densities without bound: hence the least
+    scale, which is ours. Layers, masks and their seed are those of `Made`.
+
+    Outputs: log_density log q [n], logits [n, D], the conditional means sum_k pi_dk m_dk.
+
+    Source: Uria, Murray and Larochelle 2013, "RNADE", arXiv 1306.0186, for the mixtures; masks
+    as `Made`. Raises InputError as `degrees`, unless low < high, and for no components.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        hidden: tuple[int, ...] = (500,),
+        *,
+        seed: int = 0,
+        ordering: Ordering = "natural",
+        low: float = -1.0,
+        high: float = 1.0,
+        components: int = 5,
+    ) -> None:
+        super().__init__()
+        _check_range(low, high)
+        if components < 1:
+            raise InputError(f"components = {components}; a mixture has 1 or more")
+        self.degrees = degrees(math.prod(shape), hidden, ordering, seed)
+        self.low, self.high, self.components = low, high, components
+        *hidden_masks, last = masks(self.degrees)
+        # Each input has 3 K outputs, one after the other, which read what its one output would.
+        outputs = Masked(last.repeat_interleave(3 * components, 0))
+        with torch.no_grad():
+            # Spread over the range: components that start alike would stay alike.
+            bias = outputs.linear.bias.view(-1, 3, components)
+            bias[:, 1] += torch.linspace(-1.0, 1.0, components)
+        self.body = _layers((*map(Masked, hidden_masks), outputs))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        half = (self.high - self.low) / 2
+        u = (x.to(next(self.parameters()).dtype).flatten(1) - self.low) / half - 1.0
+        mix, mean, raw = self.body(u).view(len(u), -1, 3, self.components).unbind(2)
+        scale = LEAST_SCALE + F.softplus(raw)
+        log_pi = mix.log_softmax(-1)
+        away = ((u.unsqueeze(-1) - mean) / scale).square()
+        each = (log_pi - away / 2 - scale.log()).logsumexp(-1)
+        constant = math.log(2 * math.pi) / 2 + math.log(half)
+        middle = (log_pi.exp() * mean).sum(-1)
+        return {"logits": middle, "log_density": (each - constant).sum(1)}
+
+
+def _layers(layers: tuple[Masked, ...]) -> nn.Sequential:
+    """The layers with ReLU between them."""
+    first, *others = layers
+    return nn.Sequential(first, *chain.from_iterable((nn.ReLU(), layer) for layer in others))
+
+
+def _check_range(low: float, high: float) -> None:
+    if not low < high:
+        raise InputError(f"low = {low} and high = {high}: low must be below high")
 
 
 class Discriminator(nn.Module):

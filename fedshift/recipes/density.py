@@ -8,47 +8,74 @@ from dataclasses import replace
 from typing import Literal
 
 from fedshift.algorithms.feddisk import LOCAL, FedDisk
-from fedshift.client.importance import Classified, Direct, Ratio
+from fedshift.client.importance import Classified, Direct, Equal, Known, Ratio
+from fedshift.client.schedules import Cosine
 from fedshift.errors import InputError, check_name
 from fedshift.model import Model, build
-from fedshift.models.made import Discriminator, Made, Ordering
+from fedshift.models.made import Discriminator, Made, MixtureMade, Ordering
 from fedshift.recipes import one_model
 from fedshift.recipes.setting import Setting
 from fedshift.recipes.traits import ContrastiveMu, Temperature, Traits
 from fedshift.seeds import key
 
 __all__ = ["feddisk", "made"]
-TRAITS = {"made": Traits(page="feddisk")}
+TRAITS = {
+    "feddisk": Traits(densities=True),
+    "made": Traits(page="feddisk", densities=True),
+}
 
-Estimator = Literal["classifier", "direct"]
+Estimator = Literal["direct", "classifier", "true", "equal"]
+Density = Literal["auto", "bernoulli", "mixture"]
 
-# Our choice: on MNIST by writers with noise, log ratios have standard deviations of 8 to 28 nats
-# within a client. Raised to this power, weights keep half of the effective size or more.
-DIRECT_TEMPER = 0.02
+LR = 1e-3  # of Adam, for densities
+# Our choice, by made/participation: weights that lowered the loss were worth 32 % or more of every
+# client's examples, and those that raised it 15 % (estimated) or 22 % (true).
+USEFUL = 0.3
 
 
 def _density(
-    setting: Setting, hidden: tuple[int, ...], ordering: Ordering, low: float, high: float
-) -> Model | None:
+    setting: Setting, kind: Density, hidden: tuple[int, ...], ordering: Ordering, low: float,
+    high: float,
+) -> Model | None:  # fmt: skip
     """MADE for the setting's inputs; None where their shape is unknown, which `FedDisk` refuses."""
     shape, seed = setting.shape, setting.seed
+    net = Made if kind == "bernoulli" else MixtureMade
     if shape is None:
-        Made((2,), hidden, ordering=ordering, low=low, high=high)  # refuses bad options right away
+        net((2,), hidden, ordering=ordering, low=low, high=high)  # refuses bad options right away
         return None
     return build(
-        lambda: Made(shape, hidden, seed=seed, ordering=ordering, low=low, high=high),
+        lambda: net(shape, hidden, seed=seed, ordering=ordering, low=low, high=high),
         key(seed, "density"),
     )
 
 
-def _ratio(setting: Setting, estimator: Estimator, temper: float | None, epochs: int) -> Ratio:
+def _kind(setting: Setting, density: Density) -> Density:
+    """The kind of density: "auto" is Bernoulli for binary inputs and images, else mixtures."""
+    check_name("density of feddisk", density, ("auto", "bernoulli", "mixture"))
+    if density != "auto":
+        return density
+    image = setting.shape is not None and len(setting.shape) > 1
+    return "bernoulli" if setting.two_values or image else "mixture"
+
+
+def _rate(setting: Setting, kind: Density, rounds: int) -> float | Cosine:
+    """Of Adam in the density rounds."""
+    # To 0 where the likelihood is a density: a mean of networks that have drifted apart is too
+    # flat, which made log weights a fifth too large. Grey values keep the rate of the report.
+    falls = kind == "mixture" or setting.two_values is not None
+    return Cosine(LR, rounds) if falls else LR
+
+
+def _ratio(setting: Setting, estimator: Estimator, temper: float, epochs: int) -> Ratio:
     # Without a shape `FedDisk` refuses to start, so any width will do here.
     inputs = math.prod(setting.shape or (1,))
     net = build(lambda: Discriminator(inputs), key(setting.seed, "discriminator"))
     training = replace(LOCAL, epochs=epochs)
     ratios: dict[str, Callable[[], Ratio]] = {
-        "classifier": lambda: Classified(net, training, 1.0 if temper is None else temper),
-        "direct": lambda: Direct(DIRECT_TEMPER if temper is None else temper),
+        "classifier": lambda: Classified(net, training, temper),
+        "direct": lambda: Direct(temper),
+        "true": lambda: Known(setting.log_ratios),
+        "equal": Equal,
     }
     check_name("estimator of feddisk", estimator, ratios)
     return ratios[estimator]()
@@ -79,16 +106,18 @@ def _check_rounds_left(setting: Setting, before: int) -> None:
 def feddisk(
     setting: Setting,
     *,
-    estimator: Estimator = "classifier",
+    estimator: Estimator = "direct",
     density_rounds: int = 20,
     density_epochs: int = 1,
     weighing_rounds: int = 1,
     hidden: tuple[int, ...] = (500,),
     ordering: Ordering = "natural",
+    density: Density = "auto",
     ratio_epochs: int = 10,
-    temper: float | None = None,
+    temper: float = 1.0,
     most: float = 10.0,
     least_ess: float = 0.15,
+    useful: float = USEFUL,
     low: float = -1.0,
     high: float = 1.0,
     mu: ContrastiveMu = 0.0,
@@ -99,7 +128,8 @@ def feddisk(
     Reference: Nguyen, Wu and Chang 2024, "Federated learning for distribution skewed data using
     sample weights" (FedDisk), arXiv 2401.02586.
     Note: the run's rounds are density_rounds + weighing_rounds + those of training; inputs lie in
-    [low, high]; ratios are raised to temper (1, or 0.02 if direct); mu > 0 trains by MOON.
+    [low, high]; ratios are raised to temper; a client whose weights are worth less than the share
+    useful of its examples keeps weights of 1; mu > 0 trains by MOON.
     """
     _check_counts(
         hidden,
@@ -110,12 +140,17 @@ def feddisk(
     )
     _check_rounds_left(setting, density_rounds + weighing_rounds)
     # After the checks of counts: a network of width 0 would fail in torch's words.
-    density = _density(setting, hidden, ordering, low, high)
+    kind = _kind(setting, density)
+    if density == "auto" and setting.two_values:
+        low, high = setting.two_values  # else the two would be grey
+    network = _density(setting, kind, hidden, ordering, low, high)
     ratio = _ratio(setting, estimator, temper, ratio_epochs)
-    local = replace(LOCAL, epochs=density_epochs)
+    local = replace(LOCAL, epochs=density_epochs, lr=_rate(setting, kind, density_rounds))
     inner = one_model.moon(setting, mu=mu, tau=tau)  # FedAvg where mu is 0
     rounds = density_rounds, weighing_rounds
-    return FedDisk(inner, density, ratio, *rounds, local, most, least_ess, (low, high))
+    # Mixtures clip nothing, so they have no range to check.
+    span = (low, high) if kind == "bernoulli" else None
+    return FedDisk(inner, network, ratio, *rounds, local, most, least_ess, span, useful)
 
 
 def made(
@@ -139,7 +174,10 @@ def made(
         density_rounds=density_rounds,
         weighing_rounds=weighing_rounds,
         hidden=hidden,
+        estimator="classifier",
+        density="bernoulli",
         least_ess=least_ess,
+        useful=0.0,
         low=low,
         high=high,
     )

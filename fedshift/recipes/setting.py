@@ -32,6 +32,9 @@ class Setting:
     cap            the largest weight of a client, for rules that find the best weights under it
     seed           of the first weights (and masks) of such networks, the same for all clients; and,
                    on the server alone, of the orders of label sets' slots
+    two_values     (low, high) where every input is one of these two, for methods that fit densities
+    log_ratios     log p(x) - log q_i(x) [n_i] of each client's examples, p the density of all
+                   clients' inputs and q_i of its own, where both are known
 
     >>> import torch
     >>> from fedshift.recipes import Setting, fedprox
@@ -53,6 +56,8 @@ class Setting:
     shape: tuple[int, ...] | None = None
     cap: float | None = None
     seed: int = 0
+    two_values: tuple[float, float] | None = None
+    log_ratios: tuple[Tensor, ...] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         # A text would be taken letter by letter: "head." would match every name with h, e, a or d.

@@ -21,6 +21,7 @@ class Traits:
     follows_target  its clients are drawn anew, so that all follow the target: a bound, no method
     even            its training takes the clients' label shares out of the model by itself
     at_target       it moves the model to the target's label shares by itself
+    densities       it fits densities of the inputs first
     auto_ess        `ess` may be "auto" in experiment files: one model per ESS fraction, the best is
                     kept. Its lam, ess, cap and fidelity are those of `fedshift.server.weights.Pals`
     example         options for examples of the method, where its defaults alone make none
@@ -33,6 +34,7 @@ class Traits:
     follows_target: bool = False
     even: bool = False
     at_target: bool = False
+    densities: bool = False
     auto_ess: bool = False
     example: Mapping[str, Any] = field(default_factory=dict)
 

@@ -216,7 +216,7 @@ def test_the_made_of_the_report_averages_uniformly(inputs: Setting, federated: A
 
 
 def test_what_leaves_a_client(inputs: Setting, federated: Any) -> None:
-    """A density's change, then one number, then the inner method's update; q_i and a_i stay."""
+    """A density's change, then two numbers, then the inner method's update; q_i and a_i stay."""
     algorithm, federation = direct(inputs), federated()
     seen: list[tuple[set[str], set[str]]] = []
     told = algorithm.reveals()
@@ -235,7 +235,7 @@ def test_what_leaves_a_client(inputs: Setting, federated: Any) -> None:
     assert seen == [
         ({"delta", "report"}, {"id", "loss"}),
         ({"delta", "report"}, {"id", "loss"}),
-        ({"report"}, {"id", "loss", "ess"}),
+        ({"report"}, {"id", "loss", "ess", "estimated"}),
         ({"delta", "report"}, {"id", "loss"}),
     ]
     assert "of a density of inputs in rounds 1 to 2" in told["delta"]

@@ -10,11 +10,12 @@ import torch
 
 from fedshift import recipes
 from fedshift.client.importance import Classified, Direct
+from fedshift.client.schedules import Cosine
 from fedshift.data import client_data
 from fedshift.engine.run import run
 from fedshift.errors import InputError, TrainingError
 from fedshift.model import Model
-from fedshift.models.made import Made
+from fedshift.models.made import Made, MixtureMade
 from fedshift.recipes import Setting
 from support.by_hand import apart, final
 from support.densities import direct, fast, weighed
@@ -43,10 +44,12 @@ def test_inputs_that_the_density_would_clip_are_refused(inputs: Setting, federat
         rf"client 0: {100 * outside:.0f} % of its inputs' values lie outside \[low, high\] = "
         r"\[-1, 1\], where the density clips them; give low and high"
     )
-    for recipe in (recipes.feddisk, recipes.made):
+    given: dict[str, Any] = {"density_rounds": 1, "hidden": (4,)}
+    algorithm = recipes.feddisk(inputs, density="bernoulli", **given)
+    for refused in (algorithm, recipes.made(inputs, **given)):
         with pytest.raises(InputError, match=message):
-            final(recipe(inputs, density_rounds=1, hidden=(4,)), federation, 1)
-    algorithm = recipes.feddisk(inputs, density_rounds=1, hidden=(4,))
+            final(refused, federation, 1)
+    assert final(recipes.feddisk(inputs, **given), federation, 1).t == 1  # mixtures clip nothing
     assert final(replace(algorithm, span=None), federation, 1).t == 1
     for outliers, ones in ((40, 100), (41, 0)):  # of 800 values: up to 5 % are clipped
         few = torch.where(torch.arange(800) < outliers, 2.0, 0.5).reshape(100, 8)
@@ -72,6 +75,8 @@ def test_settings_out_of_range_are_refused(inputs: Setting, normed: Model) -> No
         ({"hidden": ("a",)}, 'each a whole number, got a tuple with the text "a"'),
         ({"most": 1.0}, "the largest weight must be finite and above 1, got most = 1.0"),
         ({"most": float("inf")}, "must be finite and above 1, got most = inf"),
+        ({"useful": -0.1}, r"useful is a share in \[0, 1\), got -0.1"),
+        ({"density": "mixtur"}, 'unknown density of feddisk.*Did you mean "mixture"'),
         ({"least_ess": 1.0}, r"least_ess is a share in \[0, 1\), got 1.0"),
         ({"temper": 0.0}, "temper must be above 0 and at most 1, got 0.0"),
         ({"temper": 1.5, "estimator": "classifier"}, "temper must be above 0 and at most 1, got"),
@@ -90,23 +95,52 @@ def test_settings_out_of_range_are_refused(inputs: Setting, normed: Model) -> No
 
 
 def test_options_reach_the_method(inputs: Setting) -> None:
-    given = recipes.feddisk(inputs, density_epochs=3, ratio_epochs=7, mu=0.5, tau=0.2, most=4.0)
+    given = recipes.feddisk(
+        inputs, estimator="classifier", density_epochs=3, ratio_epochs=7, mu=0.5, tau=0.2, most=4.0,
+    )  # fmt: skip
     assert (given.local.epochs, given.most) == (3, 4.0)
     assert isinstance(given.ratio, Classified)
     assert given.ratio.local.epochs == 7
     assert given.inner == recipes.moon(inputs, mu=0.5, tau=0.2)
     default = recipes.feddisk(inputs)
     assert (default.rounds, default.weighing, default.most) == (20, 1, 10.0)
-    assert default.least_ess == 0.15
-    assert (default.local.epochs, default.local.lr, default.local.batch) == (1, 1e-3, 100)
+    assert (default.least_ess, default.useful) == (0.15, 0.3)
+    assert (default.local.epochs, default.local.batch) == (1, 100)
+    assert default.local.lr == Cosine(1e-3, 20)
     assert default.inner == recipes.fedavg(inputs)
 
 
-def test_tempers_by_default(inputs: Setting) -> None:
-    assert recipes.feddisk(inputs, estimator="direct").ratio == Direct(0.02)
-    default = recipes.feddisk(inputs).ratio
-    assert isinstance(default, Classified)
-    assert default.temper == 1.0
+def test_the_ratio_by_default_is_direct_and_not_tempered(inputs: Setting) -> None:
+    assert recipes.feddisk(inputs).ratio == Direct(1.0)
+    report = recipes.made(inputs)
+    assert isinstance(report.ratio, Classified)
+    assert (report.ratio.temper, report.useful, report.local.lr) == (1.0, 0.0, 1e-3)
+    assert report.span == (-1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("shape", "two", "density", "kind"),
+    [
+        ((8,), None, "auto", MixtureMade),
+        ((8,), (0.0, 1.0), "auto", Made),
+        ((1, 3, 3), None, "auto", Made),
+        ((1, 3, 3), None, "mixture", MixtureMade),
+        ((8,), None, "bernoulli", Made),
+    ],
+)
+def test_the_kind_of_density_follows_the_inputs(
+    inputs: Setting, shape: tuple[int, ...], two: Any, density: Any, kind: type
+) -> None:
+    setting = replace(inputs, shape=shape, two_values=two)
+    made = recipes.feddisk(setting, density=density, low=-2.0, high=2.0)
+    net = made.network().net
+    assert type(net) is kind
+    # The two values are the range of a binary density, whatever range is given.
+    assert (net.low, net.high) == (two or (-2.0, 2.0))
+    assert made.span == (None if kind is MixtureMade else (net.low, net.high))
+    # Of grey values the likelihood is no density, and the rate stays as in the report.
+    falls = kind is MixtureMade or two is not None
+    assert made.local.lr == (Cosine(1e-3, 20) if falls else 1e-3)
 
 
 def test_without_the_shape_of_inputs_nothing_starts(setting: Setting, federated: Any) -> None:
@@ -122,5 +156,5 @@ def test_the_first_densities_belong_to_the_settings_seed(inputs: Setting) -> Non
     assert apart(a, b) == 0
     assert apart(a, c) > 1e-3
     nets = [direct(replace(inputs, seed=k), ordering="random").network().net for k in (0, 0, 1)]
-    orders = [tuple(net.degrees[0]) for net in nets if isinstance(net, Made)]
+    orders = [tuple(net.degrees[0]) for net in nets if isinstance(net, MixtureMade)]
     assert orders[0] == orders[1] != orders[2]  # and so do the masks

@@ -270,7 +270,7 @@ def played_disk(recipe: Any) -> Played:
 
 def test_feddisk() -> None:
     setting = reference_setting(shape=(FEATURES,), rounds=5)
-    recipe = recipes.feddisk(setting, estimator="direct", temper=0.9, most=1.1, **DISK)
+    recipe = recipes.feddisk(setting, density="bernoulli", temper=0.9, most=1.1, **DISK)
     played = played_disk(recipe)
     assert off(played.end, disk(played, 1.1, direct, uniform=False)) < EXACT
     assert off(played.end, disk(played, 1.2, direct, uniform=False)) > OTHER

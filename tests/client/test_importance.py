@@ -203,11 +203,14 @@ def test_blocks_do_not_change_scores() -> None:
 
 def test_the_check_is_the_share_of_the_clients_own_examples() -> None:
     weigh = WeighExamples(densities()[0], Direct(), 10.0, 0.5)
-    server = {"importance": {"n": torch.tensor([10.0, 30.0]), "ess": torch.zeros(2)}}
+    nothing = torch.zeros(2)
+    sizes = {"n": torch.tensor([10.0, 30.0]), "ess": nothing, "estimated": nothing}
+    server = {"importance": sizes}
 
     def fold(ess: float) -> Parts:
         cohort = {"id": torch.tensor([1]), "weight": torch.ones(1)}
-        return weigh.fold(server, {"cohort": cohort, "report": {"ess": torch.tensor([ess])}})
+        worth = torch.tensor([ess])
+        return weigh.fold(server, {"cohort": cohort, "report": {"ess": worth, "estimated": worth}})
 
     assert fold(15.0)["importance"]["ess"].tolist() == [0.0, 15.0]
     words = r"client 1: .* 30 examples, .* are worth 14.9 \(50 %\)"

@@ -176,12 +176,15 @@ def test_known_lists_every_set_and_how_to_get_it(tmp_path: Path) -> None:
     lines = {one.name: one for one in known[: -len(tables)]}
     digits = ["mnist", "mnist-writers", "emnist-digits", "femnist-digits"]
     names = ["fashion-mnist-mini", "fashion-mnist", *digits, "cifar-10", "cifar-100", "cifar-20"]
-    assert list(lines) == [*names, "pacs", "iwildcam", "retina", "heart-disease", "gaussians"]
+    worlds = ["binary-world", "gaussian-world", "looks-world"]
+    of_papers = ["pacs", "iwildcam", "retina", "heart-disease", "gaussians"]
+    assert list(lines) == [*names, *of_papers, *worlds]
     assert lines["femnist-digits"].size == "as many examples as were prepared, 1 x 28 x 28"
     assert lines["fashion-mnist-mini"].found == catalogue.SHIPPED
     assert [name for name, one in lines.items() if one.available] == [
         "fashion-mnist-mini",
         "gaussians",
+        *worlds,
     ]
     assert "apt-get install dataset-fashion-mnist" in lines["fashion-mnist"].how
     assert lines["cifar-10"].how == "fedshift datasets fetch cifar-10"

@@ -309,13 +309,16 @@ def test_a_report_on_clients_too_small_for_a_classifier_says_so(tmp_path: Path, 
 
 def test_weights_that_are_not_there_are_not_told() -> None:
     assert importance({"params": {}}) is None
-    assert importance_sentences(None) == []
+    assert importance_sentences({"params": {}}) == []
     rounded = {"n": torch.tensor([5.0]), "ess": torch.tensor([5.001])}
     assert importance({"importance": rounded})["share"] == [1.0]  # type: ignore[index]
     n, ess = torch.tensor([10.0, 20.0, 5.0]), torch.tensor([5.0, 0.0, 5.0])
-    found = importance({"importance": {"n": n, "ess": ess}})
+    sizes = {"n": n, "ess": ess, "estimated": ess}
+    found = importance({"importance": sizes})
     assert found == {"ess": [5.0, None, 5.0], "share": [0.5, None, 1.0]}
-    assert "75%" in importance_sentences(found)[0]
-    assert "1 clients have not weighed theirs" in importance_sentences(found)[0]
-    nobody = importance({"importance": {"n": n, "ess": 0 * ess}})
+    told, idle = importance_sentences({"importance": sizes})
+    assert "75%" in told
+    assert "1 clients have not weighed theirs" in told
+    assert idle.startswith("Importance weights of client 2 are worth 100 % of its examples, and ")
+    nobody = {"importance": {"n": n, "ess": 0 * ess, "estimated": 0 * ess}}
     assert importance_sentences(nobody) == ["No client has weighed its examples: all count alike."]

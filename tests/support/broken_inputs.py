@@ -197,7 +197,7 @@ CASES = (
         "unknown data",
         '"fashion-mnist-mini"',
         '"fashion-mnst"',
-        'f.toml:3: data.name: unknown data set "fashion-mnst"; allowed: cifar-10, cifar-100, cifar-20, emnist-digits, fashion-mnist, fashion-mnist-mini, femnist-digits, gaussians, heart-disease, iwildcam, mnist, mnist-writers, pacs, retina. Did you mean "fashion-mnist"?',
+        'f.toml:3: data.name: unknown data set "fashion-mnst"; allowed: binary-world, cifar-10, cifar-100, cifar-20, emnist-digits, fashion-mnist, fashion-mnist-mini, femnist-digits, gaussian-world, gaussians, heart-disease, iwildcam, looks-world, mnist, mnist-writers, pacs, retina. Did you mean "fashion-mnist"?',
     ),
     config(
         "all for validation",

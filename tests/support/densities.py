@@ -14,7 +14,7 @@ from support.by_hand import final
 
 def direct(setting: Setting, **options: Any) -> FedDisk:
     given = {"estimator": "direct", "density_rounds": 2, "hidden": (6,), "low": -8.0, "high": 8.0}
-    return recipes.feddisk(setting, **(given | {"temper": 1.0} | options))
+    return recipes.feddisk(setting, **(given | {"useful": 0.0} | options))
 
 
 def fast(algorithm: FedDisk) -> FedDisk:

@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
-from fedshift.datasets.entry import Entry, remotes_at
-from fedshift.papers.datasets import fedpals_clients, gaussians, heart, iwildcam, pacs, retina
+from collections.abc import Callable
+from typing import Any
+
+from fedshift.datasets import entry
+from fedshift.datasets.entry import Entry, OwnClients, Wanted, remotes_at
+from fedshift.papers.datasets import (
+    fedpals_clients,
+    gaussians,
+    heart,
+    iwildcam,
+    pacs,
+    retina,
+    worlds,
+)
 
 _PACS = Entry(
     name="pacs",
@@ -106,4 +118,44 @@ _GAUSSIANS = Entry(
     moves=True,
 )
 
-ENTRIES = (_PACS, _IWILDCAM, _RETINA, _HEART_DISEASE, _GAUSSIANS)
+
+def _world(name: str, summary: str, make: Callable[[Wanted], OwnClients], **more: Any) -> Entry:
+    return Entry(
+        name, summary, page="docs/methods/feddisk.md", built_in="generated", clients=make,
+        generate=worlds.examples(make), **more,
+    )  # fmt: skip
+
+
+_TWO = {
+    "classes": worlds.CLASSES,
+    "examples": (12_000, 6_000),
+    "licence": "generated, none needed",
+}
+_CLOTHES = entry("fashion-mnist-mini")
+_WORLDS = (
+    _world(
+        "binary-world",
+        "eight tilted bits, 3 clients whose densities are known",
+        worlds.binary_world,
+        shape="8",
+        **_TWO,
+    ),
+    _world(
+        "gaussian-world",
+        "four Gaussian numbers, 3 clients whose densities are known",
+        worlds.gaussian_world,
+        shape="4",
+        **_TWO,
+    ),
+    _world(
+        "looks-world",
+        "small Fashion-MNIST in three looks, 3 clients whose shares are known",
+        worlds.looks_world,
+        shape="1 x 14 x 14",
+        classes=_CLOTHES.classes,
+        examples=_CLOTHES.examples,
+        licence=_CLOTHES.licence,
+    ),
+)
+
+ENTRIES = (_PACS, _IWILDCAM, _RETINA, _HEART_DISEASE, _GAUSSIANS, *_WORLDS)

@@ -11,6 +11,7 @@ import torch
 from fedshift import datasets
 from fedshift.experiments.client_looks import look_name
 from fedshift.papers.datasets import retina
+from fedshift.papers.pictures import log_weights
 from fedshift.papers.pictures.clients import (
     as_images,
     client_panel,
@@ -241,6 +242,10 @@ def figures() -> dict[str, Figure]:
         Figure(
             "made/fig1", "What clients of the feature shift hold", tuple(made.TITLES)[:2], _noise,
             extra=tuple(made.TITLES)[2:], differs=made.IN_PLACE, chosen=REPORT,
+        ),
+        Figure(
+            "made/slope", log_weights.TITLE, (), log_weights.slopes, chosen=log_weights.CHOSEN,
+            rounds=log_weights.DENSITY_ROUNDS,
         ),
     )  # fmt: skip
     return {figure.name: figure for figure in all_}

@@ -36,6 +36,7 @@ class Metric:
 
     `stop` says which rounds count: "best" is the one of lowest loss on validation examples that
     follow the target, "final" the last, "last" the mean over the `last` last rounds.
+    span, of: in place of one round's value the mean, or the least, of the last `span` rounds.
     """
 
     name: str = "accuracy, %"
@@ -44,6 +45,8 @@ class Metric:
     digits: int = 1
     stop: Literal["best", "final", "last"] = "best"
     last: int = 0
+    span: int = 0
+    of: Literal["mean", "least"] = "mean"
 
     @property
     def within(self) -> Bounds:
@@ -223,7 +226,7 @@ class Study:
     @property
     def curved(self) -> bool:
         """Whether drawings need every round of its runs."""
-        return self.plot in ("curves", "absent") or bool(self.by_round)
+        return self.plot in ("curves", "absent") or bool(self.by_round or self.metric.span)
 
     def metric_of(self, row: Row) -> Metric:
         """What the cells of a row hold."""

@@ -16,6 +16,7 @@ from fedshift.papers.protocols import (
     labelset_tuning,
     labelsets,
     made,
+    participation,
     routing,
 )
 from fedshift.papers.protocols.study import Study
@@ -27,7 +28,7 @@ Target = Study | Figure
 def studies() -> dict[str, Study]:
     """Every study of every paper, by name."""
     sets = (labelsets, labelset_tuning, labelset_natural)
-    papers = (fedpals, feddrm, feddrm_two_cores, routing, *sets, made)
+    papers = (fedpals, feddrm, feddrm_two_cores, routing, *sets, made, participation)
     return {name: study for paper in papers for name, study in paper.studies().items()}
 
 

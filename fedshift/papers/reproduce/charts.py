@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 
 from fedshift.papers.protocols.study import Column, Metric, Printed, Row, Study
 from fedshift.papers.reproduce.results import Cell, mean_curve
-from fedshift.papers.reproduce.round_charts import absent_labels, by_round
+from fedshift.papers.reproduce.round_charts import absent_labels, by_round, with_looks
 from fedshift.papers.reproduce.routing_charts import Drawn, routing_charts
 from fedshift.recipes import traits_of
 from fedshift.report.charts import Axis, BarChart, Bars, LineChart, Series, SideBars
@@ -55,17 +56,27 @@ def _of_cells(study: Study, cells: Sequence[Cell], store: Store) -> dict[str, Dr
 
 
 def _bars(study: Study, cells: Sequence[Cell]) -> dict[str, Drawn]:
+    drawn: dict[str, Drawn] = {}
+    for metric, rows in _by_metric(study, study.rows).items():
+        end = "" if metric.name == study.metric.name else f"-{metric.key}"
+        alike = replace(study, rows=tuple(rows), metric=metric)
+        drawn |= {f"{name}{end}.svg": chart for name, chart in _alike(alike, cells).items()}
+    return drawn
+
+
+def _alike(study: Study, cells: Sequence[Cell]) -> dict[str, Drawn]:
+    """Bars of rows that share a unit."""
     groups = tuple(column.heading for column in study.columns)
     axis, drawn = Axis(study.metric.name), {}
     printed = {_place(c): None if c.printed is None else _printed(c.printed) for c in cells}
     # A drawing of its own for each: bars of both side by side would be too thin to compare.
     for name, words, of in (
-        ("plot.svg", "here", _moments(cells)),
-        ("printed.svg", "as printed", printed),
+        ("plot", "here", _moments(cells)),
+        ("printed", "as printed", printed),
     ):
         title = f"{study.title}: {words}"
         chart = BarChart(title, groups, _side(study, of), axis)
-        if name == "plot.svg" or any(of.values()):
+        if name == "plot" or any(of.values()):
             drawn[name] = Drawn(chart, title + _whiskers(of.values()))
     return drawn
 
@@ -108,7 +119,7 @@ def _side(study: Study, of: Mapping[tuple[str, str], Moments | None]) -> tuple[B
         Bars(
             row.label,
             *with_intervals([of[c.key, row.label] for c in study.columns]),
-            look_of(row.method),
+            look_of(row.method) if with_looks(study) else None,
         )
         for row in study.rows
     )

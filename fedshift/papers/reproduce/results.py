@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any
 
 from fedshift.errors import DataError
@@ -209,9 +210,10 @@ def _value(
     if not isinstance(facts.get(metric.key), int | float):
         why = f"its summary has no {metric.key}; another version may have trained it"
         raise store.damaged(chosen.run, why)
+    value = float(facts[metric.key])
     return Value(
         seed,
-        metric.scale * float(facts[metric.key]),
+        metric.scale * (_over_rounds(chosen.run, store, metric) if metric.span else value),
         int(facts["round"]),
         chosen.run,
         chosen.lock,
@@ -224,6 +226,13 @@ def _value(
         _scale(facts.get(f"{metric.key}_sd"), metric) if facts.get("rounds", 0) > 1 else None,
         None if ended is None else ended.rounds,
     )
+
+
+def _over_rounds(run: Run, store: Store, metric: Metric) -> float:
+    """The mean, or the least, of the last rounds that were evaluated."""
+    curve = store.curve(run, metric.key)
+    last = [curve[t] for t in sorted(curve)[-metric.span :]]
+    return min(last) if metric.of == "least" else fmean(last)
 
 
 def _scale(value: Any, metric: Metric) -> float | None:

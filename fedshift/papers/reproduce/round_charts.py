@@ -21,21 +21,27 @@ ROUND = Axis("round")
 def by_round(study: Study, cells: Sequence[Cell], store: Store) -> dict[str, Drawn]:
     """Each metric of `study.by_round` over the rounds; rows of the same runs are one line."""
     drawn = {}
-    # Rows of one method alone are told apart by their order.
-    several = len({row.method for row in study.rows}) > 1
     for column in study.columns:
         for metric in study.by_round:
             series = []
             for cell in _distinct(cells, column):
-                curve = mean_curve(cell, store, metric)
+                # Rounds in which densities are fitted come before those that are counted.
+                before = cell.row.rounds_before(cell.options)
+                means = mean_curve(cell, store, metric)
+                curve = {t - before: value for t, value in means.items() if t > before}
                 values = with_intervals(list(curve.values()))
                 name = cell.row.label.partition(",")[0]
-                look = look_of(cell.row.method) if several else None
+                look = look_of(cell.row.method) if with_looks(study) else None
                 series.append(Series(name, tuple(map(float, curve)), *values, look))
             title = f"{study.title}, {metric.name} by round: {column.heading}"
             chart = LineChart(title, tuple(series), Axis("round"), Axis(metric.name))
             drawn[f"{column.file}-{metric.key}.svg"] = Drawn(chart, title)
     return drawn
+
+
+def with_looks(study: Study) -> bool:
+    """Whether rows differ in their methods, whose looks they then have."""
+    return len({row.method for row in study.rows}) > 1 or len(study.rows) == 1
 
 
 def _distinct(cells: Sequence[Cell], column: Column) -> Iterator[Cell]:
