@@ -109,12 +109,13 @@ def check_company(algorithm: Algorithm, clients: int, cohort: int | None) -> Non
         )
 
 
-def check_whole_models(algorithm: Algorithm, cure: str) -> None:
+def check_whole_models(algorithm: Algorithm, cure: str, *, sent: bool = True) -> None:
     """InputError where no client may have the server's whole model: label sets are private.
 
-    Its head has the rows of all labels: which of them move tells what others hold.
+    Its head has the rows of all labels: which of them move tells what others hold. sent: whether
+    clients are sent it at all.
     """
-    rules = ask(algorithm, Capabilities.label_rules)
+    rules = ask(algorithm, Capabilities.label_rules) if sent else None
     if rules is not None and rules["mode"] == "private":
         raise InputError(
             'mode = "private" keeps rows of the head from clients that lack their labels, and '

@@ -175,8 +175,7 @@ class AlgorithmStrategy(Strategy):
         self.named, self.sent, self.traffic = set[int](), dict[int, int](), Traffic()
         self.scores, self.tests = dict[int, Score](), dict[int, OwnScores]()
         check_training(algorithm, self.params, 1)
-        if evaluates is not never and not own:
-            check_whole_models(algorithm, ON_SERVER)
+        check_whole_models(algorithm, ON_SERVER, sent=evaluates is not never and not own)
         check_company(algorithm, clients, size)
         check_room(algorithm, self.params, self.buffers, gate)
 
