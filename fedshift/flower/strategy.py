@@ -155,8 +155,7 @@ class AlgorithmStrategy(Strategy):
         gate: Gate = Gate(),
         retries: int = 0,
         after: Round | None = None,
-        name: str = "",
-        min_clients: int | None = None,
+        name: str = "", min_clients: int | None = None,
         dropping: DropListener = silent, scoring: ScoreCheck = silent,
         places: bool = False, tell: Tell = silent,
     ) -> None:  # fmt: skip
