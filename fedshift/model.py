@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fedshift.arguments import check_fields
 from fedshift.errors import InputError
+from fedshift.kernels.elsewhere import elsewhere
 from fedshift.kernels.passes import (
     Modules,
     Places,
@@ -213,7 +214,7 @@ class Model:
         A network that draws random numbers in this mode, too, draws the same ones at each call.
         Raises InputError for names that the network does not have, and for missing ones.
         """
-        return repeatable(partial(self._evaluate, params, buffers, x))
+        return repeatable(partial(elsewhere, self._evaluate, params, buffers, x))
 
     def _evaluate(self, params: Params, buffers: Params, x: Tensor) -> Params:
         self.refresh(params, buffers)

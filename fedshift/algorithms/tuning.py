@@ -3,30 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm, Capabilities, LabelRules, ask
 from fedshift.algorithms.defaults import Around
-from fedshift.arguments import check_fields, check_positive
+from fedshift.algorithms.opinions import Opinions, answers, cast, logits_of
+from fedshift.arguments import check_fields, check_positive, check_whole
 from fedshift.client.descent import Adam, Descent, HeavyBall
 from fedshift.client.slopes import slope
-from fedshift.data import first_not_finite, plan_phase
+from fedshift.data import Examples, first_not_finite, plan_phase
 from fedshift.errors import DivergedError, InputError, check_name
 from fedshift.outputs import check_columns, dry_logits
 from fedshift.seeds import generator
-from fedshift.server.agreement import Disagreement, disagreement, farthest, seen_by
-from fedshift.server.rows import head_rows, wire_labels
+from fedshift.server.agreement import Disagreement, disagreement, farthest, restricted, seen_by
+from fedshift.server.optima import MEASURED, accuracies
+from fedshift.server.rows import head_rows, keep_rows, wire_labels
+from fedshift.server.trust import by_confidence, fitted_temperature
 from fedshift.tree import Params, Parts, split
 
 # Probabilities this many roundings of a logit apart count as equal.
 ROUNDINGS = 16
 Part = Literal["head", "all"]
 Over = Literal["all", "union"]
+Moments = Literal["new", "kept"]
+Weights = Literal["round", "confidence"]
+Temperature = Literal["none", "fitted"]
+Stop = Literal["steps", "held-out"]
+# Every so many steps the inputs that are held out are looked at; every so many inputs are.
+LOOK, HELD_OUT = 10, 5
 
 
 def _check_inputs(inputs: Tensor) -> None:
@@ -44,25 +53,13 @@ def _check_inputs(inputs: Tensor) -> None:
         )
 
 
-class Opinions(NamedTuple):
-    """What the cohort's models say: p [C, n, L] on inputs x [n, ...], labels [C, L], w [C].
-
-    absent [K] marks the labels that no client of the cohort holds.
-    """
-
-    x: Tensor
-    p: Tensor
-    labels: Tensor
-    w: Tensor
-    absent: Tensor
-
-
 @dataclass(frozen=True)
 class CentralTuning(Around):
     """`inner`, and after each round theta <- argmin-ward sum_k a_k E_x D(h_k(.|x), h_theta(.|x)).
 
         mse       D = sum_{y in Y_k} (h_k(y) - h(y))^2
         pairwise  D = sum_{y,y' in Y_k} (h_k(y) h(y') - h_k(y') h(y))^2
+        kl        D = sum_{y in Y_k} h_k(y) log(h_k(y) / h|k (y)),  h|k (y) = h(y) / h(Y_k)   (ours)
 
     Breitholtz, Listo Zec and Johansson 2025, arXiv 2508.18774. h_k is client k's model as received
     this round, a_k its weight, h the softmax over all labels; Y_k are the labels that h_k knows:
@@ -70,19 +67,31 @@ class CentralTuning(Around):
     of `inputs` [n, ...] that are drawn anew each round. Inputs are cast to the parameters' type.
 
     over       "union": h is the softmax over labels that the cohort holds, so that no mass can go
-               to the others, and their rows stay bit for bit (ours)
+               to the others, and their rows stay bit for bit (ours). "kl" compares h on Y_k alone,
+               and its gradient is exactly 0 for labels of no client: it is for "all" only
     part       "head" tunes what starts with `head`; "all" the whole model
     steps      0 leaves `inner` as it is, bit for bit
-    optimizer  "adam" or "sgd", of rate lr, with moments that start anew each round
+    rounds     the first rounds, in which alone it tunes; 0 for all
+    optimizer  "adam" or "sgd", of rate lr
+    moments    Adam's: "new" in each round, or "kept" on the server from round to round (ours)
+
+    weights    "round": the round's a_k; "confidence": by `by_confidence` on each input (ours)
+    temperature  "fitted": the clients' logits are divided by one number for all, fitted anew each
+               round on `labelled` by `fitted_temperature` (ours)
+    stop       "held-out": each fifth input is held out; every ten steps the loss there is looked
+               at, and the steps end where it no longer falls, at its smallest (ours)
+    labelled   examples that the server has: where each loss would lead is measured on them
 
     A batch on which h is where the loss is 0, but for rounding, takes no step: its gradient is
     rounding, which Adam would make full steps of.
 
     All models run in evaluation mode: running statistics stay. `server["tuning"]` holds, before and
     after: "loss" [2], and "outside" [2], the mean mass that h gives to labels that no client of the
-    cohort holds; both on the inputs drawn. docs/methods/central_tuning.md says why they matter. Our
-    own choices: `part`, evaluation mode, Adam at 1e-3, 50 steps of 128 inputs; the paper's are
-    unknown.
+    cohort holds; both on the inputs drawn. With `labelled` it has "accuracy" [4], too, of the
+    aggregate and of every loss's pointwise optimum (`fedshift.server.optima.accuracies`), even
+    without steps: optimum minus aggregate says whether tuning will pay.
+    docs/methods/central_tuning.md says why they matter. Our own choices: `part`, evaluation mode,
+    Adam at 1e-3, 50 steps of 128 inputs; the paper's are unknown.
 
     Raises InputError for values out of range, for inputs that are not finite or that the model does
     not take, and for an `inner` without label sets or whose clients do not send a whole model;
@@ -99,15 +108,25 @@ class CentralTuning(Around):
     part: Part = "head"
     over: Over = "all"
     head: tuple[str, ...] = ("head.",)
+    rounds: int = 0
+    moments: Moments = "new"
+    weights: Weights = "round"
+    temperature: Temperature = "none"
+    stop: Stop = "steps"
+    labelled: Examples | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _check_inputs(self.inputs)
         check_fields(self)
         for what, value, allowed in (
-            ("loss of central tuning", self.loss, ("mse", "pairwise")),
+            ("loss of central tuning", self.loss, ("mse", "pairwise", "kl")),
             ("optimizer of central tuning", self.optimizer, ("adam", "sgd")),
             ("part to tune", self.part, ("head", "all")),
             ("labels to tune over", self.over, ("all", "union")),
+            ("moments of central tuning", self.moments, ("new", "kept")),
+            ("weights of central tuning", self.weights, ("round", "confidence")),
+            ("temperature of central tuning", self.temperature, ("none", "fitted")),
+            ("stop of central tuning", self.stop, ("steps", "held-out")),
         ):
             check_name(what, value, allowed)
         if self.steps < 0 or self.batch < 1:
@@ -115,6 +134,21 @@ class CentralTuning(Around):
                 f"{self.steps} tuning steps of {self.batch} inputs; give 0 or more of 1 or more"
             )
         check_positive("tuning lr", self.lr)
+        check_whole("tuning rounds", self.rounds, 0)
+        if self.loss == "kl" and self.over == "union":
+            raise InputError(
+                'central tuning by "kl" compares the model on each client\'s labels alone, and '
+                'over="union" has no place in it; leave it out, or tune by "mse" or "pairwise"'
+            )
+        if self.temperature == "fitted" and self.labelled is None:
+            raise InputError('temperature="fitted" needs labelled=Examples(x, y) on the server')
+        if self.stop == "held-out" and len(self.inputs) < HELD_OUT:
+            raise InputError(
+                f'stop="held-out" holds out each of {HELD_OUT} inputs, and there are '
+                f"{len(self.inputs)}; give more, or leave it out"
+            )
+        if self.moments == "kept" and self.optimizer == "sgd":
+            raise InputError('moments="kept" is Adam\'s, and "sgd" has none; leave it out')
 
     def init(self, params: Params, buffers: Params, table: Params) -> Parts:
         server = self.inner.init(params, buffers, table)
@@ -129,122 +163,182 @@ class CentralTuning(Around):
                 f"central tuning has nothing to move: all of {list(self.head)} has "
                 'requires_grad=False; give part="all", or steps=0'
             )
-        logits = dry_logits(self.model, params, buffers, self._inputs(params)[:2])
+        logits = dry_logits(self.model, params, buffers, cast(self.inputs, params)[:2])
         check_columns(logits, server["sets"]["held"].shape[1])
-        nothing = torch.zeros(2, dtype=torch.float64)
-        # A clone, because a checkpoint is a safetensors file, which refuses shared memory.
-        return server | {"tuning": {"loss": nothing, "outside": nothing.clone()}}
+        sizes = {"loss": 2, "outside": 2} | ({"accuracy": len(MEASURED)} if self.labelled else {})
+        tuning = {k: torch.zeros(n, dtype=torch.float64) for k, n in sizes.items()}
+        return server | {"tuning": tuning} | self._kept(self._descent().start(self._moving(params)))
+
+    def at(self, t: int) -> Algorithm:
+        """Without steps once the rounds of tuning are over."""
+        over = 0 < self.rounds < t
+        return replace(self, steps=0, rounds=0).at(t) if over else super().at(t)
 
     def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
         changed = self.inner.server_update(server, updates, seed)
-        if not self.steps:
+        if not self.steps and self.labelled is None:
             return changed
-        after, batches = server | changed, self._batches(seed)
+        after, told, soft = server | changed, dict(server["tuning"]), 1.0
+        if self.labelled is not None:
+            x, y = cast(self.labelled.x, server["params"]), self.labelled.y
+            said, cohort = self._said(server, updates, x), updates["cohort"]
+            if self.temperature == "fitted":
+                labels = wire_labels(server, cohort["id"])
+                soft = fitted_temperature(said, labels, y, cohort["weight"])
+            opinions = self._opinions(after, server, updates, x, said, soft)
+            z = self._logits(after["params"], after["buffers"], x)
+            told["accuracy"] = accuracies(opinions.p, opinions.labels, opinions.w, z, y)
+        if not self.steps:
+            return changed | {"tuning": told}
+        batches, inputs = self._batches(seed), cast(self.inputs, server["params"])
+        rows = [*batches, self._held_out()] if self.stop == "held-out" else batches
         # Clients' models run once on each input drawn, however often the batches repeat it.
-        drawn = torch.bincount(torch.cat(batches)).nonzero().flatten()
-        x = self._inputs(server["params"])[drawn]
-        opinions = self._opinions(server, updates, x, after["absent"]["now"])
+        drawn = torch.bincount(torch.cat(rows)).nonzero().flatten()
+        said = self._said(server, updates, inputs[drawn])
+        opinions = self._opinions(after, server, updates, inputs[drawn], said, soft)
         # `drawn` is ascending, so the place of an input in it can be searched for.
-        places = [torch.searchsorted(drawn, rows) for rows in batches]
-        tuned = self._tuned(after["params"], after["buffers"], opinions, places)
+        places = [torch.searchsorted(drawn, r) for r in rows]
+        tuned, moments = self._tuned(after, opinions, places)
         measured = [self._evaluate(p, after["buffers"], opinions) for p in (after["params"], tuned)]
         loss, outside = (torch.tensor(v, dtype=torch.float64) for v in zip(*measured, strict=True))
-        return changed | {"params": tuned, "tuning": {"loss": loss, "outside": outside}}
+        told |= {"loss": loss, "outside": outside}
+        return changed | {"params": tuned, "tuning": told} | self._kept(moments)
 
     def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:
-        """None: every client's model is needed; without steps, those of `inner`."""
-        return {} if self.steps else ask(self.inner, Capabilities.sums, server, cohort)
+        """None: every client's model is needed; where nothing is done, those of `inner`."""
+        idle = not self.steps and self.labelled is None
+        return ask(self.inner, Capabilities.sums, server, cohort) if idle else {}
 
     def label_rules(self) -> LabelRules | None:
         """Those of `inner`, and by which loss over which labels is tuned."""
         rules = ask(self.inner, Capabilities.label_rules)
         if rules is None or not self.steps:
             return rules
-        return {"mode": rules["mode"], "tune": self.loss, "tune_over": self.over}
+        # Where clients know their own labels alone, "kl" moves nobody else's.
+        over = None if (self.loss, rules["mode"]) == ("kl", "private") else self.over
+        return {"mode": rules["mode"], "tune": self.loss, "tune_over": over}
 
     def _moving(self, params: Params) -> Params:
         part = split(params, self.head)[0] if self.part == "head" else params
         return self.model.trainable(part)
 
-    def _inputs(self, params: Params) -> Tensor:
-        kind = next(iter(params.values())).dtype
-        return self.inputs.to(kind) if self.inputs.is_floating_point() else self.inputs
-
     def _batches(self, seed: int) -> list[Tensor]:
         """Rows of `inputs` for each step."""
+        every = torch.arange(len(self.inputs))
+        held_out = self.stop == "held-out"
+        free = every[every % HELD_OUT != HELD_OUT - 1] if held_out else every
         plan = plan_phase(
-            len(self.inputs),
+            len(free),
             batch=self.batch,
             lr=self.lr,
             generator=generator(seed, "tuning"),
             steps=self.steps,
         )
-        return [rows[w > 0] for rows, w in zip(plan.rows, plan.weight, strict=True)]
+        return [free[rows[w > 0]] for rows, w in zip(plan.rows, plan.weight, strict=True)]
 
-    def _opinions(self, server: Parts, updates: Parts, x: Tensor, absent: Tensor) -> Opinions:
-        """Every client's model, rebuilt from what it was sent and what it sent back, on x."""
+    def _held_out(self) -> Tensor:
+        """Rows of `inputs` that no step sees, in any round."""
+        return torch.arange(HELD_OUT - 1, len(self.inputs), HELD_OUT)
+
+    def _said(self, server: Parts, updates: Parts, x: Tensor) -> Tensor:
+        return answers(self.inner, server, updates, x, self.batch)
+
+    def _opinions(
+        self, after: Parts, server: Parts, updates: Parts, x: Tensor, z: Tensor, soft: float
+    ) -> Opinions:
+        """What the clients say on x, whose logits z [C, n, L] are divided by `soft`."""
         cohort = updates["cohort"]
-        labels, answers = wire_labels(server, cohort["id"]), []
-        for j, i in enumerate(cohort["id"].tolist()):
-            # Rebuilt as the client had it: in private mode rows are in that client's slots.
-            sent = self.inner.broadcast(server | {"cohort": cohort}, i)["params"]
-            params = sent | {k: sent[k] + v[j] for k, v in updates["delta"].items()}
-            buffers = {k: v[j] for k, v in (updates["buffers"] | updates["counters"]).items()}
-            # Mask nothing for a client without labels: 0/0 = NaN would survive its weight of 0.
-            empty = (labels[j] < 0) & (labels[j] >= 0).any()
-            p = self._logits(params, buffers, x).masked_fill(empty, -torch.inf).softmax(1)
-            if not bool(torch.isfinite(p).all()):
-                raise DivergedError(
-                    f"client {i}: its model's outputs on the server's inputs are not finite, "
-                    "before any tuning; its training diverged: lower the clients' lr"
-                )
-            answers.append(p)
-        return Opinions(x, torch.stack(answers), labels, cohort["weight"], absent)
+        p, w = (z if soft == 1.0 else z / soft).softmax(2), cohort["weight"]
+        w = by_confidence(p, w) if self.weights == "confidence" else w
+        return Opinions(x, p, wire_labels(server, cohort["id"]), w, after["absent"]["now"])
 
     def _logits(self, params: Params, buffers: Params, x: Tensor) -> Tensor:
-        """A model's logits on x, in blocks, without gradient."""
-        with torch.no_grad():
-            outs = [self.model(params, buffers, block) for block in torch.split(x, self.batch)]
-        return torch.cat([out["logits"] for out in outs])
+        return logits_of(self.model, params, buffers, x, self.batch)
+
+    def _descent(self) -> Descent:
+        return Adam() if self.optimizer == "adam" else HeavyBall()
+
+    def _kept(self, moments: Parts) -> Parts:
+        """What the server keeps of the moments."""
+        return {f"tuning_{k}": v for k, v in moments.items()} if self.moments == "kept" else {}
 
     def _seen(self, z: Tensor, opinions: Opinions) -> Tensor:
-        """The server's probabilities of each client's labels [C, B, L], from its logits [B, K]."""
+        """The server's answer for each client's labels [C, B, L], from its logits [B, K].
+
+        As `disagreement` compares it: probabilities, for "kl" logarithms.
+        """
+        if self.loss == "kl":
+            return restricted(z, opinions.labels)
         z = z.masked_fill(opinions.absent, -torch.inf) if self.over == "union" else z
         return seen_by(z.softmax(1), opinions.labels)
 
     def _loss(self, z: Tensor, opinions: Opinions, rows: Tensor) -> Tensor:
         """The loss on some rows of x, of which z [B, K] are the server's model's logits."""
-        q = self._seen(z, opinions)
-        return disagreement(self.loss, opinions.p[:, rows], q, opinions.w)
+        q, w = self._seen(z, opinions), opinions.w
+        w = w if w.ndim == 1 else w[:, rows]
+        return disagreement(self.loss, opinions.p[:, rows], q, w)
 
     def _agrees(self, z: Tensor, opinions: Opinions, rows: Tensor) -> Tensor:
         """Whether the loss on these rows is 0 but for rounding, [] bool."""
-        far = farthest(self.loss, opinions.p[:, rows], self._seen(z, opinions), opinions.w)
+        w = opinions.w if opinions.w.ndim == 1 else opinions.w[:, rows]
+        far = farthest(self.loss, opinions.p[:, rows], self._seen(z, opinions), w)
         return far <= ROUNDINGS * torch.finfo(z.dtype).eps * (1.0 + z.abs().max())
 
     def _tuned(
-        self, params: Params, buffers: Params, opinions: Opinions, batches: list[Tensor]
-    ) -> Params:
-        """The parameters after all steps."""
-        moving = self._moving(params)
-        descent: Descent = Adam() if self.optimizer == "adam" else HeavyBall()
-        # Anew in each round: the aggregate is another point, and old moments belong to the last.
-        moments, rate = descent.start(moving), torch.tensor(self.lr, dtype=torch.float64)
+        self, server: Parts, opinions: Opinions, batches: list[Tensor]
+    ) -> tuple[Params, Parts]:
+        """The parameters after all steps, and the moments; the last rows are those held out."""
+        params, buffers = server["params"], server["buffers"]
+        moving, descent = self._moving(params), self._descent()
+        # New ones by default: the aggregate is another point, and old moments belong to the last.
+        moments = descent.start(moving)
+        if self.moments == "kept":
+            moments = {k: server[f"tuning_{k}"] for k in moments}
+        rate = torch.tensor(self.lr, dtype=torch.float64)
 
         def value(rows: Tensor, at: Params) -> tuple[Tensor, Params]:
             z = self.model(params | at, buffers, opinions.x[rows])["logits"]
             agrees = self._agrees(z.detach(), opinions, rows)
             return self._loss(z, opinions, rows), {"agrees": agrees}
 
-        for rows in batches:
+        held_out = batches.pop() if self.stop == "held-out" else None
+        best, least = (moving, moments), self._loss_at(server, {}, opinions, held_out)
+        for step, rows in enumerate(batches, start=1):
             # Parameters that the logits do not depend on (a router's) get gradient zero.
             at = slope(partial(value, rows), moving, rows)
             if not bool(at.rest["agrees"]):
                 moving, moments = descent(moving, at.grad, moments, rate)
+            if held_out is not None and (step % LOOK == 0 or step == len(batches)):
+                loss = self._loss_at(server, moving, opinions, held_out)
+                if not loss < least:
+                    break
+                best, least = (moving, moments), loss
+        if held_out is not None:
+            moving, moments = best
         # Checked once at the end: NaN and infinity never become finite again.
         if not all(bool(torch.isfinite(v).all()) for v in moving.values()):
             raise DivergedError(f"central tuning diverged at lr = {self.lr}; lower it")
-        return {k: moving.get(k, v) for k, v in params.items()}
+        tuned = {k: moving.get(k, v) for k, v in params.items()}
+        return self._still(params, tuned, opinions), moments
+
+    def _loss_at(
+        self, server: Parts, moving: Params, opinions: Opinions, rows: Tensor | None
+    ) -> float:
+        """The loss on some rows of x, with some of the server's parameters moved."""
+        if rows is None:
+            return 0.0
+        z = self._logits(server["params"] | moving, server["buffers"], opinions.x[rows])
+        return float(self._loss(z, opinions, rows))
+
+    def _still(self, before: Params, tuned: Params, opinions: Opinions) -> Params:
+        """`tuned`, where moments of earlier rounds must not move rows without a gradient."""
+        if (self.loss, self.moments) != ("kl", "kept"):
+            return tuned
+        speaks = opinions.w.reshape(len(opinions.w), -1).amax(1) > 0
+        present = opinions.labels[speaks].flatten()
+        nobody = torch.ones_like(opinions.absent)
+        nobody[present[present >= 0]] = False
+        return keep_rows(before, tuned, nobody, head_rows(before, self.head, len(nobody)))
 
     def _evaluate(self, params: Params, buffers: Params, opinions: Opinions) -> tuple[float, float]:
         """(loss, mass that the model gives to absent labels) on all of x."""

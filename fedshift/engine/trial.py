@@ -109,6 +109,19 @@ def check_company(algorithm: Algorithm, clients: int, cohort: int | None) -> Non
         )
 
 
+def check_whole_models(algorithm: Algorithm, cure: str) -> None:
+    """InputError where no client may have the server's whole model: label sets are private.
+
+    Its head has the rows of all labels: which of them move tells what others hold.
+    """
+    rules = ask(algorithm, Capabilities.label_rules)
+    if rules is not None and rules["mode"] == "private":
+        raise InputError(
+            'mode = "private" keeps rows of the head from clients that lack their labels, and '
+            f"clients that score the server's model are sent all of them; {cure}"
+        )
+
+
 def check_training(algorithm: Algorithm, params: Params, rounds: int) -> None:
     """Raise InputError for a loss without examples, and for a phase that trains no parameter.
 

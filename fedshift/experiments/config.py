@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from fedshift.errors import shown
 from fedshift.experiments.config_data import Data as Data
+from fedshift.experiments.config_data import with_source
 from fedshift.experiments.config_shift import Split
 from fedshift.experiments.named_files import with_paths
 from fedshift.experiments.python_names import PYTHON as PYTHON
@@ -25,7 +26,8 @@ class ServerData(Section):
 
     unlabeled: inputs without labels, for central tuning. validation: labelled ones, which follow
     the target. Both are drawn in the label proportions of the training file; of these as many are
-    used as T allows.
+    used as T allows. Data with clients of their own give unlabeled rows alone: of all clients, in
+    the label proportions of these.
     """
 
     unlabeled: Annotated[int, Field(ge=0)] = 0
@@ -286,7 +288,9 @@ class Config(Section):
     def _used_by_clients(cls, given: Any) -> Any:
         """Where data of one's own are for the clients themselves, so is the experiment."""
         data = given.get("data") if isinstance(given, dict) else None
-        if isinstance(data, dict) and "source" in data and data.get("target") == "clients":
+        if not isinstance(data, dict) or data.get("target") != "clients":
+            return given
+        if "source" in with_source(data):
             return {**given, "shift": given.get("shift", {"target": "clients"})}
         return given
 
@@ -299,15 +303,24 @@ class Config(Section):
                 "[shift] deals the sets of `fedshift datasets` to clients; data of your own have "
                 "theirs, and data.target says where the model is used. Leave [shift] out"
             )
-        if self.server != ServerData():
-            raise ValueError("[server] is for the sets of `fedshift datasets`; leave it out")
+        if self.server != ServerData() and self.data.at_sites:
+            raise ValueError(
+                "[server] takes rows of clients, and these stay with the clients; leave it out"
+            )
+        if self.server.validation:
+            raise ValueError(
+                "server.validation is for the sets of `fedshift datasets` that a shift deals to "
+                "clients; leave it out"
+            )
         return self
 
     @model_validator(mode="after")
     def _servers_share(self) -> Config:
         server, shift = self.server, self.shift
-        if (server.unlabeled or server.validation) and (
-            shift.kind == "natural" or shift.target == "clients"
+        if (
+            self.data.source is None
+            and server != ServerData()
+            and (shift.kind == "natural" or shift.target == "clients")
         ):
             raise ValueError(
                 "[server] takes its examples from a training file that is dealt to clients: not "

@@ -44,6 +44,13 @@ def _target(given: Any, validated: Callable[[Any], Any]) -> Any:
         ) from None
 
 
+def with_source(data: dict[str, Any]) -> dict[str, Any]:
+    """[data] of a file with the source that its name implies: of a table, or of sites."""
+    implied = dict.fromkeys((one.name for one in TABLES), NATURAL) | {SITES: SITES}
+    name = data.get("name")
+    return {"source": implied[name], **data} if isinstance(name, str) and name in implied else data
+
+
 class Data(Section):
     """[data]: which data set, and the share of each client's examples kept for validation.
 
@@ -107,10 +114,7 @@ class Data(Section):
         """Data of one's own that are given no name are called by their source."""
         if not isinstance(given, dict):
             return given
-        if given.get("name") in {one.name for one in TABLES}:
-            given = {"source": NATURAL, **given}
-        if given.get("name") == SITES:
-            given = {"source": SITES, **given}
+        given = with_source(given)
         if isinstance(given.get("source"), str):
             source = given["source"]
             name = source.rpartition(":")[2] if is_python(source) else PurePath(source).stem

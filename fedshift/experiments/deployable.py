@@ -5,15 +5,21 @@ from __future__ import annotations
 import tomllib
 
 from fedshift.engine.checks.room import check_room
+from fedshift.engine.trial import check_whole_models
 from fedshift.errors import DataError, InputError
 from fedshift.experiments.config import Config
 from fedshift.experiments.experiment import check_method, federation_of, method_of
 from fedshift.experiments.load import validate
 from fedshift.experiments.own_scores import check_own_models
 from fedshift.experiments.python_names import is_python
-from fedshift.experiments.sites.gathering import check_sites, imagined
+from fedshift.experiments.sites.gathering import check_sites, imagined, is_table
 from fedshift.experiments.stopping import check_stopping
 from fedshift.experiments.task import prepare
+
+UNSCORED = (
+    "set data.validation = 0 (and, with data of the clients' own, a table of the target as "
+    'data.target), or take method.mode = "public"'
+)
 
 
 def configured(text: str) -> Config:
@@ -55,6 +61,9 @@ def check_start(config: Config) -> str:
     if prepared.task.tests:
         federation = federation_of(config, prepared)
         check_own_models(config.method.name, algorithm, federation)
+    # Test examples that no table of the server has are the sites', which score them.
+    if config.data.validation > 0 or (config.data.at_sites and not is_table(config.data.target)):
+        check_whole_models(algorithm, UNSCORED)
     return ""
 
 

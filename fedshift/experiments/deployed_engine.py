@@ -20,10 +20,11 @@ from fedshift.data import Task
 from fedshift.engine.checks.gate import Dropped
 from fedshift.engine.run import Federation, Round
 from fedshift.engine.traffic import Meter
-from fedshift.engine.trial import check_model, check_training
+from fedshift.engine.trial import check_model, check_training, check_whole_models
 from fedshift.errors import InputError
 from fedshift.evaluation.scores import OwnScores, Score
 from fedshift.experiments.config import Training
+from fedshift.experiments.deployable import UNSCORED
 from fedshift.experiments.experiment import dropped_event
 from fedshift.experiments.folder import EventLog
 from fedshift.experiments.on_flower import on_grid, strategy_of
@@ -108,6 +109,8 @@ class Deployed:
         """As `Engine`; the clients have the method's options from Flower."""
         check_model(algorithm.model, federation)
         check_training(algorithm, federation.params, training.rounds)
+        if "clients" in (self.facts.get("measured_by"), self.facts.get("tested_by")):
+            check_whole_models(algorithm, UNSCORED)
         self.make, self.made = partial(
             strategy_of, algorithm, federation, training, after=after, own=self.on_sites,
             dropping=self._drop, registers=partial(self._registered, algorithm, federation),
@@ -144,7 +147,9 @@ class Deployed:
         return calibrated_by(self.strategy, self.grid, current, self.counts)
 
     def corrected_scores(self, current: Round, correction: Correction) -> Mapping[int, Score]:
-        """As `Corrects`."""
+        """As `Corrects`; none without validation examples."""
+        if not self.facts.get("measured_by", "clients"):
+            return {}
         return measured_by_clients(self.strategy, self.grid, current, correction)
 
     def own_scores(self, algorithm: Algorithm, current: Round) -> Mapping[int, OwnScores]:

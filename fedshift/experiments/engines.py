@@ -25,6 +25,7 @@ from fedshift.engine.ways import FIT, GONE, NAMES, ONE_BY_ONE, QUICKER, SPREAD
 from fedshift.errors import InputError, unknown
 from fedshift.evaluation.scores import OwnScores, Score
 from fedshift.experiments.config import Training
+from fedshift.kernels.elsewhere import outputs_on
 from fedshift.router.parts import Clients
 
 
@@ -139,6 +140,12 @@ class Way(NamedTuple):
 
     def _each(self, backend: Backend) -> Backend:
         return resolve_name(ONE_BY_ONE[self.name])(backend) if self.name in ONE_BY_ONE else backend
+
+
+def evaluating(engine: Engine) -> contextlib.AbstractContextManager[None]:
+    """Within the block, models are evaluated where clients train: on a GPU, or here."""
+    on_gpu = isinstance(engine, InProcess) and engine.backend.startswith("cuda")
+    return outputs_on("cuda") if on_gpu else contextlib.nullcontext()
 
 
 def processes(count: int) -> Engine:

@@ -38,7 +38,7 @@ from fedshift.experiments.correcting import Correcting, check_prior, corrected
 from fedshift.experiments.custom import Metric, recipe_of
 from fedshift.experiments.custom_loss import loss_of, with_loss
 from fedshift.experiments.custom_metrics import try_metrics
-from fedshift.experiments.engines import Engine, InProcess, OnSites
+from fedshift.experiments.engines import Engine, InProcess, OnSites, evaluating
 from fedshift.experiments.folder import (
     EventLog,
     in_turn,
@@ -143,7 +143,11 @@ def method_of(config: Config, prepared: Prepared) -> Callable[..., Algorithm]:
     """The configured recipe, or the user's method, as a function of its options."""
     clients = prepared.task.clients
     shape = tuple(clients[0].x.shape[1:])
-    base = setting(config, prepared.model, prepared.announced, prepared.server_inputs, shape)
+    # The target's own share, which may validate too, is not the server's.
+    examples = prepared.task.target_validation if config.server.validation else None
+    base = setting(
+        config, prepared.model, prepared.announced, prepared.server_inputs, shape, examples
+    )
     if prepared.custom.schedule is not None:
         base = replace(base, local=replace(base.local, lr=prepared.custom.schedule))
     if prepared.custom.head:
@@ -308,7 +312,8 @@ def _measure(
     """The scores after a round: here, or by what clients say whose models stay with them."""
     if isinstance(engine, OnSites) and engine.on_sites:
         return evaluate_on_sites(engine, algorithm, current, federation, task)
-    return evaluate(algorithm, current, federation, task, metrics, engine.measured(current))
+    with evaluating(engine):
+        return evaluate(algorithm, current, federation, task, metrics, engine.measured(current))
 
 
 def _enter(
@@ -318,7 +323,7 @@ def _enter(
     """Add what was measured after a round."""
     done.metrics.append(measured_round(current, scores, federation, task, algorithm))
     done.served += [] if scores.served is None else [scores.served.metrics]
-    done.sets += set_round(current)
+    done.sets += set_round(current, algorithm)
 
 
 def _start_event(label: str, done: Progress, rounds: int) -> dict[str, Any]:
@@ -386,7 +391,9 @@ def _outcome(
     played, weights = _weights(algorithm, federation, done, last, training)
     table = registered(last, federation.table)
     correct = correct.of_round(algorithm, last.t, training.rounds)
-    moved = corrected(correct, algorithm, last, task, table, weights, engine)
+    with evaluating(engine):
+        moved = corrected(correct, algorithm, last, task, table, weights, engine)
+        at_end = _measure_at_end(algorithm, last, federation, task, scores, engine)
     return Outcome(
         label,
         last.server.get("params", {}),
@@ -399,7 +406,7 @@ def _outcome(
         replace(federation, table=table),
         last,
         tuple(one for one in done.served if one.round <= last.t),
-        _measure_at_end(algorithm, last, federation, task, scores, engine),
+        at_end,
         tuple(one for one in done.sets if one.round <= last.t),
         done.traffic,
         done.missed,

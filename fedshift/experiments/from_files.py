@@ -21,6 +21,7 @@ from fedshift.experiments.custom_metrics import check_metrics
 from fedshift.experiments.custom_source import note_in_file_words, task_of
 from fedshift.experiments.prepared import Prepared
 from fedshift.experiments.python_names import digest_of, is_python, load_python
+from fedshift.experiments.server_rows import set_apart
 from fedshift.record.folder import FIT
 from fedshift.tasks.task import Task
 
@@ -85,10 +86,15 @@ def prepare_source(config: Config, custom: Custom, task: Task | None = None) -> 
     Raises InputError or DataError.
     """
     task = source_of(config) if task is None else task
+    task, apart = set_apart(task, config.server.unlabeled, config.seeds.resolved().split)
     built = task.build()
     notes = tuple(map(note_in_file_words, built.notes))
+    if len(apart):
+        notes += (f"{len(apart):,} of the clients' rows are the server's, without their labels.",)
     custom = replace(custom, texts={FIT: about(built, notes)}, notes=notes, task=task)
-    return prepare_built(config, built, custom=custom)
+    prepared = prepare_built(config, built, custom=custom)
+    inputs = built.encoding.encoded(task.inputs, apart) if len(apart) else None
+    return replace(prepared, server_inputs=inputs)
 
 
 def files_of(config: Config) -> dict[str, str]:

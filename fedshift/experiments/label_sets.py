@@ -7,21 +7,28 @@ from dataclasses import asdict
 
 from fedshift.algorithms.base import Algorithm, Capabilities, ask
 from fedshift.engine.run import Round
-from fedshift.record.summary import LabelSets, SetRound
+from fedshift.record.summary import LabelSets, Optima, SetRound
 from fedshift.tree import Parts
 
 
-def set_round(current: Round) -> tuple[SetRound, ...]:
-    """What the server knows after a round; () for a method without label sets."""
+def set_round(current: Round, algorithm: Algorithm) -> tuple[SetRound, ...]:
+    """What the server knows after a round; () for a method without label sets.
+
+    Losses only where the round's stage tunes: later ones leave the server's last numbers.
+    """
     server = current.server
     # The state of the server tells, so that a new method with label sets needs no entry here.
     if "absent" not in server:
         return ()
-    absent = int(server["absent"]["now"].sum())
-    if "tuning" not in server:
-        return (SetRound(current.t, absent),)
-    loss, outside = server["tuning"]["loss"].tolist(), server["tuning"]["outside"].tolist()
-    return (SetRound(current.t, absent, *loss, *outside),)
+    absent, tuning = int(server["absent"]["now"].sum()), server.get("tuning", {})
+    optima = Optima(*tuning["accuracy"].tolist()) if "accuracy" in tuning else None
+    rules = ask(algorithm.at(current.t), Capabilities.label_rules)
+    if not tuning or rules is None or rules["tune"] == "none":
+        return (SetRound(current.t, absent, optima=optima),)
+    (loss, loss_after), (outside, outside_after) = (
+        tuning[name].tolist() for name in ("loss", "outside")
+    )
+    return (SetRound(current.t, absent, loss, loss_after, outside, outside_after, optima),)
 
 
 def final_values(rounds: Sequence[SetRound]) -> dict[str, float | None]:
@@ -30,6 +37,8 @@ def final_values(rounds: Sequence[SetRound]) -> dict[str, float | None]:
         return {}
     last = asdict(rounds[-1])
     last.pop("round")
+    optima = last.pop("optima") or {}
+    last |= {f"optimum_{k}" if k != "aggregate" else k: v for k, v in optima.items()}
     return {f"sets_{name}": value for name, value in last.items()}
 
 
@@ -72,7 +81,17 @@ def sentences(sets: LabelSets, classes: Sequence[str]) -> list[str]:
             f"label{'s' * (last.absent > 1)} from {last.outside_before:.1%} to "
             f"{last.outside_after:.1%}."
         )
-    return lines
+    return lines + ([_prospects(last)] if last.optima else [])
+
+
+def _prospects(last: SetRound) -> str:
+    """Whether central tuning will pay, by where each loss would lead."""
+    assert last.optima is not None
+    ends = ", ".join(f"{k} {100 * gain:+.1f}" for k, gain in last.optima.gains.items())
+    return (
+        f"Will tuning pay? In round {last.round} the aggregate has {last.optima.aggregate:.1%} on "
+        f"the server's labelled examples. The optimum of each loss there, in points more: {ends}."
+    )
 
 
 def _unheld(sets: LabelSets) -> str:

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from fedshift import recipes
+from fedshift.data import Examples
 from fedshift.errors import InputError
 from fedshift.experiments import settings
 from fedshift.experiments.config import PYTHON, Config, Network
@@ -63,12 +64,17 @@ def misfits(config: Config, recipe: recipes.Recipe) -> list[Problem]:
     if misfit := _classifier_misfit(config.model, recipe):
         return [misfit]
     # Stands for the server's examples: recipes ask only whether there are some.
-    inputs = torch.zeros(1, 1) if config.server.unlabeled else None
+    n = config.server.unlabeled
+    inputs = torch.zeros(n, 1) if n else None
     # The real network needs the shape of the data, which have not been read.
     stand_in = build(
         lambda: _StandIn(has_body(config.model), _may_be_fixed(config.model, recipe)), 0
     )
-    setting = settings.setting(config, stand_in, (1.0,), inputs)
+    examples = Examples(torch.zeros(1, 1), torch.zeros(1).long())
+    setting = settings.setting(
+        config, stand_in, (1.0,), inputs,
+        server_examples=examples if config.server.validation else None,
+    )  # fmt: skip
     options = config.method.options
     if options.get("ess") == "auto":
         if options.get("lam") is not None:

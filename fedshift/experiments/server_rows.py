@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from fedshift import shifts
-from fedshift.errors import InputError
+from fedshift.errors import InputError, shown
 from fedshift.experiments.config import ServerData
 from fedshift.seeds import numpy_generator
 from fedshift.shifts.base import largest_remainder
+from fedshift.tasks.cutting import client_rows
+from fedshift.tasks.names import Coded
+from fedshift.tasks.task import Task
 
 Indices = NDArray[np.int64]
 
@@ -61,6 +66,27 @@ def reserve(y: Tensor, classes: int, wanted: ServerData, seed: int) -> ServerRow
         sets.append(np.sort(np.concatenate(ranked)))
         remaining = np.setdiff1d(remaining, sets[-1], assume_unique=True)
     return ServerRows(sets[0], sets[1], remaining)
+
+
+def set_apart(task: Task, wanted: int, seed: int) -> tuple[Task, Indices]:
+    """(the task without `wanted` rows of its clients, those rows, ascending): as `reserve` draws.
+
+    Raises InputError where they are too few, or all of a client's.
+    """
+    if not wanted:
+        return task, np.empty(0, np.int64)
+    rows = np.sort(np.concatenate(client_rows(task)))
+    labels = torch.from_numpy(task.labels.codes[rows])
+    reserved = reserve(labels, len(task.labels.names), ServerData(unlabeled=wanted), seed)
+    codes, apart = task.places.codes.copy(), rows[reserved.unlabeled]
+    codes[apart] = -1  # of no client
+    left = replace(task, places=Coded(codes, task.places.names))
+    for name, of in zip(task.clients, client_rows(left), strict=True):
+        if not len(of):
+            raise InputError(
+                f'server.unlabeled = {wanted} takes every row of client "{shown(name)}"; give fewer'
+            )
+    return left, apart
 
 
 def _following(

@@ -10,6 +10,7 @@ from torch import Tensor
 from fedshift.client.importance import two_values
 from fedshift.client.local import Local
 from fedshift.client.schedules import Cosine
+from fedshift.data import Examples
 from fedshift.engine.checks.gate import Gate
 from fedshift.experiments.config import Config, Training
 from fedshift.experiments.custom_network import Unpacking
@@ -25,11 +26,12 @@ def setting(
     target: tuple[float, ...],
     server_inputs: Tensor | None = None,
     shape: tuple[int, ...] | None = None,
+    server_examples: Examples | None = None,
 ) -> Setting:
     """The recipe's setting: network, target, local steps and server step as configured.
 
-    server_inputs: what the server has without labels, [n, ...]; shape: of one input. Networks that
-    a method adds to the configured one start from seeds.init, too.
+    server_inputs: what the server has without labels, [n, ...]; server_examples: and with labels;
+    shape: of one input. Networks that a method adds start from seeds.init, too.
     """
     t = config.training
     head = "net.head." if isinstance(model.net, Unpacking) else "head."
@@ -42,6 +44,7 @@ def setting(
         rounds=t.rounds,
         clients=config.shift.clients,
         server_inputs=server_inputs,
+        server_examples=server_examples,
         shape=shape,
         cap=t.max_weight,
         seed=config.seeds.resolved().init,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
@@ -386,7 +387,9 @@ def package_version(package: str) -> str | None:
     try:
         return version(package)
     except PackageNotFoundError:
-        return None
+        # A source tree on the path is not installed. The package, which is imported by now, names
+        # its version; an import of it from here would be a circle.
+        return getattr(sys.modules.get(package), "__version__", None)
 
 
 def reasons(

@@ -16,6 +16,10 @@ _ELSEWHERE = (
         r"\bSetting\(\.\.\., server_inputs=x\), x \[n, \.\.\.\] like the clients' inputs",
         "server.unlabeled = n, the number of inputs that the server holds",
     ),
+    (
+        r"\bSetting\(\.\.\., server_examples=fedshift\.data\.Examples\(x, y\)\)",
+        "server.validation = n, the number of examples that the server holds",
+    ),
     (r"\bleave it out of Sgd\([^()]*\)", "leave out training.server_momentum"),
     (
         r"\bleave out Sgd\([^()]*\)",

@@ -29,7 +29,7 @@ from fedshift.engine.round import (
 )
 from fedshift.engine.run import draw_cohort
 from fedshift.engine.traffic import Traffic
-from fedshift.engine.trial import check_company, check_training
+from fedshift.engine.trial import check_company, check_training, check_whole_models
 from fedshift.errors import InputError
 from fedshift.evaluation.scores import OwnScores, Score
 from fedshift.flower.arriving import Arrived, arrived, failed_client
@@ -62,10 +62,16 @@ GONE, NOT_YET = "its node is not connected", "it has not joined yet"
 Listener = Callable[[Round], None]
 DropListener = Callable[[int, Dropped], None]
 ScoreCheck = Callable[[int, Score, OwnScores | None], None]
+ON_SERVER = 'score it on the server, without evaluates, or take mode = "public"'
 
 
 def silent(*heard: object) -> None:
     """A listener that does nothing."""
+
+
+def never(t: int) -> bool:
+    """No round."""
+    return False
 
 
 def _check_limits(timeout: float, retries: int, min_clients: int | None, clients: int) -> None:
@@ -143,7 +149,7 @@ class AlgorithmStrategy(Strategy):
         patience: float = 600.0,
         timeout: float = 3600.0,
         own: bool = False,
-        evaluates: Callable[[int], bool] = lambda t: False,
+        evaluates: Callable[[int], bool] = never,
         listen: Listener = silent,
         registers: Callable[[Params], None] = silent,
         gate: Gate = Gate(),
@@ -169,6 +175,8 @@ class AlgorithmStrategy(Strategy):
         self.named, self.sent, self.traffic = set[int](), dict[int, int](), Traffic()
         self.scores, self.tests = dict[int, Score](), dict[int, OwnScores]()
         check_training(algorithm, self.params, 1)
+        if evaluates is not never and not own:
+            check_whole_models(algorithm, ON_SERVER)
         check_company(algorithm, clients, size)
         check_room(algorithm, self.params, self.buffers, gate)
 
@@ -284,6 +292,8 @@ class AlgorithmStrategy(Strategy):
     ) -> list[Message]:  # fmt: skip
         """Ask every connected client for its scores of a round's model, or of the one it serves."""
         self.scores, self.tests, self.posted = {}, {}, []
+        if not self.own:
+            check_whole_models(self.algorithm, ON_SERVER)
         stage, server = self.algorithm.at(played.t), played.server
         # Evaluation is not sampled: scores are over all connected clients.
         everyone = torch.arange(self.clients)
@@ -364,6 +374,7 @@ class AlgorithmStrategy(Strategy):
         played: Round,
     ) -> dict[int, Message]:  # fmt: skip
         """A message to each of these clients, about a round's model; see `routing`."""
+        check_whole_models(self.algorithm, ON_SERVER)
         shared = {name: played.server.get(name, {}) for name in ("params", "buffers")}
         asked, run = {**to_records(shared, MODEL), **records}, {"round": played.t}
         return {i: self._message(f"query.{kind}", i, asked, run) for i in ids}

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.algorithms.ditto import Ditto
 from fedshift.algorithms.fedavg import FedAvg
 from fedshift.algorithms.labelsets import LabelSets, Mode
 from fedshift.algorithms.scaffold import Option, Scaffold
-from fedshift.algorithms.tuning import CentralTuning, Over, Part
+from fedshift.algorithms.tuning import (
+    CentralTuning,
+    Moments,
+    Over,
+    Part,
+    Stop,
+    Temperature,
+    Weights,
+)
 from fedshift.errors import InputError, unknown
 from fedshift.recipes import one_model, personal
 from fedshift.recipes.setting import Setting
@@ -19,9 +27,10 @@ __all__ = ["labelset_ditto", "labelset_fedavg", "labelset_fedprox", "labelset_sc
 
 TRAITS = {name: Traits(page="labelsets") for name in __all__}
 
-Tune = Literal["none", "mse", "pairwise"]
+Tune = Literal["none", "mse", "pairwise", "kl"]
 SetMode = Annotated[Mode, "who learns which labels a client holds"]
 TunedPart = Annotated[Part, "what the server tunes"]
+FirstRounds = Annotated[int, "the first rounds, in which the server tunes"]
 
 
 def labelset_fedavg(
@@ -34,6 +43,11 @@ def labelset_fedavg(
     tune_lr: float = 1e-3,
     tune_part: TunedPart = "head",
     tune_over: Over = "all",
+    tune_rounds: FirstRounds = 0,
+    tune_moments: Moments = "new",
+    tune_weights: Weights = "round",
+    tune_temperature: Temperature = "none",
+    tune_stop: Stop = "steps",
 ) -> Algorithm:
     """FedAvg whose clients know, send and receive only their own labels' rows of the head.
 
@@ -44,7 +58,11 @@ def labelset_fedavg(
     all labels it is FedAvg bit for bit.
     """
     inner = one_model.fedavg(setting)
-    return _tuned(setting, inner, mode, slots, tune, tune_steps, tune_lr, tune_part, tune_over)
+    return _tuned(
+        setting, inner, mode, slots, tune, steps=tune_steps, lr=tune_lr, part=tune_part,
+        over=tune_over, rounds=tune_rounds, moments=tune_moments, weights=tune_weights,
+        temperature=tune_temperature, stop=tune_stop,
+    )  # fmt: skip
 
 
 def labelset_fedprox(
@@ -58,6 +76,11 @@ def labelset_fedprox(
     tune_lr: float = 1e-3,
     tune_part: TunedPart = "head",
     tune_over: Over = "all",
+    tune_rounds: FirstRounds = 0,
+    tune_moments: Moments = "new",
+    tune_weights: Weights = "round",
+    tune_temperature: Temperature = "none",
+    tune_stop: Stop = "steps",
 ) -> Algorithm:
     """FedProx whose clients know, send and receive only their own labels' rows of the head.
 
@@ -65,7 +88,11 @@ def labelset_fedprox(
     Note: the pull acts on the body and on the rows received; mu = 0 is labelset_fedavg bit for bit.
     """
     inner = one_model.fedprox(setting, mu=mu)
-    return _tuned(setting, inner, mode, slots, tune, tune_steps, tune_lr, tune_part, tune_over)
+    return _tuned(
+        setting, inner, mode, slots, tune, steps=tune_steps, lr=tune_lr, part=tune_part,
+        over=tune_over, rounds=tune_rounds, moments=tune_moments, weights=tune_weights,
+        temperature=tune_temperature, stop=tune_stop,
+    )  # fmt: skip
 
 
 def labelset_scaffold(
@@ -79,6 +106,11 @@ def labelset_scaffold(
     tune_lr: float = 1e-3,
     tune_part: TunedPart = "head",
     tune_over: Over = "all",
+    tune_rounds: FirstRounds = 0,
+    tune_moments: Moments = "new",
+    tune_weights: Weights = "round",
+    tune_temperature: Temperature = "none",
+    tune_stop: Stop = "steps",
 ) -> Algorithm:
     """SCAFFOLD with private label sets: controls have rows for a client's own labels alone.
 
@@ -88,7 +120,11 @@ def labelset_scaffold(
     if every client has all labels, it is SCAFFOLD bit for bit.
     """
     inner = one_model.scaffold(setting, option=option)
-    return _tuned(setting, inner, mode, slots, tune, tune_steps, tune_lr, tune_part, tune_over)
+    return _tuned(
+        setting, inner, mode, slots, tune, steps=tune_steps, lr=tune_lr, part=tune_part,
+        over=tune_over, rounds=tune_rounds, moments=tune_moments, weights=tune_weights,
+        temperature=tune_temperature, stop=tune_stop,
+    )  # fmt: skip
 
 
 def labelset_ditto(
@@ -102,6 +138,11 @@ def labelset_ditto(
     tune_lr: float = 1e-3,
     tune_part: TunedPart = "head",
     tune_over: Over = "all",
+    tune_rounds: FirstRounds = 0,
+    tune_moments: Moments = "new",
+    tune_weights: Weights = "round",
+    tune_temperature: Temperature = "none",
+    tune_stop: Stop = "steps",
 ) -> Algorithm:
     """Ditto with private label sets: personal models over a client's own labels alone.
 
@@ -111,7 +152,11 @@ def labelset_ditto(
     bit.
     """
     inner = personal.ditto(setting, lam=lam)
-    return _tuned(setting, inner, mode, slots, tune, tune_steps, tune_lr, tune_part, tune_over)
+    return _tuned(
+        setting, inner, mode, slots, tune, steps=tune_steps, lr=tune_lr, part=tune_part,
+        over=tune_over, rounds=tune_rounds, moments=tune_moments, weights=tune_weights,
+        temperature=tune_temperature, stop=tune_stop,
+    )  # fmt: skip
 
 
 def _tuned(
@@ -120,10 +165,7 @@ def _tuned(
     mode: Mode,
     slots: int | None,
     tune: Tune,
-    steps: int,
-    lr: float,
-    part: Part,
-    over: Over,
+    **how: Any,
 ) -> Algorithm:
     """`inner` with label sets and, unless tune is "none", central tuning."""
     # The seed of the slots' orders is the setting's, which clients do not know.
@@ -131,20 +173,24 @@ def _tuned(
     if tune == "none":
         return plain
     # Not left to CentralTuning: its message would not offer "none".
-    if tune not in ("mse", "pairwise"):
-        raise unknown("tune", str(tune), ("none", "mse", "pairwise"))
+    if tune not in ("mse", "pairwise", "kl"):
+        raise unknown("tune", str(tune), ("none", "mse", "pairwise", "kl"))
+    if tune == "kl" and how["over"] == "union":
+        raise InputError(
+            'tune = "kl" compares models on each client\'s labels alone, and tune_over = "union" '
+            'has no place in it; leave tune_over out, or set tune = "mse" or "pairwise"'
+        )
     if setting.server_inputs is None:
         raise InputError(
             f'tune = "{tune}" needs unlabeled inputs on the server; give '
             "Setting(..., server_inputs=x), x [n, ...] like the clients' inputs"
         )
+    if how["temperature"] == "fitted" and setting.server_examples is None:
+        raise InputError(
+            'tune_temperature = "fitted" needs labelled examples on the server; give '
+            "Setting(..., server_examples=fedshift.data.Examples(x, y))"
+        )
     return CentralTuning(
-        plain,
-        setting.server_inputs,
-        tune,
-        steps,
-        lr=lr,
-        part=part,
-        over=over,
-        head=setting.head,
-    )
+        plain, setting.server_inputs, tune, head=setting.head, labelled=setting.server_examples,
+        **how,
+    )  # fmt: skip

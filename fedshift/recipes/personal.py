@@ -34,6 +34,7 @@ __all__ = [
 
 TRAITS = {name: Traits(page="finetune") for name in ("fedavgft", "fedproxft", "fedsamft")}
 
+LastRounds = Annotated[int, "the last rounds, in which clients tune alone"]
 TunePart = Annotated[Literal["head", "body", "full"], "what clients tune in the last rounds"]
 
 
@@ -66,7 +67,7 @@ def _tuned(setting: Setting, inner: Algorithm, tune_rounds: int, tune: Local) ->
     return FineTune(inner, setting.rounds - tune_rounds, tune)
 
 
-def fedavgft(setting: Setting, *, tune_rounds: int = 100) -> Algorithm:
+def fedavgft(setting: Setting, *, tune_rounds: LastRounds = 100) -> Algorithm:
     """FedAvg, then every client tunes the whole model alone in the last rounds.
 
     Reference: Wang et al. 2026, "Beyond aggregation: guiding clients in heterogeneous federated
@@ -76,7 +77,9 @@ def fedavgft(setting: Setting, *, tune_rounds: int = 100) -> Algorithm:
     return _tuned(setting, one_model.fedavg(setting), tune_rounds, setting.local)
 
 
-def fedproxft(setting: Setting, *, mu: ProximalMu = 0.01, tune_rounds: int = 100) -> Algorithm:
+def fedproxft(
+    setting: Setting, *, mu: ProximalMu = 0.01, tune_rounds: LastRounds = 100
+) -> Algorithm:
     """FedProx, then every client tunes the whole model alone, without the pull.
 
     Reference: Wang et al. 2026 (FedDRM), arXiv 2509.23049, Section 4 (baseline).
@@ -85,7 +88,7 @@ def fedproxft(setting: Setting, *, mu: ProximalMu = 0.01, tune_rounds: int = 100
     return _tuned(setting, one_model.fedprox(setting, mu=mu), tune_rounds, setting.local)
 
 
-def fedsamft(setting: Setting, *, rho: float = 0.05, tune_rounds: int = 100) -> Algorithm:
+def fedsamft(setting: Setting, *, rho: float = 0.05, tune_rounds: LastRounds = 100) -> Algorithm:
     """FedSAM, then every client tunes the whole model alone, by plain SGD.
 
     Reference: Wang et al. 2026 (FedDRM), arXiv 2509.23049, Section 4 (baseline).
@@ -207,7 +210,9 @@ def halved(setting: Setting, name: str) -> FedAvg:
     return replace(fedper(setting), local=phases)
 
 
-def fedbabu(setting: Setting, *, tune_rounds: int = 5, tune_part: TunePart = "full") -> Algorithm:
+def fedbabu(
+    setting: Setting, *, tune_rounds: LastRounds = 5, tune_part: TunePart = "full"
+) -> Algorithm:
     """FedAvg on the body under a head that stays fixed, then every client tunes alone.
 
     Reference: Oh, Kim and Yun 2022, "FedBABU: toward enhanced representation for federated image
@@ -222,7 +227,7 @@ def fedbabu(setting: Setting, *, tune_rounds: int = 5, tune_part: TunePart = "fu
     return _tuned(setting, fedrep(setting, head_epochs=0), tune_rounds, parts[tune_part])
 
 
-def fedbabu_drm_repo(setting: Setting, *, tune_rounds: int = 200) -> Algorithm:
+def fedbabu_drm_repo(setting: Setting, *, tune_rounds: LastRounds = 200) -> Algorithm:
     """FedBABU with the last quarter of 800 rounds for the heads alone.
 
     Reference: Wang et al. 2026 (FedDRM), arXiv 2509.23049, authors' code, algorithms/fedbabu.py.

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedshift.arguments import check_fields
 from fedshift.client.local import Local
+from fedshift.data import Examples
 from fedshift.errors import InputError
 from fedshift.model import Model
 from fedshift.server.optimizers import ServerOptimizer, Sgd
@@ -26,6 +27,7 @@ class Setting:
     rounds         rounds of the whole run, for methods whose last rounds differ
     clients        number of clients N, for methods that distinguish clients
     server_inputs  unlabeled inputs [n, ...] that the server holds, for methods that tune there
+    server_examples  labelled ones, for methods that measure or fit there
     shape          of one input, for methods that fit a network of their own to inputs
     cap            the largest weight of a client, for rules that find the best weights under it
     seed           of the first weights (and masks) of such networks, the same for all clients; and,
@@ -50,6 +52,7 @@ class Setting:
     rounds: int | None = None
     clients: int | None = None
     server_inputs: Tensor | None = field(default=None, repr=False, compare=False)
+    server_examples: Examples | None = field(default=None, repr=False, compare=False)
     shape: tuple[int, ...] | None = None
     cap: float | None = None
     seed: int = 0

@@ -185,12 +185,28 @@ Last = Annotated[dict[str, Number | None], AfterValidator(_of_rounds)]
 
 
 @dataclass(frozen=True)
+class Optima:
+    """Accuracies on the server's labelled examples: the aggregate's, and each loss's optimum's."""
+
+    aggregate: Portion
+    mse: Portion
+    pairwise: Portion
+    kl: Portion
+
+    @property
+    def gains(self) -> dict[str, float]:
+        """Optimum minus aggregate, by loss."""
+        return {k: getattr(self, k) - self.aggregate for k in ("mse", "pairwise", "kl")}
+
+
+@dataclass(frozen=True)
 class SetRound:
     """Label sets after one evaluated round; None for what the method does not have.
 
     absent      labels that no client of this round's cohort has
     loss_*      central tuning's loss before and after its steps
     outside_*   mean mass that the model then gives to the absent labels, on the server's inputs
+    optima      where each loss would lead, if the server has labelled examples
     """
 
     round: Whole
@@ -199,6 +215,7 @@ class SetRound:
     loss_after: Share | None = None
     outside_before: Mass | None = None
     outside_after: Mass | None = None
+    optima: Optima | None = field(default=None, metadata={"if any": True})
 
 
 @dataclass(frozen=True, kw_only=True)

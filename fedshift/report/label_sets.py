@@ -9,6 +9,12 @@ from fedshift.record.summary import LabelSets
 from fedshift.report.layout import fold, note, section, table
 from fedshift.report.tables import Cell, Table
 
+PAYS = (
+    "Will tuning pay? On the server's labelled examples: accuracy of the round's aggregate, and "
+    "how many points more the exact minimiser of each loss has, input by input, with no network "
+    "between. Below 0 the loss itself leads away from the truth, and more steps make it worse."
+)
+
 
 def label_sets(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     """Holders and absences per label, and central tuning per round, for runs that have them."""
@@ -26,9 +32,24 @@ def label_sets(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
         for _, label, sets in with_sets
         if any(row.loss_before is not None for row in sets.rounds)
     ]
+    measured = [(label, sets) for _, label, sets in with_sets if any(r.optima for r in sets.rounds)]
+    parts += [table(_prospects(label, sets)) for label, sets in measured] + [note(PAYS)] * bool(
+        measured
+    )
     return section(
         "label-sets", "Label sets", *parts, note(_explanation([sets for _, _, sets in with_sets]))
     )
+
+
+def _prospects(label: str, sets: LabelSets) -> Table:
+    """By round: the aggregate's accuracy, and how much more each loss's optimum has, in points."""
+    rows: tuple[tuple[Cell, ...], ...] = tuple(
+        (r.round, r.optima.aggregate, *(100 * gain for gain in r.optima.gains.values()))
+        for r in sets.rounds
+        if r.optima
+    )
+    head = ("Round", "Aggregate", "MSE's optimum minus it", "pairwise", "KL")
+    return Table(head, rows, ("d", ".1%", "+.1f", "+.1f", "+.1f"), f"{label}: will tuning pay?")
 
 
 def _explanation(sets_of_runs: Sequence[LabelSets]) -> str:

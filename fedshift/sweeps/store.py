@@ -178,7 +178,9 @@ class Store:
                 why = f"{key} = {value!r} (now {present!r}) is not what the table needs today"
                 raise self.damaged(run, why, CONFIG)
         given = _flat(run.config.model_dump(exclude_defaults=True, exclude={"name"}))
-        if lost := [k for k, v in given.items() if v is not None and k not in trained]:
+        # What no file of today has either is implied by another key.
+        due = [key for key, value in given.items() if value is not None and key in now]
+        if lost := [key for key in due if key not in trained]:
             raise self.damaged(run, f"{lost[0]} is not there", CONFIG)
         digest = hashlib.sha256(text.encode()).hexdigest()
         ended = self.diverged(run)

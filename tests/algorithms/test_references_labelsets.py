@@ -81,6 +81,8 @@ def test_modes_of_label_sets(mode: Any) -> None:
 
 def disagreement(kind: str, p: Tensor, q: Tensor, labels: list[int]) -> Tensor:
     """Of one client on one input, p [L] over its labels and q [K]: label by label, or by pairs."""
+    if kind == "kl":
+        return torch.stack([p[r] * (p[r] / q[y]).log() for r, y in enumerate(labels)]).sum()
     if kind == "mse":
         return torch.stack([(p[r] - q[y]) ** 2 for r, y in enumerate(labels)]).sum()
     pairs = [
@@ -89,8 +91,15 @@ def disagreement(kind: str, p: Tensor, q: Tensor, labels: list[int]) -> Tensor:
     return torch.stack(pairs).sum()
 
 
-def tuned(played: Played, kind: str, names: tuple[str, ...], union: bool) -> Tree:
-    """Private label sets; after each round some steps towards the clients' models."""
+def tuned(
+    played: Played, kind: str, names: tuple[str, ...], union: bool,
+    kept: bool = False, rounds: int = 0,
+) -> Tree:  # fmt: skip
+    """Private label sets; after each round some steps towards the clients' models.
+
+    kept: with Adam's moments of the rounds before; rows of absent labels stay.
+    """
+    memory: Any = ({}, {}, [])
     algorithm: Any = played.algorithm
     assert isinstance(algorithm, CentralTuning)
     theta = played.start
@@ -105,6 +114,8 @@ def tuned(played: Played, kind: str, names: tuple[str, ...], union: bool) -> Tre
                 played, ids, by_size(played, ids), [less(e, theta) for e in ends], ids, False
             ),
         )
+        if rounds and t > rounds:
+            continue
         a, sets = by_size(played, ids), [labels_of(played, i) for i in ids]
         there = sorted({y for labels in sets for y in labels}) if union else list(range(CLASSES))
 
@@ -117,13 +128,20 @@ def tuned(played: Played, kind: str, names: tuple[str, ...], union: bool) -> Tre
             total = torch.zeros(()).double()
             for w, labels, end in zip(a, sets, ends, strict=True):
                 opinion = log_shares(logits(end, x)[:, labels]).exp()
+                if kind == "kl":  # no other logit enters: Adam would make steps of its rounding
+                    q = torch.zeros(len(x), CLASSES).double()
+                    q[:, labels] = log_shares(logits(p, x)[:, labels]).exp()
                 each = [disagreement(kind, *pair, labels) for pair in zip(opinion, q, strict=True)]
                 total = total + w * torch.stack(each).mean()
             return total
 
         rows = algorithm._batches(key(played.federation.seeds.batch, "server", t))
         batches = [(algorithm.inputs[r].double(), r) for r in rows]
-        theta = adam(theta, loss, batches, names, algorithm.lr)
+        before = theta
+        theta = adam(theta, loss, batches, names, algorithm.lr, memory if kept else None)
+        nobody = [y for y in range(CLASSES) if not any(y in labels for labels in sets)]
+        for k in HEAD if kept else ():
+            theta[k][nobody] = before[k][nobody]
     return theta
 
 
@@ -143,6 +161,22 @@ def test_central_tuning(kind: Any, union: bool) -> None:
     assert off(played.end, tuned(played, kind, names, union)) < EXACT
     assert off(played.end, tuned(played, kind, names, not union)) > OTHER
     assert off(played.end, trained(played, "private")) > OTHER
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(("kept", "rounds"), [(False, 0), (True, 0), (True, 2)])
+def test_central_tuning_by_restricted_kl(kept: bool, rounds: int) -> None:
+    recipe = recipes.labelset_fedavg(
+        with_inputs(reference_setting()), tune="kl", tune_steps=4, tune_lr=0.01,
+        tune_rounds=rounds, tune_moments="kept" if kept else "new",
+    )  # fmt: skip
+    assert isinstance(recipe, CentralTuning)
+    played = Played.of(replace(recipe, batch=12), rounds=3, cohort=2)
+    assert any(len(part(r.server["absent"], ["now"])["now"].nonzero()) for r in played.rounds)
+    assert off(played.end, tuned(played, "kl", HEAD, False, kept, rounds)) < EXACT
+    assert off(played.end, tuned(played, "kl", HEAD, False, not kept, rounds)) > OTHER
+    assert off(played.end, tuned(played, "kl", HEAD, False, kept, 1)) > OTHER
+    assert off(played.end, tuned(played, "mse", HEAD, False, kept, rounds)) > OTHER
 
 
 def test_the_entropy_over_all_labels_is_the_plain_one() -> None:

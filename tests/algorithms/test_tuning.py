@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from fedshift import recipes
-from fedshift.algorithms.base import Algorithm
-from fedshift.algorithms.labelsets import LabelSets
 from fedshift.algorithms.tuning import CentralTuning
 from fedshift.client.local import Local
 from fedshift.data import client_data
@@ -28,45 +25,18 @@ from support.by_hand import apart, final
 from support.comparing import same
 from support.federations import CLASSES, FEATURES, TARGET, double, make_clients, make_federation
 from support.normals import drawn
+from support.tuned import first_round, tuned, uneven
 
 HEAD = ("head.weight", "head.bias")
-
-
-def tuned(inner: Any, **options: Any) -> CentralTuning:
-    given = {"steps": 3, "batch": 16, "lr": 0.01} | options
-    return CentralTuning(inner, drawn(40, FEATURES, seed=5), **given)
 
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("mode", ["private", "public"])
 def test_no_steps_are_no_tuning(mode: Any, setting: Setting, federated: Any) -> None:
     plain = recipes.labelset_fedavg(setting, mode=mode)
-    for loss in ("mse", "pairwise"):
+    for loss in ("mse", "pairwise", "kl"):
         assert same(tuned(plain, loss=loss, steps=0), plain, federated()) == 0
         assert same(tuned(plain, loss=loss, steps=1), plain, federated()) > 1e-4
-
-
-def uneven(model: Model) -> Federation:
-    """Clients of 12, 20 and 28 examples with labels 1-2, 1-3 and 2-3; 0 and 4 are nobody's."""
-    sets = ([1, 2], [1, 2, 3], [2, 3])
-    clients = tuple(
-        client_data(c.x, torch.tensor(held)[torch.arange(len(c.y)) % len(held)], i)
-        for i, (c, held) in enumerate(zip(make_clients(sizes=(12, 20, 28)), sets, strict=True))
-    )
-    return make_federation(model, clients)
-
-
-def first_round(plain: Algorithm, federation: Federation) -> tuple[Round, list[Parts]]:
-    """The round without tuning, and what the clients sent in it."""
-    replies: list[Parts] = []
-
-    def listening(update: Any, jobs: Any) -> Any:
-        for reply in loop(update, jobs):
-            replies.append(reply.update)
-            yield reply
-
-    server, everyone = start(plain, federation).server, torch.arange(len(federation.clients))
-    return play_round(plain, federation, server, {}, everyone, 1, listening), replies
 
 
 def clients_models(federation: Federation, played: Round, updates: list[Parts]) -> list[Params]:
@@ -93,11 +63,13 @@ def risk(kind: str, federation: Federation, weights: Tensor, z: list[Tensor], q:
         a, b = logits[:, held].softmax(1), q[:, held]
         pairs = a[:, :, None] * b[:, None] - a[:, None] * b[:, :, None]
         terms = (a - b).square().sum(1) if kind == "mse" else pairs.square().sum((1, 2))
+        if kind == "kl":
+            terms = (a * (a / (b / b.sum(1, keepdim=True))).log()).sum(1)
         total = total + weights[i] * terms.mean()
     return total
 
 
-@pytest.mark.parametrize("kind", ["mse", "pairwise"])
+@pytest.mark.parametrize("kind", ["mse", "pairwise", "kl"])
 @pytest.mark.parametrize("part", ["head", "all"])
 def test_one_step_is_a_step_on_the_loss(kind: Any, part: Any, mlp: Model) -> None:
     """theta - lr grad of the definition, from the aggregate, on the inputs drawn as one batch."""
@@ -162,7 +134,7 @@ def test_one_private_client_disagrees_with_nobody(mlp: Model) -> None:
 
 
 @pytest.mark.parametrize("exact", [False, True])
-@pytest.mark.parametrize("kind", ["mse", "pairwise"])
+@pytest.mark.parametrize("kind", ["mse", "pairwise", "kl"])
 def test_rounding_moves_nothing(kind: Any, exact: bool, mlp: Model) -> None:
     """Adam makes full steps of a gradient that is rounding: 0.018 in a round, with "pairwise"."""
     data = make_clients()[3]
@@ -182,19 +154,21 @@ def test_rounding_moves_nothing(kind: Any, exact: bool, mlp: Model) -> None:
     assert moved(data.x, data.x + 0.3) > 1e-4  # the control: models that are apart
 
 
-@pytest.mark.parametrize("kind", ["mse", "pairwise"])
+@pytest.mark.parametrize("kind", ["mse", "pairwise", "kl"])
 def test_how_far_a_model_is_from_zero_loss(kind: Any) -> None:
     """Label by label; clients of weight 0 have no say."""
     p, q = drawn(3, 4, 5, seed=1).double().softmax(2), drawn(3, 4, 5, seed=2).double().softmax(2)
     w, most = torch.tensor([0.5, 0.0, 0.5]).double(), 0.0
     for k in (0, 2):
         for a, b in zip(p[k], q[k], strict=True):
-            near = a if kind == "mse" else (a @ b) / (a @ a) * a
+            near = (a @ b) / (a @ a) * a if kind == "pairwise" else a
             most = max(most, *(abs(float(u) - float(v)) for u, v in zip(near, b, strict=True)))
-    assert abs(float(farthest(kind, p, q, w)) - most) < 1e-15
-    other = farthest(kind, p, q, torch.tensor([0.0, 1.0, 0.0]).double())
+    given = q.log() if kind == "kl" else q
+    assert abs(float(farthest(kind, p, given, w)) - most) < 1e-15
+    other = farthest(kind, p, given, torch.tensor([0.0, 1.0, 0.0]).double())
     assert abs(float(other) - most) > 1e-3
-    assert float(farthest(kind, p, 0.5 * p, w)) < 1e-16 or kind == "mse"
+    near = {"mse": p, "pairwise": 0.5 * p, "kl": p.log()}[kind]
+    assert float(farthest(kind, p, near, w)) < 1e-15
 
 
 def test_clients_without_examples_say_nothing(setting: Setting, federated: Any) -> None:
@@ -308,31 +282,6 @@ def test_public_clients_speak_of_absent_labels(mlp: Model) -> None:
         assert (float(outside[1]) < 0.2) != flees
 
 
-def test_recipes_build_it(setting: Setting, federated: Any) -> None:
-    inputs = drawn(40, FEATURES, seed=5)
-    with_inputs = replace(setting, server_inputs=inputs)
-    made = recipes.labelset_fedprox(with_inputs, tune="pairwise", tune_steps=2, tune_part="all")
-    assert isinstance(made, CentralTuning)
-    assert (made.loss, made.steps, made.lr, made.part) == ("pairwise", 2, 1e-3, "all")
-    assert made.inputs is inputs
-    assert isinstance(recipes.labelset_fedprox(with_inputs), LabelSets)
-    for name in ("fedavg", "fedprox", "scaffold", "ditto"):
-        default = getattr(recipes, f"labelset_{name}")(with_inputs, tune="mse")
-        assert (default.loss, default.steps, default.batch, default.lr) == ("mse", 50, 128, 1e-3)
-        assert (default.optimizer, default.part, default.over) == ("adam", "head", "all")
-    other = replace(with_inputs, head=("body.",))
-    inner = recipes.labelset_fedavg(other, tune="mse", tune_over="union", slots=3)
-    assert isinstance(inner, CentralTuning)
-    assert (inner.head, inner.over, inner.inner.head) == (("body.",), "union", ("body.",))  # type: ignore[attr-defined]
-    assert inner.inner.slots == 3  # type: ignore[attr-defined]
-    assert with_inputs == setting
-    assert "inputs" not in repr(made)
-    with pytest.raises(InputError, match=r'tune = "mse" needs unlabeled .* server_inputs=x\)'):
-        recipes.labelset_fedavg(setting, tune="mse")
-    with pytest.raises(InputError, match='unknown tune "pair"; allowed: mse, none, pairwise'):
-        recipes.labelset_fedavg(setting, tune="pair")  # type: ignore[arg-type]
-
-
 def test_impossible_settings_are_refused(setting: Setting, federated: Any) -> None:
     plain = recipes.labelset_fedavg(setting)
     for options, message in (
@@ -340,6 +289,13 @@ def test_impossible_settings_are_refused(setting: Setting, federated: Any) -> No
         ({"part": "body"}, 'unknown part to tune "body"; allowed: all, head'),
         ({"optimizer": "lion"}, 'unknown optimizer of central tuning "lion"'),
         ({"steps": -1}, "-1 tuning steps of 16 inputs; give 0 or more of 1 or more"),
+        ({"moments": "old"}, 'unknown moments of central tuning "old"; allowed: kept, new'),
+        ({"weights": "size"}, 'unknown weights of central tuning "size"'),
+        ({"temperature": "fitted"}, r'temperature="fitted" needs labelled=Examples\(x, y\)'),
+        ({"stop": "late"}, 'unknown stop of central tuning "late"; allowed: held-out, steps'),
+        ({"rounds": -1}, "tuning rounds must be 0 or more, got -1"),
+        ({"loss": "kl", "over": "union"}, 'labels alone, and over="union" has no place in it'),
+        ({"moments": "kept", "optimizer": "sgd"}, 'moments="kept" is Adam\'s, and "sgd" has none'),
         ({"lr": 0.0}, "tuning lr must be a positive number, got 0.0"),
     ):
         with pytest.raises(InputError, match=message):

@@ -41,7 +41,7 @@ FILES = (
 )  # fmt: skip
 PRIVATE_SETS = (
     "shift.kind=label-sets", "shift.samples=300", "shift.target=union", "server.unlabeled=100",
-    "method.mode=private", "method.tune=mse",
+    "method.mode=private", "method.tune=mse", "data.validation=0",
 )  # fmt: skip
 METHODS: dict[str, tuple[str, ...]] = {
     "scaffold": (),

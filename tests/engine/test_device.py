@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -24,7 +24,8 @@ from fedshift.engine.run import Federation, first_state, run, start
 from fedshift.engine.stacking.stacked import Stacked
 from fedshift.engine.trainers import channels_last
 from fedshift.errors import InputError
-from fedshift.experiments.engines import backend_of
+from fedshift.experiments.engines import InProcess, Way, backend_of, evaluating
+from fedshift.kernels.elsewhere import outputs_on
 from fedshift.model import build
 from fedshift.models.dense import Mlp
 from fedshift.recipes import Setting
@@ -69,6 +70,45 @@ def test_a_client_stays_on_its_device(name: str) -> None:
     for within in (loop, Stacked()):
         replies = replies_there(within, algorithm, federation)
         assert {place for reply in replies for place in places(reply)} == {"meta"}
+
+
+class Noting(torch.nn.Linear):
+    """Notes where its inputs are."""
+
+    seen: ClassVar[list[str]] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen.append(x.device.type)
+        return super().forward(x)
+
+
+def test_outputs_are_computed_there_and_come_back() -> None:
+    model = build(lambda: Noting(FEATURES, CLASSES), seed=1)
+    params, buffers = model.init()
+    x = torch.ones(2, FEATURES)
+    with torch.no_grad():
+        plain = model(params, buffers, x)["logits"]
+        with outputs_on("cpu"):
+            assert model(params, buffers, x)["logits"].equal(plain)
+        Noting.seen.clear()
+        # What "meta" computes has no numbers to bring back.
+        with outputs_on("meta"), pytest.raises(NotImplementedError, match="meta"):
+            model(params, buffers, x)
+        assert set(Noting.seen) == {"meta"}
+        model(params, buffers, x)
+    assert Noting.seen[-1] == "cpu"
+
+
+@pytest.mark.parametrize(("name", "there"), [("loop", False), ("cuda", True), ("cuda-loop", True)])
+def test_models_are_evaluated_where_clients_train(name: str, there: bool) -> None:
+    model = build(lambda: Noting(FEATURES, CLASSES), seed=1)
+    with evaluating(InProcess(Way(name))):
+        if there and not torch.cuda.is_available():
+            with pytest.raises((AssertionError, RuntimeError), match="CUDA"):
+                model(*model.init(), torch.ones(1, FEATURES))
+        else:
+            model(*model.init(), torch.ones(1, FEATURES))
+            assert Noting.seen[-1] == ("cuda" if there else "cpu")
 
 
 @pytest.mark.parametrize("name", sorted(LOOKS))

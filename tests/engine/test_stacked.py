@@ -46,6 +46,7 @@ ALONE = {
     "fedala of all layers": "torch.equal",
     "labelset_fedavg": "slots.py, .*item",
     "labelset_fedavg + mse": "slots.py, .*item",
+    "labelset_fedavg + kl": "slots.py, .*item",
     "labelset_fedprox": "slots.py, .*item",
     "labelset_scaffold": "slots.py, .*item",
     "labelset_scaffold I": "slots.py, .*item",

@@ -360,14 +360,25 @@ def test_every_option_of_several_methods_has_its_meanings_told() -> None:
         for option in recipe.options:
             meanings.setdefault(option, []).append(recipe.meanings.get(option))
     told = {option for option, meant in meanings.items() if any(meant)}
-    assert told == {"alpha", "beta", "lam", "mode", "mu", "share", "tau", "tune_part"}
+    assert told == {
+        "alpha",
+        "beta",
+        "lam",
+        "mode",
+        "mu",
+        "share",
+        "tau",
+        "tune_part",
+        "tune_rounds",
+    }
     assert all(all(meanings[option]) and len(set(meanings[option])) > 1 for option in told)
     # If your method makes this fail: an option that means something else says so, by Annotated.
     alike = {option for option, meant in meanings.items() if len(meant) > 1} - told
     assert alike == {
         "a", "b", "beta1", "beta2", "byzantine", "clip", "density_rounds", "distance",
         "head_epochs", "hidden", "high", "least_ess", "low", "lr", "option", "rho", "ridge",
-        "slots", "tune", "tune_lr", "tune_over", "tune_rounds", "tune_steps", "virtual",
+        "slots", "tune", "tune_lr", "tune_moments", "tune_over", "tune_steps", "tune_stop",
+        "tune_temperature", "tune_weights", "virtual",
         "weighing_rounds",
     }  # fmt: skip
 

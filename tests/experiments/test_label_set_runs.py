@@ -158,6 +158,33 @@ def test_a_missing_estimate_is_told_only_where_one_was_asked_for(
     assert found["why"]
 
 
+def test_a_run_says_whether_tuning_will_pay(tmp_path: Path) -> None:
+    """By the server's labelled examples alone, also in rounds after those of tuning."""
+    method = {"tune": "kl", "tune_part": "all", "tune_rounds": 1}
+    config = validate(tables(method=method) | {"name": "pays"})
+    experiment = record(tmp_path / "run", config, prepare(config), silent)
+    found, last = summary_of(tmp_path / "run"), experiment.outcome.last.server
+    first, second = found["label_sets"]["rounds"]
+    assert first["loss_after"] < first["loss_before"]
+    assert second["loss_before"] is None
+    assert list(second["optima"]) == ["aggregate", "mse", "pairwise", "kl"]
+    assert list(second["optima"].values()) == last["tuning"]["accuracy"].tolist()
+    assert first["optima"] != second["optima"]
+    assert found["final"]["sets_optimum_kl"] == second["optima"]["kl"]
+    aggregate = found["final"]["sets_aggregate"]
+    assert aggregate == second["optima"]["aggregate"]
+    gains = [f"{100 * (second['optima'][k] - aggregate):+.1f}" for k in ("mse", "pairwise", "kl")]
+    (said,) = (s for s in found["why"] if s.startswith("Will tuning pay?"))
+    assert f"In round 2 the aggregate has {aggregate:.1%} on the server's labelled examples" in said
+    assert f"mse {gains[0]}, pairwise {gains[1]}, kl {gains[2]}." in said
+    text = re.sub(r"(<[^>]*>\s*)+", "|", page([read_run(tmp_path / "run")]))
+    assert f"|2|{aggregate:.1%}|{'|'.join(gains)}|" in text
+    without = validate(tables(method=method, server={"validation": 0}) | {"name": "none"})
+    record(tmp_path / "none", without, prepare(without), silent)
+    assert "optima" not in (tmp_path / "none" / "summary.json").read_text()
+    assert "will tuning pay" not in page([read_run(tmp_path / "none")]).lower()
+
+
 PRIVATE: dict[str, Any] = {"mode": "private", "tune": "mse", "tune_over": "union"}
 
 

@@ -6,12 +6,14 @@ import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import fedshift
 from fedshift.cli.app import app
 from fedshift.cli.ending import perform
 from fedshift.engine.fastest import check_fit
@@ -23,6 +25,7 @@ from fedshift.experiments.experiment import federation_of, method_of, record
 from fedshift.experiments.folder import kept_in
 from fedshift.experiments.load import load_config
 from fedshift.experiments.resume import begun_by, reopened
+from fedshift.experiments.summary import package_version
 from fedshift.experiments.task import prepare
 from fedshift.papers.reproduce.plan import wanted
 from fedshift.papers.reproduce.reproduce import make_plan, reproduce
@@ -318,3 +321,14 @@ def test_a_backend_that_is_not_for_tables_is_refused(name: str, tmp_path: Path) 
     with pytest.raises(InputError, match=f'unknown backend of a table "{name}"; allowed: .*loop'):
         reproduce(replace(ONE, out=tmp_path / "none", backend=name))
     assert not (tmp_path / "none").exists()
+
+
+def test_a_source_tree_that_is_not_installed_has_its_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def absent(package: str) -> str:
+        raise PackageNotFoundError(package)
+
+    monkeypatch.setattr("fedshift.experiments.summary.version", absent)
+    assert package_version("fedshift") == fedshift.__version__
+    assert package_version("no-such-package") is None

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from fedshift import Local, Model, pals_weights, recipes, shifts
 from fedshift.cli.app import app
@@ -117,6 +118,22 @@ CASES: list[tuple[tuple[str, str], str, Callable[[], object], str]] = [
         'f.toml:9: method.tune = "mse" needs unlabeled inputs on the server; give server.unlabeled',
         lambda: recipes.labelset_fedavg(setting(), tune="mse"),
         "give Setting(..., server_inputs=x)",
+    ),
+    (
+        method('name = "labelset_fedavg"\ntune = "kl"\ntune_temperature = "fitted"\n[server]\n'
+               "unlabeled = 10"),
+        'f.toml:10: method.tune_temperature = "fitted" needs labelled examples on the server; give '
+        "server.validation = n, the number of examples that the server holds",
+        lambda: recipes.labelset_fedavg(
+            setting(server_inputs=torch.zeros(5, 1)), tune="kl", tune_temperature="fitted"
+        ),
+        "give Setting(..., server_examples=fedshift.data.Examples(x, y))",
+    ),
+    (
+        method('name = "labelset_fedavg"\ntune = "kl"\ntune_over = "union"'),
+        'f.toml:9: method.tune = "kl" compares models on each client\'s labels alone, and',
+        lambda: recipes.labelset_fedavg(setting(), tune="kl", tune_over="union"),
+        'tune_over = "union" has no place in it; leave tune_over out',
     ),
     (
         (GOOD[GOOD.index("[method]") :], '[training]\nrounds = 1\nmomentum = 0.5\n[method]\n'

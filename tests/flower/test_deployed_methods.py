@@ -50,7 +50,9 @@ def experiment(name: str, shift: dict[str, Any], **options: Any) -> str:
     given |= {k: 1 for k in ("tune_rounds",) if k in one.options}
     given |= {k: 0 for k in ("byzantine",) if k in one.options}
     given |= {"ess": 0.5} if name == "fedpals" else {}
-    data: dict[str, Any] = {"name": "fashion-mnist-mini"}
+    # Clients that score the server's model would be sent the rows of all labels.
+    unscored = {"validation": 0} if shift == UNION | {"clients": 3} else {}
+    data: dict[str, Any] = {"name": "fashion-mnist-mini"} | unscored
     return dumps(validate({
         "name": "run", "data": data if "samples" in shift else data | {"limit": 300},
         "shift": shift, "training": training, "method": {"name": name, **given, **options},
@@ -82,6 +84,19 @@ def test_init_takes_and_refuses_what_the_page_says(name: str) -> None:
         wrong = "leaves every client with a model" if shift is SERVER else "needs \"?'?sets"
         with pytest.raises(InputError, match=wrong):
             check_start(config)
+
+
+def test_whole_models_of_private_sets_are_not_scored() -> None:
+    for mode in ("private", "public"):
+        text = experiment("labelset_fedavg", SERVER, mode=mode)
+        scored = re.sub(r"(?m)^validation = .*$", "validation = 0.2", text, count=1)
+        assert scored != text
+        assert check_start(configured(text)) == ""
+        if mode == "public":
+            assert check_start(configured(scored)) == ""
+            continue
+        with pytest.raises(InputError, match=r"sent all of them; set data\.validation = 0"):
+            check_start(configured(scored))
 
 
 def test_init_refuses_what_a_run_refuses() -> None:

@@ -24,13 +24,17 @@ from fedshift.sweeps.store import Store, run_of
 
 NAMES = sorted(name for name in studies() if name.startswith("labelsets/"))
 SMALL = ("model.name=linear", "server.unlabeled=40", "server.validation=20")
+MLP = ("model.name=mlp", "model.hidden=[8]", *SMALL[1:])
 
 
 # --------------------------------------------------------------------------- the protocols
 
 
 def test_the_studies() -> None:
-    all_ = ("absent", "clients", "graph", "open", "overlap", "rounds", "scaling", "sweep")
+    all_ = (
+        "absent", "clients", "graph", "natural", "open", "overlap", "rounds", "scaling", "sweep",
+        "tuning", "variants",
+    )  # fmt: skip
     assert [f"labelsets/{name}" for name in all_] == NAMES
 
 
@@ -68,6 +72,39 @@ def test_clients_have_accuracy_and_bytes() -> None:
     assert metrics["private FedAvg, bytes"].key == "bytes_both"
     assert metrics["private FedAvg, bytes"].within == (-np.inf, np.inf)
     assert {(c.rounds, c.seeds) for c in table.columns} == {(150, 10)}
+
+
+def test_tuning_has_the_specified_settings() -> None:
+    """Losses x C x local epochs x modes; the small setting, and two full ones of ten rounds."""
+    table = study("labelsets/tuning")
+    tunes = {
+        tuple(r.options.get(k) for k in ("mode", "tune", "tune_part", "tune_rounds"))
+        for r in table.rows
+    }
+    losses = [("none", None, None), ("mse", None, None), ("pairwise", None, None)]
+    losses += [("kl", "all", None), ("kl", "all", 3)]
+    assert tunes == {(mode, *loss) for mode in ("private", "public") for loss in losses}
+    for title, labels, samples, seeds in (
+        ("Fashion-MNIST-mini", (2, 3, 5), 300, 10), ("Fashion-MNIST", (3, 5), 2000, 3),
+        ("CIFAR-10", (3, 5), 2000, 3),
+    ):  # fmt: skip
+        columns = [c for c in table.columns if c.title == title]
+        assert [c.split for c in columns] == [f"C={c}-E={e}" for c in labels for e in (1, 10)]
+        assert {c.seeds for c in columns} == {seeds}
+        assert {c.rounds for c in columns} <= ({10, 20} if samples == 300 else {10})
+        config = config_of(Plan(table), table.rows[0], columns[1], {}, 0)
+        assert config.shift.shift() == LabelSetSplit(labels[0], samples=samples)
+        t = config.training
+        assert (t.epochs, t.lr, t.batch, t.evaluate_every) == (10, 0.1, 32, 1)
+    against = {r.label: r.against for r in table.rows}
+    assert against["private FedAvg + KL in 3 rounds"] == "private FedAvg"
+    assert against["public FedAvg + KL"] == "public FedAvg"
+    variants = study("labelsets/variants")
+    given = [r.options for r in variants.rows if r.options["mode"] == "private"]
+    assert {k for o in given for k in o} == {
+        "mode", "tune", "tune_part", "tune_moments", "tune_weights", "tune_temperature",
+        "tune_stop", "tune_steps",
+    }  # fmt: skip
 
 
 def test_a_correlation_over_rounds() -> None:
@@ -207,6 +244,8 @@ def small(name: str, out: Path, **changes: Any) -> Reproduced:
         ("graph", {"seeds": (0,), "splits": ("connectivity=0", "connectivity=10")}, 12),
         ("rounds", {"seeds": (0, 1), "rounds": 4}, 6),
         ("clients", {"seeds": (0,), "overrides": ("model.name=linear",)}, 4),
+        ("tuning", {"splits": ("C=3-E=1",), "rounds": 2, "overrides": MLP}, 20),
+        ("variants", {"seeds": (0,), "splits": ("C=3-E=1",), "overrides": MLP}, 10),
     ],
 )
 def test_every_study_runs(name: str, changes: dict[str, Any], runs: int, tmp_path: Path) -> None:
@@ -216,7 +255,7 @@ def test_every_study_runs(name: str, changes: dict[str, Any], runs: int, tmp_pat
     assert all(c.values or c.absent for c in done.outcome.cells)
     assert list((tmp_path / name).glob("fashion-mnist-mini-*.svg"))
     page = (tmp_path / name / "table.md").read_text()
-    assert "not in the paper" in page
+    assert "not in the paper" in page.lower()
     assert "Chosen: " in page
     assert ("95 % bootstrap interval" in page) == (name != "scaling")
     again = small(name, tmp_path, **changes)
@@ -228,6 +267,13 @@ def test_every_study_runs(name: str, changes: dict[str, Any], runs: int, tmp_pat
         assert kb["public FedAvg, bytes"] == pytest.approx(2 * 4 * 785 * 10 / 1000, rel=1e-2)
         assert 0 <= kb["private FedAvg"] <= 100
         assert len(list((tmp_path / name).glob("*.svg"))) == 2
+    if name == "tuning":
+        page = (tmp_path / name / "table.md").read_text()
+        assert "fashion-mnist-mini-C=3-E=1-target_accuracy.svg" in page
+        assert "private FedAvg + KL in 3 rounds" in page
+        ends = {c.row.label: c.values[0].value for c in done.outcome.cells}
+        three, always = (ends[f"private FedAvg + KL{end}"] for end in (" in 3 rounds", ""))
+        assert three != always  # the fourth of four rounds
     if name == "rounds":
         assert all(-1 <= v.value <= 1 for c in done.outcome.cells for v in c.values)
         drawings = {p.name for p in (tmp_path / name).glob("*.svg")}

@@ -21,6 +21,7 @@ from fedshift.algorithms.scaffold import Scaffold
 from fedshift.algorithms.tuning import CentralTuning
 from fedshift.client.objectives import Contrastive, CrossEntropy, RestrictedSoftmax
 from fedshift.client.oracles import Sam
+from fedshift.data import Examples
 from fedshift.model import Model
 from fedshift.recipes import Setting
 from fedshift.server.combine import Mean
@@ -64,6 +65,13 @@ def with_inputs(setting: Setting) -> Setting:
     """The setting with forty unlabeled inputs on the server."""
     source = torch.Generator().manual_seed(5)
     return replace(setting, server_inputs=torch.randn(40, FEATURES, generator=source))
+
+
+def with_examples(setting: Setting) -> Setting:
+    """The same, and thirty labelled ones."""
+    x = torch.randn(30, FEATURES, generator=torch.Generator().manual_seed(6))
+    examples = Examples(x, torch.arange(30) % CLASSES)
+    return replace(with_inputs(setting), server_examples=examples)
 
 
 MAKE: dict[str, Make] = {
@@ -161,6 +169,16 @@ MAKE: dict[str, Make] = {
     ),
     "labelset_fedavg + pairwise": lambda s: recipes.labelset_fedavg(
         with_inputs(s), mode="public", tune="pairwise", tune_steps=3, tune_part="all"
+    ),
+    "labelset_fedavg + kl": lambda s: recipes.labelset_fedavg(
+        with_examples(s),
+        tune="kl",
+        tune_steps=3,
+        tune_part="all",
+        tune_rounds=2,
+        tune_moments="kept",
+        tune_weights="confidence",
+        tune_temperature="fitted",
     ),
     "labelset_fedprox": lambda s: recipes.labelset_fedprox(s, mu=0.1),
     "labelset_scaffold": recipes.labelset_scaffold,

@@ -151,15 +151,20 @@ def descend(
     return p
 
 
-def adam(p: Tree, loss: Loss, batches: Sequence[Pair], names: Iterable[str], lr: float) -> Tree:
-    """Steps by Adam, with its usual constants."""
-    p, m, v = dict(p), {}, {}
-    for k, (x, y) in enumerate(batches, start=1):
+def adam(
+    p: Tree, loss: Loss, batches: Sequence[Pair], names: Iterable[str], lr: float,
+    memory: tuple[Tree, Tree, list[Pair]] | None = None,
+) -> Tree:  # fmt: skip
+    """Steps by Adam, with its usual constants; memory: moments and batches of earlier steps."""
+    m, v, before = memory or ({}, {}, [])
+    p = dict(p)
+    for k, (x, y) in enumerate(batches, start=1 + len(before)):
         for name, g in gradient(loss, p, x, y, tuple(names)).items():
             m[name] = 0.9 * m.get(name, torch.zeros_like(g)) + 0.1 * g
             v[name] = 0.999 * v.get(name, torch.zeros_like(g)) + 0.001 * g * g
             up, down = m[name] / (1 - 0.9**k), (v[name] / (1 - 0.999**k)).sqrt() + 1e-8
             p[name] = p[name] - lr * up / down
+    before.extend(batches)
     return p
 
 

@@ -134,7 +134,7 @@ def check_sites(config: Config) -> None:
             f'method.name = "{config.method.name}" draws clients from all rows, and with '
             'data.source = "sites" they stay with the clients; simulate it'
         )
-    if config.training.prior != "none" and data.target != "clients" and not _is_table(data.target):
+    if config.training.prior != "none" and data.target != "clients" and not is_table(data.target):
         raise InputError(
             f'training.prior = "{config.training.prior}": the sites score their test rows by the '
             "model as it is trained, so that nothing would measure the corrected one; give a table "
@@ -208,7 +208,7 @@ _NO_ROWS = '"{}" sent sums of column "{}" that no rows have, or values beyond 1e
 
 def _target_table(data: Data) -> tuple[Columns, Coded] | None:
     """(the columns, the labels) of the server's own examples of the target, where it has such."""
-    if not _is_table(data.target):
+    if not is_table(data.target):
         return None
     label, texts = str(data.label), categories_of(data.model_dump())
 
@@ -219,7 +219,8 @@ def _target_table(data: Data) -> tuple[Columns, Coded] | None:
     return table, with_classes(coded(y), data.classes or ())
 
 
-def _is_table(target: object) -> bool:
+def is_table(target: object) -> bool:
+    """Whether data.target names a table of the server's."""
     return isinstance(target, str) and target.lower().endswith(TABLES)
 
 

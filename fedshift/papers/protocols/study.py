@@ -14,7 +14,8 @@ from fedshift.report.intervals import Bounds, bounds_of
 
 Options = Mapping[str, Any]
 Plot = Literal[
-    "bars", "sweep", "panels", "values", "projection", "curves", "routing", "lines", "absent",
+    "bars", "rows", "sweep", "panels", "values", "projection", "curves", "routing", "lines",
+    "absent",
 ]  # fmt: skip
 Interval = Literal["t", "bootstrap"]
 # Of a printed cell: column title, split, row label.
@@ -190,13 +191,15 @@ class Study:
     chosen    what the paper leaves open everywhere, and what we took
     rounds    of the usual column; --rounds scales the others alike
     verdict   labels of the rows of which the foot says whether they beat the baseline
+    compared  pairs of rows' labels: the foot says whether the first beats the second
     interval  95 % intervals over seeds by Student's t or by bootstrap
     log_log   curves are drawn once more, along logarithmic axes
     rivals    words -> labels of rows; the foot has the margin of `verdict` over the best of each
     seconds   row key -> processor seconds of a round as measured here, for a forecast
     log_axes  what splits vary and drawings have along a logarithmic axis
     by_round  what is drawn by round beside the table's own drawings
-    plot      "values" a line per row over each axis of the splits; "panels" (a) the projection
+    plot      "rows" a bar per row, a drawing per column;
+              "values" a line per row over each axis of the splits; "panels" (a) the projection
               distance and (b) those lines; "sweep" those lines and every seed over the distance;
               "projection" means and deviations over the projection distance
     """
@@ -212,6 +215,7 @@ class Study:
     plot: Plot = "bars"
     baseline: str = "FedAvg"
     verdict: tuple[str, ...] = ()
+    compared: tuple[tuple[str, str], ...] = ()
     interval: Interval = "t"
     log_log: bool = False
     rivals: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -12,6 +12,8 @@ from fedshift.papers.protocols import (
     feddrm,
     feddrm_two_cores,
     fedpals,
+    labelset_natural,
+    labelset_tuning,
     labelsets,
     made,
     participation,
@@ -25,7 +27,8 @@ Target = Study | Figure
 
 def studies() -> dict[str, Study]:
     """Every study of every paper, by name."""
-    papers = (fedpals, feddrm, feddrm_two_cores, routing, labelsets, made, participation)
+    sets = (labelsets, labelset_tuning, labelset_natural)
+    papers = (fedpals, feddrm, feddrm_two_cores, routing, *sets, made, participation)
     return {name: study for paper in papers for name, study in paper.studies().items()}
 
 

@@ -37,6 +37,8 @@ def charts(study: Study, cells: Sequence[Cell], store: Store) -> dict[str, Drawn
 def _of_cells(study: Study, cells: Sequence[Cell], store: Store) -> dict[str, Drawn]:
     if study.plot == "bars":
         return _bars(study, cells)
+    if study.plot == "rows":
+        return _rows(study, cells)
     if study.plot == "routing":
         return _rows(study, cells) | routing_charts(study, cells, store)
     if study.plot == "lines":

@@ -10,6 +10,7 @@ from fedshift.errors import InputError, unknown
 from fedshift.experiments.client_tests import pool_rows
 from fedshift.experiments.config import Config
 from fedshift.experiments.engines import backend_of
+from fedshift.experiments.from_files import source_of
 from fedshift.experiments.networks import network
 from fedshift.experiments.places import Source
 from fedshift.papers.protocols.study import Study
@@ -98,13 +99,22 @@ def _build(config: Config, built: dict[Kind, str]) -> None:
     name, routed = config.data.name, config.method.name in recipes.routed.__all__
     kind = (config.data.model_dump_json(), config.model.model_dump_json(), routed)
     if name not in SLOW and kind not in built:
-        data = datasets.load(name, size=config.data.size)
-        clients, shape = config.shift.clients if routed else None, tuple(data.train.x.shape[1:])
+        clients = config.shift.clients if routed else None
         try:
-            pool_rows(data, config.data.limit, 0)
-            network(config.model, shape, len(data.classes), 0, clients)
+            shape, classes = _shape(config)
+            network(config.model, shape, classes, 0, clients)
             built[kind] = ""
         except InputError as e:
             built[kind] = str(e)
     if built.get(kind):
         raise InputError(built[kind])
+
+
+def _shape(config: Config) -> tuple[tuple[int, ...], int]:
+    """(shape of an input, number of classes) of a run's data, whose limit is drawn."""
+    if config.data.source is not None:
+        task = source_of(config)
+        return task.input_shape, len(task.classes)
+    data = datasets.load(config.data.name, size=config.data.size)
+    pool_rows(data, config.data.limit, 0)
+    return tuple(data.train.x.shape[1:]), len(data.classes)

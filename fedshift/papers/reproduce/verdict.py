@@ -7,20 +7,24 @@ from collections.abc import Sequence
 from fedshift.papers.protocols.study import Study
 from fedshift.papers.reproduce.results import Cell
 from fedshift.report.intervals import Moments
+from fedshift.sweeps.statistics import paired
 from fedshift.sweeps.texts import difference
 
 
 def verdicts(study: Study, cells: Sequence[Cell]) -> tuple[str, ...]:
     """For every column with runs: whether the rows that `study.verdict` names beat the baseline.
 
-    "beats": the 95 % t-interval of the paired difference lies above 0; "is worse than": below 0;
-    else "does not clearly beat". Below three seeds there is no interval, and the sentence says so.
+    And of each pair in `study.compared`, whether the first beats the second. "beats": the 95 %
+    interval of the paired difference lies above 0; "is worse than": below 0; else "does not clearly
+    beat". Below three seeds there is no interval, and the sentence says so.
     """
     lines = []
     for column in study.columns:
-        compared = [c for c in cells if c.column is column and c.row.label in study.verdict]
-        outcomes = [text for c in compared if (text := _outcome(c, study))]
-        if outcomes:
+        of = {c.row.label: c for c in cells if c.column is column}
+        outcomes = [_outcome(c, study) for label, c in of.items() if label in study.verdict]
+        pairs = [pair for pair in study.compared if of.keys() >= set(pair)]
+        outcomes += [_beside(of[one], of[other], study) for one, other in pairs]
+        if outcomes := [text for text in outcomes if text]:
             where = f"{column.title} {column.split}"
             lines.append(f"Found on {where}: {'; '.join(outcomes)}.")
     return tuple(lines)
@@ -69,12 +73,23 @@ def _outcome(cell: Cell, study: Study) -> str:
     if cell.difference is None:
         return f'"{label}" has no value ({lost} of {lost} seeds)' if lost else ""
     behind = f" ({lost} more without a value)" if lost else ""
-    return _compare(label, cell.difference, study) + behind
+    return _compare(label, study.baseline, cell.difference, study.metric.digits) + behind
 
 
-def _compare(label: str, result: Moments, study: Study) -> str:
-    value = difference(result, study.metric.digits)
-    row, baseline = f'"{label}"', f'"{study.baseline}"'
+def _beside(cell: Cell, other: Cell, study: Study) -> str:
+    """One row of a pair beside the other, with the seeds on which it is ahead; "" without any."""
+    metric, base = study.metric_of(cell.row), other.by_seed
+    result = paired(cell.by_seed, base, kind=study.interval, within=metric.within)
+    if result is None:
+        return ""
+    ahead = sum(value > base[seed] for seed, value in cell.by_seed.items() if seed in base)
+    text = _compare(cell.row.label, other.row.label, result, metric.digits)
+    return f"{text}, ahead on {ahead}"
+
+
+def _compare(label: str, against: str, result: Moments, digits: int) -> str:
+    value = difference(result, digits)
+    row, baseline = f'"{label}"', f'"{against}"'
     if result.low is None or result.high is None:
         side = "above" if result.mean > 0 else "not above"
         seeds = "a single seed" if result.n == 1 else f"{result.n} seeds"

@@ -1,0 +1,184 @@
+"""Central tuning by KL: absent labels, rounds, variants, and whether it will pay."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from fedshift import recipes
+from fedshift.algorithms.labelsets import LabelSets
+from fedshift.algorithms.tuning import CentralTuning
+from fedshift.client.local import Local
+from fedshift.data import Examples
+from fedshift.engine.run import play_round, run, start
+from fedshift.errors import InputError
+from fedshift.model import Model
+from fedshift.recipes import Setting
+from support.by_hand import apart, final
+from support.comparing import same
+from support.federations import CLASSES, FEATURES, TARGET, double
+from support.normals import drawn
+from support.tuned import first_round, tuned, uneven
+
+HEAD = ("head.weight", "head.bias")
+
+
+def test_absent_labels_stay_under_restricted_kl(mlp: Model) -> None:
+    """Rows of labels that no client of the cohort holds: bit for bit, whatever Adam remembers."""
+    setting = Setting(mlp, TARGET, Local(lr=0.3, batch=8))
+    plain, federation = recipes.labelset_fedavg(setting), uneven(mlp)
+    for options in ({}, {"moments": "kept"}):
+        algorithm = tuned(plain, loss="kl", part="all", **options)
+        assert algorithm.label_rules() == {"mode": "private", "tune": "kl", "tune_over": None}
+        server, states = start(algorithm, federation).server, {}
+        for t, ids in enumerate(([0, 1, 2], [0]), start=1):  # label 3 is absent from the second
+            played = play_round(algorithm, federation, server, states, torch.tensor(ids), t)
+            moved = [
+                max(apart({k: played.server["params"][k][y]}, {k: server["params"][k][y]})
+                    for k in HEAD) > 0
+                for y in range(CLASSES)
+            ]  # fmt: skip
+            assert moved == [False, True, True, t == 1, False]
+            server, states = played.server, played.states
+    everyone = recipes.labelset_fedavg(setting, mode="holders")
+    rules = tuned(everyone, loss="kl").label_rules()
+    assert rules == {"mode": "holders", "tune": "kl", "tune_over": "all"}
+    server = final(tuned(everyone, loss="kl"), federation, 1).server  # softmax over all labels
+    assert (
+        apart({"": server["params"]["head.bias"][4]}, {"": federation.params["head.bias"][4]}) > 0
+    )
+
+
+def test_later_rounds_are_the_inner_methods(setting: Setting, federated: Any) -> None:
+    """rounds = 2: two rounds as without a limit; the third trains on, and tunes no more."""
+    plain, federation = recipes.labelset_scaffold(setting), federated()
+    limited, always = (tuned(plain, loss="kl", rounds=r) for r in (2, 0))
+    for t in (1, 2):
+        assert same(limited, always, federation, t) == 0
+    assert same(limited, always, federation, 3) > 1e-4
+    second, third = (final(limited, federation, t).server for t in (2, 3))
+    assert apart(second["tuning"], third["tuning"]) == 0
+    assert limited.at(2) == limited
+    assert limited.at(3) == replace(limited, steps=0, rounds=0)
+    everyone = torch.arange(len(federation.clients))
+    after = final(limited, federation, 2)
+    by_hand = play_round(plain, federation, after.server, after.states, everyone, 3)
+    assert apart(by_hand.server["params"], third["params"]) == 0
+
+
+LABELLED = Examples(drawn(30, FEATURES, seed=6), torch.arange(30) % 3 + 1)
+
+
+@pytest.mark.parametrize("mode", ["private", "public"])
+def test_variants_are_variants(mode: Any, setting: Setting, federated: Any) -> None:
+    """Each moves the model elsewhere, and the same way twice."""
+    plain = recipes.labelset_fedavg(setting, mode=mode)
+    usual = tuned(plain, loss="kl", labelled=LABELLED)
+    variants: tuple[dict[str, Any], ...] = (
+        {"weights": "confidence"}, {"temperature": "fitted"}, {"moments": "kept"},
+    )  # fmt: skip
+    for options in variants:
+        variant = replace(usual, **options)
+        assert same(variant, variant, federated()) == 0
+        assert same(variant, usual, federated()) > 1e-6, options
+    assert same(usual, replace(usual, labelled=None), federated()) == 0
+
+
+def test_steps_end_where_held_out_inputs_say(setting: Setting, federated: Any) -> None:
+    """A rate at which the loss only grows leaves the aggregate; one at which it falls does not."""
+    plain, federation = recipes.labelset_fedavg(setting), federated()
+    given: dict[str, Any] = {"loss": "kl", "stop": "held-out", "optimizer": "sgd", "steps": 30}
+    far = tuned(plain, **(given | {"lr": 100.0}))
+    assert same(far, plain, federation, 1) == 0
+    near, without = tuned(plain, **(given | {"lr": 0.1})), replace(far, lr=0.1, stop="steps")
+    assert same(near, plain, federation, 1) > 1e-4
+    assert same(near, without, federation, 1) > 1e-6  # other inputs are drawn
+    rows = torch.cat(near._batches(0)).unique()
+    assert rows.tolist() == [i for i in range(40) if i % 5 != 4]
+    assert torch.cat(without._batches(0)).unique().tolist() == list(range(40))
+
+
+@pytest.mark.parametrize("mode", ["private", "public"])
+def test_where_each_loss_would_lead_is_measured_beside_the_aggregate(mode: Any, mlp: Model) -> None:
+    """Also without steps, and after the rounds of tuning; the run itself is the same."""
+    federation = double(uneven(mlp))
+    plain = recipes.labelset_fedavg(Setting(mlp, TARGET, Local(lr=0.3, batch=8)), mode=mode)
+    only = tuned(plain, loss="kl", steps=0, labelled=LABELLED)
+    assert same(only, plain, federation, 2) < 1e-12  # public replies are kept, not summed
+    before, _ = first_round(plain, federation)
+    z = mlp(before.server["params"], {}, LABELLED.x.double())["logits"]
+    told = final(only, federation, 1).server["tuning"]["accuracy"]
+    assert float(told[0]) == float((z.argmax(1) == LABELLED.y).double().mean())
+    assert (float(told[1]) == float(told[3])) == (mode == "public")  # there a weighted mean both
+    steps = final(tuned(plain, loss="kl", labelled=LABELLED), federation, 1).server["tuning"]
+    assert torch.equal(steps["accuracy"], told)  # before tuning
+    first = tuned(plain, loss="kl", labelled=LABELLED, rounds=1)
+    one, two = (final(first, federation, t).server["tuning"]["accuracy"] for t in (1, 2))
+    assert torch.equal(one, told)
+    assert not torch.equal(two, told)
+    assert only.label_rules() == plain.label_rules()
+
+
+def test_what_is_kept_of_a_run_that_uses_no_new_option(setting: Setting, federated: Any) -> None:
+    """Checkpoints of earlier versions have these parts, and no run asks for more."""
+    plain = recipes.labelset_fedavg(setting)
+    parts = start(plain, federated()).server.keys()
+    server = start(tuned(plain), federated()).server
+    assert server.keys() == parts | {"tuning"}
+    assert server["tuning"].keys() == {"loss", "outside"}
+    federation, labelled = federated(), tuned(plain, labelled=LABELLED)
+    after = final(tuned(plain), federation, 1)  # of a version that measured nothing
+    *_, went_on = run(labelled, federation, 2, after=after)
+    assert apart(went_on.server["params"], final(labelled, federation, 2).server["params"]) == 0
+    assert float(went_on.server["tuning"]["accuracy"][0]) > 0
+    kept = start(tuned(plain, moments="kept"), federated()).server
+    assert {k for k in kept if k.startswith("tuning_")} == {
+        "tuning_first", "tuning_second", "tuning_count",
+    }  # fmt: skip
+
+
+def test_recipes_build_it(setting: Setting, federated: Any) -> None:
+    inputs = drawn(40, FEATURES, seed=5)
+    with_inputs = replace(setting, server_inputs=inputs)
+    made = recipes.labelset_fedprox(with_inputs, tune="pairwise", tune_steps=2, tune_part="all")
+    assert isinstance(made, CentralTuning)
+    assert (made.loss, made.steps, made.lr, made.part) == ("pairwise", 2, 1e-3, "all")
+    assert made.inputs is inputs
+    assert isinstance(recipes.labelset_fedprox(with_inputs), LabelSets)
+    for name in ("fedavg", "fedprox", "scaffold", "ditto"):
+        default = getattr(recipes, f"labelset_{name}")(with_inputs, tune="mse")
+        assert (default.loss, default.steps, default.batch, default.lr) == ("mse", 50, 128, 1e-3)
+        assert (default.optimizer, default.part, default.over) == ("adam", "head", "all")
+        assert (default.rounds, default.moments) == (0, "new")
+    kept = recipes.labelset_ditto(with_inputs, tune="kl", tune_rounds=3, tune_moments="kept")
+    assert isinstance(kept, CentralTuning)
+    assert (kept.loss, kept.rounds, kept.moments) == ("kl", 3, "kept")
+    other = replace(with_inputs, head=("body.",))
+    inner = recipes.labelset_fedavg(other, tune="mse", tune_over="union", slots=3)
+    assert isinstance(inner, CentralTuning)
+    assert (inner.head, inner.over, inner.inner.head) == (("body.",), "union", ("body.",))  # type: ignore[attr-defined]
+    assert inner.inner.slots == 3  # type: ignore[attr-defined]
+    assert with_inputs == setting
+    assert "inputs" not in repr(made)
+    with pytest.raises(InputError, match=r'tune = "mse" needs unlabeled .* server_inputs=x\)'):
+        recipes.labelset_fedavg(setting, tune="mse")
+    with pytest.raises(
+        InputError, match=r'tune_over = "union" has no place in it; leave tune_over'
+    ):
+        recipes.labelset_fedavg(with_inputs, tune="kl", tune_over="union")
+    with pytest.raises(InputError, match='"held-out" holds out each of 5 inputs, and there are 4'):
+        CentralTuning(LabelSets(recipes.fedavg(setting)), inputs[:4], stop="held-out")
+    with pytest.raises(InputError, match=r"needs labelled .* server_examples=fedshift.data.Examp"):
+        recipes.labelset_fedavg(with_inputs, tune="kl", tune_temperature="fitted")
+    given = replace(with_inputs, server_examples=LABELLED)
+    fitted = recipes.labelset_fedavg(
+        given, tune="kl", tune_temperature="fitted", tune_weights="confidence", tune_stop="held-out"
+    )
+    assert isinstance(fitted, CentralTuning)
+    assert (fitted.temperature, fitted.weights, fitted.stop) == ("fitted", "confidence", "held-out")
+    assert fitted.labelled is LABELLED
+    with pytest.raises(InputError, match='unknown tune "pair"; allowed: kl, mse, none, pairwise'):
+        recipes.labelset_fedavg(setting, tune="pair")  # type: ignore[arg-type]
