@@ -40,7 +40,7 @@ def by_round(study: Study, cells: Sequence[Cell], store: Store) -> dict[str, Dra
 
 
 def with_looks(study: Study) -> bool:
-    """Whether rows differ in their methods, whose looks they then have."""
+    """Whether rows have the looks of their methods; those of one alone are told apart by order."""
     return len({row.method for row in study.rows}) > 1 or len(study.rows) == 1
 
 
