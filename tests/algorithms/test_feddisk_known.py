@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from fedshift.data import client_data
 from fedshift.engine.run import Federation
 from fedshift.errors import InputError, NeedlessWarning
 from fedshift.experiments.experiment import run_experiment
+from fedshift.experiments.folder import kept_in
 from fedshift.experiments.load import validate
 from fedshift.experiments.task import prepare
 from fedshift.recipes import Setting
@@ -62,6 +65,9 @@ def test_unknown_ratios_are_refused_before_round_1(inputs: Setting, federated: A
         final(true(inputs, short), federated(), 1)
     with pytest.raises(InputError, match="client 5 has .* and 0 log ratios"):
         final(true(inputs, ratios()[:5]), federated(), 1)
+
+
+LONG = {"training": {"rounds": 30, "steps": 1}}
 
 
 def tables(name: str, **more: Any) -> dict[str, Any]:
@@ -168,3 +174,16 @@ def test_estimated_log_weights_have_the_slope_of_the_true_ones(cohort: int | Non
 
     assert 0.8 < estimates("mixture", 0, cohort=cohort)["direct"].slope < 1.2
     assert abs(estimates("bernoulli", 0, cohort=cohort)["direct"].slope) < 0.3
+
+
+@pytest.mark.parametrize(("method", "same"), [("feddisk", False), ("made", False), ("moon", True)])
+def test_checkpoints_of_before_are_not_gone_on_from(
+    method: str, same: bool, tmp_path: Path
+) -> None:
+    """Other defaults and another form of the state: they belong to another run."""
+    network = {"name": "mlp", "hidden": [4]}
+    config = validate(tables("binary-world", model=network, method={"name": method}) | LONG)
+    ready = prepare(config)
+    texts = config.identity, ready.data.sha256, ready.split_sha256
+    before = hashlib.sha256("\n".join(texts).encode()).hexdigest()
+    assert (kept_in(tmp_path, config, ready).identity == before) == same
