@@ -32,7 +32,7 @@ from fedshift.engine.profile import (
 from fedshift.engine.round import weigh
 from fedshift.engine.run import Federation, Round, run
 from fedshift.engine.traffic import Meter, Traffic
-from fedshift.errors import NeedlessWarning, UnfitError
+from fedshift.errors import DivergedError, NeedlessWarning, UnfitError
 from fedshift.experiments.config import Config, Training
 from fedshift.experiments.correcting import Correcting, check_prior, corrected
 from fedshift.experiments.custom import Metric, recipe_of
@@ -53,7 +53,7 @@ from fedshift.experiments.measured import measure_at_end, measure_round
 from fedshift.experiments.method_fit import named_alike
 from fedshift.experiments.outcome import Experiment, Outcome
 from fedshift.experiments.played import Played, describe_weights, registered, sizes_alone
-from fedshift.experiments.progress import Keeper, Progress, Saver, note_divergence
+from fedshift.experiments.progress import Keeper, Progress, Saver
 from fedshift.experiments.selection import candidates, choose
 from fedshift.experiments.served import unused
 from fedshift.experiments.settings import for_densities, setting
@@ -278,7 +278,7 @@ def train(
         )
     listen(_start_event(label, done, training.rounds))
     began, over = time.perf_counter(), ends(training, done.metrics)  # of a run that goes on
-    for current in () if over else clock.each(PLANNING, note_divergence(rounds, done)):
+    for current in () if over else clock.each(PLANNING, _note_divergence(rounds, done)):
         seconds, meter.waited = time.perf_counter() - began - meter.waited, 0.0
         # Announced before evaluation, which may take longer than the round.
         weights = describe_weights(current, federation.table, task.target, algorithm)
@@ -312,6 +312,23 @@ def _enter(
     done.metrics.append(measured_round(current, scores, federation, task, algorithm))
     done.served += [] if scores.served is None else [scores.served.metrics]
     done.sets += set_round(current, algorithm)
+
+
+def _note_divergence(played: Iterator[Round], done: Progress) -> Iterator[Round]:
+    """The rounds played; the error of training that diverges says what was measured before."""
+    try:
+        while (current := _next(played)) is not None:
+            yield current
+    except DivergedError as e:
+        # For a table: early stopping may have kept a round from before training diverged.
+        e.measured = tuple(done.metrics)
+        raise
+
+
+def _next(played: Iterator[Round]) -> Round | None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NeedlessWarning)  # the summary says it
+        return next(played, None)
 
 
 def _start_event(label: str, done: Progress, rounds: int) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import contextlib
 import math
 import shutil
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,7 +15,7 @@ from fedshift.engine.run import Round
 from fedshift.engine.storage.checkpoint import read_checkpoint, write_checkpoint
 from fedshift.engine.storage.client_states import Shelf
 from fedshift.engine.traffic import Traffic
-from fedshift.errors import DataError, DivergedError, InputError, NeedlessWarning
+from fedshift.errors import DataError, InputError
 from fedshift.experiments.played import Played, played_of
 from fedshift.record.rounds import Metrics, ServedMetrics
 from fedshift.record.summary import SetRound
@@ -237,20 +236,3 @@ def shelf_in(folder: Path, mebibytes: float | None) -> Iterator[Shelf]:
         yield Shelf(mebibytes * MIB, place)
     finally:
         shutil.rmtree(place, ignore_errors=True)
-
-
-def note_divergence(played: Iterator[Round], done: Progress) -> Iterator[Round]:
-    """The rounds played; the error of training that diverges says what was measured before."""
-    try:
-        while (current := _next(played)) is not None:
-            yield current
-    except DivergedError as e:
-        # For a table: early stopping may have kept a round from before training diverged.
-        e.measured = tuple(done.metrics)
-        raise
-
-
-def _next(played: Iterator[Round]) -> Round | None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", NeedlessWarning)  # the summary says it
-        return next(played, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -94,10 +95,12 @@ def test_the_question_is_asked_of_drawn_sets_too() -> None:
 
 def test_a_package_that_is_absent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.path", [])
+    # Another test of this process may have imported it.
+    monkeypatch.delitem(sys.modules, "palmerpenguins", raising=False)
     assert find_table(natural_table("penguins")) is None
-    said = missing_data("penguins")
-    assert said is not None
-    assert said.startswith('data set "penguins" was not found. Get it: pip install')
+    sentence = missing_data("penguins")
+    assert sentence is not None
+    assert sentence.startswith('data set "penguins" was not found. Get it: pip install')
 
 
 @pytest.mark.slow
