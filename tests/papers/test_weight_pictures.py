@@ -95,7 +95,13 @@ def test_figure_1_shows_clients_target_and_mixtures(tmp_path: Path) -> None:
         ("a,b,c\n1,2,3\n", 'no row is named "target"; add one with the target'),
         ("client,a,b,c\ntarget,1,2,3\n", "no clients beside the target; add a row for each"),
         ("client,a,b,c\nx,1,2,3\ntarget,0,0,0\n", "the target has no examples; give counts or"),
-        ("client,a,b\nx,1,2\ntarget,1,1\n", "shows three labels, the counts have 2; merge columns"),
+        ("client,a,b\nx,1,2\ntarget,1,1\n", "shows three labels, the counts have 2; draw fedpals/"),
+        (
+            "client,a,b,c,d\nx,1,2,3,4\ntarget,1,1,1,1\n",
+            "shows three labels, the counts have 4; merge columns, or draw fedpals/fig4",
+        ),
+        ("x,1,2,3\ntarget,1,1,1\n", "counts.csv"),
+        ("client,a,b,c\nx,1,50.5,1\ntarget,1,1,1\n", 'client "x" has 50.5 examples of a label'),
         ("client,a,b,c\nx,1,2,x\ntarget,1,1,1\n", "counts.csv, line 2"),
     ],
 )

@@ -61,17 +61,26 @@ def cameras(clients: int) -> Federation:
 def federation_of(path: Path) -> Federation:
     """The clients of a CSV file of label counts; its row "target" has the target's.
 
-    Raises DataError for a damaged file, and where the target or all clients are missing.
+    Raises DataError for a damaged file, where the target or all clients are missing, and for
+    parts of an example.
     """
     table = read_counts(path)
     if TARGET_ROW not in table.clients:
         raise DataError(
-            f'{path}: no row is named "{TARGET_ROW}"; add one with the target\'s counts or shares'
+            f'{path}: no row is named "{TARGET_ROW}"; add one with the target\'s counts or shares, '
+            f"below a first line with the labels' names, which is now {', '.join(table.classes)}"
         )
     at = table.clients.index(TARGET_ROW)
     others = [i for i in range(len(table.clients)) if i != at]
     if not others:
         raise DataError(f"{path}: no clients beside the target; add a row for each")
+    for i in others:
+        row, name = table.counts[i], table.clients[i]
+        if (row != row.round()).any():
+            raise DataError(
+                f'{path}: client "{name}" has {row[row != row.round()][0]:g} examples of a label; '
+                "give whole numbers, shares for the target alone"
+            )
     total = table.counts[at].sum()
     if not total > 0:
         raise DataError(f"{path}: the target has no examples; give counts or shares above 0")

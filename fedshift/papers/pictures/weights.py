@@ -49,10 +49,11 @@ def weighed(federation: Federation) -> list[Weighed]:
 
 def in_simplex(federation: Federation) -> Shown:
     """Marginals of three labels in their triangle. Raises InputError for other than three."""
-    if len(federation.classes) != 3:
+    labels = len(federation.classes)
+    if labels != 3:
+        cure = "merge columns, or draw" if labels > 3 else "draw"
         raise InputError(
-            f"fedpals/fig1 shows three labels, the counts have {len(federation.classes)}; merge "
-            "columns, or draw fedpals/fig4 of them"
+            f"fedpals/fig1 shows three labels, the counts have {labels}; {cure} fedpals/fig4"
         )
     panel = Panel(simplex_svg(_simplex(federation)), SIMPLEX)
     return Shown({"simplex.svg": panel}, (_numbers(federation),), (federation.source,))
