@@ -16,7 +16,7 @@ from fedshift.errors import DataError, InputError
 from fedshift.experiments.config import Network
 from fedshift.experiments.deployable import configured
 from fedshift.experiments.extras import check_extras, extra_packages
-from fedshift.experiments.load import dumps, validate
+from fedshift.experiments.load import dumps, load_config, validate
 from fedshift.experiments.networks import network
 from fedshift.models import pretrained
 from fedshift.models.resnet import ResNet
@@ -195,6 +195,12 @@ def test_a_file_takes_torchvisions_place(
     assert again.identity == config.identity  # by the file's name, wherever it lies
     assert f'weights = "{path}"' in dumps(config)
     assert Network(name="resnet18").weights is None
+
+
+def test_no_name_is_refused_and_not_taken_for_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "f.toml").write_text('[model]\nname = "resnet18"\nweights = ""\n')
+    with pytest.raises(InputError, match=r"f\.toml:3: model\.weights = \"\""):
+        load_config(tmp_path / "f.toml")
 
 
 def test_weights_are_for_networks_of_torchvision_and_for_this_machine() -> None:
