@@ -54,7 +54,7 @@ def with_paths(tables: Mapping[str, Any], change: Callable[[str], str]) -> dict[
 
 def _is_path(key: str, value: str) -> bool:
     if key in ("index", "weights"):
-        return True
+        return value != ""  # which is refused, and as a path would be the folder
     if key == "target":
         return value.lower().endswith(TABLES)
     return is_python(value) or (key == "source" and value not in ("", PYTHON, NATURAL, SITES))

@@ -288,7 +288,7 @@ def _errors_by_key(split: Split, drawn: bool) -> Iterator[None]:
     except InputError as e:
         if re.search(rf"\b{split.clients + 1} clients|clients={split.clients + 1}\b", str(e)):
             one_more = f" They are shift.clients = {split.clients} and the target, drawn as one."
-            e.args = (f"{e}{one_more}",)
+            e.args = (f"{str(e).removesuffix('.')}.{one_more}",)
         raise
 
 

@@ -24,6 +24,8 @@ _COUNTER = "num_batches_tracked"
 _HEAD = ("fc.weight", "fc.bias")
 # Of a network that was trained on several devices.
 _PREFIX = "module."
+# What is copied into float32 as it is; other kinds would be rounded or cut without a word.
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def from_file(net: ResNet, depth: int, path: Path) -> ResNet:
@@ -42,16 +44,31 @@ def from_file(net: ResNet, depth: int, path: Path) -> ResNet:
     if missing := [n for n in needed if n not in given]:
         raise InputError(
             f"{where}: {missing[0]} is missing ({len(missing)} of {len(needed)} are)."
-            f"{nearest(missing[0], given)}"
+            f"{nearest(missing[0], given.keys() - set(names))}"
         )
     if others := sorted(given.keys() - set(names)):
         raise InputError(f"{where}: it has {others[0]}, which that network lacks")
-    blank = torch.zeros((), dtype=torch.int64)
-    ordered = {n: given.get(n, blank) for n in names}
     for name in needed:
-        if not bool(torch.isfinite(ordered[name]).all()):
-            raise DataError(f"{path}: {name} holds numbers that are not finite; get the file anew")
-    return load(net, ordered)
+        if fault := _fault(name, given[name]):
+            raise DataError(f"{path}: {name} {fault}")
+    # Counters are not used; the file's kind of these does not matter.
+    blank = torch.zeros((), dtype=torch.int64)
+    return load(net, {n: given[n] if n in needed else blank for n in names})
+
+
+def _fault(name: str, value: Tensor) -> str | None:
+    """Why a tensor of a file cannot be copied into float32 as it is; None where it can."""
+    if value.dtype not in _FLOATS or value.layout != torch.strided or value.is_meta:
+        kind = "meta" if value.is_meta else f"{value.layout} {value.dtype}".replace("torch.", "")
+        return (
+            f"is of kind {kind}; allowed: strided float16, bfloat16, float32 or float64. Save the "
+            "weights as such"
+        )
+    if not bool(torch.isfinite(value.float()).all()):
+        return "holds numbers that are not finite in float32; get the file anew"
+    if name.endswith("running_var") and bool((value < 0).any()):
+        return "holds variances below 0; get the file anew"
+    return None
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -72,7 +89,12 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         read: Any = load_file(path) if ending in SAFE else _from_torch(path)
     except (SafetensorError, OSError) as error:
         raise _damaged(path, error) from error
-    return dict(_tensors(read, path))
+    tensors: dict[str, Tensor] = {}
+    for name, value in _tensors(read, path):
+        if name in tensors:
+            raise DataError(f"{path}: has {name} twice, with and without {_PREFIX!r}; save one")
+        tensors[name] = value
+    return tensors
 
 
 def _from_torch(path: Path) -> Any:
@@ -80,7 +102,13 @@ def _from_torch(path: Path) -> Any:
     try:
         read = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # of many kinds, an unpickler's own among them
-        raise _damaged(path, error) from error
+        if type(error).__name__ != "UnpicklingError":
+            raise _damaged(path, error) from error
+        # Its own text says how to execute the file.
+        raise DataError(
+            f"{path}: is damaged, or holds more than tensors, which is never executed; save "
+            "net.state_dict() with torch.save, or get the file anew"
+        ) from error
     inner = read.get("state_dict") if isinstance(read, Mapping) else None
     return inner if isinstance(inner, Mapping) else read
 

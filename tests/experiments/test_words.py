@@ -179,6 +179,14 @@ CASES: list[tuple[tuple[str, str], str, Callable[[], object], str]] = [
         "per_client=9999 for 3 clients makes",
     ),
     (
+        shift('kind = "label-sets"\nsamples = 50\nreach = 2'),
+        "f.toml:7: shift.reach = 2 of shift.labels_per_client = 3 has 20 different sets of 10 "
+        "labels, and there are 10 clients; give 20 or more, or a smaller reach. They are "
+        "shift.clients = 9 and the target, drawn as one.",
+        lambda: dealt(shifts.LabelSetSplit(2, samples=5, reach=1), clients=2),
+        "reach=1 of labels_per_client=2 has",
+    ),
+    (
         shift('kind = "label-sets"\ncommon_labels = 20'),
         "f.toml:6: shift.common_labels = 20; allowed: a whole number from 0 to 3.",
         lambda: shifts.LabelSetSplit(3, common=20),

@@ -16,7 +16,7 @@ from fedshift.errors import DataError, InputError
 from fedshift.experiments.config import Network
 from fedshift.experiments.deployable import configured
 from fedshift.experiments.extras import check_extras, extra_packages
-from fedshift.experiments.load import dumps, validate
+from fedshift.experiments.load import dumps, load_config, validate
 from fedshift.experiments.networks import network
 from fedshift.models import pretrained
 from fedshift.models.resnet import ResNet
@@ -101,6 +101,8 @@ def changed(folder: Path, change: Callable[[dict[str, Any]], Any]) -> Path:
          r"not the weights of torchvision's resnet18: it has layer3\.6\.conv1\.weight, which"),
         (lambda w: {("conv.weight" if k == "conv1.weight" else k): v for k, v in w.items()},
          r'conv1\.weight is missing \(1 of 100 are\)\. Did you mean "conv\.weight"'),
+        (lambda w: {k: v for k, v in w.items() if "layer4" not in k},
+         r"layer4\.0\.conv1\.weight is missing \(25 of 100 are\)\.$"),
         (lambda w: w | {"conv1.weight": torch.zeros(64, 1, 7, 7)}, "these weights are for another"),
     ],
 )  # fmt: skip
@@ -121,6 +123,17 @@ def test_weights_of_other_networks_are_refused(
         (lambda w: w | {"bn1.bias": torch.full((64,), torch.nan)}, "bn1.bias holds numbers that"),
         (lambda w: w | {"epoch": 3}, "'epoch' is a int and no tensor; save a state_dict"),
         (lambda w: list(w.values()), "holds no tensors by name"),
+        (lambda w: w | {"bn1.bias": torch.ones(64, dtype=torch.int8)}, "of kind strided int8; all"),
+        (lambda w: w | {"bn1.bias": torch.ones(64, dtype=torch.complex64)}, "strided complex64"),
+        (lambda w: w | {"bn1.bias": torch.ones(64).to_sparse()}, "of kind sparse_coo float32; all"),
+        (
+            lambda w: w | {"bn1.bias": torch.ones(64, device="meta")},
+            "bn1.bias is of kind meta; all",
+        ),
+        (lambda w: w | {"bn1.bias": torch.full((64,), 1e99, dtype=torch.float64)}, "not finite in"),
+        (lambda w: w | {"bn1.running_var": -torch.ones(64)}, "running_var holds variances below 0"),
+        (lambda w: w | {"module.bn1.bias": torch.ones(64)}, "has bn1.bias twice, with and without"),
+        (lambda _: torch.nn.Linear(2, 2), r"holds more than tensors, which is never executed; sav"),
     ],
 )
 def test_damaged_weights_are_refused(
@@ -142,7 +155,7 @@ def test_nothing_in_a_checkpoint_is_executed(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     torch.save(as_torchvision() | {"command": Command()}, "bad.pth")
-    with pytest.raises(DataError, match=r"bad\.pth: cannot be read as weights .*; get the file"):
+    with pytest.raises(DataError, match=r"bad\.pth: .* which is never executed; save"):
         from_file(ResNet(18, 5), 18, Path("bad.pth"))
     assert not Path("was-here").exists()
     torch.load("bad.pth", weights_only=False)
@@ -155,7 +168,7 @@ def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
     for name, error, message in (
         ("w.npz", InputError, r"ends in .npz; allowed: .safetensors, .pth, .pt, .bin"),
         ("w.safetensors", DataError, "cannot be read as weights"),
-        ("w.pth", DataError, "cannot be read as weights"),
+        ("w.pth", DataError, "is damaged, or holds more than tensors"),
     ):
         (tmp_path / name).write_bytes(b"not weights")
         with pytest.raises(error, match=message):
@@ -182,6 +195,12 @@ def test_a_file_takes_torchvisions_place(
     assert again.identity == config.identity  # by the file's name, wherever it lies
     assert f'weights = "{path}"' in dumps(config)
     assert Network(name="resnet18").weights is None
+
+
+def test_no_name_is_refused_and_not_taken_for_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "f.toml").write_text('[model]\nname = "resnet18"\nweights = ""\n')
+    with pytest.raises(InputError, match=r"f\.toml:3: model\.weights = \"\""):
+        load_config(tmp_path / "f.toml")
 
 
 def test_weights_are_for_networks_of_torchvision_and_for_this_machine() -> None:

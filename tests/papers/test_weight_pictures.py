@@ -12,9 +12,13 @@ import pytest
 from scipy.spatial import ConvexHull
 
 from fedshift import pals_weights
+from fedshift.experiments.load import validate
+from fedshift.experiments.task import prepare
 from fedshift.papers.pictures.federations import cameras, federation_of, three_labels
 from fedshift.papers.pictures.simplex import hull, place
 from fedshift.papers.pictures.weights import in_simplex, weighed, weights_chart
+from fedshift.papers.protocols.study import missing_data
+from fedshift.papers.reproduce.catalogue import study
 from support.command_line import code_of
 from support.image_fixtures import count_as_whole, write_wildcam
 
@@ -200,3 +204,20 @@ def test_a_picture_without_its_data_says_how_to_get_them(
     assert 'data set "iwildcam" was not found' in err
     Path("counts.csv").write_text(COUNTS)
     assert call("fedpals/fig4", "--counts", "counts.csv")[0] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(missing_data("cifar-10") is not None, reason="CIFAR-10 is not here")
+@pytest.mark.parametrize(("labels", "percent"), [(2, 91), (3, 96)])
+def test_fig8a_says_how_near_lambda_1000_is_to_fedavg(labels: int, percent: int) -> None:
+    """Means of cohorts of ten; on a tenth of the examples they would be higher."""
+    data = {"data": {"name": "cifar-10"}, "model": {"name": "lenet"}, "seeds": {"run": 0}}
+    shift = {"kind": "sparsity", "labels_per_client": labels, "clients": 99}
+    prepared = prepare(validate(data | {"shift": shift}))
+    counts = np.asarray(prepared.task.table()["labels"], dtype=np.float64)
+    rng = np.random.default_rng(0)
+    cohorts = [np.sort(rng.choice(99, 10, replace=False)) for _ in range(100)]
+    solved = [pals_weights(counts[ids], prepared.announced, lam=1000.0) for ids in cohorts]
+    assert 100 * np.mean([s.ess_fraction for s in solved]) == pytest.approx(percent, abs=1)
+    (foot,) = (n for n in study("fedpals/fig8a").chosen if "lambda=1000" in n)
+    assert re.search(rf"on CIFAR-10 the ESS is .*\b{percent} %.* at C = {labels}", foot)
