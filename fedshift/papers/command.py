@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from fedshift.cli.stopping import asked_to_stop
 from fedshift.errors import InputError
 from fedshift.papers.pictures.figures import figures
 from fedshift.papers.pictures.picture import Figure
+from fedshift.papers.protocols.study import missing_data
 from fedshift.papers.reproduce.catalogue import Target, targets
 from fedshift.papers.reproduce.catalogue import target as find_target
 from fedshift.papers.reproduce.figure_pages import Drawing, document_of, draw
@@ -23,7 +25,7 @@ from fedshift.papers.reproduce.reproduce import (
     Request,
     reproduce,
 )
-from fedshift.papers.reproduce.states import absent, measured, state_of
+from fedshift.papers.reproduce.states import Missing, absent, measured, state_of
 from fedshift.papers.reproduce.tables import cell_table, paper_table
 from fedshift.papers.reproduce.verdict import margins, verdicts, without_value
 from fedshift.sweeps.spans import parse_seeds
@@ -82,12 +84,13 @@ def list_tables(options: Collection[str], *, as_json: bool) -> None:
             f"reproduce: {', '.join(sorted(options))} given, but no table is named; fedshift "
             "reproduce alone lists what there is"
         )
+    missing = cache(missing_data)  # many tables are of the same data
     if as_json:
-        show_json([_describe(one) for one in targets().values()])
+        show_json([_describe(one, missing) for one in targets().values()])
         return
     for one in targets().values():
         put(f"{one.name}: {one.title}")
-        say(f"  {state_of(one)}", indent=4)
+        say(f"  {state_of(one, missing)}", indent=4)
         for remark, sets in _sets(one).items():
             for dataset, splits in sets.items():
                 say(f"  {dataset}{remark}{': ' * bool(splits)}{', '.join(splits)}", indent=4)
@@ -107,8 +110,12 @@ def _sets(one: Target) -> dict[str, dict[str, list[str]]]:
     return sets
 
 
-def _describe(one: Target) -> dict[str, Any]:
-    state = {"state": state_of(one), "measured": measured(one.name), "missing": absent(one)}
+def _describe(one: Target, missing: Missing) -> dict[str, Any]:
+    state = {
+        "state": state_of(one, missing),
+        "measured": measured(one.name),
+        "missing": absent(one, missing),
+    }
     if isinstance(one, Figure):
         sets = {"datasets": one.datasets, "extra": one.extra}
         return {"name": one.name, "title": one.title, **sets, **state}

@@ -161,7 +161,12 @@ class Column:
 
     def missing(self) -> str | None:
         """What to do about data that are not there, or too small; None where they are."""
-        return missing_data(self.settings["data"]["name"], self.settings["data"].get("size"))
+        return missing_data(*self.data)
+
+    @property
+    def data(self) -> tuple[str, int | None]:
+        """The data set, and the size of its images where it is asked for."""
+        return self.settings["data"]["name"], self.settings["data"].get("size")
 
 
 def missing_data(name: str, size: int | None = None) -> str | None:

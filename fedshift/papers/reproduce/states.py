@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fedshift.papers.pictures.picture import Figure
 from fedshift.papers.protocols.printed import printed_rows
 from fedshift.papers.protocols.study import missing_data
 from fedshift.papers.reproduce.catalogue import Target
+
+Missing = Callable[..., str | None]
 
 
 def measured(name: str) -> tuple[str, ...]:
@@ -20,17 +24,17 @@ def data_sets(one: Target) -> tuple[str, ...]:
     return tuple(dict.fromkeys(c.settings["data"]["name"] for c in one.columns if not c.extra))
 
 
-def absent(one: Target) -> tuple[str, ...]:
-    """Data sets of a table that are not here, or too small."""
+def absent(one: Target, missing: Missing = missing_data) -> tuple[str, ...]:
+    """Data sets of a table that are not here, or too small; `missing` looks for one."""
     if isinstance(one, Figure):
-        return tuple(name for name in data_sets(one) if missing_data(name) is not None)
-    lacking = (c.settings["data"]["name"] for c in one.columns if not c.extra and c.missing())
+        return tuple(name for name in data_sets(one) if missing(name) is not None)
+    lacking = (c.data[0] for c in one.columns if not c.extra and missing(*c.data))
     return tuple(dict.fromkeys(lacking))
 
 
-def state_of(one: Target) -> str:
+def state_of(one: Target, missing: Missing = missing_data) -> str:
     """In words: measured here, runs here, or runs where data are given."""
-    places, lacking = measured(one.name), absent(one)
+    places, lacking = measured(one.name), absent(one, missing)
     runs = "is drawn" if isinstance(one, Figure) else "runs"
     rest = [name for name in data_sets(one) if name not in lacking]
     parts = [f"measured here: {', '.join(places)}"] if places else []
