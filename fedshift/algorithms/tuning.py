@@ -332,12 +332,14 @@ class CentralTuning(Around):
 
     def _still(self, before: Params, tuned: Params, opinions: Opinions) -> Params:
         """`tuned`, where moments of earlier rounds must not move rows without a gradient."""
-        if (self.loss, self.moments) != ("kl", "kept"):
+        if self.moments == "new" or (self.loss != "kl" and self.over == "all"):
             return tuned
-        speaks = opinions.w.reshape(len(opinions.w), -1).amax(1) > 0
-        present = opinions.labels[speaks].flatten()
-        nobody = torch.ones_like(opinions.absent)
-        nobody[present[present >= 0]] = False
+        nobody = opinions.absent
+        if self.loss == "kl":
+            speaks = opinions.w.reshape(len(opinions.w), -1).amax(1) > 0
+            present = opinions.labels[speaks].flatten()
+            nobody = torch.ones_like(opinions.absent)
+            nobody[present[present >= 0]] = False
         return keep_rows(before, tuned, nobody, head_rows(before, self.head, len(nobody)))
 
     def _evaluate(self, params: Params, buffers: Params, opinions: Opinions) -> tuple[float, float]:

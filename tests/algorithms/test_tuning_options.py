@@ -12,14 +12,21 @@ from fedshift import recipes
 from fedshift.algorithms.labelsets import LabelSets
 from fedshift.algorithms.tuning import CentralTuning
 from fedshift.client.local import Local
-from fedshift.data import Examples
+from fedshift.data import Examples, client_data
 from fedshift.engine.run import play_round, run, start
 from fedshift.errors import InputError
 from fedshift.model import Model
 from fedshift.recipes import Setting
 from support.by_hand import apart, final
 from support.comparing import same
-from support.federations import CLASSES, FEATURES, TARGET, double
+from support.federations import (
+    CLASSES,
+    FEATURES,
+    TARGET,
+    double,
+    make_clients,
+    make_federation,
+)
 from support.normals import drawn
 from support.tuned import first_round, tuned, uneven
 
@@ -50,6 +57,33 @@ def test_absent_labels_stay_under_restricted_kl(mlp: Model) -> None:
     assert (
         apart({"": server["params"]["head.bias"][4]}, {"": federation.params["head.bias"][4]}) > 0
     )
+
+
+@pytest.mark.parametrize(
+    ("mode", "options"),
+    [("private", {"loss": "kl"}), ("private", {"loss": "mse", "over": "union"}),
+     ("public", {"loss": "pairwise", "over": "union"})],
+)  # fmt: skip
+def test_kept_moments_do_not_move_absent_labels(mode: Any, options: Any, mlp: Model) -> None:
+    """Adam remembers the rows of label 3, which none of the second round's two clients holds."""
+    sets, sources = ([1, 2], [2, 4], [1, 3]), make_clients(sizes=(12, 20, 28))
+    clients = tuple(
+        client_data(c.x, torch.tensor(held)[torch.arange(len(c.y)) % 2], i)
+        for i, (c, held) in enumerate(zip(sources, sets, strict=True))
+    )
+    federation = make_federation(mlp, clients)
+    plain = recipes.labelset_fedavg(Setting(mlp, TARGET, Local(lr=0.3, batch=8)), mode=mode)
+    first, second = torch.arange(3), torch.tensor([0, 1])
+    for moments in ("new", "kept"):
+        algorithm = tuned(plain, part="all", moments=moments, **options)
+        one = play_round(algorithm, federation, start(algorithm, federation).server, {}, first, 1)
+        ends = [
+            play_round(a, federation, one.server, one.states, second, 2).server["params"]
+            for a in (plain, algorithm)
+        ]
+        for k in HEAD:
+            moved = [apart({k: ends[0][k][y]}, {k: ends[1][k][y]}) > 0 for y in range(CLASSES)]
+            assert moved == [False, True, True, False, True]
 
 
 def test_later_rounds_are_the_inner_methods(setting: Setting, federated: Any) -> None:
