@@ -151,10 +151,8 @@ def feddisk(
     local = replace(LOCAL, epochs=density_epochs, lr=_rate(setting, kind, density_rounds))
     inner = one_model.moon(setting, mu=mu, tau=tau)  # FedAvg where mu is 0
     rounds = density_rounds, weighing_rounds
-    return FedDisk(
-        inner, network, ratio, *rounds, local, most, least_ess, (low, high), useful,
-        REACH if kind == "mixture" else 1.0,
-    )  # fmt: skip
+    disk = FedDisk(inner, network, ratio, *rounds, local, most, least_ess, (low, high), useful)
+    return replace(disk, reach=REACH) if kind == "mixture" else disk
 
 
 def made(
