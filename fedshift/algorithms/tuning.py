@@ -34,7 +34,7 @@ Moments = Literal["new", "kept"]
 Weights = Literal["round", "confidence"]
 Temperature = Literal["none", "fitted"]
 Stop = Literal["steps", "held-out"]
-# Every so many steps the inputs that are held out are looked at; every so many inputs are.
+# Every so many steps the held-out inputs are looked at; one of so many inputs is held out.
 LOOK, HELD_OUT = 10, 5
 
 
@@ -78,7 +78,7 @@ class CentralTuning(Around):
     weights    "round": the round's a_k; "confidence": by `by_confidence` on each input (ours)
     temperature  "fitted": the clients' logits are divided by one number for all, fitted anew each
                round on `labelled` by `fitted_temperature` (ours)
-    stop       "held-out": each fifth input is held out; every ten steps the loss there is looked
+    stop       "held-out": every fifth input is held out; every ten steps the loss there is looked
                at, and the steps end where it no longer falls, at its smallest (ours)
     labelled   examples that the server has: where each loss would lead is measured on them
 
@@ -144,8 +144,8 @@ class CentralTuning(Around):
             raise InputError('temperature="fitted" needs labelled=Examples(x, y) on the server')
         if self.stop == "held-out" and len(self.inputs) < HELD_OUT:
             raise InputError(
-                f'stop="held-out" holds out each of {HELD_OUT} inputs, and there are '
-                f"{len(self.inputs)}; give more, or leave it out"
+                f'stop="held-out" holds out every fifth input, and there are {len(self.inputs)}; '
+                f"give {HELD_OUT} or more, or leave it out"
             )
         if self.moments == "kept" and self.optimizer == "sgd":
             raise InputError('moments="kept" is Adam\'s, and "sgd" has none; leave it out')
