@@ -343,15 +343,15 @@ def notes(importance: Params, clients: Iterable[int]) -> list[str]:
     """
     n, ess, estimated = (importance[name].tolist() for name in ("n", "ess", "estimated"))
     weighed = {i: estimated[i] / n[i] for i in clients if estimated[i] > 0}
-    costly = {i: share for i, share in weighed.items() if share < COSTLY}
-    replaced = {i: share for i, share in costly.items() if ess[i] > estimated[i]}
-    kept = {i: share for i, share in costly.items() if i not in replaced}
+    # Whatever the bound was: nothing else makes weights worth more than was estimated.
+    replaced = {i: share for i, share in weighed.items() if ess[i] > estimated[i]}
+    kept = {i: share for i, share in weighed.items() if share < COSTLY and i not in replaced}
     idle = {i: share for i, share in weighed.items() if share > IDLE}
     texts = (
         (idle, "and change nothing; take the method without densities, or fit for more rounds"),
         (
             replaced,
-            "so they are 1 instead; take the method without densities, or lower temper",
+            "so they are 1 instead; take the method without densities, or lower temper or useful",
         ),
         (kept, "which costs more than it mends most often; take feddisk with useful = 0.3"),
     )

@@ -152,6 +152,11 @@ def test_a_sentence_says_when_weights_do_nothing_or_too_much() -> None:
     assert "take feddisk with useful = 0.3" in costly
     (replaced,) = notes(importance(0.2, used=1.0), [0])
     assert "so they are 1 instead; take the method without densities, or lower temper" in replaced
+    (replaced,) = notes(importance(0.5, used=1.0), [0])  # useful = 0.6, for example
+    assert "are worth 50 % of its examples, so they are 1 instead" in replaced
+    assert notes(importance(1.0, used=1.0), [0]) == [
+        idle.replace("2 (and of 1 more)", "0").replace("99.5", "100")
+    ]
 
 
 def test_users_are_warned_of_both(inputs: Setting, federated: Any) -> None:

@@ -203,7 +203,7 @@ def test_recipes_build_it(setting: Setting, federated: Any) -> None:
         InputError, match=r'tune_over = "union" has no place in it; leave tune_over'
     ):
         recipes.labelset_fedavg(with_inputs, tune="kl", tune_over="union")
-    with pytest.raises(InputError, match='holds out every fifth input, and there are 4; give 5 or'):
+    with pytest.raises(InputError, match="holds out every fifth input, and there are 4; give 5 or"):
         CentralTuning(LabelSets(recipes.fedavg(setting)), inputs[:4], stop="held-out")
     with pytest.raises(InputError, match=r"needs labelled .* server_examples=fedshift.data.Examp"):
         recipes.labelset_fedavg(with_inputs, tune="kl", tune_temperature="fitted")
