@@ -38,6 +38,17 @@ Stop = Literal["steps", "held-out"]
 LOOK, HELD_OUT = 10, 5
 
 
+def _check_labelled(labelled: Examples, classes: int) -> None:
+    """Raise InputError unless there is an example, and none has a label beyond the classes."""
+    if not len(labelled):
+        raise InputError("central tuning: labelled has no example; give one at least, or none")
+    if int(labelled.y.max()) >= classes:
+        raise InputError(
+            f"central tuning: labelled has label {int(labelled.y.max())}, and the model has "
+            f"{classes} classes; labels are 0 to {classes - 1}"
+        )
+
+
 def _check_inputs(inputs: Tensor) -> None:
     """Raise InputError unless inputs [n, ...] are finite and at least one."""
     if not isinstance(inputs, Tensor):
@@ -94,8 +105,9 @@ class CentralTuning(Around):
     Adam at 1e-3, 50 steps of 128 inputs; the paper's are unknown.
 
     Raises InputError for values out of range, for inputs that are not finite or that the model does
-    not take, and for an `inner` without label sets or whose clients do not send a whole model;
-    TrainingError when a client's model gives no finite answer, or the steps diverge.
+    not take, for labels beyond the model's classes, and for an `inner` without label sets or whose
+    clients do not send a whole model; TrainingError when a client's model gives no finite answer,
+    or the steps diverge.
     """
 
     inner: Algorithm
@@ -157,14 +169,19 @@ class CentralTuning(Around):
                 "central tuning compares the server's model with whole models of clients whose "
                 f"labels are known; give a LabelSets, not {type(self.inner).__name__}"
             )
-        head_rows(params, self.head, server["sets"]["held"].shape[1])
+        classes = server["sets"]["held"].shape[1]
+        head_rows(params, self.head, classes)
         if not self._moving(params):
             raise InputError(
                 f"central tuning has nothing to move: all of {list(self.head)} has "
                 'requires_grad=False; give part="all", or steps=0'
             )
-        logits = dry_logits(self.model, params, buffers, cast(self.inputs, params)[:2])
-        check_columns(logits, server["sets"]["held"].shape[1])
+        rows = [self.inputs]
+        if self.labelled is not None:
+            _check_labelled(self.labelled, classes)
+            rows.append(self.labelled.x)
+        for x in rows:
+            check_columns(dry_logits(self.model, params, buffers, cast(x, params)[:2]), classes)
         sizes = {"loss": 2, "outside": 2} | ({"accuracy": len(MEASURED)} if self.labelled else {})
         tuning = {k: torch.zeros(n, dtype=torch.float64) for k, n in sizes.items()}
         return server | {"tuning": tuning} | self._kept(self._descent().start(self._moving(params)))

@@ -156,6 +156,27 @@ def test_where_each_loss_would_lead_is_measured_beside_the_aggregate(mode: Any, 
     assert only.label_rules() == plain.label_rules()
 
 
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        ((0, FEATURES), [], "labelled has no example; give one at least"),
+        (
+            (2, FEATURES),
+            [0, 5],
+            "labelled has label 5, and the model has 5 classes; labels are 0 to",
+        ),
+        ((2, FEATURES + 1), [0, 1], "the model fails on inputs"),
+    ],
+)
+def test_labelled_examples_that_do_not_fit_are_refused(
+    x: Any, y: list[int], message: str, setting: Setting, federated: Any
+) -> None:
+    labelled = Examples(torch.zeros(x), torch.tensor(y, dtype=torch.long))
+    with pytest.raises(InputError, match=message):
+        start(tuned(recipes.labelset_fedavg(setting), labelled=labelled), federated())
+    start(tuned(recipes.labelset_fedavg(setting), labelled=LABELLED), federated())
+
+
 def test_what_is_kept_of_a_run_that_uses_no_new_option(setting: Setting, federated: Any) -> None:
     """Checkpoints of earlier versions have these parts, and no run asks for more."""
     plain = recipes.labelset_fedavg(setting)
