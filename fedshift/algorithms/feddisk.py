@@ -62,7 +62,9 @@ class FedDisk(Around):
     most      a_i is in [n_i / N, most], of mean 1 on each client: `importance.bounded`
     least_ess the smallest effective share (sum a)^2 / (n_i sum a^2) that is accepted
     useful    a client whose weights have a smaller effective share keeps a_i = 1
-    span      (low, high) of the density's inputs; values outside are clipped. None: not checked
+    span      (low, high) of the density's inputs, which must have 95 % of a client's values; None:
+              not checked
+    reach     how many times as far from their middle values may lie; 1 for a density that clips
 
     A client that is not drawn in a weighing round keeps a_i = 1, that is `inner`: give as many
     weighing rounds as it takes, or a cohort of all clients. The server's part "importance" has each
@@ -73,8 +75,8 @@ class FedDisk(Around):
     masks differ between clients, and uses min-max scaled odds in place of a ratio.
 
     Raises InputError for settings out of range, without a density from `init` on, and for a client
-    of which more than 5 % of all values lie outside `span`; TrainingError where a client's weights
-    are worth less than least_ess of its examples.
+    of which more than 5 % of all values lie further out than `reach` times `span`; TrainingError
+    where a client's weights are worth less than least_ess of its examples.
     """
 
     inner: Algorithm
@@ -87,6 +89,7 @@ class FedDisk(Around):
     least_ess: float = 0.15
     span: tuple[float, float] | None = None
     useful: float = 0.0
+    reach: float = 1.0
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -163,12 +166,17 @@ class FedDisk(Around):
         if self.span is None or not x.numel():
             return
         low, high = self.span
-        outside = int(((x < low) | (x > high)).sum()) / x.numel()
+        more = (self.reach - 1.0) * (high - low) / 2  # exactly 0 where the density clips
+        outside = int(((x < low - more) | (x > high + more)).sum()) / x.numel()
         if outside > MOST_OUTSIDE:
+            where, ends = "outside", "where the density clips them"
+            if more:
+                where = f"more than {self.reach:g} times as far out as"
+                ends = "where the density cannot follow"
             # No minimum or maximum: they are private data, and on Flower the server gets this text.
             raise InputError(
-                f"client {int(data.id)}: {100 * outside:.0f} % of its inputs' values lie outside "
-                f"[low, high] = [{low:g}, {high:g}], where the density clips them; give low "
+                f"client {int(data.id)}: {100 * outside:.0f} % of its inputs' values lie {where} "
+                f"[low, high] = [{low:g}, {high:g}], {ends}; give low "
                 "and high that span the inputs of all clients"
             )
 
@@ -335,15 +343,15 @@ def notes(importance: Params, clients: Iterable[int]) -> list[str]:
     """
     n, ess, estimated = (importance[name].tolist() for name in ("n", "ess", "estimated"))
     weighed = {i: estimated[i] / n[i] for i in clients if estimated[i] > 0}
-    costly = {i: share for i, share in weighed.items() if share < COSTLY}
-    replaced = {i: share for i, share in costly.items() if ess[i] > estimated[i]}
-    kept = {i: share for i, share in costly.items() if i not in replaced}
+    # Whatever the bound was: nothing else makes weights worth more than was estimated.
+    replaced = {i: share for i, share in weighed.items() if ess[i] > estimated[i]}
+    kept = {i: share for i, share in weighed.items() if share < COSTLY and i not in replaced}
     idle = {i: share for i, share in weighed.items() if share > IDLE}
     texts = (
         (idle, "and change nothing; take the method without densities, or fit for more rounds"),
         (
             replaced,
-            "so they are 1 instead; take the method without densities, or lower temper",
+            "so they are 1 instead; take the method without densities, or lower temper or useful",
         ),
         (kept, "which costs more than it mends most often; take feddisk with useful = 0.3"),
     )

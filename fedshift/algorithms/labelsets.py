@@ -191,8 +191,8 @@ class LabelSets(Around):
         if self.mode == "private":
             parts["delta"] = (
                 "the change of the body and of the head's rows for its own labels, in slots; who "
-                "reads it can name the labels (AUC 1.00), and another client, by the sums, "
-                "how many of ten hold each: it guesses who with an AUC of 0.71"
+                "reads it can name the labels (AUC 1.00); another client learns from the sums how "
+                "many clients hold each label, and among ten guesses who with an AUC of 0.71"
             )
         return parts
 

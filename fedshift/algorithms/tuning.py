@@ -34,8 +34,19 @@ Moments = Literal["new", "kept"]
 Weights = Literal["round", "confidence"]
 Temperature = Literal["none", "fitted"]
 Stop = Literal["steps", "held-out"]
-# Every so many steps the inputs that are held out are looked at; every so many inputs are.
+# Every so many steps the held-out inputs are looked at; one of so many inputs is held out.
 LOOK, HELD_OUT = 10, 5
+
+
+def _check_labelled(labelled: Examples, classes: int) -> None:
+    """Raise InputError unless there is an example, and none has a label beyond the classes."""
+    if not len(labelled):
+        raise InputError("central tuning: labelled has no example; give one at least, or none")
+    if int(labelled.y.max()) >= classes:
+        raise InputError(
+            f"central tuning: labelled has label {int(labelled.y.max())}, and the model has "
+            f"{classes} classes; labels are 0 to {classes - 1}"
+        )
 
 
 def _check_inputs(inputs: Tensor) -> None:
@@ -78,7 +89,7 @@ class CentralTuning(Around):
     weights    "round": the round's a_k; "confidence": by `by_confidence` on each input (ours)
     temperature  "fitted": the clients' logits are divided by one number for all, fitted anew each
                round on `labelled` by `fitted_temperature` (ours)
-    stop       "held-out": each fifth input is held out; every ten steps the loss there is looked
+    stop       "held-out": every fifth input is held out; every ten steps the loss there is looked
                at, and the steps end where it no longer falls, at its smallest (ours)
     labelled   examples that the server has: where each loss would lead is measured on them
 
@@ -94,8 +105,9 @@ class CentralTuning(Around):
     Adam at 1e-3, 50 steps of 128 inputs; the paper's are unknown.
 
     Raises InputError for values out of range, for inputs that are not finite or that the model does
-    not take, and for an `inner` without label sets or whose clients do not send a whole model;
-    TrainingError when a client's model gives no finite answer, or the steps diverge.
+    not take, for labels beyond the model's classes, and for an `inner` without label sets or whose
+    clients do not send a whole model; TrainingError when a client's model gives no finite answer,
+    or the steps diverge.
     """
 
     inner: Algorithm
@@ -144,8 +156,8 @@ class CentralTuning(Around):
             raise InputError('temperature="fitted" needs labelled=Examples(x, y) on the server')
         if self.stop == "held-out" and len(self.inputs) < HELD_OUT:
             raise InputError(
-                f'stop="held-out" holds out each of {HELD_OUT} inputs, and there are '
-                f"{len(self.inputs)}; give more, or leave it out"
+                f'stop="held-out" holds out every fifth input, and there are {len(self.inputs)}; '
+                f"give {HELD_OUT} or more, or leave it out"
             )
         if self.moments == "kept" and self.optimizer == "sgd":
             raise InputError('moments="kept" is Adam\'s, and "sgd" has none; leave it out')
@@ -157,14 +169,19 @@ class CentralTuning(Around):
                 "central tuning compares the server's model with whole models of clients whose "
                 f"labels are known; give a LabelSets, not {type(self.inner).__name__}"
             )
-        head_rows(params, self.head, server["sets"]["held"].shape[1])
+        classes = server["sets"]["held"].shape[1]
+        head_rows(params, self.head, classes)
         if not self._moving(params):
             raise InputError(
                 f"central tuning has nothing to move: all of {list(self.head)} has "
                 'requires_grad=False; give part="all", or steps=0'
             )
-        logits = dry_logits(self.model, params, buffers, cast(self.inputs, params)[:2])
-        check_columns(logits, server["sets"]["held"].shape[1])
+        rows = [self.inputs]
+        if self.labelled is not None:
+            _check_labelled(self.labelled, classes)
+            rows.append(self.labelled.x)
+        for x in rows:
+            check_columns(dry_logits(self.model, params, buffers, cast(x, params)[:2]), classes)
         sizes = {"loss": 2, "outside": 2} | ({"accuracy": len(MEASURED)} if self.labelled else {})
         tuning = {k: torch.zeros(n, dtype=torch.float64) for k, n in sizes.items()}
         return server | {"tuning": tuning} | self._kept(self._descent().start(self._moving(params)))
@@ -332,12 +349,14 @@ class CentralTuning(Around):
 
     def _still(self, before: Params, tuned: Params, opinions: Opinions) -> Params:
         """`tuned`, where moments of earlier rounds must not move rows without a gradient."""
-        if (self.loss, self.moments) != ("kl", "kept"):
+        if self.moments == "new" or (self.loss != "kl" and self.over == "all"):
             return tuned
-        speaks = opinions.w.reshape(len(opinions.w), -1).amax(1) > 0
-        present = opinions.labels[speaks].flatten()
-        nobody = torch.ones_like(opinions.absent)
-        nobody[present[present >= 0]] = False
+        nobody = opinions.absent
+        if self.loss == "kl":
+            speaks = opinions.w.reshape(len(opinions.w), -1).amax(1) > 0
+            present = opinions.labels[speaks].flatten()
+            nobody = torch.ones_like(opinions.absent)
+            nobody[present[present >= 0]] = False
         return keep_rows(before, tuned, nobody, head_rows(before, self.head, len(nobody)))
 
     def _evaluate(self, params: Params, buffers: Params, opinions: Opinions) -> tuple[float, float]:

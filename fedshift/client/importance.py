@@ -110,13 +110,18 @@ class Known:
         return self.of_client
 
     def of(self, data: ClientData) -> Tensor:
-        """A client's log ratios [n]. Raises InputError unless there is one for each example."""
+        """A client's log ratios [n]. Raises InputError unless each example has one, finite."""
         client, n, known = int(data.id), int(live(data).sum()), self.required()
-        count = len(known[client]) if client < len(known) else 0
-        if count != n:
+        shape = list(known[client].shape) if client < len(known) else [0]
+        if shape != [n]:
+            count = f"{shape[0]} log ratios" if len(shape) == 1 else f"log ratios of shape {shape}"
             raise InputError(
-                f"client {client} has {n} examples and {count} log ratios; give log_ratios one for "
+                f"client {client} has {n} examples and {count}; give log_ratios one for "
                 "each example of each client"
+            )
+        if not bool(torch.isfinite(known[client]).all()):
+            raise InputError(
+                f"client {client}: log_ratios has NaN or infinity; give finite log p(x) - log q(x)"
             )
         return known[client]
 

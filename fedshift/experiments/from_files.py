@@ -21,7 +21,7 @@ from fedshift.experiments.custom_metrics import check_metrics
 from fedshift.experiments.custom_source import note_in_file_words, task_of
 from fedshift.experiments.prepared import Prepared
 from fedshift.experiments.python_names import digest_of, is_python, load_python
-from fedshift.experiments.server_rows import set_apart
+from fedshift.experiments.server_rows import lost_labels, set_apart
 from fedshift.record.folder import FIT
 from fedshift.tasks.task import Task
 
@@ -86,11 +86,13 @@ def prepare_source(config: Config, custom: Custom, task: Task | None = None) -> 
     Raises InputError or DataError.
     """
     task = source_of(config) if task is None else task
+    whole = task
     task, apart = set_apart(task, config.server.unlabeled, config.seeds.resolved().split)
     built = task.build()
     notes = tuple(map(note_in_file_words, built.notes))
     if len(apart):
         notes += (f"{len(apart):,} of the clients' rows are the server's, without their labels.",)
+        notes += lost_labels(whole, task) if task.kind == "classification" else ()
     custom = replace(custom, texts={FIT: about(built, notes)}, notes=notes, task=task)
     prepared = prepare_built(config, built, custom=custom)
     inputs = built.encoding.encoded(task.inputs, apart) if len(apart) else None

@@ -31,6 +31,16 @@ def set_round(current: Round, algorithm: Algorithm) -> tuple[SetRound, ...]:
     return (SetRound(current.t, absent, loss, loss_after, outside, outside_after, optima),)
 
 
+def tuned_early(current: Round, algorithm: Algorithm) -> tuple[SetRound, ...]:
+    """`set_round` of a round of `tune_rounds`, which the run keeps even if it is not evaluated.
+
+    Evaluation may begin only after the few rounds that tune.
+    """
+    rules = ask(algorithm.at(current.t), Capabilities.label_rules)
+    early = rules is not None and rules["tune"] != "none" and rules.get("tune_rounds")
+    return set_round(current, algorithm) if early else ()
+
+
 def final_values(rounds: Sequence[SetRound]) -> dict[str, float | None]:
     """The last evaluated round's values under the names that a summary's "final" has."""
     if not rounds:

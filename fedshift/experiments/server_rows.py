@@ -89,6 +89,22 @@ def set_apart(task: Task, wanted: int, seed: int) -> tuple[Task, Indices]:
     return left, apart
 
 
+def lost_labels(task: Task, left: Task) -> tuple[str, ...]:
+    """A note on each client that `set_apart` leaves without a label that it had."""
+    codes, names, notes = task.labels.codes, task.labels.names, []
+    for client, before, after in zip(
+        task.clients, client_rows(task), client_rows(left), strict=True
+    ):
+        gone = np.setdiff1d(codes[before], codes[after])
+        if len(gone):
+            of = ", ".join(f'"{shown(names[y])}"' for y in gone)
+            notes.append(
+                f'The server has all rows of client "{shown(client)}" with label {of}; lower '
+                "server.unlabeled if the client is to have it."
+            )
+    return tuple(notes)
+
+
 def _following(
     name: str, rows: Indices, y: Tensor, target: NDArray[np.float64], seed: int
 ) -> Indices:

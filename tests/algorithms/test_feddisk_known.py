@@ -65,6 +65,14 @@ def test_unknown_ratios_are_refused_before_round_1(inputs: Setting, federated: A
         final(true(inputs, short), federated(), 1)
     with pytest.raises(InputError, match="client 5 has .* and 0 log ratios"):
         final(true(inputs, ratios()[:5]), federated(), 1)
+    for wrong, message in (
+        (ratios()[0][:, None], r"client 0 has 9 examples and log ratios of shape \[9, 1\]"),
+        (torch.tensor(0.0), r"client 0 has .* and log ratios of shape \[\]; give log_ratios one"),
+        (ratios()[0] / 0.0, "client 0: log_ratios has NaN or infinity; give finite log p"),
+        (ratios()[0] * float("nan"), "client 0: log_ratios has NaN or infinity"),
+    ):
+        with pytest.raises(InputError, match=message):
+            final(true(inputs, (wrong, *ratios()[1:])), federated(), 1)
 
 
 LONG = {"training": {"rounds": 30, "steps": 1}}
@@ -144,6 +152,11 @@ def test_a_sentence_says_when_weights_do_nothing_or_too_much() -> None:
     assert "take feddisk with useful = 0.3" in costly
     (replaced,) = notes(importance(0.2, used=1.0), [0])
     assert "so they are 1 instead; take the method without densities, or lower temper" in replaced
+    (replaced,) = notes(importance(0.5, used=1.0), [0])  # useful = 0.6, for example
+    assert "are worth 50 % of its examples, so they are 1 instead" in replaced
+    assert notes(importance(1.0, used=1.0), [0]) == [
+        idle.replace("2 (and of 1 more)", "0").replace("99.5", "100")
+    ]
 
 
 def test_users_are_warned_of_both(inputs: Setting, federated: Any) -> None:

@@ -49,7 +49,7 @@ def test_inputs_that_the_density_would_clip_are_refused(inputs: Setting, federat
     for refused in (algorithm, recipes.made(inputs, **given)):
         with pytest.raises(InputError, match=message):
             final(refused, federation, 1)
-    assert final(recipes.feddisk(inputs, **given), federation, 1).t == 1  # mixtures clip nothing
+    assert final(recipes.feddisk(inputs, **given), federation, 1).t == 1  # mixtures reach further
     assert final(replace(algorithm, span=None), federation, 1).t == 1
     for outliers, ones in ((40, 100), (41, 0)):  # of 800 values: up to 5 % are clipped
         few = torch.where(torch.arange(800) < outliers, 2.0, 0.5).reshape(100, 8)
@@ -62,6 +62,39 @@ def test_inputs_that_the_density_would_clip_are_refused(inputs: Setting, federat
             algorithm.init_client(federation.params, {}, data)
         padded = data._replace(w=(torch.arange(100) >= 6).to(data.w))
         algorithm.init_client(federation.params, {}, padded)  # padding is not looked at
+
+
+def test_inputs_that_mixtures_cannot_follow_are_refused(inputs: Setting, federated: Any) -> None:
+    """Raw numbers at the default range, whose weights had nothing to do with the true ratio."""
+    given: dict[str, Any] = {"density_rounds": 1, "hidden": (4,)}
+    clients = federated().clients
+
+    def moved(scale: float, shift: float, **more: Any) -> None:
+        raw = [c._replace(x=scale * c.x + shift) for c in clients]
+        final(recipes.feddisk(inputs, **given, **more), federated(tuple(raw)), 1)
+
+    message = (
+        r"client 0: 100 % of its inputs' values lie more than 5 times as far out as "
+        r"\[low, high\] = \[-1, 1\], where the density cannot follow; give low and high that span"
+    )
+    with pytest.raises(InputError, match=message):
+        moved(1.0, 50.0)
+    with pytest.raises(InputError, match="times as far out"):
+        moved(100.0, 0.0)
+    moved(1.0, 50.0, low=46.0, high=54.0)
+    moved(100.0, 0.0, low=-300.0, high=300.0)
+
+
+def test_two_values_at_the_ends_of_the_range_are_inside(inputs: Setting, federated: Any) -> None:
+    """Values as tables have them once they are standardised, which no rounding may put outside."""
+    source = torch.Generator().manual_seed(3)
+    for _ in range(20):
+        low, high = torch.rand(2, generator=source).sub(0.5).mul(7).sort().values
+        two = (float(low), float(high))
+        method = recipes.feddisk(replace(inputs, two_values=two), hidden=(4,), density_rounds=1)
+        data = federated().clients[0]
+        data = data._replace(x=torch.where(data.x > 0, high, low))
+        method.init_client(federated().params, {}, data)
 
 
 def test_settings_out_of_range_are_refused(inputs: Setting, normed: Model) -> None:
@@ -137,7 +170,8 @@ def test_the_kind_of_density_follows_the_inputs(
     assert type(net) is kind
     # The two values are the range of a binary density, whatever range is given.
     assert (net.low, net.high) == (two or (-2.0, 2.0))
-    assert made.span == (None if kind is MixtureMade else (net.low, net.high))
+    assert made.span == (net.low, net.high)
+    assert made.reach == (5.0 if kind is MixtureMade else 1.0)
     # Of grey values the likelihood is no density, and the rate stays as in the report.
     falls = kind is MixtureMade or two is not None
     assert made.local.lr == (Cosine(1e-3, 20) if falls else 1e-3)

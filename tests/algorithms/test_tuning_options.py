@@ -12,14 +12,21 @@ from fedshift import recipes
 from fedshift.algorithms.labelsets import LabelSets
 from fedshift.algorithms.tuning import CentralTuning
 from fedshift.client.local import Local
-from fedshift.data import Examples
+from fedshift.data import Examples, client_data
 from fedshift.engine.run import play_round, run, start
 from fedshift.errors import InputError
 from fedshift.model import Model
 from fedshift.recipes import Setting
 from support.by_hand import apart, final
 from support.comparing import same
-from support.federations import CLASSES, FEATURES, TARGET, double
+from support.federations import (
+    CLASSES,
+    FEATURES,
+    TARGET,
+    double,
+    make_clients,
+    make_federation,
+)
 from support.normals import drawn
 from support.tuned import first_round, tuned, uneven
 
@@ -50,6 +57,33 @@ def test_absent_labels_stay_under_restricted_kl(mlp: Model) -> None:
     assert (
         apart({"": server["params"]["head.bias"][4]}, {"": federation.params["head.bias"][4]}) > 0
     )
+
+
+@pytest.mark.parametrize(
+    ("mode", "options"),
+    [("private", {"loss": "kl"}), ("private", {"loss": "mse", "over": "union"}),
+     ("public", {"loss": "pairwise", "over": "union"})],
+)  # fmt: skip
+def test_kept_moments_do_not_move_absent_labels(mode: Any, options: Any, mlp: Model) -> None:
+    """Adam remembers the rows of label 3, which none of the second round's two clients holds."""
+    sets, sources = ([1, 2], [2, 4], [1, 3]), make_clients(sizes=(12, 20, 28))
+    clients = tuple(
+        client_data(c.x, torch.tensor(held)[torch.arange(len(c.y)) % 2], i)
+        for i, (c, held) in enumerate(zip(sources, sets, strict=True))
+    )
+    federation = make_federation(mlp, clients)
+    plain = recipes.labelset_fedavg(Setting(mlp, TARGET, Local(lr=0.3, batch=8)), mode=mode)
+    first, second = torch.arange(3), torch.tensor([0, 1])
+    for moments in ("new", "kept"):
+        algorithm = tuned(plain, part="all", moments=moments, **options)
+        one = play_round(algorithm, federation, start(algorithm, federation).server, {}, first, 1)
+        ends = [
+            play_round(a, federation, one.server, one.states, second, 2).server["params"]
+            for a in (plain, algorithm)
+        ]
+        for k in HEAD:
+            moved = [apart({k: ends[0][k][y]}, {k: ends[1][k][y]}) > 0 for y in range(CLASSES)]
+            assert moved == [False, True, True, False, True]
 
 
 def test_later_rounds_are_the_inner_methods(setting: Setting, federated: Any) -> None:
@@ -122,6 +156,27 @@ def test_where_each_loss_would_lead_is_measured_beside_the_aggregate(mode: Any, 
     assert only.label_rules() == plain.label_rules()
 
 
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        ((0, FEATURES), [], "labelled has no example; give one at least"),
+        (
+            (2, FEATURES),
+            [0, 5],
+            "labelled has label 5, and the model has 5 classes; labels are 0 to",
+        ),
+        ((2, FEATURES + 1), [0, 1], "the model fails on inputs"),
+    ],
+)
+def test_labelled_examples_that_do_not_fit_are_refused(
+    x: Any, y: list[int], message: str, setting: Setting, federated: Any
+) -> None:
+    labelled = Examples(torch.zeros(x), torch.tensor(y, dtype=torch.long))
+    with pytest.raises(InputError, match=message):
+        start(tuned(recipes.labelset_fedavg(setting), labelled=labelled), federated())
+    start(tuned(recipes.labelset_fedavg(setting), labelled=LABELLED), federated())
+
+
 def test_what_is_kept_of_a_run_that_uses_no_new_option(setting: Setting, federated: Any) -> None:
     """Checkpoints of earlier versions have these parts, and no run asks for more."""
     plain = recipes.labelset_fedavg(setting)
@@ -169,7 +224,7 @@ def test_recipes_build_it(setting: Setting, federated: Any) -> None:
         InputError, match=r'tune_over = "union" has no place in it; leave tune_over'
     ):
         recipes.labelset_fedavg(with_inputs, tune="kl", tune_over="union")
-    with pytest.raises(InputError, match='"held-out" holds out each of 5 inputs, and there are 4'):
+    with pytest.raises(InputError, match="holds out every fifth input, and there are 4; give 5 or"):
         CentralTuning(LabelSets(recipes.fedavg(setting)), inputs[:4], stop="held-out")
     with pytest.raises(InputError, match=r"needs labelled .* server_examples=fedshift.data.Examp"):
         recipes.labelset_fedavg(with_inputs, tune="kl", tune_temperature="fitted")

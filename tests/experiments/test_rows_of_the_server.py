@@ -54,6 +54,35 @@ def test_the_servers_rows_are_no_clients(tmp_path: Path) -> None:
     assert not np.array_equal(set_apart(task, 50, 1)[1], apart)
 
 
+def test_a_client_that_loses_a_label_is_named(tmp_path: Path) -> None:
+    """Its one row of a label may be the server's. Controls: another seed, and no such row."""
+    lines = [f"{s},{i % 7},{'xy'[i % 2]}" for s in "ab" for i in range(40)]
+    lines += ["a,3,z"] + [f"b,{i % 5},z" for i in range(20)]
+    (tmp_path / "t.csv").write_text("\n".join(["site,v,y", *lines]))
+    notes = {}
+    for seed in range(12):
+        ready = prepare(
+            validate(
+                {
+                    "data": {"source": str(tmp_path / "t.csv"), "client": "site", "label": "y",
+                             "target": "clients", "validation": 0.0},
+                    "server": {"unlabeled": 40},
+                    "model": {"name": "linear"},
+                    "seeds": {"split": seed},
+                }
+            )
+        )  # fmt: skip
+        found = [note for note in ready.custom.notes if "has all rows" in note]
+        assert len(found) == int(float(ready.task.table()["labels"][0, 2]) == 0)
+        notes |= {seed: found}
+    assert {len(found) for found in notes.values()} == {0, 1}
+    (text,) = {found[0] for found in notes.values() if found}
+    assert text == (
+        'The server has all rows of client "a" with label "z"; lower server.unlabeled if the '
+        "client is to have it."
+    )
+
+
 def test_a_held_out_target_gives_the_server_nothing(tmp_path: Path) -> None:
     task = source_of(config(tmp_path, "data.target=north"))
     _, apart = set_apart(task, 50, 0)

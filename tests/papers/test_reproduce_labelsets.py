@@ -75,7 +75,7 @@ def test_clients_have_accuracy_and_bytes() -> None:
 
 
 def test_tuning_has_the_specified_settings() -> None:
-    """Losses x C x local epochs x modes; the small setting, and two full ones of few rounds."""
+    """Losses x C x local epochs x modes: one small setting, two full ones of ten rounds or less."""
     table = study("labelsets/tuning")
     tunes = {
         tuple(r.options.get(k) for k in ("mode", "tune", "tune_part", "tune_rounds"))
