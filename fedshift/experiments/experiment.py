@@ -48,7 +48,7 @@ from fedshift.experiments.folder import (
     write_run,
     write_start,
 )
-from fedshift.experiments.label_sets import set_round
+from fedshift.experiments.label_sets import set_round, tuned_early
 from fedshift.experiments.measured import measure_at_end, measure_round
 from fedshift.experiments.method_fit import named_alike
 from fedshift.experiments.outcome import Experiment, Outcome
@@ -293,6 +293,8 @@ def train(
             if training.keep == "best" and best_round(done.metrics) == current.t:
                 done.best = current
             listen(_evaluation_event(label, done.metrics[-1], scores))
+        else:
+            done.sets += tuned_early(current, algorithm, training.rounds)
         last = current.t == training.rounds or ends(training, done.metrics)
         with clock.of(CHECKPOINTING):
             saver.played(done, last=last)

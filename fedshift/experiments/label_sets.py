@@ -31,14 +31,15 @@ def set_round(current: Round, algorithm: Algorithm) -> tuple[SetRound, ...]:
     return (SetRound(current.t, absent, loss, loss_after, outside, outside_after, optima),)
 
 
-def tuned_early(current: Round, algorithm: Algorithm) -> tuple[SetRound, ...]:
-    """`set_round` of a round of `tune_rounds`, which the run keeps even if it is not evaluated.
+def tuned_early(current: Round, algorithm: Algorithm, rounds: int) -> tuple[SetRound, ...]:
+    """`set_round` of a round that tunes where the last of all `rounds` does not; else ().
 
-    Evaluation may begin only after the few rounds that tune.
+    A run keeps these rounds even where they are not evaluated: evaluation may begin after them.
     """
-    rules = ask(algorithm.at(current.t), Capabilities.label_rules)
-    early = rules is not None and rules["tune"] != "none" and rules.get("tune_rounds")
-    return set_round(current, algorithm) if early else ()
+    now, at_end = (ask(algorithm.at(t), Capabilities.label_rules) for t in (current.t, rounds))
+    if now is None or at_end is None or now["tune"] == "none" or at_end["tune"] != "none":
+        return ()
+    return set_round(current, algorithm)
 
 
 def final_values(rounds: Sequence[SetRound]) -> dict[str, float | None]:
