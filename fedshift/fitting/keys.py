@@ -40,6 +40,8 @@ ELSEWHERE = {
     "early_stopping": "patience=10",
     "device": 'backend="cuda" for a GPU; without backend, the processor trains',
     "gpu": 'backend="cuda"',
+    "unlabeled": "[server] unlabeled = n in an experiment file, which `fedshift run` trains",
+    "server": "[server] unlabeled = n in an experiment file, which `fedshift run` trains",
 }
 
 
@@ -105,6 +107,10 @@ WORDS = (
     (r"^(?:fit|config): ", ""),
     (r"^\[(?:method|training|model|selection|data|shift)\]: ", ""),
     (r"\bgive another --out", "give another folder"),
+    (
+        r"\bgive server\.(unlabeled|validation) = n, the number of \w+ that the server holds",
+        r"fit gives the server none: train from an experiment file with [server] \1 = n",
+    ),
     (r'Set shift\.target = "clients"', 'Make the task with target="clients"'),
     (r"\bSetting\.head = \[([^\]]*)\]", r"head=(\1,)"),
     (r"\bSetting\(head=\.\.\.\)", "head=(...)"),

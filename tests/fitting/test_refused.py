@@ -12,6 +12,7 @@ from torch import nn
 
 import fedshift as fs
 from fedshift.algorithms.fedavg import FedAvg
+from fedshift.errors import InputError
 from fedshift.experiments import experiment
 from fedshift.fitting.class_weights import weights_of
 from fedshift.recipes import Setting
@@ -223,3 +224,17 @@ def test_device_points_to_the_backend_and_a_missing_column_is_named(task: fs.Tas
     result = fs.fit(made, "linear", **QUICK)
     with pytest.raises(fs.InputError, match='^these rows have no column "x"; the columns are z'):
         result.predict({"z": [1.0]})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"tune": "kl"}, "fit gives the server none: train from an experiment file with [server]"),
+        ({"tune": "kl", "unlabeled": 5}, 'fit has no "unlabeled": write [server] unlabeled = n in'),
+    ],
+)
+def test_central_tuning_is_for_files(task: fs.Task, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as refused:
+        fs.fit(task, Net, method="labelset_fedavg", mode="private", **given, **QUICK)
+    assert message in str(refused.value)
+    assert "server.unlabeled" not in str(refused.value)
