@@ -289,9 +289,7 @@ def train(
         if training.evaluates(current.t):
             with clock.of(EVALUATION):
                 scores = measure(current)
-            _enter(done, current, scores, federation, task, algorithm)
-            if training.keep == "best" and best_round(done.metrics) == current.t:
-                done.best = current
+            _enter(done, current, scores, federation, task, algorithm, training)
             listen(_evaluation_event(label, done.metrics[-1], scores))
         else:
             done.sets += tuned_early(current, algorithm, training.rounds)
@@ -308,12 +306,14 @@ def train(
 
 def _enter(
     done: Progress, current: Round, scores: Evaluation, federation: Federation, task: Task,
-    algorithm: Algorithm,
+    algorithm: Algorithm, training: Training,
 ) -> None:  # fmt: skip
-    """Add what was measured after a round."""
+    """Add what was measured after a round, and note whether it is the best so far."""
     done.metrics.append(measured_round(current, scores, federation, task, algorithm))
     done.served += [] if scores.served is None else [scores.served.metrics]
     done.sets += set_round(current, algorithm)
+    if training.keep == "best" and best_round(done.metrics) == current.t:
+        done.best = current
 
 
 def _note_divergence(played: Iterator[Round], done: Progress) -> Iterator[Round]:
