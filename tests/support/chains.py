@@ -26,7 +26,8 @@ REFUSED = {
     **dict.fromkeys(("fedpac", "fedpac without mixing"), "CrossEntropy . "),
     **dict.fromkeys(("fedala", "fedala of all layers"), "torch.equal"),
     **dict.fromkeys(("fedas", "fedas_drm_repo"), "the objective is To"),
-    **dict.fromkeys(("feddisk", "feddisk, direct, by moon", "made"), "the network has Made"),
+    **dict.fromkeys(("feddisk", "feddisk, direct, by moon"), "the network has MixtureMade"),
+    "made": "the network has Made",
     **{name: "slots.py" for name in MAKE if name.startswith("labelset") and "pu" not in name},
 }
 del REFUSED["labelset_fedavg holders"], REFUSED["labelset_fedavg + pairwise"]
