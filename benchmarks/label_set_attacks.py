@@ -176,9 +176,9 @@ def world_of(cell: Cell, size: Size, world: int, pools: Sequence[Images]) -> dic
         "reader": seen_on_the_way,
     }
     true = tuple([h.sets for h in some] for some in (shadows, attacked))
-    nobodys = tuple(ghosts(cell, size, world, *one) for one in counts.items())
+    nowhere = tuple(ghosts(cell, size, world, *one) for one in counts.items())
     out: dict[str, Compared] = {}
-    for truths, note in ((true, ""), (nobodys, ", control")):
+    for truths, note in ((true, ""), (nowhere, ", control")):
         probes = probes_of(shadows, truths[0])
         if cell.cohort is None:
             for who, look in looks.items():
@@ -197,14 +197,14 @@ def kept(
     place = folder / f"{key(repr(size), repr(cell), world)}.npz"
     if not place.exists():
         began = time.process_time()
-        found = world_of(cell, size, world, pools)
+        measured = world_of(cell, size, world, pools)
         print(
             f"{cell.name} clients, first model {world}: {time.process_time() - began:.0f} s",
             flush=True,
         )
         arrays = {
             f"{k}/{name}": v.numpy()
-            for k, one in found.items()
+            for k, one in measured.items()
             for name, v in one._asdict().items()
         }
         folder.mkdir(parents=True, exist_ok=True)
@@ -219,14 +219,14 @@ def kept(
         }
 
 
-NOBODYS = "control: sets of nobody"
+CONTROL = "control: sets that no client has"
 CLIENT = {
     "absent rows": "client: absent rows",
     "update norms": "client: update norms",
     "shadow models": "client: shadow models",
     "all of them": "client: all",
     "the number of holders": "client: holders known",
-    NOBODYS: "client: all, control",
+    CONTROL: "client: all, control",
     "control: whole heads, absent rows": "whole: absent rows",
 }
 READER = {
@@ -234,17 +234,17 @@ READER = {
     "update norms": "reader: update norms",
     "shadow models": "reader: shadow models",
     "all of them": "reader: all",
-    NOBODYS: "reader: all, control",
+    CONTROL: "reader: all, control",
     "which rows are of one label": "reader: equal rows",
 }
 COHORTS = {
     "who holds what": "cohorts known",
     "who holds this label": "cohorts known, of one label",
-    NOBODYS: "cohorts known, of one label, control",
+    CONTROL: "cohorts known, of one label, control",
 }
 
 
-def lines(columns: Mapping[str, str], found: Mapping[str, Sequence[dict[str, Compared]]]) -> str:
+def lines(columns: Mapping[str, str], measured: Mapping[str, Sequence[dict[str, Compared]]]) -> str:
     """A table: a row for each size of federation that was attacked so."""
 
     def cell(values: tuple[float, float, float]) -> str:
@@ -252,16 +252,16 @@ def lines(columns: Mapping[str, str], found: Mapping[str, Sequence[dict[str, Com
 
     rows_ = [
         [name, *(cell(auc([world[k] for world in worlds])) for k in columns.values())]
-        for name, worlds in found.items() if set(columns.values()) <= worlds[0].keys()
+        for name, worlds in measured.items() if set(columns.values()) <= worlds[0].keys()
     ]  # fmt: skip
     return "\n".join(table(["clients", *columns], rows_))
 
 
-def missed(found: Mapping[str, Sequence[dict[str, Compared]]]) -> tuple[int, int]:
-    """Controls on sets of nobody whose interval does not have 0.5, and all of them."""
-    asked = [CLIENT[NOBODYS], READER[NOBODYS], COHORTS[NOBODYS]]
+def missed(measured: Mapping[str, Sequence[dict[str, Compared]]]) -> tuple[int, int]:
+    """Controls on sets that no client has whose interval does not have 0.5, and all of them."""
+    asked = [CLIENT[CONTROL], READER[CONTROL], COHORTS[CONTROL]]
     values = [
-        auc([w[k] for w in worlds]) for worlds in found.values() for k in asked if k in worlds[0]
+        auc([w[k] for w in worlds]) for worlds in measured.values() for k in asked if k in worlds[0]
     ]
     return sum(not low <= 0.5 <= high for _, low, high in values), len(values)
 
@@ -275,14 +275,15 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     size, pools = QUICK if given.quick else Size(), images()
-    found = {
+    measured = {
         cell.name: [kept(given.folder, cell, size, w, pools) for w in range(size.worlds)]
         for cell in (CELLS[:2] + CELLS[-1:] if given.quick else CELLS)
     }
     enough = next(n for n in range(2, 10_000) if ceiling(n, size) <= GOAL)
     text = PAGE.format(
-        client=lines(CLIENT, found), cohorts=lines(COHORTS, found), reader=lines(READER, found),
-        enough=enough, goal=GOAL, missed="{} of {}".format(*missed(found)), **asdict(size),
+        client=lines(CLIENT, measured), cohorts=lines(COHORTS, measured),
+        reader=lines(READER, measured),
+        enough=enough, goal=GOAL, missed="{} of {}".format(*missed(measured)), **asdict(size),
     )  # fmt: skip
     print(text)
     if given.write and not given.quick:
@@ -317,7 +318,7 @@ more. With labels drawn as here it falls to {goal} at {enough} clients. Of two c
 other's update by subtraction. Sizes that differ, and that the attacker knows, could tell it more:
 not tried.
 
-"Absent rows" asks whether a row comes back as it was sent, bit for bit: then nobody else holds it.
+"Absent rows" asks whether a row comes back as it was sent, bit for bit: no other has its label.
 "Update norms" are those of the others' change of the body, of its bias and of the row. "Shadow
 models" are linear probes of the body's change. Controls: the same attack on label sets that no
 client has must have 0.5; and whole heads, as in scoring on clients (refused in private mode), must

@@ -222,7 +222,7 @@ def seen_by_clients(heard: Heard, sets: Tensor, *, whole: bool = False) -> Views
 
 
 def row_moves(heard: Heard, client: int, whole: bool) -> Tensor:
-    """[K, 4] of a client: 1 if it sees the row; if nobody else moves it; size of others' moves."""
+    """[K, 4] of a client: 1 if it sees the row; if no other moves it; size of others' moves."""
     out = torch.zeros(K, 4)
     for slot, y in enumerate(heard.labels[client].tolist()):
         if y >= 0:

@@ -46,7 +46,7 @@ def mse_optimum(p: Tensor, known: Tensor, w: Tensor) -> Tensor:
     """argmin over the simplex of sum_k w_k sum_{y in Y_k} (p_k(y) - q(y))^2, [n, K].
 
     q(y) = max(0, (b_y + nu) / a_y), a_y = sum_{k: y in Y_k} w_k and b_y = sum_k w_k p_k(y), with
-    nu such that q sums to 1. Labels that nobody knows share what is left where sum_y b_y / a_y < 1.
+    nu such that q sums to 1. Labels that no client knows share the rest where sum_y b_y / a_y < 1.
     """
     a, b = torch.einsum("cn,ck->nk", w, known.double()), torch.einsum("cn,cnk->nk", w, p)
     there = a > 0
@@ -57,11 +57,11 @@ def mse_optimum(p: Tensor, known: Tensor, w: Tensor) -> Tensor:
     nu = (1 - ordered[1]) / ordered[0].clamp(min=torch.finfo(torch.float64).tiny)
     active = (nu + b.gather(1, order) > 0) & there.gather(1, order)
     nu = nu.gather(1, active.sum(1, keepdim=True).sub(1).clamp(min=0))
-    nobody = ~there
-    nu = torch.where(nobody.any(1, keepdim=True), nu.clamp(max=0), nu)
+    unclaimed = ~there
+    nu = torch.where(unclaimed.any(1, keepdim=True), nu.clamp(max=0), nu)
     q = ((b + nu) * inverse).clamp(min=0)
     rest = (1 - q.sum(1, keepdim=True)).clamp(min=0)
-    return q + rest * nobody / nobody.sum(1, keepdim=True).clamp(min=1)
+    return q + rest * unclaimed / unclaimed.sum(1, keepdim=True).clamp(min=1)
 
 
 def pairwise_optimum(p: Tensor, known: Tensor, w: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ def pairwise_optimum(p: Tensor, known: Tensor, w: Tensor) -> Tensor:
 
     It is q' M q with M = 2 sum_k w_k (||p_k||^2 diag(1{y in Y_k}) - p_k p_k'), so that q = M^-1 1
     up to its sum: M has no positive entry off its diagonal, and M^-1 no negative one. Where M is
-    singular, as with labels that nobody knows, (M + ridge)^-1 takes its place.
+    singular, as with labels that no client knows, (M + ridge)^-1 takes its place.
     """
     norms = torch.einsum("cn,ck->nk", w * p.square().sum(2), known.double())
     m = 2 * (torch.diag_embed(norms) - torch.einsum("cn,cnk,cnl->nkl", w, p, p))

@@ -18,7 +18,7 @@ from support.broken_inputs import CASES as FILE_CASES
 from support.broken_inputs import COUNTS, GOOD, TARGET, Broken
 from support.broken_photos import PHOTO_CASES
 from support.broken_tables import TABLE_CASES
-from support.command_line import code_of
+from support.command_line import calling
 
 CASES = (*FILE_CASES, *PHOTO_CASES, *TABLE_CASES)
 FAST = [
@@ -26,19 +26,7 @@ FAST = [
 ]  # fmt: skip
 
 
-@pytest.fixture
-def call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Any:
-    """Run the command line in this process, in an empty folder: (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*args: str) -> tuple[int, str, str]:
-        code = code_of(monkeypatch, *args)
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
+call = calling()
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)

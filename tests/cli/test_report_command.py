@@ -9,25 +9,13 @@ from pathlib import Path
 import pytest
 
 from fedshift.cli import reporting
-from support.command_line import code_of
+from support.command_line import calling
 from support.report_fixtures import Outline, write_begun, write_run
 
 Call = Callable[..., tuple[int, str, str]]
 
 
-@pytest.fixture
-def call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Call:
-    """`fedshift report ARGS` in this process: code, stdout, stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*args: str) -> tuple[int, str, str]:
-        code = code_of(monkeypatch, "report", *args)
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
+call = calling("report")
 
 
 def inside(folder: str) -> list[str]:

@@ -42,7 +42,7 @@ def tables(text: str) -> dict[tuple[str, str, str], tuple[float, float, float]]:
 def check_controls(found: dict[tuple[str, str, str], tuple[float, float, float]]) -> None:
     """Sets of nobody are guesses; whole heads give two clients away; attacks are no guesses."""
     for (section, clients, attack), (value, low, high) in found.items():
-        if attack == "control: sets of nobody":
+        if attack == "control: sets that no client has":
             wide = (high - low) / 2
             assert abs(value - 0.5) < 2 * wide, (section, clients)
             assert wide < 0.1

@@ -19,25 +19,14 @@ from fedshift.papers.pictures.simplex import hull, place
 from fedshift.papers.pictures.weights import in_simplex, weighed, weights_chart
 from fedshift.papers.protocols.study import missing_data
 from fedshift.papers.reproduce.catalogue import study
-from support.command_line import code_of
+from support.command_line import calling
 from support.image_fixtures import count_as_whole, write_wildcam
 
 COUNTS = "client,a,b,c\nx,50,50,0\ny,30,0,70\nz,0,900,100\ntarget,1,2,3\n"
 Call = Callable[..., tuple[int, str, str]]
 
 
-@pytest.fixture
-def call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Call:
-    """`fedshift reproduce ARGS` in this process, in an empty folder: code, stdout, stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*args: str) -> tuple[int, str, str]:
-        code = code_of(monkeypatch, "reproduce", *args)
-        return code, *capsys.readouterr()
-
-    return run
+call = calling("reproduce")
 
 
 def test_marginals_stand_at_their_barycentric_coordinates() -> None:

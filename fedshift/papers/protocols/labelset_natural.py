@@ -1,4 +1,4 @@
-"""Label sets that nobody drew: islands' penguins, airlines' destinations, periods' storms.
+"""Label sets that come with the data: islands' penguins, airlines' destinations, periods' storms.
 
 Ours. The first open question of Breitholtz, Listo Zec and Johansson 2025, arXiv 2508.18774, is for
 data whose clients have label sets of their own.
