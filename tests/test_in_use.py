@@ -173,6 +173,7 @@ def test_what_a_killed_process_left_before_it_began_is_nothing(tmp_path: Path) -
         check_unused(folder)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_completed_meanwhile_is_not_trained_again(tmp_path: Path) -> None:
     config = config_of("fedavg")
     record_until(tmp_path / "run", config, 2)

@@ -59,6 +59,7 @@ print("done", sum(v.isfinite().all().item() for v in last.server["params"].value
 """
 
 
+@pytest.mark.slow
 def test_a_torch_without_its_private_names_is_enough() -> None:
     assert python("-c", CODE) == "done 4\n"
 

@@ -167,6 +167,7 @@ def test_a_broken_package_is_named_and_leaves_other_commands_alone(
     assert code_of(monkeypatch, "methods", "fedavg") == 0
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("source", "problem"),
     [

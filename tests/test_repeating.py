@@ -124,6 +124,7 @@ def test_unforeseen_draws_in_threads() -> None:
     assert not before.moved(states())
 
 
+@pytest.mark.slow
 def test_one_model_in_several_threads() -> None:
     """Each has the outputs of the parameters that it gives, and the network's own ones stay."""
     net = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, CLASSES))

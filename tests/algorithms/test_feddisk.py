@@ -180,6 +180,7 @@ def test_weights_are_data(inputs: Setting, federated: Any) -> None:
     assert apart(got.server["params"], plain.server["params"]) == 0
 
 
+@pytest.mark.slow
 def test_any_method_can_be_the_inner_one(inputs: Setting, federated: Any) -> None:
     federation, base = federated(), direct(inputs)
     staged = recipes.fedavgft(replace(inputs, rounds=3), tune_rounds=1)

@@ -21,6 +21,7 @@ from support.by_hand import apart, final
 from support.densities import direct, fast, weighed
 
 
+@pytest.mark.slow
 def test_degenerate_weights_are_refused(inputs: Setting, federated: Any) -> None:
     narrow = direct(inputs, density_epochs=4, least_ess=0.95, low=-3.0, high=3.0)
     algorithm = replace(fast(narrow), span=None)

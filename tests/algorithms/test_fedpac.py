@@ -83,6 +83,7 @@ def heads_of(states: Any, server: Parts) -> tuple[dict[int, Params], dict[int, P
     return kept, held
 
 
+@pytest.mark.slow
 def test_without_pull_and_mixing_it_is_fedrep(setting: Setting, federated: Any) -> None:
     """Bit for bit, heads as well, also in sampled cohorts; with either it is not."""
     federation, fit = federated(), replace(setting.local, lr=0.05, epochs=1)

@@ -133,6 +133,7 @@ def test_a_label_of_no_client_is_left_out() -> None:
     assert math.isnan(mass_ess(masses(labels, torch.tensor([0.0, 1.0, 0.0])), labels))
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_no_weights_of_clients_alone_have_a_larger_ess(data: st.DataObject) -> None:
     """Where FedPALS reaches T, its ESS is at most 1 / sum_y T_y^2 / n_y."""

@@ -24,6 +24,7 @@ def test_projection_agrees_with_bisection(values: list[float], total: float) -> 
     assert float(u.sum()) == pytest.approx(total, abs=1e-12 * total)
 
 
+@pytest.mark.slow
 @given(vectors)
 def test_projection_is_idempotent_and_ignores_constants(values: list[float]) -> None:
     v = torch.tensor(values, dtype=torch.float64)

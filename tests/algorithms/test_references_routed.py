@@ -68,7 +68,7 @@ def two_entropies(i: int, ids: list[int], lam: float) -> Loss:
     return loss
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["feddrm", "feddrm_shared_head"])
 def test_feddrm(name: str) -> None:
     setting = reference_setting(model=routed_model(len(SIZES)), clients=len(SIZES))
@@ -304,6 +304,7 @@ def odds_of_origin(played: Played, i: int, p: Tree, q: Tree) -> list[float]:
     return [float((even if row % 2 == 0 else odd)[row]) for row in range(played.n(i))]
 
 
+@pytest.mark.slow
 def test_made() -> None:
     """The classifiers' ratio, and uniform means of the models."""
     setting = reference_setting(shape=(FEATURES,), rounds=5)

@@ -30,7 +30,7 @@ from support.tuned import first_round, tuned, uneven
 HEAD = ("head.weight", "head.bias")
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["private", "public"])
 def test_no_steps_are_no_tuning(mode: Any, setting: Setting, federated: Any) -> None:
     plain = recipes.labelset_fedavg(setting, mode=mode)
@@ -133,6 +133,7 @@ def test_one_private_client_disagrees_with_nobody(mlp: Model) -> None:
         assert 0.0 <= float(loss.min()) <= float(loss.max()) < 1e-4
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("kind", ["mse", "pairwise", "kl"])
 def test_rounding_moves_nothing(kind: Any, exact: bool, mlp: Model) -> None:

@@ -86,6 +86,7 @@ def test_kept_moments_do_not_move_absent_labels(mode: Any, options: Any, mlp: Mo
             assert moved == [False, True, True, False, True]
 
 
+@pytest.mark.slow
 def test_later_rounds_are_the_inner_methods(setting: Setting, federated: Any) -> None:
     """rounds = 2: two rounds as without a limit; the third trains on, and tunes no more."""
     plain, federation = recipes.labelset_scaffold(setting), federated()
@@ -106,6 +107,7 @@ def test_later_rounds_are_the_inner_methods(setting: Setting, federated: Any) ->
 LABELLED = Examples(drawn(30, FEATURES, seed=6), torch.arange(30) % 3 + 1)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", ["private", "public"])
 def test_variants_are_variants(mode: Any, setting: Setting, federated: Any) -> None:
     """Each moves the model elsewhere, and the same way twice."""

@@ -29,6 +29,7 @@ FAST = [
 call = calling()
 
 
+@pytest.mark.few(25)
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_wrong_input_gets_one_clear_message(case: Broken, call: Any, tmp_path: Path) -> None:
     Path("f.toml").write_text(case.toml or "")
@@ -121,7 +122,7 @@ def test_the_same_seed_gives_the_same_bytes(call: Any) -> None:
     assert Path("a/model.safetensors").read_bytes() != Path("c/model.safetensors").read_bytes()
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", ["split", "init", "cohort", "batch"])
 def test_each_seed_moves_its_own_stream(stream: str, call: Any) -> None:
     Path("f.toml").write_text(GOOD)

@@ -101,6 +101,7 @@ def test_an_interruption_while_libraries_load(
     assert json.loads(found[2]) == {"error": "interrupted", "exit_code": code}
 
 
+@pytest.mark.slow
 def test_a_library_that_fails_to_load_is_no_interruption(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('stopped')\n")
     code, _, err = ran(tmp_path, "methods", PYTHONPATH=str(tmp_path), TMPDIR=str(tmp_path))
@@ -108,7 +109,7 @@ def test_a_library_that_fails_to_load_is_no_interruption(tmp_path: Path) -> None
     assert "ImportError: stopped" in err
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("args", "told"),
     [(["rum"], "No such command 'rum'. Did you mean 'run'?"),
@@ -120,6 +121,7 @@ def test_what_was_perhaps_meant_is_said_once(args: list[str], told: str, tmp_pat
     assert json.loads(ran(tmp_path, *args, "--format", "json")[2])["error"] == told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "args",
     [

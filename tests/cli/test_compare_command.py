@@ -63,6 +63,7 @@ def test_a_table_and_its_report(call: Call) -> None:
     assert len(printed["runs"]) == 8
 
 
+@pytest.mark.slow
 def test_what_is_refused_leaves_nothing(call: Call, tmp_path: Path) -> None:
     for args, why in [
         (
@@ -89,6 +90,7 @@ def test_a_network_that_does_not_fit_a_method_is_met_first(call: Call, tmp_path:
     assert [p.name for p in tmp_path.iterdir()] == ["f.toml"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("methods", "message"),
     [
@@ -112,6 +114,7 @@ def test_a_method_that_cannot_do_the_task_is_met_first(
     assert call("compare", "f.toml", "--methods", "fedavg", "--seeds", "0")[0] == 0
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_is_a_line_and_the_others_go_on(call: Call) -> None:
     """The seeds of one reason are named together; their curves are not needed."""
     Path("m.py").write_text(
@@ -130,6 +133,7 @@ def test_a_run_that_fails_is_a_line_and_the_others_go_on(call: Call) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_training_that_diverges_has_its_exit_code(call: Call) -> None:
     code, out, _ = call("compare", "f.toml", "--seeds", "0", "-c", "training.lr=3e38,0.05")
     assert code == 4

@@ -50,6 +50,7 @@ def test_it_says_what_it_saw(patients: Path, capsys: pytest.CaptureFixture[str])
     assert "Next: fedshift run experiment.toml" in out
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "target", ["north", "clients", "pooled", "ill=0.7, well=0.3", "test.csv", None]
 )
@@ -68,6 +69,7 @@ def test_what_it_writes_runs(
     capsys.readouterr()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("typed", ["ill=0.7,well=0.3", " ill = 0.7 , well = .3", "ill=70,well=30"])
 def test_label_shares_as_text(patients: Path, typed: str) -> None:
     """They are a table in the file, and what the run is for."""
@@ -148,6 +150,7 @@ def test_other_files_are_to_be_unpacked(
     )
 
 
+@pytest.mark.slow
 def test_a_mixed_column_is_left_out_as_the_message_says(
     patients: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -164,6 +167,7 @@ def test_a_mixed_column_is_left_out_as_the_message_says(
     assert "age" not in (patients / "o" / "encoding.json").read_text()
 
 
+@pytest.mark.slow
 def test_a_table_without_header(patients: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (patients / "patients.csv").write_text(table().partition("\n")[2])
     assert init(*GIVEN) == 3
@@ -215,6 +219,7 @@ def test_doubts_about_numbers() -> None:
     assert [sentence[:20] for sentence in noted] == ['Column "cm" tells th']
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e6])
 def test_a_label_of_numbers_makes_a_regression_that_runs(
     patients: Path, scale: float, capsys: pytest.CaptureFixture[str]
@@ -257,6 +262,7 @@ def test_as_json(patients: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert facts["diagnosis"]["covered"]
 
 
+@pytest.mark.slow
 def test_names_are_written_as_they_are(patients: Path) -> None:
     """Quotes, umlauts and backslashes in names of columns and clients."""
     text = table().replace("hospital", 'Klinik "\u00fc\\"', 1).replace("north", "n'\u00f6\\rd")

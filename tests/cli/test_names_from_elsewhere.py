@@ -93,6 +93,7 @@ def test_diagnose_prints_names_as_they_are(cli: Cli, tmp_path: Path) -> None:
     assert rf'("two\nlines"): "{SEEN}" is not a number' in err
 
 
+@pytest.mark.slow
 def test_a_run_and_its_report_print_names_as_they_are(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

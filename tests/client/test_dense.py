@@ -290,6 +290,7 @@ def test_inputs_of_another_type(setting: Setting) -> None:
         train(setting.local, *given)
 
 
+@pytest.mark.slow
 def test_workers_give_the_dense_loops_bits(setting: Setting) -> None:
     algorithm, federation = recipes.scaffold(setting), make_federation(setting.model)
     one = last(run(algorithm, federation, 2, backend=dense(loop)))

@@ -66,6 +66,7 @@ def test_mini_takes_the_first_700_of_each_class_to_train(tmp_path: Path) -> None
     assert mini.classes[9] == "Ankle boot"
 
 
+@pytest.mark.slow
 def test_full_fashion_mnist_where_found() -> None:
     full, mini = on_this_machine("fashion-mnist"), datasets.load("fashion-mnist-mini")
     assert full.train.y.bincount().tolist() == [6000] * 10
@@ -74,6 +75,7 @@ def test_full_fashion_mnist_where_found() -> None:
     assert full.sha256 == catalogue.entry("fashion-mnist").content
 
 
+@pytest.mark.slow
 def test_mnist_where_found() -> None:
     mnist = on_this_machine("mnist")
     counts = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]

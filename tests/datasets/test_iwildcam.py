@@ -256,6 +256,7 @@ def config(size: int | None = 8, model: str = "resnet18-gn", **data: Any) -> Con
     )
 
 
+@pytest.mark.slow
 def test_photographs_of_a_given_size_stay_bytes_on_disk(found: iwildcam.Wildcam) -> None:
     """Clients, validation and test are views of the mapped files, in the roles' order."""
     prepared, roles = prepare(config()), iwildcam_roles(found, 2)
@@ -310,6 +311,7 @@ def test_images_are_not_enlarged_and_other_sets_have_one_size(
     check_not_enlarged(folder, 9)  # nothing to say without images
 
 
+@pytest.mark.slow
 def test_augmentation_repeats_and_changes_training_alone(found: iwildcam.Wildcam) -> None:
     pytest.importorskip("kornia", reason='needs kornia: pip install "fedshift[vision]"')
 
@@ -324,6 +326,7 @@ def test_augmentation_repeats_and_changes_training_alone(found: iwildcam.Wildcam
     assert score(model, plain.params, plain.buffers, test, 4).loss == plain.test.loss
 
 
+@pytest.mark.slow
 def test_what_a_run_took_is_locked(found: iwildcam.Wildcam) -> None:
     prepared = prepare(config())
     packages = lock(config(augment="photos"), prepared)["packages"]

@@ -107,6 +107,7 @@ def test_roles_leave_giraffes_out_of_the_target(tree: Path) -> None:
 # ------------------------------------------------------------------------------- the real data set
 
 
+@pytest.mark.slow
 def test_real_sizes_are_the_benchmarks(real: pacs.Pacs) -> None:
     pacs.check_complete(real)
     assert {name: len(real.rows(name)) for name in pacs.SPLITS} == SPLIT_SIZES

@@ -121,6 +121,7 @@ def test_a_clients_key(folder: Path, capsys: pytest.CaptureFixture[str]) -> None
 EXAMPLE = Path(__file__).parents[2] / "examples" / "loopback" / "experiment.toml"
 
 
+@pytest.mark.slow
 def test_another_site_with_the_keys_of_before(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -234,6 +234,7 @@ def cut(caller: socket.socket) -> bool:
 here = pytest.mark.skipif(sys.platform != "linux", reason="127.0.0.2 is no address here")
 
 
+@pytest.mark.slow
 @here
 @pytest.mark.parametrize("tls", [False, True])
 def test_idle_connections_starve_no_one(

@@ -79,6 +79,7 @@ def made(call: Call, tmp_path: Path, capsys: pytest.CaptureFixture[str], *more: 
     return folder
 
 
+@pytest.mark.slow
 def test_the_file_gives_the_bits_of_the_federation(
     call: Call, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -111,6 +112,7 @@ def by_messages(text: str) -> Round:
     return list(on_grid(grid, strategy, config.training, meter=Meter()))[-1]
 
 
+@pytest.mark.slow
 def test_another_number_of_clients_than_keys(
     call: Call, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

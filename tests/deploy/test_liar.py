@@ -49,6 +49,7 @@ def folder_of(config: Config, out: Path, liar: int | None = LIAR) -> dict[str, A
     return json.loads((out / "summary.json").read_text()) | {"claims": claims}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("method", [BY_SIZE, ()], ids=["sizes", "fedpals"])
 def test_the_liar_has_the_cap_and_is_named(method: tuple[str, ...], tmp_path: Path) -> None:
     run = folder_of(experiment("training.max_weight=0.5", *method), tmp_path / "run")
@@ -66,6 +67,7 @@ def test_the_liar_has_the_cap_and_is_named(method: tuple[str, ...], tmp_path: Pa
     assert "registered 1,000,000,000 examples; the experiment deals it" in reasons
 
 
+@pytest.mark.slow
 def test_without_a_cap_it_takes_everything_but_not_in_silence(tmp_path: Path) -> None:
     run = folder_of(experiment(*BY_SIZE), tmp_path / "run")
     assert run["weights"][LIAR] > 0.99999
@@ -114,6 +116,7 @@ def test_labels_are_set_against_gradients() -> None:
     assert "registered other label counts than those of the data" in reasons[1]
 
 
+@pytest.mark.slow
 def test_what_the_server_cannot_look_at() -> None:
 
     def more(table: dict[str, torch.Tensor]) -> None:
@@ -128,6 +131,7 @@ def test_what_the_server_cannot_look_at() -> None:
     assert by_size["audit"] == "not made: clients register no label counts"
 
 
+@pytest.mark.slow
 def test_what_one_client_could_take() -> None:
     """By FedPALS and by size all of it, by a plain mean its share."""
     for method, free in (

@@ -63,6 +63,7 @@ def played(out: Path, text: str, count: int, site: str = CHOICES[SITE]) -> dict[
     return final
 
 
+@pytest.mark.slow
 def test_scores_of_more_examples_than_it_has(tmp_path: Path) -> None:
     """They would be all of the estimate, and `keep = "best"` would keep the round that it likes."""
     honest = played(tmp_path / "honest", experiment(), 0)["estimated_accuracy"]
@@ -73,6 +74,7 @@ def test_scores_of_more_examples_than_it_has(tmp_path: Path) -> None:
     assert elsewhere > 0.999
 
 
+@pytest.mark.slow
 def test_scores_beyond_all_examples_end_no_run(tmp_path: Path) -> None:
     assert played(tmp_path / "run", experiment(), 10**18, "theirs:site")["estimated_accuracy"] < 0.9
 
@@ -150,6 +152,7 @@ def routed(place: Path, lie: Change) -> list[str]:
     return [w for w in json.loads((out / "summary.json").read_text())["why"] if "outer" in w]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
 def test_sums_that_no_examples_have(lie: Change, tmp_path: Path) -> None:
     """They cost the router its refit, by the client's name, and not the run."""
@@ -205,6 +208,7 @@ def agreed(place: Path, patch: pytest.MonkeyPatch, step: str, lie: Any) -> Path:
     return deploy(patch, folders, place / "run", resolved(place), lying)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("case", SUMS)
 def test_sums_before_round_1_that_no_rows_have(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -215,6 +219,7 @@ def test_sums_before_round_1_that_no_rows_have(
         agreed(tmp_path, monkeypatch, step, lie)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:overflow")
 def test_sums_before_round_1_without_the_check(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

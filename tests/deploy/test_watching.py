@@ -52,6 +52,7 @@ def kill(watch: Watch, word: str) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_the_server_of_the_run_before_may_end(watch: Watch) -> None:
     watch.begin()
     kill(watch, "flwr-serverapp")
@@ -86,6 +87,7 @@ def test_what_a_superlink_started_ends_with_it() -> None:
             assert child.wait(5) == 1
 
 
+@pytest.mark.slow
 def test_a_killed_superlink_leaves_nothing_behind(watch: Watch) -> None:
     """Its children are traced to nobody then; the fixture looks whether they are gone."""
     watch.process.kill()

@@ -208,7 +208,7 @@ def test_rounds_are_played_in_turn(load) -> None:  # type: ignore[no-untyped-def
     assert [name for name, _ in calls[2:]] == ["plain", "ours"] * len(turns)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "odd",
     [(["W3", "W9"], [], None), ([], ["dense", "nonsense"], None), ([], [], 0),
@@ -319,6 +319,7 @@ def test_who_is_not_for_a_network_is_left_out(load, capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out == "W5: odd is out: not for chains\n"
 
 
+@pytest.mark.slow
 def test_the_default_backend_is_compared_in_equal_bits(load) -> None:  # type: ignore[no-untyped-def]
     """On a tiny task; the ratio by processor time counts workers as side by side."""
     benchmark = load("default_backend.py")

@@ -23,6 +23,7 @@ QUICK = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "page",
     [

@@ -112,6 +112,7 @@ def test_pairs_are_counted_by_hand(load: Any) -> None:
     assert within.right.tolist() == [[2, 0], [0, 0.5]]
 
 
+@pytest.mark.slow
 def test_the_closed_form_is_that_of_drawn_sets(load: Any) -> None:
     """Numbers of holders as scores, on sets drawn as in the benchmark; not that of one more."""
     pairs, size = load("label_set_pairs"), load("label_set_messages").Size()

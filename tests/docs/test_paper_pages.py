@@ -131,6 +131,7 @@ def test_every_target_and_every_folder_has_a_row(name: str) -> None:
     assert folders <= linked
 
 
+@pytest.mark.slow
 def test_a_forecast_is_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Column, "missing", lambda column: None)  # the data need not be here
     for _, row in UNMEASURED:

@@ -63,6 +63,7 @@ def played(
         return list(run(algorithm, federation, 2, backend=backend))
 
 
+@pytest.mark.slow
 def test_who_is_late_drops_out(setting: Setting, federation: Federation, tmp_path: Path) -> None:
     """The round is that of the others, and the next one that of all."""
     algorithm = recipes.scaffold(setting)
@@ -133,6 +134,7 @@ def test_nothing_ends_a_client_in_this_process() -> None:
     assert different({"params": found}, {"params": usual.outcome.params}) == []
 
 
+@pytest.mark.slow
 def test_nobody_is_asked_again_in_this_process() -> None:
     config = config_of("fedavg", training={"rounds": 1, "steps": 1, "retries": 2})
     for engine in (InProcess(), backend_of("stacked"), backend_of("dense")):

@@ -62,7 +62,7 @@ def places(reply: Reply) -> set[str]:
     return {v.device.type for tree in reply.update.values() for v in tree.values()}
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(set(MAKE) - LOOKS))
 def test_a_client_stays_on_its_device(name: str) -> None:
     setting = Setting(routed_model(), TARGET, Local(lr=0.3, batch=12, steps=2))

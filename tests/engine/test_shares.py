@@ -144,6 +144,7 @@ def test_a_share_whose_process_dies_is_trained_again(
         found()
 
 
+@pytest.mark.slow
 def test_what_cannot_be_trained_so_is_said(setting: Setting, mlp_plain: Model) -> None:
     federation = make_federation(mlp_plain)
     algorithm = recipes.fedsam(replace(setting, model=mlp_plain))
@@ -259,7 +260,7 @@ def changed(kind: str, sent: Parts, kept: Parts) -> tuple[Parts, Parts]:
     return sent | {"delta": sent["delta"] | {"odd": odd()}}, kept
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "words"),
     [("sparse", "not dense"), ("float", "no tensor but float"), ("history", "its gradient")],

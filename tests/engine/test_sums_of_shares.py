@@ -109,7 +109,7 @@ class Oddly:
 KINDS = ["nan", "large", "form", "type", "names", "another's", "more", "kept"]
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("members", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("clients", [5, 6, 7, 8, 9, 11])
 def test_nobody_is_left_out(clients: int, members: int, setting: Setting) -> None:
@@ -181,6 +181,7 @@ class OddThenRefused:
         return loop(OddWork(odd, 9, refused), jobs)
 
 
+@pytest.mark.slow
 def test_the_first_to_be_refused_ends_the_round(setting: Setting) -> None:
     """Replies pass the gate while others of the same process train."""
     federation = make_federation(setting.model, make_clients(sizes=SIZES * 3))
@@ -191,6 +192,7 @@ def test_the_first_to_be_refused_ends_the_round(setting: Setting) -> None:
                 last(run(algorithm, federation, 1, backend=backend))
 
 
+@pytest.mark.slow
 def test_whom_the_main_processs_gate_looks_at(
     setting: Setting, monkeypatch: pytest.MonkeyPatch, entered: list[tuple[int, ...]]
 ) -> None:

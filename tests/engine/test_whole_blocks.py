@@ -104,7 +104,7 @@ def test_reports_of_two_processes_are_alike(
         assert said(team.blocks(odd)) == said(odd.__call__)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", PROCESSES)
 def test_bytes_are_counted_as_if_updates_had_come(
     processes: int, setting: Setting, federation: Federation

@@ -36,7 +36,7 @@ linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers
 pytestmark = [linux, pytest.mark.routed]
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
 def test_every_method_gives_the_loops_result(make: Make, setting: Setting) -> None:
     algorithm, federation = make(setting), make_federation(setting.model)
@@ -47,6 +47,7 @@ def test_every_method_gives_the_loops_result(make: Make, setting: Setting) -> No
     assert together.trained == alone.trained
 
 
+@pytest.mark.slow
 def test_another_seed_gives_another_result(setting: Setting) -> None:
     algorithm, federation = recipes.fedavg(setting), make_federation(setting.model)
     with workers(federation.clients, 2) as backend:

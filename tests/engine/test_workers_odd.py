@@ -194,6 +194,7 @@ def test_work_with_tensors_is_told_anew(setting: Setting, federation: Federation
             assert came.update["v"]["v"].tolist() == [number] * 3
 
 
+@pytest.mark.slow
 def test_one_round_at_a_time(setting: Setting, federation: Federation) -> None:
     """The later one is whole; the earlier says that it is not."""
     update, todo = jobs(setting, federation)
@@ -252,6 +253,7 @@ def test_an_answer_that_stops_midway_is_late(
         assert dropping(team, setting, federation) == [0, 1, 2, 3, 4, 5]
 
 
+@pytest.mark.slow
 def test_work_that_is_not_taken_is_late(
     setting: Setting, federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -171,6 +171,7 @@ def called(
     return run
 
 
+@pytest.mark.few(15)
 @pytest.mark.parametrize(("name", "kind"), TABLE, ids=lambda v: str(v))
 def test_bad_files(name: str, kind: str, called: Any, tmp_path: Path) -> None:
     target = TARGETS[name]
@@ -215,7 +216,7 @@ def test_files_that_may_not_be_read(
     assert files_of(tmp_path) == before
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [0, 1, 2, 5, 9])
 def test_a_full_disk(
     after: int, called: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -273,6 +274,7 @@ def test_links_are_not_written_through(tmp_path: Path) -> None:
     assert (tmp_path / "new").read_text() == "x\ny\n"
 
 
+@pytest.mark.slow
 def test_names_that_are_paths_stay_inside(tmp_path: Path) -> None:
     """A label becomes the name of a folder; a tensor's name never becomes one."""
     config = config_of("fedavg")

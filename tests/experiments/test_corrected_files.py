@@ -53,6 +53,7 @@ def correction_of(folder: Path) -> Correction:
     return Correction(of["scale"], np.array(of["bias"]), np.array(of["correctable"]))
 
 
+@pytest.mark.slow
 def test_uncorrected_by_default(runs: dict[str, Path]) -> None:
     parts = read_parts(runs["none"] / "model.safetensors")
     assert CORRECTION not in parts
@@ -64,6 +65,7 @@ def test_uncorrected_by_default(runs: dict[str, Path]) -> None:
         assert final[prior] == final["none"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prior", PRIORS[1:])
 def test_the_file_has_the_corrected_model(prior: str, runs: dict[str, Path]) -> None:
     models, done = load_models(runs[prior]), correction_of(runs[prior])
@@ -81,6 +83,7 @@ def test_the_file_has_the_corrected_model(prior: str, runs: dict[str, Path]) -> 
     assert changed == ({"head.bias"} if prior == "target" else {"head.bias", "head.weight"})
 
 
+@pytest.mark.slow
 def test_twice_is_refused(runs: dict[str, Path]) -> None:
     parts = read_parts(runs["target"] / "model.safetensors")
     model, done = load_models(runs["target"]).model, correction_of(runs["target"])
@@ -93,6 +96,7 @@ def test_twice_is_refused(runs: dict[str, Path]) -> None:
     assert again[UNCORRECTED].keys() == {"head.weight", "head.bias"}
 
 
+@pytest.mark.slow
 def test_a_classifier_without_bias_keeps_it_beside(tmp_path: Path) -> None:
     folder = here(experiment("calibrated", method={"name": "fedetf"}), tmp_path / "run")
     parts = read_parts(folder / "model.safetensors")

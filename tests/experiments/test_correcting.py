@@ -42,6 +42,7 @@ def logits(done: Experiment, examples: Any) -> tuple[np.ndarray, np.ndarray]:
     return torch.cat(out).double().numpy(), examples.y.numpy()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("prior", ["none", "target", "calibrated"])
 def test_the_numbers_are_those_of_moved_logits(prior: str, tmp_path: Path) -> None:
     settings = config(prior)
@@ -79,6 +80,7 @@ def test_the_numbers_are_those_of_moved_logits(prior: str, tmp_path: Path) -> No
     assert given is None if prior == "none" else given == pytest.approx(estimate)
 
 
+@pytest.mark.slow
 def test_the_choice_of_ess_is_made_among_corrected_models() -> None:
     picked = {}
     for prior in ("none", "calibrated"):
@@ -115,6 +117,7 @@ def test_methods_that_take_the_shares_out_are_corrected_from_even_ones(
     assert moved.trained_on.sum() == pytest.approx(1)
 
 
+@pytest.mark.slow
 def test_a_model_that_is_at_the_target_is_not_moved_again() -> None:
     settings = config("target", method={"name": "ccvr_target", "virtual": 20})
     done = run_experiment(settings)
@@ -125,6 +128,7 @@ def test_a_model_that_is_at_the_target_is_not_moved_again() -> None:
     assert (moved.correction.bias[T == 0] < -20).all()  # labels outside T are left out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ccvr", "ccvr_target"])
 def test_a_model_of_a_round_before_ccvrs_is_one_of_its_clients_labels(name: str) -> None:
     """As with keep = "best", and where patience ends training."""
@@ -175,6 +179,7 @@ def test_labels_that_hardly_anyone_has_are_named() -> None:
     assert why[0].count('"') == 2 * absent.sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["iwerm", "fedpals_joint"])
 def test_examples_that_were_weighed_to_the_target_need_no_correction(method: str) -> None:
     settings = config("target", method={"name": method, "clip": 1e6})
@@ -191,6 +196,7 @@ def test_examples_that_were_weighed_to_the_target_need_no_correction(method: str
     assert np.ptp(plain.correction.bias[here]) > 0.1  # the control
 
 
+@pytest.mark.slow
 def test_a_correction_that_does_harm_is_told() -> None:
     """Of logits that are no good; the control: the same sentence is not there where it helps."""
     warned = {}

@@ -135,6 +135,7 @@ def test_oracle_overlap_is_even() -> None:
     assert max(max(times.values()) for times in used.values()) > 1  # there was overlap to spread
 
 
+@pytest.mark.slow
 def test_targets_can_be_given() -> None:
     numbers = (0.5, 0.5, 0, 0, 0, 0, 0, 0, 0, 0)
     for target, expected in (("uniform", [0.1] * 10), (numbers, list(numbers))):
@@ -383,6 +384,7 @@ def test_every_option_of_several_methods_has_its_meanings_told() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_small_clients_hold_out_their_share_together() -> None:
     ready = prepare(FAST.model_copy(update={"shift": Split(labels_per_client=3, clients=600)}))
     held = sum(len(v) for v in ready.task.validation)
@@ -391,6 +393,7 @@ def test_small_clients_hold_out_their_share_together() -> None:
     assert all(len(c.y) > 0 for c in ready.task.clients)
 
 
+@pytest.mark.slow
 def test_choosing_without_validation_examples_is_refused() -> None:
     method = Method.model_validate({"name": "fedpals", "ess": "auto"})
     config = FAST.model_copy(update={"data": Data(validation=0.0), "method": method})

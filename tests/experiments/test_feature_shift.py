@@ -101,6 +101,7 @@ def test_noise_is_the_pools_and_grows_with_the_client() -> None:
     assert -1.0 <= tested.x.min() <= tested.x.max() <= 1.0
 
 
+@pytest.mark.slow
 def test_noise_needs_no_writers() -> None:
     found = ready(kind="iid", noise=0.4)
     assert float((found.task.clients[5].x - ready(kind="iid").task.clients[5].x).std()) > 0.1
@@ -121,6 +122,7 @@ def test_shared_looks_deal_a_set_evenly() -> None:
         Shared(())
 
 
+@pytest.mark.slow
 def test_clients_can_keep_tests_of_their_own_writers() -> None:
     """Writers of both files in one pool; a writer that occurs in both is one."""
     found = prepare(validate(tables(target="clients", noise=0.2)))
@@ -149,6 +151,7 @@ def test_what_cannot_be_is_refused(shift: dict[str, Any], message: str) -> None:
         validate(tables(**shift))
 
 
+@pytest.mark.slow
 def test_writers_need_a_data_set_that_has_them() -> None:
     config = tables()
     config["data"]["name"] = "fashion-mnist-mini"
@@ -289,7 +292,7 @@ def test_clients_too_small_for_a_classifier_are_left_out() -> None:
     assert found["mean"]["domain_auc"] is None
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("large", [0, 1])
 def test_a_report_on_clients_too_small_for_a_classifier_says_so(tmp_path: Path, large: int) -> None:
     config = validate(tables(noise=0.5, clients=3))

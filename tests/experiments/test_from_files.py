@@ -56,7 +56,7 @@ def perceptron(task: Any) -> nn.Module:
     return net
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["north", "pooled", "clients"])
 def test_a_file_gives_what_fit_gives(tmp_path: Path, target: str) -> None:
     """Bit for bit. Control: another seed."""
@@ -80,6 +80,7 @@ def test_a_file_gives_what_fit_gives(tmp_path: Path, target: str) -> None:
     assert not torch.equal(other["head.weight"], params["head.weight"])
 
 
+@pytest.mark.slow
 def test_a_method_of_ones_own_is_the_recipe_that_it_calls(tmp_path: Path) -> None:
     """Control: another option."""
     path = files_in(tmp_path)
@@ -88,6 +89,7 @@ def test_a_method_of_ones_own_is_the_recipe_that_it_calls(tmp_path: Path) -> Non
     assert bits(ran(path, "method.mu=0.6")) != bits(by_name)
 
 
+@pytest.mark.slow
 def test_auto_with_a_method_of_ones_own(tmp_path: Path) -> None:
     """As with the recipe that it calls; one without lam is refused."""
     path = files_in(tmp_path)
@@ -130,6 +132,7 @@ def test_the_example_on_natural_clients_runs(tmp_path: Path) -> None:
     assert "48" not in experiment.prepared.custom.clients
 
 
+@pytest.mark.slow
 def test_metrics_are_measured_each_round(tmp_path: Path) -> None:
     path = files_in(tmp_path)
     out = tmp_path / "o"
@@ -156,6 +159,7 @@ def test_arrays(tmp_path: Path) -> None:
     assert len(task.test) == 30
 
 
+@pytest.mark.slow
 def test_a_function_that_makes_the_task(tmp_path: Path) -> None:
     path = files_in(tmp_path)
     (tmp_path / "make.py").write_text(
@@ -271,6 +275,7 @@ def test_other_processes_give_the_same(tmp_path: Path, how: tuple[str, ...]) -> 
         assert one == two, name
 
 
+@pytest.mark.slow
 def test_resumed_as_if_it_went_through(tmp_path: Path) -> None:
     config = load_config(files_in(tmp_path))
     record_until(tmp_path / "whole", config, None)
@@ -299,6 +304,7 @@ def test_a_changed_file_is_refused_by_name(tmp_path: Path, name: str) -> None:
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.slow
 def test_models_of_a_run_come_back(tmp_path: Path) -> None:
     config = load_config(files_in(tmp_path))
     record_until(tmp_path / "o", config, None)
@@ -318,6 +324,7 @@ def code_of(folder: Path) -> int:
     return perform(app, ["run", str(folder / "e.toml"), "--out", str(folder / "o")])
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize(("file", "old", "new", "message", "code"), CASES)
 def test_mistakes_are_placed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, old: str, new: str,
@@ -333,6 +340,7 @@ def test_mistakes_are_placed(
     assert not (tmp_path / "o").exists() or file == "m.py"
 
 
+@pytest.mark.slow
 def test_the_command_runs_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Control of the mistakes: as it is, it ends in a report that names clients and classes."""
     files_in(tmp_path)

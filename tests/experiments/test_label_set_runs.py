@@ -132,6 +132,7 @@ def test_absences_are_told_where_clients_test_on_their_own_data(tmp_path: Path) 
     assert "stays as it was (but for mode public and tuning over all labels)." in html
 
 
+@pytest.mark.slow
 def test_a_run_without_label_sets_says_nothing_of_them(tmp_path: Path) -> None:
     plain = tables(training={"rounds": 1}) | {"method": {"name": "fedavg"}, "name": "plain"}
     config = validate(plain)
@@ -158,6 +159,7 @@ def test_a_missing_estimate_is_told_only_where_one_was_asked_for(
     assert found["why"]
 
 
+@pytest.mark.slow
 def test_a_run_says_whether_tuning_will_pay(tmp_path: Path) -> None:
     """By the server's labelled examples alone, also in rounds after those of tuning."""
     method = {"tune": "kl", "tune_part": "all", "tune_rounds": 1}
@@ -243,6 +245,7 @@ def test_an_experiment_file_can_say_all_this(tmp_path: Path) -> None:
     assert config.server.unlabeled == 1000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rounds", "kept"), [(2, [1, 2, 3]), (0, [3])])
 def test_rounds_that_tune_alone_are_kept(rounds: int, kept: list[int], tmp_path: Path) -> None:
     """Also where none of them is evaluated; the control: tuning in all rounds."""

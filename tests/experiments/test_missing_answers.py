@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from fedshift.engine.round import before_rounds
 from fedshift.engine.run import run
 from fedshift.experiments.experiment import record
@@ -40,6 +42,7 @@ class FaultyEngine:
         )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_configured_run_goes_on(tmp_path: Path) -> None:
     training = {"rounds": 4, "steps": 1, "cohort": 4, "lr": 0.05, "on_bad_reply": "drop"}
     config = config_of("fedpals", method={"name": "fedpals", "ess": 0.9}, training=training)
@@ -62,6 +65,7 @@ def test_a_configured_run_goes_on(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_run_that_nobody_left_says_nothing_of_it(tmp_path: Path) -> None:
     config = config_of("fedavg", training={"rounds": 1, "steps": 1, "on_bad_reply": "drop"})
     record(tmp_path, config, prepare(config), lambda event: None)

@@ -92,6 +92,7 @@ def test_a_changed_file_of_a_moved_project_is_refused(project: Path) -> None:
         configured(place / "runs" / "cut")
 
 
+@pytest.mark.slow
 def test_a_run_folder_that_was_moved_alone_goes_on(project: Path, tmp_path: Path) -> None:
     """It says where it was trained, and so where its files are."""
     shutil.move(project / "runs" / "cut", tmp_path / "cut")
@@ -102,6 +103,7 @@ def test_a_run_folder_that_was_moved_alone_goes_on(project: Path, tmp_path: Path
     assert results(tmp_path / "cut") == results(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_folders_of_earlier_versions_go_on(project: Path) -> None:
     """Of those with absolute paths. Control: checkpoints of another configuration are refused."""
     folder, config = project / "runs" / "cut", load_config(project / "e.toml")
@@ -131,6 +133,7 @@ def test_folders_of_earlier_versions_go_on(project: Path) -> None:
         record_until(folder, config, None)
 
 
+@pytest.mark.slow
 def test_a_moved_comparison_goes_on(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -153,6 +156,7 @@ def test_a_moved_comparison_goes_on(
     assert "4 runs to do, 0 complete" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_comparison_of_an_earlier_version_goes_on(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

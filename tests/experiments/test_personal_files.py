@@ -146,6 +146,7 @@ def test_colours_on_grey_images_are_told() -> None:
     assert note("bits", clients=2) is None
 
 
+@pytest.mark.slow
 def test_a_run_of_one_round_on_grey_images(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -50,6 +50,7 @@ def by_hand(said: dict[str, Any], ids: list[int]) -> dict[str, float]:
     }
 
 
+@pytest.mark.slow
 def test_a_cohorts_weights_are_those_of_the_rounds(tmp_path: Path) -> None:
     """Summary, clients.csv, metrics.csv and events, each against weights solved by hand."""
     said, rounds = recorded(tmp_path / "run", config_of("fedpals", **MOST))
@@ -142,7 +143,7 @@ def test_lambda_is_given_where_all_rounds_have_the_same(tmp_path: Path) -> None:
     assert said["ess_fraction"] == pytest.approx(1.0)  # of the cohort's examples
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ditto", "feddrm"])
 def test_another_methods_lam_is_not_called_fedpals_lambda(name: str, tmp_path: Path) -> None:
     """Their `lam` weighs losses; the weights are sample sizes."""
@@ -227,7 +228,7 @@ def test_candidates_have_the_ess_of_their_rounds(tmp_path: Path) -> None:
     assert chosen["ess_fraction"] == said["ess_fraction"]
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("cohort", [None, 10])
 def test_weight_of_a_client_without_examples_is_no_reason_to_fail(
     cohort: int | None, tmp_path: Path

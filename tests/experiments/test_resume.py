@@ -75,6 +75,7 @@ def test_killed_after_the_last_round(tmp_path: Path) -> None:
     assert train_all.outcome.final.round == ROUNDS
 
 
+@pytest.mark.slow
 def test_rounds_between_checkpoints_are_played_again(tmp_path: Path) -> None:
     config = config_of("fedavg")
     assert record_until(tmp_path / "cut", config, 6, every=4) == [1, 2, 3, 4, 5, 6]
@@ -91,6 +92,7 @@ def test_another_configurations_checkpoints_are_refused(tmp_path: Path) -> None:
         )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_another_versions_measurements_are_told(tmp_path: Path) -> None:
     """Whole by its checksums, and of other columns than this version's."""
     config = config_of("fedavg")
@@ -210,7 +212,7 @@ def test_what_cannot_be_resumed_is_told(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
@@ -236,6 +238,7 @@ def test_other_data_are_refused(spoil: Any, message: str, tmp_path: Path) -> Non
         pass
 
 
+@pytest.mark.slow
 def test_other_versions_are_noted(tmp_path: Path) -> None:
     config = config_of("fedavg")
     record_until(tmp_path / "o", config, 3)

@@ -98,6 +98,7 @@ def test_other_folders_are_refused(trained: tuple[Path, Experiment], tmp_path: P
         load_router(folder, shape=SHAPE)
 
 
+@pytest.mark.slow
 def test_damaged_folders_are_refused(trained: tuple[Path, Experiment], tmp_path: Path) -> None:
     folder = copied(trained[0], tmp_path)
     model = folder / "model.safetensors"

@@ -54,6 +54,7 @@ def test_the_servers_rows_are_no_clients(tmp_path: Path) -> None:
     assert not np.array_equal(set_apart(task, 50, 1)[1], apart)
 
 
+@pytest.mark.slow
 def test_a_client_that_loses_a_label_is_named(tmp_path: Path) -> None:
     """Its one row of a label may be the server's. Controls: another seed, and no such row."""
     lines = [f"{s},{i % 7},{'xy'[i % 2]}" for s in "ab" for i in range(40)]
@@ -168,6 +169,7 @@ def natural(name: str, **tables: dict[str, object]) -> Config:
     )
 
 
+@pytest.mark.slow
 def test_tuning_on_penguins(tmp_path: Path) -> None:
     """Each island has the species that live there; the loss falls. Control: without rows."""
     made = natural("penguins")

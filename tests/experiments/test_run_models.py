@@ -111,6 +111,7 @@ def test_a_summary_follows_from_its_files(method: str, tmp_path: Path) -> None:
     assert written["final"]["target_accuracy"] == final["system_accuracy"]
 
 
+@pytest.mark.slow
 def test_another_head_has_other_numbers(tmp_path: Path) -> None:
     """The control: the comparison sees one client's head, of those that the server keeps."""
     folder = made(tmp_path / "run", "fedpac")
@@ -224,6 +225,7 @@ def spoilt(folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> 
     save_file(change(load_file(model)), model)
 
 
+@pytest.mark.slow
 def test_other_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"not a run folder \(no config.resolved.toml\); give one"):
         load_models(tmp_path)

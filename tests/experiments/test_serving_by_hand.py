@@ -24,6 +24,7 @@ from support.by_hand import Array
 from support.serving_by_hand import CLASSES, CLIENTS, Hand, Labels, played, prepared, softmax
 
 
+@pytest.mark.slow
 def test_the_clients_are_of_unequal_sizes_and_so_are_their_shares_of_tests() -> None:
     hand = played("feddrm")
     assert hand.sizes.max() > 2.5 * hand.sizes.min()
@@ -59,7 +60,7 @@ def test_the_metrics_can_be_told_apart() -> None:
     assert abs(known["mixture_accuracy"] - hand.right(uniform)) > 1e-3
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["ditto", "fedala_drm_repo"])
 def test_global_accuracy_is_the_servers_model(method: str) -> None:
     hand = played(method)
@@ -148,6 +149,7 @@ def test_risk_is_that_of_routing_by_the_posterior() -> None:
     assert abs(voted.mean() - wrong.mean()) > 1e-3  # the control
 
 
+@pytest.mark.slow
 def test_details_know_who_never_took_part() -> None:
     """Nothing is sent to the two of five that were not drawn."""
     hand = played("feddrm", 3)

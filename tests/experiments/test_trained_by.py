@@ -115,12 +115,13 @@ def test_a_backend_that_refuses_leaves_nothing(
     assert not (tmp_path / "a").exists()
 
 
+@pytest.mark.slow
 def test_a_run_is_announced_once_its_backend_fits(tmp_path: Path, capsys: Printed) -> None:
     assert typed(tmp_path, "mlp", "fedavg", "dense") == 0
     assert "run: 1 round" in capsys.readouterr().err
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["dense", "stacked", "channels-last"])
 def test_a_backend_is_tried_without_a_trace(backend: str) -> None:
     """One step of two clients of the next round, whoever they are; numbers stay the same."""
@@ -294,7 +295,7 @@ def test_the_lock_follows_who_goes_on(tmp_path: Path, capsys: Printed) -> None:
     assert "--backend" not in drawn.command
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("known", [True, False])
 def test_a_run_goes_on_by_its_own_backend(known: bool, tmp_path: Path, capsys: Printed) -> None:
     folder = interrupted(tmp_path, "dense")

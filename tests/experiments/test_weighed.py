@@ -18,6 +18,7 @@ def summarised(name: str, cohort: int | None = None, **method: Any) -> Any:
     return summary(run_experiment(config))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["iwerm", "fedpals_joint"])
 def test_the_numbers_are_those_of_the_weighed_examples(name: str) -> None:
     done, plain = summarised(name, clip=float("inf")), summarised("fedavg")
@@ -35,12 +36,14 @@ def test_the_numbers_are_those_of_the_weighed_examples(name: str) -> None:
     assert plain.distance > done.distance + 0.1
 
 
+@pytest.mark.slow
 def test_in_rounds_of_some_clients_they_are_means_over_the_rounds() -> None:
     done = summarised("fedpals_joint", cohort=4)
     assert 0 < done.ess < np.array(done.label_counts).sum()
     assert done.distance < summarised("fedavg", cohort=4).distance
 
 
+@pytest.mark.slow
 def test_a_clip_costs_distance() -> None:
     free, clipped = (summarised("fedpals_joint", clip=c) for c in (float("inf"), 1.0))
     assert clipped.distance > free.distance + 0.01

@@ -59,6 +59,7 @@ def test_when_checkpoints_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stopped.value.args == (130,)
 
 
+@pytest.mark.slow
 def test_the_order_of_a_run_folders_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With its configuration a folder can be resumed, with its summary it is complete."""
     from fedshift.experiments import folder as module
@@ -98,6 +99,7 @@ def test_a_new_key_makes_no_other_run_while_it_has_its_default() -> None:
     assert config_of("fedavg", training={"rounds": 5, "steps": 1}).identity != config.identity
 
 
+@pytest.mark.slow
 def test_checkpoints_of_the_version_before_are_accepted(tmp_path: Path) -> None:
     """What that version called this run, the data that ship with the package included."""
     config = validate(

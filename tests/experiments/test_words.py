@@ -253,6 +253,7 @@ def test_options_are_named_to_those_who_type_them(
         diagnose([[1, 2]], [0.3, 0.3])
 
 
+@pytest.mark.slow
 def test_what_is_set_by_an_option_is_placed_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -265,6 +266,7 @@ def test_what_is_set_by_an_option_is_placed_there(
     assert answer(capsys, *run, "shift.target=[1]").startswith("-c shift.target has")
 
 
+@pytest.mark.slow
 def test_every_command_that_reads_a_file_names_the_line_of_what_it_meets_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

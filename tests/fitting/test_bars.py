@@ -34,6 +34,7 @@ def notebook(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
     return shown
 
 
+@pytest.mark.slow
 def test_a_bar_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = notebook(monkeypatch)
     assert in_notebook()
@@ -46,6 +47,7 @@ def test_a_bar_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not shown
 
 
+@pytest.mark.slow
 def test_a_bar_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

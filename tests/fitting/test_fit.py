@@ -54,6 +54,7 @@ def test_the_issue_in_ten_lines(task: fs.Task, tmp_path: Path) -> None:
     assert result.summary.selection is not None
 
 
+@pytest.mark.slow
 def test_it_is_the_experiment_that_its_parts_make(task: fs.Task) -> None:
     """Bit for bit what `run` gives for the same federation, and `run_experiment` for its plan."""
     result = fs.fit(task, Net, lr=0.05, **QUICK)
@@ -93,6 +94,7 @@ def test_networks_of_all_kinds(task: fs.Task) -> None:
         fs.fit(task, "lenet", **QUICK)
 
 
+@pytest.mark.slow
 def test_the_head_is_named() -> None:
     """Control: another head gives other models, and the default is none of this network's."""
     task = hospitals("clients")
@@ -107,6 +109,7 @@ def test_the_head_is_named() -> None:
         fs.fit(task, net, method="fedper", head=4, **QUICK)
 
 
+@pytest.mark.slow
 def test_generators_of_the_process_stay(task: fs.Task) -> None:
     """Also after a net whose function seeds them; control: what the user draws is seen."""
 
@@ -134,6 +137,7 @@ def test_frozen_layers_stay(task: fs.Task) -> None:
     assert not torch.equal(after["head.weight"], net.head.weight)
 
 
+@pytest.mark.slow
 def test_the_statistics_of_a_frozen_norm_stay(task: fs.Task) -> None:
     """Control: those of one that is trained in part move."""
     body = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8))
@@ -199,6 +203,7 @@ def test_own_metrics(task: fs.Task, tmp_path: Path) -> None:
             fs.fit(task, Net, metrics=odd, **QUICK)
 
 
+@pytest.mark.slow
 def test_own_loss(task: fs.Task) -> None:
     """Cross-entropy by hand is the library's; another one is not; FedProx's term stays."""
     usual = fs.fit(task, Net, **QUICK)
@@ -218,6 +223,7 @@ def test_own_loss(task: fs.Task) -> None:
         fs.fit(task, Net, method="fedrs", loss=cross_entropy, **QUICK)
 
 
+@pytest.mark.slow
 def test_class_weights(task: fs.Task) -> None:
     """Those of 1 change nothing; by name, in order and "balanced" are the same where they agree."""
     usual = fs.fit(task, Net, **QUICK)
@@ -272,6 +278,7 @@ def test_networks_that_are_refused(task: fs.Task) -> None:
         fs.fit("patients.csv", Net)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_the_targets_rows_change_nothing_in_the_model() -> None:
     """Other rows of the held-out hospital, equal counts: the same model, other scores."""
     x, y, site = rows()
@@ -298,6 +305,7 @@ def test_errors_name_clients(task: fs.Task) -> None:
         fs.fit(task, Net, loss=fails, **QUICK)
 
 
+@pytest.mark.slow
 def test_schedules(task: fs.Task) -> None:
     """A function of the round; a constant one is lr itself, and half of the rate is not."""
     usual = fs.fit(task, Net, lr=0.2, **QUICK)

@@ -76,6 +76,7 @@ def test_loggers_finish_after_a_failure() -> None:
     assert logger.lines[-1] == "finished"
 
 
+@pytest.mark.slow
 def test_tensorboard(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -94,6 +95,7 @@ def test_tensorboard(tmp_path: Path) -> None:
     assert all(len(list(path.iterdir())) == 1 for path in tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_tensorboard_folders_name_the_method(tmp_path: Path) -> None:
     """Control: not where the user names the run."""
     pytest.importorskip("tensorboard")
@@ -145,6 +147,7 @@ def test_trackers_are_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
             make()
 
 
+@pytest.mark.slow
 def test_early_stopping_and_the_best_round() -> None:
     """By the estimate: the kept model is that of a shorter run; target rows play no part."""
     keys: dict[str, Any] = {"steps": 3, "lr": 1.5, "evaluate_every": 1, "progress": False}

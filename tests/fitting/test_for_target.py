@@ -35,6 +35,7 @@ def trained_odds(result: Result) -> float:
     return float(np.log(p[0] / p[1]))
 
 
+@pytest.mark.slow
 def test_odds_move_by_the_shares(result: Result) -> None:
     x, _, _ = rows()
     at = {t: odds(result.for_target([t, 1 - t]).predict(x)) for t in (0.1, 0.5, 0.9)}

@@ -41,6 +41,7 @@ def means(result: fs.Result) -> Tensor:
     return result.module().get_buffer("1.running_mean")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("as_model", [False, True])
 def test_the_statistics_of_a_network_of_ones_own_stay(as_model: bool) -> None:
     task = hospitals()

@@ -39,6 +39,7 @@ def folder_of(table: fs.Table, method: str, seed: int, setting: str = "") -> Pat
     return table.folder / "runs" / run.name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_runs_are_those_of_fit(jobs: int, tmp_path: Path) -> None:
     """Control: another seed, and another method, have other models."""
@@ -60,6 +61,7 @@ def test_runs_are_those_of_fit(jobs: int, tmp_path: Path) -> None:
     assert len(set(seen)) == len(seen)
 
 
+@pytest.mark.slow
 def test_options_of_a_method_of_ones_own_are_keywords() -> None:
     """Control: without the keyword the default counts, and fedavg has no such option."""
     table = fs.compare(hospitals(), Net, ["fedavg", mine], seeds=1, jobs=1, mu=5.0, **FAST)
@@ -84,6 +86,7 @@ def test_a_seed_twice_and_metrics_without_names_are_refused() -> None:
     assert table.row("fedavg").values("first")
 
 
+@pytest.mark.slow
 def test_a_metric_alone_counts_by_its_name() -> None:
     def first(p: Any, y: Any) -> float:
         return float(p[0, 0])
@@ -137,6 +140,7 @@ def test_a_grid_of_options_and_of_keys() -> None:
     assert (run.config.training.lr, run.config.model.hidden) == (0.1, (5, 4))
 
 
+@pytest.mark.slow
 def test_the_same_population_or_one_for_every_seed() -> None:
     """With vary="split" it is fit's of a task with that seed; control: the default is not."""
     task = hospitals()
@@ -148,6 +152,7 @@ def test_the_same_population_or_one_for_every_seed() -> None:
     assert "each cuts the data into clients and target anew" in apart.notes[0]
 
 
+@pytest.mark.slow
 def test_an_instance_starts_every_seed_alike_and_is_not_changed() -> None:
     net = nn.Linear(4, 2)
     before = net.weight.detach().clone()
@@ -158,6 +163,7 @@ def test_an_instance_starts_every_seed_alike_and_is_not_changed() -> None:
     assert not any("Every seed starts" in note for note in function.notes)
 
 
+@pytest.mark.slow
 def test_in_its_folder_it_goes_on(tmp_path: Path) -> None:
     """Complete runs are kept as they are; another network has runs of its own."""
     task = hospitals()
@@ -182,6 +188,7 @@ def test_another_task_in_the_same_folder_is_refused(tmp_path: Path) -> None:
         fs.compare(hospitals(n=300), Net, ["fedavg"], seeds=1, jobs=1, folder=tmp_path, **FAST)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of", ["client", "class"])
 def test_other_names_in_the_same_folder_are_refused(tmp_path: Path, of: str) -> None:
     """Of a complete run and of one under way; the same names go on."""
@@ -222,6 +229,7 @@ def test_an_interruption_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.M
     assert again.rows[0].moments is not None
 
 
+@pytest.mark.slow
 def test_methods_by_names_of_ones_choice_and_a_failure_that_names_the_client() -> None:
     def bad(setting: Setting) -> Algorithm:
         return replace(fedprox(setting, mu=0.0), local=replace(setting.local, lr=3e38))  # type: ignore[type-var]
@@ -292,6 +300,7 @@ def test_copies_of_a_process_with_threads_do_not_wait_for_them() -> None:
     assert (done.stdout, done.returncode) == ("2\n", 0), done.stderr
 
 
+@pytest.mark.slow
 def test_fedpals_chooses_its_ess_unless_it_is_given() -> None:
     chosen = fs.fit(hospitals(), Net, method="fedpals", progress=False, **FAST)
     assert chosen.summary.selection is not None

@@ -46,7 +46,7 @@ def tasks() -> dict[str, fs.Task]:
     return {"regression": prices(**keys), "multilabel": symptoms(**keys)}
 
 
-@pytest.mark.few(24)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("kind", ["regression", pytest.param("multilabel", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", sorted(recipes.__all__))
 def test_every_recipe_trains_or_says_in_one_sentence_why_not(
@@ -136,6 +136,7 @@ def test_heads_of_networks_with_several_inputs_are_their_own() -> None:
     assert not torch.equal(one["head.weight"], two["head.weight"])
 
 
+@pytest.mark.slow
 def test_labels_of_images() -> None:
     """Bytes are scaled to [-1, 1], as where classes are predicted."""
     draws = np.random.default_rng(0)

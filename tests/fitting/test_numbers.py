@@ -44,6 +44,7 @@ def least_squares(task: fs.Task, weights: list[float]) -> np.ndarray[Any, Any]:
     return np.linalg.lstsq(x, rows[:, -1] * np.sqrt(each), rcond=None)[0]
 
 
+@pytest.mark.slow
 def test_full_batches_reach_weighted_least_squares(task: fs.Task) -> None:
     """Control: the answer for FedAvg's weights is another one than for FedPALS'."""
     full = {"rounds": 120, "batch": 1000, "epochs": 1, "lr": 0.15, "progress": False}
@@ -57,6 +58,7 @@ def test_full_batches_reach_weighted_least_squares(task: fs.Task) -> None:
     assert abs(answers[0] - answers[1]).max() > 5e-3
 
 
+@pytest.mark.slow
 def test_fedpals_beats_fedavg_under_shift_of_the_numbers() -> None:
     keys = {"rounds": 20, "lr": 0.02, "batch": 32, "progress": False}
     plain = fs.fit(shifted(), "linear", method="fedavg", **keys)
@@ -114,6 +116,7 @@ def test_early_stopping_goes_by_the_smallest_estimate(task: fs.Task) -> None:
     assert max(estimates) == best + 3
 
 
+@pytest.mark.slow
 def test_own_losses_get_outputs_and_numbers(task: fs.Task) -> None:
     def squared(outputs: Tensor, y: Tensor) -> Tensor:
         return (outputs - y) ** 2
@@ -129,6 +132,7 @@ def test_own_losses_get_outputs_and_numbers(task: fs.Task) -> None:
     assert not same(pulled, usual)
 
 
+@pytest.mark.slow
 def test_saved_and_loaded(task: fs.Task, tmp_path: Path) -> None:
     rows = np.zeros((2, 3), np.float32)
     for net in (Net, "mlp"):
@@ -141,6 +145,7 @@ def test_saved_and_loaded(task: fs.Task, tmp_path: Path) -> None:
     np.testing.assert_allclose(script(torch.zeros(2, 3))[:, 0].detach(), again.predict(rows).values)
 
 
+@pytest.mark.slow
 def test_no_network_sees_the_number() -> None:
     """By name, too, and with several inputs: a perfect answer would be x's last column."""
     draws = np.random.default_rng(0)
@@ -165,6 +170,7 @@ def test_every_client_on_its_own_rows(task: fs.Task) -> None:
     assert own.metrics["rmse"] == pytest.approx(math.sqrt(mean))
 
 
+@pytest.mark.slow
 def test_tables_say_which_way_is_better(task: fs.Task, tmp_path: Path) -> None:
     """Of two rates, one of which hardly trains, validation chooses the other."""
     table = fs.compare(

@@ -90,6 +90,7 @@ def test_a_test_set_of_sequences_may_be_shorter_or_longer(length: int) -> None:
     assert ids[0, :length].tolist() == list(range(1, length + 1))
 
 
+@pytest.mark.slow
 def test_a_batch_beyond_all_examples_takes_no_more_room() -> None:
     """The same steps: control, half of the examples are others."""
     x = DRAWS.normal(size=(60, 3))

@@ -50,6 +50,7 @@ def test_the_call_is_on_the_page(tmp_path: Path) -> None:
     assert "Target: the client north, held out." in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vary", ["training", "split"])
 def test_the_runs_of_a_comparison_are_a_line_for_each_method(tmp_path: Path, vary: str) -> None:
     fs.compare(

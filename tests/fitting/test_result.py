@@ -71,6 +71,7 @@ def test_what_is_saved_is_loaded(result: Result, tmp_path: Path) -> None:
         result.save(folder)
 
 
+@pytest.mark.slow
 def test_a_network_that_cannot_be_found_again_is_asked_for(tmp_path: Path) -> None:
     def net(task: fs.Task) -> nn.Module:
         return nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
@@ -146,6 +147,7 @@ def test_personal_models() -> None:
         fs.fit(hospitals("clients"), Net, method="local_only", **QUICK).module()
 
 
+@pytest.mark.slow
 def test_accuracy_is_of_the_clients_own_models() -> None:
     """As `compare` and the estimate have it; control: FedAvg's vote is its one model."""
     x, y, site = rows()

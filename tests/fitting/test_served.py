@@ -77,6 +77,7 @@ def test_where_nothing_is_validated_the_shares_alone_correct(tmp_path: Path) -> 
         fs.fit(task, Net, prior="calibrated", **QUICK)
 
 
+@pytest.mark.slow
 def test_clients_that_serve_their_own_models() -> None:
     result = fs.fit(hospitals("clients"), Net, method="ditto", **QUICK)
     assert result.models.corrected is None
@@ -84,6 +85,7 @@ def test_clients_that_serve_their_own_models() -> None:
         fs.fit(hospitals("clients"), Net, prior="target", **QUICK)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "key",
     [{"class_weights": "balanced"}, {"loss": lambda z, y: -z.log_softmax(1)[range(len(y)), y]}],
@@ -100,6 +102,7 @@ def test_a_prior_that_there_is_not() -> None:
         fs.fit(hospitals(), Net, prior="calibrate", **QUICK)
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_is_corrected_once(tmp_path: Path) -> None:
     """Checkpoints hold the model as it is trained: they serve any prior."""
 
@@ -122,6 +125,7 @@ def test_a_run_that_goes_on_is_corrected_once(tmp_path: Path) -> None:
         fs.fit(hospitals(), Net, prior="none", resume=True, **keys)
 
 
+@pytest.mark.slow
 def test_compare_shows_both() -> None:
     table = fs.compare(hospitals(), Net, ["fedavg", "fedprox"], seeds=3, jobs=1, **QUICK)
     assert table.metric == "target_accuracy"

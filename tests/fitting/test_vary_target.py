@@ -25,6 +25,7 @@ def task() -> fs.Task:
     return fs.Task.from_arrays(x.astype(np.float32), y, client=sites, target="pooled")
 
 
+@pytest.mark.slow
 def test_each_run_is_fit_of_the_task_with_that_target(task: fs.Task, tmp_path: Path) -> None:
     table = fs.compare(
         task, "linear", ["fedavg", "fedpals"], vary="target", ess=0.5, jobs=1,
@@ -118,6 +119,7 @@ def test_losses_are_worst_where_they_are_large(task: fs.Task) -> None:
     assert runs["target_loss_corrected"].tolist()[4:] == list(moved.values())
 
 
+@pytest.mark.slow
 def test_a_corrected_metric_is_shown_as_its_own_kind(task: fs.Task) -> None:
     keys: dict[str, Any] = {"vary": "target", "jobs": 1, "backend": "dense", **SETTINGS}
     shares, losses = (
@@ -130,6 +132,7 @@ def test_a_corrected_metric_is_shown_as_its_own_kind(task: fs.Task) -> None:
     assert "smaller is better" not in shares.notes[0]
 
 
+@pytest.mark.slow
 def test_a_table_over_targets_speaks_of_targets(task: fs.Task) -> None:
     """Control: one over seeds speaks of seeds."""
     same: dict[str, Any] = {"one": "fedavg", "same": "fedavg"}
@@ -145,6 +148,7 @@ def test_a_table_over_targets_speaks_of_targets(task: fs.Task) -> None:
     assert all("mean over seeds" in caption for caption in plain.plots())
 
 
+@pytest.mark.slow
 def test_the_notes_say_how_many_rows_test_and_which_labels_are_one_clients() -> None:
     """Control: without the label that only "c" has, nothing is said of it."""
     draws = np.random.default_rng(0)

@@ -19,6 +19,7 @@ FAST: dict[str, Any] = {"rounds": 2, "steps": 2, "evaluate_every": 1, "progress"
 UNUSED = "ditto: the target is served by the global model, which is FedAvg's; the clients' own"
 
 
+@pytest.mark.slow
 def test_personal_models_that_a_target_elsewhere_leaves_unused_are_named(tmp_path: Path) -> None:
     """In the result, its report and the table. Controls: FedAvg, and clients that are tested."""
     result = fs.fit(hospitals(), Net, method="ditto", **FAST)

@@ -79,6 +79,7 @@ class Coming(Named):
         return NODES[: 1 + self.looks // 8]
 
 
+@pytest.mark.slow
 def test_missing_clients_are_named_as_they_come(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -131,6 +132,7 @@ class Late(Named):
         return super().push_messages(sent)
 
 
+@pytest.mark.slow
 def test_late_joiners_and_refusals_are_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -166,6 +168,7 @@ class Silent(Named):
         return [r for r in replies if r.metadata.src_node_id == NODES[2]] + [failing]
 
 
+@pytest.mark.slow
 def test_scores_that_are_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An event and a line with the reason, in the report, and beside the estimate."""
     text = brief()
@@ -189,6 +192,7 @@ def test_scores_that_are_missing(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert not [e for e in events if e["event"] == "unscored" or "scored_by" in e]
 
 
+@pytest.mark.slow
 def test_answers_about_data_and_scores_of_sites(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -148,6 +148,7 @@ LIES = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("lie", LIES)
 def test_sums_that_no_examples_have(lie: str, honest: Played) -> None:
     """The liar is left out and named; the others' calibrator is theirs."""
@@ -158,6 +159,7 @@ def test_sums_that_no_examples_have(lie: str, honest: Played) -> None:
     assert "sums" in str(event["reason"])
 
 
+@pytest.mark.slow
 def test_sums_of_more_examples_than_it_has() -> None:
     """Sums of each example a million times are possible, and would be all of the calibrator."""
     played, honest = Played(times(1e6)), Played()

@@ -86,6 +86,7 @@ def test_init_takes_and_refuses_what_the_page_says(name: str) -> None:
             check_start(config)
 
 
+@pytest.mark.slow
 def test_whole_models_of_private_sets_are_not_scored() -> None:
     for mode in ("private", "public"):
         text = experiment("labelset_fedavg", SERVER, mode=mode)
@@ -154,6 +155,7 @@ def test_a_target_of_the_servers(name: str, tmp_path: Path) -> None:
         assert (one / file).read_bytes() == (there / file).read_bytes(), file
 
 
+@pytest.mark.slow
 def test_a_report_of_sites(tmp_path: Path) -> None:
     """Pages and summaries do without what no site can know."""
     from fedshift.cli.results import draw, run_json

@@ -72,6 +72,7 @@ def test_sums_alone_leave_a_client(runs: tuple[Path, Path, Watched]) -> None:
     assert sum(width.values()) == (K + 1) ** 2 + 2 * K + 2
 
 
+@pytest.mark.slow
 def test_a_target_without_a_calibrator_asks_for_scores_alone(tmp_path: Path) -> None:
     text = experiment("target")
     grid = Watched(text, tmp_path / "there", tmp_path / "kept")
@@ -126,6 +127,7 @@ class Liar(Watched):
         return replies
 
 
+@pytest.mark.slow
 def test_sums_of_more_examples_than_a_client_was_dealt(
     runs: tuple[Path, Path, Watched], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,6 +146,7 @@ def test_sums_of_more_examples_than_a_client_was_dealt(
     assert sum(summary_of(free)["corrected"]["counts"]) > 100 * sum(honest)
 
 
+@pytest.mark.slow
 def test_what_the_server_waits_for_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,6 +157,7 @@ def test_what_the_server_waits_for_is_named(
     assert "have answered message 1 of the calibration" in texts
 
 
+@pytest.mark.slow
 def test_what_deploy_init_refuses() -> None:
     assert check_start(configured(experiment("calibrated"))) == ""
     none = {"name": "fashion-mnist-mini", "limit": 400, "validation": 0.0}
@@ -181,6 +185,7 @@ def test_sites_that_score_their_own_test_rows() -> None:
     assert configured(table).training.prior == "target"
 
 
+@pytest.mark.slow
 def test_sites_calibrate_a_model_for_the_servers_own_examples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

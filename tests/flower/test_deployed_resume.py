@@ -218,6 +218,7 @@ def test_the_deployed_app_goes_on(method: str, tmp_path: Path) -> None:
     assert files(tmp_path / "run-2") == files(here)
 
 
+@pytest.mark.slow
 def test_there_may_be_nothing_to_go_on_from(tmp_path: Path) -> None:
     with pytest.raises(Dies):
         served(text_of("scaffold"), tmp_path / "run", last=1)

@@ -58,6 +58,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Watched]
     return here(text, place / "here"), grid.serve(), grid
 
 
+@pytest.mark.slow
 def test_the_router_is_that_of_one_process(runs: tuple[Path, Path, Watched]) -> None:
     one, there, _ = runs
     x = torch.rand(50, 1, 28, 28, generator=torch.Generator().manual_seed(1))
@@ -76,6 +77,7 @@ def test_the_router_is_that_of_one_process(runs: tuple[Path, Path, Watched]) -> 
     assert same(load_router(one).from_moments(clients), moment, x)
 
 
+@pytest.mark.slow
 def test_heads_and_examples_stay_at_their_sites(runs: tuple[Path, Path, Watched]) -> None:
     one, there, grid = runs
     private = read_parts(one / "model.safetensors")["client0.private"]
@@ -105,6 +107,7 @@ def test_heads_and_examples_stay_at_their_sites(runs: tuple[Path, Path, Watched]
         loaded.module()
 
 
+@pytest.mark.slow
 def test_own_models_have_the_accuracies_of_one_process(runs: tuple[Path, Path, Watched]) -> None:
     one, there, _ = (served(run) if isinstance(run, Path) else {} for run in runs)
     assert {name: there[name] for name in OWN} == {name: one[name] for name in OWN}
@@ -131,6 +134,7 @@ def test_a_server_that_dies_while_the_router_is_fitted(
         assert (out / name).read_bytes() == (runs[1] / name).read_bytes(), name
 
 
+@pytest.mark.slow
 def test_by_moments_alone(runs: tuple[Path, Path, Watched], tmp_path: Path) -> None:
     grid = Watched(experiment(), tmp_path / "run", tmp_path / "kept", refit=False)
     out = grid.serve()
@@ -143,6 +147,7 @@ def test_by_moments_alone(runs: tuple[Path, Path, Watched], tmp_path: Path) -> N
         load_router(out, fit="momnet")  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_what_the_server_waits_for_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(awaited, "LONG", 0.0)
     out = Watched(experiment(), tmp_path / "run", tmp_path / "kept", refit=False).serve()
@@ -188,6 +193,7 @@ def test_a_client_that_is_gone_or_sends_nonsense(tmp_path: Path) -> None:
     assert any("no moment layer: client 2 sent [], not ['n'" in why for why in told["why"])
 
 
+@pytest.mark.slow
 def test_a_client_that_claims_moments_of_more_examples(tmp_path: Path) -> None:
     """It would count for more in the router: the fit is left out, with the reason."""
 
@@ -206,6 +212,7 @@ def test_a_client_that_claims_moments_of_more_examples(tmp_path: Path) -> None:
     assert any("client 2 sent sums of more examples than it has" in why for why in told["why"])
 
 
+@pytest.mark.slow
 def test_a_damaged_file_of_fits(runs: tuple[Path, Path, Watched], tmp_path: Path) -> None:
     router, path = load_router(runs[1]), tmp_path / "router.safetensors"
     whole = (runs[1] / "router.safetensors").read_bytes()

@@ -62,7 +62,7 @@ class Noisy(torch.nn.Module):
         return self.inner(x + torch.randn_like(x) if self.training else x)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "moon", "ditto", "fedsam"])
 def test_networks_that_draw_are_the_same_on_flower(name: str, federated: Any) -> None:
     """Clients there know nothing of what a look at the network showed here."""
@@ -79,6 +79,7 @@ def test_networks_that_draw_are_the_same_on_flower(name: str, federated: Any) ->
     assert ends[0].loss == ends[1].loss != ends[2].loss
 
 
+@pytest.mark.slow
 def test_bfloat16_is_the_same_on_flower(setting: Setting, federated: Any) -> None:
     federation = federated()
     other = replace(setting, local=replace(setting.local, precision="bfloat16"))

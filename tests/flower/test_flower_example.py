@@ -25,6 +25,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Any:
         del sys.modules[name]
 
 
+@pytest.mark.slow
 def test_the_example_runs(example: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """Both strategies, by the app's own ServerApp; FedPALS is better where the model is used."""
     found = {}

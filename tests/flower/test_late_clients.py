@@ -60,7 +60,7 @@ def grid_of(algorithm: Any, federation: Federation, changed: Any = None) -> Loca
     return LocalGrid(client_app(changed or sites(algorithm, federation)), len(SIZES))
 
 
-@pytest.mark.few(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MAKE)
 def test_a_late_client_counts_as_one_that_dropped_out_before(
     name: str, setting: Setting, federation: Federation
@@ -111,6 +111,7 @@ def test_methods_that_mix_all_counts_wait_for_all(setting: Setting, federation: 
         list(joining(strategy, grid_of(algorithm, federation)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("come", [0, 3])
 def test_a_run_goes_on_with_others_than_it_began_with(
     come: int, setting: Setting, federation: Federation
@@ -133,6 +134,7 @@ def test_a_run_goes_on_with_others_than_it_began_with(
         assert apart(whole[-1], played[-1]) == []
 
 
+@pytest.mark.slow
 def test_other_counts_than_before_are_refused_when_it_comes_back(
     setting: Setting, federation: Federation, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -178,6 +178,7 @@ def test_errors_of_a_sites_function_stay_there(
     assert "patient 17" in caplog.text  # of the client's own log
 
 
+@pytest.mark.slow
 def test_data_that_change_while_a_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,6 +208,7 @@ def test_data_that_change_while_a_run_goes_on(
     assert re.search(r"tested on \d+ of \d+ test examples: the others are at clients", notes)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_the_same_data_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,6 +244,7 @@ def test_a_site_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         deploy(monkeypatch, folders, tmp_path / "run", resolved(tmp_path), absent)
 
 
+@pytest.mark.slow
 def test_models_that_stay_at_their_sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ditto: each is tested on its own site's rows, with the accuracies of one process."""
     table = joined()
@@ -266,6 +269,7 @@ LIES = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("case", LIES)
 def test_answers_that_are_none(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A site that sends what no data are is named, before anything is made of it."""

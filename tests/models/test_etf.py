@@ -105,6 +105,7 @@ def test_only_a_linear_head_is_replaced() -> None:
         with_etf(LeNet(1, 28, 10), temperature=0.0)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_every_network_takes_it_from_a_file(name: str) -> None:
     config = Network(name=name, classifier="etf", temperature=0.25)

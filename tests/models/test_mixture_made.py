@@ -56,6 +56,7 @@ def test_the_likelihood_is_the_mixtures_of_scipy(low: float, high: float, compon
     assert (np.abs(got["log_density"].numpy() - bare).max() > 1e-3) == (high - low != 2)
 
 
+@pytest.mark.slow
 def test_it_integrates_to_one() -> None:
     """By the trapezoidal rule, over one input and over two."""
     line, plane = mixture(1, low=-2.0, high=3.0), mixture(2, hidden=(6,), components=2)

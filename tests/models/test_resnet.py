@@ -55,7 +55,7 @@ def test_sizes_are_those_of_the_published_networks(depth: int, parameters: int) 
     assert len(convolutions) - shortcuts + 1 == depth
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [18, 50])
 @pytest.mark.parametrize(("stem", "side"), [("imagenet", 64), ("cifar", 16)])
 @pytest.mark.parametrize("norm", ["batch", "group"])
@@ -117,6 +117,7 @@ def test_other_networks_are_refused(options: dict[str, Any], message: str) -> No
         ResNet(**({"depth": 18, "classes": 5} | options))
 
 
+@pytest.mark.slow
 def test_a_group_normed_network_has_no_buffers_and_learns() -> None:
     model = build(lambda: ResNet(18, 5, norm="group", stem="cifar"), seed=0)
     params, buffers = model.init()
@@ -232,7 +233,7 @@ def torchvision_like(net: ResNet) -> dict[str, Tensor]:
     return {f"their.{k}": v for k, v in enumerate([*values, *head])}
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("projection", [None, 16])
 def test_weights_are_copied_up_to_the_classifier(projection: int | None) -> None:
     net = ResNet(18, 5, projection=projection)

@@ -93,7 +93,7 @@ def changed(folder: Path, change: Callable[[dict[str, Any]], Any]) -> Path:
     return folder / "odd.pth"
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -150,6 +150,7 @@ class Command:
         return Path.touch, (Path("was-here"),)
 
 
+@pytest.mark.slow
 def test_nothing_in_a_checkpoint_is_executed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,6 +163,7 @@ def test_nothing_in_a_checkpoint_is_executed(
     assert Path("was-here").exists()  # the file would have done it
 
 
+@pytest.mark.slow
 def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match='there is no file ".*gone.pth"; name one that is there'):
         from_file(ResNet(18, 5), 18, tmp_path / "gone.pth")
@@ -175,7 +177,7 @@ def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
             from_file(ResNet(18, 5), 18, tmp_path / name)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("both", [True, False])
 def test_a_file_takes_torchvisions_place(
     both: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -278,7 +278,7 @@ DAMAGED = {
 }
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("text", DAMAGED.values(), ids=DAMAGED)
 def test_a_damaged_note_is_one_message(text: str, tmp_path: Path) -> None:
     done = reproduce(replace(FEDAVG, out=tmp_path, seeds=(0,), rounds=1))
@@ -291,6 +291,7 @@ def test_a_damaged_note_is_one_message(text: str, tmp_path: Path) -> None:
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_where_the_last_round_counts_a_run_that_diverged_has_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,6 +87,7 @@ def test_every_rows_method_and_options(name: str) -> None:
     assert found == expected
 
 
+@pytest.mark.slow
 def test_the_figures_rows_and_networks() -> None:
     lams = [row.options["lam"] for row in study("feddrm/fig4").rows]
     assert lams == [lam for lam in (0.1, 0.3, 0.5, 0.7, 0.8, 0.9) for _ in range(3)]

@@ -43,7 +43,7 @@ def request_of(name: str, out: Path) -> Request:
     return Request(name, out, sets, rounds=2 if figures()[name].rounds else None)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_figure_is_drawn_in_small(name: str, tmp_path: Path) -> None:
     figure = figures()[name]
@@ -106,6 +106,7 @@ def test_each_row_of_looks_is_its_look(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------- partitions
 
 
+@pytest.mark.slow
 def test_partitions_are_those_of_the_runs() -> None:
     column = study("feddrm/table1").columns[1]
     assert column.split == "SPC=5"

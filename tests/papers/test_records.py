@@ -49,6 +49,7 @@ def keep(path: Path, wanted: Callable[[str], bool]) -> None:
     path.write_bytes(gzip.compress("".join(kept).encode()))
 
 
+@pytest.mark.slow
 def test_a_table_goes_on_from_records(small: Path, published: tuple[Path, Reproduced]) -> None:
     """What is recorded is not trained, in other tables either; publishing again changes nothing."""
     before = {p.name: p.read_bytes() for p in (small / "table1").iterdir()}
@@ -76,12 +77,14 @@ def test_only_what_is_not_recorded_is_trained(
         assert (f"{value.seed} `{value.run.id}`" in page) == (value.seed == 0)
 
 
+@pytest.mark.slow
 def test_records_that_a_part_does_not_read_stay(small: Path) -> None:
     whole = (small / "table1" / RECORDS).read_bytes()
     reproduce(replace(MINI, out=small, publish=small, seeds=(1,)))
     assert (small / "table1" / RECORDS).read_bytes() == whole
 
 
+@pytest.mark.slow
 def test_a_folder_comes_before_a_record(
     small: Path, published: tuple[Path, Reproduced], tmp_path: Path
 ) -> None:
@@ -112,6 +115,7 @@ def without(name: str, key: str = "") -> Callable[[bytes], bytes]:
     return change
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("damage", "message"),
     [

@@ -144,6 +144,7 @@ def test_tables_share_runs_and_figures_are_drawn(copied: Path) -> None:
         assert f"![{drawing}]({drawing})" in (copied / target / "table.md").read_text()
 
 
+@pytest.mark.slow
 def test_nothing_is_trained_when_the_table_is_only_drawn(tmp_path: Path) -> None:
     done = reproduce(replace(MINI, out=tmp_path, train=False))
     assert done.report.trained == ()
@@ -175,6 +176,7 @@ def test_reduced_cells_say_so_and_the_papers_rounds_do_not(
     assert "Changed from the protocol: model.name=linear." in done.outcome.notes
 
 
+@pytest.mark.slow
 def test_every_cell_links_to_its_runs(finished: tuple[Path, Reproduced]) -> None:
     folder = finished[0] / "table1"
     for page, pattern in (("table.md", r"\]\((\.\./runs/[^)]*)\)"), ("index.html", 'href="(.*?)"')):
@@ -276,6 +278,7 @@ def test_a_method_that_is_not_there_is_said(
         reproduce(replace(MINI, out=tmp_path, methods=("fedprox",)))
 
 
+@pytest.mark.slow
 def test_a_damaged_run_is_named(copied: Path, finished: tuple[Path, Reproduced]) -> None:
     name = cell(finished[1], "FedAvg").values[0].run.name
     (copied / "runs" / name / "summary.json").write_text("{")

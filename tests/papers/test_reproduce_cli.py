@@ -146,6 +146,7 @@ def test_missing_data_are_named_and_the_rest_is_done(
     assert "0.20 ± 0.01" in Path("reproduced/table3/table.md").read_text()
 
 
+@pytest.mark.slow
 def test_tables_are_listed(call: Callable[..., tuple[int, str, str]]) -> None:
     code, out, _ = call()
     assert code == 0
@@ -169,6 +170,7 @@ def test_interrupting_keeps_the_table_and_is_code_130(
     assert "0 of 8 seeds" in Path("reproduced/table1/table.md").read_text()
 
 
+@pytest.mark.slow
 def test_terminating_is_code_143_as_for_other_commands(
     call: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,6 +261,7 @@ def test_options_that_some_run_cannot_take_are_met_first(
     assert not list(Path().iterdir())
 
 
+@pytest.mark.slow
 def test_too_few_rounds_for_tuning_is_one_message(
     call: Callable[..., tuple[int, str, str]], untrained: list[str]
 ) -> None:
@@ -275,6 +278,7 @@ def test_too_few_rounds_for_tuning_is_one_message(
     assert len(untrained) == 1
 
 
+@pytest.mark.slow
 def test_shares_of_tuning_that_rounding_changes_are_told(
     call: Callable[..., tuple[int, str, str]],
 ) -> None:
@@ -294,6 +298,7 @@ def test_shares_of_tuning_that_rounding_changes_are_told(
     assert notes("8")["FedAvgFT, 12.5 % tuning, vote"] == "8 of 80 rounds, 0 of 3 seeds"
 
 
+@pytest.mark.slow
 def test_tuning_without_a_grid_is_refused(
     call: Callable[..., tuple[int, str, str]], untrained: list[str]
 ) -> None:

@@ -63,7 +63,7 @@ def _set(key: str, value: Any) -> Callable[[dict[str, Any]], Any]:
     return lambda summary: summary.update({key: value})
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -119,6 +119,7 @@ def test_one_of_several_candidates_is_looked_at_before_the_others_are_trained(
     assert not (tmp_path / "runs" / names[2]).exists()
 
 
+@pytest.mark.slow
 def test_a_grid_that_cannot_be_chosen_from_is_met_before_training(
     one: tuple[Request, Path],
 ) -> None:
@@ -130,7 +131,7 @@ def test_a_grid_that_cannot_be_chosen_from_is_met_before_training(
     assert [run.name for run in folder.parent.iterdir()] == [folder.name]
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -160,6 +161,7 @@ def test_what_is_whole_goes_on(one: tuple[Request, Path]) -> None:
     assert reproduce(one[0]).report.trained == ()
 
 
+@pytest.mark.slow
 def test_damage_in_a_grid_is_met_before_training(one: tuple[Request, Path]) -> None:
     request, folder = one
     (folder / "lock.json").write_text("[]")
@@ -204,6 +206,7 @@ def test_tuned_values_of_other_tables_do_no_harm(tmp_path: Path) -> None:
     assert dict(done.outcome.cells[0].options) == {"alpha": 0.1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
@@ -298,6 +301,7 @@ def test_options_without_a_table(options: str, named: str, refused: Callable[...
     )
 
 
+@pytest.mark.slow
 def test_the_list_names_what_may_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     list_tables((), as_json=False)
     said = capsys.readouterr().out

@@ -215,6 +215,7 @@ def test_risk_is_averaged_at_the_same_coverage() -> None:
     assert half == pytest.approx((0.275 + 0.25) / 2)
 
 
+@pytest.mark.slow
 def test_the_foot_says_whether_routing_beats_the_global_model(
     drawn: tuple[Path, Reproduced],
 ) -> None:
@@ -276,6 +277,7 @@ def changed(drawn: tuple[Path, Reproduced], place: Path, change: Callable[[Any],
     return replace(HEART, out=place, train=False)
 
 
+@pytest.mark.slow
 def test_runs_of_versions_without_details_have_a_table_and_bars(
     drawn: tuple[Path, Reproduced], tmp_path: Path
 ) -> None:
@@ -284,7 +286,7 @@ def test_runs_of_versions_without_details_have_a_table_and_bars(
     assert [p.name for p in (tmp_path / "heart").glob("*.svg")] == ["heart-disease-M=4.svg"]
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seeds", "found"),
     [
@@ -320,7 +322,7 @@ def test_a_router_that_was_not_refitted_is_told_with_its_reason(
     assert left.value.exit_code == 3
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
@@ -340,6 +342,7 @@ def test_damaged_details_are_named(
     assert "Train it again under another --out" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_its_runs_have_pages(drawn: tuple[Path, Reproduced]) -> None:
     value = next(c for c in drawn[1].outcome.cells if c.row.label == "FedDRM, mixture").values[0]
     run = read_run(drawn[0] / "out" / "runs" / value.run.name)

@@ -42,6 +42,7 @@ def methods(name: str) -> list[str]:
     return [row.label for row in study(name).rows]
 
 
+@pytest.mark.slow
 def test_figures_have_the_papers_data_and_methods() -> None:
     everything = ["FedPALS", "FedAvg", "FedProx", "SCAFFOLD", "AFL", "FedRS", "Oracle"]
     assert columns("fedpals/fig2") == [f"cifar-10 C={c}" for c in range(2, 11)]

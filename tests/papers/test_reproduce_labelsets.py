@@ -156,6 +156,7 @@ def test_the_overlap_and_scaling_studies() -> None:
     assert all(19_800 <= s["clients"] * s["samples"] <= 20_000 for s in shifts)
 
 
+@pytest.mark.slow
 def test_what_is_compared_with_what() -> None:
     against = {r.label: r.against for r in study("labelsets/sweep").rows}
     assert against["private FedAvg"] == "public FedAvg"
@@ -296,6 +297,7 @@ def check_bytes(done: Reproduced) -> None:
         assert kb[split, "private, down"] == pytest.approx((4 * 785 * 2 + 16) / 1000)
 
 
+@pytest.mark.slow
 def test_what_is_reduced_is_said(tmp_path: Path) -> None:
     done = small("sweep", tmp_path, splits=("C=3",), methods=("fedavg",), seeds=(0,), train=False)
     notes = " ".join(done.outcome.notes)

@@ -42,6 +42,7 @@ def test_rows_of_a_column_share_everything_but_their_weights() -> None:
         assert row.against in ("", "-", f"FedAvg, {WORST}")
 
 
+@pytest.mark.slow
 def test_the_study_in_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two rows and two seeds; cells are the mean, and the least, of the last rounds."""
     short = {row.key: replace(row, options={**row.options, "density_rounds": 1, "hidden": (4,)})

@@ -94,6 +94,7 @@ def test_the_small_column_is_what_the_papers_was_until_now() -> None:
         )
 
 
+@pytest.mark.slow
 def test_the_small_column_comes_only_when_it_is_named() -> None:
     for table in ("fedpals/table1", "fedpals/table2", "fedpals/table4"):
         plain = narrowed(study(table), (), (), ())
@@ -104,6 +105,7 @@ def test_the_small_column_comes_only_when_it_is_named() -> None:
         ]
 
 
+@pytest.mark.slow
 def test_tuned_values_and_overrides_go_before_a_columns_own() -> None:
     tuned = configs("fedpals/table1", "pacs", tuned={("pacs C=6", "FedProx"): {"mu": 0.1}})
     assert tuned["FedProx"].method.options == {"mu": 0.1}
@@ -138,6 +140,7 @@ def absent(name: str) -> Any:
     raise ImportError(f"No module named {name!r}")
 
 
+@pytest.mark.slow
 def test_images_that_are_too_small_are_a_problem_of_their_column_alone(plan: Plan) -> None:
     (told,) = problems(plan, "pacs")
     assert told is not None
@@ -146,7 +149,7 @@ def test_images_that_are_too_small_are_a_problem_of_their_column_alone(plan: Pla
     assert problems(plan, "pacs-96") == {None}
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "told"),
     [
@@ -166,6 +169,7 @@ def test_a_missing_package_is_a_problem_with_its_cure(
     assert problems(plan, "pacs-96") == {None}
 
 
+@pytest.mark.slow
 def test_notes_call_default_only_what_nobody_set(tmp_path: Path) -> None:
     plan = Plan(narrowed(study("fedpals/table1"), ("pacs-96",), (), ()))
     cells = [replace(cell, problem=None) for cell in collect(plan, Store(tmp_path), {})]
@@ -211,6 +215,7 @@ def test_the_wilds_metric_is_tabulated(tmp_path: Path, monkeypatch: pytest.Monke
         reproduce(request)
 
 
+@pytest.mark.slow
 def test_the_size_of_images_can_be_changed(plan: Plan) -> None:
     """The column looks for images of the new size, and its runs have it."""
     asked = Request(
@@ -229,6 +234,7 @@ def test_the_size_of_images_can_be_changed(plan: Plan) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_size_is_refused_where_images_have_one_size() -> None:
     asked = Request("fedpals/table1", Path("out"), train=False, overrides=("data.size=64",))
     with pytest.raises(

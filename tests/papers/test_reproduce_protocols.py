@@ -103,6 +103,7 @@ def test_validation_decides_and_never_the_test_set() -> None:
         pick([nothing, nothing], metric)
 
 
+@pytest.mark.slow
 def test_tuned_values_can_ship_with_the_protocol() -> None:
     shipped = shipped_tuning(study("fedpals/table1"))
     assert shipped.name == "fedpals_tuned.json"

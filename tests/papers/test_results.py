@@ -47,6 +47,7 @@ def drawn(table: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return place
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "table", [t if t in QUICK else pytest.param(t, marks=pytest.mark.slow) for t in TABLES]
 )

@@ -24,6 +24,7 @@ def test_measured_tables_are_those_of_the_results() -> None:
     assert {name for name, _ in here} <= set(targets())
 
 
+@pytest.mark.slow
 def test_every_target_has_a_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDSHIFT_DATA", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

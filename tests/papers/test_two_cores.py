@@ -35,6 +35,7 @@ def made_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield write_images(tmp_path_factory.mktemp("images"), patch)
 
 
+@pytest.mark.slow
 def test_baselines_as_published_stand_beside_the_authors_runs() -> None:
     table = study("feddrm/table1-published")
     methods = {r.label: (r.method, r.against) for r in table.rows}
@@ -130,6 +131,7 @@ def test_the_margin_over_each_group_of_rivals() -> None:
 # ------------------------------------------------------------------------- on two cores
 
 
+@pytest.mark.slow
 def test_six_hours_of_two_cores() -> None:
     """66 runs of 80 rounds at 6.2 s, FedSAMFT's at twice that."""
     table = study("feddrm/cifar10")
@@ -145,6 +147,7 @@ def test_six_hours_of_two_cores() -> None:
     assert (tuned["fedavgft"], tuned["fedbabu_drm_repo"]) == (10, 20)
 
 
+@pytest.mark.slow
 def test_a_forecast_counts_what_is_left(tmp_path: Path) -> None:
     plan = make_plan(Request("feddrm/cifar10", tmp_path, rounds=8, methods=("feddrm",)))
     store = Store(tmp_path)

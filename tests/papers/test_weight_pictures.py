@@ -62,6 +62,7 @@ def notes(drawn: str) -> list[str]:
     return re.findall(r"<title>([^<]*)</title></(?:circle|polygon)>", drawn)
 
 
+@pytest.mark.slow
 def test_figure_1_shows_clients_target_and_mixtures(tmp_path: Path) -> None:
     """Any three labels: the marks are the marginals, and what FedPALS mixes at its ESS."""
     path = tmp_path / "counts.csv"
@@ -130,6 +131,7 @@ def test_options_of_other_targets_are_refused(args: list[str], message: str, cal
     assert not list(Path().iterdir())
 
 
+@pytest.mark.slow
 def test_a_picture_is_written_with_its_numbers(call: Call) -> None:
     """Twice the same bytes; the numbers are those of `pals_weights`."""
     Path("counts.csv").write_text(COUNTS)
@@ -183,6 +185,7 @@ def test_figure_4_has_a_line_per_ess_and_dots_of_fedavg(
     assert "<svg" in Path("reproduced/fig4/iwildcam-weights.svg").read_text()
 
 
+@pytest.mark.slow
 def test_a_picture_without_its_data_says_how_to_get_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call
 ) -> None:

@@ -46,6 +46,7 @@ def played(method: Algorithm, federation: Federation, rounds: int, size: int = 6
     return done[1:]
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
 def test_a_claim_moves_no_weight_above_the_cap(
     make: Make, setting: Setting, federated: Any
@@ -66,6 +67,7 @@ def test_without_a_cap_the_claim_is_all(setting: Setting, federated: Any) -> Non
         assert float(free.weights[LIAR]) > 0.999999, name
 
 
+@pytest.mark.slow
 def test_a_cap_of_one_changes_no_bits(setting: Setting, federated: Any) -> None:
     plain, one = federated(), under(federated(), 1.0)
     for make in (recipes.fedavg, recipes.fedas, recipes.afl, recipes.labelset_fedavg):

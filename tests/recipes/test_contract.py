@@ -54,6 +54,7 @@ def test_all_recipes_are_covered() -> None:
     assert {name.split()[0] for name in MAKE} >= set(recipes.__all__)
 
 
+@pytest.mark.few(30)
 @each
 def test_inputs_are_not_written_to(make: Make, setting: Setting, federated: Any) -> None:
     algorithm, federation = make(setting), federated()
@@ -85,7 +86,7 @@ def test_the_same_run_twice_is_the_same(make: Make, setting: Setting, federated:
     assert not equal(first, other)  # the control: another seed is another run
 
 
-@pytest.mark.few(20)
+@pytest.mark.few(8)
 @each
 def test_parts_are_two_levels_of_tensors_of_stable_shape(
     make: Make, setting: Setting, federated: Any
@@ -183,6 +184,7 @@ def test_saved_and_read_in_the_middle(
     assert not equal(whole, last(run(algorithm, federation, ROUNDS, cohort=4, after=lost)))
 
 
+@pytest.mark.few(30)
 @each
 def test_what_leaves_a_client_is_declared(make: Make, setting: Setting, federated: Any) -> None:
     algorithm = make(setting)
@@ -191,7 +193,7 @@ def test_what_leaves_a_client_is_declared(make: Make, setting: Setting, federate
     assert set(update["report"]) == {"id", "loss"}
 
 
-@pytest.mark.few(20)
+@pytest.mark.few(8)
 @each
 def test_a_client_that_diverges_is_named(make: Make, setting: Setting, federated: Any) -> None:
     clients = list(make_clients())

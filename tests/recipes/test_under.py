@@ -183,6 +183,7 @@ def test_compare_gives_the_weights_to_the_methods_that_take_them(file: Path) -> 
 QUICK: dict[str, Any] = {"rounds": 2, "steps": 2, "backend": "loop", "progress": False}
 
 
+@pytest.mark.slow
 def test_fit_takes_the_key_as_an_option_of_the_method() -> None:
     task = hospitals()
     one = fs.fit(task, "linear", method="fedprox", mu=0.1, weights="fedpals", ess=0.5, **QUICK)

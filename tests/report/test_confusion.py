@@ -47,6 +47,7 @@ def test_counts_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     assert score(model, *pair, examples, 3, confusion=True).confusion is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedavg", "ditto"])
 def test_runs_leave_the_counts_of_their_last_model(tmp_path: Path, name: str) -> None:
     """Ditto's clients serve models of their own: the answers are the system's."""

@@ -56,6 +56,7 @@ def test_a_huge_run_is_drawn(tmp_path: Path, classes: int) -> None:
     checked(text)
 
 
+@pytest.mark.slow
 def test_long_tables_are_cut_and_say_so(tmp_path: Path) -> None:
     """Control: a short run has all of its rounds, and no such words."""
     outline = checked(page([read_any(huge(tmp_path / "a", 3_000, 250, 90))]))

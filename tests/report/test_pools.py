@@ -217,6 +217,7 @@ def cut(folder: Path, seed: int, kind: str, shift: float = 0.0) -> RunResult:
     return read_run(folder)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["classification", "regression"])
 def test_seeds_that_cut_the_data_anew_are_one_line(tmp_path: Path, kind: str) -> None:
     """Control: other rows under the same names, cut alike, are a line of their own."""
@@ -261,6 +262,7 @@ def test_files_that_lie_elsewhere_make_no_other_line(tmp_path: Path) -> None:
     assert [line.seeds for line in pools(runs)] == [("0", "1"), ("2",)]
 
 
+@pytest.mark.slow
 def test_long_tables_of_runs_that_are_not_complete_say_where_all_rows_are(tmp_path: Path) -> None:
     """Control: a short table says nothing."""
     text = page([read_any(write_begun(tmp_path / "a", 12_000, of=20_000))])

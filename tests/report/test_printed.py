@@ -113,6 +113,7 @@ def test_a_recall_of_0_is_drawn_and_a_missing_one_is_not() -> None:
     assert [t.get_text() for t in axes.texts] == ["–"] * len(LABELS)
 
 
+@pytest.mark.slow
 def test_fonts_are_truetype_and_names_no_formulas(tmp_path: Path) -> None:
     written = save({"all": [BARS, LINES, SIDE, HEAT]}, tmp_path)
     pdf = written[0].read_bytes()

@@ -192,6 +192,7 @@ def test_a_run_without_target_labels_still_has_a_page(tmp_path: Path) -> None:
     assert all(a.get("id") != "selection" for _, a in outline.tags)
 
 
+@pytest.mark.slow
 def test_many_clients_are_drawn_in_part_and_listed_in_full(tmp_path: Path) -> None:
     names = tuple(f"c{i}" for i in range(130))
     text = page([made(tmp_path / "a", clients=names, classes=tuple(f"k{i}" for i in range(62)))])

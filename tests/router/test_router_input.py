@@ -56,7 +56,7 @@ def test_clients_out_of_order_are_refused(router: Router) -> None:
 # ----------------------------------------------------------------------------------- queries of NaN
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
 def test_queries_that_are_not_finite_are_refused(
     router: Router, queries: Tensor, value: float

@@ -170,6 +170,7 @@ def test_padding_is_not_part_of_a_refit(router: Router) -> None:
         assert torch.equal(one.sizes, two.sizes)
 
 
+@pytest.mark.slow
 def test_a_refit_on_other_counts_brings_its_own_sizes(router: Router) -> None:
     """The head's intercepts hold log n of the data it was fitted to; the prior must match."""
     some = tuple(c._replace(x=c.x[: 2 + i], y=c.y[: 2 + i], w=c.w[: 2 + i])

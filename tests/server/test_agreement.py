@@ -155,6 +155,7 @@ def test_absent_labels_get_no_gradient_from_restricted_kl_alone(kind: Any) -> No
     assert float(grad[:, [0, 3, 4]].abs().min()) > 0
 
 
+@pytest.mark.slow
 def test_the_truth_is_the_fixed_point_of_restricted_kl() -> None:
     """Perfect clients, label sets in a chain 0-1-2-3-4: the truth is the one minimum; else not."""
     truth, start = drawn(6, 5, seed=2), drawn(6, 5, seed=3)

@@ -90,7 +90,7 @@ def test_order_of_clients_and_of_classes_does_not_matter(lam: float, cap: float 
     np.testing.assert_allclose(renamed.residual, plain.residual[classes], atol=1e-12)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("cap", [None, 0.1])
 @pytest.mark.parametrize("fidelity", ["squared", "norm"])
@@ -202,6 +202,7 @@ def test_ess_curve_is_the_searches_in_the_order_given() -> None:
     assert curve[0].lam == math.inf
 
 
+@pytest.mark.slow
 def test_cap_holds_and_binds() -> None:
     for seed in range(10):
         counts, target = task(seed)

@@ -249,6 +249,7 @@ def test_what_cannot_be_is_refused(change: dict, message: str) -> None:
     assert message in str(refused.value)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("seed", range(20))
 def test_certificates_hold_at_all_ends(seed: int) -> None:
     rng = np.random.default_rng([7, seed])

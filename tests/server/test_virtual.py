@@ -61,6 +61,7 @@ def test_a_label_without_examples_has_zeros() -> None:
     assert float(root.abs().max()) < 1e-7  # equal features: no spread, and no NaN
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shares", [(1 / 3, 1 / 3, 1 / 3), (0.7, 0.2, 0.1)], ids=["even", "uneven"])
 def test_of_exact_gaussians_the_head_is_the_linear_discriminant(shares: tuple[float, ...]) -> None:
     """Within the error of 20,000 draws of each label; control: that of other shares is not."""

@@ -26,6 +26,7 @@ def test_few_rounds_are_points_and_one_has_no_band(rounds: int, marks: int, band
     assert svg(chart).count("</title></circle>") == marks
 
 
+@pytest.mark.slow
 def test_a_page_of_many_rounds_is_small(tmp_path: Path) -> None:
     """Control: the table of all rounds is not."""
     of = moments([0.4, 0.5, 0.6])

@@ -51,6 +51,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Compared]:
     return of, compared(of, place / "out")
 
 
+@pytest.mark.slow
 def test_runs_are_those_of_one_alone_whatever_the_jobs(tmp_path: Path) -> None:
     """Control: another seed leaves other files."""
     of = plan(tmp_path, seeds=(0, 1))
@@ -67,6 +68,7 @@ def test_runs_are_those_of_one_alone_whatever_the_jobs(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vary", ["training", "split"])
 def test_tasks_of_one_population_are_those_that_are_prepared_alone(
     vary: str, tmp_path: Path
@@ -177,6 +179,7 @@ def test_a_report_elsewhere(done: tuple[Plan, Compared], tmp_path: Path) -> None
         table.row("fedprx")
 
 
+@pytest.mark.slow
 def test_what_is_complete_is_not_trained_again(tmp_path: Path) -> None:
     first = compared(plan(tmp_path, ("fedavg",)), tmp_path / "o")
     assert len(first.report.trained) == 3
@@ -185,6 +188,7 @@ def test_what_is_complete_is_not_trained_again(tmp_path: Path) -> None:
     assert more.table.row("fedavg").moments == first.table.row("fedavg").moments
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_is_a_line_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,6 +207,7 @@ def test_a_run_that_fails_is_a_line_and_the_others_go_on(
     assert "seed 1 failed" in repr(table)
 
 
+@pytest.mark.slow
 def test_training_that_diverged_is_a_line_and_is_not_chosen(tmp_path: Path) -> None:
     """A learning rate of 3e38 ends at once; control: alone, its row says so and has no number."""
     of = plan(tmp_path, ("fedavg",), overrides=("training.lr=3e38,0.05",), seeds=(0, 1))
@@ -217,6 +222,7 @@ def test_training_that_diverged_is_a_line_and_is_not_chosen(tmp_path: Path) -> N
     assert "–" in repr(alone.table)
 
 
+@pytest.mark.slow
 def test_runs_of_other_data_are_not_mixed_in(tmp_path: Path) -> None:
     of = plan(tmp_path, ("fedavg",), seeds=(0,))
     compared(of, tmp_path / "o")
@@ -251,6 +257,7 @@ def test_jobs_never_exceed_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyP
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_metric_of_ones_choice(tmp_path: Path) -> None:
     of = plan(tmp_path, ("fedavg",), seeds=(0,), metric="target_loss")
     table = compared(of, tmp_path / "o").table
