@@ -61,9 +61,15 @@ def played(run: Path) -> dict[int, dict[str, Any]]:
     return {}
 
 
-def play(fed: Fed, clients: int, rounds: int, every: int, seed: int, late: bool) -> list[str]:
-    """The run, from where it is; what was killed after which round."""
-    source, kills, run = random.Random(seed), list[str](), fed.folder / "run"
+def killed(fed: Fed) -> list[str]:
+    """What was killed after which round, in all sittings."""
+    log = fed.place / "kills.json"
+    return json.loads(log.read_text()) if log.exists() else []
+
+
+def play(fed: Fed, clients: int, rounds: int, every: int, seed: int, late: bool) -> None:
+    """The run, from where it is."""
+    source, run = random.Random(seed), fed.folder / "run"
     waits = ["--timeout", "300", "--patience", "900", "--min-clients", str(clients - late)]
     if late and not played(run):
         waits[3] = "60"
@@ -83,7 +89,8 @@ def play(fed: Fed, clients: int, rounds: int, every: int, seed: int, late: bool)
                 joined = True
             if t % every == 0 and (node := fed.below(victim, "flower-supernode")):
                 kill(node)
-                kills.append(f"{victim} after round {t}")
+                kills = [*killed(fed), f"{victim} after round {t}"]
+                (fed.place / "kills.json").write_text(json.dumps(kills))
                 print("killed", kills[-1], flush=True)
         if code := server.code(3600.0):
             raise SystemExit(f"the server ended with {code}: {server.words()}")
@@ -92,7 +99,6 @@ def play(fed: Fed, clients: int, rounds: int, every: int, seed: int, late: bool)
             one.process.send_signal(signal.SIGTERM)
         for one in fed.began:
             one.process.wait(60)
-    return kills
 
 
 def different(fed: Fed) -> list[str]:
@@ -123,18 +129,17 @@ def main() -> int:
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
     fed = place_of(given.folder.absolute(), given.clients, given.rounds)
-    run, log = fed.folder / "run", fed.place / "kills.json"
-    kills = json.loads(log.read_text()) if log.exists() else []
+    run = fed.folder / "run"
     if not (run / "summary.json").exists():
-        kills += play(fed, given.clients, given.rounds, given.every, given.seed, given.late)
-        log.write_text(json.dumps(kills))
+        play(fed, given.clients, given.rounds, given.every, given.seed, given.late)
     rounds, odd = played(run), different(fed)
     lost = [one for event in rounds.values() for one in event.get("dropped", [])]
     options = f"--clients {given.clients} --rounds {given.rounds} --every {given.every}"
     options += " --late" if given.late else ""
     text = PAGE.format(
         options=options, clients=given.clients, rounds=len(rounds),
-        kills=len(kills), lost=len(lost), without=sum("dropped" in e for e in rounds.values()),
+        kills=len(killed(fed)), lost=len(lost),
+        without=sum("dropped" in e for e in rounds.values()),
         same="the same bits in every tensor" if not odd else f"other numbers in {odd}",
     )  # fmt: skip
     print(text)
