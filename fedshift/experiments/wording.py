@@ -60,6 +60,7 @@ def file_words(message: str, section: str, names: Mapping[str, str]) -> str:
     for name, key in names.items():
         if name != key:
             message = re.sub(rf"(?<![\w.]){name}\b", f"{section}.{key}", message)
+    message = re.sub(r"(?<= = )(True|False)\b", lambda value: value[0].lower(), message)
     return message if _KEY.search(message) else f"[{section}]: {message}"
 
 

@@ -28,6 +28,7 @@ Estimator = Literal["direct", "classifier", "true", "equal"]
 Density = Literal["auto", "bernoulli", "mixture"]
 
 LR = 1e-3  # of Adam, for densities
+RATIO_EPOCHS = 10
 # Our choice, by made/participation: weights that lowered the loss were worth 32 % or more of every
 # client's examples, and those that raised it 15 % (estimated) or 22 % (true).
 USEFUL = 0.3
@@ -84,6 +85,20 @@ def _ratio(setting: Setting, estimator: Estimator, temper: float, epochs: int) -
     return ratios[estimator]()
 
 
+def _check_idle(estimator: Estimator, temper: float, ratio_epochs: int) -> None:
+    """Raise InputError for an option of another estimator."""
+    if temper != 1.0 and estimator in ("true", "equal"):
+        raise InputError(
+            f'temper is for ratios that are estimated, and estimator="{estimator}" estimates '
+            'none; set estimator="direct" or "classifier", or leave temper out'
+        )
+    if ratio_epochs != RATIO_EPOCHS and estimator != "classifier":
+        raise InputError(
+            f'ratio_epochs trains the classifier, and estimator="{estimator}" has none; set '
+            'estimator="classifier", or leave ratio_epochs out'
+        )
+
+
 def _check_counts(hidden: tuple[int, ...], **counts: int) -> None:
     """Raise InputError, naming the option, for counts and widths below 1."""
     for name, v in counts.items():
@@ -116,7 +131,7 @@ def feddisk(
     hidden: tuple[int, ...] = (500,),
     ordering: Ordering = "natural",
     density: Density = "auto",
-    ratio_epochs: int = 10,
+    ratio_epochs: int = RATIO_EPOCHS,
     temper: float = 1.0,
     most: float = 10.0,
     least_ess: float = 0.15,
@@ -141,6 +156,7 @@ def feddisk(
         weighing_rounds=weighing_rounds,
         ratio_epochs=ratio_epochs,
     )
+    _check_idle(estimator, temper, ratio_epochs)
     _check_rounds_left(setting, density_rounds + weighing_rounds)
     # After the checks of counts: a network of width 0 would fail in torch's words.
     kind = _kind(setting, density)

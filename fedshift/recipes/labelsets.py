@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Annotated, Any, Literal
 
 from fedshift.algorithms.base import Algorithm
@@ -10,6 +11,7 @@ from fedshift.algorithms.fedavg import FedAvg
 from fedshift.algorithms.labelsets import LabelSets, Mode
 from fedshift.algorithms.scaffold import Option, Scaffold
 from fedshift.algorithms.tuning import (
+    HELD_OUT,
     CentralTuning,
     Moments,
     Over,
@@ -171,6 +173,7 @@ def _tuned(
     # The seed of the slots' orders is the setting's, which clients do not know.
     plain = LabelSets(inner, mode, setting.head, slots, setting.seed)
     if tune == "none":
+        _check_idle(how)
         return plain
     # Not left to CentralTuning: its message would not offer "none".
     if tune not in ("mse", "pairwise", "kl"):
@@ -190,7 +193,23 @@ def _tuned(
             'tune_temperature = "fitted" needs labelled examples on the server; give '
             "Setting(..., server_examples=fedshift.data.Examples(x, y))"
         )
+    if how["stop"] == "held-out" and len(setting.server_inputs) < HELD_OUT:
+        raise InputError(
+            f'tune_stop="held-out" holds out every fifth input of the server, which has '
+            f"{len(setting.server_inputs)}; give it {HELD_OUT} or more, or leave tune_stop out"
+        )
     return CentralTuning(
         plain, setting.server_inputs, tune, head=setting.head, labelled=setting.server_examples,
         **how,
     )  # fmt: skip
+
+
+def _check_idle(how: dict[str, Any]) -> None:
+    """Raise InputError for an option of tuning that was set where nothing is tuned."""
+    defaults = {field.name: field.default for field in fields(CentralTuning)}
+    for name, value in how.items():
+        if value != defaults[name]:
+            raise InputError(
+                f'tune_{name} is for central tuning, and with tune="none" there is none; set '
+                f'tune="kl", "mse" or "pairwise", or leave tune_{name} out'
+            )

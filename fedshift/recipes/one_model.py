@@ -136,7 +136,7 @@ def afl(
     """
     if whole and domains is None:
         raise InputError(
-            "whole=True is for domains of several clients, and without domains each client is one; "
+            "whole is for domains of several clients, and without domains each client is one; "
             "give domains, or leave whole out"
         )
     return Afl(setting.model, gamma, domains, whole, local=setting.local, server=setting.server)

@@ -311,7 +311,7 @@ def test_settings_out_of_range_are_refused(setting: Setting, federated: Any) -> 
         recipes.afl(setting, gamma=-0.1)
     with pytest.raises(InputError, match=r"numbered 0\.\.D-1 without gaps, got \[0, 2\]"):
         recipes.afl(setting, domains=(0, 2, 2))
-    with pytest.raises(InputError, match="whole=True is for domains of several clients"):
+    with pytest.raises(InputError, match="^whole is for domains of several clients"):
         recipes.afl(setting, whole=True)
     with pytest.raises(InputError, match="domains names 2 clients, the federation has 6"):
         final(recipes.afl(setting, domains=(0, 1)), federated(), 1)

@@ -181,7 +181,7 @@ def test_moons_head_is_a_network_by_name(name: str, width: int) -> None:
 
 # ---------------------------------------------------------------- densities from a file
 
-DISK = {"name": "feddisk", "density_rounds": 1, "hidden": (8,), "ratio_epochs": 1}
+DISK = {"name": "feddisk", "density_rounds": 1, "hidden": (8,)}
 
 
 @pytest.mark.parametrize("method", ["feddisk", "made"])
@@ -255,7 +255,7 @@ def test_the_report_shows_both(folder: Path) -> None:
 @pytest.mark.slow
 def test_degenerate_weights_are_refused_with_what_to_do(tmp_path: Path) -> None:
     direct = {"estimator": "direct", "temper": 1.0, "density_epochs": 20, "least_ess": 0.95}
-    given = tables({k: v for k, v in DISK.items() if k != "ratio_epochs"} | direct, noise=0.5)
+    given = tables(DISK | direct, noise=0.5)
     given["training"]["rounds"] = 4
     config = validate(given)
     with pytest.raises(

@@ -130,6 +130,39 @@ CASES: list[tuple[tuple[str, str], str, Callable[[], object], str]] = [
         "give Setting(..., server_examples=fedshift.data.Examples(x, y))",
     ),
     (
+        method('name = "labelset_fedavg"\ntune_rounds = 3'),
+        'f.toml:9: method.tune_rounds is for central tuning, and with method.tune = "none" there',
+        lambda: recipes.labelset_fedavg(setting(), tune_rounds=3),
+        'set tune="kl", "mse" or "pairwise", or leave tune_rounds out',
+    ),
+    (
+        method('name = "labelset_ditto"\ntune = "kl"\ntune_stop = "held-out"\n[server]\n'
+               "unlabeled = 4"),
+        'f.toml:10: method.tune_stop = "held-out" holds out every fifth input of the server, which',
+        lambda: recipes.labelset_ditto(
+            setting(server_inputs=torch.zeros(4, 1)), tune="kl", tune_stop="held-out"
+        ),
+        "which has 4; give it 5 or more, or leave tune_stop out",
+    ),
+    (
+        method('name = "feddisk"\nestimator = "equal"\ntemper = 0.5'),
+        'f.toml:10: method.temper is for ratios that are estimated, and method.estimator = "equal"',
+        lambda: recipes.feddisk(setting(), estimator="equal", temper=0.5),
+        'set estimator="direct" or "classifier", or leave temper out',
+    ),
+    (
+        method('name = "feddisk"\nratio_epochs = 5'),
+        'f.toml:9: method.ratio_epochs trains the classifier, and method.estimator = "direct" has',
+        lambda: recipes.feddisk(setting(), ratio_epochs=5),
+        'set estimator="classifier", or leave ratio_epochs out',
+    ),
+    (
+        method('name = "afl"\nwhole = true'),
+        "f.toml:9: method.whole is for domains of several clients, and without domains each client",
+        lambda: recipes.afl(setting(), whole=True),
+        "give domains, or leave whole out",
+    ),
+    (
         method('name = "labelset_fedavg"\ntune = "kl"\ntune_over = "union"'),
         'f.toml:9: method.tune = "kl" compares models on each client\'s labels alone, and',
         lambda: recipes.labelset_fedavg(setting(), tune="kl", tune_over="union"),

@@ -47,7 +47,7 @@ def experiment(name: str, shift: dict[str, Any], **options: Any) -> str:
     few = {"density_rounds": 1, "weighing_rounds": 1, "hidden": [6]}
     given = {k: v for k, v in few.items() if k in one.options}
     training |= {"rounds": 4} if given else {}
-    given |= {k: 1 for k in ("tune_rounds",) if k in one.options}
+    given |= {k: 1 for k in ("tune_rounds",) if k in one.options and "tune" not in one.options}
     given |= {k: 0 for k in ("byzantine",) if k in one.options}
     given |= {"ess": 0.5} if name == "fedpals" else {}
     # Clients that score the server's model would be sent the rows of all labels.
