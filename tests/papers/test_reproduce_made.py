@@ -118,6 +118,14 @@ def test_rounds_of_densities_can_be_fewer() -> None:
     assert config_of(whole, made_row, column, {}, 0).training.rounds == 5 + made.DENSITY_ROUNDS + 1
 
 
+def test_rounds_of_densities_need_a_row_that_has_them() -> None:
+    one = "method.density_rounds=1"
+    request = Request("made/table1", Path(), methods=("fedavg",), overrides=(one,))
+    with pytest.raises(InputError, match="no row of --methods has it; add one of made, feddisk$"):
+        make_plan(request)
+    make_plan(replace(request, methods=("fedavg", "made")))
+
+
 @pytest.mark.parametrize(
     ("target", "override", "message"),
     [

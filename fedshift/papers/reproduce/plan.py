@@ -107,18 +107,26 @@ def _of_method(override: str) -> bool:
     return override.strip().startswith("method.")
 
 
-def check_overrides(study: Study, overrides: Sequence[str]) -> None:
+def _before(study: Study) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(f"method.{name}" for row in study.rows for name in row.before))
+
+
+def check_overrides(study: Study, overrides: Sequence[str], whole: Study) -> None:
     """Raise InputError for a `-c` that no experiment has, or that the table sets itself.
 
     Of methods' options, those that count rounds before training may be set: none of the table's
-    numbers is at these rounds.
+    numbers is at these rounds. whole: the table before `--methods` chose of its rows.
     """
-    free = tuple(dict.fromkeys(f"method.{name}" for row in study.rows for name in row.before))
+    free = _before(study)
     tables: dict[str, Any] = {}
     for override in overrides:
         key = override.partition("=")[0].strip()
         if key in free:
             continue
+        if key in _before(whole):
+            option = key.removeprefix("method.")
+            having = ", ".join(row.key for row in whole.rows if option in row.before)
+            raise InputError(f"-c {key}: no row of --methods has it; add one of {having}")
         for taken, instead in TAKEN.items():
             if key == taken or key.startswith(f"{taken}."):
                 others = f"; -c sets {' and '.join(free)} alone" * bool(taken == "method" and free)

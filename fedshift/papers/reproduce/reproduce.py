@@ -165,11 +165,12 @@ def make_plan(request: Request) -> Plan:
     if request.rounds is not None and request.rounds < 1:
         raise InputError(f"--rounds {request.rounds}; give 1 or more")
     check_backend(request.backend, there=request.train)
-    chosen = narrowed(study(request.target), request.datasets, request.splits, request.methods)
-    check_overrides(chosen, request.overrides)
+    whole = study(request.target)
+    chosen = narrowed(whole, request.datasets, request.splits, request.methods)
+    check_overrides(chosen, request.overrides, whole)
     chosen = with_size(chosen, request.overrides)
     if request.tune:
-        check_grids(chosen, study(request.target))
+        check_grids(chosen, whole)
     plan = Plan(chosen, request.seeds, request.rounds, request.overrides)
     check_plan(plan, networks=request.train)
     return plan
