@@ -3,7 +3,7 @@
 Real processes on this machine: a server and its clients, with TLS and keys. Every so many rounds
 `kill -9` ends the SuperNode of a random client; `deploy client` joins again by itself. With
 `--late`, the last client is started only after round 2. The model must be, bit for bit, that of a
-run in one process in which the clients that dropped out of a round are left out of it.
+run in one process in which the same clients are away or lost in the same rounds.
 
 The federation is in `--folder`. The same command resumes a run that was interrupted, and only
 compares one that is over. `--write` writes results/flower_drops.md. Linux.
@@ -19,6 +19,7 @@ import signal
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ from fedshift.engine.run import play_round, start
 from fedshift.experiments.experiment import federation_of, method_of
 from fedshift.experiments.load import validate
 from fedshift.experiments.task import prepare
+from fedshift.flower.strategy import GONE, NOT_YET
+from fedshift.testing.faults import Faulty, at
 
 OUT = Path(__file__).parents[1] / "results" / "flower_drops.md"
 EXPERIMENT = """name = "run"
@@ -107,12 +110,18 @@ def different(fed: Fed) -> list[str]:
     config = validate(tomllib.loads(text), text=text)
     prepared = prepare(config)
     federation = federation_of(config, prepared)
+    federation = replace(federation, gate=replace(federation.gate, on_bad="drop"))
     algorithm = method_of(config, prepared)(**config.method.options)
     server = start(algorithm, federation).server
     for t, event in sorted(played(fed.folder / "run").items()):
-        gone = {one["client"] for one in event.get("dropped", [])}
-        ids = [i for i in range(len(federation.clients)) if i not in gone]
-        server = play_round(algorithm, federation, server, {}, torch.tensor(ids), t).server
+        # Weights of a round are first solved without those who are away at its start; who is lost
+        # later leaves weights to those alone who were asked with it.
+        dropped = {one["client"]: one["reason"] for one in event.get("dropped", [])}
+        away = {client for client, reason in dropped.items() if reason in (GONE, NOT_YET)}
+        lost = Faulty(at({(t, client): "drop" for client in dropped.keys() - away}))
+        ids = [i for i in range(len(federation.clients)) if i not in away]
+        one = play_round(algorithm, federation, server, {}, torch.tensor(ids), t, lost)
+        server = one.server
     model = load_file(fed.folder / "run" / "model.safetensors")
     return [k for k, v in server["params"].items() if not model[f"params/{k}"].equal(v)]
 
@@ -153,7 +162,8 @@ PAGE = """# Clients killed at random
 `python benchmarks/flower_drops.py {options} --write`: a server and {clients} clients in processes
 of their own, with TLS and keys, FedPALS on a linear network; `kill -9` of a random client's
 SuperNode every few rounds; with `--late`, the last client is started after round 2. The model is
-set beside that of one process, with the same clients left out of the same rounds.
+set beside that of one process with the same drop-outs: clients that are away when a round begins,
+and clients whose answers are lost in it.
 
 | rounds | SuperNodes killed | rounds without some client | answers missing | the model |
 | --- | --- | --- | --- | --- |
