@@ -190,7 +190,7 @@ def test_a_run_says_whether_tuning_will_pay(tmp_path: Path) -> None:
     assert "optima of MSE and of the pairwise loss did not tell in our runs" in text
     summary = (tmp_path / "run" / "summary.json").read_text()
     (tmp_path / "run" / "summary.json").write_text(summary.replace('"private"', '"public"'))
-    assert "did not tell" not in page([read_run(tmp_path / "run")])
+    assert "of the pairwise loss did not tell" not in page([read_run(tmp_path / "run")])
     without = validate(tables(method=method, server={"validation": 0}) | {"name": "none"})
     record(tmp_path / "none", without, prepare(without), silent)
     assert "optima" not in (tmp_path / "none" / "summary.json").read_text()
