@@ -36,8 +36,9 @@ def set_round(current: Round, algorithm: Algorithm) -> tuple[SetRound, ...]:
 
 
 def _optima(tuning: Params) -> Optima:
+    aggregate, mse, pairwise, kl = tuning["accuracy"].tolist()
     errors = dict(zip(MEASURED[1:], tuning["gain_se"].tolist(), strict=True))
-    return Optima(*tuning["accuracy"].tolist(), gain_se=errors)
+    return Optima(aggregate, mse, pairwise, kl, errors)
 
 
 def tuned_early(current: Round, algorithm: Algorithm, rounds: int) -> tuple[SetRound, ...]:
