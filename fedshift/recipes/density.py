@@ -181,6 +181,7 @@ def feddisk(
         ratio_epochs=ratio_epochs,
     )
     _check_idle(estimator, temper, ratio_epochs, density_epochs, ordering)
+    inner = _inner(setting, mu, tau)
     _check_rounds_left(setting, density_rounds + weighing_rounds)
     # After the checks of counts: a network of width 0 would fail in torch's words.
     kind = _kind(setting, density)
@@ -189,7 +190,6 @@ def feddisk(
     network = _density(setting, kind, hidden, ordering, low, high)
     ratio = _ratio(setting, estimator, temper, ratio_epochs)
     local = replace(LOCAL, epochs=density_epochs, lr=_rate(setting, kind, density_rounds))
-    inner = _inner(setting, mu, tau)
     rounds = density_rounds, weighing_rounds
     disk = FedDisk(inner, network, ratio, *rounds, local, most, least_ess, (low, high), useful)
     return replace(disk, reach=REACH) if kind == "mixture" else disk
