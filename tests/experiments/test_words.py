@@ -196,6 +196,26 @@ CASES: list[tuple[tuple[str, str], str, Callable[[], object], str]] = [
         'set estimator="classifier", or leave ratio_epochs out',
     ),
     (
+        method('name = "feddisk"\nestimator = "equal"\ndensity_epochs = 3'),
+        "f.toml:10: method.density_epochs is for densities that weigh examples, and "
+        'method.estimator = "equal" asks none',
+        lambda: recipes.feddisk(setting(), estimator="equal", density_epochs=3),
+        'set estimator="direct" or "classifier", or leave density_epochs out',
+    ),
+    (
+        method('name = "feddisk"\nestimator = "true"\nordering = "random"'),
+        "f.toml:10: method.ordering is for densities that weigh examples, and method.estimator = "
+        '"true" asks none',
+        lambda: recipes.feddisk(setting(), estimator="true", ordering="random"),
+        'set estimator="direct" or "classifier", or leave ordering out',
+    ),
+    (
+        method('name = "feddisk"\ntau = 0.2'),
+        "f.toml:9: method.tau is the temperature of MOON's term, and with method.mu = 0 there is",
+        lambda: recipes.feddisk(setting(), tau=0.2),
+        "with mu=0 there is none; set mu above 0, or leave tau out",
+    ),
+    (
         method('name = "afl"\nwhole = true'),
         "f.toml:9: method.whole is for domains of several clients, and without domains each client",
         lambda: recipes.afl(setting(), whole=True),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedshift import recipes
 from fedshift.algorithms.feddisk import FedDisk
+from fedshift.algorithms.weighing import Estimate, centred
 from fedshift.client.importance import Pair, live
 from fedshift.client.local import plan_all
 from fedshift.data import ClientData, client_data, register
@@ -42,24 +42,6 @@ CHOSEN = (
 )
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """Log weights [n] of all clients, each client's less their mean: true and estimated."""
-
-    true: NDArray[np.float64]
-    estimated: NDArray[np.float64]
-
-    @property
-    def slope(self) -> float:
-        """sum_j t_j e_j / sum_j t_j^2."""
-        return float(self.true @ self.estimated / (self.true @ self.true))
-
-    @property
-    def correlation(self) -> float:
-        """Pearson's r."""
-        return float(np.corrcoef(self.true, self.estimated)[0, 1])
-
-
 def estimates(
     density: Density, seed: int, rounds: int = DENSITY_ROUNDS, cohort: int | None = None
 ) -> dict[str, Estimate]:
@@ -84,17 +66,13 @@ def estimates(
     federation = Federation(clients, *network.init(), register(clients, 2), Seeds.of(seed))
     *_, last = run(disks["direct"], federation, rounds, cohort=cohort)
     pairs = [(last.server["density"], last.states[i]["density"]) for i in range(CLIENTS)]
-    truths = _centred([known[rows] for rows in own.parts])
+    truths = centred([known[rows] for rows in own.parts])
     return {
         name: Estimate(
-            truths, _centred([_log_ratio(disk, *of) for of in zip(pairs, clients, strict=True)])
+            truths, centred([_log_ratio(disk, *of) for of in zip(pairs, clients, strict=True)])
         )
         for name, disk in disks.items()
     }
-
-
-def _centred(of_clients: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-    return np.concatenate([v - v.mean() for v in of_clients])
 
 
 def _log_ratio(disk: FedDisk, pair: Pair, data: ClientData) -> NDArray[np.float64]:
