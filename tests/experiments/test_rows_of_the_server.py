@@ -15,8 +15,8 @@ from fedshift.cli.app import app
 from fedshift.cli.ending import perform
 from fedshift.datasets.natural.loading import find_table, natural_table
 from fedshift.errors import DataError, InputError
-from fedshift.experiments.config import Config, ServerData
 from fedshift.evaluation.scores import score
+from fedshift.experiments.config import Config, ServerData
 from fedshift.experiments.experiment import run_experiment
 from fedshift.experiments.from_files import source_of
 from fedshift.experiments.load import dumps, load_config, validate
@@ -314,6 +314,8 @@ def test_penguins_say_whether_tuning_will_pay(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "fewest", "most"), [("flights", 1, 19), ("storms", 5, 9)])
 def test_every_table_keeps_its_label_sets(name: str, fewest: int, most: int) -> None:
     """What the server and the tests take leaves every client the labels that it has."""
-    task = prepare(natural(name)).task
+    task = prepare(natural(name, server={"unlabeled": 60, "validation": 60})).task
+    assert task.target_validation is not None
+    assert len(task.target_validation.y) == 60
     sizes = [(one > 0).sum() for one in task.table()["labels"].numpy()]
     assert (min(sizes), max(sizes)) == (fewest, most)
