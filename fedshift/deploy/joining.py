@@ -171,7 +171,9 @@ def node_command(place: Path, server: str) -> list[str]:
 def check_place(place: Path) -> str:
     """What a client's folder says of its node. Raises InputError for files that cannot be used."""
     client = _description(place)
-    check_unshared(place)
+    files = ("ca.crt", "key", "key.pub", "client.json", "site.toml", "experiment.toml", "flower")
+    # A site's own code is run, too.
+    check_unshared(place, *(place / name for name in files), *place.glob("*.py"))
     check_certificate(place / "ca.crt")
     check_client_key(place / "key")
     return f"partition-id={client['partition']} num-partitions={client['partitions']}"

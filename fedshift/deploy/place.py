@@ -85,6 +85,8 @@ def make_place(
     check_unshared(folder)
     try:
         _fill(folder, experiment, clients, hosts, site, keys)
+        # Rules of a folder that is there may give what is made in it to others.
+        check_place_unshared(folder)
         for i, files in enumerate(beside):
             for name, text in files.items():
                 place = folder / "clients" / f"client-{i}"
@@ -165,6 +167,15 @@ def clients_of(folder: Path) -> list[Path]:
         if not is_file(path / "key.pub"):
             raise InputError(f"{path / 'key.pub'}: is missing; the server must know this key")
     return sorted(folders, key=lambda path: _number(path) or 0)
+
+
+def check_place_unshared(folder: Path) -> None:
+    """Raise InputError where other users may change a federation's code, keys or settings."""
+    names = ("ca.crt", "ca.key", "server.crt", "server.key", EXPERIMENT, "flower", "app", "clients")
+    # Flower sends, and the server runs, all that lies in app.
+    app, clients = (folder / "app").rglob("*"), (folder / "clients").glob("client-*")
+    places = [path for place in clients for path in (place, place / "key.pub")]
+    check_unshared(folder, *(folder / name for name in names), *app, *places)
 
 
 def _number(place: Path) -> int | None:
