@@ -17,6 +17,7 @@ from pathlib import Path
 
 from fedshift.deploy.keys import (
     check_server,
+    read_client_key,
     renew_server,
     write_authority,
     write_client_key,
@@ -145,7 +146,8 @@ def renew_certificate(folder: Path, hosts: Sequence[str] = ()) -> bool:
 
 def renew_client(folder: Path, client: int) -> Path:
     """Give a client a new key, and return its folder. Raises InputError for none of this number."""
-    places = {place.name: place for place in clients_of(folder)}
+    # Two clients of one key are mended so.
+    places = {place.name: place for place in _places(folder)}
     if (name := f"client-{client}") not in places:
         raise InputError(
             f"{folder / 'clients' / name}: is not there; there are {', '.join(places)}"
@@ -155,6 +157,23 @@ def renew_client(folder: Path, client: int) -> Path:
 
 
 def clients_of(folder: Path) -> list[Path]:
+    """The clients' folders in order.
+
+    Raises InputError for a folder without the server's files, and for two clients of one key.
+    """
+    places, keys = _places(folder), dict[bytes, Path]()
+    for place in places:
+        sent, _ = read_client_key(place / "key.pub")
+        if (other := keys.setdefault(sent, place)) != place:
+            raise InputError(
+                f"{place / 'key.pub'}: the same key as {other / 'key.pub'}, and each client needs "
+                f"its own: run `fedshift deploy renew {folder} --client {_number(place)}`, and "
+                f"hand out the new pair to {place.name}"
+            )
+    return places
+
+
+def _places(folder: Path) -> list[Path]:
     """The clients' folders in order. Raises InputError for a folder without the server's files."""
     check_server(folder)
     folders = [path for path in (folder / "clients").glob("client-*") if _number(path) is not None]
