@@ -84,6 +84,8 @@ def make_place(
     if used:
         raise InputError(f"{folder}: exists and is not an empty folder; give another")
     check_unshared(folder)
+    if keys is not None:
+        check_place_unshared(keys)
     try:
         _fill(folder, experiment, clients, hosts, site, keys)
         # Rules of a folder that is there may give what is made in it to others.
@@ -138,6 +140,7 @@ def _fill(
 
 def renew_certificate(folder: Path, hosts: Sequence[str] = ()) -> bool:
     """Renew the server's certificate; whether clients need their new ca.crt (`renew_server`)."""
+    check_place_unshared(folder)
     again = renew_server(folder, hosts)
     for place in clients_of(folder) if again else ():
         shutil.copyfile(folder / "ca.crt", place / "ca.crt")
@@ -146,6 +149,7 @@ def renew_certificate(folder: Path, hosts: Sequence[str] = ()) -> bool:
 
 def renew_client(folder: Path, client: int) -> Path:
     """Give a client a new key, and return its folder. Raises InputError for none of this number."""
+    check_place_unshared(folder)
     # Two clients of one key are mended so.
     places = {place.name: place for place in _places(folder)}
     if (name := f"client-{client}") not in places:

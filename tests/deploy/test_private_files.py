@@ -7,6 +7,7 @@ import os
 import pwd
 import shutil
 import stat
+import struct
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 from fedshift.deploy.federation import environment, superlink
 from fedshift.deploy.inside import SOCKET, listening, private_socket
 from fedshift.deploy.joining import check_place, node_command
-from fedshift.deploy.place import check_place_unshared, make_place
+from fedshift.deploy.place import check_place_unshared, make_place, renew_certificate, renew_client
 from fedshift.deploy.processes import free_port, running
 from fedshift.errors import InputError
 from fedshift.files import check_unshared, private
@@ -194,6 +195,49 @@ def test_a_group_of_the_owner_alone_is_no_other_user(
         m.setattr(grp, "getgrgid", lambda _: grp.struct_group((*entry[:3], ["other"])))
         with pytest.raises(InputError, match="users of the group root"):
             check_unshared(folder)
+
+
+@needs_root
+def test_a_list_that_lets_another_user_write_is_no_private_group(outside: Path) -> None:
+    """In its mode it looks like a group of the owner alone; the control: that user writes there."""
+    folder, name = outside / "f", "system.posix_acl_access"
+    folder.mkdir()
+    folder.chmod(0o775)
+    check_unshared(folder)
+    mine, other, group, most, rest = 1, 2, 4, 16, 32  # tags of acl(5)
+    entries = ((mine, 7, -1), (other, 7, NOBODY), (group, 5, -1), (most, 7, -1), (rest, 5, -1))
+    rules = b"".join(struct.pack("<HHi", *entry) for entry in entries)
+    try:
+        os.setxattr(folder, name, struct.pack("<I", 2) + rules)
+    except OSError:
+        pytest.skip("this file system has no access control lists")
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o775
+    with pytest.raises(InputError, match="users of the group root may write there"):
+        check_unshared(folder)
+
+    def write() -> bool:
+        (folder / "evil.py").touch()
+        return True
+
+    assert elsewhere(write)
+
+
+@needs_root
+def test_keys_and_renewal_of_a_shared_folder_are_refused(outside: Path) -> None:
+    """Another user may have put its own authority there; the control: once it is not shared."""
+    folder = outside / "f"
+    make_place(folder, "", 1, ["127.0.0.1"])
+    os.chown(folder, 0, USERS)
+    work = (
+        lambda: make_place(outside / "g", "", 1, [], keys=folder),
+        lambda: renew_certificate(folder),
+        lambda: renew_client(folder, 0),
+    )
+    for mode, refused in ((0o775, True), (0o755, False)):
+        folder.chmod(mode)
+        for do in work:
+            with pytest.raises(InputError, match="f: users of") if refused else nullcontext():
+                do()
 
 
 @needs_root
