@@ -41,9 +41,9 @@ def check_unshared(folder: Path, *inside: Path) -> None:
     if os.name != "posix":
         return
     _check_mode(folder)
-    # Also those above a link on the way: whoever may write there can let it lead elsewhere.
-    real = folder.resolve()
-    for place in dict.fromkeys((real, *real.parents, *folder.absolute().parents)):
+    # Also those above a link on the way: who may write there can let it lead elsewhere.
+    real, named = folder.resolve(), folder.absolute()
+    for place in dict.fromkeys((real, *real.parents, *named.parents)):
         # In a sticky folder, as /tmp, only its owner may rename what lies in it.
         if not _mode(place) & stat.S_ISVTX and (shared := _shared(place)):
             who, bit = shared
@@ -52,8 +52,9 @@ def check_unshared(folder: Path, *inside: Path) -> None:
                 f"`chmod {bit}-w {place}` first, or take another place"
             )
     _check_owner(folder)
-    for place in real.parents:
-        if (owner := _owner(place)) not in _trusted():
+    for place in dict.fromkeys((*real.parents, named, *named.parents)):
+        # Of a link itself: in a sticky folder its owner may put another one there.
+        if (owner := place.lstat().st_uid) not in _trusted():
             raise InputError(
                 f"{folder}: another user ({owner}) may put another folder in its place, as the "
                 f"owner of {place}; take another place"

@@ -168,6 +168,13 @@ def test_a_folder_above_in_which_a_group_may_write_is_refused(outside: Path) -> 
             make_place(outside / "g", "", 1, ["127.0.0.1"])
         if not refused:
             shutil.rmtree(outside / "g")
+    outside.chmod(0o1777)
+    (outside / "f").mkdir(mode=0o755)
+    (outside / "link").symlink_to("f")
+    check_unshared(outside / "link")
+    os.chown(outside / "link", NOBODY, NOBODY, follow_symlinks=False)
+    with pytest.raises(InputError, match=r"link: another user \(65534\) may put another folder"):
+        check_unshared(outside / "link")
     os.chown(outside, NOBODY, 0)
     outside.chmod(0o755)
     with pytest.raises(InputError, match=r"another user \(65534\) may put another folder in its"):
