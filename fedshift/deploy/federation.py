@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from fedshift.deploy.inside import inside, private_socket
-from fedshift.deploy.place import clients_of
+from fedshift.deploy.place import check_place_unshared, clients_of
 from fedshift.deploy.processes import check_port, run_flower, running, wait_for
 from fedshift.deploy.reaching import answers
 from fedshift.deploy.watching import SERVERAPP, Ended, Watch, ending, nothing
 from fedshift.errors import DataError, FedshiftError, InputError, NetworkError, TrainingError
-from fedshift.files import append, check_unshared
+from fedshift.files import append
 from fedshift.flower.quiet import quiet_environment
 from fedshift.record.drops import news_text
 from fedshift.record.folder import CHECKPOINTS, EVENTS, SERVING, SUMMARY
@@ -77,12 +77,12 @@ def superlink(folder: Path, *, host: str, port: int) -> Iterator[Link]:
 
     Only this user may start runs or register keys; others can only be SuperNodes (`guard`). The
     SuperLink ends with the block. Raises InputError for certificates, keys and ports that cannot be
-    used, where server.crt is not for `host`, where the folder has a server already, and where every
-    user may write there.
+    used, where server.crt is not for `host`, where the folder has a server already, and where other
+    users may write there.
     """
     # Absolute: Flower's processes may have another current folder.
     places, folder = clients_of(folder), folder.absolute()
-    check_unshared(folder)
+    check_place_unshared(folder)
     # A second server would write its address where the first one's commands read it.
     with alone_in(folder):
         check_port(host, port)
