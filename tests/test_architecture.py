@@ -17,6 +17,8 @@ from fedshift.report.looks import METHODS
 PACKAGE = Path(__file__).parents[1] / "fedshift"
 FILES = sorted(PACKAGE.rglob("*.py"))
 TESTS = sorted(Path(__file__).parent.rglob("*.py"))
+# Folders of tests/ beside those that have the name of a room.
+NO_ROOMS = {"docs", "golden", "support"}
 TEST_MODULES = {path.stem for path in TESTS if path.parent.name != "support"}
 # A module may import from its own group and from those named here.
 CORE = {"tree", "seeds", "errors", "arguments", "real", "sketch"}
@@ -303,6 +305,22 @@ def imports_of_tests(source: str) -> set[str]:
     lines = " ".join(re.findall(r"^ *(?:from|import) (.*)", source, re.M))
     names = re.findall(r"[\w.]+", lines)
     return {name for name in names if name.rpartition(".")[2] in TEST_MODULES}
+
+
+def folders(place: Path) -> set[str]:
+    """The folders in a folder that hold files, other than compiled ones."""
+    inner = (path.relative_to(place).parts for path in place.rglob("*.*") if path.is_file())
+    return {parts[0] for parts in inner if len(parts) > 1 and "__pycache__" not in parts}
+
+
+def test_tests_lie_in_folders_like_the_packages() -> None:
+    """Every room has tests of its own, each module of them a name of its own, as pytest needs."""
+    here = Path(__file__).parent
+    assert folders(here) == folders(PACKAGE) | NO_ROOMS
+    for room in folders(PACKAGE):
+        assert any((here / room).glob("test_*.py")), room
+    stems = [path.stem for path in TESTS if path.name.startswith("test_")]
+    assert len(stems) == len(set(stems))
 
 
 def test_no_test_file_imports_another() -> None:
