@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -222,13 +223,21 @@ def test_cohorts_that_do_not_come_again_are_not_kept(setting: Setting) -> None:
 def test_blocks_fit_in_memory(setting: Setting) -> None:
     federation, algorithm = make_federation(setting.model), recipes.fedavg(setting)
     jobs = [one_job(algorithm, federation, i) for i in range(6)]
-    backend = Stacked()
-    share = backend._share(algorithm.client_update, jobs[3])
-    backend.memory = 3 * share
-    blocks = backend._blocks(algorithm.client_update, jobs)
-    assert [len(block) for block in blocks] == [3, 3]
-    sizes = [len(job.data.y) for block in blocks for job in block]
-    assert sizes == sorted(sizes)
+
+    def blocks(memory: int) -> list[tuple[int, ...]]:
+        stream = Stacked(memory).stream(algorithm.client_update, jobs)
+        return [block.clients for block in stream]
+
+    def lengths(memory: int) -> list[int]:
+        return list(map(len, blocks(memory)))
+
+    # The least memory that is enough for all: six times the share of the largest client.
+    whole = bisect_left(range(1 << 20), 1, lo=1, key=lambda memory: len(blocks(memory)) == 1)
+    assert [lengths(whole), lengths(whole - 1)] == [[6], [3, 3]]
+    assert [lengths(whole // 2), lengths(whole // 2 - 1)] == [[3, 3], [2, 2, 2]]
+    assert lengths(1) == [1] * 6
+    sizes = [len(jobs[i].data.y) for block in blocks(whole // 2) for i in block]
+    assert sizes == sorted(sizes) != [len(job.data.y) for job in jobs]
 
 
 def test_each_block_is_of_one_round(setting: Setting) -> None:
