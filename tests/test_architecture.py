@@ -508,7 +508,6 @@ PRIVATE_LEFT = {
     "test_labelset_methods.py": {"_by_label"},
     "test_plain.py": {"_NAMES"},
     "test_references_labelsets.py": {"_batches"},
-    "test_stacked.py": {"_kept"},
     "test_tuning.py": {"_batches"},
     "test_tuning_options.py": {"_batches"},
     # Of pickle and of torch, where the package has the same name for something else.

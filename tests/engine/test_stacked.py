@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
@@ -199,25 +200,34 @@ def test_a_client_that_fails_is_named(setting: Setting) -> None:
     assert [one.client for one in played.dropped] == [4]
 
 
+def kept_by(backend: Stacked, setting: Setting, *, runs: int = 1, **options: Any) -> list[int]:
+    """The clients whose data a backend keeps in memory when runs are over, and they are let go."""
+    clients = [c._replace(x=c.x.clone()) for c in make_clients()]
+    inputs = [weakref.ref(c.x) for c in clients]
+    federation, algorithm = make_federation(setting.model, tuple(clients)), recipes.fedavg(setting)
+    for _ in range(runs):
+        list(run(algorithm, federation, backend=backend, **options))
+    del federation, clients
+    gc.collect()
+    return [i for i, x in enumerate(inputs) if x() is not None]
+
+
 def test_stacked_data_are_kept_from_the_second_round_on(setting: Setting) -> None:
-    federation, algorithm = make_federation(setting.model), recipes.fedavg(setting)
-    backend, small = Stacked(), Stacked(memory=1)
-    kept = [[*backend._kept.values()] for _ in run(algorithm, federation, 3, backend=backend)]
-    assert [len(one) for one in kept] == [0, 1, 1]
-    assert kept[1] == kept[2]  # the same object
-    list(run(algorithm, federation, 3, backend=small))
-    assert not small._kept  # no room to keep any
+    backend = Stacked()
+    assert kept_by(backend, setting, rounds=1) == []
+    assert kept_by(backend, setting, rounds=2) == [*range(6)]
+    small = Stacked(memory=1)  # no room to keep any
+    assert kept_by(small, setting, rounds=3) == []
 
 
 def test_cohorts_that_do_not_come_again_are_not_kept(setting: Setting) -> None:
     federation, algorithm = make_federation(setting.model), recipes.fedavg(setting)
-    backend = Stacked()
-    drawn = {p.trained for p in run(algorithm, federation, 3, cohort=2, backend=backend)}
+    drawn = {p.trained for p in run(algorithm, federation, 3, cohort=2, backend=Stacked())}
     assert len(drawn) == 3
-    assert not backend._kept
-    list(run(algorithm, federation, 3, cohort=2, backend=backend))  # the same three again
-    kept = {tuple(sorted(int(c.id) for c in one.clients)) for one in backend._kept.values()}
-    assert kept == drawn
+    backend = Stacked()
+    assert kept_by(backend, setting, rounds=3, cohort=2) == []
+    again = kept_by(backend, setting, rounds=3, cohort=2, runs=2)  # the same three twice
+    assert again == sorted({i for cohort in drawn for i in cohort})
 
 
 def test_blocks_fit_in_memory(setting: Setting) -> None:
