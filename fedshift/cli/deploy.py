@@ -192,10 +192,10 @@ def server(
     from fedshift.experiments.folder import check_unused
 
     if resume is None:
-        place = _next(folder) if out is None else out
+        place = next_folder(folder) if out is None else out
         check_unused(place)
     else:
-        place = _unfinished(resume, out)
+        place = unfinished(resume, out)
     least = waits["min_clients"]
     text = _experiment(folder, late=least is not None)
     with (
@@ -312,7 +312,7 @@ def _claims(event: Mapping[str, Any]) -> Iterator[str]:
         yield f"warning: {one.get('name', 'client ' + str(one['client']))}: {one['reason']}"
 
 
-def _unfinished(place: Path, out: Path | None) -> Path:
+def unfinished(place: Path, out: Path | None) -> Path:
     """The run folder, if there is something in it to go on from."""
     from fedshift.experiments.resume import configured
     from fedshift.record.folder import CHECKPOINTS
@@ -328,7 +328,7 @@ def _unfinished(place: Path, out: Path | None) -> Path:
     return place
 
 
-def _next(folder: Path) -> Path:
+def next_folder(folder: Path) -> Path:
     """folder/run, or the first of run-2, run-3, ... that is not there."""
     names = itertools.chain(["run"], (f"run-{n}" for n in itertools.count(2)))
     return next(folder / name for name in names if not os.path.exists(folder / name))

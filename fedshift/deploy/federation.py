@@ -137,7 +137,7 @@ def submit(link: Link, out: Path, listen: Listener, **config: str | float) -> No
     seen = len(_events(out))
     link.begin()
     run = str(run_flower([*start, "--format", "json"], link.env)["run-id"])
-    _follow(run, out, link, listen, seen)
+    follow(run, out, link, listen, seen)
 
 
 def serve(
@@ -193,7 +193,7 @@ def _register(place: Path, env: Mapping[str, str]) -> str:
     return str(run_flower([*arguments, "--name", place.name, "--format", "json"], env)["node-id"])
 
 
-def _follow(run: str, out: Path, link: Link, listen: Listener, seen: int = 0) -> None:
+def follow(run: str, out: Path, link: Link, listen: Listener, seen: int = 0) -> None:
     """Pass on events after the first `seen` until the run ends. Raises the error of the run."""
     passed_on, checked, silences = seen, time.monotonic(), 0
     while True:
@@ -227,7 +227,7 @@ def _follow(run: str, out: Path, link: Link, listen: Listener, seen: int = 0) ->
             # Since we read the events the run may have ended well, or written more.
             goes_on = bool(_events(out)[passed_on:]) or (out / SUMMARY).exists()
             if status.startswith("finished") and not goes_on:
-                raise _failure(status, run, link)
+                raise failure_of(status, run, link)
         time.sleep(POLL)
 
 
@@ -264,12 +264,12 @@ def _loss(ended: Ended, run: str, out: Path, link: Link) -> FedshiftError | None
         status, _ = _status(run, link.env)
         # Failures before there is a run folder end it, too, and Flower has their reason.
         if status.startswith("finished"):
-            return _failure(status, run, link)
+            return failure_of(status, run, link)
     process, code = next(iter(ended.items()))
     return ending(process, code, out, link.log, begun=(out / CHECKPOINTS).is_dir())
 
 
-def _failure(status: str, run: str, link: Link) -> FedshiftError:
+def failure_of(status: str, run: str, link: Link) -> FedshiftError:
     """The error of a run that left none in its events, taken from Flower's log of the run."""
     arguments = [*inside("flwr"), "log", run, NAME, "--show"]
     done = subprocess.run(

@@ -1,7 +1,7 @@
 """Where central tuning would end, input by input, if no network stood between: exact minimisers.
 
 Shapes: C clients, n inputs, K labels. p [C, n, K] are the clients' probabilities, 0 outside of the
-labels Y_k that client k knows, known [C, K]; w [C, n] their weights on each input. The answers
+labels Y_k that client k holds, as holds [C, K]; w [C, n] their weights on each input. The answers
 [n, K] sum to 1 over the labels. All in float64.
 """
 
@@ -29,10 +29,10 @@ def accuracies(
     there is no other. The errors are standard errors of optimum minus aggregate, s / sqrt(n) with s
     the standard deviation of the differences example by example; 1 where there is one example.
     """
-    wide, known = spread(p, labels, z.shape[1])
+    wide, holds = spread(p, labels, z.shape[1])
     w = (w if w.ndim == 2 else w[:, None].expand(-1, len(y))).double()
-    optima = (mse_optimum(wide, known, w, among), pairwise_optimum(wide, known, w, among))
-    answers = (z, *optima, kl_optimum(wide, known, w, z))
+    optima = (mse_optimum(wide, holds, w, among), pairwise_optimum(wide, holds, w, among))
+    answers = (z, *optima, kl_optimum(wide, holds, w, z))
     right = torch.stack([(q.argmax(1) == y).double() for q in answers])
     gains = right[1:] - right[:1]
     errors = gains.std(1) / len(y) ** 0.5 if len(y) > 1 else torch.ones_like(gains[:, 0])
@@ -40,7 +40,7 @@ def accuracies(
 
 
 def spread(p: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """(p [C, n, K], known [C, K]) of probabilities [C, n, L] of the labels [C, L], -1 for none.
+    """(p [C, n, K], holds [C, K]) of probabilities [C, n, L] of the labels [C, L], -1 for none.
 
     They sum to 1 in float64, too: Newton's method takes what is missing for a slope.
     """
@@ -50,15 +50,15 @@ def spread(p: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
     return wide, by_label(ones, labels, classes) > 0
 
 
-def mse_optimum(p: Tensor, known: Tensor, w: Tensor, among: Tensor | None = None) -> Tensor:
+def mse_optimum(p: Tensor, holds: Tensor, w: Tensor, among: Tensor | None = None) -> Tensor:
     """argmin over the simplex of sum_k w_k sum_{y in Y_k} (p_k(y) - q(y))^2, [n, K].
 
     q(y) = max(0, (b_y + nu) / a_y), a_y = sum_{k: y in Y_k} w_k and b_y = sum_k w_k p_k(y), with
     nu such that q sums to 1. Labels that no client knows share the rest where sum_y b_y / a_y < 1.
     among [K] bool: q is 0 on all other labels.
     """
-    among = known.new_ones(known.shape[1]) if among is None else among
-    a, b = torch.einsum("cn,ck->nk", w, known.double()), torch.einsum("cn,cnk->nk", w, p)
+    among = holds.new_ones(holds.shape[1]) if among is None else among
+    a, b = torch.einsum("cn,ck->nk", w, holds.double()), torch.einsum("cn,cnk->nk", w, p)
     there = (a > 0) & among
     inverse = there / torch.where(there, a, 1.0)
     order = torch.where(there, b, -torch.inf).argsort(1, descending=True)
@@ -74,7 +74,7 @@ def mse_optimum(p: Tensor, known: Tensor, w: Tensor, among: Tensor | None = None
     return q + rest * unclaimed / unclaimed.sum(1, keepdim=True).clamp(min=1)
 
 
-def pairwise_optimum(p: Tensor, known: Tensor, w: Tensor, among: Tensor | None = None) -> Tensor:
+def pairwise_optimum(p: Tensor, holds: Tensor, w: Tensor, among: Tensor | None = None) -> Tensor:
     """argmin over the simplex of sum_k w_k sum_{y,z in Y_k} (p_k(y) q(z) - p_k(z) q(y))^2, [n, K].
 
     It is q' M q with M = 2 sum_k w_k (||p_k||^2 diag(1{y in Y_k}) - p_k p_k'), so that q = M^-1 1
@@ -82,8 +82,8 @@ def pairwise_optimum(p: Tensor, known: Tensor, w: Tensor, among: Tensor | None =
     singular, as with labels that no client knows, (M + ridge)^-1 takes its place. among [K] bool:
     q is 0 on all other labels, and M has the rows and columns of these.
     """
-    among = known.new_ones(known.shape[1]) if among is None else among
-    norms = torch.einsum("cn,ck->nk", w * p.square().sum(2), known.double())
+    among = holds.new_ones(holds.shape[1]) if among is None else among
+    norms = torch.einsum("cn,ck->nk", w * p.square().sum(2), holds.double())
     m = 2 * (torch.diag_embed(norms) - torch.einsum("cn,cnk,cnl->nkl", w, p, p))
     m, scale = m[:, among][:, :, among], norms.sum(1).clamp(min=torch.finfo(m.dtype).tiny)
     eye = torch.eye(m.shape[1], dtype=m.dtype, device=m.device)
@@ -93,20 +93,20 @@ def pairwise_optimum(p: Tensor, known: Tensor, w: Tensor, among: Tensor | None =
     return q / q.sum(1, keepdim=True)
 
 
-def kl_optimum(p: Tensor, known: Tensor, w: Tensor, start: Tensor) -> Tensor:
+def kl_optimum(p: Tensor, holds: Tensor, w: Tensor, start: Tensor) -> Tensor:
     """argmin of sum_k w_k KL(p_k || q|k), q|k = q renormalised on Y_k, [n, K].
 
     Newton's method with halved steps in the logits, in which the loss is convex; the gradient is
     sum_k w_k (q|k - p_k). Between labels that no client ties together, by a label in common, the
     loss says nothing: there logits keep their means of `start` [n, K], and elsewhere it has no say.
     """
-    z, gone = start.double(), ~known[:, None]
+    z, gone = start.double(), ~holds[:, None]
     b = torch.einsum("cn,cnk->nk", w, p)
     eye = RIDGE * torch.eye(z.shape[1], dtype=z.dtype, device=z.device)
 
     def loss(z: Tensor) -> Tensor:
         each = z.masked_fill(gone, -torch.inf).logsumexp(2)
-        each = torch.where(known.any(1)[:, None], each, 0.0)
+        each = torch.where(holds.any(1)[:, None], each, 0.0)
         total: Tensor = (w * each).sum(0) - (b * z).sum(1)
         return total
 
