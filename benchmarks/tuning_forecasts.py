@@ -64,7 +64,7 @@ def first_rounds(folder: Path) -> dict[tuple[str, str, Setting], First]:
 
     Runs of other lengths have the same first round, and count once.
     """
-    found: dict[tuple[str, str, Setting], First] = {}
+    rounds: dict[tuple[str, str, Setting], First] = {}
     for path in sorted(folder.glob(f"labelsets*/tuning/{RECORDS}")):
         for record in read_records(path).values():
             config = tomllib.loads(record.files["config.resolved.toml"])
@@ -75,8 +75,8 @@ def first_rounds(folder: Path) -> dict[tuple[str, str, Setting], First]:
                 config["data"]["name"], shift["labels_per_client"], config["training"]["epochs"],
                 config["seeds"]["run"],
             )  # fmt: skip
-            found.setdefault((method["mode"], method["tune"], setting), _first(record.files))
-    return found
+            rounds.setdefault((method["mode"], method["tune"], setting), _first(record.files))
+    return rounds
 
 
 def _first(files: Mapping[str, str]) -> First:
@@ -94,7 +94,7 @@ def forecasts(folder: Path) -> list[Forecast]:
 
     Raises SystemExit where the two are not of one model in round 1.
     """
-    rounds, found = first_rounds(folder), list[Forecast]()
+    rounds, made = first_rounds(folder), list[Forecast]()
     for (mode, tune, setting), tuned in rounds.items():
         plain = rounds.get((mode, "none", setting))
         if tune == "none" or plain is None:
@@ -104,13 +104,13 @@ def forecasts(folder: Path) -> list[Forecast]:
             raise SystemExit(f"{mode} {tune} {setting}: the aggregate is not the untuned model")
         foretold = 100 * (tuned.optima[tune] - tuned.optima["aggregate"])
         gained = 100 * (tuned.target - plain.target)
-        found.append(Forecast(mode, tune, setting, foretold, gained, apart))
-    return found
+        made.append(Forecast(mode, tune, setting, foretold, gained, apart))
+    return made
 
 
 @dataclass(frozen=True)
-class Told:
-    """How well a loss's forecasts told what tuning did."""
+class Score:
+    """How well forecasts of one loss said what tuning did."""
 
     runs: int
     foretold: float
@@ -125,14 +125,14 @@ class Told:
         return self.agreed / self.runs
 
 
-def told(found: Iterable[Forecast], mode: str, loss: str) -> Told:
+def scored(forecasts: Iterable[Forecast], mode: str, loss: str) -> Score:
     """Means in points; runs whose signs agree; runs that were promised a gain, and lost."""
-    pairs = [(f.foretold, f.gained) for f in found if (f.mode, f.loss) == (mode, loss)]
+    pairs = [(f.foretold, f.gained) for f in forecasts if (f.mode, f.loss) == (mode, loss)]
     if not pairs:
         raise SystemExit(f"no pair of runs with and without {loss} in mode {mode}")
     foretold, gained = np.array(pairs).T
     spread = len(pairs) > 1 and foretold.std() > 0 and gained.std() > 0
-    return Told(
+    return Score(
         len(pairs),
         float(foretold.mean()),
         float(gained.mean()),
@@ -143,29 +143,29 @@ def told(found: Iterable[Forecast], mode: str, loss: str) -> Told:
     )
 
 
-def drawn(found: Sequence[Forecast]) -> str:
+def drawn(pairs: Sequence[Forecast]) -> str:
     """The page."""
     settings: dict[tuple[str, int, int], set[int]] = {}
-    for f in found:
+    for f in pairs:
         settings.setdefault(f.setting[:3], set()).add(f.setting[3])
     seeds = "\n".join(
         f"- {data}, C={labels}-E={epochs}: {len(of)}"
         for (data, labels, epochs), of in sorted(settings.items())
     )
-    apart = max(f.apart for f in found)
-    return "\n".join([*_head(seeds, apart), *table(HEADER, list(_rows(found))), *_foot()]) + "\n"
+    apart = max(f.apart for f in pairs)
+    return "\n".join([*_head(seeds, apart), *table(HEADER, list(_rows(pairs))), *_foot()]) + "\n"
 
 
 HEADER = (
     "mode", "loss", "runs", "foretold, points", "gained, points", "correlation", "signs agree",
-    "told to gain, lost",
+    "gain foretold, lost",
 )  # fmt: skip
 
 
-def _rows(found: Sequence[Forecast]) -> Iterator[Sequence[str]]:
+def _rows(pairs: Sequence[Forecast]) -> Iterator[Sequence[str]]:
     for mode in MODES:
         for loss, name in LOSSES.items():
-            t = told(found, mode, loss)
+            t = scored(pairs, mode, loss)
             yield (
                 mode, name, f"{t.runs}", f"{t.foretold:+.1f}", f"{t.gained:+.1f}",
                 f"{t.correlation:.2f}", f"{t.agreed} ({t.agreement:.0%})",

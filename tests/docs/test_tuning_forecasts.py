@@ -27,16 +27,18 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_the_results_are_those_of_the_records(bench: Any) -> None:
-    found = bench.forecasts(ROOT / "results")
-    assert bench.drawn(found) == OUT.read_text(encoding="utf-8")
-    other = [replace(f, gained=-f.gained) if f.loss == "kl" else f for f in found]
-    assert bench.drawn(other) != bench.drawn(found)
+    forecasts = bench.forecasts(ROOT / "results")
+    assert bench.drawn(forecasts) == OUT.read_text(encoding="utf-8")
+    other = [replace(f, gained=-f.gained) if f.loss == "kl" else f for f in forecasts]
+    assert bench.drawn(other) != bench.drawn(forecasts)
 
 
-def misses(bench: Any, found: list[Any]) -> list[str]:
-    """What the page says of forecasts, and `found` does not."""
+def misses(bench: Any, forecasts: list[Any]) -> list[str]:
+    """What the page says of forecasts, and `forecasts` does not."""
     t = {
-        (mode, loss): bench.told(found, mode, loss) for mode in bench.MODES for loss in bench.LOSSES
+        (mode, loss): bench.scored(forecasts, mode, loss)
+        for mode in bench.MODES
+        for loss in bench.LOSSES
     }
     others = [t["private", loss] for loss in ("mse", "pairwise")]
     due = {
@@ -47,7 +49,7 @@ def misses(bench: Any, found: list[Any]) -> list[str]:
             t["public", loss].agreement >= 0.75 for loss in ("mse", "pairwise")
         ),
         "and in fewer than seven of ten in private mode": all(o.agreement < 0.7 for o in others),
-        "of the runs that they told to gain, a third or more lost": all(
+        "of the runs for which they foretold a gain, a third or more lost": all(
             o.broken * 3 >= o.promised > 0 for o in others
         ),
         "For both the mean forecast was a gain, and the mean change a loss": all(
@@ -61,23 +63,23 @@ def misses(bench: Any, found: list[Any]) -> list[str]:
 
 def test_the_page_says_what_the_results_do(bench: Any) -> None:
     """The control: another loss's forecasts under each name."""
-    found = bench.forecasts(ROOT / "results")
-    assert misses(bench, found) == []
+    forecasts = bench.forecasts(ROOT / "results")
+    assert misses(bench, forecasts) == []
     turned = {"kl": "mse", "mse": "kl", "pairwise": "pairwise"}
-    assert len(misses(bench, [replace(f, loss=turned[f.loss]) for f in found])) == 4
-    assert len(misses(bench, [replace(f, gained=-f.gained) for f in found])) >= 3
+    assert len(misses(bench, [replace(f, loss=turned[f.loss]) for f in forecasts])) == 4
+    assert len(misses(bench, [replace(f, gained=-f.gained) for f in forecasts])) >= 3
     assert "(../../results/tuning_forecasts.md)" in PAGE.read_text(encoding="utf-8")
 
 
 def test_the_doubt_of_a_runs_sentence_is_the_results(bench: Any) -> None:
     """Of each mode and loss whose forecasts did not tell, and of no other."""
-    found = bench.forecasts(ROOT / "results")
+    forecasts = bench.forecasts(ROOT / "results")
     optima = Optima(0.5, 0.6, 0.55, 0.45)
     for mode in bench.MODES:
         rounds = (SetRound(1, 0, optima=optima),)
         sets = LabelSets(mode=mode, tune="kl", holders=(1,), absent_rounds=(0,), rounds=rounds)
         (said,) = sentences(sets, ("cat",))
-        doubted = [k for k in bench.LOSSES if bench.told(found, mode, k).agreement < 0.7]
+        doubted = [k for k in bench.LOSSES if bench.scored(forecasts, mode, k).agreement < 0.7]
         assert ("the optima of mse and pairwise did not tell" in said) == bool(doubted)
         assert doubted in ([], ["mse", "pairwise"])
 
@@ -126,12 +128,12 @@ def test_pairs_by_hand(bench: Any, written: Write, tmp_path: Path) -> None:
     )  # fmt: skip
     written("labelsets-round3", record(0, "kl", 0.50, rounds=3, aggregate=0.5, kl=0.7))
     written("other", record(4, "kl", 0.9, aggregate=0.5, kl=0.1))
-    t = bench.told(bench.forecasts(tmp_path), "private", "kl")
+    t = bench.scored(bench.forecasts(tmp_path), "private", "kl")
     assert (t.runs, t.agreed, t.promised, t.broken) == (3, 2, 2, 1)
     assert t.foretold == pytest.approx((20 + 10 - 5) / 3)
     assert t.gained == pytest.approx((10 - 10 - 5) / 3)
     with pytest.raises(SystemExit, match="no pair of runs with and without mse in mode private"):
-        bench.told(bench.forecasts(tmp_path), "private", "mse")
+        bench.scored(bench.forecasts(tmp_path), "private", "mse")
 
 
 def test_runs_that_are_not_of_one_model_are_no_pair(
