@@ -17,11 +17,27 @@ from typing import Any
 import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from flwr.proto import fleet_pb2, message_pb2
+from flwr.proto.fab_pb2 import GetFabRequest
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.node_pb2 import Node
+from flwr.proto.run_pb2 import GetRunRequest
 
 from fedshift.deploy import door
 from fedshift.deploy.allowance import Allowance
 from fedshift.deploy.door import Callers, Door, server
-from fedshift.deploy.guard import LARGE, PROVEN, REGISTER, STALLED, UNPROVEN, Guard, in_time
+from fedshift.deploy.guard import (
+    ASKING,
+    LARGE,
+    PROVEN,
+    REGISTER,
+    STALLED,
+    UNPROVEN,
+    Guard,
+    in_time,
+)
 from fedshift.deploy.keys import read_client_key, write_authority, write_client_key
 from fedshift.deploy.processes import free_port
 from fedshift.errors import InputError
@@ -29,6 +45,7 @@ from support.loopback import loopback, processes
 from support.signing import signed
 
 PUSH, PULL, CONTROL = "/v1/fleet/push-object", "/v1/fleet/pull-messages", "/v1/control/start-run"
+ANSWER, BEAT = "/v1/fleet/push-messages", "/v1/fleet/send-node-heartbeat"
 # Where requests come in: by the port, or by the socket of the server's user.
 PORT, SOCKET = ("192.0.2.1", 8000), ("/tmp/s/flower", None)
 
@@ -78,7 +95,9 @@ def test_bodies_are_as_long_as_who_sends_them_has_proved(keys: Path) -> None:
         (PUSH, signed(keys / "stranger", claim=keys / "client"), UNPROVEN),
         (PUSH, [*client[:1], (b"flwr-signature", b"?!"), client[2]], UNPROVEN),
         (PUSH, client, LARGE),
-        (PULL, client, PROVEN),
+        (ANSWER, client, PROVEN),
+        (PULL, client, ASKING),
+        (BEAT, client, ASKING),
     ):
         assert posted(keys, path, most, headers)[:2] == (200, True)
         status, read, answer = posted(keys, path, most + 1, headers)
@@ -90,6 +109,33 @@ def test_bodies_are_as_long_as_who_sends_them_has_proved(keys: Path) -> None:
     # The socket proves no client's key.
     assert posted(keys, PUSH, UNPROVEN + 1, at=SOCKET)[:2] == (413, False)
     assert posted(keys, CONTROL, 1)[:2] == (403, False)
+
+
+def test_a_client_asks_in_few_bytes(keys: Path) -> None:
+    """Else each of its connections could hold megabytes; pieces of its answers may be as large."""
+    client, size = signed(keys / "client"), 2**20
+    assert posted(keys, BEAT, size, client)[:2] == (413, False)
+    assert posted(keys, PUSH, size, client)[:2] == (200, True)
+
+
+def test_honest_questions_are_a_fraction_of_that() -> None:
+    """The longest that Flower's SuperNode sends: numbers at their largest, keys and hashes."""
+    node, largest, hashed = Node(node_id=2**64 - 1), 2**64 - 1, "f" * 64
+    pem = ec.generate_private_key(ec.SECP384R1()).public_key().public_bytes(
+        Encoding.PEM, PublicFormat.SubjectPublicKeyInfo
+    )  # fmt: skip
+    for question in (
+        fleet_pb2.ActivateNodeRequest(public_key=pem, heartbeat_interval=30.0),
+        SendNodeHeartbeatRequest(node=node, heartbeat_interval=30.0),
+        fleet_pb2.PullMessagesRequest(node=node),
+        GetRunRequest(node=node, run_id=largest),
+        GetFabRequest(node=node, hash_str=hashed, run_id=largest),
+        message_pb2.PullObjectRequest(node=node, run_id=largest, object_id=hashed),
+        message_pb2.ConfirmMessageReceivedRequest(
+            node=node, run_id=largest, message_object_id=hashed
+        ),
+    ):
+        assert question.ByteSize() < ASKING // 64
 
 
 def test_super_nodes_wait_until_all_keys_are_registered(keys: Path) -> None:
@@ -158,6 +204,7 @@ def test_the_page_says_the_limits() -> None:
     page = (Path(__file__).parents[2] / "docs" / "flower.md").read_text()
     for row in (
         f"key | {UNPROVEN // 1024} KiB, else 413",
+        f"question of a client's | {ASKING // 1024} KiB",
         f"socket | {PROVEN // 2**20} MiB; {LARGE // 2**20} MiB for",
         f"key | {door.PATIENCE:g} s |",
         f"announced | {STALLED:g} s |",
