@@ -351,9 +351,9 @@ def test_headers_have_an_end(tmp_path: Path) -> None:
             pytest.fail("50 megabytes of headers were taken")
 
 
-@pytest.mark.slow
-def test_a_superlink_under_floods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Flower's SuperLink grows by less than 50 MB, and has time for new callers."""
+@pytest.fixture
+def floods(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The benchmark of callers without a key."""
     benchmarks = Path(__file__).parents[2] / "benchmarks"
     monkeypatch.syspath_prepend(str(benchmarks))
     spec = importlib.util.spec_from_file_location("floods", benchmarks / "floods.py")
@@ -362,9 +362,47 @@ def test_a_superlink_under_floods(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "floods", module)
     spec.loader.exec_module(module)
+    return module
+
+
+def superlink_of(port: int) -> int:
+    """The process that listens on this port."""
+    (pid,) = (p for p, a in processes("fedshift.deploy.guard").items() if f"--port {port}" in a)
+    return pid
+
+
+@pytest.mark.slow
+def test_a_superlink_under_floods(tmp_path: Path, floods: Any) -> None:
+    """Flower's SuperLink grows by less than 50 MB, and has time for new callers."""
     with loopback(tmp_path / "f", 'name = "x"\n', 1) as fed:
-        word = f"--port {fed.port}"
-        (pid,) = (p for p, a in processes("fedshift.deploy.guard").items() if word in a)
-        for flood in module.floods(pid, fed.port, 200, 600):
+        for flood in floods.floods(superlink_of(fed.port), fed.port, 200, 600):
             assert flood.growth < 50, flood
             assert flood.seconds < 10, flood
+
+
+@pytest.mark.slow
+def test_a_client_holds_little_of_a_superlink(tmp_path: Path, floods: Any) -> None:
+    """Less than 50 MB by 48 connections, each with a heartbeat of all but 8 MiB.
+
+    The control: a piece of an answer, which may have as many, is seen in the memory.
+    """
+    size = PROVEN - 1
+    with loopback(tmp_path / "f", 'name = "x"\n', 1) as fed, contextlib.ExitStack() as opened:
+        lines = [b"%s: %s\r\n" % pair for pair in signed(fed.place(0))]
+        lines += [b"host: x\r\ncontent-type: application/protobuf\r\n\r\n"]
+
+        def begin(path: str) -> None:
+            head = f"POST {path} HTTP/1.1\r\ncontent-length: {size}\r\n".encode()
+            caller = opened.enter_context(floods.connect(fed.port))
+            with contextlib.suppress(OSError):
+                caller.sendall(head + b"".join(lines) + bytes(size - 1))
+
+        with floods.watched(superlink_of(fed.port)) as peak:
+            for _ in range(48):
+                begin(BEAT)
+            time.sleep(1.0)
+            assert peak() < 50
+        with floods.watched(superlink_of(fed.port)) as peak:
+            begin(PUSH)
+            time.sleep(1.0)
+            assert peak() > 5
