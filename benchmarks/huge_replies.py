@@ -131,8 +131,8 @@ run; when it began {load:.0f} processes wanted a core.
 | --- | --- | --- | --- | --- |
 {rows}
 
-The first piece that is refused ends the upload: the server is answered that the rest will not come,
-and goes on without the client. Flower by itself waits for it until three minutes after the last piece.
+The first piece that is refused ends the upload: the server is answered that the rest will not
+come, and goes on without the client. Flower by itself waits until three minutes after the last one.
 """
 
 if __name__ == "__main__":
