@@ -9,7 +9,7 @@ ifneq ($(wildcard ../shared/data),)
 export FEDSHIFT_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: demo test test-slow docs lint format lock audit bench bench-qp clean
+.PHONY: demo test test-slow test-flower docs lint format lock audit bench bench-qp clean
 
 $(VENV)/.core: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else \
@@ -36,6 +36,16 @@ test: $(VENV)/.dev
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -q -m slow -n 2 --ignore=tests/deploy
 	$(BIN)/python -m pytest -q -m slow tests/deploy
+
+# The same with another version of Flower, in an environment of its own. What 1.42 asks for in other
+# versions than 1.41 is not pinned.
+FLWR ?= 1.42.0
+OTHER := build/flower-$(FLWR)
+test-flower:
+	$(PYTHON) -m venv $(OTHER)
+	grep -vE '^(flwr|uv|certifi)==' constraints.txt > $(OTHER)/constraints.txt
+	$(OTHER)/bin/python -m pip install --quiet -c $(OTHER)/constraints.txt -e '.[dev,vision,report,flower,ops]' 'flwr==$(FLWR)'
+	$(OTHER)/bin/python -m pytest -q tests/flower tests/deploy
 
 $(VENV)/.docs: $(VENV)/.core
 	$(PIP) -e '.[docs]'

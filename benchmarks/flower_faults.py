@@ -233,20 +233,20 @@ def server_process(name: str, word: str) -> Result:
         return Result(f"{name} killed", "server", seconds, code, words, left(fed))
 
 
-def supernode() -> Result:
-    """`kill -9` of a SuperNode: the client joins again, and takes part again."""
+def client_process(name: str, word: str) -> Result:
+    """`kill -9` of a client's SuperNode, or below it: the client joins again, and takes part."""
     with federation(30) as fed:
         fed.serve("--timeout", "300")
         clients = fed.join(*range(CLIENTS))
         assert fed.rounds(1), "no round was played"
-        began = kill(fed.below(1, "flower-supernode"))
+        began = kill(fed.below(1, word))
         words = clients[1].until("SuperNode")
         seconds = time.monotonic() - began
         lost = fed.event(lambda e: e["event"] == "round" and bool(e.get("dropped")))
         back = fed.event(lambda e: e["event"] == "round" and e["round"] > lost["round"]
                          and 1 in e["clients"])  # fmt: skip
         words += f" / back in round {back.get('round')}, lost in {lost.get('round')}"
-        return Result("SuperNode killed", "client", seconds, clients[1].process.poll(), words)
+        return Result(f"{name} killed", "client", seconds, clients[1].process.poll(), words)
 
 
 def clientapp() -> Result:
@@ -409,7 +409,8 @@ FAULTS: dict[str, Callable[[], Result]] = {
     "superlink": lambda: server_process("SuperLink", "fedshift.deploy.guard"),
     "superexec": lambda: server_process("SuperExec", "flower-superexec --root"),
     "serverapp": lambda: server_process("ServerApp", "flwr-serverapp"),
-    "supernode": supernode,
+    "supernode": lambda: client_process("SuperNode", "flower-supernode"),
+    "client-superexec": lambda: client_process("a client's SuperExec", "flower-superexec"),
     "clientapp": clientapp,
     "port": lambda: at_the_start("port in use", "server", port_in_use, "error: "),
     "disk": full_disk,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import subprocess
 import sys
 import tempfile
@@ -104,7 +105,7 @@ def main() -> int:
     parser.add_argument("--size", type=int, default=300, help="MB")
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
-    rows, taken = [], []
+    rows, taken, load = [], [], os.getloadavg()[0]
     for times in (8.0, OPEN):
         with tempfile.TemporaryDirectory() as place:
             most, seconds, why = measure(given.size, times, Path(place))
@@ -113,7 +114,7 @@ def main() -> int:
         rows.append(f"| {limit} | {cells} | {seconds:.0f} | {why} |")
         taken.append(sum(most.values()))
         print(rows[-1], flush=True)
-    text = PAGE.format(size=given.size, rows="\n".join(rows))
+    text = PAGE.format(size=given.size, rows="\n".join(rows), load=load)
     if given.write:
         OUT.write_text(text)
     return int(taken[1] - taken[0] < given.size / 2)
@@ -123,14 +124,15 @@ PAGE = """# A client's huge reply
 
 `python benchmarks/huge_replies.py --size {size} --write`: a server and one client in processes of
 their own, with TLS and keys, and a model of 100 kB. The client answers round 1 with {size} MB more
-than its update. Memory is the largest that each process had (VmHWM).
+than its update. Memory is the largest that each process had (VmHWM). Seconds are those of the whole
+run; when it began {load:.0f} processes wanted a core.
 
 | training.max_reply | SuperLink, MB | server of the run, MB | seconds | the run's end |
 | --- | --- | --- | --- | --- |
 {rows}
 
-Pieces that are refused never come. The server waits for them until Flower's time for a reply is
-over, three minutes after its last piece, and goes on without the client.
+The first piece that is refused ends the upload: the server is answered that the rest will not
+come, and goes on without the client. Flower by itself waits until three minutes after the last one.
 """
 
 if __name__ == "__main__":

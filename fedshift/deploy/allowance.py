@@ -45,7 +45,11 @@ class Allowance:
         self._sent.clear()
 
     def send(self, size: int) -> None:
-        """A piece of the question goes to the clients."""
+        """A piece of the question goes to the clients.
+
+        What clients are sent in one batch is added up where it differs: pieces name no client.
+        Clients with models of their own may answer so many times more.
+        """
         self._question += size
         # The largest: pieces that the SuperLink has already are not sent again.
         self._largest = max(self._largest, self._question)

@@ -41,9 +41,11 @@ from fedshift.deploy.uploads import CALLER, watch_uploads
 from fedshift.flower.installed import put_in_place
 
 FLEET = "/v1/fleet/"
-# Bytes of a body: without a client's key, with one, and where pieces of models are sent. Flower
-# cuts arrays into pieces of 5 MiB; the server's app sends what it keeps (push-task-output) whole.
-UNPROVEN, PROVEN, LARGE = 2**12, 2**23, 2**25
+# Bytes of a body: without a client's key, with one in all that is no answer, in the form of an
+# answer and over the server's socket, and where pieces of models are sent. A SuperNode asks with
+# numbers, its key or a hash, in less than 1 KiB. Flower cuts arrays into pieces of 5 MiB; the
+# server's app sends what it keeps (push-task-output) whole.
+UNPROVEN, ASKING, PROVEN, LARGE = 2**12, 2**16, 2**23, 2**25
 REGISTER = "/v1/control/register-node"
 LARGE_ONES = ("/push-object", "/push-task-output")
 # Seconds without a byte of a body that was announced.
@@ -154,9 +156,13 @@ def in_time(receive: Receive) -> Receive:
 
 def body_limit(scope: Scope, who: str) -> int:
     """How many bytes a request's body may have."""
+    path = str(scope["path"])
     if not who:
         return UNPROVEN
-    return LARGE if str(scope["path"]).endswith(LARGE_ONES) else PROVEN
+    # Answers are counted together (`allowance`); all else would be read on each connection at once.
+    if who != HERE and path not in ANSWERS:
+        return ASKING
+    return LARGE if path.endswith(LARGE_ONES) else PROVEN
 
 
 def client_of(headers: Mapping[bytes, bytes], keys: Keys) -> str:

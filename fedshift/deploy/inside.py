@@ -23,6 +23,7 @@ import time
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from importlib.metadata import distribution
+from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from fedshift.deploy.app import run_the_installed_app
@@ -39,6 +40,8 @@ SOCKET = "FEDSHIFT_SOCKET"
 LONGEST = 103
 # Seconds between two looks whether a process is there.
 LOOK = 1.0
+# Seconds within which a signal reaches all processes of a group.
+GROUP = 1.0
 TASKS = ("flwr-serverapp", "flwr-clientapp")
 
 
@@ -75,14 +78,33 @@ def inside(name: str, *arguments: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def executor(address: str, *trust: str) -> Iterator[None]:
-    """Flower's SuperExec, which starts the processes of tasks; it ends with the block."""
-    arguments = ["--runtime-api-address", address, "--parent-pid", str(os.getpid())]
+def executor(address: str, *trust: str, needed: bool = False) -> Iterator[Event]:
+    """Flower's SuperExec, which starts the processes of tasks; it ends with the block.
+
+    needed: this process ends, with code 1, where the SuperExec ends before the block does, or
+    before the event is set that the block gets. A SuperNode without one stays connected and answers
+    nothing. A SuperLink goes on: the server looks for each of its processes (`watching`).
+    """
+    arguments, over = ["--runtime-api-address", address, "--parent-pid", str(os.getpid())], Event()
     with subprocess.Popen(inside("flower-superexec", *trust, *arguments)) as process:
+        if needed:
+            threading.Thread(target=_end_without_it, args=(process, over), daemon=True).start()
         try:
-            yield
+            yield over
         finally:
+            over.set()
             process.terminate()
+
+
+def _end_without_it(process: subprocess.Popen[bytes], over: Event) -> None:
+    code = process.wait()
+    # A signal to the whole group may reach it first.
+    if over.wait(GROUP):
+        return
+    how = f"by signal {-code}, perhaps for lack of memory" if code < 0 else f"with code {code}"
+    print(f"Flower's SuperExec was ended {how}", file=sys.stderr, flush=True)
+    # Not by an exception: the main thread waits for messages.
+    os._exit(1)
 
 
 class Launcher:
@@ -175,6 +197,7 @@ def end_without(path: str) -> None:
 def serve_over(path: str) -> None:
     """Have the SuperNode of this process serve tasks over the socket at this path."""
     import uvicorn
+    from flwr.supercore.exit import add_exit_handler
 
     # A function of the same name hides this module.
     node: Any = import_module("flwr.supernode.cli.flower_supernode")
@@ -182,7 +205,9 @@ def serve_over(path: str) -> None:
 
     def started(*, runtime_api_address: str, **more: Any) -> None:
         # Now the SuperNode listens, so the socket is its own.
-        with executor(runtime_api_address, "--insecure"):
+        with executor(runtime_api_address, "--insecure", needed=True) as over:
+            # A SuperNode that was told to end has time to say so to the server.
+            add_exit_handler(over.set)
             start(runtime_api_address=runtime_api_address, **more)
 
     # With `uds`, uvicorn opens no port.

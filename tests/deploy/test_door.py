@@ -17,11 +17,27 @@ from typing import Any
 import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from flwr.proto import fleet_pb2, message_pb2
+from flwr.proto.fab_pb2 import GetFabRequest
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.node_pb2 import Node
+from flwr.proto.run_pb2 import GetRunRequest
 
 from fedshift.deploy import door
 from fedshift.deploy.allowance import Allowance
 from fedshift.deploy.door import Callers, Door, server
-from fedshift.deploy.guard import LARGE, PROVEN, REGISTER, STALLED, UNPROVEN, Guard, in_time
+from fedshift.deploy.guard import (
+    ASKING,
+    LARGE,
+    PROVEN,
+    REGISTER,
+    STALLED,
+    UNPROVEN,
+    Guard,
+    in_time,
+)
 from fedshift.deploy.keys import read_client_key, write_authority, write_client_key
 from fedshift.deploy.processes import free_port
 from fedshift.errors import InputError
@@ -29,6 +45,7 @@ from support.loopback import loopback, processes
 from support.signing import signed
 
 PUSH, PULL, CONTROL = "/v1/fleet/push-object", "/v1/fleet/pull-messages", "/v1/control/start-run"
+ANSWER, BEAT = "/v1/fleet/push-messages", "/v1/fleet/send-node-heartbeat"
 # Where requests come in: by the port, or by the socket of the server's user.
 PORT, SOCKET = ("192.0.2.1", 8000), ("/tmp/s/flower", None)
 
@@ -78,7 +95,9 @@ def test_bodies_are_as_long_as_who_sends_them_has_proved(keys: Path) -> None:
         (PUSH, signed(keys / "stranger", claim=keys / "client"), UNPROVEN),
         (PUSH, [*client[:1], (b"flwr-signature", b"?!"), client[2]], UNPROVEN),
         (PUSH, client, LARGE),
-        (PULL, client, PROVEN),
+        (ANSWER, client, PROVEN),
+        (PULL, client, ASKING),
+        (BEAT, client, ASKING),
     ):
         assert posted(keys, path, most, headers)[:2] == (200, True)
         status, read, answer = posted(keys, path, most + 1, headers)
@@ -90,6 +109,33 @@ def test_bodies_are_as_long_as_who_sends_them_has_proved(keys: Path) -> None:
     # The socket proves no client's key.
     assert posted(keys, PUSH, UNPROVEN + 1, at=SOCKET)[:2] == (413, False)
     assert posted(keys, CONTROL, 1)[:2] == (403, False)
+
+
+def test_a_client_asks_in_few_bytes(keys: Path) -> None:
+    """Else each of its connections could hold megabytes; pieces of its answers may be as large."""
+    client, size = signed(keys / "client"), 2**20
+    assert posted(keys, BEAT, size, client)[:2] == (413, False)
+    assert posted(keys, PUSH, size, client)[:2] == (200, True)
+
+
+def test_honest_questions_are_a_fraction_of_that() -> None:
+    """The longest that Flower's SuperNode sends: numbers at their largest, keys and hashes."""
+    node, largest, hashed = Node(node_id=2**64 - 1), 2**64 - 1, "f" * 64
+    pem = ec.generate_private_key(ec.SECP384R1()).public_key().public_bytes(
+        Encoding.PEM, PublicFormat.SubjectPublicKeyInfo
+    )  # fmt: skip
+    for question in (
+        fleet_pb2.ActivateNodeRequest(public_key=pem, heartbeat_interval=30.0),
+        SendNodeHeartbeatRequest(node=node, heartbeat_interval=30.0),
+        fleet_pb2.PullMessagesRequest(node=node),
+        GetRunRequest(node=node, run_id=largest),
+        GetFabRequest(node=node, hash_str=hashed, run_id=largest),
+        message_pb2.PullObjectRequest(node=node, run_id=largest, object_id=hashed),
+        message_pb2.ConfirmMessageReceivedRequest(
+            node=node, run_id=largest, message_object_id=hashed
+        ),
+    ):
+        assert question.ByteSize() < ASKING // 64
 
 
 def test_super_nodes_wait_until_all_keys_are_registered(keys: Path) -> None:
@@ -158,6 +204,7 @@ def test_the_page_says_the_limits() -> None:
     page = (Path(__file__).parents[2] / "docs" / "flower.md").read_text()
     for row in (
         f"key | {UNPROVEN // 1024} KiB, else 413",
+        f"question of a client's | {ASKING // 1024} KiB",
         f"socket | {PROVEN // 2**20} MiB; {LARGE // 2**20} MiB for",
         f"key | {door.PATIENCE:g} s |",
         f"announced | {STALLED:g} s |",
@@ -304,9 +351,9 @@ def test_headers_have_an_end(tmp_path: Path) -> None:
             pytest.fail("50 megabytes of headers were taken")
 
 
-@pytest.mark.slow
-def test_a_superlink_under_floods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Flower's SuperLink grows by less than 50 MB, and has time for new callers."""
+@pytest.fixture
+def floods(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The benchmark of callers without a key."""
     benchmarks = Path(__file__).parents[2] / "benchmarks"
     monkeypatch.syspath_prepend(str(benchmarks))
     spec = importlib.util.spec_from_file_location("floods", benchmarks / "floods.py")
@@ -315,9 +362,47 @@ def test_a_superlink_under_floods(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "floods", module)
     spec.loader.exec_module(module)
+    return module
+
+
+def superlink_of(port: int) -> int:
+    """The process that listens on this port."""
+    (pid,) = (p for p, a in processes("fedshift.deploy.guard").items() if f"--port {port}" in a)
+    return pid
+
+
+@pytest.mark.slow
+def test_a_superlink_under_floods(tmp_path: Path, floods: Any) -> None:
+    """Flower's SuperLink grows by less than 50 MB, and has time for new callers."""
     with loopback(tmp_path / "f", 'name = "x"\n', 1) as fed:
-        word = f"--port {fed.port}"
-        (pid,) = (p for p, a in processes("fedshift.deploy.guard").items() if word in a)
-        for flood in module.floods(pid, fed.port, 200, 600):
+        for flood in floods.floods(superlink_of(fed.port), fed.port, 200, 600):
             assert flood.growth < 50, flood
             assert flood.seconds < 10, flood
+
+
+@pytest.mark.slow
+def test_a_client_holds_little_of_a_superlink(tmp_path: Path, floods: Any) -> None:
+    """Less than 50 MB by 48 connections, each with a heartbeat of all but 8 MiB.
+
+    The control: a piece of an answer, which may have as many, is seen in the memory.
+    """
+    size = PROVEN - 1
+    with loopback(tmp_path / "f", 'name = "x"\n', 1) as fed, contextlib.ExitStack() as opened:
+        lines = [b"%s: %s\r\n" % pair for pair in signed(fed.place(0))]
+        lines += [b"host: x\r\ncontent-type: application/protobuf\r\n\r\n"]
+
+        def begin(path: str) -> None:
+            head = f"POST {path} HTTP/1.1\r\ncontent-length: {size}\r\n".encode()
+            caller = opened.enter_context(floods.connect(fed.port))
+            with contextlib.suppress(OSError):
+                caller.sendall(head + b"".join(lines) + bytes(size - 1))
+
+        with floods.watched(superlink_of(fed.port)) as peak:
+            for _ in range(48):
+                begin(BEAT)
+            time.sleep(1.0)
+            assert peak() < 50
+        with floods.watched(superlink_of(fed.port)) as peak:
+            begin(PUSH)
+            time.sleep(1.0)
+            assert peak() > 5

@@ -7,6 +7,7 @@ commands that stand in them, as what they would start: a user without a name on 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shlex
 import shutil
@@ -150,14 +151,26 @@ def test_alerts_ask_for_what_is_served() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["hadolint", "Dockerfile"], ["promtool", "check", "rules", "alerts.yaml"]],
-    ids=lambda words: words[0],
-)  # fmt: skip
-def test_linters(words: list[str]) -> None:
-    if shutil.which(words[0]) is None:
+    ("words", "good", "bad"),
+    [
+        (["hadolint"], "Dockerfile", "USER 10001:10001"),
+        (["promtool", "check", "rules"], "alerts.yaml", "expr: "),
+    ],
+    ids=("hadolint", "promtool"),
+)
+def test_linters(words: list[str], good: str, bad: str, tmp_path: Path) -> None:
+    """And a file with a fault that the linter is to see: the control."""
+    # The first is among the packages of the extra dev.
+    places = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    if (command := shutil.which(words[0], path=places)) is None:
         pytest.skip(f"{words[0]} is not installed")
-    done = subprocess.run(words, cwd=KIT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    text = (KIT / good).read_text()
+    for name, content, passes in ((good, text, True), ("bad", text.replace(bad, "USR "), False)):
+        path = tmp_path / name
+        path.write_text(content)
+        lint = [command, *words[1:], str(path)]
+        done = subprocess.run(lint, capture_output=True, text=True, check=False)
+        assert (done.returncode == 0) is passes, done.stdout + done.stderr
 
 
 def until(true: Any, seconds: float, what: str) -> None:

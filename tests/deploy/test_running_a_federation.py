@@ -28,6 +28,8 @@ STAY = ("fedshift deploy server", "fedshift deploy client")
 PAGE = (ROOT / "docs" / "running-a-federation.md").read_text()
 BLOCKS = re.findall(r"^```sh\n(.*?)^```", PAGE, re.M | re.S)
 COMMANDS = [line for block in BLOCKS for line in block.splitlines()]
+# Those for root, indented: of containers, of systemd and of the installation.
+INDENTED = re.findall(r"(?:^    .*\n)+", PAGE, re.M)
 LONG = [line for line in COMMANDS if line.startswith(STAY)]
 
 
@@ -77,6 +79,75 @@ def local(line: str, port: int, metrics: int) -> list[str]:
     """A command of the page on this machine: its ports, and the folder that was handed over."""
     changes = {"8000": str(port), "fed.example.org:8000": f"127.0.0.1:{port}", "9464": str(metrics)}
     return [FEDSHIFT, *(changes.get(word, word) for word in shlex.split(line)[1:])]
+
+
+# In the place of commands that need root: their words, and what is there when ownership is given.
+STANDS_IN = """#!/bin/sh
+echo "${0##*/} $*" >> "$ROOT/calls"
+if [ "${0##*/}" = chown ]; then find "$3" | sort > "$ROOT/owned"; fi
+"""
+
+
+def set_up(root: Path, lines: list[str]) -> subprocess.CompletedProcess[str]:
+    """Do the page's steps for systemd in a new folder in the place of /; stop at a failure."""
+    for place in ("etc/systemd/system", "var/lib", "bin", "checkout/deploy", "federation"):
+        (root / place).mkdir(parents=True)
+    (root / "client-0").mkdir()
+    shutil.copytree(ROOT / "deploy" / "systemd", root / "checkout" / "deploy" / "systemd")
+    for name in ("useradd", "chown", "systemctl"):
+        (root / "bin" / name).write_text(STANDS_IN)
+        (root / "bin" / name).chmod(0o700)
+    script = re.sub(r"(?<= )/(?=etc|var|opt)", f"{root}/", "\n".join(lines))
+    return subprocess.run(
+        ["sh", "-e", "-c", script], cwd=root / "checkout", capture_output=True, text=True,
+        env={"PATH": f"{root / 'bin'}:/usr/bin:/bin", "ROOT": str(root)}, check=False,
+    )  # fmt: skip
+
+
+def test_the_steps_for_systemd_end_in_what_the_units_need(tmp_path: Path) -> None:
+    (block,) = (b for b in INDENTED if "useradd" in b)
+    lines = [line.strip() for line in block.splitlines()]
+    done = set_up(tmp_path, lines)
+    assert done.returncode == 0, done.stderr
+    units = "".join(p.read_text() for p in (tmp_path / "etc/systemd/system").iterdir())
+    needed = re.findall(r"^(?:EnvironmentFile|WorkingDirectory)=(/\S+)", units, re.M)
+    assert len(needed) == 3
+    needed += re.findall(r"FEDSHIFT_DATA=(/\S+)", units)
+    for path in needed:
+        assert (tmp_path / path[1:]).exists(), path
+    # All in that folder is the user's: nothing comes into it later.
+    owned = (tmp_path / "owned").read_text().split()
+    state = tmp_path / "var" / "lib" / "fedshift"
+    assert owned == sorted(map(str, [state, *state.rglob("*")]))
+    assert {"federation", "client-0"} <= {path.name for path in state.iterdir()}
+    assert "chown --recursive fedshift: " in (tmp_path / "calls").read_text()
+    # The optional file for options, which the text names, has its folder.
+    assert all((tmp_path / p[1:]).is_dir() for p in re.findall(r"`(/etc/\w+)/\S+`", PAGE))
+
+
+def test_without_its_mkdir_a_step_fails(tmp_path: Path) -> None:
+    """The control of the test above."""
+    (block,) = (b for b in INDENTED if "useradd" in b)
+    lines = [line.strip() for line in block.splitlines() if not line.strip().startswith("mkdir")]
+    assert set_up(tmp_path, lines).returncode != 0
+    assert not (tmp_path / "etc" / "fedshift").exists()
+
+
+def test_each_place_of_a_block_is_made() -> None:
+    """Folders that commands write into: made by a command before, or there on any machine."""
+    there = {"/etc", "/etc/systemd/system", "/opt", "/var/lib", "."}
+    for block in [*INDENTED, *BLOCKS]:
+        made = set(there)
+        for line in block.splitlines():
+            for step in line.split("#")[0].split("&&"):
+                name, *words = shlex.split(step) or [""]
+                paths = [word for word in words if not word.startswith("-")]
+                if name == "mkdir":
+                    made |= {str(p) for path in paths for p in (Path(path), *Path(path).parents)}
+                targets = [paths[-1]] if name in ("mv", "cp") else []
+                targets += [words[words.index("--directory") + 1]] if "--directory" in words else []
+                targets += [str(Path(words[-1]).parent)] if ">" in words else []
+                assert {str(Path(target)) for target in targets} <= made, step
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -20,15 +21,23 @@ from fedshift.deploy.federation import Link, follow, superlink
 from fedshift.deploy.inside import listening, private_socket
 from fedshift.deploy.joining import join
 from fedshift.deploy.place import make_place
-from fedshift.deploy.processes import free_port, running, still_running
+from fedshift.deploy.processes import descendants, free_port, running, still_running
 from fedshift.deploy.watching import SERVERAPP, SUPEREXEC, SUPERLINK, Watch
 from fedshift.errors import InputError, TrainingError
 from fedshift.record.in_use import IN_USE
+from support.loopback import loopback
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes as on Linux")
 # A process with a child, in the places and with the names of a SuperLink's.
 CHILD = "setsid bash -c 'exec -a flower-superexec sleep 60' & setsid bash -c 'exec -a {} sleep 60'"
 SCRIPT = CHILD.format("flwr-serverapp") + " & wait; sleep 60"
+
+ONE = """name = "run"
+data = { name = "fashion-mnist-mini", limit = 300 }
+shift = { kind = "iid", clients = 1 }
+model.name = "linear"
+training = { rounds = 1, steps = 2 }
+"""
 
 
 @pytest.fixture
@@ -85,6 +94,80 @@ def test_what_a_superlink_started_ends_with_it() -> None:
                 child.wait(2.5)
             sock.close()
             assert child.wait(5) == 1
+
+
+@contextlib.contextmanager
+def with_executor(folder: Path, *, needed: bool) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A process that waits under `executor`, and the id of a process in the SuperExec's place."""
+    place = folder / "superexec"
+    place.write_text("#!/bin/sh\necho $$\nexec sleep 60\n")
+    place.chmod(0o700)
+    code = (
+        "import sys, time; from fedshift.deploy.inside import executor\n"
+        f"sys.executable = {str(place)!r}\n"
+        f"with executor('a', needed={needed}): time.sleep(60)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        try:
+            yield parent, pid
+        finally:
+            for one in (parent.pid, pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(one, signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_a_client_ends_with_its_superexec(tmp_path: Path) -> None:
+    """Within 5 s, with a line that says why; it stays while the SuperExec does."""
+    with with_executor(tmp_path, needed=True) as (parent, superexec):
+        with pytest.raises(subprocess.TimeoutExpired):
+            parent.wait(2.5)
+        os.kill(superexec, signal.SIGKILL)
+        words = parent.communicate(timeout=5)[1]
+        assert parent.returncode == 1
+        expected = "Flower's SuperExec was ended by signal 9, perhaps for lack of memory\n"
+        assert words == expected
+
+
+@pytest.mark.slow
+def test_a_superlink_stays_for_the_server_to_name_its_superexec(tmp_path: Path) -> None:
+    """The control of the test above."""
+    with with_executor(tmp_path, needed=False) as (parent, superexec):
+        os.kill(superexec, signal.SIGKILL)
+        with pytest.raises(subprocess.TimeoutExpired):
+            parent.wait(3.5)
+
+
+@pytest.mark.slow
+def test_a_client_whose_superexec_is_killed_joins_again(tmp_path: Path) -> None:
+    """Real processes: within 5 s it says why, and then plays a run."""
+    with loopback(tmp_path / "f", ONE, 1) as fed:
+        client = fed.join(0)
+        assert client.stderr is not None
+        assert line_with(client.stderr, "joined")
+        node = fed.node(0)
+        (superexec,) = (p for p, a in descendants(node).items() if "flower-superexec" in a)
+        os.kill(superexec, signal.SIGKILL)
+        began = time.monotonic()
+        why = "SuperNode failed (Flower's SuperExec was ended by signal 9, perhaps for lack of"
+        assert why in line_with(client.stderr, "failed")
+        assert time.monotonic() - began < 5
+        assert line_with(client.stderr, "joined")
+        assert fed.node(0) != node
+        fed.play(tmp_path / "run")
+        assert [e["round"] for e in fed.events if e["event"] == "round"] == [1]
+    # A SuperNode that is told to end has time for it, although its SuperExec ends first.
+    log = (tmp_path / "f" / "clients" / "client-0" / "supernode.log").read_text()
+    assert log.count("SuperExec was ended") == log.count("SuperNode terminated gracefully") == 1
+
+
+def line_with(stream: IO[str], word: str) -> str:
+    """The next line that has a word; "" at the end."""
+    return next((line for line in stream if word in line), "")
 
 
 @pytest.mark.slow

@@ -229,29 +229,44 @@ def test_there_may_be_nothing_to_go_on_from(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_kill_9_of_the_server_process(tmp_path: Path) -> None:
-    """Real processes: what runs the server's part is killed in round 3, and started again."""
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("flwr-serverapp", "ServerApp was ended|the run finished"),
+        ("fedshift.deploy.guard", "SuperLink was ended by signal 9, perhaps for lack of memory"),
+    ],
+)
+def test_kill_9_of_the_server_process(word: str, told: str, tmp_path: Path) -> None:
+    """Real processes: one of the server's is killed after round 2; the error comes within 5 s.
+
+    10 s where more processes want a core than there are. Then the run goes on to the same files.
+    """
     from support.loopback import loopback, processes
 
     text = text_of("scaffold")
-    killed: list[int] = []
+    killed: dict[int, float] = {}
 
     def kill(event: dict[str, Any]) -> None:
         if event["event"] == "round" and event["round"] == 2 and not killed:
             here = processes(f"127.0.0.1:{fed.port}").items()  # not another federation's
-            killed.extend(pid for pid, args in here if "flwr-serverapp" in args)
-            for pid in killed:
+            for pid in [pid for pid, args in here if word in args]:
                 os.kill(pid, signal.SIGKILL)
+                killed[pid] = time.monotonic()
 
     with loopback(tmp_path / "federation", text, 3) as fed:
         for client in range(3):
             fed.join(client)
         fed.heard = kill
-        with pytest.raises(Exception, match="ServerApp was ended|the run finished"):
+        with pytest.raises(Exception, match=told):
             fed.play(tmp_path / "run")
-        assert killed
+        (seconds,) = (time.monotonic() - at for at in killed.values())
+        most = 5.0 if os.getloadavg()[0] <= (os.cpu_count() or 1) else 10.0
+        print(f"{word}: the error {seconds:.1f} s after the kill, of {most:g} s")
+        assert seconds < most
         began = time.monotonic()
-        fed.play(tmp_path / "run")
+        if "guard" in word:
+            fed.serve()
+        fed.play(tmp_path / "run", patience=400.0)
         # A round is over before its checkpoint is written.
         assert fed.events[0]["after"] >= 1
         print(f"{time.monotonic() - began:.0f} s, after round {fed.events[0]['after']}")

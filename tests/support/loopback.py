@@ -50,6 +50,12 @@ class Loopback:
     heard: Callable[[dict[str, Any]], None] = lambda event: None
     slowest: float = 0.0
     clients: dict[int, subprocess.Popen[str]] = field(default_factory=dict)
+    serving: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+
+    def serve(self, host: str = "127.0.0.1") -> None:
+        """Start a SuperLink, in the place of the one before if there was one."""
+        self.serving.close()
+        self.link = self.serving.enter_context(superlink(self.folder, host=host, port=self.port))
 
     def join(self, client: int, *more: str) -> subprocess.Popen[str]:
         """Start `fedshift deploy client` for one of them, which ends with this federation."""
@@ -108,7 +114,8 @@ def loopback(
     os.environ["PYTHONPATH"] = environ()["PYTHONPATH"]
     try:
         # As the command does.
-        with private(), superlink(folder, host=host, port=made.port) as made.link:
+        with private(), made.serving:
+            made.serve(host)
             yield made
     finally:
         for client in list(made.clients):
