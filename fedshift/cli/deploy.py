@@ -244,7 +244,7 @@ def _experiment(folder: Path, *, late: bool) -> str:
     with source.placing():
         configured(dumps(config))
     if late:
-        check_min_clients(config)
+        check_min_clients(config.data)
     if config.clients != keys:
         key = "shift.clients" if config.data.clients is None else "the number of data.clients"
         raise InputError(
