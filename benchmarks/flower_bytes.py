@@ -223,10 +223,11 @@ def table(names: Sequence[str] | None = None) -> Iterator[str]:
         if names is not None and name not in names:
             continue
         for row, c in counted(name, make).items():
-            yield _row(row, c)
+            yield row_of(row, c)
 
 
-def _row(name: str, c: Counted) -> str:
+def row_of(name: str, c: Counted) -> str:
+    """The table's row of a method."""
     want, told = SPECIFIED.get(name), ""
     if want is not None:
         told = "yes" if agrees(c, want) else f"no: {4 * want.down} / {4 * want.up}"

@@ -91,7 +91,9 @@ PAGE = """# A router fitted by gradients over machines
 
 `python benchmarks/flower_refit.py --write`: a server with `--refit` and three clients in processes
 of their own, with TLS and keys, FedDRM on a small network, two rounds. Messages are those that one
-client was sent. `router.safetensors` and `clients.csv` are set beside those of `fedshift run`.
+client was sent. `router.safetensors` and `clients.csv` are set beside those of `fedshift run`. Each
+message starts a Python with torch at each client, which is most of the time; other work kept both
+cores busy.
 
 | messages of rounds | messages of the router and of scores | seconds in all | router and clients |
 | --- | --- | --- | --- |

@@ -31,27 +31,109 @@ def private() -> Iterator[None]:
         os.umask(before)
 
 
-def check_unshared(folder: Path) -> None:
+def check_unshared(folder: Path, *inside: Path) -> None:
     """Raise InputError for a folder in which other users may change files, as code and keys.
 
-    Every user may where the folder, or one above it, can be written by all; and its owner may.
+    Others may where it, or one above it, can be written by all or by a group, or has another owner.
+    A group without other users than the owner, as many systems give each account, does not count.
+    inside: folders and files in it that must be alike, and no links; those that are missing may be.
     """
     if os.name != "posix":
         return
-    if _mode(folder) & stat.S_IWOTH:
-        raise InputError(f"{folder}: every user may write there; run `chmod o-w {folder}` first")
-    for place in (folder.resolve(), *folder.resolve().parents):
+    _check_mode(folder)
+    # Also those above a link on the way: who may write there can let it lead elsewhere.
+    real, named = folder.resolve(), folder.absolute()
+    for place in dict.fromkeys((real, *real.parents, *named.parents)):
         # In a sticky folder, as /tmp, only its owner may rename what lies in it.
-        if _mode(place) & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH:
+        if not _mode(place) & stat.S_ISVTX and (shared := _shared(place)):
+            who, bit = shared
             raise InputError(
-                f"{folder}: every user may put another folder in its place, since all may write to "
-                f"{place}; run `chmod o-w {place}` first, or take another place"
+                f"{folder}: {who} may put another folder in its place, by writing to {place}; run "
+                f"`chmod {bit}-w {place}` first, or take another place"
             )
-    if (owner := folder.stat().st_uid) not in (os.geteuid(), 0):
+    _check_owner(folder)
+    for place in dict.fromkeys((*real.parents, named, *named.parents)):
+        # Of a link itself: in a sticky folder its owner may put another one there.
+        if (owner := place.lstat().st_uid) not in _trusted():
+            raise InputError(
+                f"{folder}: another user ({owner}) may put another folder in its place, as the "
+                f"owner of {place}; take another place"
+            )
+    for path in inside:
+        if path.is_symlink():
+            raise InputError(
+                f"{path}: a link, whose end other users may change; put what it leads to in its "
+                "place"
+            )
+        if path.exists():
+            _check_mode(path)
+            _check_owner(path)
+
+
+def _check_mode(path: Path) -> None:
+    if shared := _shared(path):
+        who, bit = shared
+        raise InputError(f"{path}: {who} may write there; run `chmod {bit}-w {path}` first")
+
+
+def _check_owner(path: Path) -> None:
+    if (owner := _owner(path)) not in _trusted():
         raise InputError(
-            f"{folder}: belongs to another user ({owner}), who may change what is run there; work "
+            f"{path}: belongs to another user ({owner}), who may change what is run there; work "
             "as that user, or in a folder of your own"
         )
+
+
+def _owner(path: Path) -> int:
+    return path.stat().st_uid
+
+
+def _trusted() -> tuple[int, int]:
+    return os.geteuid(), 0
+
+
+def _shared(path: Path) -> tuple[str, str] | None:
+    """Who else than its owner may write there, and their letter in chmod's words; None for none."""
+    mode = _mode(path)
+    if mode & stat.S_IWOTH:
+        return "every user", "o"
+    if mode & stat.S_IWGRP and not _is_private(path):
+        return f"users of the group {_group(path.stat().st_gid)}", "g"
+    return None
+
+
+def _is_private(path: Path) -> bool:
+    """Whether the group of a file has no other user than the file's owner."""
+    import grp  # not on Windows
+    import pwd
+
+    entry = path.stat()
+    # With an access control list these bits are not the group's, but the most that anybody has.
+    if _has_list(path):
+        return False
+    try:
+        owner, group = pwd.getpwuid(entry.st_uid), grp.getgrgid(entry.st_gid)
+    except KeyError:  # an account that this machine does not list: nothing is known of its group
+        return False
+    others = [user for user in pwd.getpwall() if user.pw_uid != owner.pw_uid]
+    alone = all(user.pw_gid != entry.st_gid for user in others)
+    return owner.pw_gid == entry.st_gid and alone and not group.gr_mem
+
+
+def _has_list(path: Path) -> bool:
+    try:
+        return bool(os.getxattr(path, "system.posix_acl_access"))
+    except (AttributeError, OSError):  # another system, or none
+        return False
+
+
+def _group(number: int) -> str:
+    import grp
+
+    try:
+        return grp.getgrgid(number).gr_name
+    except KeyError:
+        return str(number)
 
 
 def write(path: Path, content: bytes | str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import sys
 from collections.abc import Iterator
@@ -45,12 +44,20 @@ def files_of(frame: FrameType | None) -> Iterator[str]:
         frame = frame.f_back
 
 
+def importing(frame: FrameType | None) -> bool:
+    """Whether a module is being imported, whose decorators are called: that depends on what ran."""
+    while frame is not None and "importlib" not in frame.f_code.co_filename:
+        frame = frame.f_back
+    return frame is not None
+
+
 def walked(config: Path, out: Path, backend: str) -> tuple[list[str], set[str]]:
     """The package's files on the call stack at the first product, and those entered on the way.
 
     The stack outermost first, from the command on. Only products below the rounds and a client's
     training count: networks are tried before round 1, too. Entered are the files of functions that
-    were called from engine/run.py on, at any depth, whether they have returned or not.
+    were called from engine/run.py on, at any depth, whether they have returned or not; imports are
+    none.
     """
     first, paths = list[str](), set[str]()
 
@@ -59,9 +66,8 @@ def walked(config: Path, out: Path, backend: str) -> tuple[list[str], set[str]]:
             return
         code = frame.f_code
         if event == "call":
-            # Modules and classes are run like functions when they are imported.
             new = code.co_filename.startswith(str(PACKAGE)) and code.co_filename not in paths
-            if new and code.co_flags & inspect.CO_OPTIMIZED and "engine/run.py" in files_of(frame):
+            if new and not importing(frame) and "engine/run.py" in files_of(frame):
                 paths.add(code.co_filename)
         elif event == "c_call" and arg.__name__ in PRODUCTS:
             files = [*files_of(frame)][::-1]

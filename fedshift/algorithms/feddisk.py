@@ -8,7 +8,7 @@ n [N] and the effective sizes of their weights ess [N]. A client's state has "de
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm, numbered
 from fedshift.algorithms.defaults import Around
+from fedshift.algorithms.weighing import cure_for_unweighed, notes, unweighed
 from fedshift.arguments import check_fields
 from fedshift.client.importance import (
     Direct,
@@ -39,10 +40,6 @@ from fedshift.tree import Params, Parts, add, sub, weighted_sum
 # inputs, for example, a third lies outside [-1, 1].
 MOST_OUTSIDE = 0.05
 LOCAL = Local(lr=1e-3, epochs=1, batch=100, optimizer="adam")
-# Ours. Weights of mean 1 and deviation s have the share 1 / (1 + s^2): above the first, s is below
-# a tenth. Below the second, a client trains as on fewer than a third of its examples; true weights
-# of such a share raised the loss (made/participation, looks).
-IDLE, COSTLY = 0.99, 0.3
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,8 @@ class FedDisk(Around):
     reach     how many times as far from their middle values may lie; 1 for a density that clips
 
     A client that is not drawn in a weighing round keeps a_i = 1, that is `inner`: give as many
-    weighing rounds as it takes, or a cohort of all clients. The server's part "importance" has each
+    weighing rounds as it takes (`weighing.rounds_for_all`), or a cohort of all clients; a
+    NeedlessWarning at the end of weighing names the number. The server's part "importance" has each
     client's ess [N], 0 for those, and that of the weights as estimated, before `useful` is asked.
 
     Nguyen, Wu and Chang 2024, "Federated learning for distribution skewed data using sample
@@ -155,8 +153,8 @@ class FedDisk(Around):
             return Before(self, FitDensities(self.network(), self.local))
         if t <= self.rounds_before_inner:
             bounds = self.most, self.least_ess, self.useful
-            weighs = WeighExamples(self.network(), self.ratio, *bounds)
-            return Before(self, weighs)
+            last = self.weighing if t == self.rounds_before_inner else 0
+            return Before(self, WeighExamples(self.network(), self.ratio, *bounds, last))
         inner = self.inner.at(t - self.rounds_before_inner)
         return self if inner is self.inner else replace(self, inner=inner)
 
@@ -231,13 +229,17 @@ class FitDensities:
 
 @dataclass(frozen=True)
 class WeighExamples:
-    """a_i(x_j) from the two densities, computed once; the report has their effective size."""
+    """a_i(x_j) from the two densities, computed once; the report has their effective size.
+
+    last: in the last weighing round, how many there were; 0 before
+    """
 
     density: Model
     ratio: Ratio
     most: float
     least_ess: float
     useful: float = 0.0
+    last: int = 0
 
     def trained_model(self) -> None:
         return None
@@ -273,11 +275,24 @@ class WeighExamples:
         # Checked on the server, which alone knows all sizes.
         for i in ids.tolist():
             self._check(i, float(sizes["ess"][i]), float(n[i]), float(n.sum()))
-        weighed = {"importance": importance | sizes}
-        asked = isinstance(self.ratio, Equal)
-        for text in () if asked else notes(weighed["importance"], ids.tolist()):
+        weighed = importance | sizes
+        control = isinstance(self.ratio, Equal)
+        for text in () if control else self._warnings(weighed, ids):
             warnings.warn(text, NeedlessWarning, stacklevel=2)
-        return weighed
+        return {"importance": weighed}
+
+    def _warnings(self, weighed: Params, ids: Tensor) -> list[str]:
+        texts, left = notes(weighed, ids.tolist()), len(unweighed(weighed))
+        if not (self.last and left):
+            return texts
+        able = int((weighed["n"] > 0).sum())
+        # Those that replied stand for those that a round draws.
+        cure = cure_for_unweighed(self.last, left, len(ids) / able)
+        return [
+            *texts,
+            f"{left} of {able} clients were in no weighing round, and all their examples count "
+            f"alike; {cure}",
+        ]
 
     def _check(self, client: int, ess: float, n: float, total: float) -> None:
         if ess < self.least_ess * n:
@@ -334,36 +349,3 @@ class Before(Around):
 
     def at(self, t: int) -> Algorithm:
         return self.inner.at(t)
-
-
-def notes(importance: Params, clients: Iterable[int]) -> list[str]:
-    """A sentence, with the cure, on clients whose weights do nothing, and on those whose cost much.
-
-    importance: the server's part. Clients that have not weighed their examples are left out.
-    """
-    n, ess, estimated = (importance[name].tolist() for name in ("n", "ess", "estimated"))
-    weighed = {i: estimated[i] / n[i] for i in clients if estimated[i] > 0}
-    # Whatever the bound was: nothing else makes weights worth more than was estimated.
-    replaced = {i: share for i, share in weighed.items() if ess[i] > estimated[i]}
-    kept = {i: share for i, share in weighed.items() if share < COSTLY and i not in replaced}
-    idle = {i: share for i, share in weighed.items() if share > IDLE}
-    texts = (
-        (idle, "and change nothing; take the method without densities, or fit for more rounds"),
-        (
-            replaced,
-            "so they are 1 instead; take the method without densities, or lower temper or useful",
-        ),
-        (kept, "which costs more than it mends most often; take feddisk with useful = 0.3"),
-    )
-    return [
-        f"importance weights of {_named(some)} are worth {100 * min(some.values()):.3g} % of its "
-        f"examples, {end}"
-        for some, end in texts
-        if some
-    ]
-
-
-def _named(clients: Mapping[int, float]) -> str:
-    """ "client 3", or "client 3 (and of 2 more)", the one of the smallest share."""
-    others = f" (and of {len(clients) - 1} more)" if len(clients) > 1 else ""
-    return f"client {min(clients, key=lambda i: clients[i])}{others}"

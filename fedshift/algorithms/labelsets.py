@@ -192,7 +192,8 @@ class LabelSets(Around):
             parts["delta"] = (
                 "the change of the body and of the head's rows for its own labels, in slots; who "
                 "reads it can name the labels (AUC 1.00); another client learns from the sums how "
-                "many clients hold each label, and among ten guesses who with an AUC of 0.71"
+                "many clients hold each label (among ten an AUC of 0.71 for who holds what) and "
+                "cannot tell which of them (0.50), unless it knows who takes part (0.90)"
             )
         return parts
 

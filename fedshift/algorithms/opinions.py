@@ -34,7 +34,7 @@ def answers(inner: Algorithm, server: Parts, updates: Parts, x: Tensor, batch: i
     Minus infinity where a client has no label. Raises DivergedError for answers that are none.
     """
     cohort = updates["cohort"]
-    labels, said = wire_labels(server, cohort["id"]), []
+    labels, logits = wire_labels(server, cohort["id"]), []
     for j, i in enumerate(cohort["id"].tolist()):
         # Rebuilt as the client had it: in private mode rows are in that client's slots.
         sent = inner.broadcast(server | {"cohort": cohort}, i)["params"]
@@ -48,8 +48,8 @@ def answers(inner: Algorithm, server: Parts, updates: Parts, x: Tensor, batch: i
                 f"client {i}: its model's outputs on the server's inputs are not finite, "
                 "before any tuning; its training diverged: lower the clients' lr"
             )
-        said.append(z)
-    return torch.stack(said)
+        logits.append(z)
+    return torch.stack(logits)
 
 
 def logits_of(model: Model, params: Params, buffers: Params, x: Tensor, batch: int) -> Tensor:

@@ -99,8 +99,9 @@ class CentralTuning(Around):
     All models run in evaluation mode: running statistics stay. `server["tuning"]` holds, before and
     after: "loss" [2], and "outside" [2], the mean mass that h gives to labels that no client of the
     cohort holds; both on the inputs drawn. With `labelled` it has "accuracy" [4], too, of the
-    aggregate and of every loss's pointwise optimum (`fedshift.server.optima.accuracies`), even
-    without steps: optimum minus aggregate says whether tuning will pay.
+    aggregate and of every loss's pointwise optimum over the labels of `over`, and "gain_se" [3],
+    standard errors of optimum minus aggregate (`fedshift.server.optima.accuracies`), even without
+    steps. KL's says whether tuning will pay; in private mode those of the others did not.
     docs/methods/central_tuning.md says why they matter. Our own choices: `part`, evaluation mode,
     Adam at 1e-3, 50 steps of 128 inputs; the paper's are unknown.
 
@@ -169,6 +170,11 @@ class CentralTuning(Around):
                 "central tuning compares the server's model with whole models of clients whose "
                 f"labels are known; give a LabelSets, not {type(self.inner).__name__}"
             )
+        if "tuning" in server:
+            raise InputError(
+                f"central tuning around a {type(self.inner).__name__} that is centrally tuned: one "
+                'would hide what the other measures, as both have server["tuning"]; give one'
+            )
         classes = server["sets"]["held"].shape[1]
         head_rows(params, self.head, classes)
         if not self._moving(params):
@@ -182,7 +188,9 @@ class CentralTuning(Around):
             rows.append(self.labelled.x)
         for x in rows:
             check_columns(dry_logits(self.model, params, buffers, cast(x, params)[:2]), classes)
-        sizes = {"loss": 2, "outside": 2} | ({"accuracy": len(MEASURED)} if self.labelled else {})
+        sizes = {"loss": 2, "outside": 2}
+        if self.labelled is not None:
+            sizes |= {"accuracy": len(MEASURED), "gain_se": len(MEASURED) - 1}
         tuning = {k: torch.zeros(n, dtype=torch.float64) for k, n in sizes.items()}
         return server | {"tuning": tuning} | self._kept(self._descent().start(self._moving(params)))
 
@@ -204,7 +212,10 @@ class CentralTuning(Around):
                 soft = fitted_temperature(said, labels, y, cohort["weight"])
             opinions = self._opinions(after, server, updates, x, said, soft)
             z = self._logits(after["params"], after["buffers"], x)
-            told["accuracy"] = accuracies(opinions.p, opinions.labels, opinions.w, z, y)
+            among = ~opinions.absent if self.over == "union" else None
+            told["accuracy"], told["gain_se"] = accuracies(
+                opinions.p, opinions.labels, opinions.w, z, y, among
+            )
         if not self.steps:
             return changed | {"tuning": told}
         batches, inputs = self._batches(seed), cast(self.inputs, server["params"])

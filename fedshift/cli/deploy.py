@@ -19,6 +19,8 @@ from fedshift.flower.installed import check_flower
 
 if TYPE_CHECKING:
     from fedshift.deploy.federation import Link
+    from fedshift.experiments.config import Config
+    from fedshift.experiments.places import Source
 
 
 @private()
@@ -113,18 +115,32 @@ def check(folder: Path, host: str, port: int) -> None:
             "client.json); give one that `fedshift deploy init` made"
         )
     else:
-        from fedshift.deploy.keys import valid_until
-        from fedshift.deploy.place import clients_of
-        from fedshift.deploy.processes import check_port
-
-        clients, certificate = clients_of(folder), folder / "server.crt"
-        check_port(host, port)
-        lines = [
-            f"{certificate}: valid until {valid_until(certificate)}",
-            f"{len(clients)} clients' keys; {host}:{port} is free",
-        ]
+        lines = _check_server(folder, host, port)
     for line in lines:
         console.put(line)
+
+
+def _check_server(folder: Path, host: str, port: int) -> list[str]:
+    """What a server's folder is, in lines. Raises InputError for what its start would refuse."""
+    from fedshift.deploy.keys import valid_until
+    from fedshift.deploy.place import check_place_unshared, clients_of
+    from fedshift.deploy.processes import check_port
+    from fedshift.experiments.caps import cap_text
+    from fedshift.experiments.deployable import check_start
+
+    clients, certificate = clients_of(folder), folder / "server.crt"
+    check_place_unshared(folder)
+    check_port(host, port)
+    lines = [
+        f"{certificate}: valid until {valid_until(certificate)}",
+        f"{len(clients)} clients' keys; {host}:{port} is free",
+    ]
+    if loaded := _loaded(folder):
+        config, source = loaded
+        with source.placing():
+            untried = check_start(config)
+        lines += [cap_text(config), untried or "the experiment can start; nothing was trained"]
+    return lines
 
 
 def _with_own(hosts: Sequence[str]) -> list[str]:
@@ -176,10 +192,10 @@ def server(
     from fedshift.experiments.folder import check_unused
 
     if resume is None:
-        place = _next(folder) if out is None else out
+        place = next_folder(folder) if out is None else out
         check_unused(place)
     else:
-        place = _unfinished(resume, out)
+        place = unfinished(resume, out)
     least = waits["min_clients"]
     text = _experiment(folder, late=least is not None)
     with (
@@ -233,25 +249,35 @@ def _experiment(folder: Path, *, late: bool) -> str:
 
     late: whether clients may join after the start.
     """
+    from fedshift.experiments.deployable import check_min_clients
+    from fedshift.experiments.load import dumps
+
+    if (loaded := _loaded(folder)) is None:
+        return ""
+    if late:
+        check_min_clients(loaded[0].data)
+    return dumps(loaded[0])
+
+
+def _loaded(folder: Path) -> tuple[Config, Source] | None:
+    """The federation's experiment, checked; None in folders of earlier versions, without one."""
     from fedshift.deploy.place import EXPERIMENT, clients_of
-    from fedshift.experiments.deployable import check_min_clients, configured
+    from fedshift.experiments.deployable import configured
     from fedshift.experiments.load import dumps, load_with_source
 
     keys, file = len(clients_of(folder)), folder / EXPERIMENT
     if not is_file(file):
-        return ""
+        return None
     config, source = load_with_source(file)
     with source.placing():
         configured(dumps(config))
-    if late:
-        check_min_clients(config.data)
     if config.clients != keys:
         key = "shift.clients" if config.data.clients is None else "the number of data.clients"
         raise InputError(
             f"{file}: {key} = {config.clients}, and the federation has the keys of "
             f"{keys} clients; give {keys}, or make another federation with `fedshift deploy init`"
         )
-    return dumps(config)
+    return config, source
 
 
 @contextlib.contextmanager
@@ -286,7 +312,7 @@ def _claims(event: Mapping[str, Any]) -> Iterator[str]:
         yield f"warning: {one.get('name', 'client ' + str(one['client']))}: {one['reason']}"
 
 
-def _unfinished(place: Path, out: Path | None) -> Path:
+def unfinished(place: Path, out: Path | None) -> Path:
     """The run folder, if there is something in it to go on from."""
     from fedshift.experiments.resume import configured
     from fedshift.record.folder import CHECKPOINTS
@@ -302,7 +328,7 @@ def _unfinished(place: Path, out: Path | None) -> Path:
     return place
 
 
-def _next(folder: Path) -> Path:
+def next_folder(folder: Path) -> Path:
     """folder/run, or the first of run-2, run-3, ... that is not there."""
     names = itertools.chain(["run"], (f"run-{n}" for n in itertools.count(2)))
     return next(folder / name for name in names if not os.path.exists(folder / name))

@@ -65,7 +65,7 @@ def _exit_code(app: typer.Typer, arguments: Sequence[str]) -> int:
             isinstance(e, OSError) and e.filename is None and e.errno in FULL
         ):
             raise
-        return _error(_out_of_resources(e) or _refused_path(e) or _internal(e), arguments)
+        return _error(out_of_resources(e) or _refused_path(e) or _internal(e), arguments)
 
 
 def _check_current_folder() -> None:
@@ -172,7 +172,7 @@ def _discard(*streams: IO[str]) -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _out_of_resources(error: Exception) -> FedshiftError | None:
+def out_of_resources(error: Exception) -> FedshiftError | None:
     """An InputError for missing memory, files or processes: no defect of the program."""
     exhausted = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
     if isinstance(error, OSError) and error.errno in exhausted:

@@ -111,25 +111,25 @@ class Known:
 
     def of(self, data: ClientData) -> Tensor:
         """A client's log ratios [n]. Raises InputError unless each example has one, finite."""
-        client, n, known = int(data.id), int(live(data).sum()), self.required()
-        shape = list(known[client].shape) if client < len(known) else [0]
+        client, n, ratios = int(data.id), int(live(data).sum()), self.required()
+        shape = list(ratios[client].shape) if client < len(ratios) else [0]
         if shape != [n]:
             count = f"{shape[0]} log ratios" if len(shape) == 1 else f"log ratios of shape {shape}"
             raise InputError(
                 f"client {client} has {n} examples and {count}; give log_ratios one for "
                 "each example of each client"
             )
-        if not bool(torch.isfinite(known[client]).all()):
+        if not bool(torch.isfinite(ratios[client]).all()):
             raise InputError(
                 f"client {client}: log_ratios has NaN or infinity; give finite log p(x) - log q(x)"
             )
-        return known[client]
+        return ratios[client]
 
     def __call__(
         self, density: Model, pair: Pair, data: ClientData, plans: Mapping[str, Plan]
     ) -> tuple[Tensor, Tensor]:
-        known = self.of(data).to(data.w.device, torch.float64)
-        return F.pad(known, (0, len(data.x) - len(known))), torch.zeros_like(data.w[0])
+        ratios = self.of(data).to(data.w.device, torch.float64)
+        return F.pad(ratios, (0, len(data.x) - len(ratios))), torch.zeros_like(data.w[0])
 
 
 @dataclass(frozen=True)

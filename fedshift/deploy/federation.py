@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from fedshift.deploy.inside import inside, private_socket
-from fedshift.deploy.place import clients_of
+from fedshift.deploy.place import check_place_unshared, clients_of
 from fedshift.deploy.processes import check_port, run_flower, running, wait_for
 from fedshift.deploy.reaching import answers
 from fedshift.deploy.watching import SERVERAPP, Ended, Watch, ending, nothing
 from fedshift.errors import DataError, FedshiftError, InputError, NetworkError, TrainingError
-from fedshift.files import append, check_unshared
+from fedshift.files import append
 from fedshift.flower.quiet import quiet_environment
 from fedshift.record.drops import news_text
 from fedshift.record.folder import CHECKPOINTS, EVENTS, SERVING, SUMMARY
@@ -77,12 +77,12 @@ def superlink(folder: Path, *, host: str, port: int) -> Iterator[Link]:
 
     Only this user may start runs or register keys; others can only be SuperNodes (`guard`). The
     SuperLink ends with the block. Raises InputError for certificates, keys and ports that cannot be
-    used, where server.crt is not for `host`, where the folder has a server already, and where every
-    user may write there.
+    used, where server.crt is not for `host`, where the folder has a server already, and where other
+    users may write there.
     """
     # Absolute: Flower's processes may have another current folder.
     places, folder = clients_of(folder), folder.absolute()
-    check_unshared(folder)
+    check_place_unshared(folder)
     # A second server would write its address where the first one's commands read it.
     with alone_in(folder):
         check_port(host, port)
@@ -137,7 +137,7 @@ def submit(link: Link, out: Path, listen: Listener, **config: str | float) -> No
     seen = len(_events(out))
     link.begin()
     run = str(run_flower([*start, "--format", "json"], link.env)["run-id"])
-    _follow(run, out, link, listen, seen)
+    follow(run, out, link, listen, seen)
 
 
 def serve(
@@ -193,7 +193,7 @@ def _register(place: Path, env: Mapping[str, str]) -> str:
     return str(run_flower([*arguments, "--name", place.name, "--format", "json"], env)["node-id"])
 
 
-def _follow(run: str, out: Path, link: Link, listen: Listener, seen: int = 0) -> None:
+def follow(run: str, out: Path, link: Link, listen: Listener, seen: int = 0) -> None:
     """Pass on events after the first `seen` until the run ends. Raises the error of the run."""
     passed_on, checked, silences = seen, time.monotonic(), 0
     while True:
@@ -227,7 +227,7 @@ def _follow(run: str, out: Path, link: Link, listen: Listener, seen: int = 0) ->
             # Since we read the events the run may have ended well, or written more.
             goes_on = bool(_events(out)[passed_on:]) or (out / SUMMARY).exists()
             if status.startswith("finished") and not goes_on:
-                raise _failure(status, run, link)
+                raise failure_of(status, run, link)
         time.sleep(POLL)
 
 
@@ -264,12 +264,12 @@ def _loss(ended: Ended, run: str, out: Path, link: Link) -> FedshiftError | None
         status, _ = _status(run, link.env)
         # Failures before there is a run folder end it, too, and Flower has their reason.
         if status.startswith("finished"):
-            return _failure(status, run, link)
+            return failure_of(status, run, link)
     process, code = next(iter(ended.items()))
     return ending(process, code, out, link.log, begun=(out / CHECKPOINTS).is_dir())
 
 
-def _failure(status: str, run: str, link: Link) -> FedshiftError:
+def failure_of(status: str, run: str, link: Link) -> FedshiftError:
     """The error of a run that left none in its events, taken from Flower's log of the run."""
     arguments = [*inside("flwr"), "log", run, NAME, "--show"]
     done = subprocess.run(

@@ -12,14 +12,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from flwr.clientapp import ClientApp
+
 from fedshift.deploy.federation import environment
 from fedshift.deploy.inside import inside, private_socket
-from fedshift.deploy.keys import check_certificate, check_client_key
+from fedshift.deploy.keys import check_certificate, check_pair
 from fedshift.deploy.processes import running
 from fedshift.deploy.reaching import address_of, answers, clocks
 from fedshift.errors import InputError, shown
 from fedshift.files import check_unshared
-from fedshift.flower.chosen import APP, SITE
+from fedshift.flower.chosen import APP, SITE, imported
 from fedshift.flower.quiet import KEEP
 from fedshift.record.in_use import alone_in
 
@@ -171,10 +173,32 @@ def node_command(place: Path, server: str) -> list[str]:
 def check_place(place: Path) -> str:
     """What a client's folder says of its node. Raises InputError for files that cannot be used."""
     client = _description(place)
-    check_unshared(place)
+    files = ("ca.crt", "key", "key.pub", "client.json", "site.toml", "experiment.toml", "flower")
+    # A site's own code is run, too.
+    check_unshared(place, *(place / name for name in files), *place.glob("*.py"))
     check_certificate(place / "ca.crt")
-    check_client_key(place / "key")
+    check_pair(place / "key")
+    _check_chosen(place / "client.json", client)
     return f"partition-id={client['partition']} num-partitions={client['partitions']}"
+
+
+def _check_chosen(file: Path, client: dict[str, Any]) -> None:
+    """Raise InputError for code that client.json names and this installation does not have."""
+    for key, kind, what in (("app", ClientApp, "a ClientApp of Flower"), ("site", object, "")):
+        if key not in client:
+            continue
+        try:
+            named = imported(str(client[key]))
+        except InputError as e:
+            raise InputError(f"{file}: {key} {e}; {_OR_NONE.format(key)}") from None
+        if not isinstance(named, kind) or not callable(named):
+            raise InputError(
+                f'{file}: {key} "{shown(str(client[key]))}" is {type(named).__name__}, not '
+                f"{what or 'a function'}; {_OR_NONE.format(key)}"
+            )
+
+
+_OR_NONE = "give one of this installation, or leave {} out for the library's"
 
 
 def _description(place: Path) -> dict[str, Any]:
@@ -189,6 +213,12 @@ def _description(place: Path) -> dict[str, Any]:
             f"{place}: no client's folder; give one of clients/client-0, ... that "
             "`fedshift deploy init` made"
         ) from None
+    if not 0 <= numbers["partition"] < numbers["partitions"]:
+        raise InputError(
+            f"{place / 'client.json'}: partition {numbers['partition']} of "
+            f"{numbers['partitions']}: they count from 0 to {numbers['partitions'] - 1}; take the "
+            "file that `fedshift deploy init` made"
+        )
     for key in CHOSEN:
         if key in client and not MODULE.fullmatch(str(client[key])):
             raise InputError(

@@ -150,6 +150,20 @@ def check_client_key(path: Path) -> None:
         raise InputError(f"{path}: not a key on an elliptic curve; {AGAIN}")
 
 
+def check_pair(path: Path) -> None:
+    """Raise InputError where a client's private key is not that of `path`.pub, if that is there."""
+    public = path.with_name(f"{path.name}.pub")
+    check_client_key(path)
+    if not public.is_file():
+        return
+    key = load_ssh_private_key(_bytes(path), None).public_key()
+    if key != read_client_key(public)[1]:
+        raise InputError(
+            f"{path}: not the key of {public}, which the server knows; take both from one folder "
+            "that the server made, or have `fedshift deploy renew --client I` make a new pair there"
+        )
+
+
 def read_client_key(path: Path) -> tuple[bytes, ec.EllipticCurvePublicKey]:
     """A client's public key, first as its SuperNode sends it (PEM). Raises InputError."""
     try:

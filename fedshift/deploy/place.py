@@ -17,6 +17,7 @@ from pathlib import Path
 
 from fedshift.deploy.keys import (
     check_server,
+    read_client_key,
     renew_server,
     write_authority,
     write_client_key,
@@ -83,8 +84,12 @@ def make_place(
     if used:
         raise InputError(f"{folder}: exists and is not an empty folder; give another")
     check_unshared(folder)
+    if keys is not None:
+        check_place_unshared(keys)
     try:
         _fill(folder, experiment, clients, hosts, site, keys)
+        # Rules of a folder that is there may give what is made in it to others.
+        check_place_unshared(folder)
         for i, files in enumerate(beside):
             for name, text in files.items():
                 place = folder / "clients" / f"client-{i}"
@@ -135,6 +140,7 @@ def _fill(
 
 def renew_certificate(folder: Path, hosts: Sequence[str] = ()) -> bool:
     """Renew the server's certificate; whether clients need their new ca.crt (`renew_server`)."""
+    check_place_unshared(folder)
     again = renew_server(folder, hosts)
     for place in clients_of(folder) if again else ():
         shutil.copyfile(folder / "ca.crt", place / "ca.crt")
@@ -143,7 +149,9 @@ def renew_certificate(folder: Path, hosts: Sequence[str] = ()) -> bool:
 
 def renew_client(folder: Path, client: int) -> Path:
     """Give a client a new key, and return its folder. Raises InputError for none of this number."""
-    places = {place.name: place for place in clients_of(folder)}
+    check_place_unshared(folder)
+    # Two clients of one key are mended so.
+    places = {place.name: place for place in _places(folder)}
     if (name := f"client-{client}") not in places:
         raise InputError(
             f"{folder / 'clients' / name}: is not there; there are {', '.join(places)}"
@@ -153,6 +161,23 @@ def renew_client(folder: Path, client: int) -> Path:
 
 
 def clients_of(folder: Path) -> list[Path]:
+    """The clients' folders in order.
+
+    Raises InputError for a folder without the server's files, and for two clients of one key.
+    """
+    places, keys = _places(folder), dict[bytes, Path]()
+    for place in places:
+        sent, _ = read_client_key(place / "key.pub")
+        if (other := keys.setdefault(sent, place)) != place:
+            raise InputError(
+                f"{place / 'key.pub'}: the same key as {other / 'key.pub'}, and each client needs "
+                f"its own: run `fedshift deploy renew {folder} --client {_number(place)}`, and "
+                f"hand out the new pair to {place.name}"
+            )
+    return places
+
+
+def _places(folder: Path) -> list[Path]:
     """The clients' folders in order. Raises InputError for a folder without the server's files."""
     check_server(folder)
     folders = [path for path in (folder / "clients").glob("client-*") if _number(path) is not None]
@@ -165,6 +190,15 @@ def clients_of(folder: Path) -> list[Path]:
         if not is_file(path / "key.pub"):
             raise InputError(f"{path / 'key.pub'}: is missing; the server must know this key")
     return sorted(folders, key=lambda path: _number(path) or 0)
+
+
+def check_place_unshared(folder: Path) -> None:
+    """Raise InputError where other users may change a federation's code, keys or settings."""
+    names = ("ca.crt", "ca.key", "server.crt", "server.key", EXPERIMENT, "flower", "app", "clients")
+    # Flower sends, and the server runs, all that lies in app.
+    app, clients = (folder / "app").rglob("*"), (folder / "clients").glob("client-*")
+    places = [path for place in clients for path in (place, place / "key.pub")]
+    check_unshared(folder, *(folder / name for name in names), *app, *places)
 
 
 def _number(place: Path) -> int | None:

@@ -35,17 +35,45 @@ def with_cap(config: Config) -> tuple[Config, str]:
 
     Of C clients in a round: min(1/2, 3/C), at least 1/C. An experiment that names its own keeps it.
     """
-    named = cap_named(config)
-    if named is not None:
-        return config, f"No client gets a weight above {named:.3g}, as the experiment says."
-    clients = min(config.training.cohort or config.clients, config.clients)
+    if cap_named(config) is not None:
+        return config, cap_text(config)
+    clients = _in_a_round(config)
     cap = max(1.0 / clients, min(HALF, AVERAGE / clients))
     training = config.training.model_copy(update={"max_weight": cap})
-    return config.model_copy(update={"training": training}), (
+    config = config.model_copy(update={"training": training})
+    if clients == 1:
+        return config, cap_text(config)
+    return config, (
         f"No client gets a weight above {cap:.3g} of 1, whatever it claims: training.max_weight in "
         f"experiment.toml, chosen for {clients} clients in a round (as much as three average ones, "
         "at most as much as all others together). Set it there, to 1 for no limit."
     )
+
+
+def cap_text(config: Config) -> str:
+    """What the experiment's own cap is worth in a round of all its clients, in a sentence.
+
+    Of C clients some has 1/C or more, so that a smaller cap is 1/C (`fedshift.server.cap`).
+    """
+    named, clients = cap_named(config), _in_a_round(config)
+    if clients == 1:
+        return "A round has one client, which has all of its weight: no cap can bound that."
+    if named is None or named == 1.0:
+        why = "as the experiment says" if named else "since the experiment names none"
+        return (
+            f"No cap, {why}: one client can have all the weight of a round, by what it claims. Set "
+            "training.max_weight in experiment.toml to bound that."
+        )
+    if named < 1.0 / clients:
+        return (
+            f"No client gets a weight above 1/{clients}: {named:.3g} is less than 1/{clients}, the "
+            f"least for {clients} clients in a round."
+        )
+    return f"No client gets a weight above {named:.3g}, as the experiment says."
+
+
+def _in_a_round(config: Config) -> int:
+    return min(config.training.cohort or config.clients, config.clients)
 
 
 def free_weights(algorithm: Algorithm, server: Parts) -> Tensor:
@@ -61,7 +89,9 @@ def beyond(free: Tensor, n: Tensor, cap: float) -> Iterator[Suspicion]:
 
     n [M]: the examples that they claim; 0 of clients that have not joined yet.
     """
-    limit, bounded = cap if cap < 1.0 else HALF, capped(free, cap, n > 0)
+    limit, bounded = HALF, capped(free, cap, n > 0)
+    if cap < 1.0:  # which is no less than an even share
+        limit = max(cap, 1.0 / max(int((n > 0).sum()), 1))
     # What is above by less than the three digits that are said is not worth a warning.
     for i in (free > limit + 5e-4).nonzero().flatten().tolist() if len(n) > 1 else ():
         left = f"the cap leaves it {bounded[i]:.3f}" if cap < 1.0 else "no cap bounds it"

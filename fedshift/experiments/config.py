@@ -26,8 +26,8 @@ class ServerData(Section):
 
     unlabeled: inputs without labels, for central tuning. validation: labelled ones, which follow
     the target. Both are drawn in the label proportions of the training file; of these as many are
-    used as T allows. Data with clients of their own give unlabeled rows alone: of all clients, in
-    the label proportions of these.
+    used as T allows. Data with clients of their own give rows of all clients, in the label
+    proportions of these: unlabeled ones are all used, labelled ones as T allows.
     """
 
     unlabeled: Annotated[int, Field(ge=0)] = 0
@@ -307,11 +307,6 @@ class Config(Section):
             raise ValueError(
                 "[server] takes rows of clients, and these stay with the clients; leave it out"
             )
-        if self.server.validation:
-            raise ValueError(
-                "server.validation is for the sets of `fedshift datasets` that a shift deals to "
-                "clients; leave it out"
-            )
         return self
 
     @model_validator(mode="after")
@@ -324,9 +319,9 @@ class Config(Section):
         ):
             raise ValueError(
                 "[server] takes its examples from a training file that is dealt to clients: not "
-                'with shift.kind = "natural" or shift.target = "clients"'
+                'with shift.kind = "natural" or shift.target = "clients". Leave [server] out'
             )
-        if server.validation and shift.target == "drawn":
+        if self.data.source is None and server.validation and shift.target == "drawn":
             raise ValueError(
                 'server.validation: with shift.target = "drawn" the part that is drawn for the '
                 "target validates; leave it out"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedshift.errors import nearest, shown
+from fedshift.errors import nearest, shown, visible
 from fedshift.tasks.columns import is_id
 
 ALLOWED = {
@@ -35,6 +35,11 @@ def check_declared(data: Mapping[str, Any]) -> None:
             raise ValueError(f"{key} is missing or has less than two entries: {what}")
         if len(set(map(str, data[key]))) < len(data[key]):
             raise ValueError(f"{key} names one of its entries twice")
+    for key in ("clients", "label"):
+        # They are written into the files of sites, whose lines they must not end.
+        names = [data[key]] if isinstance(data.get(key), str) else data.get(key, ())
+        if odd := [name for name in map(str, names) if name != visible(name)]:
+            raise ValueError(f'{key}: "{shown(odd[0])}" has a control character; leave it out')
     if data.get("kind", "classification") != "classification":
         raise ValueError(f'kind = "{data["kind"]}": sites train classifiers; simulate other kinds')
     if data.get("target") in data["clients"]:
@@ -64,6 +69,14 @@ def _check_columns(data: Mapping[str, Any]) -> None:
                 raise ValueError(
                     f'{key}: "{shown(name)}" is none of columns.{nearest(name, columns)}'
                 )
+    for name, texts in (data.get("values") or {}).items():
+        if not texts:
+            raise ValueError(
+                f'values: "{shown(name)}" has an empty list; give its texts, or name the column in '
+                "categories, and the sites' own are taken"
+            )
+        if len({*texts}) < len(texts):
+            raise ValueError(f'values: "{shown(name)}" names one of its texts twice')
     if ids := [name for name in columns if is_id(name)]:
         raise ValueError(
             f'columns: "{shown(ids[0])}" is called as numbers of rows are, from which nothing can '

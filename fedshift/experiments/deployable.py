@@ -12,7 +12,7 @@ from fedshift.experiments.experiment import check_method, federation_of, method_
 from fedshift.experiments.load import validate
 from fedshift.experiments.own_scores import check_own_models
 from fedshift.experiments.python_names import is_python
-from fedshift.experiments.sites.gathering import check_sites, imagined, is_table
+from fedshift.experiments.sites.gathering import check_sites, check_target, imagined, is_table
 from fedshift.experiments.stopping import check_stopping
 from fedshift.experiments.task import prepare
 
@@ -50,6 +50,8 @@ def check_start(config: Config) -> str:
 
     Returns a sentence where that could not be tried, since this machine lacks the data.
     """
+    if config.data.at_sites:
+        check_target(config.data)  # the one file of data that is on this machine
     try:
         prepared = imagined(config) if config.data.at_sites else prepare(config)
     except DataError as e:

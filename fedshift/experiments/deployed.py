@@ -160,13 +160,18 @@ def is_private(context: Context) -> bool:
     return bool(data.get("source") == SITES)
 
 
-def leave_model(context: Context, own: Own) -> None:
+def leave_model(context: Context, served: Own) -> None:
     """Write the model that this client serves into its folder; without a folder, nothing."""
     kept, text = state_folder(), str(context.run_config["experiment"])
-    if kept is not None and own.name:
-        folder = folder_of(kept.parent / MODELS, own.name)
-        about = {"round": own.t, "shape": own.shape, "classes": own.classes, "clients": own.clients}
-        leave_own_model(folder, text, own.pair, **about)
+    if kept is not None and served.name:
+        folder = folder_of(kept.parent / MODELS, served.name)
+        about = {
+            "round": served.t,
+            "shape": served.shape,
+            "classes": served.classes,
+            "clients": served.clients,
+        }
+        leave_own_model(folder, text, served.pair, **about)
 
 
 # States are never opened here: on real machines they are the clients' own.

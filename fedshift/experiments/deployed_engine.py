@@ -169,12 +169,12 @@ class Deployed:
         write(self.folder / DEPLOYED, json.dumps(facts, indent=1) + "\n")
         self.opens(algorithm, federation, table)
 
-    def _check_scores(self, client: int, score: Score, own: OwnScores | None) -> None:
+    def _check_scores(self, client: int, score: Score, tests: OwnScores | None) -> None:
         """Refuse scores of more than a client's own examples: they would be all of the estimate."""
         pairs = [] if self.counts is None else [(score, self.counts[client])]
-        if self.dealt is not None and own is not None:
-            tests = self.dealt.tests[client].y
-            pairs.append((own.own, tests.bincount(minlength=len(score.total))))
+        if self.dealt is not None and tests is not None:
+            y = self.dealt.tests[client].y
+            pairs.append((tests.own, y.bincount(minlength=len(score.total))))
         if not all(torch.equal(one.total, counts) for one, counts in pairs):
             raise InputError("its counts are not those of the examples that it was dealt")
 

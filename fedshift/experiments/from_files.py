@@ -10,9 +10,12 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from fedshift import recipes
 from fedshift.algorithms.base import Algorithm
 from fedshift.arguments import is_number, members
+from fedshift.data import Examples
 from fedshift.errors import InputError, nearest, shown
 from fedshift.experiments.config import Config, Method
 from fedshift.experiments.custom import Custom
@@ -21,7 +24,7 @@ from fedshift.experiments.custom_metrics import check_metrics
 from fedshift.experiments.custom_source import note_in_file_words, task_of
 from fedshift.experiments.prepared import Prepared
 from fedshift.experiments.python_names import digest_of, is_python, load_python
-from fedshift.experiments.server_rows import lost_labels, set_apart
+from fedshift.experiments.server_rows import about_rows, lost_labels, set_apart, validating
 from fedshift.record.folder import FIT
 from fedshift.tasks.task import Task
 
@@ -85,17 +88,21 @@ def prepare_source(config: Config, custom: Custom, task: Task | None = None) -> 
 
     Raises InputError or DataError.
     """
-    task = source_of(config) if task is None else task
-    whole = task
-    task, apart = set_apart(task, config.server.unlabeled, config.seeds.resolved().split)
+    whole = source_of(config) if task is None else task
+    wanted, seed = config.server, config.seeds.resolved().split
+    task, apart = set_apart(whole, wanted, seed)
     built = task.build()
-    notes = tuple(map(note_in_file_words, built.notes))
-    if len(apart):
-        notes += (f"{len(apart):,} of the clients' rows are the server's, without their labels.",)
-        notes += lost_labels(whole, task) if task.kind == "classification" else ()
+    labelled = validating(whole, apart.validation, built.task.target.numpy(), seed)
+    notes = tuple(map(note_in_file_words, built.notes)) + about_rows(apart, len(labelled))
+    notes += lost_labels(whole, task, wanted) if task.kind == "classification" else ()
+    if len(labelled):
+        y = torch.from_numpy(task.labels.codes[labelled]).long()
+        examples = Examples(built.encoding.encoded(task.inputs, labelled), y)
+        built = replace(built, task=replace(built.task, target_validation=examples))
     custom = replace(custom, texts={FIT: about(built, notes)}, notes=notes, task=task)
     prepared = prepare_built(config, built, custom=custom)
-    inputs = built.encoding.encoded(task.inputs, apart) if len(apart) else None
+    rows = apart.unlabeled
+    inputs = built.encoding.encoded(task.inputs, rows) if len(rows) else None
     return replace(prepared, server_inputs=inputs)
 
 

@@ -8,7 +8,11 @@ from dataclasses import asdict
 from fedshift.algorithms.base import Algorithm, Capabilities, ask
 from fedshift.engine.run import Round
 from fedshift.record.summary import LabelSets, Optima, SetRound
-from fedshift.tree import Parts
+from fedshift.server.optima import MEASURED
+from fedshift.tree import Params, Parts
+
+# A loss that rises by less, relatively or in nats, is as it was, but for rounding in float32.
+RISES, NATS = 1e-4, 1e-6
 
 
 def set_round(current: Round, algorithm: Algorithm) -> tuple[SetRound, ...]:
@@ -21,7 +25,7 @@ def set_round(current: Round, algorithm: Algorithm) -> tuple[SetRound, ...]:
     if "absent" not in server:
         return ()
     absent, tuning = int(server["absent"]["now"].sum()), server.get("tuning", {})
-    optima = Optima(*tuning["accuracy"].tolist()) if "accuracy" in tuning else None
+    optima = _optima(tuning) if "accuracy" in tuning else None
     rules = ask(algorithm.at(current.t), Capabilities.label_rules)
     if not tuning or rules is None or rules["tune"] == "none":
         return (SetRound(current.t, absent, optima=optima),)
@@ -29,6 +33,12 @@ def set_round(current: Round, algorithm: Algorithm) -> tuple[SetRound, ...]:
         tuning[name].tolist() for name in ("loss", "outside")
     )
     return (SetRound(current.t, absent, loss, loss_after, outside, outside_after, optima),)
+
+
+def _optima(tuning: Params) -> Optima:
+    aggregate, mse, pairwise, kl = tuning["accuracy"].tolist()
+    errors = dict(zip(MEASURED[1:], tuning["gain_se"].tolist(), strict=True))
+    return Optima(aggregate, mse, pairwise, kl, errors)
 
 
 def tuned_early(current: Round, algorithm: Algorithm, rounds: int) -> tuple[SetRound, ...]:
@@ -49,6 +59,7 @@ def final_values(rounds: Sequence[SetRound]) -> dict[str, float | None]:
     last = asdict(rounds[-1])
     last.pop("round")
     optima = last.pop("optima") or {}
+    optima.pop("gain_se", None)
     last |= {f"optimum_{k}" if k != "aggregate" else k: v for k, v in optima.items()}
     return {f"sets_{name}": value for name, value in last.items()}
 
@@ -70,7 +81,7 @@ def described(algorithm: Algorithm, server: Parts, rounds: Sequence[SetRound]) -
 
 
 def sentences(sets: LabelSets, classes: Sequence[str]) -> list[str]:
-    """Sentences on labels without a holder, labels absent at times, and mass that tuning moved."""
+    """Sentences on labels without a holder or absent at times, and on what tuning did and may."""
     last, lines = sets.rounds[-1], list[str]()
     # Absent in every round, and so named once and not by its number of rounds.
     unheld = [c for c, n in zip(classes, sets.holders, strict=True) if not n]
@@ -92,16 +103,43 @@ def sentences(sets: LabelSets, classes: Sequence[str]) -> list[str]:
             f"label{'s' * (last.absent > 1)} from {last.outside_before:.1%} to "
             f"{last.outside_after:.1%}."
         )
-    return lines + ([_prospects(last)] if last.optima else [])
+    return lines + _rise(sets.rounds) + ([_prospects(sets, last.optima)] if last.optima else [])
 
 
-def _prospects(last: SetRound) -> str:
-    """Whether central tuning will pay, by where each loss would lead."""
-    assert last.optima is not None
-    ends = ", ".join(f"{k} {100 * gain:+.1f}" for k, gain in last.optima.gains.items())
+def _rise(rounds: Sequence[SetRound]) -> list[str]:
+    """A sentence on the worst round, if central tuning raised its loss in any that is kept."""
+    tuned = [(r.loss_before, r.loss_after, r.round) for r in rounds if r.loss_before is not None]
+    rises = [
+        (after - before, before, after, t)
+        for before, after, t in tuned
+        if after is not None and after > before * (1 + RISES) + NATS
+    ]
+    if not rises:
+        return []
+    _, before, after, t = max(rises)
+    often = f", the most of {len(rises)} such rounds of {len(tuned)}" if len(rises) > 1 else ""
+    return [
+        f"Central tuning raised its loss from {before:.4g} to {after:.4g} in round {t}{often}; "
+        "lower tune_lr."
+    ]
+
+
+def _prospects(sets: LabelSets, optima: Optima) -> str:
+    """Whether central tuning will pay, by where each loss would lead, the run's own first."""
+    errors = {k: f" ± {100 * error:.1f}" for k, error in (optima.gain_se or {}).items()}
+    gains = {k: f"{k} {100 * v:+.1f}{errors.get(k, '')}" for k, v in optima.gains.items()}
+    # Without steps the method has no loss of its own, and "kl" is the one that tells.
+    first = sets.tune if sets.tune in gains else "kl"
+    others = ", ".join(text for k, text in gains.items() if k != first)
+    doubt = (
+        ' With mode = "private" the optima of mse and pairwise did not tell in our runs whether '
+        "tuning gains; that of kl did (docs/methods/central_tuning.md)."
+    )
     return (
-        f"Will tuning pay? In round {last.round} the aggregate has {last.optima.aggregate:.1%} on "
-        f"the server's labelled examples. The optimum of each loss there, in points more: {ends}."
+        f"Will tuning pay? In round {sets.rounds[-1].round} the aggregate has "
+        f"{optima.aggregate:.1%} on the server's labelled examples. The optimum of each loss "
+        "there, in points more, with its standard error over these examples: "
+        f"{gains[first]}; beside it {others}.{doubt if sets.mode == 'private' else ''}"
     )
 
 

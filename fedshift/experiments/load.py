@@ -350,9 +350,9 @@ def dumps(config: Config, folder: Path | None = None) -> str:
 
 def _unused(config: Config) -> set[str]:
     """Tables without a meaning: data of one's own are not dealt."""
-    own = config.data.source not in (None, PYTHON)
+    elsewhere = config.data.source not in (None, PYTHON)
     implied = config.shift == Split() or config.data.target == "clients"
-    return {"shift"} if own and implied else set()
+    return {"shift"} if elsewhere and implied else set()
 
 
 def _toml(value: Any) -> str:

@@ -66,8 +66,8 @@ def natural(name: str, split: Split, seed: int, size: int | None = None) -> Deal
     if split.delta is not None and not one.moves:
         moving = " and ".join(other.name for other in entries() if other.moves)
         raise InputError(f"shift.delta moves the target of {moving}; {name} has a fixed one")
-    own = one.clients(Wanted(split.clients, seed, size, split.delta or 0.0))
-    dealt = Dealt(*own[:5], log_ratios=own.log_ratios)
+    natural = one.clients(Wanted(split.clients, seed, size, split.delta or 0.0))
+    dealt = Dealt(*natural[:5], log_ratios=natural.log_ratios)
     # Refused rather than set: recipes and settings have used shift.clients already.
     if split.clients != len(dealt.parts):
         raise InputError(

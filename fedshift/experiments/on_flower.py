@@ -149,7 +149,7 @@ def configured_site(text: str, client: int) -> Site:
     """What client `client` of a configuration (TOML) has: for the processes that clients run in."""
     from fedshift.flower.client import Site
 
-    algorithm, federation, prepared = _built(text)
+    algorithm, federation, prepared = built_from(text)
     tests = prepared.task.tests
     return Site(
         algorithm,
@@ -162,7 +162,7 @@ def configured_site(text: str, client: int) -> Site:
 
 
 @cache
-def _built(text: str) -> tuple[Algorithm, Federation, Prepared]:
+def built_from(text: str) -> tuple[Algorithm, Federation, Prepared]:
     """Once per process: all its clients share the data."""
     config = validate(tomllib.loads(text), text=text)
     prepared = prepare(config)

@@ -67,8 +67,8 @@ def evaluate_on_sites(
     given = [sent.get(i, OwnScores(nothing, nothing, None, None)) for i in clients]
     validation = tuple(one.validation for one in given)
     estimate, others = estimated(task, pool(validation))
-    own = [one.own for one in given]
-    test = sum(own[1:], start=own[0])
+    tested = [one.own for one in given]
+    test = sum(tested[1:], start=tested[0])
     metrics = _served_metrics(current, given, registered(current, federation.table)["n"])
     observed = Observed(metrics, test, None, tuple(given))
     silent = tuple(i for i in clients if i not in sent)
@@ -106,10 +106,10 @@ def last_round_on_sites(
     observed: Observed,
 ) -> LastRound:
     """As `last_round`: fits of the router by messages, where the method trains one."""
-    own = [one.own for one in observed.own]
+    tested = [one.own for one in observed.own]
     details: dict[str, Any] = {
-        "client_accuracy": [None if math.isnan(one.accuracy) else one.accuracy for one in own],
-        "class_accuracy": [one.recall for one in own],
+        "client_accuracy": [None if math.isnan(one.accuracy) else one.accuracy for one in tested],
+        "class_accuracy": [one.recall for one in tested],
         "router": None,
     }
     last = LastRound({}, details, on_sites=True)

@@ -87,7 +87,7 @@ def reopened(
                 raise DataError(
                     f"{folder}: the {what} are not those with which the run began; start a new run"
                 )
-        _check_names(folder, slug(config.name))
+        check_names(folder, slug(config.name))
         with closing(folder, again):
             yield folder, _changes(_versions(then), _versions(now))
 
@@ -113,7 +113,7 @@ def check_links(folder: Path) -> None:
             raise DataError(f"{path}: neither a file nor a folder; put what it was in its place")
 
 
-def _check_names(folder: Path, name: str) -> None:
+def check_names(folder: Path, name: str) -> None:
     """Raise DataError for checkpoints of another name: the configuration has changed."""
     for checkpoint in sorted((folder / CHECKPOINTS).glob("*/")):
         if checkpoint.name != name and not checkpoint.name.startswith(f"{name}_"):

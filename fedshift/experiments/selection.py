@@ -62,7 +62,8 @@ def choose(
     if selection.rule == "validation" and task.target_validation is None:
         raise InputError(
             'selection.rule = "validation" needs examples that follow the target, and there are '
-            'none here; use "estimate", or a set of the library with shift.target = "drawn"'
+            'none here; use "estimate", or keep some with shift.target = "drawn" or '
+            "server.validation"
         )
     if selection.rule == "estimate" and not _can_estimate(task):
         raise InputError(

@@ -68,28 +68,69 @@ def reserve(y: Tensor, classes: int, wanted: ServerData, seed: int) -> ServerRow
     return ServerRows(sets[0], sets[1], remaining)
 
 
-def set_apart(task: Task, wanted: int, seed: int) -> tuple[Task, Indices]:
-    """(the task without `wanted` rows of its clients, those rows, ascending): as `reserve` draws.
+def set_apart(task: Task, wanted: ServerData, seed: int) -> tuple[Task, ServerRows]:
+    """(the task without the rows that the server takes of its clients, these): as `reserve` draws.
 
-    Raises InputError where they are too few, or all of a client's.
+    Raises InputError where they are too few, or all of a client's, and for labelled rows of a task
+    that is no classification.
     """
-    if not wanted:
-        return task, np.empty(0, np.int64)
     rows = np.sort(np.concatenate(client_rows(task)))
+    if wanted == ServerData():
+        return task, ServerRows(rows[:0], rows[:0], rows)
+    if wanted.validation and task.kind != "classification":
+        raise InputError(
+            f'server.validation = {wanted.validation} is for classes, and data.kind is "{task.kind}'
+            '"; leave server.validation out'
+        )
     labels = torch.from_numpy(task.labels.codes[rows])
-    reserved = reserve(labels, len(task.labels.names), ServerData(unlabeled=wanted), seed)
-    codes, apart = task.places.codes.copy(), rows[reserved.unlabeled]
-    codes[apart] = -1  # of no client
+    reserved = reserve(labels, len(task.labels.names), wanted, seed)
+    apart = ServerRows(*(rows[places] for places in reserved))
+    codes = task.places.codes.copy()
+    codes[np.concatenate([apart.unlabeled, apart.validation])] = -1  # of no client
     left = replace(task, places=Coded(codes, task.places.names))
     for name, of in zip(task.clients, client_rows(left), strict=True):
         if not len(of):
+            keys = _keys(wanted)
+            sizes = " and ".join(f"{key} = {size}" for key, size in keys.items())
             raise InputError(
-                f'server.unlabeled = {wanted} takes every row of client "{shown(name)}"; give fewer'
+                f'{sizes} take{"s" * (len(keys) == 1)} every row of client "{shown(name)}"; give '
+                "fewer"
             )
     return left, apart
 
 
-def lost_labels(task: Task, left: Task) -> tuple[str, ...]:
+def validating(task: Task, rows: Indices, target: NDArray[np.float64], seed: int) -> Indices:
+    """Those of the server's labelled `rows` that validate, so that labels follow T [K] = `target`.
+
+    All of them where T is of the clients' own rows, for that is how they are drawn. `task` is the
+    one that still has them. Raises InputError where a label of T is missing.
+    """
+    if not len(rows) or task.target.kind in ("clients", "pooled"):
+        return rows
+    at_clients = task.labels.counts(np.concatenate(client_rows(task)))
+    if len(alone := np.flatnonzero((target > 0) & (at_clients == 0))):
+        raise InputError(
+            f"server.validation = {len(rows)}: rows of clients cannot follow the target, whose "
+            f'label "{shown(task.labels.names[alone[0]])}" no client has; leave server.validation '
+            "out"
+        )
+    return _following("validation", rows, torch.from_numpy(task.labels.codes), target, seed)
+
+
+def about_rows(apart: ServerRows, used: int) -> tuple[str, ...]:
+    """Notes on what `set_apart` took; used: how many of the labelled rows validate."""
+    notes, (unlabeled, labelled) = [], map(len, apart[:2])
+    if unlabeled:
+        notes.append(f"{unlabeled:,} of the clients' rows are the server's, without their labels.")
+    if labelled:
+        these = "they validate" if used == labelled else f"{used:,} of them follow T and validate"
+        notes.append(
+            f"{labelled:,} of the clients' rows are the server's, with their labels; {these}."
+        )
+    return tuple(notes)
+
+
+def lost_labels(task: Task, left: Task, wanted: ServerData) -> tuple[str, ...]:
     """A note on each client that `set_apart` leaves without a label that it had."""
     codes, names, notes = task.labels.codes, task.labels.names, []
     for client, before, after in zip(
@@ -100,9 +141,14 @@ def lost_labels(task: Task, left: Task) -> tuple[str, ...]:
             of = ", ".join(f'"{shown(names[y])}"' for y in gone)
             notes.append(
                 f'The server has all rows of client "{shown(client)}" with label {of}; lower '
-                "server.unlabeled if the client is to have it."
+                f"{' or '.join(_keys(wanted))} if the client is to have it."
             )
     return tuple(notes)
+
+
+def _keys(wanted: ServerData) -> dict[str, int]:
+    """The keys of [server] that ask for rows."""
+    return {f"server.{name}": size for name, size in wanted if size}
 
 
 def _following(

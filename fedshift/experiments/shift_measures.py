@@ -7,10 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedshift.algorithms.feddisk import notes
 from fedshift.data import Task
 from fedshift.shifts import domain_auc, label_distances
-from fedshift.tree import Parts
 
 # Chosen: 15 pairs of clients with 200 examples each take two seconds where all pairs of a hundred
 # clients would take ten minutes.
@@ -49,37 +47,3 @@ def _mean(table: NDArray[np.float64]) -> float | None:
     values = table[np.tril_indices(len(table), -1)]
     finite = values[np.isfinite(values)]
     return float(finite.mean()) if finite.size else None
-
-
-def importance(server: Parts) -> dict[str, Any] | None:
-    """Effective sizes of the clients' example weights, in examples and as a share of n; [M] each.
-
-    None for a method that weighs no examples, null for clients that have not weighed theirs.
-    """
-    recorded = server.get("importance")
-    if recorded is None:
-        return None
-    pairs = list(zip(recorded["ess"].tolist(), recorded["n"].tolist(), strict=True))
-    return {
-        "ess": [ess or None for ess, _ in pairs],
-        "share": [min(1.0, ess / n) if ess else None for ess, n in pairs],
-    }
-
-
-def importance_sentences(server: Parts) -> list[str]:
-    """On the effective sample size under example weights, and its use; empty without weights."""
-    measured = importance(server)
-    shares = [] if measured is None else measured["share"]
-    weighed = {i: share for i, share in enumerate(shares) if share is not None}
-    if not shares:
-        return []
-    if not weighed:
-        return ["No client has weighed its examples: all count alike."]
-    least = min(weighed, key=lambda i: weighed[i])
-    unknown = len(shares) - len(weighed)
-    unweighed = f" {unknown} clients have not weighed theirs, which count alike." if unknown else ""
-    return [
-        f"Example weights leave {sum(weighed.values()) / len(weighed):.0%} of a client's effective "
-        f"sample size on average, least at client {least}: {weighed[least]:.0%}.{unweighed}",
-        *(f"{text[0].upper()}{text[1:]}." for text in notes(server["importance"], weighed)),
-    ]

@@ -20,10 +20,11 @@ from fedshift.experiments.caps import beyond, cap_named, free_weights
 from fedshift.experiments.client_looks import grey_note, look_names
 from fedshift.experiments.correcting import Corrected
 from fedshift.experiments.custom import recipe_of
+from fedshift.experiments.example_weights import importance, importance_sentences
 from fedshift.experiments.feature_shift import shifts_features
 from fedshift.experiments.outcome import Experiment, Outcome
 from fedshift.experiments.played import Played, ess_of, reach, weighs_labels
-from fedshift.experiments.shift_measures import importance, importance_sentences, measured_shift
+from fedshift.experiments.shift_measures import measured_shift
 from fedshift.experiments.stopping import sentences
 from fedshift.record.summary import (
     Cohorts,
@@ -135,10 +136,18 @@ def _method_notes(experiment: Experiment, sets: LabelSets | None) -> list[str]:
         *_undefined_ess(outcome.played),
         *_beyond_cap(experiment),
         *(label_sets.sentences(sets, task.classes) if sets else ()),
-        *importance_sentences(outcome.last.server),
+        *_example_weights(experiment),
         *sentences(experiment.config.training, outcome.metrics, outcome.final.round),
         *_not_correctable(experiment),
     ]
+
+
+def _example_weights(experiment: Experiment) -> list[str]:
+    training, ready = experiment.config.training, experiment.prepared
+    return importance_sentences(
+        experiment.algorithm, experiment.outcome.last, training, ready.task.clients,
+        ready.log_ratios,
+    )  # fmt: skip
 
 
 def _not_correctable(experiment: Experiment) -> list[str]:

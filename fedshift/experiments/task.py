@@ -71,9 +71,20 @@ def prepare(config: Config) -> Prepared:
     looks = dealt.looks if dealt.tests else (dealt.test_look,) * len(trains)
     gate = gate_of(config.training, announced)
     ratios = dealt.log_ratios
-    known = None if ratios is None else tuple(torch.from_numpy(ratios[rows]) for rows in trains)
+    by_client = None if ratios is None else tuple(torch.from_numpy(ratios[rows]) for rows in trains)
     return Prepared(
-        task, model, seeds, data, pool, digest, announced, inputs, tuple(looks), gate, custom, known
+        task,
+        model,
+        seeds,
+        data,
+        pool,
+        digest,
+        announced,
+        inputs,
+        tuple(looks),
+        gate,
+        custom,
+        by_client,
     )
 
 

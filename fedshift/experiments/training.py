@@ -75,6 +75,7 @@ def evaluate(
     model that it serves, and the test examples by the system of all clients.
     """
     rate, served = partial(scored, task, algorithm.model), None
+    shared = (current.server.get("params", {}), current.server.get("buffers", {}))
     tests: tuple[Scored, ...] = ()
     # The clients' own models are what is used there, so they are what is tested.
     if task.tests:
@@ -85,9 +86,8 @@ def evaluate(
             served = observe(algorithm, current, federation, task)
         test = pool(tests) if served is None else served.score
     else:
-        pair = (current.server["params"], current.server["buffers"])
-        pairs = [pair] * len(task.clients)
-        test = rate(pair, task.test, confusion=True)
+        pairs = [shared] * len(task.clients)
+        test = rate(shared, task.test, confusion=True)
     if sent is None:
         clients = tuple(map(rate, pairs, task.validation))
         away = [i for i, data in enumerate(task.validation) if data.scorer and len(data)]
@@ -97,8 +97,9 @@ def evaluate(
         nothing = rate(pairs[0], Examples(task.test.x[:0], task.test.y[:0]))
         clients = tuple(sent.get(i, nothing) for i in range(len(task.clients)))
         silent = tuple(i for i in range(len(task.clients)) if i not in sent)
-    data = task.target_validation
-    validation = None if data is None else rate(pairs[0], data)
+    # Of the server's model, whatever the clients serve: it is the server that has the examples.
+    data = task.target_validation if whole(current.server, federation) else None
+    validation = None if data is None else rate(shared, data)
     estimate, others = estimated(task, pool(clients))
     tested = (pairs, task.tests) if task.tests else (pairs[:1], (task.test,))
     others = test.others | others | metric_values(metrics, algorithm.model, *tested, task)

@@ -26,6 +26,7 @@ class LocalGrid(Grid):
 
     partitions  the partition id of each node; 0..n-1 by default
     absent      node ids that answer nothing and are not connected
+    to_pull     the reply to each message that was pushed, by the name that the push gave it
     traffic     bytes of arrays that went either way, counted on the messages
 
     It sets Flower's private task identity, which a ServerApp's process has and others lack.
@@ -53,7 +54,7 @@ class LocalGrid(Grid):
         }
         self.absent: set[int] = set()
         self.traffic = Traffic()
-        self._replies: dict[str, Message] = {}
+        self.to_pull: dict[str, Message] = {}
 
     def get_node_ids(self) -> Iterable[int]:
         """All nodes but the absent."""
@@ -63,17 +64,17 @@ class LocalGrid(Grid):
         """Handle the messages now; the replies wait to be pulled."""
         names = []
         for message in messages:
-            name = str(len(self._replies))
+            name = str(len(self.to_pull))
             reply = self._answer(message)
             names.append(name)
             self._count(message, reply)
-            self._replies[name] = reply
+            self.to_pull[name] = reply
         return names
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """The replies to these messages, the last first."""
         # Reversed, so that no result can depend on the order of arrival.
-        return [self._replies[name] for name in reversed(list(message_ids))]
+        return [self.to_pull[name] for name in reversed(list(message_ids))]
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -81,7 +82,7 @@ class LocalGrid(Grid):
         """Push and pull; messages to absent nodes are lost."""
         connected = [m for m in messages if m.metadata.dst_node_id not in self.absent]
         replies = list(self.pull_messages(self.push_messages(connected)))
-        self._replies.clear()
+        self.to_pull.clear()
         return replies
 
     def _answer(self, message: Message) -> Message:

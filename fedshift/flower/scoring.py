@@ -113,12 +113,12 @@ def scores_of(
         bad = failed_client(client, reply)
         try:
             if bad is None:
-                one, own = score_in(reply.content, classes), None
+                one, tested = score_in(reply.content, classes), None
                 if TEST in reply.content:
-                    own = own_scores_in(reply.content, classes, clients)
-                check(client, one, own)
+                    tested = own_scores_in(reply.content, classes, clients)
+                check(client, one, tested)
                 read.scores[client] = one
-                read.tests.update({} if own is None else {client: own})
+                read.tests.update({} if tested is None else {client: tested})
         except Exception as e:
             # The numbers come from another machine: any exception means that they are bad.
             bad = Dropped(client, from_elsewhere(str(e) or type(e).__name__), "reply")
@@ -128,13 +128,13 @@ def scores_of(
 
 def own_scores_in(content: RecordDict, classes: int, clients: int) -> OwnScores:
     """The inverse of `scored_tests`. Raises InputError for numbers that are no counts."""
-    validation, own = score_in(content, classes), score_in(content, classes, TEST)
+    validation, test = score_in(content, classes), score_in(content, classes, TEST)
     shared = score_in(content, classes, SHARED) if SHARED in content else None
     sent = None
     if ROUTER in content:
         fields = fields_of(content, ROUTER)
         sent = torch.tensor(fields["sent"], dtype=torch.int64).reshape(clients)
-    totals = [own.n if shared is None else shared.n, own.n if sent is None else int(sent.sum())]
-    if totals != [own.n, own.n] or (sent is not None and bool((sent < 0).any())):
+    totals = [test.n if shared is None else shared.n, test.n if sent is None else int(sent.sum())]
+    if totals != [test.n, test.n] or (sent is not None and bool((sent < 0).any())):
         raise InputError("its counts are none: they are of different numbers of examples")
-    return OwnScores(validation, own, shared, sent)
+    return OwnScores(validation, test, shared, sent)

@@ -30,7 +30,7 @@ def faster() -> bool:
     It does on Linux, on AMD's processors from Zen 5 on (Zen 4 does half of an AVX-512 operation at
     a time), in a torch that has both libraries.
     """
-    if not CPUINFO.exists() or not _both():
+    if not CPUINFO.exists() or not both_libraries():
         return False
     about = CPUINFO.read_text()
     family = re.search(r"^cpu family\s*:\s*(\d+)", about, re.MULTILINE)
@@ -38,7 +38,7 @@ def faster() -> bool:
     return wide and torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
-def _both() -> bool:
+def both_libraries() -> bool:
     """Whether this torch has both libraries."""
     has_mkl = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
     has_onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]

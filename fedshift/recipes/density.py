@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
+from fedshift.algorithms.fedavg import FedAvg
 from fedshift.algorithms.feddisk import LOCAL, FedDisk
 from fedshift.client.importance import Classified, Direct, Equal, Known, Ratio
 from fedshift.client.schedules import Cosine
@@ -29,6 +30,7 @@ Density = Literal["auto", "bernoulli", "mixture"]
 
 LR = 1e-3  # of Adam, for densities
 RATIO_EPOCHS = 10
+TAU = 0.5
 # Our choice, by made/participation: weights that lowered the loss were worth 32 % or more of every
 # client's examples, and those that raised it 15 % (estimated) or 22 % (true).
 USEFUL = 0.3
@@ -85,8 +87,14 @@ def _ratio(setting: Setting, estimator: Estimator, temper: float, epochs: int) -
     return ratios[estimator]()
 
 
-def _check_idle(estimator: Estimator, temper: float, ratio_epochs: int) -> None:
-    """Raise InputError for an option of another estimator."""
+def _check_idle(
+    estimator: Estimator, temper: float, ratio_epochs: int, density_epochs: int, ordering: Ordering
+) -> None:
+    """Raise InputError for an option of another estimator.
+
+    hidden, density and the range are taken with all: they say which inputs are refused, and one
+    set of options does for a row and its control.
+    """
     if temper != 1.0 and estimator in ("true", "equal"):
         raise InputError(
             f'temper is for ratios that are estimated, and estimator="{estimator}" estimates '
@@ -97,6 +105,22 @@ def _check_idle(estimator: Estimator, temper: float, ratio_epochs: int) -> None:
             f'ratio_epochs trains the classifier, and estimator="{estimator}" has none; set '
             'estimator="classifier", or leave ratio_epochs out'
         )
+    fits = {"density_epochs": density_epochs != 1, "ordering": ordering != "natural"}
+    for name in (name for name, given in fits.items() if given and estimator in ("true", "equal")):
+        raise InputError(
+            f'{name} is for densities that weigh examples, and estimator="{estimator}" asks none; '
+            f'set estimator="direct" or "classifier", or leave {name} out'
+        )
+
+
+def _inner(setting: Setting, mu: float, tau: float) -> FedAvg:
+    """MOON, FedAvg where mu is 0; InputError for a temperature of a term that is not there."""
+    if tau != TAU and not mu:
+        raise InputError(
+            f"tau is the temperature of MOON's term, and with mu={mu:g} there is none; set mu "
+            "above 0, or leave tau out"
+        )
+    return one_model.moon(setting, mu=mu, tau=tau)
 
 
 def _check_counts(hidden: tuple[int, ...], **counts: int) -> None:
@@ -139,7 +163,7 @@ def feddisk(
     low: float = -1.0,
     high: float = 1.0,
     mu: ContrastiveMu = 0.0,
-    tau: Temperature = 0.5,
+    tau: Temperature = TAU,
 ) -> FedDisk:
     """Weigh examples by how much likelier they are in all clients' data than in the client's own.
 
@@ -156,7 +180,8 @@ def feddisk(
         weighing_rounds=weighing_rounds,
         ratio_epochs=ratio_epochs,
     )
-    _check_idle(estimator, temper, ratio_epochs)
+    _check_idle(estimator, temper, ratio_epochs, density_epochs, ordering)
+    inner = _inner(setting, mu, tau)
     _check_rounds_left(setting, density_rounds + weighing_rounds)
     # After the checks of counts: a network of width 0 would fail in torch's words.
     kind = _kind(setting, density)
@@ -165,7 +190,6 @@ def feddisk(
     network = _density(setting, kind, hidden, ordering, low, high)
     ratio = _ratio(setting, estimator, temper, ratio_epochs)
     local = replace(LOCAL, epochs=density_epochs, lr=_rate(setting, kind, density_rounds))
-    inner = one_model.moon(setting, mu=mu, tau=tau)  # FedAvg where mu is 0
     rounds = density_rounds, weighing_rounds
     disk = FedDisk(inner, network, ratio, *rounds, local, most, least_ess, (low, high), useful)
     return replace(disk, reach=REACH) if kind == "mixture" else disk

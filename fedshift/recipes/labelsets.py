@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Annotated, Any, Literal
 
+from torch import Tensor
+
 from fedshift.algorithms.base import Algorithm
 from fedshift.algorithms.ditto import Ditto
 from fedshift.algorithms.fedavg import FedAvg
@@ -20,6 +22,7 @@ from fedshift.algorithms.tuning import (
     Temperature,
     Weights,
 )
+from fedshift.arguments import check_positive, check_whole
 from fedshift.errors import InputError, unknown
 from fedshift.recipes import one_model, personal
 from fedshift.recipes.setting import Setting
@@ -178,6 +181,21 @@ def _tuned(
     # Not left to CentralTuning: its message would not offer "none".
     if tune not in ("mse", "pairwise", "kl"):
         raise unknown("tune", str(tune), ("none", "mse", "pairwise", "kl"))
+    inputs = _checked_inputs(setting, tune, how)
+    return CentralTuning(
+        plain, inputs, tune, head=setting.head, labelled=setting.server_examples,
+        **how,
+    )  # fmt: skip
+
+
+def _checked_inputs(setting: Setting, tune: Tune, how: dict[str, Any]) -> Tensor:
+    """The server's inputs, if all options of tuning go together.
+
+    Raises InputError in the recipes' names, where CentralTuning would say its own, or nothing.
+    """
+    check_whole("tune_steps", how["steps"], 0)
+    check_whole("tune_rounds", how["rounds"], 0)
+    check_positive("tune_lr", how["lr"])
     if tune == "kl" and how["over"] == "union":
         raise InputError(
             'tune = "kl" compares models on each client\'s labels alone, and tune_over = "union" '
@@ -198,10 +216,8 @@ def _tuned(
             f'tune_stop="held-out" holds out every fifth input of the server, which has '
             f"{len(setting.server_inputs)}; give it {HELD_OUT} or more, or leave tune_stop out"
         )
-    return CentralTuning(
-        plain, setting.server_inputs, tune, head=setting.head, labelled=setting.server_examples,
-        **how,
-    )  # fmt: skip
+    _check_steps(setting, how)
+    return setting.server_inputs
 
 
 def _check_idle(how: dict[str, Any]) -> None:
@@ -212,4 +228,22 @@ def _check_idle(how: dict[str, Any]) -> None:
             raise InputError(
                 f'tune_{name} is for central tuning, and with tune="none" there is none; set '
                 f'tune="kl", "mse" or "pairwise", or leave tune_{name} out'
+            )
+
+
+def _check_steps(setting: Setting, how: dict[str, Any]) -> None:
+    """Raise InputError for an option that without steps does nothing.
+
+    Weights and a temperature do something where labelled examples measure the optima under them.
+    """
+    if how["steps"]:
+        return
+    idle = {"moments": "new", "stop": "steps"}
+    if setting.server_examples is None:
+        idle["weights"] = "round"
+    for name, default in idle.items():
+        if how[name] != default:
+            raise InputError(
+                f'tune_{name}="{how[name]}" is for steps of central tuning, and with tune_steps=0 '
+                f"there are none; set tune_steps to 1 or more, or leave tune_{name} out"
             )

@@ -186,12 +186,16 @@ Last = Annotated[dict[str, Number | None], AfterValidator(_of_rounds)]
 
 @dataclass(frozen=True)
 class Optima:
-    """Accuracies on the server's labelled examples: the aggregate's, and each loss's optimum's."""
+    """Accuracies on the server's labelled examples: the aggregate's, and each loss's optimum's.
+
+    gain_se  the standard error of each optimum minus the aggregate, paired by example
+    """
 
     aggregate: Portion
     mse: Portion
     pairwise: Portion
     kl: Portion
+    gain_se: dict[str, Portion] | None = field(default=None, metadata={"if any": True})
 
     @property
     def gains(self) -> dict[str, float]:

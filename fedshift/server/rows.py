@@ -63,8 +63,8 @@ def slot_table(label_sets: Tensor, slots: int | None, seed: int) -> Tensor:
     if width < max(largest, 1):
         client = int(label_sets.sum(1).argmax())
         raise InputError(
-            f"client {client} holds {largest} labels and slots = {width}; give at least {largest}, "
-            "or leave slots out"
+            f"slots={width} is too few, as client {client} holds {largest} labels; give at least "
+            f"{largest}, or leave slots out"
         )
     table = torch.full((len(label_sets), width), -1)
     for i, row in enumerate(label_sets):

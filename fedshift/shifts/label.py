@@ -226,10 +226,10 @@ class DirichletPerClass:
     ) -> Partition:
         labels = check_inputs(labels, classes, clients, rng, self.min_size)
         supply = np.bincount(labels, minlength=classes)
-        cut = _cut_with_capacity if self.capacity else _cut
+        table = cut_with_capacity if self.capacity else cut
 
         def draw() -> tuple[int, Ints]:
-            counts = cut(dirichlet(self.beta, clients, classes, rng), supply)
+            counts = table(dirichlet(self.beta, clients, classes, rng), supply)
             return int(counts.sum(axis=1).min()), counts
 
         do = f"Lower min_size or clients, or raise beta (given {self.beta:g})."
@@ -237,7 +237,7 @@ class DirichletPerClass:
         return deal(labels, counts, rng)
 
 
-def _cut(q: Floats, supply: Ints) -> Ints:
+def cut(q: Floats, supply: Ints) -> Ints:
     """Cut n_y at the cumulated proportions: q [K, M], supply [K] to a label table [M, K]."""
     cumulated = np.cumsum(q, axis=1)
     # Dividing by the last entry makes it exactly 1, so that the row's last client with any mass
@@ -247,14 +247,15 @@ def _cut(q: Floats, supply: Ints) -> Ints:
     return np.diff(cuts, axis=1, prepend=0).T
 
 
-def _cut_with_capacity(q: Floats, supply: Ints) -> Ints:
+def cut_with_capacity(q: Floats, supply: Ints) -> Ints:
+    """As `cut`, label by label; a client that has its n / M examples gets no more of the next."""
     clients = q.shape[1]
     counts = np.zeros((clients, supply.size), np.int64)
     sizes = np.zeros(clients, np.int64)
     for y in np.flatnonzero(supply):
         # n_i < n / M without division, so that nothing is rounded.
         below = (sizes * clients < supply.sum()).astype(np.float64)
-        counts[:, y] = _cut(_normalised(q[y : y + 1] * below, below), supply[y : y + 1])[:, 0]
+        counts[:, y] = cut(_normalised(q[y : y + 1] * below, below), supply[y : y + 1])[:, 0]
         sizes += counts[:, y]
     return counts
 

@@ -156,9 +156,15 @@ def check_vary(vary: str) -> None:
 
 def check_choosing(config: Config) -> None:
     """Raise InputError where an experiment file leaves nothing to choose a setting by."""
+    rule, held_out = config.selection.rule, config.data.validation > 0
+    if rule == "validation" and config.shift.target == "clients" and config.server.validation:
+        raise InputError(
+            'a grid is chosen by selection.rule = "validation" where the server\'s model is used; '
+            'with target = "clients" each client serves its own, and its validation examples '
+            'choose. Set selection.rule = "estimate"'
+        )
     drawn = config.data.source is None and config.shift.target == "drawn"
-    drawn = drawn or config.server.validation > 0
-    check_choice(config.selection.rule, config.data.validation > 0, drawn)
+    check_choice(rule, held_out, drawn or config.server.validation > 0)
 
 
 def check_choice(rule: str, held_out: bool, follows: bool) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.feddisk import notes
+from fedshift.algorithms.weighing import notes
 from fedshift.client.importance import bounded, two_values
 from fedshift.data import client_data
 from fedshift.engine.run import Federation

@@ -251,7 +251,7 @@ def test_what_cannot_be_is_refused(setting: Setting, federated: Any) -> None:
     refused(LabelSets(plain, head=("body.",)), federation, r"body\.1\.weight is \(10, 8\)")
     half = r"has head\.bias and not head\.weight of the same layer; give head=\(\"head\.\",\)"
     refused(LabelSets(plain, head=("head.bias",)), federation, half)
-    refused(LabelSets(plain, slots=2), federation, "client . holds 3 labels and slots = 2")
+    refused(LabelSets(plain, slots=2), federation, "slots=2 is too few, as client . holds 3 labels")
     bare = replace(federation, table={"n": federation.table["n"]})
     refused(LabelSets(plain), bare, 'label sets need the table\'s "labels"')
 
@@ -290,6 +290,10 @@ def test_what_is_revealed_is_said(setting: Setting) -> None:
     told = recipes.labelset_scaffold(setting).reveals()
     assert "which labels it holds, once, to the server alone" in told["register"]
     assert "own labels" in told["delta"]
+    # From the sums alone numbers of holders, and not which clients these are.
+    assert "how many clients hold each label (among ten an AUC of 0.71" in told["delta"]
+    assert "cannot tell which of them (0.50), unless it knows who takes part" in told["delta"]
+    assert "guess" not in told["delta"]
     modes: tuple[Mode, ...] = ("public", "holders")
     for mode in modes:
         whole = recipes.labelset_scaffold(setting, mode=mode).reveals()

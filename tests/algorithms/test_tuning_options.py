@@ -158,6 +158,69 @@ def test_where_each_loss_would_lead_is_measured_beside_the_aggregate(mode: Any, 
     assert only.label_rules() == plain.label_rules()
 
 
+def test_optima_over_the_union_are_those_of_present_labels(mlp: Model) -> None:
+    """Where labels are absent pairwise flees over all of them; where none is, the same numbers."""
+    setting = Setting(mlp, TARGET, Local(lr=0.3, batch=8))
+    plain, few = recipes.labelset_fedavg(setting), uneven(mlp)  # labels 1 to 3 alone
+    every = make_federation(mlp, make_clients(sizes=(30, 40, 20)))
+    told = {}
+    for name, federation in (("few", few), ("every", every)):
+        for over in ("all", "union"):
+            algorithm = tuned(plain, steps=0, labelled=LABELLED, over=over)
+            server = final(algorithm, federation, 1).server
+            assert bool(server["absent"]["now"].any()) == (name == "few")
+            told[name, over] = server["tuning"]["accuracy"]
+    assert torch.equal(told["every", "union"], told["every", "all"])
+    assert float(told["few", "all"][2]) == 0.0  # all mass on the absent labels, which none has
+    assert float(told["few", "union"][2]) > 0.2
+    assert torch.equal(told["few", "union"][[0, 3]], told["few", "all"][[0, 3]])  # KL: no union
+
+
+def test_tuning_is_not_tuned_again(setting: Setting, federated: Any) -> None:
+    once = tuned(recipes.labelset_fedavg(setting))
+    with pytest.raises(InputError, match="around a CentralTuning that is centrally tuned.* give"):
+        start(tuned(once), federated())
+    start(once, federated())
+
+
+@pytest.mark.parametrize(
+    ("options", "without"),
+    [
+        ({"tune_moments": "kept"}, False),
+        ({"tune_stop": "held-out"}, False),
+        ({"tune_weights": "confidence"}, True),
+    ],
+)
+def test_options_of_steps_are_refused_where_there_are_none(
+    options: dict[str, Any], without: bool, setting: Setting
+) -> None:
+    """without: allowed with labelled examples, on which weights have their say."""
+    blind = replace(setting, server_inputs=drawn(40, FEATURES, seed=5))
+    (name,) = options
+    for given in (blind, replace(blind, server_examples=LABELLED)):
+        recipes.labelset_fedavg(given, tune="kl", tune_steps=1, **options)
+        recipes.labelset_fedavg(given, tune="kl", tune_steps=0)
+        if without and given is not blind:
+            recipes.labelset_fedavg(given, tune="kl", tune_steps=0, **options)
+            continue
+        with pytest.raises(InputError, match=f"^{name}=.* with tune_steps=0 there are none; set"):
+            recipes.labelset_fedavg(given, tune="kl", tune_steps=0, **options)
+
+
+def test_without_steps_weights_and_temperature_change_the_optima(mlp: Model) -> None:
+    """Which is why they are not refused there."""
+    federation = make_federation(mlp, make_clients(sizes=(30, 40, 20)))
+    setting = Setting(mlp, TARGET, Local(lr=0.3, epochs=4, batch=8))
+    labelled = Examples(drawn(300, FEATURES, seed=6), torch.arange(300) % CLASSES)
+    only = tuned(recipes.labelset_fedavg(setting), loss="kl", steps=0, labelled=labelled)
+    usual = final(only, federation, 1).server["tuning"]["accuracy"]
+    variants: tuple[dict[str, Any], ...] = ({"weights": "confidence"}, {"temperature": "fitted"})
+    for options in variants:
+        told = final(replace(only, **options), federation, 1).server["tuning"]["accuracy"]
+        assert told[0] == usual[0]
+        assert not torch.equal(told, usual)
+
+
 @pytest.mark.parametrize(
     ("x", "y", "message"),
     [

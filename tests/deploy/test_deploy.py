@@ -27,7 +27,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from fedshift.cli.app import main
 from fedshift.cli.console import PlainProgress
-from fedshift.deploy.federation import Link, _follow, serve
+from fedshift.deploy.federation import Link, follow, serve
 from fedshift.deploy.joining import JOINED, join
 from fedshift.deploy.keys import check_certificate, write_authority, write_client_key
 from fedshift.deploy.place import clients_of, make_place
@@ -297,7 +297,7 @@ def test_the_server_may_always_call_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Whatever names it has for others; and a later run gets a folder of its own."""
-    from fedshift.cli.deploy import _next, init
+    from fedshift.cli.deploy import init, next_folder
 
     init(
         ROOT / "examples" / "loopback" / "experiment.toml", tmp_path / "f", ["fed.example.org"], []
@@ -307,9 +307,9 @@ def test_the_server_may_always_call_itself(
     )
     assert names.value.get_values_for_type(x509.DNSName) == ["fed.example.org", "localhost"]
     assert [str(a) for a in names.value.get_values_for_type(x509.IPAddress)] == ["127.0.0.1"]
-    assert _next(tmp_path) == tmp_path / "run"
+    assert next_folder(tmp_path) == tmp_path / "run"
     (tmp_path / "run").mkdir()
-    assert _next(tmp_path) == tmp_path / "run-2"
+    assert next_folder(tmp_path) == tmp_path / "run-2"
 
 
 @pytest.mark.parametrize(
@@ -357,7 +357,7 @@ def test_what_a_run_raised(tmp_path: Path) -> None:
         lost = '{"event": "round", "rou\n'  # as a full disk leaves it
         (tmp_path / "events.jsonl").write_text(lost + json.dumps(event) + "\n")
         with pytest.raises(FedshiftError, match="^so$") as error:
-            _follow("1", tmp_path, link, PlainProgress())
+            follow("1", tmp_path, link, PlainProgress())
         assert type(error.value) is kind
 
 

@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 import uvicorn
 
-from fedshift.deploy.federation import Link, _failure, _follow, environment, superlink
+from fedshift.deploy.federation import Link, environment, failure_of, follow, superlink
 from fedshift.deploy.guard import put_up
 from fedshift.deploy.inside import SOCKET
 from fedshift.deploy.place import make_place
@@ -130,11 +130,11 @@ def test_flower_may_be_silent_for_a_while(tmp_path: Path, monkeypatch: pytest.Mo
         return {"runs": [{"status": "finished:completed"}]}
 
     monkeypatch.setattr(f"{here}run_flower", busy)
-    _follow("1", tmp_path, link, lambda event: None)
+    follow("1", tmp_path, link, lambda event: None)
     (tmp_path / "summary.json").unlink()
     answers_in_turn += [InputError("gone")] * 4
     with pytest.raises(FedshiftError, match="Flower does not say how the run is: gone") as error:
-        _follow("1", tmp_path, link, lambda event: None)
+        follow("1", tmp_path, link, lambda event: None)
     assert error.value.exit_code == 70
 
 
@@ -144,7 +144,7 @@ def test_events_of_before_are_not_told_again(tmp_path: Path) -> None:
     (tmp_path / "events.jsonl").write_text("".join(json.dumps(e) + "\n" for e in lines))
     (tmp_path / "summary.json").write_text("{}")
     heard: list[Any] = []
-    _follow("1", tmp_path, Link(tmp_path, {}, tmp_path / "log"), heard.append, seen=2)
+    follow("1", tmp_path, Link(tmp_path, {}, tmp_path / "log"), heard.append, seen=2)
     assert heard == lines[2:]
 
 
@@ -160,7 +160,7 @@ def test_runs_that_fail_before_their_first_event(
         ("one\ntwo\nKeyError: 3\nbye", TrainingError, "the run finished:failed: two KeyError: 3 b"),
     ):
         flwr.write_text(f"#!/bin/sh\ncat <<'END'\n{said}\nEND\n")
-        found = _failure("finished:failed", "1", link)
+        found = failure_of("finished:failed", "1", link)
         assert type(found) is kind
         assert str(found).startswith(told)
 

@@ -23,11 +23,12 @@ VARIES = re.compile(
 def pieces() -> set[str]:
     """The fixed parts of all texts in these rooms."""
     found: set[str] = set()
-    for room in ROOMS:
-        for path in (ROOT / "fedshift" / room).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                    found.add(" ".join(node.value.split()))
+    package = ROOT / "fedshift"
+    rooms = [path for room in ROOMS for path in (package / room).rglob("*.py")]
+    for path in (package / "files.py", *rooms):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.add(" ".join(node.value.split()))
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Callable
 from functools import partial
@@ -13,7 +14,7 @@ import torch
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 from fedshift.engine.run import Round, run
 from fedshift.engine.traffic import Meter
-from fedshift.experiments.caps import cap_named, with_cap
+from fedshift.experiments.caps import beyond, cap_named, cap_text, with_cap
 from fedshift.experiments.config import Config, Method, Training
 from fedshift.experiments.config_shift import Split
 from fedshift.experiments.experiment import federation_of, method_of
@@ -21,6 +22,7 @@ from fedshift.experiments.load import load_config, validate
 from fedshift.experiments.on_flower import configured_site, on_grid, strategy_of
 from fedshift.experiments.task import prepare
 from fedshift.flower import LocalGrid, client_app
+from fedshift.server.cap import capped
 from support.command_line import code_of
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "loopback" / "experiment.toml"
@@ -52,7 +54,7 @@ def test_the_cap_of_so_many_clients() -> None:
         assert 1 / clients <= cap <= 1
         assert clients == 1 or cap <= 1 / 2
         assert clients <= 6 or cap == pytest.approx(3 / clients)
-        assert f"{cap:.3g} of 1" in said
+        assert clients == 1 or f"{cap:.3g} of 1" in said
     drawn = Config(shift=Split(clients=100), training=Training(cohort=10))
     assert with_cap(drawn)[0].training.max_weight == 0.3
 
@@ -61,15 +63,60 @@ def test_the_cap_of_so_many_clients() -> None:
     "config",
     [
         Config(training=Training(max_weight=0.9)),
-        Config(training=Training(max_weight=1.0)),
+        Config(shift=Split(clients=2), training=Training(max_weight=0.5)),
         Config(method=Method.model_validate({"name": "fedpals", "lam": 1.0, "cap": 0.4})),
     ],
-    ids=["training", "none", "method"],
+    ids=["training", "just the least", "method"],
 )
 def test_an_experiment_that_names_its_own_keeps_it(config: Config) -> None:
     kept, said = with_cap(config)
     assert kept == config
     assert said == f"No client gets a weight above {cap_named(config):.3g}, as the experiment says."
+
+
+NAMED = {
+    "less than an even share": (
+        3, 0.1, 0, "No client gets a weight above 1/3: 0.1 is less than 1/3, the least for 3 cl"),
+    "of a cohort": (
+        10, 0.1, 4, "No client gets a weight above 1/4: 0.1 is less than 1/4, the least for 4 cl"),
+    "the same with more clients": (12, 0.1, 0, "No client gets a weight above 0.1, as the exp"),
+    "none": (3, 1.0, 0, "No cap, as the experiment says: one client can have all the weight of a"),
+    "one client": (1, 0.5, 0, "A round has one client, which has all of its weight: no cap can"),
+    "one in a round": (8, 0.5, 1, "A round has one client, which has all of its weight: no cap"),
+    "one by choice": (8, None, 1, "A round has one client, which has all of its weight: no cap"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NAMED)
+def test_what_a_cap_is_worth_is_what_clients_get(case: str) -> None:
+    """The number of the sentence is the weight of a liar in a round, by the sum that weighs it."""
+    clients, cap, cohort, words = NAMED[case]
+    training = Training(max_weight=cap, cohort=cohort or None)
+    config, said = with_cap(Config(shift=Split(clients=clients), training=training))
+    assert said.startswith(words)
+    assert config.training.max_weight == (cap or 1.0)
+    present = cohort or clients
+    claims = torch.tensor([1e9, *[1.0] * (present - 1)], dtype=torch.float64)
+    most = float(capped(claims / claims.sum(), cap or 1.0).max())
+    number = re.search(r"above (?:1/(\d+)|([\d.]+))[:,]", said)
+    if number is None:
+        assert most == pytest.approx(1.0)
+    else:
+        share = 1 / int(number[1]) if number[1] else float(number[2])
+        assert most == pytest.approx(share)
+
+
+def test_without_a_cap_it_is_said_that_there_is_none() -> None:
+    assert cap_text(Config(shift=Split(clients=3))).startswith("No cap, since the experiment names")
+
+
+def test_an_even_share_above_a_small_cap_is_no_suspicion() -> None:
+    """The control: a client with more than its even share is one."""
+    even, n = torch.full((3,), 1 / 3, dtype=torch.float64), torch.tensor([5.0, 5.0, 5.0])
+    assert not [*beyond(even, n, 0.1)]
+    ((client, why),) = beyond(torch.tensor([0.2, 0.2, 0.6], dtype=torch.float64), n, 0.1)
+    assert client == 2
+    assert why == "by what it registered it would have 0.600 of the weight; the cap leaves it 0.333"
 
 
 def made(call: Call, tmp_path: Path, capsys: pytest.CaptureFixture[str], *more: str) -> Path:

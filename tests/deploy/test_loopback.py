@@ -27,7 +27,7 @@ from fedshift.engine.run import play_round, run, start
 from fedshift.errors import InputError
 from fedshift.experiments.experiment import record
 from fedshift.experiments.load import dumps, load_config, validate
-from fedshift.experiments.on_flower import _built
+from fedshift.experiments.on_flower import built_from
 from fedshift.experiments.task import prepare
 from fedshift.experiments.training import silent
 from fedshift.tree import flatten
@@ -117,7 +117,7 @@ def test_what_clients_keep(fed: Loopback, tmp_path: Path) -> None:
     text = experiment(*KEEPS)
     fed.play(tmp_path / "run", experiment=text, plan="states")
     there = load_file(tmp_path / "run" / "states.safetensors")
-    algorithm, federation, _ = _built(text)
+    algorithm, federation, _ = built_from(text)
     *_, last = run(algorithm, federation, 2)
     kept = {f"client {i} {part}": v for i, s in last.states.items() for part, v in s.items()}
     here = flatten(last.server | kept)
@@ -192,7 +192,7 @@ def check_drop_outs(fed: Loopback, folder: Path, rounds: dict[int, dict[str, Any
 
 def whole_weights(folder: Path) -> list[float]:
     """The weights over all clients."""
-    algorithm, federation, _ = _built((folder / "config.resolved.toml").read_text())
+    algorithm, federation, _ = built_from((folder / "config.resolved.toml").read_text())
     everyone = torch.arange(3)
     first = play_round(algorithm, federation, start(algorithm, federation).server, {}, everyone, 1)
     return [float(w) for w in first.weights]
@@ -200,7 +200,7 @@ def whole_weights(folder: Path) -> list[float]:
 
 def check_rounds(text: str, rounds: dict[int, dict[str, Any]], folder: Path) -> None:
     """Every round is the one of those present, weighed anew, and tells how far they mix from T."""
-    algorithm, federation, prepared = _built(text)
+    algorithm, federation, prepared = built_from(text)
     server, share = start(algorithm, federation).server, federation.table["labels"]
     share = share / federation.table["n"][:, None]
     for t, event in rounds.items():

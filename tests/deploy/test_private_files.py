@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
+import shutil
 import stat
+import struct
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -15,11 +19,11 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 from fedshift.deploy.federation import environment, superlink
 from fedshift.deploy.inside import SOCKET, listening, private_socket
-from fedshift.deploy.joining import node_command
-from fedshift.deploy.place import make_place
+from fedshift.deploy.joining import check_place, node_command
+from fedshift.deploy.place import check_place_unshared, make_place, renew_certificate, renew_client
 from fedshift.deploy.processes import free_port, running
 from fedshift.errors import InputError
-from fedshift.files import private
+from fedshift.files import check_unshared, private
 from support.another_user import NOBODY, elsewhere, needs_root
 
 
@@ -97,33 +101,203 @@ def test_a_folder_that_others_can_exchange_is_refused(tmp_path: Path) -> None:
         assert (above / "g" / "ca.key").exists() == (not refused)
 
 
-@needs_root
-def test_a_folder_of_another_user_is_refused() -> None:
-    """Its owner can exchange the app, which the server's user runs."""
+USERS = 100  # a group that accounts share, on Debian as elsewhere
+
+
+@pytest.fixture
+def outside() -> Iterator[Path]:
+    """A folder that other users can enter, as they cannot pytest's."""
     with tempfile.TemporaryDirectory() as name:
-        # Not pytest's folder, which other users cannot enter.
         os.chmod(name, 0o711)
-        folder = Path(name) / "f"
-        folder.mkdir(mode=0o755)
-        os.chown(folder, NOBODY, NOBODY)
-        with pytest.raises(InputError, match=r"f: belongs to another user \(65534\), who may cha"):
-            make_place(folder, "", 1, ["127.0.0.1"])
-        os.chown(folder, 0, 0)
+        yield Path(name)
+
+
+def exchange_app(folder: Path) -> bool:
+    """Put another app, which names code of its own, in the place of a federation's."""
+    (folder / "app").rename(folder / "before")
+    (folder / "app").mkdir()
+    text = '[tool.flwr.app.components]\nserverapp = "evil:app"\n'
+    (folder / "app" / "pyproject.toml").write_text(text)
+    return True
+
+
+@needs_root
+@pytest.mark.parametrize("mode", [0o775, 0o2775, 0o1775])
+def test_a_folder_in_which_a_group_may_write_is_refused(mode: int, outside: Path) -> None:
+    """The control: as a member of that group another user puts an app of its own there."""
+    folder = outside / "f"
+    folder.mkdir()
+    os.chown(folder, 0, USERS)
+    folder.chmod(0o755)
+    make_place(folder, "", 1, ["127.0.0.1"])
+    folder.chmod(mode)
+    told = f"f: users of the group {grp.getgrgid(USERS).gr_name} may write there; run `chmod g-w"
+    with (
+        pytest.raises(InputError, match=told),
+        superlink(folder, host="127.0.0.1", port=free_port()),
+    ):
+        pass
+    os.chown(folder / "clients" / "client-0", 0, USERS)
+    (folder / "clients" / "client-0").chmod(mode)
+    with pytest.raises(InputError, match="client-0: users of the group"):
+        node_command(folder / "clients" / "client-0", "127.0.0.1:9")
+    if mode & stat.S_ISVTX:  # others' folders stay; a file of this name could still be made first
+        with pytest.raises(AssertionError, match="PermissionError"):
+            elsewhere(lambda: exchange_app(folder), group=USERS)
+    else:
+        assert elsewhere(lambda: exchange_app(folder), group=USERS)
+    empty = outside / "g"
+    empty.mkdir()
+    os.chown(empty, 0, USERS)
+    empty.chmod(mode)
+    with pytest.raises(InputError, match="g: users of the group"):
+        make_place(empty, "", 1, ["127.0.0.1"])
+    assert not [*empty.iterdir()]
+
+
+@needs_root
+def test_a_folder_above_in_which_a_group_may_write_is_refused(outside: Path) -> None:
+    """Not where it is sticky, nor where its group is its owner's alone."""
+    os.chown(outside, 0, USERS)
+    for mode, group, refused in (
+        (0o775, USERS, True), (0o1775, USERS, False), (0o755, USERS, False), (0o775, 0, False),
+    ):  # fmt: skip
+        os.chown(outside, 0, group)
+        outside.chmod(mode)
+        with pytest.raises(InputError, match="g: users of") if refused else nullcontext():
+            make_place(outside / "g", "", 1, ["127.0.0.1"])
+        if not refused:
+            shutil.rmtree(outside / "g")
+    outside.chmod(0o1777)
+    (outside / "f").mkdir(mode=0o755)
+    (outside / "link").symlink_to("f")
+    check_unshared(outside / "link")
+    os.chown(outside / "link", NOBODY, NOBODY, follow_symlinks=False)
+    with pytest.raises(InputError, match=r"link: another user \(65534\) may put another folder"):
+        check_unshared(outside / "link")
+    os.chown(outside, NOBODY, 0)
+    outside.chmod(0o755)
+    with pytest.raises(InputError, match=r"another user \(65534\) may put another folder in its"):
+        make_place(outside / "g", "", 1, ["127.0.0.1"])
+
+
+@needs_root
+def test_a_group_of_the_owner_alone_is_no_other_user(
+    outside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many systems give each account, with a umask of 002. Controls: one more in the group."""
+    folder = outside / "f"
+    folder.mkdir()
+    folder.chmod(0o775)
+    entry, root = grp.getgrgid(0), pwd.getpwuid(0)
+    other = pwd.struct_passwd(("other", "x", 4321, 0, "", "/", "/bin/sh"))
+    with monkeypatch.context() as m:
+        m.setattr(grp, "getgrgid", lambda _: grp.struct_group((*entry[:3], [])))
+        m.setattr(pwd, "getpwall", lambda: [root])
+        check_unshared(folder)
+        m.setattr(pwd, "getpwall", lambda: [root, other])
+        with pytest.raises(InputError, match="users of the group root"):
+            check_unshared(folder)
+        m.setattr(pwd, "getpwall", lambda: [root])
+        m.setattr(grp, "getgrgid", lambda _: grp.struct_group((*entry[:3], ["other"])))
+        with pytest.raises(InputError, match="users of the group root"):
+            check_unshared(folder)
+
+
+@needs_root
+def test_a_list_that_lets_another_user_write_is_no_private_group(outside: Path) -> None:
+    """In its mode it looks like a group of the owner alone; the control: that user writes there."""
+    folder, name = outside / "f", "system.posix_acl_access"
+    folder.mkdir()
+    folder.chmod(0o775)
+    check_unshared(folder)
+    mine, other, group, most, rest = 1, 2, 4, 16, 32  # tags of acl(5)
+    entries = ((mine, 7, -1), (other, 7, NOBODY), (group, 5, -1), (most, 7, -1), (rest, 5, -1))
+    rules = b"".join(struct.pack("<HHi", *entry) for entry in entries)
+    try:
+        os.setxattr(folder, name, struct.pack("<I", 2) + rules)
+    except OSError:
+        pytest.skip("this file system has no access control lists")
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o775
+    with pytest.raises(InputError, match="users of the group root may write there"):
+        check_unshared(folder)
+
+    def write() -> bool:
+        (folder / "evil.py").touch()
+        return True
+
+    assert elsewhere(write)
+
+
+@needs_root
+def test_keys_and_renewal_of_a_shared_folder_are_refused(outside: Path) -> None:
+    """Another user may have put its own authority there; the control: once it is not shared."""
+    folder = outside / "f"
+    make_place(folder, "", 1, ["127.0.0.1"])
+    os.chown(folder, 0, USERS)
+    work = (
+        lambda: make_place(outside / "g", "", 1, [], keys=folder),
+        lambda: renew_certificate(folder),
+        lambda: renew_client(folder, 0),
+    )
+    for mode, refused in ((0o775, True), (0o755, False)):
+        folder.chmod(mode)
+        for do in work:
+            with pytest.raises(InputError, match="f: users of") if refused else nullcontext():
+                do()
+
+
+@needs_root
+def test_what_lies_in_a_federations_folder_is_its_owners(tmp_path: Path) -> None:
+    """Each of these is code, a key or a setting; a link may lead to what others can change."""
+    folder = tmp_path / "f"
+    make_place(folder, "", 1, ["127.0.0.1"])
+    client = folder / "clients" / "client-0"
+    check_place_unshared(folder)
+    check_place(client)
+    for path in (
+        folder / "app", folder / "app" / "pyproject.toml", folder / "clients", client,
+        client / "key.pub", folder / "experiment.toml", folder / "server.crt",
+    ):  # fmt: skip
+        mode = stat.S_IMODE(path.stat().st_mode)
+        path.chmod(mode | stat.S_IWOTH)
+        with pytest.raises(InputError, match=f"{path.name}: every user may write there"):
+            check_place_unshared(folder)
+        path.chmod(mode)
+        os.chown(path, NOBODY, 0)
+        with pytest.raises(InputError, match=f"{path.name}: belongs to another user"):
+            check_place_unshared(folder)
+        os.chown(path, 0, 0)
+        path.rename(tmp_path / "elsewhere")
+        path.symlink_to(tmp_path / "elsewhere")
+        with pytest.raises(InputError, match=f"{path.name}: a link"):
+            check_place_unshared(folder)
+        path.unlink()
+        (tmp_path / "elsewhere").rename(path)
+        check_place_unshared(folder)
+    (client / "site.py").touch()  # every user may write: see `generous`
+    with pytest.raises(InputError, match="site.py: every user may write there"):
+        check_place(client)
+
+
+@needs_root
+def test_a_folder_of_another_user_is_refused(outside: Path) -> None:
+    """Its owner can exchange the app, which the server's user runs."""
+    folder = outside / "f"
+    folder.mkdir(mode=0o755)
+    os.chown(folder, NOBODY, NOBODY)
+    with pytest.raises(InputError, match=r"f: belongs to another user \(65534\), who may cha"):
         make_place(folder, "", 1, ["127.0.0.1"])
-        os.chown(folder, NOBODY, NOBODY)
-        with (
-            pytest.raises(InputError, match="belongs to another user"),
-            superlink(folder, host="127.0.0.1", port=free_port()),
-        ):
-            pass
-
-        def exchange() -> bool:
-            (folder / "app").rename(folder / "before")
-            (folder / "app").mkdir()
-            return True
-
-        # The control: it can, though it may not read what is in there.
-        assert elsewhere(exchange)
+    os.chown(folder, 0, 0)
+    make_place(folder, "", 1, ["127.0.0.1"])
+    os.chown(folder, NOBODY, NOBODY)
+    with (
+        pytest.raises(InputError, match="belongs to another user"),
+        superlink(folder, host="127.0.0.1", port=free_port()),
+    ):
+        pass
+    # The control: it can, though it may not read what is in there.
+    assert elsewhere(lambda: exchange_app(folder))
 
 
 def test_a_socket_is_its_owners_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 
-from fedshift.deploy.federation import Link, _follow, superlink
+from fedshift.deploy.federation import Link, follow, superlink
 from fedshift.deploy.inside import listening, private_socket
 from fedshift.deploy.joining import join
 from fedshift.deploy.place import make_place
@@ -109,17 +109,17 @@ def test_a_run_without_its_server_ends(
     monkeypatch.setattr(f"{here}inside", lambda name: ["true"])
     link = Link(tmp_path, os.environ, tmp_path / "log", lambda: {SERVERAPP: None})
     with pytest.raises(TrainingError, match=told):
-        _follow("1", tmp_path / "run", link, lambda event: None)
+        follow("1", tmp_path / "run", link, lambda event: None)
 
 
 def test_the_way_on_is_named(tmp_path: Path) -> None:
     link = Link(tmp_path, {}, tmp_path / "log", lambda: {SUPERLINK: -9, SUPEREXEC: None})
     with pytest.raises(TrainingError, match=r"signal 9, .*`fedshift deploy server FOLDER` ") as e:
-        _follow("1", tmp_path / "run", link, lambda event: None)
+        follow("1", tmp_path / "run", link, lambda event: None)
     assert e.value.exit_code == 4
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     with pytest.raises(TrainingError, match=f"deploy server FOLDER --resume {tmp_path / 'run'}`"):
-        _follow("1", tmp_path / "run", link, lambda event: None)
+        follow("1", tmp_path / "run", link, lambda event: None)
 
 
 @contextlib.contextmanager

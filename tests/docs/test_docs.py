@@ -152,7 +152,10 @@ FIRST_PAGES = (
     "README",
     "docs/README",
     "docs/compare",
+    "docs/configuration",
+    "docs/datasets",
     "docs/extending",
+    "docs/files",
     "docs/fit",
     "docs/glossary",
     "docs/flower",
@@ -163,11 +166,14 @@ FIRST_PAGES = (
     "docs/papers/feddrm",
     "docs/papers/fedpals",
     "docs/papers/labelsets",
+    "docs/prior-correction",
+    "docs/reproduce",
     "docs/routing",
     "docs/running",
     "docs/running-a-federation",
     "docs/selection",
     "docs/shifts",
+    "docs/threat-model",
     "docs/tutorial",
     "docs/what_happens_when",
     "docs/which-method",
@@ -196,3 +202,13 @@ def test_long_sentences_are_found() -> None:
     long = "word " * LONGEST + "word."
     assert len(long_sentences(f"One. {long} Two.\n\n- {long}\n- {long}\n")) == 3
     assert not long_sentences(f"{long[5:]}\n\n| {long} |\n\n    {long}\n\n```text\n{long}\n```\n")
+
+
+# Words of stories: pages name the client, the server or the file, and what it does.
+OF_STORIES = re.compile(r"\b(nobody|told|said|whoever|whom)\b", re.I)
+
+
+def test_pages_speak_plainly() -> None:
+    pages = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "ARCHITECTURE.md"]
+    assert {p.name: odd for p in pages if (odd := OF_STORIES.findall(p.read_text()))} == {}
+    assert OF_STORIES.findall("Nobody is told; see `test_what_is_said`") == ["Nobody", "told"]

@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from fedshift.papers.protocols.participation import DRAWN
+
 ROOT = Path(__file__).parents[2]
 PAGE, MADE = ROOT / "docs/methods/feddisk.md", ROOT / "results/made"
+# By the default of 1 most clients of a cohort have no weights.
+ROUNDS = f"the default with {DRAWN} weighing rounds"
 PLACES = {"bits": "Tilted bits", "Gaussians": "Gaussians", "looks": "Looks"}
 
 
@@ -42,7 +46,10 @@ def odd(page: str) -> list[str]:
     slopes = {row[0]: row[1] for row in cells((MADE / "slope/table.md").read_text(), "Estimate")}
     text = " ".join(page.split())
     due = (
-        f"{gain('Tilted bits', 'cohort=1')} nats on bits, {gain('Gaussians', 'cohort=1')} on Gaus",
+        f"{ROUNDS} has {gain('Tilted bits', 'cohort=1')} nats on bits, "
+        f"{gain('Gaussians', 'cohort=1')} on Gaussians",
+        f'so "default" is there {ROUNDS}:',
+        f"reached by {ROUNDS}, on bits",
         f"it pays little: {gain('Tilted bits', 'cohort=3')}.",
         f"even true weights add {looks[0]:.2f} to {looks[1]:.2f}",
         f"direct with mixtures has a slope of {slopes['direct, mixtures']} (goal",
@@ -69,3 +76,15 @@ def test_any_other_number_would_be_seen() -> None:
             assert odd(page[:at] + str((int(page[at]) + 1) % 10) + page[at + 1 :]), number[0]
             tried += 1
     assert tried > 90
+
+
+def test_the_default_is_credited_with_its_weighing_rounds_alone() -> None:
+    """On both pages; a page that left them out in one place would be seen."""
+    page = PAGE.read_text(encoding="utf-8")
+    places = list(re.finditer(r"with\s+12\s+weighing\s+rounds", page))
+    assert len(places) == 3
+    for at in places:
+        assert len(odd(page[: at.start()] + page[at.end() :])) == 1
+    claims = (ROOT / "docs/papers/feddisk.md").read_text(encoding="utf-8")
+    drawn = [line for line in claims.splitlines() if "cohort=1: true" in line]
+    assert [ROUNDS in line for line in drawn] == [True]

@@ -92,7 +92,10 @@ def test_pages_have_the_results_numbers(load: Any) -> None:
     setting = Setting(Model(nn.Linear(4, 2)), (0.5, 0.5))
     told = recipes.labelset_fedavg(setting).reveals()["delta"]
     assert f"name the labels (AUC {reader})" in told
-    assert told.endswith(f"an AUC of {values['10']}")
+    assert f"how many clients hold each label (among ten an AUC of {values['10']} for" in told
+    # The same score for all other clients: among those of one label it is a guess.
+    assert "among the clients of one label its AUC is 0.5." in " ".join(RESULTS.read_text().split())
+    assert told.endswith(f"which of them (0.50), unless it knows who takes part ({cohort})")
     public = recipes.labelset_fedavg(setting, mode="public").reveals()["delta"]
     assert "AUC" not in public
 

@@ -7,6 +7,7 @@ asks for a number, for which a GPU would have to wait. What it computes is not t
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -190,26 +191,33 @@ def test_what_is_kept_of_clients_is_theirs(make: Any) -> None:
     assert not different(alone, last(run(algorithm, federation, 1, backend=backend)))
 
 
-def counted(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
-    """A backend that trains nobody."""
-    for job in jobs:
-        yield Reply(job.client, {}, {})
-
-
 @pytest.mark.slow
 def test_what_is_nowhere_else_is_not_kept(setting: Setting) -> None:
     """As clients that are made on demand: else the device would fill up."""
     algorithm, federation = recipes.fedavg(setting), make_federation(setting.model)
     opened = open_round(algorithm, start(algorithm, federation).server, torch.arange(6), 1)
-    backend = on("meta", counted)
-    made = [c._replace(x=c.x.clone()) for c in federation.clients]
-    assert (
-        len(list(backend(opened.stage.client_update, jobs_of(opened, made, lambda i: {}, 0)))) == 6
-    )
-    assert len(backend._resident) == 6  # type: ignore[attr-defined]
-    del made
-    gc.collect()
-    assert len(backend._resident) == 0  # type: ignore[attr-defined]
+    there: list[weakref.ref[torch.Tensor]] = []
+
+    def noted(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
+        """A backend that trains no client, and says which inputs lie on the device."""
+        for job in jobs:
+            assert job.data.x.is_meta
+            there.append(weakref.ref(job.data.x))
+            yield Reply(job.client, {}, {})
+
+    def lie_there(backend: Backend) -> list[bool]:
+        """Of clients made on demand, while they are there and afterwards."""
+        there.clear()
+        made = [c._replace(x=c.x.clone()) for c in federation.clients]
+        list(backend(opened.stage.client_update, jobs_of(opened, made, lambda i: {}, 0)))
+        gc.collect()
+        before = [one() is not None for one in there]
+        del made
+        gc.collect()
+        return before + [one() is not None for one in there]
+
+    backend = on("meta", noted)
+    assert lie_there(backend) == [True] * 6 + [False] * 6
 
 
 def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

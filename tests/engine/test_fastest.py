@@ -15,7 +15,7 @@ from fedshift.engine.backends import ClientUpdate, Job, Reply, loop
 from fedshift.engine.fastest import Probed, probe
 from fedshift.engine.stacking.stacked import Stacked
 from fedshift.recipes import Setting
-from support.federations import make_clients, make_federation
+from support.federations import make_clients, make_federation, one_job
 
 
 def test_the_probe_chooses_and_says_why(setting: Setting) -> None:
@@ -90,9 +90,8 @@ def test_processes_are_reckoned_with_all_of_them_at_work(
     federation, algorithm = make_federation(setting.model, clients), recipes.fedavg(setting)
     team = Processes(count, clock)
     found = probe({"team": team}, algorithm, federation, processes={"team": count} if told else {})
-    _, jobs = module._first_round(algorithm, federation, None)
-    steps = max(plan.steps for job in jobs for plan in job.plans.values())
-    right = SECONDS * steps * len(jobs) / count
+    steps = max(plan.steps for plan in one_job(algorithm, federation).plans.values())
+    right = SECONDS * steps * len(clients) / count
     assert bool(team.cold) == (not told and count > 4)
     wrong = not told and count in (3, 6, 12)
     assert (found.seconds["team"] == pytest.approx(right, rel=0.05)) != wrong

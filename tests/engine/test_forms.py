@@ -12,7 +12,7 @@ from fedshift.client.plans import PlansOfClient, PlansOfGroup
 from fedshift.engine.backends import Job
 from fedshift.engine.round import jobs_of, open_round
 from fedshift.engine.run import first_state, start
-from fedshift.engine.stacking.forms import Forms
+from fedshift.engine.stacking.stacked import Forms
 from fedshift.recipes import Setting
 from support.federations import make_federation
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from fedshift.engine.checks.gate import Gate
 from fedshift.engine.processes import messages
 from fedshift.engine.processes import pool as module
 from fedshift.engine.processes.messages import packed, unpacked
-from fedshift.engine.processes.pool import Team, workers
+from fedshift.engine.processes.pool import workers
 from fedshift.engine.round import jobs_of, open_round
 from fedshift.engine.run import Federation, first_state, run, start
 from fedshift.engine.stacking.stacked import Stacked
@@ -152,33 +153,51 @@ def test_what_cannot_be_trained_so_is_said(setting: Setting, mlp_plain: Model) -
         last(run(algorithm, federation, 1, backend=team.blocks(Stacked(dense=True))))
 
 
+@dataclass(frozen=True)
+class Noted:
+    """A backend that writes the clients of each share to a file of its process."""
+
+    folder: Path
+
+    def __call__(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
+        share = tuple(jobs)
+        if share:  # a process with nothing to train is asked for nothing
+            with (self.folder / str(os.getpid())).open("a") as file:
+                file.write(" ".join(str(job.client) for job in share) + "\n")
+        return loop(update, share)
+
+    def shares(self) -> dict[bool, list[list[int]]]:
+        """The clients of each share, trained in this process (True) and in workers."""
+        here: dict[bool, list[list[int]]] = {True: [], False: []}
+        for file in self.folder.iterdir():
+            lines = file.read_text().splitlines()
+            here[file.name == str(os.getpid())] += [[*map(int, one.split())] for one in lines]
+        return here
+
+
 @pytest.mark.slow
-def test_every_share_is_trained_once(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Six clients: how many travel together, with a share for this process and without."""
-    sizes_seen: list[int] = []
-    plain = module.packed
-    monkeypatch.setattr(
-        module, "packed", lambda jobs, held: (sizes_seen.append(len(jobs)), plain(jobs, held))[1]
-    )
+def test_every_share_is_trained_once(
+    setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six clients: how many are trained together, in workers and in this process."""
     federation = make_federation(setting.model)
 
-    def sizes(spread: Any, count: int = 2, deadline: float | None = None) -> list[int]:
-        sizes_seen.clear()
+    def sizes(count: int = 2, deadline: float | None = None) -> tuple[list[int], list[int]]:
+        noted = Noted(tmp_path / str(len(list(tmp_path.iterdir()))))
+        noted.folder.mkdir()
         with workers(federation.clients, count, deadline=deadline) as team:
-            last(run(recipes.fedavg(setting), federation, 1, backend=spread(team)))
-        return sizes_seen[:]
+            last(run(recipes.fedavg(setting), federation, 1, backend=team.blocks(noted)))
+        shares = noted.shares()
+        assert sorted(i for many in shares.values() for one in many for i in one) == [*range(6)]
+        return list(map(len, shares[False])), list(map(len, shares[True]))
 
-    def blocks(team: Team) -> Backend:
-        return team.blocks(loop)
-
-    assert sizes(lambda team: team) == [1] * 6
-    assert sizes(blocks) == [3]
-    assert sizes(blocks, 3) == [2, 2]
+    assert sizes() == ([3], [3])
+    assert sizes(3) == ([2, 2], [2])
     for shares, expected in ((1, [3, 3]), (2, [2, 2, 2]), (4, [1] * 6)):
         monkeypatch.setattr(module, "SHARES", shares)
-        assert sizes(blocks, deadline=600.0) == expected
+        assert sizes(deadline=600.0) == (expected, [])
     monkeypatch.setattr(module, "SHARES", 2)
-    assert sizes(blocks, 1) == [3, 3]
+    assert sizes(1) == ([3, 3], [])
 
 
 def test_plans_are_drawn_where_they_are_used(setting: Setting) -> None:
@@ -283,18 +302,13 @@ def test_odd_replies_drop_out_as_in_one_process(kind: str, words: str, setting: 
 
 
 def test_large_models_travel_in_small_shares(
-    setting: Setting, monkeypatch: pytest.MonkeyPatch
+    setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[int] = []
-    plain = module.packed
-    monkeypatch.setattr(
-        module, "packed", lambda jobs, held: (seen.append(len(jobs)), plain(jobs, held))[1]
-    )
     monkeypatch.setattr(messages, "ROOM", 1)
-    federation = make_federation(setting.model)
+    federation, noted = make_federation(setting.model), Noted(tmp_path)
     with workers(federation.clients, 1) as team:
-        last(run(recipes.fedavg(setting), federation, 1, backend=team.blocks(loop)))
-    assert seen == [1] * 6
+        last(run(recipes.fedavg(setting), federation, 1, backend=team.blocks(noted)))
+    assert noted.shares() == {True: [], False: [[i] for i in range(6)]}
 
 
 def test_states_count_for_the_size_of_a_share(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -198,37 +200,54 @@ def test_a_client_that_fails_is_named(setting: Setting) -> None:
     assert [one.client for one in played.dropped] == [4]
 
 
+def kept_by(backend: Stacked, setting: Setting, *, runs: int = 1, **options: Any) -> list[int]:
+    """The clients whose data a backend keeps in memory when runs are over, and they are let go."""
+    clients = [c._replace(x=c.x.clone()) for c in make_clients()]
+    inputs = [weakref.ref(c.x) for c in clients]
+    federation, algorithm = make_federation(setting.model, tuple(clients)), recipes.fedavg(setting)
+    for _ in range(runs):
+        list(run(algorithm, federation, backend=backend, **options))
+    del federation, clients
+    gc.collect()
+    return [i for i, x in enumerate(inputs) if x() is not None]
+
+
 def test_stacked_data_are_kept_from_the_second_round_on(setting: Setting) -> None:
-    federation, algorithm = make_federation(setting.model), recipes.fedavg(setting)
-    backend, small = Stacked(), Stacked(memory=1)
-    kept = [[*backend._kept.values()] for _ in run(algorithm, federation, 3, backend=backend)]
-    assert [len(one) for one in kept] == [0, 1, 1]
-    assert kept[1] == kept[2]  # the same object
-    list(run(algorithm, federation, 3, backend=small))
-    assert not small._kept  # no room to keep any
+    backend = Stacked()
+    assert kept_by(backend, setting, rounds=1) == []
+    assert kept_by(backend, setting, rounds=2) == [*range(6)]
+    small = Stacked(memory=1)  # no room to keep any
+    assert kept_by(small, setting, rounds=3) == []
 
 
 def test_cohorts_that_do_not_come_again_are_not_kept(setting: Setting) -> None:
     federation, algorithm = make_federation(setting.model), recipes.fedavg(setting)
-    backend = Stacked()
-    drawn = {p.trained for p in run(algorithm, federation, 3, cohort=2, backend=backend)}
+    drawn = {p.trained for p in run(algorithm, federation, 3, cohort=2, backend=Stacked())}
     assert len(drawn) == 3
-    assert not backend._kept
-    list(run(algorithm, federation, 3, cohort=2, backend=backend))  # the same three again
-    kept = {tuple(sorted(int(c.id) for c in one.clients)) for one in backend._kept.values()}
-    assert kept == drawn
+    backend = Stacked()
+    assert kept_by(backend, setting, rounds=3, cohort=2) == []
+    again = kept_by(backend, setting, rounds=3, cohort=2, runs=2)  # the same three twice
+    assert again == sorted({i for cohort in drawn for i in cohort})
 
 
 def test_blocks_fit_in_memory(setting: Setting) -> None:
     federation, algorithm = make_federation(setting.model), recipes.fedavg(setting)
     jobs = [one_job(algorithm, federation, i) for i in range(6)]
-    backend = Stacked()
-    share = backend._share(algorithm.client_update, jobs[3])
-    backend.memory = 3 * share
-    blocks = backend._blocks(algorithm.client_update, jobs)
-    assert [len(block) for block in blocks] == [3, 3]
-    sizes = [len(job.data.y) for block in blocks for job in block]
-    assert sizes == sorted(sizes)
+
+    def blocks(memory: int) -> list[tuple[int, ...]]:
+        stream = Stacked(memory).stream(algorithm.client_update, jobs)
+        return [block.clients for block in stream]
+
+    def lengths(memory: int) -> list[int]:
+        return list(map(len, blocks(memory)))
+
+    # The least memory that is enough for all: six times the share of the largest client.
+    whole = bisect_left(range(1 << 20), 1, lo=1, key=lambda memory: len(blocks(memory)) == 1)
+    assert [lengths(whole), lengths(whole - 1)] == [[6], [3, 3]]
+    assert [lengths(whole // 2), lengths(whole // 2 - 1)] == [[3, 3], [2, 2, 2]]
+    assert lengths(1) == [1] * 6
+    sizes = [len(jobs[i].data.y) for block in blocks(whole // 2) for i in block]
+    assert sizes == sorted(sizes) != [len(job.data.y) for job in jobs]
 
 
 def test_each_block_is_of_one_round(setting: Setting) -> None:

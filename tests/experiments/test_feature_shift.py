@@ -22,7 +22,7 @@ from fedshift.experiments.feature_shift import writer_ids
 from fedshift.experiments.load import dumps, validate
 from fedshift.experiments.networks import network
 from fedshift.experiments.settings import setting
-from fedshift.experiments.shift_measures import importance, importance_sentences, measured_shift
+from fedshift.experiments.shift_measures import measured_shift
 from fedshift.experiments.task import Prepared, prepare
 from fedshift.experiments.training import silent
 from fedshift.record.folder import read_run
@@ -308,20 +308,3 @@ def test_a_report_on_clients_too_small_for_a_classifier_says_so(tmp_path: Path, 
     assert "Too few examples: no two clients have enough training inputs" in text
     assert "can be told apart</title>" not in text
     assert f"{found.mean_all['js']:.3f}" in text
-
-
-def test_weights_that_are_not_there_are_not_told() -> None:
-    assert importance({"params": {}}) is None
-    assert importance_sentences({"params": {}}) == []
-    rounded = {"n": torch.tensor([5.0]), "ess": torch.tensor([5.001])}
-    assert importance({"importance": rounded})["share"] == [1.0]  # type: ignore[index]
-    n, ess = torch.tensor([10.0, 20.0, 5.0]), torch.tensor([5.0, 0.0, 5.0])
-    sizes = {"n": n, "ess": ess, "estimated": ess}
-    found = importance({"importance": sizes})
-    assert found == {"ess": [5.0, None, 5.0], "share": [0.5, None, 1.0]}
-    told, idle = importance_sentences({"importance": sizes})
-    assert "75%" in told
-    assert "1 clients have not weighed theirs" in told
-    assert idle.startswith("Importance weights of client 2 are worth 100 % of its examples, and ")
-    nobody = {"importance": {"n": n, "ess": 0 * ess, "estimated": 0 * ess}}
-    assert importance_sentences(nobody) == ["No client has weighed its examples: all count alike."]

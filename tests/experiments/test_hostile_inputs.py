@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from fedshift.cli.ending import _out_of_resources
+from fedshift.cli.ending import out_of_resources
 from fedshift.errors import DataError, InputError
 from fedshift.experiments.config import Config
 from fedshift.experiments.engines import processes
 from fedshift.experiments.experiment import run_experiment
 from fedshift.experiments.load import MOST, MOST_SHOWN, load_config, validate
-from fedshift.experiments.resume import _check_names, configured
+from fedshift.experiments.resume import check_names, configured
 from fedshift.record.folder import CHECKPOINTS, CONFIG, SUMMARY
 from support.broken_inputs import GOOD
 
@@ -160,10 +160,10 @@ def test_an_emptied_configuration_does_not_begin_another_run(tmp_path: Path) -> 
     """An empty file is a configuration: the default one, under the default name."""
     begun(tmp_path, "mine")
     with pytest.raises(DataError, match=r"config.resolved.toml: does not belong to .*mine"):
-        _check_names(tmp_path, Config().name)
-    _check_names(tmp_path, "mine")
+        check_names(tmp_path, Config().name)
+    check_names(tmp_path, "mine")
     shutil.move(tmp_path / CHECKPOINTS / "mine", tmp_path / CHECKPOINTS / "mine_ess=50_")
-    _check_names(tmp_path, "mine")  # a candidate's
+    check_names(tmp_path, "mine")  # a candidate's
 
 
 @pytest.mark.parametrize(
@@ -178,11 +178,11 @@ def test_an_emptied_configuration_does_not_begin_another_run(tmp_path: Path) -> 
     ],
 )
 def test_what_the_machine_lacks_is_no_defect(error: Exception, message: str) -> None:
-    told = _out_of_resources(error)
+    told = out_of_resources(error)
     assert isinstance(told, InputError)
     assert message in str(told)
 
 
 def test_other_failures_are_defects() -> None:
-    assert _out_of_resources(RuntimeError("shapes differ")) is None
-    assert _out_of_resources(OSError(errno.EISDIR, "Is a directory")) is None
+    assert out_of_resources(RuntimeError("shapes differ")) is None
+    assert out_of_resources(OSError(errno.EISDIR, "Is a directory")) is None

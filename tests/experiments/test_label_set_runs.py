@@ -26,7 +26,7 @@ from fedshift.experiments.training import silent
 from fedshift.model import Model
 from fedshift.recipes import Setting
 from fedshift.record.folder import read_run
-from fedshift.record.summary import LabelSets, SetRound
+from fedshift.record.summary import LabelSets, Optima, SetRound
 from fedshift.report.page import page
 from fedshift.shifts import LabelSetSplit
 from fedshift.tree import size_in_bytes
@@ -169,8 +169,10 @@ def test_a_run_says_whether_tuning_will_pay(tmp_path: Path) -> None:
     first, second = found["label_sets"]["rounds"]
     assert first["loss_after"] < first["loss_before"]
     assert second["loss_before"] is None
-    assert list(second["optima"]) == ["aggregate", "mse", "pairwise", "kl"]
+    assert list(second["optima"]) == ["aggregate", "mse", "pairwise", "kl", "gain_se"]
+    errors = second["optima"].pop("gain_se")
     assert list(second["optima"].values()) == last["tuning"]["accuracy"].tolist()
+    assert list(errors.values()) == last["tuning"]["gain_se"].tolist()
     assert first["optima"] != second["optima"]
     assert found["final"]["sets_optimum_kl"] == second["optima"]["kl"]
     aggregate = found["final"]["sets_aggregate"]
@@ -178,13 +180,77 @@ def test_a_run_says_whether_tuning_will_pay(tmp_path: Path) -> None:
     gains = [f"{100 * (second['optima'][k] - aggregate):+.1f}" for k in ("mse", "pairwise", "kl")]
     (said,) = (s for s in found["why"] if s.startswith("Will tuning pay?"))
     assert f"In round 2 the aggregate has {aggregate:.1%} on the server's labelled examples" in said
-    assert f"mse {gains[0]}, pairwise {gains[1]}, kl {gains[2]}." in said
+    mse, pairwise, kl = (
+        f"{k} {v} ± {100 * errors[k]:.1f}" for k, v in zip(errors, gains, strict=True)
+    )
+    assert f"over these examples: {kl}; beside it {mse}, {pairwise}. With mode" in said
+    assert not any("gain_se" in k for k in found["final"])
     text = re.sub(r"(<[^>]*>\s*)+", "|", page([read_run(tmp_path / "run")]))
     assert f"|2|{aggregate:.1%}|{'|'.join(gains)}|" in text
+    assert "optima of MSE and of the pairwise loss did not tell in our runs" in text
+    summary = (tmp_path / "run" / "summary.json").read_text()
+    (tmp_path / "run" / "summary.json").write_text(summary.replace('"private"', '"public"'))
+    assert "of the pairwise loss did not tell" not in page([read_run(tmp_path / "run")])
     without = validate(tables(method=method, server={"validation": 0}) | {"name": "none"})
     record(tmp_path / "none", without, prepare(without), silent)
     assert "optima" not in (tmp_path / "none" / "summary.json").read_text()
     assert "will tuning pay" not in page([read_run(tmp_path / "none")]).lower()
+
+
+@pytest.mark.parametrize(
+    ("mode", "tune", "first"),
+    [("private", "mse", "mse"), ("public", "pairwise", "pairwise"), ("private", "none", "kl")],
+)
+def test_the_runs_loss_is_told_first_and_the_doubt_where_there_is_one(
+    mode: str, tune: str, first: str
+) -> None:
+    optima = Optima(0.5, 0.6, 0.55, 0.45, {"mse": 0.02, "pairwise": 0.03, "kl": 0.011})
+    texts = {"mse": "mse +10.0 ± 2.0", "pairwise": "pairwise +5.0 ± 3.0", "kl": "kl -5.0 ± 1.1"}
+    sets = LabelSets(
+        mode=mode,
+        tune=tune,
+        holders=(1,),
+        absent_rounds=(0,),
+        rounds=(SetRound(4, 0, optima=optima),),
+    )
+    (said,) = sentences(sets, ("cat",))
+    others = ", ".join(v for k, v in texts.items() if k != first)
+    assert f"examples: {texts[first]}; beside it {others}." in said
+    assert ("optima of mse and pairwise did not tell in our runs" in said) == (mode == "private")
+    old = replace(optima, gain_se=None)  # of a folder of an earlier version
+    without = replace(sets, rounds=(SetRound(4, 0, optima=old),))
+    assert "±" not in sentences(without, ("cat",))[0]
+
+
+def test_tuning_that_raises_its_loss_is_told() -> None:
+    """In any round that is kept, the worst by its numbers; not for what is rounding."""
+
+    def told(*losses: tuple[float, float] | tuple[None, None]) -> list[str]:
+        rounds = tuple(SetRound(t, 0, *pair) for t, pair in enumerate(losses, start=1))
+        return sentences(LabelSets(holders=(1,), absent_rounds=(0,), rounds=rounds), ("cat",))
+
+    assert told((0.5, 0.4), (0.139, 3.0), (None, None)) == [
+        "Central tuning raised its loss from 0.139 to 3 in round 2; lower tune_lr."
+    ]
+    assert told((0.5, 0.6), (0.3, 0.9), (0.9, 0.2)) == [
+        "Central tuning raised its loss from 0.3 to 0.9 in round 2, the most of 2 such rounds of "
+        "3; lower tune_lr."
+    ]
+    assert told((0.5, 0.4), (0.3, 0.3), (0.0, 5e-7), (0.2, 0.20001), (None, None)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("lr", "told"), [(0.5, True), (0.001, False)])
+def test_a_run_whose_tuning_goes_astray_says_so(lr: float, told: bool, tmp_path: Path) -> None:
+    method = {"tune": "kl", "tune_part": "all", "tune_steps": 20, "tune_lr": lr}
+    config = validate(tables(method=method) | {"name": "astray"})
+    record(tmp_path, config, prepare(config), silent)
+    found = summary_of(tmp_path)
+    raised = [r["loss_after"] > r["loss_before"] for r in found["label_sets"]["rounds"]]
+    assert any(raised) == told
+    sentence = [s for s in found["why"] if s.startswith("Central tuning raised its loss from")]
+    assert len(sentence) == told
+    assert all(s.endswith("; lower tune_lr.") for s in sentence)
 
 
 PRIVATE: dict[str, Any] = {"mode": "private", "tune": "mse", "tune_over": "union"}

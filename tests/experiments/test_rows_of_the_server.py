@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from pathlib import Path
 
@@ -14,16 +15,23 @@ from fedshift.cli.app import app
 from fedshift.cli.ending import perform
 from fedshift.datasets.natural.loading import find_table, natural_table
 from fedshift.errors import DataError, InputError
-from fedshift.experiments.config import Config
+from fedshift.evaluation.scores import score
+from fedshift.experiments.config import Config, ServerData
+from fedshift.experiments.experiment import run_experiment
 from fedshift.experiments.from_files import source_of
 from fedshift.experiments.load import dumps, load_config, validate
+from fedshift.experiments.served import models
 from fedshift.experiments.server_rows import set_apart
 from fedshift.experiments.task import Prepared, population, prepare
+from fedshift.record.folder import ENCODING
 from fedshift.shifts.base import largest_remainder
 from fedshift.sweeps.execute import execute
 from fedshift.sweeps.store import Store, run_of
 from fedshift.tasks.cutting import client_rows
+from fedshift.tasks.encoding import Encoding
 from support.custom_files import files_in
+
+UNLABELED = ServerData(unlabeled=50)
 
 
 def config(folder: Path, *overrides: str) -> Config:
@@ -41,7 +49,7 @@ def rows_of(prepared: Prepared) -> Counter[tuple[float, ...]]:
 def test_the_servers_rows_are_no_clients(tmp_path: Path) -> None:
     """As many of each label as its share; the rest stays. Controls: none, and another seed."""
     task = source_of(config(tmp_path))
-    left, apart = set_apart(task, 50, 0)
+    left, (apart, *_) = set_apart(task, UNLABELED, 0)
     before = np.sort(np.concatenate(client_rows(task)))
     after = np.sort(np.concatenate(client_rows(left)))
     assert np.array_equal(np.setdiff1d(before, apart), after)
@@ -49,9 +57,9 @@ def test_the_servers_rows_are_no_clients(tmp_path: Path) -> None:
     shares = np.bincount(task.labels.codes[before]) / len(before)
     counts = np.bincount(task.labels.codes[apart])
     assert counts.tolist() == largest_remainder(50 * shares).tolist()
-    assert set_apart(task, 0, 0)[0] is task
-    assert np.array_equal(set_apart(task, 50, 0)[1], apart)
-    assert not np.array_equal(set_apart(task, 50, 1)[1], apart)
+    assert set_apart(task, ServerData(), 0)[0] is task
+    assert np.array_equal(set_apart(task, UNLABELED, 0)[1].unlabeled, apart)
+    assert not np.array_equal(set_apart(task, UNLABELED, 1)[1].unlabeled, apart)
 
 
 @pytest.mark.slow
@@ -86,7 +94,7 @@ def test_a_client_that_loses_a_label_is_named(tmp_path: Path) -> None:
 
 def test_a_held_out_target_gives_the_server_nothing(tmp_path: Path) -> None:
     task = source_of(config(tmp_path, "data.target=north"))
-    _, apart = set_apart(task, 50, 0)
+    _, (apart, *_) = set_apart(task, UNLABELED, 0)
     assert "north" not in {task.places.names[task.places.codes[i]] for i in apart}
     assert len({task.places.codes[i] for i in apart}) == 2
 
@@ -110,6 +118,101 @@ def test_the_network_gets_them_as_it_gets_clients_rows(tmp_path: Path) -> None:
     assert any("50 of the clients' rows are the server's" in note for note in ready.custom.notes)
 
 
+def test_labelled_rows_are_others_again(tmp_path: Path) -> None:
+    """In the same shares, whatever the unlabeled ones. Control: another seed has other rows."""
+    task, both = source_of(config(tmp_path)), ServerData(unlabeled=50, validation=30)
+    left, apart = set_apart(task, both, 0)
+    sets = [apart.unlabeled, apart.validation, apart.others]
+    before = np.sort(np.concatenate(client_rows(task)))
+    assert [len(rows) for rows in sets] == [50, 30, len(before) - 80]
+    assert np.array_equal(np.sort(np.concatenate(sets)), before)
+    assert np.array_equal(np.sort(np.concatenate(client_rows(left))), apart.others)
+    shares = task.labels.counts(before) / len(before)
+    assert np.abs(task.labels.counts(apart.validation) - 30 * shares).max() < 1
+    assert np.array_equal(set_apart(task, UNLABELED, 0)[1].unlabeled, apart.unlabeled)
+    assert not np.array_equal(set_apart(task, both, 1)[1].validation, apart.validation)
+
+
+def test_labelled_rows_validate(tmp_path: Path) -> None:
+    """Each with its label, and no client's. Control: none without the key."""
+    ready = prepare(config(tmp_path, "server.unlabeled=50", "server.validation=30"))
+    labelled, inputs = ready.task.target_validation, ready.server_inputs
+    assert labelled is not None
+    assert inputs is not None
+    assert (len(labelled.y), len(inputs)) == (30, 50)
+    rows = [Counter(tuple(x) for x in of.tolist()) for of in (labelled.x, inputs)]
+    task = ready.custom.task
+    assert task is not None
+    everything = Encoding.from_json(ready.custom.texts[ENCODING]).encoded(
+        task.inputs, np.arange(240)
+    )
+    assert rows_of(ready) + rows[0] + rows[1] == Counter(tuple(x) for x in everything.tolist())
+    _, apart = set_apart(source_of(config(tmp_path)), ServerData(unlabeled=50, validation=30), 0)
+    assert labelled.y.tolist() == task.labels.codes[apart.validation].tolist()
+    assert [n for n in ready.custom.notes if "server's" in n] == [
+        "50 of the clients' rows are the server's, without their labels.",
+        "30 of the clients' rows are the server's, with their labels; they validate.",
+    ]
+    assert prepare(config(tmp_path, "server.unlabeled=50")).task.target_validation is None
+
+
+def test_labelled_rows_follow_a_target_elsewhere(tmp_path: Path) -> None:
+    """Of 60 as many as T allows, rounded. Control: where clients use the model, all of them."""
+    ready = prepare(config(tmp_path, "server.validation=60", "data.target={ill = 0.9, well = 0.1}"))
+    labelled = ready.task.target_validation
+    assert labelled is not None
+    n = len(labelled.y)
+    assert labelled.y.bincount().tolist() == largest_remainder(n * np.array([0.9, 0.1])).tolist()
+    assert 0 < n < 60
+    (note,) = (one for one in ready.custom.notes if "with their labels" in one)
+    assert note.endswith(f"with their labels; {n} of them follow T and validate.")
+    assert len(prepare(config(tmp_path, "server.validation=60")).task.target_validation.y) == 60  # type: ignore[union-attr]
+
+
+def test_a_label_of_the_target_alone_cannot_validate(tmp_path: Path) -> None:
+    """No client has it. Control: without such rows it is the number that is too small."""
+    rows = ["site,v,y", *(f"{'abc'[i % 3]},{i % 7},{'xy'[i % 2]}" for i in range(60))]
+    (tmp_path / "t.csv").write_text("\n".join([*rows, *(f"c,{i},z" for i in range(9))]))
+    for target, size, says in (
+        ("c", 20, 'label "z" no client has; leave server.validation out'),
+        ("b", 1, "Raise server.validation"),
+    ):
+        given = {"source": str(tmp_path / "t.csv"), "client": "site", "label": "y"}
+        given |= {"target": target}
+        with pytest.raises(InputError, match=f"server.validation = {size}: .*{says}"):
+            prepare(
+                validate(
+                    {"data": given, "server": {"validation": size}, "model": {"name": "linear"}}
+                )
+            )
+
+
+@pytest.mark.parametrize("method", ["fedavg", "ditto"])
+def test_the_servers_model_is_validated(method: str, tmp_path: Path) -> None:
+    """Where clients serve their own, too (Ditto). Control: client 0's has another loss there."""
+    made = config(tmp_path, "server.validation=40", f"method.name={method}", "training.rounds=2")
+    ready = prepare(made)
+    done, data = run_experiment(made, prepared=ready), ready.task.target_validation
+    assert data is not None
+    last = done.outcome.last
+    served = models(done.algorithm, last, ready.federation())[0]
+    right, other = (
+        score(ready.model, *pair, data, len(ready.task.classes))
+        for pair in ((last.server["params"], last.server["buffers"]), served)
+    )
+    assert done.outcome.final.validation_accuracy == pytest.approx(right.accuracy)
+    assert done.outcome.final.validation_loss == pytest.approx(right.loss)
+    assert (right.loss == pytest.approx(other.loss)) == (method == "fedavg")
+
+
+def test_a_server_without_a_model_validates_none(tmp_path: Path) -> None:
+    """FedPer's heads are the clients'. Control: the clients' own validation goes on."""
+    given = ("server.validation=40", "method.name=fedper", "training.rounds=1")
+    final = run_experiment(config(tmp_path, *given, "model.name=mlp")).outcome.final
+    assert math.isnan(final.validation_accuracy)
+    assert 0 <= final.source_accuracy <= 1
+
+
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
@@ -119,8 +222,12 @@ def test_the_network_gets_them_as_it_gets_clients_rows(tmp_path: Path) -> None:
             'server.unlabeled = 239 takes every row of client ".*"; give f',
         ),
         (
-            ("server.validation=20",),
-            "server.validation is for the sets of `fedshift datasets` that",
+            ("server.unlabeled=100", "server.validation=139"),
+            'server.unlabeled = 100 and server.validation = 139 take every row of client ".*"; giv',
+        ),
+        (
+            ("server.validation=20", "data.label=age", "data.kind=regression"),
+            'server.validation = 20 is for classes, and data.kind is "regression"; leave server.v',
         ),
     ],
 )
@@ -186,9 +293,29 @@ def test_tuning_on_penguins(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_penguins_say_whether_tuning_will_pay(tmp_path: Path) -> None:
+    """By the server's labelled rows, on which a temperature is fitted as well. Control: no rows."""
+    method = {"name": "labelset_fedavg", "tune": "kl", "tune_part": "all"}
+    fitted = {"method": method | {"tune_temperature": "fitted"}}
+    made = natural("penguins", server={"unlabeled": 60, "validation": 40}, **fitted)
+    (tmp_path / "p.toml").write_text(dumps(made))
+    assert perform(app, ["run", str(tmp_path / "p.toml"), "--out", str(tmp_path / "o")]) == 0
+    summary = json.loads((tmp_path / "o" / "summary.json").read_text())
+    optima = summary["label_sets"]["rounds"][-1]["optima"]
+    # Of 40 rows all: an accuracy of theirs is a multiple of 1/40.
+    assert optima["aggregate"] * 40 == pytest.approx(round(optima["aggregate"] * 40))
+    assert list(optima) == ["aggregate", "mse", "pairwise", "kl"]
+    assert any(one.startswith("Will tuning pay?") for one in summary["why"])
+    with pytest.raises(InputError, match="give server.validation = n, the number of examples"):
+        natural("penguins", **fitted)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "fewest", "most"), [("flights", 1, 19), ("storms", 5, 9)])
 def test_every_table_keeps_its_label_sets(name: str, fewest: int, most: int) -> None:
     """What the server and the tests take leaves every client the labels that it has."""
-    task = prepare(natural(name)).task
+    task = prepare(natural(name, server={"unlabeled": 60, "validation": 60})).task
+    assert task.target_validation is not None
+    assert len(task.target_validation.y) == 60
     sizes = [(one > 0).sum() for one in task.table()["labels"].numpy()]
     assert (min(sizes), max(sizes)) == (fewest, most)

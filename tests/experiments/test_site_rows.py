@@ -18,6 +18,7 @@ from fedshift.experiments.sites.check import check_site
 from fedshift.experiments.sites.rows import SiteError, SiteTable, rows_of_site
 from fedshift.experiments.task import prepare
 from fedshift.tasks.names import Coded
+from support.command_line import code_of
 from support.own_sites import FILE
 
 DATA = Data(
@@ -155,6 +156,14 @@ DECLARED = {
     "no model for all": ('"fedpals"\ness = 0.5', '"fedper"', "leaves every client with a model of"),
     "too few": ('"fedpals"\ness = 0.5', '"krum"\nbyzantine = 1', "too few for method.byz"),
     "the oracle": ('"fedpals"\ness = 0.5', '"oracle"', "draws clients from all rows, and with"),
+    "no values": ("[model]", "values = {ward = []}\n[model]", 'values: "ward" has an empty list'),
+    "one text twice": (
+        "[model]",
+        'values = {ward = ["a", "a"]}\n[model]',
+        "one of its texts twice",
+    ),
+    "a line in a name": ('"coast"', r'"coast\n[x]"', r'clients: "coast\n[x]" has a control char'),
+    "a line in the label": ('"outcome"', r'"out\ncome"', r'label: "out\ncome" has a control char'),
     "numbers": ("[model]", 'kind = "regression"\n[model]', "sites train classifiers"),
     "labels": (
         "{well = 0.3, ill = 0.7}",
@@ -178,6 +187,38 @@ def test_declarations_are_refused_at_init(
     assert e.value.code == 2
     assert words in capsys.readouterr().err
     assert not (tmp_path / "fed").exists()
+
+
+HEAD = "age,sex,day,marker,ward,outcome\n"
+GOOD = "60,f,1,0.1,surgery,ill\n61,m,2,,medicine,well\n"
+TARGETS = {
+    "as it should be": (HEAD + GOOD, 0, ""),
+    "no file": (None, 3, "there is no file"),
+    "no column": (
+        HEAD.replace("ward", "wing") + GOOD, 3, 't.csv has no column "ward"; it has age, sex, day'),
+    "another class": (HEAD + GOOD.replace("ill", "dead"), 2, 't.csv: the label "dead" is not am'),
+    "no label": (HEAD + "60,f,1,0.1,surgery,\n", 2, "t.csv: no row has a label in the column"),
+    "text": (HEAD + GOOD.replace("61", "old"), 2, 't.csv: column "age" holds "old"'),
+    "a gap": (HEAD + GOOD, 2, 't.csv: column "marker" has no value in 1 rows'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", TARGETS)
+def test_a_table_of_the_target_is_read_at_init(
+    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, code, words = TARGETS[case]
+    more = '\nmissing = "refuse"' * (case == "a gap")
+    text = FILE.replace("{well = 0.3, ill = 0.7}", f'"t.csv"{more}')
+    (tmp_path / "f.toml").write_text(text)
+    if table is not None:
+        (tmp_path / "t.csv").write_text(table)
+    assert (
+        code_of(monkeypatch, "deploy", "init", *map(str, (tmp_path / "f.toml", tmp_path / "fed")))
+        == code
+    )
+    assert words in capsys.readouterr().err
+    assert (tmp_path / "fed").exists() == (code == 0)
 
 
 def test_the_folder_of_a_site_and_its_check(

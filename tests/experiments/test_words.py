@@ -20,6 +20,7 @@ from fedshift.experiments.places import Source
 from fedshift.experiments.wording import file_words
 from fedshift.models.dense import Mlp
 from fedshift.recipes import Setting
+from fedshift.server.rows import slot_table
 from fedshift.shifts.target import check_marginal
 from support.broken_inputs import GOOD
 
@@ -31,6 +32,9 @@ Y = np.arange(30) % 3
 
 def setting(**given: Any) -> Setting:
     return Setting(MODEL, SHARES, **given)
+
+
+WITH_INPUTS = setting(server_inputs=torch.zeros(9, 4))
 
 
 def dealt(shift: shifts.Shift, clients: int = 3) -> Any:
@@ -145,6 +149,41 @@ CASES: list[tuple[tuple[str, str], str, Callable[[], object], str]] = [
         "which has 4; give it 5 or more, or leave tune_stop out",
     ),
     (
+        method('name = "labelset_fedavg"\ntune = "kl"\ntune_rounds = -1\n[server]\nunlabeled = 9'),
+        "f.toml:10: method.tune_rounds must be 0 or more, got -1",
+        lambda: recipes.labelset_fedavg(WITH_INPUTS, tune="kl", tune_rounds=-1),
+        "tune_rounds must be 0 or more, got -1",
+    ),
+    (
+        method('name = "labelset_fedavg"\ntune = "kl"\ntune_lr = 0.0\n[server]\nunlabeled = 9'),
+        "f.toml:10: method.tune_lr must be a positive number, got 0.0",
+        lambda: recipes.labelset_fedavg(WITH_INPUTS, tune="kl", tune_lr=0.0),
+        "tune_lr must be a positive number, got 0.0",
+    ),
+    (
+        method('name = "labelset_fedavg"\ntune = "kl"\ntune_steps = -1\n[server]\nunlabeled = 9'),
+        "f.toml:10: method.tune_steps must be 0 or more, got -1",
+        lambda: recipes.labelset_fedavg(WITH_INPUTS, tune="kl", tune_steps=-1),
+        "tune_steps must be 0 or more, got -1",
+    ),
+    (
+        method('name = "labelset_fedavg"\nslots = 2'),
+        "f.toml:9: method.slots = 2 is too few, as client 0 holds 3 labels; give at least 3, or "
+        "leave slots out",
+        lambda: slot_table(torch.ones(1, 3).bool(), 2, seed=0),
+        "slots=2 is too few, as client 0 holds 3 labels; give at least 3, or leave slots out",
+    ),
+    (
+        method('name = "labelset_fedavg"\ntune = "kl"\ntune_steps = 0\ntune_moments = "kept"\n'
+               "[server]\nunlabeled = 9"),
+        'f.toml:11: method.tune_moments = "kept" is for steps of central tuning, and with '
+        "method.tune_steps = 0 there are none; set tune_steps to 1 or more, or leave tune_moments",
+        lambda: recipes.labelset_fedavg(
+            WITH_INPUTS, tune="kl", tune_steps=0, tune_moments="kept"
+        ),
+        'tune_moments="kept" is for steps of central tuning, and with tune_steps=0 there are none',
+    ),
+    (
         method('name = "feddisk"\nestimator = "equal"\ntemper = 0.5'),
         'f.toml:10: method.temper is for ratios that are estimated, and method.estimator = "equal"',
         lambda: recipes.feddisk(setting(), estimator="equal", temper=0.5),
@@ -155,6 +194,26 @@ CASES: list[tuple[tuple[str, str], str, Callable[[], object], str]] = [
         'f.toml:9: method.ratio_epochs trains the classifier, and method.estimator = "direct" has',
         lambda: recipes.feddisk(setting(), ratio_epochs=5),
         'set estimator="classifier", or leave ratio_epochs out',
+    ),
+    (
+        method('name = "feddisk"\nestimator = "equal"\ndensity_epochs = 3'),
+        "f.toml:10: method.density_epochs is for densities that weigh examples, and "
+        'method.estimator = "equal" asks none',
+        lambda: recipes.feddisk(setting(), estimator="equal", density_epochs=3),
+        'set estimator="direct" or "classifier", or leave density_epochs out',
+    ),
+    (
+        method('name = "feddisk"\nestimator = "true"\nordering = "random"'),
+        "f.toml:10: method.ordering is for densities that weigh examples, and method.estimator = "
+        '"true" asks none',
+        lambda: recipes.feddisk(setting(), estimator="true", ordering="random"),
+        'set estimator="direct" or "classifier", or leave ordering out',
+    ),
+    (
+        method('name = "feddisk"\ntau = 0.2'),
+        "f.toml:9: method.tau is the temperature of MOON's term, and with method.mu = 0 there is",
+        lambda: recipes.feddisk(setting(), tau=0.2),
+        "with mu=0 there is none; set mu above 0, or leave tau out",
     ),
     (
         method('name = "afl"\nwhole = true'),

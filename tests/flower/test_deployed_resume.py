@@ -24,7 +24,7 @@ from support.small_runs import text_of
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 from flwr.app import Message
 
-from fedshift.cli.deploy import _unfinished
+from fedshift.cli.deploy import unfinished
 from fedshift.engine.run import Federation, Round, run
 from fedshift.engine.storage.checkpoint import read_checkpoint, write_checkpoint
 from fedshift.errors import DataError, InputError
@@ -206,14 +206,14 @@ def test_the_deployed_app_goes_on(method: str, tmp_path: Path) -> None:
     text = text_of(method)
     with pytest.raises(Dies):
         served(text, tmp_path / "run", last=4)
-    assert _unfinished(tmp_path / "run", None) == tmp_path / "run"
+    assert unfinished(tmp_path / "run", None) == tmp_path / "run"
     served(text, tmp_path / "run")
     told = (tmp_path / "run" / "events.jsonl").read_text()
     assert '"after": 3' in told
     here = in_process(text, tmp_path / "here")
     assert files(tmp_path / "run") == files(here)
     with pytest.raises(InputError, match="this run is complete"):
-        _unfinished(tmp_path / "run", None)
+        unfinished(tmp_path / "run", None)
     served(text, tmp_path / "run-2")  # another run of the same federation starts from nothing
     assert files(tmp_path / "run-2") == files(here)
 
@@ -223,9 +223,9 @@ def test_there_may_be_nothing_to_go_on_from(tmp_path: Path) -> None:
     with pytest.raises(Dies):
         served(text_of("scaffold"), tmp_path / "run", last=1)
     with pytest.raises(InputError, match="no checkpoint: the server ended before round 1 was over"):
-        _unfinished(tmp_path / "run", None)
+        unfinished(tmp_path / "run", None)
     with pytest.raises(InputError, match="leave out --out"):
-        _unfinished(tmp_path / "run", tmp_path)
+        unfinished(tmp_path / "run", tmp_path)
 
 
 @pytest.mark.slow

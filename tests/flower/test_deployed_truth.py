@@ -122,7 +122,7 @@ class Leaving(LocalGrid):
         names = list(super().push_messages(sent))
         for name, message in zip(names, sent, strict=True):
             if kinds == {("train", 1)} and message.metadata.dst_node_id == 1007:
-                self._replies[name] = Message(Error(2, "the disk is on fire"), reply_to=message)
+                self.to_pull[name] = Message(Error(2, "the disk is on fire"), reply_to=message)
         if kinds == {("evaluate", 1)}:
             self.absent = {1014}
         return names
@@ -217,14 +217,14 @@ class Slow(LocalGrid):
             return list(self.pull_messages(names))
         by_node = {m.metadata.dst_node_id: (n, m) for n, m in zip(names, sent, strict=True)}
         name, message = by_node[1021]
-        self._replies[name] = Message(Error(2, "the disk is on fire"), reply_to=message)
+        self.to_pull[name] = Message(Error(2, "the disk is on fire"), reply_to=message)
         first = list(self.pull_messages([name]))
         self.early = list(self.said)
         name, message = by_node[1028]
         gone = Message(Error(self.code, "not available"), reply_to=message)
         message.metadata.__dict__["_message_id"] = "sent to 4"
         gone.metadata.__dict__.update(_src_node_id=1, _reply_to_message_id="sent to 4")
-        self._replies[name] = gone
+        self.to_pull[name] = gone
         rest = [n for n in names if n != by_node[1021][0]]
         return first + list(self.pull_messages(rest))
 

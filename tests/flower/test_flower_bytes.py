@@ -28,7 +28,7 @@ METHODS = sorted({row.partition(",")[0] for row in traffic.SPECIFIED})
 def test_methods_cost_what_is_specified_and_printed(name: str) -> None:
     for row, found in traffic.counted(name, traffic.makers()[name]).items():
         assert traffic.agrees(found, traffic.SPECIFIED[row]), (row, found)
-        assert traffic._row(row, found) in PAGE
+        assert traffic.row_of(row, found) in PAGE
         other = "scaffold" if name != "scaffold" else "fedavg"
         assert not traffic.agrees(found, traffic.SPECIFIED[other])  # the control
 

@@ -39,12 +39,15 @@ class Tapped(LocalGrid):
         super().__init__(*args, **kwargs)
         self.heard: dict[tuple[str, int, int], tuple[Message, Message]] = {}
 
-    def _count(self, message: Message, reply: Message) -> None:
-        super()._count(message, reply)
-        node = message.metadata.dst_node_id
-        client = int(self.contexts[node].node_config["partition-id"])
-        t = int(message.content["run"]["round"]) if "run" in message.content else 0
-        self.heard[message.metadata.message_type, t, client] = (message, reply)
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        sent = list(messages)
+        names = list(super().push_messages(sent))
+        for name, message in zip(names, sent, strict=True):
+            node = message.metadata.dst_node_id
+            client = int(self.contexts[node].node_config["partition-id"])
+            t = int(message.content["run"]["round"]) if "run" in message.content else 0
+            self.heard[message.metadata.message_type, t, client] = message, self.to_pull[name]
+        return names
 
 
 def by_engine(algorithm: Any, federation: Federation) -> Heard:

@@ -35,7 +35,7 @@ def test_the_protocol() -> None:
         assert (configs[0].data.source, configs[0].shift.target) == ("natural", "clients")
         assert configs[0].server.unlabeled > 0
         # Own models and the global one are of the same runs.
-        assert len({run_of(c).name for c in configs}) == 11
+        assert len({run_of(c).name for c in configs}) == 14
 
 
 def test_every_row_is_compared_with_what_it_should_be() -> None:
@@ -45,9 +45,13 @@ def test_every_row_is_compared_with_what_it_should_be() -> None:
             assert rows[f"private {method}, {model}"].against == f"public {method}, {model}"
     assert rows["private Ditto, own models"].against == "public Ditto, own models"
     tuned = {label: row for label, row in rows.items() if " + " in label}
-    assert {row.against for row in tuned.values()} == {PRIVATE}
-    kl = rows["private FedAvg + KL in three rounds, global model"].options
-    assert kl == {"mode": "private", "tune": "kl", "tune_part": "all", "tune_rounds": 3}
+    assert len(tuned) == 6
+    for label, row in tuned.items():
+        mode = label.split()[0]
+        assert (row.options["mode"], row.against) == (mode, f"{mode} FedAvg, global model")
+    for mode in ("private", "public"):
+        kl = rows[f"{mode} FedAvg + KL in three rounds, global model"].options
+        assert kl == {"mode": mode, "tune": "kl", "tune_part": "all", "tune_rounds": 3}
     within = study("labelsets/natural").metric_of(rows[PRIVATE]).within
     assert within == (0.0, 100.0)
     assert {row.against for row in rows.values()} <= {*rows, ""}
@@ -112,7 +116,7 @@ def test_the_study_runs(tmp_path: Path) -> None:
         rounds=1, overrides=("model.name=mlp", "model.hidden=[4]"), methods=("fedavg", "scaffold"),
     )  # fmt: skip
     done = reproduce(request)
-    assert (len(done.report.trained), done.report.failures) == (21, {})
+    assert (len(done.report.trained), done.report.failures) == (30, {})
     assert all(0 <= v.value <= 100 for c in done.outcome.cells for v in c.values)
     page = (tmp_path / "natural" / "table.md").read_text()
     assert f'Found on Penguins E=1: "{AHEAD}"' in page

@@ -183,6 +183,12 @@ def test_rows_of_a_seed_have_one_split() -> None:
     assert any("_fedprox_mu=0.01_private_pairwise_" in n for n in names)
     absent = study("labelsets/absent")
     assert {c.settings["training"]["cohort"] for c in absent.columns} == {5}
+    rows = {row.label: row for row in absent.rows}
+    kl, pairwise = rows["private FedAvg + KL"], rows["private FedAvg + pairwise"]
+    assert kl.options == {"mode": "private", "tune": "kl", "tune_part": "all"}
+    assert kl.against == pairwise.against == "private FedAvg"
+    assert rows["private FedAvg + KL, mass"].options == kl.options
+    assert [row.label for row in study("labelsets/rounds").rows if "KL" in row.label] == []
 
 
 # --------------------------------------------------------------------------- bootstrap
@@ -239,7 +245,7 @@ def small(name: str, out: Path, **changes: Any) -> Reproduced:
     [
         ("sweep", {"splits": ("C=3",), "methods": ("fedavg",)}, 12),
         ("overlap", {"splits": ("common=1",), "seeds": (0,)}, 6),
-        ("absent", {"seeds": (0,)}, 8),
+        ("absent", {"seeds": (0,)}, 9),
         ("open", {"seeds": (0,), "overrides": ("model.name=linear",)}, 6),
         ("scaling", {"seeds": None, "overrides": ("model.name=linear",)}, 4),
         ("graph", {"seeds": (0,), "splits": ("connectivity=0", "connectivity=10")}, 12),

@@ -84,7 +84,8 @@ def test_the_study_in_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert 0.2 < summary["importance"]["share"][0] < 0.6
     fedavg = tmp_path / "runs" / cells["FedAvg"].values[0].run.name
     sentences = " ".join(json.loads((fedavg / "summary.json").read_text())["why"])
-    assert "Importance weights of client 0 (and of 2 more) are worth 100 %" in sentences
+    assert "Every example weighs 1: this is the control" in sentences
+    assert "change nothing" not in sentences
 
 
 @pytest.mark.slow

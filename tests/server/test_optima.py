@@ -10,7 +10,13 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
-from fedshift.server.optima import kl_optimum, mse_optimum, pairwise_optimum, spread
+from fedshift.server.optima import (
+    accuracies,
+    kl_optimum,
+    mse_optimum,
+    pairwise_optimum,
+    spread,
+)
 from support.normals import drawn
 
 LABELS = torch.tensor([[0, 3, -1], [4, 1, 2], [2, 3, -1], [-1, -1, -1]])
@@ -76,6 +82,63 @@ def test_the_optima_are_a_numerical_solvers(kind: str, each: bool) -> None:
         assert float(np.abs(value.x - q[b].numpy()).max()) < 1e-3
         other = loss(kind, np.full(K, 1 / K), sets, of)
         assert ours < other - 1e-3
+
+
+@pytest.mark.parametrize("kind", ["mse", "pairwise"])
+def test_optima_among_some_labels_are_a_numerical_solvers(kind: str) -> None:
+    """Clients who answer for all labels, too, as in public mode; among all: another optimum."""
+    among, everything = torch.tensor([True, False, True, True, False]), torch.arange(K)
+    free = among.nonzero().flatten()
+    for labels in (LABELS, everything.expand(4, -1)):
+        p, w = opinions(labels), weights(True)
+        wide, known = spread(p, labels, K)
+        q = OPTIMA[kind](wide, known, w, among)
+        assert float(q[:, ~among].abs().max()) == 0
+        assert float((q.sum(1) - 1).abs().max()) < 1e-12
+        assert torch.equal(OPTIMA[kind](wide, known, w), OPTIMA[kind](wide, known, w, known.any(0)))
+        assert float((q - OPTIMA[kind](wide, known, w)).abs().max()) > 0.01
+        for b in range(N):
+            sets = [
+                ([y for y in row if y >= 0], client[torch.tensor(row) >= 0].tolist())
+                for row, client in zip(labels.tolist()[:3], p[:3, b], strict=True)
+            ]
+
+            weighed = w[:3, b].tolist()
+
+            def at(v: Any, sets: Any = sets, of: Any = weighed) -> float:
+                whole = np.zeros(K)
+                whole[free] = v
+                return 1e3 * loss(kind, whole, sets, of)
+
+            value = minimize(
+                at, np.full(3, 1 / 3), method="SLSQP", bounds=[(0, 1)] * 3,
+                constraints={"type": "eq", "fun": lambda v: v.sum() - 1},
+                options={"maxiter": 1000, "ftol": 1e-14},
+            )  # fmt: skip
+            assert at(q[b, free].numpy()) <= value.fun + 1e-5
+            assert float(np.abs(value.x - q[b, free].numpy()).max()) < 1e-3
+
+
+def test_errors_are_of_paired_differences() -> None:
+    """s / sqrt(n) by numpy; not that of two independent accuracies."""
+    n = 200
+    p = (2 * drawn(4, n, K, seed=3).double()).softmax(2)
+    everything, w = torch.arange(K).expand(4, -1), torch.full((4,), 0.25)
+    z = p.mean(0).log() + 0.7 * drawn(n, K, seed=8)
+    y = (p.mean(0).log() + drawn(n, K, seed=5)).argmax(1)
+    told, errors = accuracies(p, everything, w, z, y)
+    wide, known = spread(p, everything, K)
+    each = torch.full((4, n), 0.25, dtype=torch.float64)
+    ends = {k: optimum(k, wide, known, each, z) for k in ("mse", "pairwise", "kl")}
+    right = {k: (q.argmax(1) == y).double().numpy() for k, q in ends.items()}
+    plain = (z.argmax(1) == y).double().numpy()
+    assert told.tolist() == pytest.approx([plain.mean(), *(v.mean() for v in right.values())])
+    by_hand = [(v - plain).std(ddof=1) / np.sqrt(n) for v in right.values()]
+    assert errors.tolist() == pytest.approx(by_hand)
+    assert min(by_hand) > 0
+    apart = [np.sqrt((v.var(ddof=1) + plain.var(ddof=1)) / n) for v in right.values()]
+    assert all(a > 1.2 * e for a, e in zip(apart, by_hand, strict=True))
+    assert accuracies(p[:, :1], everything, w, z[:1], y[:1])[1].tolist() == [1, 1, 1]
 
 
 @pytest.mark.parametrize("kind", ["mse", "pairwise", "kl"])

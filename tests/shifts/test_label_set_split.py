@@ -162,7 +162,7 @@ def test_what_the_server_has_depends_on_no_client() -> None:
 def test_without_the_servers_examples_nothing_changes() -> None:
     """The split of a run that was made before there was [server] is the same."""
     plain = tables()
-    plain["method"]["tune"] = "none"
+    plain["method"] = {"name": "labelset_fedavg"}
     one = prepare(validate({k: v for k, v in plain.items() if k != "server"}))
     two = prepare(validate(plain | {"server": {"unlabeled": 0}}))
     assert one.split_sha256 == two.split_sha256

@@ -25,7 +25,7 @@ from fedshift.shifts import (
     sparse_marginal,
 )
 from fedshift.shifts.base import largest_remainder, round_within
-from fedshift.shifts.label import _cut, _cut_with_capacity, fill
+from fedshift.shifts.label import cut, cut_with_capacity, fill
 from fedshift.shifts.target import check_marginal
 from support.partitions import rng, table
 
@@ -188,10 +188,10 @@ def test_per_class_is_the_published_procedure(beta: float, capacity: bool) -> No
 
 def test_capacity_without_mass_left_shares_equally() -> None:
     q = np.array([[1.0, 0, 0], [1.0, 0, 0]])
-    np.testing.assert_array_equal(_cut_with_capacity(q, np.array([6, 6])), [[6, 0], [0, 3], [0, 3]])
+    np.testing.assert_array_equal(cut_with_capacity(q, np.array([6, 6])), [[6, 0], [0, 3], [0, 3]])
     # Holding exactly n/M is full.
-    np.testing.assert_array_equal(_cut_with_capacity(q[:, :2], np.array([6, 6])), [[6, 0], [0, 6]])
-    np.testing.assert_array_equal(_cut(q, np.array([6, 6])), [[6, 6], [0, 0], [0, 0]])
+    np.testing.assert_array_equal(cut_with_capacity(q[:, :2], np.array([6, 6])), [[6, 0], [0, 6]])
+    np.testing.assert_array_equal(cut(q, np.array([6, 6])), [[6, 6], [0, 0], [0, 0]])
 
 
 def test_minimum_size_is_drawn_again_until_reached() -> None:

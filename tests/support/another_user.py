@@ -24,8 +24,12 @@ needs_root = pytest.mark.skipif(
 )
 
 
-def elsewhere(work: Callable[[], Any], *, user: int = NOBODY, network: str = "") -> Any:
+def elsewhere(
+    work: Callable[[], Any], *, user: int = NOBODY, group: int | None = None, network: str = ""
+) -> Any:
     """What `work` returns (JSON) as another user, and in a network of its own if one is named.
+
+    group: the user's, where it is not that of the same number.
 
     Import what it needs before: that user may not read this Python.
     """
@@ -39,7 +43,7 @@ def elsewhere(work: Callable[[], Any], *, user: int = NOBODY, network: str = "")
                 with open(f"/run/netns/{network}") as f:
                     assert ctypes.CDLL(None).setns(f.fileno(), NEW_NETWORK) == 0
             os.setgroups([])
-            os.setgid(user)
+            os.setgid(user if group is None else group)
             os.setuid(user)
             answer = work()
         except BaseException as e:

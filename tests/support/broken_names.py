@@ -37,8 +37,8 @@ CASES = (
     ("e.toml", "patients.csv", "penguins", r"data.source = \"penguins\" .*; give data.name = \"penguins\", ", 2),
     ("e.toml", '"patients.csv"', '"net.py:Net"', r"client is for tables, arrays and folders", 2),
     ("e.toml", 'source = "patients.csv"', "", r"client is for data of your own; give", 2),
-    ("e.toml", "[training]", "[server]\nvalidation = 9\n[training]", r"server.validation is for the "
-     r"sets of `fedshift datasets` that a shift deals to clients; leave it out", 2),
+    ("e.toml", "[training]", "[server]\nvalidation = 1\n[training]", r"server.validation = 1: .* "
+     r"Raise server.validation", 2),
     ("e.toml", "[training]", "[server]\nunlabeled = 159\n[training]",
      r'server.unlabeled = 159 takes every row of client "(east|south)"; give fewer', 2),
     ("e.toml", "[training]", "[shift]\nclients = 3\n[training]", r"e.toml:\d+: \[shift\] deals", 2),

@@ -20,7 +20,7 @@ from flwr.serverapp import Grid, ServerApp
 from safetensors.torch import save_file
 
 from fedshift.experiments import deployed
-from fedshift.experiments.on_flower import _built, configured_site
+from fedshift.experiments.on_flower import built_from, configured_site
 from fedshift.flower import AlgorithmStrategy, Site, play
 from fedshift.flower.chosen import imported
 from fedshift.flower.client import app_of, partition
@@ -102,7 +102,7 @@ def main(grid: Grid, context: Context) -> None:
     if context.run_config["plan"] != "states":
         deployed.server_app(grid, context)
         return
-    algorithm, federation, _ = _built(str(context.run_config["experiment"]))
+    algorithm, federation, _ = built_from(str(context.run_config["experiment"]))
     strategy = AlgorithmStrategy(
         algorithm,
         clients=len(federation.clients),

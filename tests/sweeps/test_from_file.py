@@ -95,6 +95,24 @@ def test_each_client_of_a_table_is_the_target_in_turn(tmp_path: Path) -> None:
         plan_of(file, [], [0], targets=["c"])
 
 
+def test_the_servers_labelled_rows_choose_where_its_model_is_used(tmp_path: Path) -> None:
+    """Refused where clients serve models of their own. Control: a target elsewhere."""
+    (tmp_path / "t.csv").write_text("site,x,ill\n" + "a,1,0\na,2,1\nb,3,0\nb,4,1\n")
+    file = tmp_path / "f.toml"
+    file.write_text(
+        'data = { source = "t.csv", client = "site", label = "ill", target = "pooled" }\n'
+        'model.name = "linear"\nmethod.name = "fedavg"\ntraining.rounds = 1\n'
+        'server.validation = 2\nselection.rule = "validation"\n'
+    )
+    grid = ["training.lr=1,2"]
+    assert len(plan_of(file, [], [0], grid)[0].runs) == 2
+    with pytest.raises(InputError, match="each client serves its own, .* selection.rule = .estim"):
+        plan_of(file, [], [0], [*grid, "data.target=clients"])
+    plan_of(file, [], [0], [*grid, "data.target=clients", "selection.rule=estimate"])
+    with pytest.raises(InputError, match="no examples that follow the target are kept"):
+        plan_of(file, [], [0], [*grid, "server.validation=0"])
+
+
 @pytest.mark.parametrize(
     ("methods", "overrides", "more", "why"),
     [

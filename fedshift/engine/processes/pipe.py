@@ -132,8 +132,8 @@ class _Unpickler(pickle.Unpickler):
         self._tensor = partial(_tensor, block=block)
 
     def find_class(self, module: str, name: str) -> Any:
-        own = module == __name__ and name == "_tensor"
-        return self._tensor if own else super().find_class(module, name)
+        ours = module == __name__ and name == "_tensor"
+        return self._tensor if ours else super().find_class(module, name)
 
 
 def _tensor(start: int, dtype: torch.dtype, shape: tuple[int, ...], block: Tensor) -> Tensor:

@@ -228,11 +228,11 @@ def _end_all(team: Sequence[_Worker]) -> None:
 
 def _share_out(
     team: Team, task: Task, shares: Iterable[Jobs], members: Sequence[_Worker],
-    own: Callable[[], Iterable[Block]] = tuple,
+    here: Callable[[], Iterable[Block]] = tuple,
 ) -> Iterator[Block]:  # fmt: skip
     """Give each idle worker the next share, until all are done or the time is over.
 
-    own: trains this process's share while the workers train the first ones.
+    here: trains this process's share while the workers train the first ones.
     """
     if not team.members:
         raise InputError("these workers have ended; run within the `with` block that made them")
@@ -242,7 +242,7 @@ def _share_out(
     try:
         for worker, jobs in zip(members, itertools.islice(waiting, len(members)), strict=False):
             _assign(team, worker, task, jobs, end)
-        yield from own()
+        yield from here()
         while (busy := [w for w in members if w.jobs]) or team.round is not this:
             if team.round is not this:
                 raise InputError(

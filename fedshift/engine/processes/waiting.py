@@ -30,14 +30,14 @@ def heard(
     end: on the clock of `time.monotonic`; None: wait as long as it takes. patience: seconds to spin
     before blocking, giving way to any process that wants this core.
     """
-    known = {one.fileno(): one for one in connections}
+    by_descriptor = {one.fileno(): one for one in connections}
     asked = select.poll()
-    for descriptor in known:
+    for descriptor in by_descriptor:
         asked.register(descriptor, select.POLLIN)
     soon = time.monotonic() + patience
     soon = soon if end is None else min(soon, end)
-    while not (found := asked.poll(0)) and time.monotonic() < soon:
+    while not (ready := asked.poll(0)) and time.monotonic() < soon:
         os.sched_yield()
-    if not found:
-        found = asked.poll(None if end is None else max(0.0, end - time.monotonic()) * 1000)
-    return {known[descriptor] for descriptor, _ in found}
+    if not ready:
+        ready = asked.poll(None if end is None else max(0.0, end - time.monotonic()) * 1000)
+    return {by_descriptor[descriptor] for descriptor, _ in ready}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -146,15 +147,11 @@ def check_sites(config: Config) -> None:
 
 def imagined(config: Config) -> Prepared:
     """The experiment as if each site had ROWS rows of each class: to try whether it can start."""
-    data, classes = config.data, tuple(map(text_of, config.data.classes or ()))
-    texts = categories_of(data.model_dump())
-    columns = tuple(
-        Column(name, categories=(data.values or {}).get(name, ("any",)) if name in texts else None)
-        for name in data.columns or ()
-    )
+    data, encoding = config.data, _imagined_encoding(config.data)
+    classes = encoding.classes
     counts = np.full((len(data.clients or ()), len(classes)), ROWS)
-    encoding = Encoding(classes, columns=columns, shape=data.input)
-    x, y = stand_in(counts[0], encoding.shape or (sum(column.width for column in columns),))
+    width = sum(column.width for column in encoding.columns)
+    x, y = stand_in(counts[0], encoding.shape or (width,))
     clients = [client_data(x, y, i) for i in range(len(counts))]
     some = [Examples(x, y)] * len(counts)
     T = torch.from_numpy(marginal(data, classes, counts))
@@ -162,6 +159,16 @@ def imagined(config: Config) -> Prepared:
     return prepare_built(
         config, built_of(config.data, encoding, T, clients, some, some[0], tests, "", [])
     )
+
+
+def _imagined_encoding(data: Data) -> Encoding:
+    """Of numbers as they are, and of the categories that the file declares, or one."""
+    classes, texts = tuple(map(text_of, data.classes or ())), categories_of(data.model_dump())
+    columns = tuple(
+        Column(name, categories=(data.values or {}).get(name, ("any",)) if name in texts else None)
+        for name in data.columns or ()
+    )
+    return Encoding(classes, columns=columns, shape=data.input, missing=data.missing or "mean")
 
 
 def _check_surveys(surveys: Sequence[Survey], names: Sequence[str], classes: int) -> None:
@@ -206,6 +213,13 @@ def _columns(
 _NO_ROWS = '"{}" sent sums of column "{}" that no rows have, or values beyond 1e150'
 
 
+def check_target(data: Data) -> None:
+    """Raise InputError for a table of the target that cannot be read, or be a network's inputs."""
+    if table := _target_table(data):
+        with _naming(data.target):
+            _encoded(*table, _imagined_encoding(data))
+
+
 def _target_table(data: Data) -> tuple[Columns, Coded] | None:
     """(the columns, the labels) of the server's own examples of the target, where it has such."""
     if not is_table(data.target):
@@ -216,7 +230,20 @@ def _target_table(data: Data) -> tuple[Columns, Coded] | None:
         return read_table(path, (label, *(data.columns or ())), names=texts, label=label)[0]
 
     table, y = labelled(data.target, label, texts, columns)
-    return table, with_classes(coded(y), data.classes or ())
+    with _naming(data.target):
+        labels = with_classes(coded(y), data.classes or ())
+        if not labels.counts().any():
+            raise InputError(f'no row has a label in the column "{shown(label)}"')
+    return table, labels
+
+
+@contextlib.contextmanager
+def _naming(file: object) -> Iterator[None]:
+    """Errors in what a file holds, with its name."""
+    try:
+        yield
+    except InputError as e:
+        raise InputError(f"{file}: {e}") from e
 
 
 def is_table(target: object) -> bool:

@@ -116,8 +116,8 @@ def client_panel(
     parts = deal(data.train.y.numpy(), len(data.classes), split.clients, rng)
     changes, rows = looks(split, split.clients, key), []
     for i in clients:
-        own = one_of_each(data.train.y, len(data.classes), parts[i])
-        images = [_image(data.train.x, row, changes[i]) for row in own]
+        chosen = one_of_each(data.train.y, len(data.classes), parts[i])
+        images = [_image(data.train.x, row, changes[i]) for row in chosen]
         rows.append(torch.stack(images))
     names = [f"client {i + 1}: {look_name(changes[i])}" for i in clients]
     return Panel(sheet(title, names, data.classes, torch.stack(rows)), title)

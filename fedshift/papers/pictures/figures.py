@@ -70,8 +70,8 @@ def _wide_looks(dataset: str, seed: int, _: int) -> Shown:
 
 
 def _partitions(columns: Sequence[Column], dataset: str, seed: int, _: int) -> Shown:
-    own = [c for c in columns if c.dataset == dataset]
-    return shown(*(partition_panel(c, dataset, seed) for c in own or columns[:2]))
+    of_dataset = [c for c in columns if c.dataset == dataset]
+    return shown(*(partition_panel(c, dataset, seed) for c in of_dataset or columns[:2]))
 
 
 def _columns(*targets: str) -> tuple[Column, ...]:

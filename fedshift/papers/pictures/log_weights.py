@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedshift import recipes
 from fedshift.algorithms.feddisk import FedDisk
+from fedshift.algorithms.weighing import Estimate, centred
 from fedshift.client.importance import Pair, live
 from fedshift.client.local import plan_all
 from fedshift.data import ClientData, client_data, register
@@ -42,32 +42,14 @@ CHOSEN = (
 )
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """Log weights [n] of all clients, each client's less their mean: true and estimated."""
-
-    true: NDArray[np.float64]
-    estimated: NDArray[np.float64]
-
-    @property
-    def slope(self) -> float:
-        """sum_j t_j e_j / sum_j t_j^2."""
-        return float(self.true @ self.estimated / (self.true @ self.true))
-
-    @property
-    def correlation(self) -> float:
-        """Pearson's r."""
-        return float(np.corrcoef(self.true, self.estimated)[0, 1])
-
-
 def estimates(
     density: Density, seed: int, rounds: int = DENSITY_ROUNDS, cohort: int | None = None
 ) -> dict[str, Estimate]:
     """The log weights by one kind of density ("mixture", "bernoulli"), for each estimator."""
-    own = gaussian_world(Wanted(CLIENTS, seed))
-    train, known = own.data.train, own.log_ratios
-    assert known is not None
-    clients = [client_data(train.x[r], train.y[r], i) for i, r in enumerate(own.parts)]
+    world = gaussian_world(Wanted(CLIENTS, seed))
+    train, ratios = world.data.train, world.log_ratios
+    assert ratios is not None
+    clients = [client_data(train.x[r], train.y[r], i) for i, r in enumerate(world.parts)]
     network = build(lambda: Mlp((train.x.shape[1],), (), 2), seed)
     setting = Setting(network, (0.5, 0.5), shape=tuple(train.x.shape[1:]), seed=seed)
     high = RANGES[density]
@@ -84,17 +66,13 @@ def estimates(
     federation = Federation(clients, *network.init(), register(clients, 2), Seeds.of(seed))
     *_, last = run(disks["direct"], federation, rounds, cohort=cohort)
     pairs = [(last.server["density"], last.states[i]["density"]) for i in range(CLIENTS)]
-    truths = _centred([known[rows] for rows in own.parts])
+    truths = centred([ratios[rows] for rows in world.parts])
     return {
         name: Estimate(
-            truths, _centred([_log_ratio(disk, *of) for of in zip(pairs, clients, strict=True)])
+            truths, centred([_log_ratio(disk, *of) for of in zip(pairs, clients, strict=True)])
         )
         for name, disk in disks.items()
     }
-
-
-def _centred(of_clients: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-    return np.concatenate([v - v.mean() for v in of_clients])
 
 
 def _log_ratio(disk: FedDisk, pair: Pair, data: ClientData) -> NDArray[np.float64]:
@@ -105,16 +83,16 @@ def _log_ratio(disk: FedDisk, pair: Pair, data: ClientData) -> NDArray[np.float6
 
 def slopes(_dataset: str, seed: int, rounds: int) -> Shown:
     """Points and slopes of four estimates."""
-    found = {
+    by_name = {
         f"{estimator}, {words}": one
         for density, words in NAMES.items()
         for estimator, one in estimates(density, seed, rounds or DENSITY_ROUNDS).items()
     }
-    series = [_points(name, one) for name, one in found.items()]
+    series = [_points(name, one) for name, one in by_name.items()]
     ends = (-2.0, 2.0)
     series.append(Series("as large as the true ones", ends, ends))
     chart = LineChart(TITLE, tuple(series), Axis("true log weight"), Axis("estimated log weight"))
-    rows = tuple((name, one.slope, one.correlation) for name, one in found.items())
+    rows = tuple((name, one.slope, one.correlation) for name, one in by_name.items())
     table = Table(("Estimate", "Slope", "Correlation"), rows, ("", ".2f", ".2f"))
     return Shown({"slope.svg": Panel(svg(chart), TITLE)}, (table,))
 

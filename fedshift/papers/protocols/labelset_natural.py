@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedshift.papers.protocols.labelsets import AHEAD, SERVED, open_rows
+from fedshift.papers.protocols.labelsets import AHEAD, MODES, SERVED, open_rows
 from fedshift.papers.protocols.study import Column, Row, Study
 
-ROUNDS, UNTUNED = 20, "private FedAvg, global model"
+ROUNDS = 20
 TUNES: dict[str, dict[str, Any]] = {
     "MSE": {"tune": "mse"},
     "pairwise": {"tune": "pairwise"},
@@ -20,12 +20,14 @@ TUNES: dict[str, dict[str, Any]] = {
 
 
 def _tuned() -> tuple[Row, ...]:
-    """Private FedAvg with each loss of central tuning, minus the same without."""
+    """FedAvg of either mode with each loss of central tuning, minus the same without."""
     return tuple(
         Row(
-            f"private FedAvg + {words}, global model", "fedavg", "labelset_fedavg",
-            {"mode": "private", **options}, reads="global_accuracy", against=UNTUNED,
+            f"{mode} FedAvg + {words}, global model", "fedavg", "labelset_fedavg",
+            {"mode": mode, **options}, reads="global_accuracy",
+            against=f"{mode} FedAvg, global model",
         )
+        for mode in reversed(MODES)
         for words, options in TUNES.items()
     )  # fmt: skip
 

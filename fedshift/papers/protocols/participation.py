@@ -54,7 +54,8 @@ CHOSEN = (
     "client is drawn. They come before the 40 (30 of images) in which the model is trained, for "
     "FedAvg too: all rows share cohorts and batches.",
     "Default: direct at temper 1, and weights of 1 where they would be worth less than 30 % of a "
-    "client's examples; the other rows have no such bound.",
+    "client's examples; the other rows have no such bound. Where one client is drawn it is the "
+    "default with 12 weighing rounds.",
     "Gaussians: densities take inputs by low = -2, high = 2.",
 )
 

@@ -17,7 +17,7 @@ from torch.func import vmap
 from fedshift.kernels import torch_private
 from fedshift.kernels.torch_private import EARLIER, SWITCH, plain, supported
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 SetPlain = Callable[[bool], None]
 
 

@@ -18,7 +18,9 @@ from support.chains import gap
 from support.every_method import MAKE
 from support.federations import make_federation
 
-needed = pytest.mark.skipif(not module._both(), reason="this torch comes without MKL or oneDNN")
+needed = pytest.mark.skipif(
+    not module.both_libraries(), reason="this torch comes without MKL or oneDNN"
+)
 
 
 def rounded(found: Tensor, a: Tensor, b: Tensor, first: Tensor | float = 0.0) -> float:

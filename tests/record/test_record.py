@@ -20,7 +20,7 @@ from fedshift.record.rounds import (
 )
 from fedshift.record.summary import Summary, parsed, written
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 SUMMARIES = sorted(path.parent.name for path in GOLDEN.glob("*/summary.json"))
 
 
