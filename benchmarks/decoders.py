@@ -37,6 +37,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedshift.csv_counts import read_counts, read_target
 from fedshift.datasets import cifar, idx, images, store, writers
 from fedshift.datasets.pickled_tables import load_object
 from fedshift.engine.storage.checkpoint import read_checkpoint
@@ -51,7 +52,6 @@ from fedshift.experiments.training import silent
 from fedshift.files import read_object
 from fedshift.papers.datasets import heart, iwildcam, sheet
 from fedshift.record.folder import read_run
-from fedshift.report.csv_counts import read_counts, read_target
 from fedshift.testing.damage import Reader, fuzz_file
 
 OUT = Path(__file__).parents[1] / "results" / "decoders.md"

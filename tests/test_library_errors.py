@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from fedshift import recipes
 from fedshift.algorithms.fedavg import FedAvg
 from fedshift.client.local import Local
+from fedshift.csv_counts import read_counts, read_target
 from fedshift.data import ClientData, Examples, client_data, register
 from fedshift.engine.run import Federation, run
 from fedshift.engine.trial import check_model
@@ -26,7 +27,6 @@ from fedshift.model import Model
 from fedshift.outputs import dry_logits
 from fedshift.record import summary
 from fedshift.record.rounds import Metrics
-from fedshift.report.csv_counts import read_counts, read_target
 from fedshift.seeds import Seeds
 from support.federations import CLASSES, FEATURES, make_clients, make_federation
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -16,7 +17,7 @@ from fedshift.cli.ending import perform
 
 PACKAGE = Path(fedshift.__file__).parent
 ARCHITECTURE = PACKAGE.parent / "ARCHITECTURE.md"
-MOST = 12
+MOST, MOST_ENTERED = 12, 45
 PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "matmul", "linear"}
 
 
@@ -28,34 +29,57 @@ def listed() -> list[str]:
     return re.findall(r"[\w/]+\.py", block)
 
 
-def walked(config: Path, out: Path, backend: str) -> list[str]:
-    """The package's files on the call stack at the first product that a client's training makes.
+def printed() -> int:
+    """How many files are entered, as ARCHITECTURE.md has it."""
+    text = " ".join(ARCHITECTURE.read_text().split())
+    return int(re.findall(r"functions of (\d+) files are called from `engine/run.py` on", text)[0])
 
-    Outermost first, from the command on. Only products below the rounds and a client's training
-    count: networks are tried before round 1, too.
+
+def files_of(frame: FrameType | None) -> Iterator[str]:
+    """The package's files on a call stack, the innermost first."""
+    while frame is not None:
+        path = Path(frame.f_code.co_filename)
+        if path.is_relative_to(PACKAGE):
+            yield str(path.relative_to(PACKAGE))
+        frame = frame.f_back
+
+
+def importing(frame: FrameType | None) -> bool:
+    """Whether a module is being imported, whose decorators are called: that depends on what ran."""
+    while frame is not None and "importlib" not in frame.f_code.co_filename:
+        frame = frame.f_back
+    return frame is not None
+
+
+def walked(config: Path, out: Path, backend: str) -> tuple[list[str], set[str]]:
+    """The package's files on the call stack at the first product, and those entered on the way.
+
+    The stack outermost first, from the command on. Only products below the rounds and a client's
+    training count: networks are tried before round 1, too. Entered are the files of functions that
+    were called from engine/run.py on, at any depth, whether they have returned or not; imports are
+    none.
     """
-    first: list[str] = []
+    first, paths = list[str](), set[str]()
 
     def note(frame: FrameType, event: str, arg: Any) -> None:
-        if first or event != "c_call" or arg.__name__ not in PRODUCTS:
+        if first:
             return
-        files = list[str]()
-        at: FrameType | None = frame
-        while at is not None:
-            path = Path(at.f_code.co_filename)
-            if path.is_relative_to(PACKAGE):
-                files.append(str(path.relative_to(PACKAGE)))
-            at = at.f_back
-        files.reverse()
-        if "engine/run.py" in files and "client/local.py" in files:
-            first.extend(dict.fromkeys(files[files.index("cli/app.py") :]))
+        code = frame.f_code
+        if event == "call":
+            new = code.co_filename.startswith(str(PACKAGE)) and code.co_filename not in paths
+            if new and not importing(frame) and "engine/run.py" in files_of(frame):
+                paths.add(code.co_filename)
+        elif event == "c_call" and arg.__name__ in PRODUCTS:
+            files = [*files_of(frame)][::-1]
+            if "engine/run.py" in files and "client/local.py" in files:
+                first.extend(dict.fromkeys(files[files.index("cli/app.py") :]))
 
     sys.setprofile(note)
     try:
         assert perform(app, ["run", str(config), "--out", str(out), "--backend", backend]) == 0
     finally:
         sys.setprofile(None)
-    return first
+    return first, {str(Path(path).relative_to(PACKAGE)) for path in paths}
 
 
 @pytest.fixture
@@ -70,9 +94,12 @@ def config(tmp_path: Path) -> Path:
 
 def test_the_walk_is_the_one_that_is_drawn(config: Path, tmp_path: Path) -> None:
     """The control: clients trained one by one go another way."""
-    files = walked(config, tmp_path / "dense", "dense")
+    files, entered = walked(config, tmp_path / "dense", "dense")
     assert files == listed()
     assert len(files) <= MOST
-    other = walked(config, tmp_path / "loop", "loop")
+    assert len(entered) == printed() <= MOST_ENTERED
+    other, others = walked(config, tmp_path / "loop", "loop")
     assert other[:4] == files[:4]
     assert other != files
+    assert entered - others >= {"client/dense/phase.py", "kernels/products.py"}
+    assert len(others) != printed()

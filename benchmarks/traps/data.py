@@ -17,12 +17,12 @@ from PIL import Image
 
 from fedshift.cli.app import app
 from fedshift.cli.ending import perform
+from fedshift.csv_counts import read_counts, read_target
 from fedshift.datasets import Wanted, writers
 from fedshift.datasets.images import Folder, Images, decode, decode_once, read_table
 from fedshift.errors import FedshiftError
 from fedshift.experiments.load import load_config
 from fedshift.papers.datasets import fedpals_clients, pacs, retina
-from fedshift.report.csv_counts import read_counts, read_target
 
 
 def answer(use: Callable[[Path], str]) -> str:

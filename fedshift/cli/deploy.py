@@ -255,7 +255,7 @@ def _experiment(folder: Path, *, late: bool) -> str:
     if (loaded := _loaded(folder)) is None:
         return ""
     if late:
-        check_min_clients(loaded[0])
+        check_min_clients(loaded[0].data)
     return dumps(loaded[0])
 
 

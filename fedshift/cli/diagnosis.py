@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fedshift.cli.console import put, say, show_json, show_report_table, tell
+from fedshift.csv_counts import read_counts, read_target
 from fedshift.diagnose import diagnose
 from fedshift.diagnosis import Diagnosis
 from fedshift.errors import InputError
 from fedshift.experiments.wording import reworded
 from fedshift.files import check_page, write
-from fedshift.report.csv_counts import read_counts, read_target
 from fedshift.report.diagnosis_page import (
     carrier_table,
     curve_table,

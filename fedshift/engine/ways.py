@@ -4,6 +4,8 @@ from __future__ import annotations
 
 # Other ways to train clients one by one: the function that makes one of `loop`, or of workers.
 ONE_BY_ONE = {"channels-last": "fedshift.engine.trainers:channels_last"}
+# Those of them that "auto" tries for images alone.
+ON_IMAGES = ("channels-last",)
 NAMES = ("loop", "workers", "stacked", "dense", *ONE_BY_ONE, "cuda", "cuda-loop", "auto")
 # Those that can train several clients at once, in processes.
 SPREAD = ("workers", "dense", *ONE_BY_ONE, "auto")

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedshift.audit import Finding, Floats, audit_marginals
+from fedshift.csv_counts import read_counts
 from fedshift.data import ClientData
 from fedshift.errors import DataError, InputError, shown
 from fedshift.experiments.config import Config
@@ -22,7 +23,6 @@ from fedshift.experiments.task import Prepared
 from fedshift.files import is_file, is_folder
 from fedshift.model import Model
 from fedshift.record.folder import CONFIG, MODEL, deployed_of
-from fedshift.report.csv_counts import read_counts
 from fedshift.seeds import numpy_generator
 from fedshift.tree import Params
 

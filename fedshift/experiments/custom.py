@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedshift import recipes
 from fedshift.client.objectives import Term
-from fedshift.experiments.config import Config
+from fedshift.experiments.config import Method
 from fedshift.tasks.task import Task
 
 # (probabilities [n, K], labels [n]) -> a number, on the target's test examples.
@@ -50,6 +50,6 @@ class Custom:
     task: Task | None = None
 
 
-def recipe_of(config: Config, custom: Custom) -> recipes.Recipe:
+def recipe_of(method: Method, custom: Custom) -> recipes.Recipe:
     """The method of an experiment: the user's, else the configured one."""
-    return custom.method or recipes.recipe(config.method.name, config.method.options)
+    return custom.method or recipes.recipe(method.name, method.options)

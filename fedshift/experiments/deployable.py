@@ -7,7 +7,7 @@ import tomllib
 from fedshift.engine.checks.room import check_room
 from fedshift.engine.trial import check_whole_models
 from fedshift.errors import DataError, InputError
-from fedshift.experiments.config import Config
+from fedshift.experiments.config import Config, Data
 from fedshift.experiments.experiment import check_method, federation_of, method_of
 from fedshift.experiments.load import validate
 from fedshift.experiments.own_scores import check_own_models
@@ -69,9 +69,9 @@ def check_start(config: Config) -> str:
     return ""
 
 
-def check_min_clients(config: Config) -> None:
+def check_min_clients(data: Data) -> None:
     """Raise InputError where no client can join late."""
-    if config.data.at_sites:
+    if data.at_sites:
         raise InputError(
             'with data.source = "sites" columns are agreed on by all clients before round 1, '
             "so that none can join late: leave out --min-clients"

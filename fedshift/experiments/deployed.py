@@ -56,7 +56,7 @@ def main(grid: Grid, context: Context) -> None:
     at_sites = config.data.at_sites
     # 0: all. Folders of earlier versions have no such line.
     if least := int(given.get("min_clients", 0)):
-        check_min_clients(config)
+        check_min_clients(config.data)
         waits["min_clients"] = least
     out = Path(str(given["out"]))
     news = News(out, config.name)

@@ -21,7 +21,7 @@ from fedshift.engine.quicker import Quicker, forks_safely
 from fedshift.engine.run import Federation, Round, run
 from fedshift.engine.stacking.stacked import Stacked
 from fedshift.engine.traffic import Meter
-from fedshift.engine.ways import FIT, GONE, NAMES, ONE_BY_ONE, QUICKER, SPREAD
+from fedshift.engine.ways import FIT, GONE, NAMES, ON_IMAGES, ONE_BY_ONE, QUICKER, SPREAD
 from fedshift.errors import InputError, unknown
 from fedshift.evaluation.scores import OwnScores, Score
 from fedshift.experiments.config import Training
@@ -317,9 +317,8 @@ def _fastest(
 @contextlib.contextmanager
 def _open_contenders(federation: Federation, count: int) -> Iterator[Mapping[Way, Backend]]:
     """Backends that may be faster than the loop; workers only with two or more processes."""
-    ways = [Way("stacked"), Way("dense")]
-    if federation.clients[0].x.dim() == 4:
-        ways += [Way(name) for name in ONE_BY_ONE]
+    left_out = ("auto", *(ON_IMAGES if federation.clients[0].x.dim() != 4 else ()))
+    ways = [Way(name) for name in ("stacked", "dense", *ONE_BY_ONE) if name not in left_out]
     if torch.cuda.is_available():
         ways += [Way("cuda"), Way("cuda-loop")]
     with contextlib.ExitStack() as stack:
@@ -328,6 +327,6 @@ def _open_contenders(federation: Federation, count: int) -> Iterator[Mapping[Way
         with contextlib.suppress(InputError):
             if count > 1:
                 team = stack.enter_context(workers(federation.clients, count))
-                spread = [Way(name, count) for name in SPREAD if name != "auto"]
+                spread = [Way(name, count) for name in SPREAD if name not in left_out]
                 contenders |= {way: way.over(team) for way in spread}
         yield contenders

@@ -134,7 +134,7 @@ def _clean_up_if_unfit(folder: Path, fresh: Callable[[], bool]) -> Iterator[None
 
 def federation_of(config: Config, prepared: Prepared) -> Federation:
     """The task's clients; others, which follow the target, where the method's are such."""
-    traits = recipe_of(config, prepared.custom).traits
+    traits = recipe_of(config.method, prepared.custom).traits
     return prepared.federation(oracle_clients(prepared) if traits.follows_target else None)
 
 
@@ -152,7 +152,7 @@ def method_of(config: Config, prepared: Prepared) -> Callable[..., Algorithm]:
     if prepared.custom.head:
         base = replace(base, head=prepared.custom.head)
     base = replace(base, local=_without_padding(base.local, clients))
-    recipe, task = recipe_of(config, prepared.custom), prepared.task
+    recipe, task = recipe_of(config.method, prepared.custom), prepared.task
     if recipe.traits.densities:
         base = for_densities(base, prepared, config.data.at_sites)
     make = partial(recipe.make, replace(base, clients=len(clients)))
@@ -185,7 +185,7 @@ def run_experiment(
     options = config.method.options
     check_stopping(config.training, ready.task)
     check_prior(config.training.prior, ready.task)
-    of = recipe_of(config, ready.custom).traits
+    of = recipe_of(config.method, ready.custom).traits
     correct = Correcting(config.training.prior, np.asarray(ready.announced), of.even, of.at_target)
     try_metrics(ready.custom.metrics, ready.model, ready.task)
     federation = federation_of(config, ready)
@@ -221,7 +221,7 @@ def check_method(config: Config, ready: Prepared) -> list[str]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NeedlessWarning)  # the summary says it
         run(algorithm, federation, training.rounds, cohort=training.cohort)  # plays no round yet
-    return unused(recipe_of(config, ready.custom).name, algorithm, federation, ready.task)
+    return unused(recipe_of(config.method, ready.custom).name, algorithm, federation, ready.task)
 
 
 def _checked(
@@ -229,7 +229,7 @@ def _checked(
 ) -> Algorithm:
     """The method with these options, whose first round can be played."""
     # The user wrote a file, so errors name its keys and not arguments of Python.
-    with in_file_words("method", named_alike(recipe_of(config, ready.custom))):
+    with in_file_words("method", named_alike(recipe_of(config.method, ready.custom))):
         algorithm = method_of(config, ready)(**given)
         check_first_round(algorithm, federation, config.training, ready.task)
     return algorithm

@@ -31,7 +31,7 @@ def first_model(
         made_for, freeze = custom.task or Shape(shape, task.classes), config.model.freeze_norm
         model = custom_network(config.model.name, made_for, seed, layout, freeze_norm=freeze)
     else:
-        traits, clients = recipe_of(config, custom).traits, len(task.clients)
+        traits, clients = recipe_of(config.method, custom).traits, len(task.clients)
         model = named_network(config.model, traits, shape, classes, seed, clients, layout)
     if task.outputs:
         model = replace(model, outputs=len(task.outputs))

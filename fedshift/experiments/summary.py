@@ -57,7 +57,7 @@ def summary(experiment: Experiment) -> Summary:
     return Summary(
         fedshift=package_version("fedshift"),
         name=experiment.config.name,
-        method=recipe_of(experiment.config, experiment.prepared.custom).name,
+        method=recipe_of(experiment.config.method, experiment.prepared.custom).name,
         dataset=experiment.config.data.name,
         kind=None if task.kind == "classification" else task.kind,  # type: ignore[arg-type]
         classes=tuple(task.classes),
@@ -129,7 +129,7 @@ def _serving_reasons(experiment: Experiment, last: dict[str, Any]) -> list[str]:
 def _method_notes(experiment: Experiment, sets: LabelSets | None) -> list[str]:
     """Sentences on models and options without effect, absent labels, example weights, stopping."""
     outcome, task = experiment.outcome, experiment.prepared.task
-    name = recipe_of(experiment.config, experiment.prepared.custom).name
+    name = recipe_of(experiment.config.method, experiment.prepared.custom).name
     return [
         *served.unused(name, experiment.algorithm, outcome.federation, task),
         *_needless_ess(experiment),

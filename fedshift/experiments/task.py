@@ -20,7 +20,7 @@ from fedshift.datasets import Dataset
 from fedshift.errors import InputError
 from fedshift.experiments.client_looks import check_images
 from fedshift.experiments.client_tests import among_clients
-from fedshift.experiments.config import PYTHON, Config, Data, ServerData
+from fedshift.experiments.config import PYTHON, Config, Data, Method, ServerData
 from fedshift.experiments.config_shift import Split
 from fedshift.experiments.extras import check_extras
 from fedshift.experiments.feature_shift import dealing, noised
@@ -47,7 +47,7 @@ def seen(x: Tensor, look: Look | None) -> Tensor:
 
 def prepare(config: Config) -> Prepared:
     """Load, split and resample as configured. Raises InputError or DataError; trains nothing."""
-    _check_files(config)
+    _check_files(config.data, config.method)
     check_extras(config.data, config.model)
     custom = custom_of(config)
     if config.data.source is not None:
@@ -88,9 +88,9 @@ def prepare(config: Config) -> Prepared:
     )
 
 
-def _check_files(config: Config) -> None:
+def _check_files(data: Data, method: Method) -> None:
     """Raise InputError for what a program gave and no file holds."""
-    given = {"data.source": config.data.source, "method.name": config.method.name}
+    given = {"data.source": data.source, "method.name": method.name}
     for key, value in given.items():
         if value == PYTHON:
             raise InputError(
@@ -105,7 +105,7 @@ def population(config: Config) -> Callable[[Config], Prepared]:
     These follow from [data], [shift], [server], the split's seed and `as_bytes`. Raises what
     `prepare` raises.
     """
-    _check_files(config)
+    _check_files(config.data, config.method)
     if config.data.source is not None:
         task = source_of(config)
         return lambda other: prepare_source(other, custom_of(other), task)

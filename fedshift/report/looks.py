@@ -47,7 +47,8 @@ MARKERS: tuple[tuple[tuple[float, float], ...], ...] = (
     ((-1.3, -0.4), (1.3, -0.4), (1.3, 0.4), (-1.3, 0.4)),
     ((-0.4, -1.3), (0.4, -1.3), (0.4, 1.3), (-0.4, 1.3)),
 )
-# Seven to a style. New names go to the end: those before keep their looks.
+# Those whose looks pages have had, seven to a style. Others have theirs by the checksum of the
+# name, so that a new recipe needs no line here.
 METHODS = (
     "fedavg", "fedpals", "fedprox", "scaffold", "afl", "fedrs", "oracle",
     "local_only", "feddrm", "ditto", "fedrep", "fedper", "fedbabu", "fedala",
@@ -59,8 +60,8 @@ METHODS = (
     "balanced_softmax", "feddisco_target", "ccvr", "ccvr_target",
 )  # fmt: skip
 _HUES = len(LIGHT) - 1
-# Looks among which names of other packages are spread: fixed, so that a new dash moves none.
-_FOREIGN = 36
+# Looks among which other names are spread: fixed, so that a new dash moves none.
+_OTHERS = 36
 # Variants of a method, which have its colour.
 _VARIANT = re.compile(r"^(?:labelset_|chosen_)+|_(?:drm_repo|uniform)(?=_|$)")
 
@@ -91,9 +92,9 @@ def look_of(name: str) -> Look:
     if begun:
         place = METHODS.index(max(begun, key=len))
     else:
-        # Another package's method: the same look for the same name in every process.
+        # A method that is not listed: the same look for the same name in every process.
         first = _VARIANT.sub("", _slug(re.split(r"[(,]", name)[0]))
-        place = zlib.crc32(first.encode()) % _FOREIGN
+        place = zlib.crc32(first.encode()) % _OTHERS
     return Look(1 + place % _HUES, place // _HUES)
 
 

@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 
 from fedshift.errors import InputError, shown
-from fedshift.experiments.config import Config
+from fedshift.experiments.config import Config, Data
 from fedshift.experiments.custom import recipe_of
 from fedshift.experiments.custom_source import task_of
 from fedshift.experiments.from_files import custom_of, files_of
@@ -59,7 +59,7 @@ def plan_of(
     weights = typed or config.method.options.get("weights")
     made = [(name, _recipe(file, name, weights)) for name in methods or [config.method.name]]
     _check_used(values, made)
-    names, about = _targets(config, seeds, vary, targets)
+    names, about = _targets(config.data, seeds, vary, targets)
     in_file = {METHOD + option for option in config.method.options}
     contenders = tuple(
         Contender(
@@ -103,7 +103,7 @@ def _recipe(file: Path, name: str, weights: str | list[str] | None) -> Recipe:
             )
         return fitting(name, {"weights": weights})
     config, _ = load_with_source(file, [f"method.name={name}"])
-    return recipe_of(config, custom_of(config))
+    return recipe_of(config.method, custom_of(config))
 
 
 def _check_used(values: Values, made: Sequence[tuple[str, Recipe]]) -> None:
@@ -125,7 +125,7 @@ def _chosen(recipe: Recipe, values: Values, in_file: set[str]) -> Values:
 
 
 def _targets(
-    config: Config, seeds: Sequence[int], vary: str, targets: Sequence[str] | None
+    data: Data, seeds: Sequence[int], vary: str, targets: Sequence[str] | None
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(the clients of the file's data that are held out in turn, sentences on them)."""
     if vary != "target":
@@ -137,14 +137,14 @@ def _targets(
             "--vary target pairs differences by target, and there is one seed; give --seeds 0, or "
             "leave it out"
         )
-    if config.data.source is None:
+    if data.source is None:
         raise InputError(
             "--vary target holds out one client after the other of your data; set data.source to a "
             'table, a folder, or "natural"'
         )
     # Each target takes the place of the file's, so the file may leave it out.
-    data = config.data.model_copy(update={"target": config.data.target or "pooled"})
-    task = task_of(data, seeds[0])
+    whole = data.model_copy(update={"target": data.target or "pooled"})
+    task = task_of(whole, seeds[0])
     names = targets_of(task, targets)
     return names, about_targets(task, names)
 

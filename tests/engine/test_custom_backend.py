@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 import pytest
+import torch
 from torch import Tensor, nn
 
 from fedshift import Model, recipes, run
-from fedshift.engine.backends import Block, ClientUpdate, Job, Reply, loop
+from fedshift.engine.backends import Backend, Block, ClientUpdate, Job, Reply, loop
 from fedshift.engine.stacking.stacked import Stacked
+from fedshift.engine.traffic import Meter
+from fedshift.engine.ways import ONE_BY_ONE
 from fedshift.errors import InputError
+from fedshift.experiments.config import Training
+from fedshift.experiments.engines import backend_of
 from fedshift.recipes import Setting
 from support.federations import make_federation
+from support.photographs import images
 from support.rounds import different, last
 
 
@@ -53,3 +59,24 @@ def test_an_error_of_the_network_is_not_the_backends(setting: Setting) -> None:
                 algorithm, make_federation(model), 1, backend=lambda u, jobs: iter([*loop(u, jobs)])
             )
         )
+
+
+def mine(backend: Backend) -> Backend:
+    return lambda update, jobs: backend(update, jobs)
+
+
+@pytest.mark.parametrize("on_images", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_auto_tries_an_added_backend_on_any_inputs(
+    on_images: bool, setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control: channels-last, which is for images, is tried on these alone."""
+    monkeypatch.setitem(ONE_BY_ONE, "mine", f"{__name__}:mine")
+    federation = make_federation(setting.model)
+    if on_images:
+        federation, setting = images(3, torch.float32)
+    line = list[str]()
+    training, engine = Training(rounds=1), backend_of("auto", 1, line.append)
+    algorithm = recipes.fedavg(setting)
+    last(engine.rounds(algorithm, federation, training, {}, after=None, meter=Meter()))
+    assert "mine" in line[0]
+    assert ("channels-last" in line[0]) is on_images

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from fedshift.csv_counts import read_counts, read_target
 from fedshift.errors import DataError
 from fedshift.record.folder import read_run
-from fedshift.report.csv_counts import read_counts, read_target
 from fedshift.report.figures import save_figures
 from support.report_fixtures import made, write_run
 
@@ -174,9 +174,9 @@ def test_bad_targets_are_located(tmp_path: Path, text: str) -> None:
 
 def test_a_table_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = saved(tmp_path / "counts.csv", "cat,dog\n" + "1,2\n" * 10)
-    monkeypatch.setattr("fedshift.report.csv_counts.LARGEST", len(table.read_text()))
+    monkeypatch.setattr("fedshift.csv_counts.LARGEST", len(table.read_text()))
     assert read_counts(table).counts.shape == (10, 2)
-    monkeypatch.setattr("fedshift.report.csv_counts.LARGEST", len(table.read_text()) - 1)
+    monkeypatch.setattr("fedshift.csv_counts.LARGEST", len(table.read_text()) - 1)
     with pytest.raises(DataError, match="counts.csv: more than 0 MB; counts are one row"):
         read_counts(table)
 

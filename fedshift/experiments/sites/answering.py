@@ -119,7 +119,7 @@ def _answered(
 ) -> tuple[Section, dict[str, MetricRecord]]:
     asked, client = fields_of(sent, ASK), partition(context)
     step, given = str(asked["step"]), str(asked["given"])
-    rows, seed = _rows(config, folder), config.seeds.resolved().split
+    rows, seed = _rows(config.data, folder), config.seeds.resolved().split
     table, classes = rows.inputs, len(config.data.classes or ())
     if step == "survey":
         return survey(rows, classes), {}
@@ -164,7 +164,7 @@ def own_site(config: Config, context: Context, folder: Path) -> Site:
 
 def _site(config: Config, context: Context, folder: Path) -> tuple[Site, Examples]:
     """(the site, its test rows in order of their classes)."""
-    client, rows = partition(context), _rows(config, folder)
+    client, rows = partition(context), _rows(config.data, folder)
     try:
         noted = read(_Prepared, (folder / "kept" / PREPARED).read_text(encoding="utf-8"))
     except OSError:
@@ -186,7 +186,7 @@ def _site(config: Config, context: Context, folder: Path) -> tuple[Site, Example
     held_out = [none] * len(names)
     held_out[client] = Examples(*_at(x, rows.codes, cut.validation))
     prepared = prepare_built(
-        config, built_of(config, encoding, T, clients, held_out, none, [], "", [])
+        config, built_of(config.data, encoding, T, clients, held_out, none, [], "", [])
     )
     algorithm = method_of(config, prepared)(**config.method.options)
     federation = federation_of(config, prepared)
@@ -223,7 +223,7 @@ def client_elsewhere(counts: Ints, shape: Sequence[int], client: int) -> ClientD
 
 
 def built_of(
-    config: Config, encoding: Encoding, T: Tensor, clients: Sequence[ClientData],
+    declared: Data, encoding: Encoding, T: Tensor, clients: Sequence[ClientData],
     validation: Sequence[Examples], test: Examples, tests: Sequence[Examples], digest: str,
     notes: Sequence[str],
 ) -> Built:  # fmt: skip
@@ -231,7 +231,7 @@ def built_of(
     y = torch.cat([*(c.y for c in clients), *(v.y for v in validation)])
     x = clients[0].x[:1].expand(len(y), *clients[0].x.shape[1:])
     samples = (Samples(x, y), Samples(x[:1].expand(len(test), *x.shape[1:]), test.y))
-    data = Dataset(config.data.name, *samples, encoding.classes, digest, "yours", "yours")
+    data = Dataset(declared.name, *samples, encoding.classes, digest, "yours", "yours")
     task = Task(
         tuple(clients),
         tuple(validation),
@@ -241,7 +241,7 @@ def built_of(
         classes=encoding.classes,
         tests=tuple(tests),
     )
-    names = tuple(config.data.clients or ())
+    names = tuple(declared.clients or ())
     pool = np.arange(sum(len(c.y) for c in clients))
     return Built(task, encoding, data, pool, digest, tuple(notes), names, "the sites' target")
 
@@ -251,29 +251,29 @@ def agreed(data: Data) -> dict[str, object]:
     return {key: getattr(data, key) for key in AGREED}
 
 
-def _rows(config: Config, folder: Path) -> SiteRows:
+def _rows(data: Data, folder: Path) -> SiteRows:
     """The site's rows, if the server asks for what this folder's experiment.toml declares.
 
     Raises SiteError; its detail goes to the log here, which is the client's own.
     """
     try:
-        return _agreed_rows(config, folder)
+        return _agreed_rows(data, folder)
     except SiteError as e:
         LOG.error(e.detail)
         raise
 
 
-def _agreed_rows(config: Config, folder: Path) -> SiteRows:
+def _agreed_rows(data: Data, folder: Path) -> SiteRows:
     with discreet("its experiment.toml cannot be read"):
         here = load_config(folder / EXPERIMENT).data
-    theirs, ours = agreed(config.data), agreed(here)
+    theirs, ours = agreed(data), agreed(here)
     if odd := [key for key in AGREED if theirs[key] != ours[key]]:
         raise SiteError(
             f"its experiment.toml has another data.{odd[0]} than the server's experiment",
             f"the server's experiment has another data.{odd[0]} than {folder / EXPERIMENT}; have "
             "the server's operator send the new file",
         )
-    return rows_of_site(folder, config.data)
+    return rows_of_site(folder, data)
 
 
 def _check_encoding(text: str, data: Data) -> None:

@@ -122,7 +122,7 @@ def _prepared(
     facts = [encoding.to_json(), T.tolist(), trains.tolist(), scores.validation.tolist()]
     digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
     target = torch.from_numpy(T)
-    made = built_of(config, encoding, target, clients, held_out, test, tests, digest, notes)
+    made = built_of(config.data, encoding, target, clients, held_out, test, tests, digest, notes)
     custom = Custom(texts={FIT: about(made, notes)}, notes=tuple(notes))
     return prepare_built(config, made, custom=custom)
 
@@ -157,7 +157,7 @@ def imagined(config: Config) -> Prepared:
     T = torch.from_numpy(marginal(data, classes, counts))
     tests = some if data.target == "clients" else []
     return prepare_built(
-        config, built_of(config, encoding, T, clients, some, some[0], tests, "", [])
+        config, built_of(config.data, encoding, T, clients, some, some[0], tests, "", [])
     )
 
 

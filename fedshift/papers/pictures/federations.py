@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fedshift.csv_counts import read_counts
 from fedshift.datasets import find
 from fedshift.errors import DataError
 from fedshift.papers.datasets import iwildcam
 from fedshift.papers.datasets.fedpals_clients import iwildcam_roles
-from fedshift.report.csv_counts import read_counts
 from fedshift.shifts import label_counts
 
 # The client of a file of counts that is none: its counts are the target's.
