@@ -5,7 +5,8 @@ fault after the other is made; measured are the seconds until the server or the 
 words and its exit code, and whether a process is left over. Some faults need root (a full disk).
 
 What is done is in `--folder`, and the same command goes on from there; `--again` forgets it first.
-`--write` writes results/flower_faults.md. All of them take about fifteen minutes. Linux.
+`--write` writes results/flower_faults.md, where rows of other faults stay. All of them take about
+fifteen minutes. Linux.
 """
 
 from __future__ import annotations
@@ -427,19 +428,21 @@ FAULTS: dict[str, Callable[[], Result]] = {
 }  # fmt: skip
 
 
-def page(results: Sequence[Result]) -> str:
-    """The page for results."""
-    lines = ["| fault | said by | seconds | load | exit code | left over | words |",
-             "| --- | --- | --- | --- | --- | --- | --- |"]  # fmt: skip
+def page(results: Sequence[Result], before: str = "") -> str:
+    """The page: rows of the page `before`, with those of results in their place or at the end."""
+    rows = {line.split(" | ")[0]: line for line in before.splitlines() if line.startswith("| ")}
     for r in results:
         words = re.sub(r"/tmp/\S*?/(fed|copy)", "fed", r.words).replace("|", "/")
         words = re.sub(r"127\.0\.0\.1:\d+", "HOST:PORT", words)
         code = "goes on" if r.code is None else str(r.code)
         seconds = f"{r.seconds:.1f} | {r.load:.0f}" if r.load else f"{r.seconds:.1f} | "
-        lines.append(f"| {r.fault} | {r.by} | {seconds} | {code} | {r.left} | {words} |")
-    return PAGE.format(table="\n".join(lines))
+        rows[f"| {r.fault}"] = f"| {r.fault} | {r.by} | {seconds} | {code} | {r.left} | {words} |"
+    head = [HEAD, "| --- | --- | --- | --- | --- | --- | --- |"]
+    faults = [row for first, row in rows.items() if first not in ("| fault", "| ---")]
+    return PAGE.format(table="\n".join([*head, *faults]))
 
 
+HEAD = "| fault | said by | seconds | load | exit code | left over | words |"
 PAGE = """# Faults of a federation, and what an operator learns
 
 `python benchmarks/flower_faults.py --write`: one server and three clients on one machine of two
@@ -470,7 +473,7 @@ def main() -> int:
     paths = [given.folder / f"{name}.json" for name in FAULTS]
     results = [Result(**json.loads(p.read_text())) for p in paths if p.exists()]
     if given.write:
-        OUT.write_text(page(results))
+        OUT.write_text(page(results, OUT.read_text() if OUT.exists() else ""))
     return int(any(not r.words or r.left for r in results))
 
 
