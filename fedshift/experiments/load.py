@@ -207,6 +207,7 @@ def _group(errors: Sequence[ErrorDetails], schema: type[BaseModel] = Config) -> 
     """One problem per key; the messages of a union's members on one value are joined."""
     messages: dict[tuple[str, ...], list[str]] = {}
     paths = [_path(error) for error in errors]
+    listed: set[tuple[str, ...]] = set()
     for error in errors:
         path_of_error = _path(error)
         # For a list with a wrong element, hide the message that it is not one of the names.
@@ -215,7 +216,7 @@ def _group(errors: Sequence[ErrorDetails], schema: type[BaseModel] = Config) -> 
             for path in paths
         ):
             continue
-        messages.setdefault(_path(error), []).append(_message(error, schema))
+        messages.setdefault(_path(error), []).append(_message(error, schema, listed))
     return [(key, "; or ".join(dict.fromkeys(texts))) for key, texts in messages.items()]
 
 
@@ -226,14 +227,16 @@ def _path(error: ErrorDetails) -> tuple[str, ...]:
     return tuple(p for p in named if p not in ("str", "int"))
 
 
-def _message(error: ErrorDetails, schema: type[BaseModel]) -> str:
+def _message(error: ErrorDetails, schema: type[BaseModel], listed: set[tuple[str, ...]]) -> str:
+    """listed: sections whose keys were named already; once is enough where many are unknown."""
     given, kind = error["input"], error["type"]
     key = ".".join(_path(error))
     if kind == "extra_forbidden":
-        allowed = _allowed_keys(_path(error)[:-1], schema)
-        return f'unknown key "{shown(key)}"; allowed: {", ".join(allowed)}.' + nearest(
-            _path(error)[-1], allowed
-        )
+        *section, name = _path(error)
+        allowed = _allowed_keys(tuple(section), schema)
+        names = "" if tuple(section) in listed else f"; allowed: {', '.join(allowed)}"
+        listed.add(tuple(section))
+        return f'unknown key "{shown(key)}"{names}.{nearest(name, allowed)}'
     if kind == "value_error":
         message = str(error["msg"]).removeprefix("Value error, ")
         return message if not key or message.startswith(f"{key}.") else f"{key}: {message}"

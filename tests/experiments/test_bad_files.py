@@ -18,6 +18,7 @@ import pytest
 from fedshift.errors import DataError, InputError
 from fedshift.experiments.experiment import run_experiment
 from fedshift.experiments.folder import EventLog, kept_in
+from fedshift.experiments.load import load_config
 from fedshift.experiments.task import prepare
 from fedshift.files import append, write
 from support.broken_inputs import COUNTS, GOOD, TARGET
@@ -272,6 +273,21 @@ def test_links_are_not_written_through(tmp_path: Path) -> None:
     append(tmp_path / "new", "x")  # the control
     append(tmp_path / "new", "y")
     assert (tmp_path / "new").read_text() == "x\ny\n"
+
+
+def test_many_unknown_keys_name_the_allowed_ones_once(tmp_path: Path) -> None:
+    """A line for each, on one page: as where the head of the next section was lost."""
+    path = tmp_path / "e.toml"
+    path.write_text('name = "e"\n[shift]\n' + "".join(f"key_{i} = 1\n" for i in range(20)))
+    with pytest.raises(InputError) as refused:
+        load_config(path)
+    lines = [line for line in str(refused.value).splitlines() if "unknown key" in line]
+    assert [line.partition('"')[2].partition('"')[0] for line in lines] == [
+        f"shift.key_{i}" for i in range(20)
+    ]
+    assert ["allowed: " in line for line in lines] == [True] + [False] * 19
+    assert all(str(path) in line for line in lines)
+    assert len(str(refused.value)) < 5000
 
 
 @pytest.mark.slow

@@ -304,7 +304,7 @@ def test_penguins_say_whether_tuning_will_pay(tmp_path: Path) -> None:
     optima = summary["label_sets"]["rounds"][-1]["optima"]
     # Of 40 rows all: an accuracy of theirs is a multiple of 1/40.
     assert optima["aggregate"] * 40 == pytest.approx(round(optima["aggregate"] * 40))
-    assert list(optima) == ["aggregate", "mse", "pairwise", "kl"]
+    assert list(optima) == ["aggregate", "mse", "pairwise", "kl", "gain_se"]
     assert any(one.startswith("Will tuning pay?") for one in summary["why"])
     with pytest.raises(InputError, match="give server.validation = n, the number of examples"):
         natural("penguins", **fitted)
