@@ -15,7 +15,6 @@ import argparse
 import contextlib
 import json
 import random
-import signal
 import subprocess
 import sys
 import tomllib
@@ -98,10 +97,7 @@ def play(fed: Fed, clients: int, rounds: int, every: int, seed: int, late: bool)
         if code := server.code(3600.0):
             raise SystemExit(f"the server ended with {code}: {server.words()}")
     finally:
-        for one in fed.began:
-            one.process.send_signal(signal.SIGTERM)
-        for one in fed.began:
-            one.process.wait(60)
+        fed.end()
 
 
 def different(fed: Fed) -> list[str]:

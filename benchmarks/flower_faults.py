@@ -137,6 +137,13 @@ class Fed:
         to = ["--server", f"127.0.0.1:{self.port}", "--patience", str(patience)]
         return self.start("deploy", "client", place, *to, clock=clock)
 
+    def end(self) -> None:
+        """End all commands in order, as an operator would."""
+        for one in self.began:
+            one.process.send_signal(signal.SIGTERM)
+        for one in self.began:
+            one.process.wait(60)
+
     def rounds(self, wanted: int, seconds: float = LONG) -> bool:
         """Wait until so many rounds are over."""
         return self.event(lambda e: e["event"] == "round" and e["round"] >= wanted, seconds) != {}

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -43,10 +42,7 @@ def play(fed: Fed, patience: float = 3600.0) -> None:
         if code := server.code(patience):
             raise SystemExit(f"the server ended with {code}: {server.words()}")
     finally:
-        for one in fed.began:
-            one.process.send_signal(signal.SIGTERM)
-        for one in fed.began:
-            one.process.wait(60)
+        fed.end()
 
 
 def messages(fed: Fed, kind: str) -> int:
@@ -95,7 +91,7 @@ client was sent. `router.safetensors` and `clients.csv` are set beside those of 
 message starts a Python with torch at each client, which is most of the time; other work kept both
 cores busy.
 
-| messages of rounds | messages of the router and of scores | seconds in all | router and clients |
+| messages of rounds | of the router and of scores | seconds, last sitting | router and clients |
 | --- | --- | --- | --- |
 | {rounds} | {router} | {seconds} | {same} |
 """

@@ -146,15 +146,17 @@ def test_where_each_loss_would_lead_is_measured_beside_the_aggregate(mode: Any, 
     assert same(only, plain, federation, 2) < 1e-12  # public replies are kept, not summed
     before, _ = first_round(plain, federation)
     z = mlp(before.server["params"], {}, LABELLED.x.double())["logits"]
-    told = final(only, federation, 1).server["tuning"]["accuracy"]
-    assert float(told[0]) == float((z.argmax(1) == LABELLED.y).double().mean())
-    assert (float(told[1]) == float(told[3])) == (mode == "public")  # there a weighted mean both
+    accuracy = final(only, federation, 1).server["tuning"]["accuracy"]
+    assert float(accuracy[0]) == float((z.argmax(1) == LABELLED.y).double().mean())
+    assert (float(accuracy[1]) == float(accuracy[3])) == (
+        mode == "public"
+    )  # there a weighted mean both
     steps = final(tuned(plain, loss="kl", labelled=LABELLED), federation, 1).server["tuning"]
-    assert torch.equal(steps["accuracy"], told)  # before tuning
+    assert torch.equal(steps["accuracy"], accuracy)  # before tuning
     first = tuned(plain, loss="kl", labelled=LABELLED, rounds=1)
     one, two = (final(first, federation, t).server["tuning"]["accuracy"] for t in (1, 2))
-    assert torch.equal(one, told)
-    assert not torch.equal(two, told)
+    assert torch.equal(one, accuracy)
+    assert not torch.equal(two, accuracy)
     assert only.label_rules() == plain.label_rules()
 
 
@@ -163,17 +165,19 @@ def test_optima_over_the_union_are_those_of_present_labels(mlp: Model) -> None:
     setting = Setting(mlp, TARGET, Local(lr=0.3, batch=8))
     plain, few = recipes.labelset_fedavg(setting), uneven(mlp)  # labels 1 to 3 alone
     every = make_federation(mlp, make_clients(sizes=(30, 40, 20)))
-    told = {}
+    accuracy = {}
     for name, federation in (("few", few), ("every", every)):
         for over in ("all", "union"):
             algorithm = tuned(plain, steps=0, labelled=LABELLED, over=over)
             server = final(algorithm, federation, 1).server
             assert bool(server["absent"]["now"].any()) == (name == "few")
-            told[name, over] = server["tuning"]["accuracy"]
-    assert torch.equal(told["every", "union"], told["every", "all"])
-    assert float(told["few", "all"][2]) == 0.0  # all mass on the absent labels, which none has
-    assert float(told["few", "union"][2]) > 0.2
-    assert torch.equal(told["few", "union"][[0, 3]], told["few", "all"][[0, 3]])  # KL: no union
+            accuracy[name, over] = server["tuning"]["accuracy"]
+    assert torch.equal(accuracy["every", "union"], accuracy["every", "all"])
+    assert float(accuracy["few", "all"][2]) == 0.0  # all mass on the absent labels, which none has
+    assert float(accuracy["few", "union"][2]) > 0.2
+    assert torch.equal(
+        accuracy["few", "union"][[0, 3]], accuracy["few", "all"][[0, 3]]
+    )  # KL: no union
 
 
 def test_tuning_is_not_tuned_again(setting: Setting, federated: Any) -> None:
@@ -216,9 +220,9 @@ def test_without_steps_weights_and_temperature_change_the_optima(mlp: Model) -> 
     usual = final(only, federation, 1).server["tuning"]["accuracy"]
     variants: tuple[dict[str, Any], ...] = ({"weights": "confidence"}, {"temperature": "fitted"})
     for options in variants:
-        told = final(replace(only, **options), federation, 1).server["tuning"]["accuracy"]
-        assert told[0] == usual[0]
-        assert not torch.equal(told, usual)
+        accuracy = final(replace(only, **options), federation, 1).server["tuning"]["accuracy"]
+        assert accuracy[0] == usual[0]
+        assert not torch.equal(accuracy, usual)
 
 
 @pytest.mark.parametrize(

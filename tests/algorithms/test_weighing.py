@@ -144,8 +144,8 @@ def test_options_that_are_refused_would_change_nothing(
 ) -> None:
     """Epochs and order of densities leave a control's bits, and not those of the direct ratio."""
     source = torch.Generator().manual_seed(4)
-    known = tuple(torch.randn(n, generator=source, dtype=torch.float64) for n in SIZES)
-    setting = replace(inputs, log_ratios=known)
+    ratios = tuple(torch.randn(n, generator=source, dtype=torch.float64) for n in SIZES)
+    setting = replace(inputs, log_ratios=ratios)
     plain = direct(setting, estimator=estimator, least_ess=0.0)
     for option, field in (({"density_epochs": 3}, "local"), ({"ordering": "random"}, "density")):
         other = direct(setting, estimator="direct", least_ess=0.0, **option)

@@ -39,10 +39,10 @@ def fed(tmp_path: Path) -> Path:
 
 def test_a_folder_that_can_start(fed: Path, check: Checked) -> None:
     """The control of all below; what a client could take is told."""
-    code, told, _ = check(fed)
+    code, out, _ = check(fed)
     assert code == 0
-    assert "No cap, since the experiment names none" in told
-    assert "the experiment can start; nothing was trained" in told
+    assert "No cap, since the experiment names none" in out
+    assert "the experiment can start; nothing was trained" in out
     file = fed / "experiment.toml"
     file.write_text(file.read_text().replace("[training]", "[training]\nmax_weight = 0.1"))
     assert "above 1/3: 0.1 is less than 1/3, the least for 3 clients" in check(fed)[1]
@@ -88,9 +88,9 @@ def test_what_a_server_would_refuse(
     spoil: Callable[[Path], None], words: str, fed: Path, check: Checked
 ) -> None:
     spoil(fed)
-    code, told, said = check(fed)
-    assert (code, told) == (2, "")
-    assert words in said
+    code, out, err = check(fed)
+    assert (code, out) == (2, "")
+    assert words in err
 
 
 @needs_root
@@ -131,9 +131,9 @@ def test_what_a_client_would_fail_of(case: str, fed: Path, check: Checked) -> No
     more, words = CLIENTS[case]
     file = fed / "clients" / "client-1" / "client.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | more))
-    code, _, said = check(file.parent)
+    code, _, err = check(file.parent)
     assert code == 2
-    assert words in said
+    assert words in err
 
 
 def test_an_app_of_this_installation_is_none_of_these(fed: Path, check: Checked) -> None:
@@ -147,8 +147,8 @@ def test_another_clients_key(fed: Path, check: Checked) -> None:
     """Where key.pub is not there either, the server alone can tell."""
     place = fed / "clients" / "client-1"
     shutil.copy(fed / "clients" / "client-0" / "key", place)
-    code, _, said = check(place)
+    code, _, err = check(place)
     assert code == 2
-    assert f"{place}/key: not the key of {place}/key.pub, which the server knows" in said
+    assert f"{place}/key: not the key of {place}/key.pub, which the server knows" in err
     (place / "key.pub").unlink()
     assert check(place)[0] == 0

@@ -122,10 +122,10 @@ def test_flower_may_be_silent_for_a_while(tmp_path: Path, monkeypatch: pytest.Mo
 
     def busy(arguments: list[str], env: Any) -> Any:
         if answers_in_turn:
-            found = answers_in_turn.pop(0)
-            if isinstance(found, InputError):
-                raise found
-            return found
+            answer = answers_in_turn.pop(0)
+            if isinstance(answer, InputError):
+                raise answer
+            return answer
         (tmp_path / "summary.json").write_text("{}")
         return {"runs": [{"status": "finished:completed"}]}
 
@@ -155,14 +155,14 @@ def test_runs_that_fail_before_their_first_event(
     flwr, link = tmp_path / "flwr", Link(tmp_path, os.environ, tmp_path / "log")
     monkeypatch.setattr("fedshift.deploy.federation.inside", lambda name: [str(flwr)])
     flwr.touch(0o755)
-    for said, kind, told in (
+    for log, kind, words in (
         ("fedshift.errors.DataError: t.csv: damaged\nbye", DataError, "t.csv: damaged"),
         ("one\ntwo\nKeyError: 3\nbye", TrainingError, "the run finished:failed: two KeyError: 3 b"),
     ):
-        flwr.write_text(f"#!/bin/sh\ncat <<'END'\n{said}\nEND\n")
-        found = failure_of("finished:failed", "1", link)
-        assert type(found) is kind
-        assert str(found).startswith(told)
+        flwr.write_text(f"#!/bin/sh\ncat <<'END'\n{log}\nEND\n")
+        error = failure_of("finished:failed", "1", link)
+        assert type(error) is kind
+        assert str(error).startswith(words)
 
 
 def test_a_superlink_under_a_wrong_name_is_ended(

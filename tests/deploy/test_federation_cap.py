@@ -48,13 +48,13 @@ def call(monkeypatch: pytest.MonkeyPatch) -> Call:
 
 def test_the_cap_of_so_many_clients() -> None:
     for clients in range(1, 200):
-        config, said = with_cap(Config(shift=Split(clients=clients)))
+        config, sentence = with_cap(Config(shift=Split(clients=clients)))
         cap = config.training.max_weight
         assert cap is not None
         assert 1 / clients <= cap <= 1
         assert clients == 1 or cap <= 1 / 2
         assert clients <= 6 or cap == pytest.approx(3 / clients)
-        assert clients == 1 or f"{cap:.3g} of 1" in said
+        assert clients == 1 or f"{cap:.3g} of 1" in sentence
     drawn = Config(shift=Split(clients=100), training=Training(cohort=10))
     assert with_cap(drawn)[0].training.max_weight == 0.3
 
@@ -69,9 +69,12 @@ def test_the_cap_of_so_many_clients() -> None:
     ids=["training", "just the least", "method"],
 )
 def test_an_experiment_that_names_its_own_keeps_it(config: Config) -> None:
-    kept, said = with_cap(config)
+    kept, sentence = with_cap(config)
     assert kept == config
-    assert said == f"No client gets a weight above {cap_named(config):.3g}, as the experiment says."
+    assert (
+        sentence
+        == f"No client gets a weight above {cap_named(config):.3g}, as the experiment says."
+    )
 
 
 NAMED = {
@@ -92,13 +95,13 @@ def test_what_a_cap_is_worth_is_what_clients_get(case: str) -> None:
     """The number of the sentence is the weight of a liar in a round, by the sum that weighs it."""
     clients, cap, cohort, words = NAMED[case]
     training = Training(max_weight=cap, cohort=cohort or None)
-    config, said = with_cap(Config(shift=Split(clients=clients), training=training))
-    assert said.startswith(words)
+    config, sentence = with_cap(Config(shift=Split(clients=clients), training=training))
+    assert sentence.startswith(words)
     assert config.training.max_weight == (cap or 1.0)
     present = cohort or clients
     claims = torch.tensor([1e9, *[1.0] * (present - 1)], dtype=torch.float64)
     most = float(capped(claims / claims.sum(), cap or 1.0).max())
-    number = re.search(r"above (?:1/(\d+)|([\d.]+))[:,]", said)
+    number = re.search(r"above (?:1/(\d+)|([\d.]+))[:,]", sentence)
     if number is None:
         assert most == pytest.approx(1.0)
     else:

@@ -17,24 +17,13 @@ from fedshift.experiments import experiment
 from fedshift.fitting.many_bars import LiveRuns
 from fedshift.papers.reproduce.catalogue import targets
 from fedshift.sweeps import execute
-from support.command_line import code_of
+from support.command_line import calling
 
 FAST = ["--dataset", "fashion-mnist-mini", "--split", "C=3", "--rounds", "1",
         "-c", "model.name=linear"]  # fmt: skip
 
 
-@pytest.fixture
-def call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str, str]]:
-    """`fedshift reproduce ARGS` in this process, in an empty folder: code, stdout, stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*args: str) -> tuple[int, str, str]:
-        code = code_of(monkeypatch, "reproduce", *args)
-        return code, *capsys.readouterr()
-
-    return run
+call = calling("reproduce")
 
 
 @pytest.mark.slow
