@@ -11,6 +11,7 @@ import pytest
 import torch
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
+from fedshift.experiments.config.caps import cap_named
 from fedshift.experiments.config.load import dumps, load_config
 from fedshift.experiments.config.schema import Config
 from fedshift.experiments.experiment import federation_of, method_of, record
@@ -89,11 +90,14 @@ def test_no_honest_client_is_suspected(tmp_path: Path) -> None:
 
 def claims_of(config: Config, change: Any, *, dealt: bool = True) -> dict[str, Any]:
     prepared = prepare(config)
-    federation = federation_of(config, prepared)
+    federation = federation_of(config.method, prepared)
     table = {k: v.clone() for k, v in federation.table.items()}
     change(table)
-    algorithm = method_of(config, prepared)(**config.method.options)
-    return opening_event(config, prepared, algorithm, federation, table, dealt=dealt)
+    algorithm = method_of(config.method, config.training, prepared)(**config.method.options)
+    return opening_event(
+        prepared, algorithm, federation, table, run=config.name,
+        cap=cap_named(config.method, config.training), cohort=config.training.cohort, dealt=dealt,
+    )  # fmt: skip
 
 
 @pytest.mark.slow

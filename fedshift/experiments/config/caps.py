@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm, rows
 from fedshift.engine.trial import pals_of
-from fedshift.experiments.config.schema import Config
+from fedshift.experiments.config.schema import Method, Training
 from fedshift.server.cap import capped
 from fedshift.tree import Parts
 
@@ -23,39 +23,40 @@ Suspicion = tuple[int, str]
 AVERAGE, HALF = 3.0, 0.5
 
 
-def cap_named(config: Config) -> float | None:
+def cap_named(method: Method, training: Training) -> float | None:
     """The largest weight that the experiment itself allows a client; None where it does not say."""
-    given = (config.method.options.get("cap"), config.training.max_weight)
+    given = (method.options.get("cap"), training.max_weight)
     numbers = [float(cap) for cap in given if cap is not None]
     return min(numbers) if numbers else None
 
 
-def with_cap(config: Config) -> tuple[Config, str]:
-    """The experiment with a cap in training.max_weight, and a sentence that says which and why.
+def with_cap(method: Method, training: Training, clients: int) -> tuple[Training, str]:
+    """[training] with a cap in `max_weight`, and a sentence that says which and why.
 
-    Of C clients in a round: min(1/2, 3/C), at least 1/C. An experiment that names its own keeps it.
+    Of C clients in a round: min(1/2, 3/C), at least 1/C. An experiment that names a cap keeps it.
+    clients: all of them.
     """
-    if cap_named(config) is not None:
-        return config, cap_text(config)
-    clients = _in_a_round(config)
-    cap = max(1.0 / clients, min(HALF, AVERAGE / clients))
-    training = config.training.model_copy(update={"max_weight": cap})
-    config = config.model_copy(update={"training": training})
-    if clients == 1:
-        return config, cap_text(config)
-    return config, (
+    if cap_named(method, training) is not None:
+        return training, cap_text(method, training, clients)
+    present = _in_a_round(training, clients)
+    cap = max(1.0 / present, min(HALF, AVERAGE / present))
+    training = training.model_copy(update={"max_weight": cap})
+    if present == 1:
+        return training, cap_text(method, training, clients)
+    return training, (
         f"No client gets a weight above {cap:.3g} of 1, whatever it claims: training.max_weight in "
-        f"experiment.toml, chosen for {clients} clients in a round (as much as three average ones, "
+        f"experiment.toml, chosen for {present} clients in a round (as much as three average ones, "
         "at most as much as all others together). Set it there, to 1 for no limit."
     )
 
 
-def cap_text(config: Config) -> str:
-    """What the experiment's own cap is worth in a round of all its clients, in a sentence.
+def cap_text(method: Method, training: Training, clients: int) -> str:
+    """What the experiment's cap is worth in a round, in a sentence; clients: all of them.
 
-    Of C clients some has 1/C or more, so that a smaller cap is 1/C (`fedshift.server.cap`).
+    Of C clients in a round one has 1/C or more, so a smaller cap acts as 1/C
+    (`fedshift.server.cap`).
     """
-    named, clients = cap_named(config), _in_a_round(config)
+    named, clients = cap_named(method, training), _in_a_round(training, clients)
     if clients == 1:
         return "A round has one client, which has all of its weight: no cap can bound that."
     if named is None or named == 1.0:
@@ -72,8 +73,8 @@ def cap_text(config: Config) -> str:
     return f"No client gets a weight above {named:.3g}, as the experiment says."
 
 
-def _in_a_round(config: Config) -> int:
-    return min(config.training.cohort or config.clients, config.clients)
+def _in_a_round(training: Training, clients: int) -> int:
+    return min(training.cohort or clients, clients)
 
 
 def free_weights(algorithm: Algorithm, server: Parts) -> Tensor:

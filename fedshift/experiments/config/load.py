@@ -18,7 +18,7 @@ from fedshift.experiments.config.method_fit import Problem, misfits
 from fedshift.experiments.config.named_files import placed, relative, with_paths
 from fedshift.experiments.config.places import Source, keys_set
 from fedshift.experiments.config.python_names import PYTHON, is_python, load_python
-from fedshift.experiments.config.schema import Config
+from fedshift.experiments.config.schema import Config, Data, Method
 from fedshift.experiments.config.shift import Split
 
 Tables = dict[str, Any]
@@ -114,7 +114,7 @@ def validate(
     except RecursionError:
         raise InputError(f"{origin}: tables within tables, deeper than any configuration") from None
     if config is not None:
-        problems += _method_problems(config)
+        problems += _method_problems(config.method) or misfits(config)
     if config is None or problems:
         first, source = problems[:MOST_SHOWN], Source(origin, text, tuple(overrides))
         lines = [source.placed(why, key) for key, why in first]
@@ -296,9 +296,8 @@ def _allowed_keys(section: Iterable[str], model: type[BaseModel]) -> list[str]:
     return sorted(model.model_fields)
 
 
-def _method_problems(config: Config) -> list[Problem]:
+def _method_problems(method: Method) -> list[Problem]:
     """What is wrong with [method]: the recipe's name, its options' names, types and ranges."""
-    method = config.method
     if method.name == PYTHON or is_python(method.name):
         return []  # what gives it checks it; merely reading a file runs none of its Python
     try:
@@ -316,7 +315,7 @@ def _method_problems(config: Config) -> list[Problem]:
             problems.append((("method", key), text + recipes.under.hint(key, recipe.name)))
         elif not (recipe.traits.auto_ess and key == "ess" and value == "auto"):
             problems += _type_problems(key, value, option.annotation)
-    return problems or misfits(config, recipe)
+    return problems
 
 
 def _type_problems(key: str, value: Any, annotation: Any) -> list[Problem]:
@@ -341,7 +340,8 @@ def dumps(config: Config, folder: Path | None = None) -> str:
 
     folder: of the run, to which the paths of files are relative then.
     """
-    tables: Mapping[str, Any] = config.model_dump(exclude_none=True, exclude=_unused(config))
+    without = _unused(config.data, config.shift)
+    tables: Mapping[str, Any] = config.model_dump(exclude_none=True, exclude=without)
     if folder is not None:
         tables = with_paths(tables, lambda path: relative(path, folder))
     lines = [f"{k} = {_toml(v)}" for k, v in tables.items() if not isinstance(v, dict)]
@@ -351,10 +351,10 @@ def dumps(config: Config, folder: Path | None = None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _unused(config: Config) -> set[str]:
-    """Tables without a meaning: data of one's own are not dealt."""
-    elsewhere = config.data.source not in (None, PYTHON)
-    implied = config.shift == Split() or config.data.target == "clients"
+def _unused(data: Data, shift: Split) -> set[str]:
+    """Tables without a meaning: the user's own data come with their clients, so none is dealt."""
+    elsewhere = data.source not in (None, PYTHON)
+    implied = shift == Split() or data.target == "clients"
     return {"shift"} if elsewhere and implied else set()
 
 

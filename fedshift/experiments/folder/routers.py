@@ -65,8 +65,12 @@ def load_router(
     classes = len(classes_in(place))
     # The target plays no part in routing, so an even one stands for it.
     method = recipes.recipe(config.method.name, config.method.options).make(
-        setting(config, model, (1.0 / classes,) * classes), **config.method.options
-    )
+        setting(
+            config.training, model, (1.0 / classes,) * classes, clients=config.shift.clients,
+            seed=config.seeds.resolved().init,
+        ),
+        **config.method.options,
+    )  # fmt: skip
     check_fit(path, model, [[tree for part, tree in parts.items() if part != WHO]])
     server = {"params": parts["params"], "buffers": parts["buffers"], "table": {"n": sizes}}
     if ON_SITES in parts.get(WHO, {}):

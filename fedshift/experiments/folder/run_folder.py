@@ -222,18 +222,16 @@ def _hash(*texts: str) -> str:
 def write_start(folder: Path, config: Config, prepared: Prepared, backend: str) -> None:
     """The files that exist before training: the configuration, and the lock file."""
     # Last, because a folder with a configuration can be resumed.
-    write_lock(folder, config, prepared, backend)
+    write_lock(folder, lock(config, prepared, backend), prepared.custom.files)
     for name, text in prepared.custom.texts.items():
         write(folder / name, text)
     write(folder / CONFIG, dumps(config, folder))
 
 
-def write_lock(folder: Path, config: Config, prepared: Prepared, backend: str) -> None:
+def write_lock(folder: Path, facts: Mapping[str, Any], files: Mapping[str, str]) -> None:
     """What is needed to get the same numbers again (`lock`), and the checksums of files by path."""
-    facts, files = lock(config, prepared, backend), prepared.custom.files
-    if files:
-        facts["files"] = {relative(path, folder): digest for path, digest in files.items()}
-    write(folder / LOCK, _json(facts))
+    sums = {relative(path, folder): digest for path, digest in files.items()}
+    write(folder / LOCK, _json({**facts, **({"files": sums} if files else {})}))
 
 
 def write_profile(folder: Path, profile: Mapping[str, Any]) -> None:

@@ -362,7 +362,7 @@ def _needless_ess(experiment: Experiment) -> list[str]:
 def _beyond_cap(experiment: Experiment) -> list[str]:
     """A sentence for each client whose claims would give it more than the cap."""
     algorithm, last = experiment.algorithm, experiment.outcome.last
-    cap = cap_named(experiment.config)
+    cap = cap_named(experiment.config.method, experiment.config.training)
     if cap is None or cap >= 1.0 or "n" not in last.server.get("table", {}):
         return []
     odd = beyond(free_weights(algorithm.at(last.t), last.server), last.server["table"]["n"], cap)

@@ -166,5 +166,5 @@ def built_from(text: str) -> tuple[Algorithm, Federation, Prepared]:
     """Once per process: all its clients share the data."""
     config = validate(tomllib.loads(text), text=text)
     prepared = prepare(config)
-    algorithm = method_of(config, prepared)(**config.method.options)
-    return algorithm, federation_of(config, prepared), prepared
+    algorithm = method_of(config.method, config.training, prepared)(**config.method.options)
+    return algorithm, federation_of(config.method, prepared), prepared

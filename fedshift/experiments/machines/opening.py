@@ -16,8 +16,7 @@ from fedshift.algorithms.base import Algorithm
 from fedshift.engine.run import Federation
 from fedshift.errors import InputError
 from fedshift.experiments.claims import audit_task
-from fedshift.experiments.config.caps import Suspicion, beyond, cap_named, free_weights
-from fedshift.experiments.config.schema import Config
+from fedshift.experiments.config.caps import Suspicion, beyond, free_weights
 from fedshift.experiments.task.preparing import Prepared
 from fedshift.tree import Params
 
@@ -44,32 +43,32 @@ def most_of_one(algorithm: Algorithm, federation: Federation, table: Params) -> 
 
 
 def opening_event(
-    config: Config, prepared: Prepared, algorithm: Algorithm, federation: Federation, table: Params,
-    *, dealt: bool,
+    prepared: Prepared, algorithm: Algorithm, federation: Federation, table: Params,
+    *, run: str, cap: float | None, cohort: int | None, dealt: bool,
 ) -> dict[str, Any]:  # fmt: skip
     """The event "claims" of a run: table n [M] (and labels [M, K]) as the clients registered them.
 
     federation: as the server has dealt it; dealt: whether clients have the data that it dealt them,
-    so that their claims can be compared.
+    so that their claims can be compared. cap: the experiment's, see `cap_named`. cohort: clients in
+    a round, None for all.
     """
-    cap, clients = cap_named(config) or 1.0, config.training.cohort or len(table["n"])
+    cap, clients = cap or 1.0, cohort or len(table["n"])
     most = most_of_one(algorithm, federation, table)
     server = algorithm.init(federation.params, federation.buffers, table)
     suspicions = list(beyond(free_weights(algorithm, server), table["n"], cap))
     inconsistent, audit = _audited(prepared, table, dealt)
     if dealt:
         suspicions += _otherwise(table, federation.table)
-    odd, names = sorted([*suspicions, *inconsistent]), config.data.clients
+    odd, names = sorted([*suspicions, *inconsistent]), prepared.custom.clients
     return {
         "event": "claims",
-        "run": config.name,
+        "run": run,
         "cap": cap,
         "one_could_take": min(most, max(cap, 1.0 / clients)),
         "without_cap": most,
         "audit": audit,
         "suspicions": [
-            {"client": i, "reason": why, **({} if names is None else {"name": names[i]})}
-            for i, why in odd
+            {"client": i, "reason": why, **({"name": names[i]} if names else {})} for i, why in odd
         ],
     }
 

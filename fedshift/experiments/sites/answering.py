@@ -137,7 +137,7 @@ def _answered(
         return Section(), {}
     if step == "scores":
         places = read(Chosen, given).places
-        return Section(), _scores(sent, places, classes, *_site(config, context, folder))
+        return Section(), _scores(sent, places, classes, *own_site(config, context, folder))
     raise InputError(f'"{shown(step)}" is no question; these are {", ".join(STEPS)}')
 
 
@@ -157,13 +157,11 @@ def _scores(
     }
 
 
-def own_site(config: Config, context: Context, folder: Path) -> Site:
-    """What a client has whose rows are its own, encoded as the server and all sites agreed."""
-    return _site(config, context, folder)[0]
+def own_site(config: Config, context: Context, folder: Path) -> tuple[Site, Examples]:
+    """(what a client has whose rows stay with it, its test rows in order of their classes).
 
-
-def _site(config: Config, context: Context, folder: Path) -> tuple[Site, Examples]:
-    """(the site, its test rows in order of their classes)."""
+    The rows are encoded as the server and all sites agreed before round 1.
+    """
     client, rows = partition(context), _rows(config.data, folder)
     try:
         noted = read(_Prepared, (folder / "kept" / PREPARED).read_text(encoding="utf-8"))
@@ -188,8 +186,8 @@ def _site(config: Config, context: Context, folder: Path) -> tuple[Site, Example
     prepared = prepare_built(
         config, built_of(config.data, encoding, T, clients, held_out, none, [], "", [])
     )
-    algorithm = method_of(config, prepared)(**config.method.options)
-    federation = federation_of(config, prepared)
+    algorithm = method_of(config.method, config.training, prepared)(**config.method.options)
+    federation = federation_of(config.method, prepared)
     tests = Examples(*_at(x, rows.codes, _by_class(rows, cut)))
     site = Site(
         algorithm,
