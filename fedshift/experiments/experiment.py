@@ -51,7 +51,12 @@ from fedshift.experiments.folder.run_folder import (
     write_run,
     write_start,
 )
-from fedshift.experiments.measured import measure_at_end, measure_round
+from fedshift.experiments.measured import (
+    Evaluation,
+    measure_at_end,
+    measure_round,
+    measured_round,
+)
 from fedshift.experiments.measures.correcting import Correcting, Prior, check_prior, corrected
 from fedshift.experiments.measures.custom_metrics import try_metrics
 from fedshift.experiments.measures.label_sets import set_round, tuned_early
@@ -61,14 +66,7 @@ from fedshift.experiments.measures.stopping import best_round, check_stopping, e
 from fedshift.experiments.selection import candidates, choose
 from fedshift.experiments.task.custom_loss import loss_of, with_loss
 from fedshift.experiments.task.preparing import Prepared, oracle_clients, prepare
-from fedshift.experiments.training import (
-    Evaluation,
-    Listener,
-    check_first_round,
-    listeners,
-    measured_round,
-    silent,
-)
+from fedshift.experiments.training import Listener, check_first_round, listeners, silent
 from fedshift.record.folder import CHECKPOINTS, CONFIG, EVENTS, LOCK
 from fedshift.record.rounds import Metrics
 

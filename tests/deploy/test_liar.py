@@ -15,6 +15,7 @@ from fedshift.experiments.config.caps import cap_named
 from fedshift.experiments.config.load import dumps, load_config
 from fedshift.experiments.config.schema import Config
 from fedshift.experiments.experiment import federation_of, method_of, record
+from fedshift.experiments.folder.run_folder import EventLog
 from fedshift.experiments.machines.deployed import opening
 from fedshift.experiments.machines.deployed_engine import Deployed, News
 from fedshift.experiments.machines.on_flower import configured_site
@@ -42,7 +43,10 @@ def folder_of(config: Config, out: Path, liar: int | None = LIAR) -> dict[str, A
     """What the run's folder holds, as the deployed server writes it: summary and claims."""
     prepared, waits = prepare(config), {"patience": 1.0, "timeout": 60.0}
     out.mkdir()
-    opens = partial(opening, config, prepared, out, True)
+    opens = partial(
+        opening, EventLog(out), prepared, run=config.name, dealt=True,
+        cap=cap_named(config.method, config.training), cohort=config.training.cohort,
+    )  # fmt: skip
     engine = Deployed(grid_of(config, liar), waits, out, opens, News(out, config.name))
     record(out, config, prepared, silent, engine)
     lines = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]

@@ -24,8 +24,7 @@ from fedshift.experiments.measures.distances import measured_shift
 from fedshift.experiments.measures.example_weights import importance, importance_sentences
 from fedshift.experiments.measures.played import Played, ess_of, reach, weighs_labels
 from fedshift.experiments.measures.stopping import sentences
-from fedshift.experiments.task.feature_shift import shifts_features
-from fedshift.experiments.task.looks import grey_note, look_names
+from fedshift.experiments.task.feature_shift import grey_note, look_names, shifts_features
 from fedshift.record.summary import (
     Cohorts,
     CurvePoint,

@@ -24,7 +24,7 @@ from fedshift.evaluation.serving import (
     own_accuracy,
     serve,
 )
-from fedshift.experiments.measures.drift import gradient_drift
+from fedshift.experiments.measures.distances import gradient_drift
 from fedshift.experiments.measures.routing_details import details
 from fedshift.model import Model
 from fedshift.record.rounds import ServedMetrics

@@ -28,10 +28,9 @@ from fedshift.experiments.config.wording import in_file_words
 from fedshift.experiments.task.client_tests import among_clients
 from fedshift.experiments.task.custom_source import task_of
 from fedshift.experiments.task.extras import check_extras
-from fedshift.experiments.task.feature_shift import dealing, noised
+from fedshift.experiments.task.feature_shift import check_images, dealing, noised
 from fedshift.experiments.task.first_model import first_model
 from fedshift.experiments.task.from_files import custom_of, prepare_source
-from fedshift.experiments.task.looks import check_images
 from fedshift.experiments.task.natural import Dealt, natural
 from fedshift.experiments.task.server_rows import reserve
 from fedshift.holdout import hold_out_by_label
@@ -75,20 +74,10 @@ def prepare(config: Config) -> Prepared:
     ratios = dealt.log_ratios
     by_client = None if ratios is None else tuple(torch.from_numpy(ratios[rows]) for rows in trains)
     return Prepared(
-        task,
-        model,
-        seeds,
-        data,
-        pool,
-        digest,
-        announced,
-        inputs,
-        tuple(looks),
-        gate,
-        custom,
-        by_client,
+        task, model, seeds, data, pool, digest, announced, server_inputs=inputs,
         server_examples=task.target_validation if config.server.validation else None,
-    )
+        looks=tuple(looks), gate=gate, custom=custom, log_ratios=by_client,
+    )  # fmt: skip
 
 
 def _check_files(data: Data, method: Method) -> None:

@@ -14,7 +14,7 @@ from fedshift import datasets
 from fedshift.experiments.config.schema import Data
 from fedshift.experiments.config.shift import Split
 from fedshift.experiments.task.client_tests import among_clients
-from fedshift.experiments.task.looks import looks
+from fedshift.experiments.task.feature_shift import looks
 from fedshift.papers.pictures.clients import as_images
 from fedshift.seeds import Seeds, numpy_generator
 
