@@ -70,7 +70,7 @@ from fedshift.experiments.training import Listener, check_first_round, listeners
 from fedshift.record.folder import CHECKPOINTS, CONFIG, EVENTS, LOCK
 from fedshift.record.rounds import Metrics
 
-# Plans have a place for each example of a batch; beyond so many, only as many as clients have.
+# Plans have a place for each example of a batch: larger batches are cut to what clients have.
 LAID_OUT = 4096
 
 Fit = Callable[[str, dict[str, Any]], tuple[Algorithm, Outcome]]
@@ -159,7 +159,7 @@ def method_of(method: Method, training: Training, prepared: Prepared) -> Callabl
 
 
 def _without_padding(local: Local, clients: Sequence[ClientData]) -> Local:
-    """A batch so large that it stands for "all examples" is not laid out in full: same steps."""
+    """A huge batch, which means "all examples", is cut to what clients have: same steps."""
     largest = max(LAID_OUT, *(len(c.y) for c in clients))
     return replace(local, batch=largest) if local.batch > largest else local
 

@@ -25,7 +25,7 @@ def candidates(
     cap: float | None = None,
     fidelity: Fidelity = "squared",
 ) -> list[tuple[str, float, PalsWeights]]:
-    """(label, fraction, weights) for each fraction; those that lambda = 0 already reaches, once.
+    """(label, fraction, weights) of each fraction; one for all that lambda = 0 already reaches.
 
     Fractions that no weights under the cap reach are left out.
     """

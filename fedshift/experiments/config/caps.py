@@ -14,7 +14,7 @@ from fedshift.experiments.config.schema import Method, Training
 from fedshift.server.cap import capped
 from fedshift.tree import Parts
 
-# So many times the median of the others is an odd number of examples.
+# A claim of more than this many times the median of the others is pointed out.
 ODD = 10.0
 # A client, and why.
 Suspicion = tuple[int, str]
@@ -93,12 +93,12 @@ def beyond(free: Tensor, n: Tensor, cap: float) -> Iterator[Suspicion]:
     limit, bounded = HALF, capped(free, cap, n > 0)
     if cap < 1.0:  # which is no less than an even share
         limit = max(cap, 1.0 / max(int((n > 0).sum()), 1))
-    # What is above by less than the three digits that are said is not worth a warning.
+    # Messages show three digits: an excess that they cannot show is not worth a warning.
     for i in (free > limit + 5e-4).nonzero().flatten().tolist() if len(n) > 1 else ():
         left = f"the cap leaves it {bounded[i]:.3f}" if cap < 1.0 else "no cap bounds it"
         why = f"by what it registered it would have {free[i]:.3f} of the weight; {left}"
         others = torch.cat([n[:i], n[i + 1 :]])
-        # One that has not joined says nothing of how many examples are usual.
+        # A client that has not joined does not show how many examples are usual.
         others = others[others > 0] if (others > 0).any() else others
         times = float(n[i] / others.median().clamp(min=1.0))
         more = f". It claims {n[i]:,.0f} examples, {times:,.0f} times the median of the others"

@@ -36,9 +36,9 @@ EXPECTS = {
     "method.name": "a function (setting, *, options) that gives an Algorithm, as a recipe does",
     "metrics.extra": "a function of (probabilities [n, K], labels [n]) that gives a number",
 }
-# How names of tables end.
+# Endings of files that are tables.
 TABLES = (".csv", ".tsv", ".txt", ".gz", ".parquet")
-# Of files that were loaded, the last one's first.
+# The folders of files that were loaded, the latest first.
 _FOLDERS: list[str] = []
 _NAME = re.compile(r"(?P<file>.+\.py):(?P<name>[^\W\d]\w*)")
 

@@ -54,7 +54,7 @@ from fedshift.record.rounds import Client, clients_csv, confusion_csv, corrected
 from fedshift.record.summary import written
 from fedshift.tree import Parts, flatten
 
-# What goes on with the run in a folder.
+# The command that resumes the run of a folder.
 COMMAND = "fedshift run --resume {}"
 
 
@@ -79,7 +79,7 @@ def reserved(out: Path | None, name: str, again: str = COMMAND) -> Iterator[Path
 
 @contextlib.contextmanager
 def closing(folder: Path, again: str = COMMAND) -> Iterator[None]:
-    """Note a failure in the folder, where the work has begun; again: what goes on in it."""
+    """Log a failure in the folder once work has begun; again: the command that resumes the run."""
     try:
         yield
     except BaseException as e:
@@ -90,7 +90,7 @@ def closing(folder: Path, again: str = COMMAND) -> Iterator[None]:
 
 def _close(folder: Path, error: BaseException, again: str) -> None:
     interrupted = isinstance(error, KeyboardInterrupt)
-    # Below it, too: the demo has a run folder for each method.
+    # In folders below, too: the demo has a run folder for each method.
     logs = sorted(folder.rglob(EVENTS))
     for place in (log.parent for log in logs if not (log.parent / SUMMARY).exists()):
         if interrupted:

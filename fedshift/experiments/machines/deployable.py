@@ -67,7 +67,7 @@ def check_start(config: Config) -> str:
     if prepared.task.tests:
         federation = federation_of(config.method, prepared)
         check_own_models(config.method.name, algorithm, federation)
-    # Test examples that no table of the server has are the sites', which score them.
+    # Without a table of the target, the sites have the test examples, and score them.
     if config.data.validation > 0 or (config.data.at_sites and not is_table(config.data.target)):
         check_whole_models(algorithm, UNSCORED)
     return ""

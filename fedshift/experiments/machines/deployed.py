@@ -65,7 +65,7 @@ def main(grid: Grid, context: Context) -> None:
     Awaited(grid, news, {f"client-{i}": name for i, name in enumerate(config.data.clients or ())})
     prepares = partial(gather, grid, config, waits, news) if at_sites else partial(prepare, config)
     with _folder(out, config, prepares) as (folder, prepared):
-        # Every round: on Flower one takes seconds at least, and a checkpoint less.
+        # After every round: on Flower a round takes seconds at least, a checkpoint less.
         keeper = kept_in(folder, config, prepared, 1)
         refits = ("moment", "refitted")[: 1 + bool(given.get("refit"))]
         dealt = given.get("site") == CHOICES[SITE] and not at_sites
@@ -132,14 +132,14 @@ def site_of(context: Context) -> Site:
     """What this node's client has, from the function that its machine has chosen."""
     check_source(str(context.run_config["site"]))
     text = str(context.run_config["experiment"])
-    # First: the text comes by message, and must name no file that the site's function would run.
+    # First: the text came by message, and must name no file for the site's function to run.
     config = configured(text)
     site: Site
     if config.data.at_sites:
         site, _ = own_site(config, context, place_of(context))
     else:
         site = imported(chosen(SITE))(text, partition(context))
-    # Here, not in the app: only the run's configuration says how many.
+    # Set here, not in the app: only the run's configuration has the number.
     torch.set_num_threads(config.training.threads)
     return site
 

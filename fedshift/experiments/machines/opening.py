@@ -1,7 +1,7 @@
 """What the clients of a federation registered, looked at before any of them trains.
 
-How much one dishonest client could take, who has claimed more than it may have or other counts than
-the experiment deals it, and whether gradients fit the labels that were claimed.
+How much weight one dishonest client could get; which clients claim more than the cap allows, or
+other counts than they were dealt; and whether gradients fit the labels that were claimed.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from fedshift.experiments.config.caps import Suspicion, beyond, free_weights
 from fedshift.experiments.task.preparing import Prepared
 from fedshift.tree import Params
 
-# A dishonest client claims so many times the examples of all; numbers up to 1e18 can be weighed.
+# The imagined liar claims MANY times all examples, MOST at most: weights take counts up to 1e18.
 MANY, MOST = 1e6, 1e15
-# Share of false alarms of an audit, over all clients of an honest federation together.
+# The chance that an audit of an honest federation raises any false alarm.
 ALARMS = 0.01
-# Numbers of a model times examples: beyond, an audit would take minutes, and clients wait.
+# Parameters times examples: a larger audit would take minutes, in which the clients wait.
 MOST_WORK = 1e11
 
 
@@ -58,7 +58,7 @@ def opening_event(
     suspicions = list(beyond(free_weights(algorithm, server), table["n"], cap))
     inconsistent, audit = _audited(prepared, table, dealt)
     if dealt:
-        suspicions += _otherwise(table, federation.table)
+        suspicions += _other_counts(table, federation.table)
     odd, names = sorted([*suspicions, *inconsistent]), prepared.custom.clients
     return {
         "event": "claims",
@@ -73,10 +73,10 @@ def opening_event(
     }
 
 
-def _otherwise(table: Params, dealt: Params) -> Iterator[Suspicion]:
+def _other_counts(table: Params, dealt: Params) -> Iterator[Suspicion]:
     """Clients that registered other counts than those of the data that they were dealt."""
     for i, (claimed, right) in enumerate(zip(table["n"], dealt["n"], strict=True)):
-        # Clients that have not joined yet; without an example a client has no weight.
+        # It has not joined yet; without examples it has no weight.
         if claimed == 0:
             continue
         if claimed != right:
@@ -86,7 +86,7 @@ def _otherwise(table: Params, dealt: Params) -> Iterator[Suspicion]:
 
 
 def _audited(prepared: Prepared, table: Params, dealt: bool) -> tuple[list[Suspicion], str]:
-    """(clients whose claims do not fit their gradients, what came of the audit in a few words)."""
+    """(clients whose claims do not fit their gradients, the result of the audit in a few words)."""
     params, buffers = prepared.model.init()
     work = sum(v.numel() for v in params.values()) * sum(len(c.y) for c in prepared.task.clients)
     if not dealt or "labels" not in table or work > MOST_WORK:

@@ -82,7 +82,7 @@ def gather(grid: Grid, config: Config, waits: Mapping[str, float], tell: Tell) -
     """
     data, seed = config.data, config.seeds.resolved().split
     sites = Sites(grid, data.clients or (), waits["patience"], waits["timeout"], tell)
-    table = _target_table(data)  # first: a mistake in the server's own file needs no site
+    table = _target_table(data)  # first: it can be refused before any site is there
     surveys = sites.surveys()
     classes = tuple(map(text_of, data.classes or ()))
     _check_surveys(surveys, sites.names, len(classes))
@@ -202,7 +202,7 @@ def _columns(
     deviations = [one.squares for one in sites.ask("squares", Deviations, asked)]
     for name, one, squares in zip(sites.names, sums, deviations, strict=True):
         for column, of in common.items():
-            # Of a column without a value at this site the sum is 0.
+            # For a column without a value at this site the sum is 0.
             square = squares.get(column, math.inf)
             if not are_squares(square, one.numbers[column], of.mean):
                 raise InputError(_NO_ROWS.format(shown(name), shown(column)))
@@ -213,14 +213,14 @@ _NO_ROWS = '"{}" sent sums of column "{}" that no rows have, or values beyond 1e
 
 
 def check_target(data: Data) -> None:
-    """Raise InputError for a table of the target that cannot be read, or be a network's inputs."""
+    """Raise InputError for a table of the target that is unreadable, or that no network fits."""
     if table := _target_table(data):
         with _naming(data.target):
             _encoded(*table, _imagined_encoding(data))
 
 
 def _target_table(data: Data) -> tuple[Columns, Coded] | None:
-    """(the columns, the labels) of the server's own examples of the target, where it has such."""
+    """(the columns, the labels) of the server's own examples of the target; None without any."""
     if not is_table(data.target):
         return None
     label, texts = str(data.label), categories_of(data.model_dump())
@@ -238,7 +238,7 @@ def _target_table(data: Data) -> tuple[Columns, Coded] | None:
 
 @contextlib.contextmanager
 def _naming(file: object) -> Iterator[None]:
-    """Errors in what a file holds, with its name."""
+    """Put the file's name before errors about its content."""
     try:
         yield
     except InputError as e:
@@ -265,10 +265,10 @@ def _encoded(table: Columns, y: Coded, encoding: Encoding) -> Examples:
 
 @dataclass
 class RemoteScores:
-    """Scores by the sites, asked for once for each model.
+    """Scores that the sites send; they are asked once for each model.
 
     chosen             which of its test rows each site scores; none where the server has its own
-    validation, tests  [M, K]: of how many examples of each class the scores are
+    validation, tests  [M, K]: the examples of each class that the scores must be of
     last               the parameters that were scored last, and each site's scores of them
     """
 
@@ -300,7 +300,7 @@ class RemoteScores:
         return Examples(x, y, scorer=partial(self._score, what, clients))
 
     def _score(self, what: str, clients: Sequence[int], pair: tuple[Params, Params]) -> Score:
-        """Of those sites that answer: the others' counts are missing, as events say."""
+        """The sum over the sites that answer; events name the others."""
         if self.last[0] is not pair[0]:
             self.last = pair[0], self._asked(pair)
         zero = torch.zeros(self.validation.shape[1], dtype=torch.int64)

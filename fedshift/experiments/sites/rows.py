@@ -1,4 +1,4 @@
-"""A client's own rows: read as its site.toml says, and tried against what the experiment declares.
+"""A client's own rows: read as its site.toml says, and checked against the experiment.
 
 Errors here have two texts: what a server may read, and `detail` with lines and values of the site's
 data, which is for its operator alone.
@@ -30,7 +30,7 @@ from fedshift.tasks.tensors import Tensors
 from fedshift.tasks.values import MARKS, reader_of
 
 FILE = "site.toml"
-# Different texts of one column of categories, and their length: the server gets all of them.
+# Limits on a column of categories, whose texts all go to the server: how many, and how long.
 MOST_TEXTS, LONGEST = 1000, 200
 TEMPLATE = """\
 # Where {site}'s own rows are. This file and the rows stay on this machine.
@@ -45,9 +45,9 @@ source = "data.csv"          # beside this file; or "site.py:load", a function o
 
 
 class SiteError(InputError):
-    """Data of a site that do not fit: the text has no row, value or path of the site's.
+    """A site's data do not fit. The message, for the server, has no row, value or path of them.
 
-    detail: what its operator needs to know, with them.
+    detail: the message for the site's operator, which has these.
     """
 
     def __init__(self, public: str, detail: str) -> None:
@@ -87,7 +87,7 @@ class SiteRows:
 
 @contextlib.contextmanager
 def discreet(what: str) -> Iterator[None]:
-    """Every error within as a SiteError whose text is `what` alone."""
+    """Turn every error within into a SiteError whose message is `what` alone."""
     try:
         yield
     except SiteError:
