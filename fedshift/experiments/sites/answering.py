@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -104,8 +104,10 @@ def read(kind: type[S], text: str) -> S:
 def answer(message: Message, context: Context, config: Config, folder: Path) -> RecordDict:
     """The site's answer to one of STEPS, or the reason for none; with the client's number."""
     sender = {"client": partition(context)}
+    site = partial(own_site, config, context, folder)
+    seed = config.seeds.resolved().split
     try:
-        made, scores = _answered(message.content, context, config, folder)
+        made, scores = _answered(message.content, context, config.data, seed, folder, site)
     except Exception as e:
         LOG.exception("no answer")
         # An error that is not ours may hold rows or paths of the site.
@@ -115,12 +117,14 @@ def answer(message: Message, context: Context, config: Config, folder: Path) -> 
 
 
 def _answered(
-    sent: RecordDict, context: Context, config: Config, folder: Path
-) -> tuple[Section, dict[str, MetricRecord]]:
+    sent: RecordDict, context: Context, data: Data, seed: int, folder: Path,
+    site: Callable[[], tuple[Site, Examples]],
+) -> tuple[Section, dict[str, MetricRecord]]:  # fmt: skip
+    """(the answer, scores by name); site: as `own_site`, which only a question for scores needs."""
     asked, client = fields_of(sent, ASK), partition(context)
     step, given = str(asked["step"]), str(asked["given"])
-    rows, seed = _rows(config.data, folder), config.seeds.resolved().split
-    table, classes = rows.inputs, len(config.data.classes or ())
+    rows, classes = _rows(data, folder), len(data.classes or ())
+    table = rows.inputs
     if step == "survey":
         return survey(rows, classes), {}
     if step == "totals" and isinstance(table, Columns):
@@ -131,13 +135,13 @@ def _answered(
         return Deviations(squares=squares(table, trains, common.means)), {}
     if step == "prepare":
         setup = read(Setup, given)
-        _check_encoding(setup.encoding, config.data)
+        _check_encoding(setup.encoding, data)
         noted = _Prepared(run=context.run_id, digest=_digest(rows), setup=setup)
         write(folder / "kept" / PREPARED, noted.model_dump_json() + "\n")
         return Section(), {}
     if step == "scores":
         places = read(Chosen, given).places
-        return Section(), _scores(sent, places, classes, *own_site(config, context, folder))
+        return Section(), _scores(sent, places, classes, *site())
     raise InputError(f'"{shown(step)}" is no question; these are {", ".join(STEPS)}')
 
 
