@@ -25,12 +25,12 @@ Tables = dict[str, Any]
 S = TypeVar("S", bound=BaseModel)
 MOST, MOST_SHOWN = 1_000_000, 20
 
-# Some keys mean something else under another name: their values are never carried over to it.
-# What an option of one key is -> the names under which it is that.
+# Some options mean something else once -c changes the section's name: then -c must set them, too.
+# For one option: what it means -> the names under which it means that.
 Meanings = Mapping[str, tuple[str, ...]]
 # The key that names what a section's options belong to.
 NAMES = {"method": "name", "model": "name", "shift": "kind"}
-# Options that are not the same under all names of a section; those of methods stand in recipes.
+# Options with several meanings; those of methods are in `recipes`.
 OTHERWISE: Mapping[str, Meanings] = {
     "model.projection": {
         "the width of a linear layer before the classifier": ("resnet18", "resnet50"),
@@ -69,7 +69,7 @@ def read_section(path: Path, kind: type[S]) -> S:
         return kind.model_validate(_tuples(_tables(path, text)))
     except ValidationError as e:
         source = Source(str(path), text)
-        # First what is there and should not be: it may be the mistyped name of what is missing.
+        # Unknown keys first: one may be the mistyped name of a key that is missing.
         errors = sorted(e.errors(), key=lambda one: one["type"] != "extra_forbidden")
         lines = [source.placed(why, key) for key, why in _group(errors, kind)]
         raise InputError("\n".join(lines)) from None
@@ -85,7 +85,7 @@ def _tables(path: Path, text: str) -> Tables:
 
 
 def _text(path: Path) -> str:
-    """The text of a file of at most MOST bytes; a byte-order mark does no harm."""
+    """The text of a file of at most MOST bytes; a byte-order mark is skipped."""
     try:
         with path.open("rb") as f:
             content = f.read(MOST + 1)
@@ -127,7 +127,7 @@ def validate(
 def _drop_foreign_options(tables: Tables, given: Sequence[str]) -> tuple[str, ...]:
     """After `-c method.name=...`, drop the file's options that the new method does not have.
 
-    So one file serves to compare methods. Options given by `-c` stay, and are judged. Returns the
+    So one file serves to compare methods. Options given by `-c` stay, and are checked. Returns the
     names of those dropped. Raises InputError for a FILE.py:NAME that gives no method: to know its
     options, the file is run.
     """
@@ -281,7 +281,7 @@ def _rule(error: ErrorDetails) -> str:
 
 
 def _shown(value: Any) -> str:
-    """As TOML has it, where that is another way than Python's."""
+    """A value as TOML writes it, cut to 60 characters."""
     text = _toml(value)
     return text if len(text) <= 60 else text[:57] + "..."
 

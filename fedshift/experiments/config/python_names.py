@@ -26,7 +26,7 @@ PYTHON = "python"
 NATURAL = "natural"
 # The source of data that stay on the clients' machines.
 SITES = "sites"
-# What the keys that may name Python have to name.
+# What FILE.py:NAME must be, for each key that takes it.
 EXPECTS = {
     "data.source": "a function without arguments that gives a fedshift.Task",
     "site.source": "a function without arguments that gives a table (a DataFrame or a dict of "

@@ -162,7 +162,7 @@ def kept_in(
     asked: Asked = no_stop,
 ) -> Keeper:  # fmt: skip
     """A keeper of checkpoints in a run folder; they belong to this configuration and these data."""
-    # Of the data as well: the same file may be run after the data set was replaced.
+    # With checksums of the data: the same file may be run after the data set was replaced.
     mark = prepared.custom.mark
     sums = (prepared.data.sha256, prepared.split_sha256, *([mark] if mark else []))
     if config.model.name == PYTHON:  # no key says which network that is
@@ -180,9 +180,9 @@ def kept_in(
 
 
 def _former(config: Config) -> str:
-    """The identity in checkpoints of earlier versions: by whole paths, or before of all keys.
+    """The identity in checkpoints of earlier versions: by whole paths, before that of all keys.
 
-    The latest keys counted only where they differed from their defaults.
+    Keys that were added later counted only where they differed from their defaults.
     """
     if config.identity != config.identity_by_path:
         return config.identity_by_path  # versions before had no keys for files

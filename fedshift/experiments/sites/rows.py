@@ -261,7 +261,7 @@ def _check_texts(name: str, column: Coded, allowed: Sequence[str] | None, table:
 
 
 def _labelled(inputs: Inputs, labels: Coded, data: Data, table: _Table) -> SiteRows:
-    """Each row with its class: by name, or by number 0..K-1 where classes are other names."""
+    """Each row with its class: by name, or by number 0..K-1 where no label is a class's name."""
     classes = [*map(text_of, data.classes or ())]
     code = {name: i for i, name in enumerate(classes)}
     numbered = not {*labels.names} & {*classes}
@@ -282,7 +282,7 @@ def _labelled(inputs: Inputs, labels: Coded, data: Data, table: _Table) -> SiteR
 def _refuse(what: str, expected: str, column: str = "") -> NoReturn:
     """A SiteError; the server reads which column it is, and what was expected of it."""
     of = f'column "{shown(column)}"' if column else ""
-    # The nearest match is a value of the site's neighbourhood; the sentence before it is not.
+    # The nearest match would hint at the site's value; the sentence before it does not.
     public = expected.partition(". Did you mean")[0].rstrip(".")
     raise SiteError(
         f"{of}: {public}" if of else public,

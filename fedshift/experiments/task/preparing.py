@@ -92,7 +92,7 @@ def _check_files(data: Data, method: Method) -> None:
 
 
 def population(config: Config) -> Callable[[Config], Prepared]:
-    """`prepare` for configurations whose data, clients and target are those of this one: shared.
+    """A `prepare` for configurations with this one's data, clients and target, which they share.
 
     These follow from [data], [shift], [server], the split's seed and `as_bytes`. Raises what
     `prepare` raises.
