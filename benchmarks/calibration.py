@@ -104,7 +104,10 @@ def study(name: str, seed: int) -> Trained:
     tables["training"]["rounds"] = found.rounds
     config = validate(tables | {"method": {"name": "feddrm"}, "seeds": {"run": seed}})
     prepared = prepare(config)
-    method, federation = method_of(config, prepared)(), prepared.federation()
+    method, federation = (
+        method_of(config.method, config.training, prepared)(),
+        prepared.federation(),
+    )
     *_, last = run(method, federation, found.rounds)
     router = Router.of(method.at(last.t), last.server, last.states)
     return Trained(router, federation.clients, [t.x for t in prepared.task.tests])

@@ -105,9 +105,9 @@ def different(fed: Fed) -> list[str]:
     text = (fed.folder / "experiment.toml").read_text()
     config = validate(tomllib.loads(text), text=text)
     prepared = prepare(config)
-    federation = federation_of(config, prepared)
+    federation = federation_of(config.method, prepared)
     federation = replace(federation, gate=replace(federation.gate, on_bad="drop"))
-    algorithm = method_of(config, prepared)(**config.method.options)
+    algorithm = method_of(config.method, config.training, prepared)(**config.method.options)
     server = start(algorithm, federation).server
     for t, event in sorted(played(fed.folder / "run").items()):
         # Weights of a round are first solved without those who are away at its start; who is lost

@@ -58,7 +58,9 @@ def row(name: str, seeds: int, rounds: int, step: int) -> list[float]:
         federation, model = prepared.federation(), prepared.model
         pair = model.init()
         if rounds:
-            *_, last = run(method_of(config, prepared)(), federation, rounds)
+            *_, last = run(
+                method_of(config.method, config.training, prepared)(), federation, rounds
+            )
             pair = last.server["params"], last.server["buffers"]
         halves = [half_gradients(model, *pair, c, i) for i, c in enumerate(federation.clients)]
         first, second = (np.stack([one[k] for one in halves]) for k in (0, 1))

@@ -92,7 +92,8 @@ def _check_tasks(plan: Plan, populations: Populations) -> tuple[Custom, list[str
             ready = populations(run)
             custom = custom or ready.custom
             try:
-                notes |= dict.fromkeys(check_method(run.config, ready))
+                unused = check_method(run.config.method, run.config.training, ready)
+                notes |= dict.fromkeys(unused)
             except InputError as e:
                 raise InputError(f"{contender.label}: {e}") from None
     assert custom is not None  # a plan has a method

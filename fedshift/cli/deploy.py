@@ -37,7 +37,8 @@ def init(
 
     config, source = load_with_source(file, overrides)
     console.tell_dropped(config.method.name, source.dropped)
-    config, cap = with_cap(config)
+    training, cap = with_cap(config.method, config.training, config.clients)
+    config = config.model_copy(update={"training": training})
     text, clients = dumps(config), config.clients
     with source.placing():
         # What a federation cannot do, and what any run refuses, is refused now, not when all
@@ -139,7 +140,8 @@ def _check_server(folder: Path, host: str, port: int) -> list[str]:
         config, source = loaded
         with source.placing():
             untried = check_start(config)
-        lines += [cap_text(config), untried or "the experiment can start; nothing was trained"]
+        cap = cap_text(config.method, config.training, config.clients)
+        lines += [cap, untried or "the experiment can start; nothing was trained"]
     return lines
 
 

@@ -21,7 +21,7 @@ from fedshift.experiments.experiment import record
 from fedshift.experiments.folder.progress import shelf_in
 from fedshift.experiments.folder.run_folder import check_unused, kept_in, reserved
 from fedshift.experiments.resume import begun_by, configured, reopened
-from fedshift.experiments.task.looks import grey_note
+from fedshift.experiments.task.feature_shift import grey_note
 from fedshift.experiments.task.preparing import Prepared, prepare
 from fedshift.fitting.keys import with_names
 from fedshift.record.folder import CONFIG, deployed_of

@@ -1,4 +1,4 @@
-"""The gradients of a configured task's clients, set against the label counts that they claim."""
+"""Whether the gradients of a configured task's clients fit the label counts that they claim."""
 
 from __future__ import annotations
 
@@ -123,8 +123,8 @@ def audit_task(
 ) -> tuple[Finding, ...]:
     """`audit_marginals` of the task's clients at one model; claims [M, K], what they hold if None.
 
-    Only the shares of a claim are used: a size above that of the examples whose gradients were
-    taken would pass for noise, and one such claim hide all the others.
+    Only the shares of a claim are used. A claimed size above that of the examples whose gradients
+    were taken would look like noise, and one such claim would hide all the others.
     """
     counts = prepared.federation().table["labels"].numpy()
     claimed_counts = counts if claims is None else claims

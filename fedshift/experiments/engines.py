@@ -38,7 +38,7 @@ class Engine(Protocol):
 
     @property
     def tells_drops(self) -> bool:
-        """Whether it says who drops out while the round goes on, and not once it is over."""
+        """Whether it reports a dropout during the round, and not only after it."""
 
     def rounds(
         self,
@@ -58,7 +58,7 @@ class Engine(Protocol):
         """
 
     def measured(self, current: Round) -> Mapping[int, Score] | None:
-        """What clients measure of a round's model on their own validation examples, by client.
+        """Scores of a round's model on each client's validation examples, measured by the client.
 
         None where this process has those examples, and measures itself.
         """
@@ -66,17 +66,17 @@ class Engine(Protocol):
 
 @runtime_checkable
 class OnSites(Protocol):
-    """An engine whose clients' models stay where they are: it asks for counts and sums."""
+    """An engine whose clients' models stay with them: it asks the clients for counts and sums."""
 
     def own_scores(self, algorithm: Algorithm, current: Round) -> Mapping[int, OwnScores]:
-        """Of each client that answers, by its id; `current` is the last round."""
+        """The scores of each client that answers, by its id; `current` is the last round."""
 
     def sites(self) -> Clients:
         """All clients, for fits of the last round's router."""
 
     @property
     def on_sites(self) -> bool:
-        """Whether clients are tested on examples of their own; else the server's are."""
+        """Whether each client tests its model on its own examples; else the server tests."""
 
     @property
     def refits(self) -> tuple[str, ...]:
@@ -118,12 +118,12 @@ class Way(NamedTuple):
 
     @staticmethod
     def again(numbers: str) -> Way:
-        """The inverse of `numbers`."""
+        """The way whose `numbers` these are."""
         name, _, many = numbers.partition(" in ")
         return Way(name, int(many.partition(" ")[0]) if many else 0)
 
     def alone(self) -> Backend:
-        """Without processes."""
+        """The backend without worker processes."""
         # "cuda" trains stacked clients: one by one, a GPU mostly waits for its kernels to be
         # launched.
         if self.name.startswith("cuda"):
@@ -133,7 +133,7 @@ class Way(NamedTuple):
         return self._each(loop)
 
     def over(self, team: Team) -> Backend:
-        """In processes: an idle one gets the next client; "dense" gives each its share at once."""
+        """The backend in processes: idle ones get the next client; "dense" gives each its share."""
         if self.name == "dense":
             return team.blocks(Stacked(dense=True))
         return self._each(team)
@@ -273,7 +273,7 @@ def _most(federation: Federation, training: Training) -> int:
 
 
 def _settled(way: Way, training: Training) -> Way:
-    """What the default is for this training: workers, one of two, or the loop."""
+    """The default for this training: workers, the faster of workers and loop, or the loop."""
     if training.deadline is not None or training.retries:
         return way._replace(name="workers")
     spread = training.threads == 1 and way.processes > 1 and forks_safely()
@@ -288,7 +288,7 @@ def _check_limits(way: Way, training: Training) -> None:
             f"training.threads = {training.threads}, and workers have one thread each; set it to "
             "1, or leave out --workers"
         )
-    # A client in this process can neither be ended nor die alone.
+    # A client that trains in this process cannot be ended alone, nor fail alone.
     if training.deadline is not None and not spread:
         raise InputError(
             "training.deadline needs clients in processes of their own, which can be ended: "
@@ -305,7 +305,7 @@ def _check_limits(way: Way, training: Training) -> None:
 def _fastest(
     algorithm: Algorithm, federation: Federation, cohort: int | None, count: int, say: Say
 ) -> Way:
-    """The backend that takes least for the first steps of round 1; count: processes, at most."""
+    """The backend that is fastest in the first steps of round 1; count: the most processes."""
     with _open_contenders(federation, count) as contenders:
         named = {str(way): contender for way, contender in contenders.items()}
         spread = {str(way): way.processes for way in contenders if way.processes}

@@ -35,23 +35,29 @@ from fedshift.engine.traffic import Meter, Traffic
 from fedshift.errors import DivergedError, NeedlessWarning, UnfitError
 from fedshift.experiments.config.custom import Metric, recipe_of
 from fedshift.experiments.config.method_fit import named_alike
-from fedshift.experiments.config.schema import Config, Training
+from fedshift.experiments.config.schema import Config, Method, Selection, Training
 from fedshift.experiments.config.settings import for_densities, setting
 from fedshift.experiments.config.wording import in_file_words
 from fedshift.experiments.engines import Engine, InProcess, evaluating
-from fedshift.experiments.folder.outcome import Experiment, Outcome
+from fedshift.experiments.folder.outcome import Choice, Experiment, Outcome
 from fedshift.experiments.folder.progress import Keeper, Progress, Saver
 from fedshift.experiments.folder.run_folder import (
     EventLog,
     in_turn,
+    lock,
     trained_before,
     write_lock,
     write_profile,
     write_run,
     write_start,
 )
-from fedshift.experiments.measured import measure_at_end, measure_round
-from fedshift.experiments.measures.correcting import Correcting, check_prior, corrected
+from fedshift.experiments.measured import (
+    Evaluation,
+    measure_at_end,
+    measure_round,
+    measured_round,
+)
+from fedshift.experiments.measures.correcting import Correcting, Prior, check_prior, corrected
 from fedshift.experiments.measures.custom_metrics import try_metrics
 from fedshift.experiments.measures.label_sets import set_round, tuned_early
 from fedshift.experiments.measures.played import Played, describe_weights, registered, sizes_alone
@@ -60,18 +66,11 @@ from fedshift.experiments.measures.stopping import best_round, check_stopping, e
 from fedshift.experiments.selection import candidates, choose
 from fedshift.experiments.task.custom_loss import loss_of, with_loss
 from fedshift.experiments.task.preparing import Prepared, oracle_clients, prepare
-from fedshift.experiments.training import (
-    Evaluation,
-    Listener,
-    check_first_round,
-    listeners,
-    measured_round,
-    silent,
-)
+from fedshift.experiments.training import Listener, check_first_round, listeners, silent
 from fedshift.record.folder import CHECKPOINTS, CONFIG, EVENTS, LOCK
 from fedshift.record.rounds import Metrics
 
-# Plans have a place for each example of a batch; beyond so many, only as many as clients have.
+# Plans have a place for each example of a batch: larger batches are cut to what clients have.
 LAID_OUT = 4096
 
 Fit = Callable[[str, dict[str, Any]], tuple[Algorithm, Outcome]]
@@ -106,7 +105,7 @@ def record(
                 write_start(folder, config, prepared, engine.backend)
         if kind == "round" and not by:  # "auto" has chosen by the first round
             by.append(in_turn(*before, engine.backend))
-            write_lock(folder, config, prepared, by[0])
+            write_lock(folder, lock(config, prepared, by[0]), prepared.custom.files)
 
     # In this order: a folder's first event comes after its configuration and lock file.
     tell = listeners(begin, EventLog(folder), listen)
@@ -132,36 +131,35 @@ def _clean_up_if_unfit(folder: Path, fresh: Callable[[], bool]) -> Iterator[None
         raise
 
 
-def federation_of(config: Config, prepared: Prepared) -> Federation:
-    """The task's clients; others, which follow the target, where the method's are such."""
-    traits = recipe_of(config.method, prepared.custom).traits
+def federation_of(method: Method, prepared: Prepared) -> Federation:
+    """The task's clients; for the oracle, clients drawn anew that follow the target."""
+    traits = recipe_of(method, prepared.custom).traits
     return prepared.federation(oracle_clients(prepared) if traits.follows_target else None)
 
 
-def method_of(config: Config, prepared: Prepared) -> Callable[..., Algorithm]:
+def method_of(method: Method, training: Training, prepared: Prepared) -> Callable[..., Algorithm]:
     """The configured recipe, or the user's method, as a function of its options."""
     clients = prepared.task.clients
-    shape = tuple(clients[0].x.shape[1:])
-    # The target's own share, which may validate too, is not the server's.
-    examples = prepared.task.target_validation if config.server.validation else None
     base = setting(
-        config, prepared.model, prepared.announced, prepared.server_inputs, shape, examples
-    )
+        training, prepared.model, prepared.announced, clients=len(clients),
+        seed=prepared.seeds.init, server_inputs=prepared.server_inputs,
+        server_examples=prepared.server_examples, shape=tuple(clients[0].x.shape[1:]),
+    )  # fmt: skip
     if prepared.custom.schedule is not None:
         base = replace(base, local=replace(base.local, lr=prepared.custom.schedule))
     if prepared.custom.head:
         base = replace(base, head=prepared.custom.head)
     base = replace(base, local=_without_padding(base.local, clients))
-    recipe, task = recipe_of(config.method, prepared.custom), prepared.task
+    recipe, task = recipe_of(method, prepared.custom), prepared.task
     if recipe.traits.densities:
-        base = for_densities(base, prepared, config.data.at_sites)
-    make = partial(recipe.make, replace(base, clients=len(clients)))
+        base = for_densities(base, prepared)
+    make = partial(recipe.make, base)
     loss = loss_of(task, prepared.custom.loss)
     return lambda **options: with_loss(make(**options), loss, task.kind, recipe.name)
 
 
 def _without_padding(local: Local, clients: Sequence[ClientData]) -> Local:
-    """A batch so large that it stands for "all examples" is not laid out in full: same steps."""
+    """A huge batch, which means "all examples", is cut to what clients have: same steps."""
     largest = max(LAID_OUT, *(len(c.y) for c in clients))
     return replace(local, batch=largest) if local.batch > largest else local
 
@@ -188,13 +186,15 @@ def run_experiment(
     of = recipe_of(config.method, ready.custom).traits
     correct = Correcting(config.training.prior, np.asarray(ready.announced), of.even, of.at_target)
     try_metrics(ready.custom.metrics, ready.model, ready.task)
-    federation = federation_of(config, ready)
+    federation = federation_of(config.method, ready)
     # The keeper reads checkpoints into this shelf, so new states go there, too.
     if keeper is not None:
         federation = replace(federation, shelf=keeper.shelf)
 
-    def fit(label: str, given: dict[str, Any]) -> tuple[Algorithm, Outcome]:
-        algorithm = _checked(config, ready, federation, given)
+    def fit(candidate: str, given: dict[str, Any]) -> tuple[Algorithm, Outcome]:
+        algorithm = _checked(config.method, config.training, ready, federation, given)
+        # A name for each candidate: its checkpoints and events are told from others' by it.
+        label = f"{config.name} {candidate}" if candidate else config.name
         trained = train(
             algorithm, federation, ready.task, config.training, given, label=label, listen=listen,
             engine=engine or InProcess(), keeper=keeper, clock=clock, metrics=ready.custom.metrics,
@@ -203,57 +203,62 @@ def run_experiment(
         return algorithm, trained
 
     if options.get("ess") != "auto":
-        return Experiment(config, ready, *fit(config.name, options), None)
-    return _automatic(config, ready, federation, fit)
+        return Experiment(config, ready, *fit("", options), None)
+    prior = config.training.prior
+    chosen, choice = _automatic(options, config.selection, prior, ready, federation, fit)
+    return Experiment(config, ready, chosen, choice.chosen.outcome, choice)
 
 
-def check_method(config: Config, ready: Prepared) -> list[str]:
+def check_method(method: Method, training: Training, ready: Prepared) -> list[str]:
     """Raise InputError for a method that cannot be used on this task, before any is trained.
 
     Returns sentences on what of it is of no use there.
     """
-    check_prior(config.training.prior, ready.task)
-    given = dict(config.method.options)
+    check_prior(training.prior, ready.task)
+    given = dict(method.options)
     if given.get("ess") == "auto":  # any of its candidates
         given = {k: v for k, v in given.items() if k != "ess"} | {"lam": 0.0}
-    federation = federation_of(config, ready)
-    algorithm, training = _checked(config, ready, federation, given), config.training
+    federation = federation_of(method, ready)
+    algorithm = _checked(method, training, ready, federation, given)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NeedlessWarning)  # the summary says it
         run(algorithm, federation, training.rounds, cohort=training.cohort)  # plays no round yet
-    return unused(recipe_of(config.method, ready.custom).name, algorithm, federation, ready.task)
+    return unused(recipe_of(method, ready.custom).name, algorithm, federation, ready.task)
 
 
 def _checked(
-    config: Config, ready: Prepared, federation: Federation, given: dict[str, Any]
-) -> Algorithm:
+    method: Method, training: Training, ready: Prepared, federation: Federation,
+    given: dict[str, Any],
+) -> Algorithm:  # fmt: skip
     """The method with these options, whose first round can be played."""
     # The user wrote a file, so errors name its keys and not arguments of Python.
-    with in_file_words("method", named_alike(recipe_of(config.method, ready.custom))):
-        algorithm = method_of(config, ready)(**given)
-        check_first_round(algorithm, federation, config.training, ready.task)
+    with in_file_words("method", named_alike(recipe_of(method, ready.custom))):
+        algorithm = method_of(method, training, ready)(**given)
+        check_first_round(algorithm, federation, training, ready.task)
     return algorithm
 
 
-def _automatic(config: Config, ready: Prepared, federation: Federation, fit: Fit) -> Experiment:
+def _automatic(
+    options: Mapping[str, Any], selection: Selection, prior: Prior, ready: Prepared,
+    federation: Federation, fit: Fit,
+) -> tuple[Algorithm, Choice]:  # fmt: skip
+    """(the method with the chosen ESS, all candidates): one training for each ESS of the grid."""
     # Each candidate sets `ess`, or lam = 0, itself; all other options are common to them.
-    options = {k: v for k, v in config.method.options.items() if k != "ess"}
+    options = {k: v for k, v in options.items() if k != "ess"}
     solver = {k: options[k] for k in ("cap", "fidelity") if k in options}
     with in_file_words("method", {name: name for name in solver}):
         grid = candidates(
-            federation.table["labels"].numpy(), ready.announced, config.selection.grid, **solver
+            federation.table["labels"].numpy(), ready.announced, selection.grid, **solver
         )
     made: dict[str, Algorithm] = {}
 
     def train_one(label: str, fraction: float) -> Outcome:
         given = {"lam": 0.0} if fraction == 0 else {"ess": fraction}
-        # A name of its own for each candidate: checkpoints and events are told apart by it.
-        made[label], outcome = fit(f"{config.name} {label}", options | given)
+        made[label], outcome = fit(label, options | given)
         return outcome
 
-    choice = choose(ready.task, config.selection, grid, train_one, config.training.prior)
-    chosen = choice.chosen
-    return Experiment(config, ready, made[chosen.label], chosen.outcome, choice)
+    choice = choose(ready.task, selection, grid, train_one, prior)
+    return made[choice.chosen.label], choice
 
 
 def train(

@@ -1,17 +1,115 @@
-"""What is measured of a round's models, and where: here, on a GPU, or at the clients' sites."""
+"""What is measured of a round's models, and where: in this process, or at the clients' sites.
+
+Where models stay at their sites, each client sends counts of what its own model gets right on its
+own test examples. Their accuracies are those of one process. What all models say together (votes,
+answers of the client that a router names) needs the models in one place, and is not measured.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm
-from fedshift.data import Task
+from fedshift.data import Examples, Task
 from fedshift.engine.run import Federation, Round
+from fedshift.estimate import AccuracyEstimate
+from fedshift.evaluation.scores import OwnScores, Score, Scored
+from fedshift.evaluation.serving import average_accuracy
 from fedshift.experiments.config.custom import Metric
 from fedshift.experiments.engines import Engine, OnSites, evaluating
-from fedshift.experiments.measures.served import LastRound, last_round
-from fedshift.experiments.own_scores import evaluate_on_sites, last_round_on_sites
-from fedshift.experiments.training import Evaluation, evaluate
+from fedshift.experiments.measures.custom_metrics import metric_values
+from fedshift.experiments.measures.measuring import estimated, scored
+from fedshift.experiments.measures.played import reach, registered
+from fedshift.experiments.measures.served import (
+    REFITS,
+    TOLERANCE,
+    LastRound,
+    Observed,
+    advice,
+    fitted,
+    last_round,
+    models,
+    observe,
+    whole,
+)
+from fedshift.record.rounds import Metrics, ServedMetrics
+from fedshift.router.refit import LOADING, discriminant, penalised
+from fedshift.router.route import Router
+from fedshift.tree import Params
+
+# As many as `Router.refitted` takes by default.
+ROUNDS = 2000
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """Scores on everything that a task holds out: of the global model, or of all clients' models.
+
+    served: how the clients' models answer, where every client has a test set of its own. others:
+    more numbers by name, and the user's metrics. tests: the scores on each client's own test set,
+    or (). silent: clients that were asked for scores and sent none.
+    """
+
+    test: Scored
+    clients: tuple[Scored, ...]
+    validation: Scored | None
+    estimate: AccuracyEstimate
+    served: Observed | None = None
+    others: Mapping[str, float] = field(default_factory=dict)
+    tests: tuple[Scored, ...] = ()
+    silent: tuple[int, ...] = ()
+
+
+def evaluate(
+    algorithm: Algorithm, current: Round, federation: Federation, task: Task,
+    metrics: Mapping[str, Metric] = MappingProxyType({}),
+    sent: Mapping[int, Scored] | None = None,
+) -> Evaluation:  # fmt: skip
+    """Scored a round's model (or models) on the test examples and on each client's validation.
+
+    sent: what clients measured on their own validation examples; None: these are here.
+
+    Where clients have test sets of their own, every client's validation examples are scored by the
+    model that it serves, and the test examples by the system of all clients.
+    """
+    rate, served = partial(scored, task, algorithm.model), None
+    shared = (current.server.get("params", {}), current.server.get("buffers", {}))
+    tests: tuple[Scored, ...] = ()
+    # The clients' own models are what is used there, so they are what is tested.
+    if task.tests:
+        pairs: Sequence[tuple[Params, Params]] = models(algorithm, current, federation)
+        if task.outputs:  # votes and routers are of classes
+            tests = tuple(map(rate, pairs, task.tests))
+        else:
+            served = observe(algorithm, current, federation, task)
+        test = pool(tests) if served is None else served.score
+    else:
+        pairs = [shared] * len(task.clients)
+        test = rate(shared, task.test, confusion=True)
+    if sent is None:
+        clients = tuple(map(rate, pairs, task.validation))
+        away = [i for i, data in enumerate(task.validation) if data.scorer and len(data)]
+        # The score of examples at a site counts none where its client does not answer.
+        silent = tuple(i for i in away if not clients[i].n)
+    else:
+        nothing = rate(pairs[0], Examples(task.test.x[:0], task.test.y[:0]))
+        clients = tuple(sent.get(i, nothing) for i in range(len(task.clients)))
+        silent = tuple(i for i in range(len(task.clients)) if i not in sent)
+    # Of the server's model, whatever the clients serve: it is the server that has the examples.
+    data = task.target_validation if whole(current.server, federation) else None
+    validation = None if data is None else rate(shared, data)
+    estimate, others = estimated(task, pool(clients))
+    tested = (pairs, task.tests) if task.tests else (pairs[:1], (task.test,))
+    others = test.others | others | metric_values(metrics, algorithm.model, *tested, task)
+    return Evaluation(test, clients, validation, estimate, served, others, tests, silent)
 
 
 def measure_round(
@@ -37,3 +135,114 @@ def measure_at_end(
         return last_round_on_sites(engine, algorithm, current, federation, scores.served)
     with evaluating(engine):
         return last_round(algorithm, current, federation, task, scores.served.answers)
+
+
+def pool(scores: Sequence[Scored]) -> Scored:
+    """The sum of scores."""
+    return sum(scores[1:], start=scores[0])
+
+
+def measured_round(
+    current: Round,
+    evaluation: Evaluation,
+    federation: Federation,
+    task: Task,
+    algorithm: Algorithm,
+) -> Metrics:
+    """The numbers of one evaluated round."""
+    remaining = reach(current, federation.table, task.target, algorithm)
+    return Metrics(
+        round=current.t,
+        train_loss=current.loss,
+        target_accuracy=evaluation.test.accuracy,
+        target_loss=evaluation.test.loss,
+        target_macro_f1=evaluation.test.macro_f1,
+        estimated_accuracy=evaluation.estimate.accuracy,
+        estimated_se=evaluation.estimate.standard_error,
+        validation_accuracy=math.nan
+        if evaluation.validation is None
+        else evaluation.validation.accuracy,
+        validation_loss=math.nan if evaluation.validation is None else evaluation.validation.loss,
+        source_accuracy=pool(evaluation.clients).accuracy,
+        clients_trained=len(current.trained),
+        ess=remaining.ess,
+        ess_fraction=remaining.ess_fraction,
+        gap=remaining.gap,
+        others=evaluation.others,
+    )
+
+
+def evaluate_on_sites(
+    engine: OnSites, algorithm: Algorithm, current: Round, federation: Federation, task: Task
+) -> Evaluation:
+    """As `evaluate`: each client's own model on its own examples, client by client.
+
+    The test score is that of every client's model on its own test examples. A client that does not
+    answer has no examples.
+    """
+    classes, clients = len(task.classes), range(len(federation.clients))
+    sent = engine.own_scores(algorithm, current)
+    zeros = torch.zeros(classes, dtype=torch.int64)
+    nothing = Score(zeros, zeros, zeros, 0.0)
+    given = [sent.get(i, OwnScores(nothing, nothing, None, None)) for i in clients]
+    validation = tuple(one.validation for one in given)
+    estimate, others = estimated(task, pool(validation))
+    tested = [one.own for one in given]
+    test = sum(tested[1:], start=tested[0])
+    metrics = _served_metrics(current, given, registered(current, federation.table)["n"])
+    observed = Observed(metrics, test, None, tuple(given))
+    silent = tuple(i for i in clients if i not in sent)
+    return Evaluation(test, validation, None, estimate, observed, others, silent=silent)
+
+
+def _served_metrics(current: Round, given: list[OwnScores], sizes: Tensor) -> ServedMetrics:
+    per_client = torch.tensor([one.own.accuracy for one in given], dtype=torch.float64)
+    measured = per_client[~per_client.isnan()]
+    shared = [one.shared for one in given if one.shared is not None]
+    routed = [(i, one.sent) for i, one in enumerate(given) if one.sent is not None]
+    right = sum(int(sent[i]) for i, sent in routed)
+    queries = sum(int(sent.sum()) for _, sent in routed)
+    none = math.nan
+    return ServedMetrics(
+        round=current.t,
+        system_accuracy=none,
+        average_accuracy=average_accuracy(per_client, sizes) if len(measured) else none,
+        worst_accuracy=float(measured.min()) if len(measured) else none,
+        global_accuracy=pool(shared).accuracy if shared else none,
+        vote_accuracy=none,
+        routed_posterior=none,
+        routed_density=none,
+        mixture_accuracy=none,
+        oracle_routed=pool([one.own for one in given]).accuracy,
+        router_accuracy=right / queries if queries else none,
+    )
+
+
+def last_round_on_sites(
+    engine: OnSites,
+    algorithm: Algorithm,
+    current: Round,
+    federation: Federation,
+    observed: Observed,
+) -> LastRound:
+    """As `last_round`: fits of the router by messages, where the method trains one."""
+    tested = [one.own for one in observed.own]
+    details: dict[str, Any] = {
+        "client_accuracy": [None if math.isnan(one.accuracy) else one.accuracy for one in tested],
+        "class_accuracy": [one.recall for one in tested],
+        "router": None,
+    }
+    last = LastRound({}, details, on_sites=True)
+    if all(one.sent is None for one in observed.own):
+        return last
+    first = federation.params, federation.buffers
+    router = Router.of_sites(algorithm.at(current.t), current.server, first, current.states)
+    sites, cap = engine.sites(), federation.gate.max_weight
+    fits: Mapping[str, Callable[[], Router]] = {
+        "refitted": partial(router.fitted, penalised(None, TOLERANCE, ROUNDS), sites, cap=cap),
+        "moment": partial(router.fitted, discriminant(None), sites, novelty=LOADING, cap=cap),
+    }
+    routers, failed = fitted({name: fit for name, fit in fits.items() if name in engine.refits})
+    notes = [*advice(routers), *failed]
+    refits = dict.fromkeys(REFITS, math.nan)
+    return replace(last, refits=refits, routers=routers, notes=tuple(notes))

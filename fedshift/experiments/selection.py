@@ -25,7 +25,7 @@ def candidates(
     cap: float | None = None,
     fidelity: Fidelity = "squared",
 ) -> list[tuple[str, float, PalsWeights]]:
-    """(label, fraction, weights) for each fraction; those that lambda = 0 already reaches, once.
+    """(label, fraction, weights) of each fraction; one for all that lambda = 0 already reaches.
 
     Fractions that no weights under the cap reach are left out.
     """
@@ -73,13 +73,13 @@ def choose(
     done = tuple(Candidate(label, f, solved, train_one(label, f)) for label, f, solved in grid)
     scores = _corrected_scores() if prior != "none" else _scores()
     if task.kind == "regression":
-        # No set of one's own has validation examples that follow the target.
+        # Tasks of numbers have no validation examples that follow the target.
         scores["estimate"] = lambda c: c.outcome.final.merit
         scores["source"] = lambda c: -c.outcome.final.others["source_loss"]
         scores["oracle"] = lambda c: -c.outcome.final.target_loss
     picks = {}
     for rule, value in scores.items():
-        # A rule without its examples picks nothing, rather than the first.
+        # A rule whose examples are missing picks no candidate.
         measured = [c for c in done if not math.isnan(value(c))]
         if measured:
             picks[rule] = max(measured, key=lambda c: (value(c), c.ess)).label
@@ -96,7 +96,7 @@ def _scores() -> dict[str, Callable[[Candidate], float]]:
 
 
 def _corrected_scores() -> dict[str, Callable[[Candidate], float]]:
-    """Of the models as they are served. Sources have priors of their own, so theirs stays."""
+    """The same of the corrected models; "source" is of data whose prior needs no correction."""
 
     def of(c: Candidate) -> Corrected:
         assert c.outcome.corrected is not None  # `check_prior`

@@ -330,7 +330,7 @@ def _try(planned: Fit, *, metrics: bool) -> list[str]:
     prepared = planned.prepared
     if metrics:
         try_metrics(prepared.custom.metrics, prepared.model, prepared.task)
-    return check_method(planned.config, prepared)
+    return check_method(planned.config.method, planned.config.training, prepared)
 
 
 def _keys_for(given: Given, all_: Any, keys: Mapping[str, Any]) -> dict[str, Any]:

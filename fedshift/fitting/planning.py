@@ -18,7 +18,7 @@ from fedshift.client.objectives import Term
 from fedshift.errors import InputError
 from fedshift.experiments.config.custom import Custom, Metric
 from fedshift.experiments.config.load import validate
-from fedshift.experiments.config.schema import PYTHON, Config
+from fedshift.experiments.config.schema import PYTHON, Config, Training
 from fedshift.experiments.measures.custom_metrics import check_metrics
 from fedshift.experiments.task.custom_data import about, prepare_built
 from fedshift.experiments.task.custom_loss import loss_term
@@ -69,7 +69,8 @@ def plan(
         tables = sorted_keys(chosen, keys, with_options=not isinstance(method, Method))
         config = _config(task, net, chosen, tables, seed, name)
     made = task.build() if built is None else built
-    config = _corrected(config, made, keys, loss, class_weights)
+    training = _corrected(config.training, made, keys, loss, class_weights)
+    config = config.model_copy(update={"training": training})
     added = Custom(
         method=_custom_recipe(chosen),
         loss=None if loss is None else loss_term(loss),
@@ -79,7 +80,8 @@ def plan(
         head=_head(head, made),
     )
     check_metrics(added.metrics, task.kind)
-    model = _model(task, net, chosen, config, made)
+    seed, freeze = config.seeds.resolved().init, config.model.freeze_norm
+    model = _model(task, net, chosen, made, seed, freeze)
     notes = made.notes + ((ALIKE,) if _alike(net, chosen) else ())
     call = call_of(
         net, method, keys, schedule=schedule, metrics=metrics, loss=loss,
@@ -90,7 +92,9 @@ def plan(
     return Plan(config, prepare_built(config, made, model, added), notes)
 
 
-def _corrected(config: Config, built: Built, keys: Mapping[str, Any], *weighing: Any) -> Config:
+def _corrected(
+    training: Training, built: Built, keys: Mapping[str, Any], *weighing: Any
+) -> Training:
     """What `fit` serves unless it is given `prior`: the model corrected for the target.
 
     As trained, where no one model predicts classes for a target, and where the user weighs classes
@@ -100,11 +104,9 @@ def _corrected(config: Config, built: Built, keys: Mapping[str, Any], *weighing:
     task = built.task
     weighs = any(one is not None for one in weighing)
     if "prior" in keys or weighs or task.kind != "classification" or task.tests:
-        return config
+        return training
     prior = "calibrated" if any(map(len, task.validation)) else "target"
-    return config.model_copy(
-        update={"training": config.training.model_copy(update={"prior": prior})}
-    )
+    return training.model_copy(update={"prior": prior})
 
 
 def _own_schedule(keys: dict[str, Any]) -> Any:
@@ -206,7 +208,9 @@ def _custom_recipe(chosen: Method) -> Any:
     return replace(chosen.recipe, make=partial(made_by_user, chosen.recipe.make, **others))
 
 
-def _model(task: Task, net: Any, chosen: Method, config: Config, built: Built) -> Model | None:
+def _model(
+    task: Task, net: Any, chosen: Method, built: Built, seed: int, freeze_norm: bool
+) -> Model | None:
     """The first model; None for a network by name."""
     if chosen.algorithm is not None:
         model = chosen.algorithm.model
@@ -225,7 +229,7 @@ def _model(task: Task, net: Any, chosen: Method, config: Config, built: Built) -
                 f"{chosen.recipe.name} brings its own network, to which the task's transform would "
                 "not be applied; give Model(net, augment=...) in it, and the task no transform"
             )
-        if config.model.freeze_norm and not model.freeze_norm:
+        if freeze_norm and not model.freeze_norm:
             raise InputError(
                 f"{chosen.recipe.name} brings its own network; leave freeze_norm out, and give the "
                 "Algorithm Model(net, freeze_norm=True)"
@@ -242,8 +246,7 @@ def _model(task: Task, net: Any, chosen: Method, config: Config, built: Built) -
             f"Model(net, augment=...) changes training inputs, and this task {why}; give the task "
             "one transform that does it all, and fit the network itself"
         )
-    seeds, freeze = config.seeds.resolved(), config.model.freeze_norm
-    return first_model(net, task, seeds.init, built.encoding.layout, freeze_norm=freeze)
+    return first_model(net, task, seed, built.encoding.layout, freeze_norm=freeze_norm)
 
 
 def _alike(net: Any, chosen: Method) -> bool:

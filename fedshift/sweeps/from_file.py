@@ -157,14 +157,14 @@ def _runs(
     files = files_of(config)
     moved = sorted((os.path.basename(path), digest) for path, digest in files.items())
     beside, former = (json.dumps(of) if files else "" for of in (moved, files))
-    if not targets:
-        return {s: run_of(seeded(config, s, vary), beside, former) for s in seeds}
-    whole = seeded(config, seeds[0], "training")
-    made = [
-        whole.model_copy(update={"data": whole.data.model_copy(update={"target": name})})
-        for name in targets
-    ]
-    return {i: run_of(one, beside, former) for i, one in enumerate(made)}
+    if targets:
+        first = seeded(config.seeds, seeds[0], "training")
+        data = [config.data.model_copy(update={"target": name}) for name in targets]
+        changes = {i: {"seeds": first, "data": one} for i, one in enumerate(data)}
+    else:
+        changes = {s: {"seeds": seeded(config.seeds, s, vary)} for s in seeds}
+    made = {unit: config.model_copy(update=change) for unit, change in changes.items()}
+    return {unit: run_of(one, beside, former) for unit, one in made.items()}
 
 
 def _points(file: Path, name: str, recipe: Recipe, values: Values) -> Iterator[tuple[str, Config]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from fedshift.errors import InputError, shown, unknown
-from fedshift.experiments.config.schema import Config
+from fedshift.experiments.config.schema import Config, SeedTable
 from fedshift.experiments.measures.served import measured
 from fedshift.record.rounds import Metrics
 from fedshift.record.summary import Final
@@ -120,10 +120,9 @@ def seeds_in_words(seeds: Sequence[int]) -> str:
     return f"Seeds {', '.join(map(str, seeds[:-1]))} and {seeds[-1]}"
 
 
-def seeded(config: Config, seed: int, vary: str) -> Config:
-    """The configuration at a seed. Raises InputError where [seeds] leaves nothing to vary."""
+def seeded(seeds: SeedTable, seed: int, vary: str) -> SeedTable:
+    """[seeds] at a run seed. Raises InputError where the table leaves nothing to vary."""
     check_vary(vary)
-    seeds = config.seeds
     if vary == "split" and seeds.split is not None:
         raise InputError(
             f'seeds.split = {seeds.split} is set, and vary = "split" draws the cut anew for every '
@@ -135,8 +134,7 @@ def seeded(config: Config, seed: int, vary: str) -> Config:
             "alike; leave out those that are to vary"
         )
     split = seeds.resolved().split if vary == "training" else None
-    update = seeds.model_copy(update={"run": seed, "split": split})
-    return config.model_copy(update={"seeds": update})
+    return seeds.model_copy(update={"run": seed, "split": split})
 
 
 def check_metric(metric: str | None, added: Iterable[str]) -> None:

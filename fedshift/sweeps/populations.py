@@ -14,7 +14,7 @@ from fedshift.sweeps.store import Run
 def population_of(config: Config) -> str:
     """What the clients' data and the target follow from."""
     sections = config.model_dump_json(include={"data", "shift", "server"})
-    return f"{sections} {config.seeds.resolved().split} {as_bytes(config)}"
+    return f"{sections} {config.seeds.resolved().split} {as_bytes(config.data, config.model)}"
 
 
 class Populations:

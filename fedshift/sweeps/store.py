@@ -68,15 +68,16 @@ def run_of(config: Config, beside: str = "", former: str = "") -> Run:
     Runs outlive new keys (`Config.identity`); `Store.read` refuses runs whose other keys have
     changed since.
     """
-    name = _name(config, config.identity, beside)
-    before = _name(config, config.identity_by_path, former) if former else ""
+    readable = _readable(config)
+    name = _name(readable, config.identity, beside)
+    before = _name(readable, config.identity_by_path, former) if former else ""
     return Run(name, config.model_copy(update={"name": name}), before)
 
 
-def _name(config: Config, identity: str, beside: str) -> str:
+def _name(readable: str, identity: str, beside: str) -> str:
     if beside:
         identity = hashlib.sha256(f"{identity} {beside}".encode()).hexdigest()
-    return f"{_readable(config)}-{identity[:HASH]}"
+    return f"{readable}-{identity[:HASH]}"
 
 
 def _readable(config: Config) -> str:

@@ -48,15 +48,14 @@ def call(monkeypatch: pytest.MonkeyPatch) -> Call:
 
 def test_the_cap_of_so_many_clients() -> None:
     for clients in range(1, 200):
-        config, sentence = with_cap(Config(shift=Split(clients=clients)))
-        cap = config.training.max_weight
+        training, sentence = with_cap(Method(), Training(), clients)
+        cap = training.max_weight
         assert cap is not None
         assert 1 / clients <= cap <= 1
         assert clients == 1 or cap <= 1 / 2
         assert clients <= 6 or cap == pytest.approx(3 / clients)
         assert clients == 1 or f"{cap:.3g} of 1" in sentence
-    drawn = Config(shift=Split(clients=100), training=Training(cohort=10))
-    assert with_cap(drawn)[0].training.max_weight == 0.3
+    assert with_cap(Method(), Training(cohort=10), 100)[0].max_weight == 0.3
 
 
 @pytest.mark.parametrize(
@@ -69,12 +68,10 @@ def test_the_cap_of_so_many_clients() -> None:
     ids=["training", "just the least", "method"],
 )
 def test_an_experiment_that_names_its_own_keeps_it(config: Config) -> None:
-    kept, sentence = with_cap(config)
-    assert kept == config
-    assert (
-        sentence
-        == f"No client gets a weight above {cap_named(config):.3g}, as the experiment says."
-    )
+    kept, sentence = with_cap(config.method, config.training, config.clients)
+    assert kept == config.training
+    cap = cap_named(config.method, config.training)
+    assert sentence == f"No client gets a weight above {cap:.3g}, as the experiment says."
 
 
 NAMED = {
@@ -95,9 +92,9 @@ def test_what_a_cap_is_worth_is_what_clients_get(case: str) -> None:
     """The number of the sentence is the weight of a liar in a round, by the sum that weighs it."""
     clients, cap, cohort, words = NAMED[case]
     training = Training(max_weight=cap, cohort=cohort or None)
-    config, sentence = with_cap(Config(shift=Split(clients=clients), training=training))
+    capped_training, sentence = with_cap(Method(), training, clients)
     assert sentence.startswith(words)
-    assert config.training.max_weight == (cap or 1.0)
+    assert capped_training.max_weight == (cap or 1.0)
     present = cohort or clients
     claims = torch.tensor([1e9, *[1.0] * (present - 1)], dtype=torch.float64)
     most = float(capped(claims / claims.sum(), cap or 1.0).max())
@@ -110,7 +107,7 @@ def test_what_a_cap_is_worth_is_what_clients_get(case: str) -> None:
 
 
 def test_without_a_cap_it_is_said_that_there_is_none() -> None:
-    assert cap_text(Config(shift=Split(clients=3))).startswith("No cap, since the experiment names")
+    assert cap_text(Method(), Training(), 3).startswith("No cap, since the experiment names")
 
 
 def test_an_even_share_above_a_small_cap_is_no_suspicion() -> None:
@@ -148,15 +145,15 @@ def test_the_file_gives_the_bits_of_the_federation(
 
 def by_loop(config: Config) -> Round:
     prepared = prepare(config)
-    algorithm = method_of(config, prepared)(**config.method.options)
-    return list(run(algorithm, federation_of(config, prepared), config.training.rounds))[-1]
+    algorithm = method_of(config.method, config.training, prepared)(**config.method.options)
+    return list(run(algorithm, federation_of(config.method, prepared), config.training.rounds))[-1]
 
 
 def by_messages(text: str) -> Round:
     config = validate(tomllib.loads(text), text=text)
     prepared = prepare(config)
-    algorithm = method_of(config, prepared)(**config.method.options)
-    federation = federation_of(config, prepared)
+    algorithm = method_of(config.method, config.training, prepared)(**config.method.options)
+    federation = federation_of(config.method, prepared)
     grid = LocalGrid(client_app(partial(configured_site, text)), len(federation.clients))
     strategy = strategy_of(algorithm, federation, config.training)
     return list(on_grid(grid, strategy, config.training, meter=Meter()))[-1]

@@ -11,9 +11,11 @@ import pytest
 import torch
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
+from fedshift.experiments.config.caps import cap_named
 from fedshift.experiments.config.load import dumps, load_config
 from fedshift.experiments.config.schema import Config
 from fedshift.experiments.experiment import federation_of, method_of, record
+from fedshift.experiments.folder.run_folder import EventLog
 from fedshift.experiments.machines.deployed import opening
 from fedshift.experiments.machines.deployed_engine import Deployed, News
 from fedshift.experiments.machines.on_flower import configured_site
@@ -41,7 +43,10 @@ def folder_of(config: Config, out: Path, liar: int | None = LIAR) -> dict[str, A
     """What the run's folder holds, as the deployed server writes it: summary and claims."""
     prepared, waits = prepare(config), {"patience": 1.0, "timeout": 60.0}
     out.mkdir()
-    opens = partial(opening, config, prepared, out, True)
+    opens = partial(
+        opening, EventLog(out), prepared, run=config.name, dealt=True,
+        cap=cap_named(config.method, config.training), cohort=config.training.cohort,
+    )  # fmt: skip
     engine = Deployed(grid_of(config, liar), waits, out, opens, News(out, config.name))
     record(out, config, prepared, silent, engine)
     lines = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
@@ -89,11 +94,14 @@ def test_no_honest_client_is_suspected(tmp_path: Path) -> None:
 
 def claims_of(config: Config, change: Any, *, dealt: bool = True) -> dict[str, Any]:
     prepared = prepare(config)
-    federation = federation_of(config, prepared)
+    federation = federation_of(config.method, prepared)
     table = {k: v.clone() for k, v in federation.table.items()}
     change(table)
-    algorithm = method_of(config, prepared)(**config.method.options)
-    return opening_event(config, prepared, algorithm, federation, table, dealt=dealt)
+    algorithm = method_of(config.method, config.training, prepared)(**config.method.options)
+    return opening_event(
+        prepared, algorithm, federation, table, run=config.name,
+        cap=cap_named(config.method, config.training), cohort=config.training.cohort, dealt=dealt,
+    )  # fmt: skip
 
 
 @pytest.mark.slow

@@ -21,7 +21,8 @@ SHORT = ["training.rounds=2", "training.steps=3", "method.name=fedavg", "method.
 
 def test_a_liar_has_the_cap_and_is_named(tmp_path: Path) -> None:
     config = load_config(EXAMPLE, SHORT)
-    capped, _ = with_cap(config)
+    training, _ = with_cap(config.method, config.training, config.clients)
+    capped = config.model_copy(update={"training": training})
     with loopback(tmp_path / "federation", dumps(capped), 3) as fed:
         for client in range(3):
             fed.join(client)

@@ -97,7 +97,8 @@ def test_oracle_clients_follow_the_target(ready: Prepared) -> None:
     assert held is not None
     validated = rows(held.x).union(*(rows(v.x) for v in ready.task.validation))
     assert not validated & set().union(*(rows(c.x) for c in clients))
-    weights = recipes.fedpals(setting(FAST, ready.model, ready.announced), ess=0.3)
+    base = setting(FAST.training, ready.model, ready.announced, clients=9, seed=0)
+    weights = recipes.fedpals(base, ess=0.3)
     federation = ready.federation(clients)
     server = weights.init(federation.params, federation.buffers, federation.table)
     solved = weights.weigh(server, torch.arange(9))

@@ -12,19 +12,21 @@ import numpy as np
 import pytest
 import torch
 
-from fedshift import datasets
+from fedshift import datasets, recipes
+from fedshift.algorithms.base import Algorithm
 from fedshift.data import client_data
 from fedshift.datasets import writers
 from fedshift.errors import InputError, TrainingError
+from fedshift.experiments.config.custom import Custom
 from fedshift.experiments.config.load import dumps, validate
 from fedshift.experiments.config.networks import network
 from fedshift.experiments.config.schema import Network
-from fedshift.experiments.config.settings import setting
-from fedshift.experiments.experiment import record
+from fedshift.experiments.experiment import method_of, record
 from fedshift.experiments.measures.distances import measured_shift
 from fedshift.experiments.task.feature_shift import writer_ids
 from fedshift.experiments.task.preparing import Prepared, prepare
 from fedshift.experiments.training import silent
+from fedshift.recipes import Setting
 from fedshift.record.folder import read_run
 from fedshift.report.page import page
 from fedshift.shifts import domain_auc, label_distances, noise_pool, noisy_writers
@@ -195,13 +197,19 @@ def test_a_run_without_rounds_to_train_is_refused(method: str) -> None:
     validate(given)
 
 
-def test_the_setting_has_shape_and_seed() -> None:
-    config = validate(tables(DISK | {"density_rounds": 1}) | {"training": {"rounds": 4}})
+def test_a_method_gets_the_shape_of_an_input_and_the_seed_of_first_weights() -> None:
+    given: list[Setting] = []
+
+    def make(setting: Setting) -> Algorithm:
+        given.append(setting)
+        return recipes.fedavg(setting)
+
+    config = validate(tables() | {"seeds": {"run": 3, "init": 5}})
     prepared = prepare(config)
-    made = setting(config, prepared.model, prepared.announced, None, (1, 28, 28))
-    assert (made.shape, made.seed) == ((1, 28, 28), 0)
-    other = validate(tables() | {"seeds": {"run": 3, "init": 5}})
-    assert setting(other, prepared.model, prepared.announced).seed == 5
+    custom = Custom(method=replace(recipes.recipe("fedavg"), make=make))
+    method_of(config.method, config.training, replace(prepared, custom=custom))()
+    assert (given[0].shape, given[0].seed) == ((1, 28, 28), 5)
+    assert given[0].clients == len(prepared.task.clients)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fedshift.experiments.config.load import validate
-from fedshift.experiments.task.looks import look_name, look_names
+from fedshift.experiments.task.feature_shift import look_name, look_names
 from fedshift.shifts import covariate
 
 

@@ -16,7 +16,7 @@ from fedshift.datasets import Dataset, Samples
 from fedshift.errors import InputError
 from fedshift.experiments.config.load import load_config, validate
 from fedshift.experiments.config.networks import network
-from fedshift.experiments.task.looks import check_images, grey_note
+from fedshift.experiments.task.feature_shift import check_images, grey_note
 from fedshift.experiments.task.preparing import prepare
 
 CLOTHES = """\

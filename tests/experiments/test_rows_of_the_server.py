@@ -20,7 +20,7 @@ from fedshift.experiments.config.load import dumps, load_config, validate
 from fedshift.experiments.config.schema import Config, ServerData
 from fedshift.experiments.experiment import run_experiment
 from fedshift.experiments.measures.served import models
-from fedshift.experiments.task.from_files import source_of
+from fedshift.experiments.task.custom_source import task_of
 from fedshift.experiments.task.preparing import Prepared, population, prepare
 from fedshift.experiments.task.server_rows import set_apart
 from fedshift.record.folder import ENCODING
@@ -48,7 +48,7 @@ def rows_of(prepared: Prepared) -> Counter[tuple[float, ...]]:
 
 def test_the_servers_rows_are_no_clients(tmp_path: Path) -> None:
     """As many of each label as its share; the rest stays. Controls: none, and another seed."""
-    task = source_of(config(tmp_path))
+    task = task_of(config(tmp_path).data, 0)
     left, (apart, *_) = set_apart(task, UNLABELED, 0)
     before = np.sort(np.concatenate(client_rows(task)))
     after = np.sort(np.concatenate(client_rows(left)))
@@ -93,7 +93,7 @@ def test_a_client_that_loses_a_label_is_named(tmp_path: Path) -> None:
 
 
 def test_a_held_out_target_gives_the_server_nothing(tmp_path: Path) -> None:
-    task = source_of(config(tmp_path, "data.target=north"))
+    task = task_of(config(tmp_path, "data.target=north").data, 0)
     _, (apart, *_) = set_apart(task, UNLABELED, 0)
     assert "north" not in {task.places.names[task.places.codes[i]] for i in apart}
     assert len({task.places.codes[i] for i in apart}) == 2
@@ -120,7 +120,7 @@ def test_the_network_gets_them_as_it_gets_clients_rows(tmp_path: Path) -> None:
 
 def test_labelled_rows_are_others_again(tmp_path: Path) -> None:
     """In the same shares, whatever the unlabeled ones. Control: another seed has other rows."""
-    task, both = source_of(config(tmp_path)), ServerData(unlabeled=50, validation=30)
+    task, both = task_of(config(tmp_path).data, 0), ServerData(unlabeled=50, validation=30)
     left, apart = set_apart(task, both, 0)
     sets = [apart.unlabeled, apart.validation, apart.others]
     before = np.sort(np.concatenate(client_rows(task)))
@@ -147,7 +147,9 @@ def test_labelled_rows_validate(tmp_path: Path) -> None:
         task.inputs, np.arange(240)
     )
     assert rows_of(ready) + rows[0] + rows[1] == Counter(tuple(x) for x in everything.tolist())
-    _, apart = set_apart(source_of(config(tmp_path)), ServerData(unlabeled=50, validation=30), 0)
+    _, apart = set_apart(
+        task_of(config(tmp_path).data, 0), ServerData(unlabeled=50, validation=30), 0
+    )
     assert labelled.y.tolist() == task.labels.codes[apart.validation].tolist()
     assert [n for n in ready.custom.notes if "server's" in n] == [
         "50 of the clients' rows are the server's, without their labels.",

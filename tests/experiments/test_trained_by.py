@@ -129,7 +129,10 @@ def test_a_backend_is_tried_without_a_trace(backend: str) -> None:
     setting = {"model": {"name": model}, "training": {"rounds": 2, "steps": 2}}
     config = config_of("fedavg", **setting)
     ready = prepare(config)
-    algorithm, federation = method_of(config, ready)(), federation_of(config, ready)
+    algorithm, federation = (
+        method_of(config.method, config.training, ready)(),
+        federation_of(config.method, ready),
+    )
     own = Way(backend).alone
     plain = [played.server for played in run(algorithm, federation, 2, backend=own())]
     found = []

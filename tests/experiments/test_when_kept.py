@@ -113,7 +113,9 @@ def test_checkpoints_of_the_version_before_are_accepted(tmp_path: Path) -> None:
     keeper = kept_in(tmp_path, config, prepare(config), 1)
     assert keeper.former == "7f2e77af17bd6ee9227d66e6b2808814dff2337d3ad4b2bf2b7982b8374897a8"
     ready = prepare(config)
-    after = start(method_of(config, ready)(), federation_of(config, ready))
+    after = start(
+        method_of(config.method, config.training, ready)(), federation_of(config.method, ready)
+    )
     replace(keeper, identity=keeper.former).keep("run", Progress(after))
     assert keeper.progress("run").after is not None
     other = config.model_copy(update={"training": Training(rounds=5, steps=1)})

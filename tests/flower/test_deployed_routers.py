@@ -17,8 +17,7 @@ from flwr.app import ArrayRecord, Message
 import fedshift as fs
 from fedshift.errors import DataError, InputError
 from fedshift.experiments.config.load import dumps, validate
-from fedshift.experiments.folder.router_file import with_fit
-from fedshift.experiments.folder.routers import Fit, load_router
+from fedshift.experiments.folder.routers import Fit, load_router, with_fit
 from fedshift.experiments.folder.run_models import load_models
 from fedshift.experiments.folder.stored import read_parts
 from fedshift.experiments.machines import awaited

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from fedshift.engine.trial import pals_of
 from fedshift.errors import DataError, InputError
 from fedshift.experiments.config.load import dumps, validate
 from fedshift.experiments.config.schema import Config
-from fedshift.experiments.config.settings import setting
+from fedshift.experiments.experiment import method_of
 from fedshift.experiments.task.preparing import prepare
 from fedshift.papers.protocols import fedpals
 from fedshift.papers.protocols.study import Metric, Study, narrowed
@@ -243,6 +244,7 @@ def test_the_server_can_be_told_a_noisy_target() -> None:
     moved = exact.task.target.numpy() + 0.5 * np.maximum(eps, 0.0)
     assert noisy.announced == pytest.approx(tuple(moved / moved.sum()), abs=1e-15)
     assert noisy.announced != pytest.approx(exact.announced, abs=1e-3)
-    assert (
-        setting(gaussians(target_noise=0.5), noisy.model, noisy.announced).target == noisy.announced
-    )
+    config = gaussians(target_noise=0.5)
+    rule = pals_of(method_of(config.method, config.training, noisy)(lam=0.0))
+    assert rule is not None
+    assert rule.target == noisy.announced

@@ -83,7 +83,11 @@ def test_the_accuracy_held_out_is_that_of_the_validation_examples(trained: Exper
     task = ready.task
     last = summary(trained).last
     assert last is not None
-    parts = method_of(trained.config, ready)(), outcome.last, outcome.federation
+    parts = (
+        method_of(trained.config.method, trained.config.training, ready)(),
+        outcome.last,
+        outcome.federation,
+    )
     served = serve(parts[0].model, models(*parts), task.validation)
     taken = routable(outcome.last, outcome.federation)
     metrics, _ = measure(2, served, outcome.federation.table["n"], taken, None)

@@ -160,6 +160,6 @@ def played(method: str, cohort: int | None = None) -> Hand:
 def _played(method: str, cohort: int | None) -> Hand:
     found = prepared(method)
     config = validate(TABLES | {"method": {"name": method}})
-    algorithm, federation = method_of(config, found)(), found.federation()
+    algorithm, federation = method_of(config.method, config.training, found)(), found.federation()
     *_, last = run(algorithm, federation, 1 if cohort else 6, cohort=cohort)
     return Hand(algorithm, federation, found.task, last)

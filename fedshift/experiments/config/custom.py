@@ -30,7 +30,7 @@ class Custom:
     class_weights  [K], the importance of an example of each class in local training
     files          SHA-256 of the files that the configuration names, by path
     head           prefixes of the parameters that some methods treat apart; () for "head."
-    mark           what tells a run with these from others: checkpoints have it, too
+    mark           a hash of what no key of the configuration holds; checkpoints have it, too
     texts          to leave in the run folder, by name of the file
     notes          what its user should know of the data
     task           what a network of the user's is made for; None for a set of the library

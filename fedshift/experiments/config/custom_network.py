@@ -14,8 +14,8 @@ from fedshift.tasks.layout import Layout
 
 
 class Shape(NamedTuple):
-    """What a network is made for, where there is no `fedshift.Task`: a set of the library's, or a
-    task of which a run folder says as much.
+    """What a network is made for, where there is no `fedshift.Task`: for a set of the library, and
+    for a run folder, which has this much of its task.
     """
 
     input_shape: tuple[int, ...]

@@ -18,19 +18,19 @@ from fedshift.experiments.config.method_fit import Problem, misfits
 from fedshift.experiments.config.named_files import placed, relative, with_paths
 from fedshift.experiments.config.places import Source, keys_set
 from fedshift.experiments.config.python_names import PYTHON, is_python, load_python
-from fedshift.experiments.config.schema import Config
+from fedshift.experiments.config.schema import Config, Data, Method
 from fedshift.experiments.config.shift import Split
 
 Tables = dict[str, Any]
 S = TypeVar("S", bound=BaseModel)
 MOST, MOST_SHOWN = 1_000_000, 20
 
-# Some keys mean something else under another name: their values are never carried over to it.
-# What an option of one key is -> the names under which it is that.
+# Some options mean something else once -c changes the section's name: then -c must set them, too.
+# For one option: what it means -> the names under which it means that.
 Meanings = Mapping[str, tuple[str, ...]]
 # The key that names what a section's options belong to.
 NAMES = {"method": "name", "model": "name", "shift": "kind"}
-# Options that are not the same under all names of a section; those of methods stand in recipes.
+# Options with several meanings; those of methods are in `recipes`.
 OTHERWISE: Mapping[str, Meanings] = {
     "model.projection": {
         "the width of a linear layer before the classifier": ("resnet18", "resnet50"),
@@ -69,7 +69,7 @@ def read_section(path: Path, kind: type[S]) -> S:
         return kind.model_validate(_tuples(_tables(path, text)))
     except ValidationError as e:
         source = Source(str(path), text)
-        # First what is there and should not be: it may be the mistyped name of what is missing.
+        # Unknown keys first: one may be the mistyped name of a key that is missing.
         errors = sorted(e.errors(), key=lambda one: one["type"] != "extra_forbidden")
         lines = [source.placed(why, key) for key, why in _group(errors, kind)]
         raise InputError("\n".join(lines)) from None
@@ -85,7 +85,7 @@ def _tables(path: Path, text: str) -> Tables:
 
 
 def _text(path: Path) -> str:
-    """The text of a file of at most MOST bytes; a byte-order mark does no harm."""
+    """The text of a file of at most MOST bytes; a byte-order mark is skipped."""
     try:
         with path.open("rb") as f:
             content = f.read(MOST + 1)
@@ -114,7 +114,7 @@ def validate(
     except RecursionError:
         raise InputError(f"{origin}: tables within tables, deeper than any configuration") from None
     if config is not None:
-        problems += _method_problems(config)
+        problems += _method_problems(config.method) or misfits(config)
     if config is None or problems:
         first, source = problems[:MOST_SHOWN], Source(origin, text, tuple(overrides))
         lines = [source.placed(why, key) for key, why in first]
@@ -127,7 +127,7 @@ def validate(
 def _drop_foreign_options(tables: Tables, given: Sequence[str]) -> tuple[str, ...]:
     """After `-c method.name=...`, drop the file's options that the new method does not have.
 
-    So one file serves to compare methods. Options given by `-c` stay, and are judged. Returns the
+    So one file serves to compare methods. Options given by `-c` stay, and are checked. Returns the
     names of those dropped. Raises InputError for a FILE.py:NAME that gives no method: to know its
     options, the file is run.
     """
@@ -281,7 +281,7 @@ def _rule(error: ErrorDetails) -> str:
 
 
 def _shown(value: Any) -> str:
-    """As TOML has it, where that is another way than Python's."""
+    """A value as TOML writes it, cut to 60 characters."""
     text = _toml(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
@@ -296,9 +296,8 @@ def _allowed_keys(section: Iterable[str], model: type[BaseModel]) -> list[str]:
     return sorted(model.model_fields)
 
 
-def _method_problems(config: Config) -> list[Problem]:
+def _method_problems(method: Method) -> list[Problem]:
     """What is wrong with [method]: the recipe's name, its options' names, types and ranges."""
-    method = config.method
     if method.name == PYTHON or is_python(method.name):
         return []  # what gives it checks it; merely reading a file runs none of its Python
     try:
@@ -316,7 +315,7 @@ def _method_problems(config: Config) -> list[Problem]:
             problems.append((("method", key), text + recipes.under.hint(key, recipe.name)))
         elif not (recipe.traits.auto_ess and key == "ess" and value == "auto"):
             problems += _type_problems(key, value, option.annotation)
-    return problems or misfits(config, recipe)
+    return problems
 
 
 def _type_problems(key: str, value: Any, annotation: Any) -> list[Problem]:
@@ -341,7 +340,8 @@ def dumps(config: Config, folder: Path | None = None) -> str:
 
     folder: of the run, to which the paths of files are relative then.
     """
-    tables: Mapping[str, Any] = config.model_dump(exclude_none=True, exclude=_unused(config))
+    without = _unused(config.data, config.shift)
+    tables: Mapping[str, Any] = config.model_dump(exclude_none=True, exclude=without)
     if folder is not None:
         tables = with_paths(tables, lambda path: relative(path, folder))
     lines = [f"{k} = {_toml(v)}" for k, v in tables.items() if not isinstance(v, dict)]
@@ -351,10 +351,10 @@ def dumps(config: Config, folder: Path | None = None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _unused(config: Config) -> set[str]:
-    """Tables without a meaning: data of one's own are not dealt."""
-    elsewhere = config.data.source not in (None, PYTHON)
-    implied = config.shift == Split() or config.data.target == "clients"
+def _unused(data: Data, shift: Split) -> set[str]:
+    """Tables without a meaning: the user's own data come with their clients, so none is dealt."""
+    elsewhere = data.source not in (None, PYTHON)
+    implied = shift == Split() or data.target == "clients"
     return {"shift"} if elsewhere and implied else set()
 
 

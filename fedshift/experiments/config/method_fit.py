@@ -11,7 +11,7 @@ from fedshift.errors import InputError
 from fedshift.experiments.config import settings
 from fedshift.experiments.config.networks import ROUTED, unrouted
 from fedshift.experiments.config.python_names import is_python
-from fedshift.experiments.config.schema import PYTHON, Config, Network
+from fedshift.experiments.config.schema import PYTHON, Config, Method, Network, Training
 from fedshift.experiments.config.wording import file_words
 from fedshift.model import build
 from fedshift.recipes.setting import SettingError
@@ -56,11 +56,17 @@ def _classifier_misfit(model: Network, recipe: recipes.Recipe) -> Problem | None
     return None
 
 
-def misfits(config: Config, recipe: recipes.Recipe) -> list[Problem]:
-    """Why the recipe cannot be made as configured, as (key, message); empty where it can."""
-    name = config.model.name
+def misfits(config: Config) -> list[Problem]:
+    """Why the method cannot be made as configured, as (key, message); empty where it can.
+
+    Methods of the user's are checked by what gives them: reading a file runs none of its Python.
+    """
+    name, method = config.model.name, config.method
+    if method.name == PYTHON or is_python(method.name):
+        return []
+    recipe = recipes.recipe(method.name, method.options)
     if recipe.traits.router and not (name in (PYTHON, *ROUTED) or is_python(name)):
-        return [(("model", "name"), unrouted(config.model.name))]
+        return [(("model", "name"), unrouted(name))]
     if misfit := _classifier_misfit(config.model, recipe):
         return [misfit]
     # Stands for the server's examples: recipes ask only whether there are some.
@@ -72,10 +78,11 @@ def misfits(config: Config, recipe: recipes.Recipe) -> list[Problem]:
     )
     examples = Examples(torch.zeros(1, 1), torch.zeros(1).long())
     setting = settings.setting(
-        config, stand_in, (1.0,), inputs,
+        config.training, stand_in, (1.0,), clients=config.shift.clients,
+        seed=config.seeds.resolved().init, server_inputs=inputs,
         server_examples=examples if config.server.validation else None,
     )  # fmt: skip
-    options = config.method.options
+    options = method.options
     if options.get("ess") == "auto":
         if options.get("lam") is not None:
             return [
@@ -86,7 +93,7 @@ def misfits(config: Config, recipe: recipes.Recipe) -> list[Problem]:
     try:
         recipe.make(setting, **options)
     except SettingError as e:
-        return [_advise(e, config)]
+        return [_advise(e, method, config.model, config.training)]
     except InputError as e:
         return [(("method",), file_words(str(e), "method", named_alike(recipe)))]
     return []
@@ -97,18 +104,17 @@ def named_alike(recipe: recipes.Recipe) -> dict[str, str]:
     return {name: name for name in recipe.options}
 
 
-def _advise(error: SettingError, config: Config) -> Problem:
+def _advise(error: SettingError, method: Method, model: Network, training: Training) -> Problem:
     """The problem, with advice, for a setting that the recipe cannot use."""
-    method, model = config.method.name, config.model
     if error.part == "head":
         return ("model", "name"), (
             f'model.name = "{model.name}"{" without hidden layers" * (model.name == "mlp")} has no '
-            f'body, only a last layer, and method.name "{method}" treats body and head apart; use '
-            'a network with both, as "mlp", "lenet" or "lenet-gn"'
+            f'body, only a last layer, and method.name "{method.name}" treats body and head apart; '
+            'use a network with both, as "mlp", "lenet" or "lenet-gn"'
         )
     if error.part == "few":
         return ("training", "steps"), f"training.steps: {error}"
-    epochs = config.training.epochs is not None
+    epochs = training.epochs is not None
     drop = " and leave out training.epochs" if epochs else ""
     key = ("training", "epochs" if epochs else "steps")
     return key, f"training.steps: {error.problem}; set training.steps = 10{drop}"

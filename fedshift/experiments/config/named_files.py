@@ -84,9 +84,9 @@ def relative(path: str, folder: Path) -> str:
 
 
 def check_files(folder: Path, ending: str = "") -> None:
-    """Raise DataError for a file of the user's that is not as it was when a run began, by name.
+    """Raise DataError for a user's file that has changed, or gone, since a run began.
 
-    folder: the run's; ending: of the names of those to look at. Comes before they are run again.
+    folder: the run's; ending: only files whose names end so. Called before Python in them is run.
     """
     files = read_object(folder / LOCK).get("files") if is_file(folder / LOCK) else None
     for name, digest in files.items() if isinstance(files, dict) else ():

@@ -51,9 +51,10 @@ class Source:
         return f"{place} with -c {', '.join(within)}" if within else place
 
     def about(self, key: Key, message: str) -> Key:
-        """The key that a message is about, where `key` is a section or nothing: one it names.
+        """The key that a message is about: `key`, unless that is a section or ().
 
-        That is the first that is set, with its section or, within `key`, alone; else `key`.
+        Then it is the first key in the message that the user has set, written as section.key or,
+        of the section `key`, by its name alone. `key` where there is none.
         """
         if len(key) > 1:
             return key
@@ -68,7 +69,7 @@ class Source:
         return next(iter((*whole, *([key] if key else partly))), ())
 
     def placed(self, message: str, key: Key = ()) -> str:
-        """The message, headed by where that was set which it is about; a key is named once."""
+        """The message after the place where its key was set; the key is named once."""
         place = self.place(self.about(key, message))
         # "-c method.mu: method.mu must be ..." would say the key twice.
         if place.startswith("-c ") and re.match(rf"{re.escape(place[3:])}(?![\w.])", message):

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedshift.data import ClientData, Task, register
+from fedshift.data import ClientData, Examples, Task, register
 from fedshift.datasets import Dataset
 from fedshift.engine.checks.gate import Gate
 from fedshift.engine.run import Federation
@@ -27,7 +27,8 @@ class Prepared:
 
     `pool` are the training rows that the oracle may draw from: none that is used for validation.
     `announced` is the target that the server gets: T itself unless shift.target_noise is set.
-    `server_inputs` [n, ...] are the server's own examples without labels, where it has any.
+    `server_inputs` [n, ...] are the server's own examples without labels, where it has any;
+    `server_examples` its labelled ones ([server] validation). `at_sites`: the rows stay there.
     `looks`: the change of each client's images where it follows the target, None for no change.
     `log_ratios`: log p(x) - log q_i(x) [n_i] of each client's examples where densities are known.
     `gate`: which of the clients' replies are let through. `custom`: what a user adds.
@@ -45,6 +46,8 @@ class Prepared:
     gate: Gate = Gate()
     custom: Custom = Custom()
     log_ratios: tuple[Tensor, ...] | None = None
+    server_examples: Examples | None = None
+    at_sites: bool = False
 
     def federation(self, clients: Sequence[ClientData] | None = None) -> Federation:
         """The task's clients (or others in their place) with the first model and the seeds."""

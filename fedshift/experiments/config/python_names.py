@@ -26,7 +26,7 @@ PYTHON = "python"
 NATURAL = "natural"
 # The source of data that stay on the clients' machines.
 SITES = "sites"
-# What the keys that may name Python have to name.
+# What FILE.py:NAME must be, for each key that takes it.
 EXPECTS = {
     "data.source": "a function without arguments that gives a fedshift.Task",
     "site.source": "a function without arguments that gives a table (a DataFrame or a dict of "
@@ -36,9 +36,9 @@ EXPECTS = {
     "method.name": "a function (setting, *, options) that gives an Algorithm, as a recipe does",
     "metrics.extra": "a function of (probabilities [n, K], labels [n]) that gives a number",
 }
-# How names of tables end.
+# Endings of files that are tables.
 TABLES = (".csv", ".tsv", ".txt", ".gz", ".parquet")
-# Of files that were loaded, the last one's first.
+# The folders of files that were loaded, the latest first.
 _FOLDERS: list[str] = []
 _NAME = re.compile(r"(?P<file>.+\.py):(?P<name>[^\W\d]\w*)")
 

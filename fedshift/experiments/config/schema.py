@@ -268,7 +268,7 @@ class Config(Section):
 
     @property
     def identity(self) -> str:
-        """A hash of the keys that differ from their defaults, but for `name`: one run has one.
+        """A hash of the keys that differ from their defaults, without `name`: it tells runs apart.
 
         A key that a later version adds changes nothing as long as it has its default. Files count
         by their names alone: a project may be moved, and what they hold has checksums elsewhere.
@@ -277,7 +277,7 @@ class Config(Section):
 
     @property
     def identity_by_path(self) -> str:
-        """The same as earlier versions had it, with files by their whole paths."""
+        """The hash of earlier versions, in which files counted by their whole paths."""
         return _hashed(self._given)
 
     @property
@@ -287,7 +287,7 @@ class Config(Section):
     @model_validator(mode="before")
     @classmethod
     def _used_by_clients(cls, given: Any) -> Any:
-        """Where data of one's own are for the clients themselves, so is the experiment."""
+        """data.target = "clients", with a source, implies shift.target = "clients"."""
         data = given.get("data") if isinstance(given, dict) else None
         if not isinstance(data, dict) or data.get("target") != "clients":
             return given

@@ -14,26 +14,28 @@ from fedshift.data import Examples
 from fedshift.engine.checks.gate import Gate
 from fedshift.experiments.config.custom_network import Unpacking
 from fedshift.experiments.config.prepared import Prepared
-from fedshift.experiments.config.schema import Config, Training
+from fedshift.experiments.config.schema import Training
 from fedshift.model import Model
 from fedshift.recipes import Setting
 from fedshift.server.optimizers import Sgd
 
 
 def setting(
-    config: Config,
+    t: Training,
     model: Model,
     target: tuple[float, ...],
+    *,
+    clients: int,
+    seed: int,
     server_inputs: Tensor | None = None,
-    shape: tuple[int, ...] | None = None,
     server_examples: Examples | None = None,
+    shape: tuple[int, ...] | None = None,
 ) -> Setting:
     """The recipe's setting: network, target, local steps and server step as configured.
 
-    server_inputs: what the server has without labels, [n, ...]; server_examples: and with labels;
-    shape: of one input. Networks that a method adds start from seeds.init, too.
+    seed: of first weights, `seeds.init`, for networks that a method adds. server_inputs [n, ...]:
+    the server's examples without labels; server_examples: those with labels. shape: of one input.
     """
-    t = config.training
     head = "net.head." if isinstance(model.net, Unpacking) else "head."
     return Setting(
         model,
@@ -42,19 +44,19 @@ def setting(
         Sgd(t.server_lr, t.server_momentum),
         (head,),
         rounds=t.rounds,
-        clients=config.shift.clients,
+        clients=clients,
         server_inputs=server_inputs,
         server_examples=server_examples,
         shape=shape,
         cap=t.max_weight,
-        seed=config.seeds.resolved().init,
+        seed=seed,
     )
 
 
-def for_densities(base: Setting, prepared: Prepared, at_sites: bool) -> Setting:
-    """The setting with what methods that fit densities of inputs are told of them."""
-    # Sites see their own inputs alone, and all must fit densities of one kind.
-    pair = None if at_sites else two_values(prepared.task.clients)
+def for_densities(base: Setting, prepared: Prepared) -> Setting:
+    """The setting with what methods that fit densities of inputs need to know of the inputs."""
+    # A site sees only its own inputs, and all clients must fit densities of one kind.
+    pair = None if prepared.at_sites else two_values(prepared.task.clients)
     return replace(base, two_values=pair, log_ratios=prepared.log_ratios)
 
 

@@ -35,8 +35,8 @@ class Outcome:
     missed    answers that did not come, or could not be used
     played    the weights of the rounds, where not all clients were in every one; None elsewhere
     tests     each client's own, where what is predicted is no class and clients have test sets
-    silent    clients that measure for themselves, and sent nothing of this model
-    corrected: with the prior moved to the target; None where no one model answers for it
+    silent    clients that were asked to score this model, and sent no score
+    corrected  the model with its prior moved to the target; None where no single model is used
     sizes_alone  clients have other examples than they are dealt, and registered no labels
     """
 
@@ -96,18 +96,18 @@ class Candidate:
 
     @property
     def ess(self) -> float:
-        """In examples: of the weights over all clients, or as its rounds had it on average."""
+        """The ESS in examples: of the weights over all clients, or the mean over the rounds."""
         played = self.outcome.played
         return self.solved.ess if played is None else played.mean.ess
 
     @property
     def ess_fraction(self) -> float:
-        """The same as a share of all examples, or of a cohort's."""
+        """The ESS as a share of all examples, or of a cohort's."""
         played = self.outcome.played
         return self.solved.ess_fraction if played is None else played.mean.ess_fraction
 
     def estimates(self, prior: Prior) -> dict[str, float]:
-        """What rules look at: of the corrected model where the prior is set."""
+        """The numbers that rules compare: the corrected model's where the prior is set."""
         final, moved = self.outcome.final, self.outcome.corrected
         if prior == "none" or moved is None or moved.estimate is None:
             estimate, error = final.estimated_accuracy, final.estimated_se
@@ -121,7 +121,7 @@ class Candidate:
         }  # fmt: skip
 
     def corrected_accuracy(self, prior: Prior) -> float | None:
-        """On the test examples; None where the prior is not set."""
+        """Accuracy on the test examples; None where the prior is not set."""
         moved = self.outcome.corrected
         return None if prior == "none" or moved is None else moved.test.accuracy
 
@@ -168,7 +168,7 @@ class Choice:
 
 
 def _losses(final: Metrics) -> dict[str, float]:
-    """Of numbers to predict, by what rules look at; empty where there are accuracies."""
+    """The losses that rules compare in regression; empty where there are accuracies."""
     if "estimated_loss" not in final.others:
         return {}
     names = ("estimated_loss", "estimated_loss_se", "source_loss")

@@ -28,7 +28,7 @@ Asked = Callable[[], int | None]
 
 
 class Missed(NamedTuple):
-    """Answers that a run went on without, those that it used, rounds that lacked some, and those
+    """Counts of a run: answers that were missing, those used, rounds that lacked some, and rounds
     that were skipped, whose answers are not used.
     """
 
@@ -47,9 +47,9 @@ class Missed(NamedTuple):
         )
 
     def sentence(self, rounds: int, means: bool = False) -> str:
-        """What a reader of the results has to know of that; empty where nothing was missing.
+        """A sentence on these counts for readers of the results; "" where nothing was missing.
 
-        means: whether the results give the weights of the rounds, not those over all clients.
+        means: whether the results have means over the rounds' weights, not weights of all clients.
         """
         if not (self.rounds or self.skipped):
             return ""
@@ -136,11 +136,10 @@ class Keeper:
     """Where a run's checkpoints are, and when one is written.
 
     every     rounds; None: whenever `SECONDS` have passed since the last one
-    asked     looked at after every round: a stop that was asked for is made once a checkpoint is
-              written
+    asked     called after every round: whether to stop; the run stops after the next checkpoint
     shelf     where clients' states are kept
-    identity  what tells this run from others; a checkpoint of another run is refused
-    former    the same as earlier versions wrote it
+    identity  a hash that no other run has; a checkpoint with another one is refused
+    former    the hash that earlier versions wrote for this run
     """
 
     folder: Path
@@ -151,11 +150,11 @@ class Keeper:
     former: str = ""
 
     def progress(self, label: str) -> Progress:
-        """Where the run, or one of its candidates, stands. Raises DataError for another run's."""
+        """The progress of the run or a candidate of it. Raises DataError for another run's."""
         saved = read_checkpoint(self.folder / slug(label), self.shelf)
         if saved is None:
             return Progress()
-        # To go on from another run's round would give numbers of neither.
+        # Results that go on from another run's round would belong to neither run.
         if saved.facts.get("identity") not in (self.identity, self.former):
             raise DataError(
                 f"{self.folder}: checkpoints of another configuration, or of other data; delete "
@@ -201,7 +200,8 @@ class Saver:
         late = time.monotonic() - self.written >= SECONDS
         due = late if self.keeper.every is None else t % self.keeper.every == 0
         if due or code is not None or last:
-            # First: a best round that the other checkpoint does not know yet is played again.
+            # Before the other checkpoint: if the run is killed between the two, it plays the best
+            # round again.
             self.keeper.keep(self._best_label, Progress(progress.best))
             self.keeper.keep(self.label, progress)
             self.written = time.monotonic()
@@ -215,7 +215,7 @@ class Saver:
 
 
 def slug(label: str) -> str:
-    """A label as the name of a folder; of dots alone it would be another place."""
+    """A label as the name of a folder; dots alone would name another folder."""
     name = "".join(c if c.isalnum() or c in "-_.=" else "_" for c in label)
     return name if name.strip(".") else name.replace(".", "_")
 

@@ -25,7 +25,7 @@ from fedshift.experiments.config.schema import PYTHON, Config
 from fedshift.experiments.folder.corrected_parts import with_correction
 from fedshift.experiments.folder.outcome import Experiment
 from fedshift.experiments.folder.progress import Asked, Keeper, no_stop
-from fedshift.experiments.folder.router_file import fits_of
+from fedshift.experiments.folder.routers import fits_of
 from fedshift.experiments.folder.run_models import model_parts, parts_without_clients
 from fedshift.experiments.folder.summary import PACKAGES, package_version, summary
 from fedshift.experiments.measures.served import models
@@ -54,7 +54,7 @@ from fedshift.record.rounds import Client, clients_csv, confusion_csv, corrected
 from fedshift.record.summary import written
 from fedshift.tree import Parts, flatten
 
-# What goes on with the run in a folder.
+# The command that resumes the run of a folder.
 COMMAND = "fedshift run --resume {}"
 
 
@@ -79,7 +79,7 @@ def reserved(out: Path | None, name: str, again: str = COMMAND) -> Iterator[Path
 
 @contextlib.contextmanager
 def closing(folder: Path, again: str = COMMAND) -> Iterator[None]:
-    """Note a failure in the folder, where the work has begun; again: what goes on in it."""
+    """Log a failure in the folder once work has begun; again: the command that resumes the run."""
     try:
         yield
     except BaseException as e:
@@ -90,7 +90,7 @@ def closing(folder: Path, again: str = COMMAND) -> Iterator[None]:
 
 def _close(folder: Path, error: BaseException, again: str) -> None:
     interrupted = isinstance(error, KeyboardInterrupt)
-    # Below it, too: the demo has a run folder for each method.
+    # In folders below, too: the demo has a run folder for each method.
     logs = sorted(folder.rglob(EVENTS))
     for place in (log.parent for log in logs if not (log.parent / SUMMARY).exists()):
         if interrupted:
@@ -162,7 +162,7 @@ def kept_in(
     asked: Asked = no_stop,
 ) -> Keeper:  # fmt: skip
     """A keeper of checkpoints in a run folder; they belong to this configuration and these data."""
-    # Of the data as well: the same file may be run after the data set was replaced.
+    # With checksums of the data: the same file may be run after the data set was replaced.
     mark = prepared.custom.mark
     sums = (prepared.data.sha256, prepared.split_sha256, *([mark] if mark else []))
     if config.model.name == PYTHON:  # no key says which network that is
@@ -180,9 +180,9 @@ def kept_in(
 
 
 def _former(config: Config) -> str:
-    """The identity in checkpoints of earlier versions: by whole paths, or before of all keys.
+    """The identity in checkpoints of earlier versions: by whole paths, before that of all keys.
 
-    The latest keys counted only where they differed from their defaults.
+    Keys that were added later counted only where they differed from their defaults.
     """
     if config.identity != config.identity_by_path:
         return config.identity_by_path  # versions before had no keys for files
@@ -222,18 +222,16 @@ def _hash(*texts: str) -> str:
 def write_start(folder: Path, config: Config, prepared: Prepared, backend: str) -> None:
     """The files that exist before training: the configuration, and the lock file."""
     # Last, because a folder with a configuration can be resumed.
-    write_lock(folder, config, prepared, backend)
+    write_lock(folder, lock(config, prepared, backend), prepared.custom.files)
     for name, text in prepared.custom.texts.items():
         write(folder / name, text)
     write(folder / CONFIG, dumps(config, folder))
 
 
-def write_lock(folder: Path, config: Config, prepared: Prepared, backend: str) -> None:
+def write_lock(folder: Path, facts: Mapping[str, Any], files: Mapping[str, str]) -> None:
     """What is needed to get the same numbers again (`lock`), and the checksums of files by path."""
-    facts, files = lock(config, prepared, backend), prepared.custom.files
-    if files:
-        facts["files"] = {relative(path, folder): digest for path, digest in files.items()}
-    write(folder / LOCK, _json(facts))
+    sums = {relative(path, folder): digest for path, digest in files.items()}
+    write(folder / LOCK, _json({**facts, **({"files": sums} if files else {})}))
 
 
 def write_profile(folder: Path, profile: Mapping[str, Any]) -> None:

@@ -119,8 +119,8 @@ def model_parts(
     """The parts of model.safetensors: the server's model, and of each client what is its own.
 
     `served` [M] are the clients' models, () where only the server's is served. A tensor that is the
-    server's, or the first model's on a client that never took part, is written once. What counts is
-    its bits: which tensors clients share in memory is another matter in workers and after --resume.
+    server's, or the first model's on a client that never took part, is written once. Tensors are
+    compared by their bits, since workers and --resume make copies of what is shared elsewhere.
     """
     parts: Parts = {"params": shared[0], "buffers": shared[1]}
     if not served:
@@ -155,8 +155,8 @@ def parts_without_clients(
 ) -> Parts:
     """`model_parts` where each client's model stayed at its site.
 
-    Of the first model there is what the server's lacks: with it the network is complete, and what
-    the server's model alone decides (a router) can be computed.
+    It has those tensors of the first model that the server's lacks. With them the network is
+    complete, and a router, which needs the server's model alone, can answer.
     """
     lacking = [
         {k: v for k, v in tree.items() if k not in shared[j]} for j, tree in enumerate(first)
@@ -180,7 +180,7 @@ def same_bits(a: Tensor | None, b: Tensor) -> bool:
 
 
 def bits(v: Tensor) -> Tensor:
-    """Its bytes, in a row."""
+    """The bytes of a tensor, as a vector."""
     return v.detach().contiguous().flatten().view(torch.uint8)
 
 

@@ -24,8 +24,7 @@ from fedshift.experiments.measures.distances import measured_shift
 from fedshift.experiments.measures.example_weights import importance, importance_sentences
 from fedshift.experiments.measures.played import Played, ess_of, reach, weighs_labels
 from fedshift.experiments.measures.stopping import sentences
-from fedshift.experiments.task.feature_shift import shifts_features
-from fedshift.experiments.task.looks import grey_note, look_names
+from fedshift.experiments.task.feature_shift import grey_note, look_names, shifts_features
 from fedshift.record.summary import (
     Cohorts,
     CurvePoint,
@@ -362,7 +361,7 @@ def _needless_ess(experiment: Experiment) -> list[str]:
 def _beyond_cap(experiment: Experiment) -> list[str]:
     """A sentence for each client whose claims would give it more than the cap."""
     algorithm, last = experiment.algorithm, experiment.outcome.last
-    cap = cap_named(experiment.config)
+    cap = cap_named(experiment.config.method, experiment.config.training)
     if cap is None or cap >= 1.0 or "n" not in last.server.get("table", {}):
         return []
     odd = beyond(free_weights(algorithm.at(last.t), last.server), last.server["table"]["n"], cap)

@@ -1,4 +1,4 @@
-"""Tell whose answers are missing, while a server waits for them."""
+"""Events on the clients whose answers are missing, while the server waits for them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from fedshift.flower.waiting import LONG, Tell, waiting_event
 
 
 class Awaited:
-    """Listens on a grid, and tells about every `LONG` seconds whose answers are missing.
+    """Watches a grid's messages, and every `LONG` seconds names clients whose answers are missing.
 
-    That is of registration, scores and a router's fits; rounds have events of their own. called:
-    what to call nodes of these names.
+    That is for registration, scores and a router's fits; rounds have events of their own. called:
+    the clients' names, by their nodes' names.
     """
 
     def __init__(self, grid: Grid, tell: Tell, called: Mapping[str, str]) -> None:
@@ -27,14 +27,14 @@ class Awaited:
         self.asked, self.missing = set[int](), set[int]()
         self.last: object = None
         self._send, self._pull = grid.send_and_receive, grid.pull_messages
-        # On this grid alone: its own `send_and_receive` has to go through the second.
+        # Of this object alone: the grid's `send_and_receive` calls `pull_messages`, so ours.
         grid.send_and_receive = self.send  # type: ignore[method-assign]
         grid.pull_messages = self.pull  # type: ignore[method-assign]
 
     def send(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """As the grid's; notes who is asked what."""
+        """As the grid's; notes which clients are asked, and for what."""
         sent = list(messages)
         kind = sent[0].metadata.message_type if sent else ""
         if kind != self.kind:
@@ -64,7 +64,7 @@ class Awaited:
 
 
 def _what(message: Message, number: int) -> str:
-    """What clients have done that have answered; "" for messages of which nothing is told."""
+    """What an answer means that a client has done; "" for messages without such events."""
     kind, content = message.metadata.message_type, message.content
     if kind == "evaluate":
         return f"have scored round {int(fields_of(content, 'run')['round'])}"

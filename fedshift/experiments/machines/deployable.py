@@ -12,9 +12,10 @@ from fedshift.experiments.config.python_names import is_python
 from fedshift.experiments.config.schema import Config, Data
 from fedshift.experiments.experiment import check_method, federation_of, method_of
 from fedshift.experiments.measures.stopping import check_stopping
-from fedshift.experiments.own_scores import check_own_models
 from fedshift.experiments.sites.gathering import check_sites, check_target, imagined, is_table
+from fedshift.experiments.task.custom_data import prepare_built
 from fedshift.experiments.task.preparing import prepare
+from fedshift.experiments.training import check_own_models
 
 UNSCORED = (
     "set data.validation = 0 (and, with data of the clients' own, a table of the target as "
@@ -36,7 +37,7 @@ def configured(text: str) -> Config:
             '(data.source = "sites"), or `fedshift run`'
         )
     if config.data.at_sites:
-        check_sites(config)
+        check_sites(config.data, config.method.name, config.training.prior)
     if config.shift.target == "clients" and config.training.keep == "best":
         raise InputError(
             'training.keep = "best" may keep an earlier round, and clients then have later models; '
@@ -53,17 +54,20 @@ def check_start(config: Config) -> str:
     if config.data.at_sites:
         check_target(config.data)  # the one file of data that is on this machine
     try:
-        prepared = imagined(config) if config.data.at_sites else prepare(config)
+        if config.data.at_sites:
+            prepared = prepare_built(config, imagined(config.data))
+        else:
+            prepared = prepare(config)
     except DataError as e:
         return f"Whether this experiment can start was not tried: {e}"
     check_stopping(config.training, prepared.task)
-    check_method(config, prepared)
-    algorithm = method_of(config, prepared)(**config.method.options)
+    check_method(config.method, config.training, prepared)
+    algorithm = method_of(config.method, config.training, prepared)(**config.method.options)
     check_room(algorithm, *algorithm.model.init(), prepared.gate)
     if prepared.task.tests:
-        federation = federation_of(config, prepared)
+        federation = federation_of(config.method, prepared)
         check_own_models(config.method.name, algorithm, federation)
-    # Test examples that no table of the server has are the sites', which score them.
+    # Without a table of the target, the sites have the test examples, and score them.
     if config.data.validation > 0 or (config.data.at_sites and not is_table(config.data.target)):
         check_whole_models(algorithm, UNSCORED)
     return ""

@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from flwr.app import Context, Message
@@ -20,6 +21,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedshift.algorithms.base import Algorithm
 from fedshift.engine.run import Federation
 from fedshift.errors import InputError
+from fedshift.experiments.config.caps import cap_named
 from fedshift.experiments.config.python_names import SITES
 from fedshift.experiments.config.schema import Config
 from fedshift.experiments.experiment import record
@@ -63,12 +65,15 @@ def main(grid: Grid, context: Context) -> None:
     Awaited(grid, news, {f"client-{i}": name for i, name in enumerate(config.data.clients or ())})
     prepares = partial(gather, grid, config, waits, news) if at_sites else partial(prepare, config)
     with _folder(out, config, prepares) as (folder, prepared):
-        # Every round: on Flower one takes seconds at least, and a checkpoint less.
+        # After every round: on Flower a round takes seconds at least, a checkpoint less.
         keeper = kept_in(folder, config, prepared, 1)
         refits = ("moment", "refitted")[: 1 + bool(given.get("refit"))]
         dealt = given.get("site") == CHOICES[SITE] and not at_sites
         on_sites = config.shift.target == "clients"
-        opens = partial(opening, config, prepared, folder, dealt)
+        opens = partial(
+            opening, EventLog(folder), prepared, run=config.name, dealt=dealt,
+            cap=cap_named(config.method, config.training), cohort=config.training.cohort,
+        )  # fmt: skip
         facts = {
             "command": command_of(waits, refit=bool(given.get("refit"))),
             "dealt": dealt,
@@ -85,14 +90,13 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def opening(
-    config: Config, prepared: Prepared, folder: Path, dealt: bool, algorithm: Algorithm,
-    federation: Federation, table: Params,
+    log: EventLog, prepared: Prepared, algorithm: Algorithm, federation: Federation,
+    table: Params, **facts: Any,
 ) -> None:  # fmt: skip
-    """Enter into the run's events what the clients' claims amount to."""
+    """Log what the clients registered before round 1; facts: as `opening_event` takes them."""
     # A table that has no weights is refused, or its round skipped, where the round is opened.
     with contextlib.suppress(InputError):
-        event = opening_event(config, prepared, algorithm, federation, table, dealt=dealt)
-        EventLog(folder)(event)
+        log(opening_event(prepared, algorithm, federation, table, **facts))
 
 
 @contextlib.contextmanager
@@ -128,14 +132,14 @@ def site_of(context: Context) -> Site:
     """What this node's client has, from the function that its machine has chosen."""
     check_source(str(context.run_config["site"]))
     text = str(context.run_config["experiment"])
-    # First: the text comes by message, and must name no file that the site's function would run.
+    # First: the text came by message, and must name no file for the site's function to run.
     config = configured(text)
     site: Site
     if config.data.at_sites:
-        site = own_site(config, context, place_of(context))
+        site, _ = own_site(config, context, place_of(context))
     else:
         site = imported(chosen(SITE))(text, partition(context))
-    # Here, not in the app: only the run's configuration says how many.
+    # Set here, not in the app: only the run's configuration has the number.
     torch.set_num_threads(config.training.threads)
     return site
 

@@ -44,16 +44,16 @@ def validated(task: Task) -> dict[int, Tensor]:
 
 
 def name_of(folder: Path) -> str:
-    """The name by which clients know a run, also when it goes on: its first event has its time."""
+    """The run's name for its clients: a hash of its first event, so the same after a resume."""
     with (folder / EVENTS).open("rb") as f:
         return hashlib.sha256(f.readline()).hexdigest()[:32]
 
 
 @dataclass
 class News:
-    """Enters what happens between rounds into a run's events; t: the last round that is over.
+    """Writes events of a run as they happen; t: the last round that is complete.
 
-    Written as it comes, since the round that would tell it may go on for an hour.
+    A round's own event comes at its end, which may be an hour later.
     """
 
     folder: Path
@@ -61,7 +61,7 @@ class News:
     t: int = 0
 
     def __call__(self, event: Mapping[str, Any]) -> None:
-        # Sites that score a model do not know of which round it is.
+        # Sites that score a model are not told the round.
         round_ = {"round": self.t} if event["event"] == "unscored" else {}
         EventLog(self.folder)({"event": event["event"], "run": self.run, **round_, **event})
 
@@ -70,13 +70,16 @@ class News:
 class Deployed:
     """The engine of clients on deployed nodes.
 
-    waits: `patience`, `timeout` and `min_clients` of `strategy_of`. opens: called once clients have
-    registered. news: gets events. on_sites: clients have test examples of their own, on which each
-    tests the model that it serves. refits: as of `OnSites`. facts: what is true of this run because
-    it is deployed. asks: whether clients are asked to score models on validation examples; where
-    all data are theirs, these ask by themselves. dealt: the task whose examples clients were dealt;
-    None where theirs are not known here. counts: of each client's validation examples by label,
-    where they are known.
+    waits      `patience`, `timeout` and `min_clients` of `strategy_of`
+    opens      called once the clients have registered
+    news       gets events
+    on_sites   whether each client tests the model that it serves on its own test examples
+    refits     as of `OnSites`
+    facts      what deployed.json says of this run
+    asks       whether clients are asked to score models on their validation examples; where all
+               rows stay at sites, the examples' scorers ask
+    dealt      the task whose examples the clients were dealt; None where the server lacks them
+    counts     each client's validation examples by label, where the server has these numbers
     """
 
     grid: Grid
@@ -92,7 +95,7 @@ class Deployed:
     counts: Mapping[int, Tensor] | None = None
     backend: str = "loop"
     tells_drops = True
-    # How to make the strategy of the run by its name, and it, once it exists.
+    # `make` gives the strategy of a run, by its name; `made` is that strategy.
     make: Callable[..., AlgorithmStrategy] | None = field(default=None, init=False, repr=False)
     made: AlgorithmStrategy | None = field(default=None, init=False, repr=False)
 
@@ -123,7 +126,7 @@ class Deployed:
             for current in on_grid(self.grid, strategy, training, meter=meter, began=began):
                 self.news.t = current.t
                 took_part = dict.fromkeys(sorted(strategy.took_part), Parts())
-                # What clients keep stays with them; who took part is what the server knows of it.
+                # Clients keep their states; the server has only the ids of those that took part.
                 yield current._replace(states=took_part) if self.on_sites else current
 
         return played()
@@ -133,7 +136,7 @@ class Deployed:
         """The server's side of the run, made when it is first needed."""
         if self.made is None:
             assert self.make is not None  # `rounds` comes first
-            # The name exists only once a round is requested: then the first event is on disk.
+            # The run's name needs its first event, which is written when a round is requested.
             self.made = self.make(name=name_of(self.folder))
             overhear(self.grid, self.made.hear)
         return self.made
@@ -159,7 +162,7 @@ class Deployed:
 
     def sites(self) -> RemoteClients:
         """As `OnSites`."""
-        # The fits take messages to all clients, after the event of the last evaluation.
+        # The fits send messages to all clients, after the event of the last evaluation.
         self.news({"event": "fits"})
         return sites_of(self.strategy, self.grid)
 
@@ -170,7 +173,7 @@ class Deployed:
         self.opens(algorithm, federation, table)
 
     def _check_scores(self, client: int, score: Score, tests: OwnScores | None) -> None:
-        """Refuse scores of more than a client's own examples: they would be all of the estimate."""
+        """Refuse scores of other examples than the client's: too many would rule the estimate."""
         pairs = [] if self.counts is None else [(score, self.counts[client])]
         if self.dealt is not None and tests is not None:
             y = self.dealt.tests[client].y

@@ -65,19 +65,18 @@ class FlowerSimulation:
         check_model(algorithm.model, federation)
         check_training(algorithm, federation.params, training.rounds)
         began = time.perf_counter()
-        # With the options as chosen: clients make the method themselves, and know no candidates.
+        # Clients make the method themselves, so they need the options that were chosen.
         method = Method(name=self.config.method.name, **options)
         config = self.config.model_copy(update={"method": method})
         asks = config.shift.target == "clients"
-        # For the whole run: Ray and Flower read the environment in processes that start later, too.
+        # During the whole run: processes that start later read the environment, too.
         with quiet():
             # Imported late, because Flower reads its environment on import.
             from fedshift.flower import client_app
             from fedshift.flower.simulation import simulation
 
             site = partial(configured_site, dumps(config))
-            # States are opened only where clients' own models are measured: that is a simulation's
-            # privilege.
+            # Only a simulation may read clients' states, and only to measure their own models.
             app = client_app(site, threads=training.threads, open_states=asks)
             with simulation(app, len(federation.clients), actors=self.actors) as grid:
                 strategy = strategy_of(algorithm, federation, training)
@@ -166,5 +165,5 @@ def built_from(text: str) -> tuple[Algorithm, Federation, Prepared]:
     """Once per process: all its clients share the data."""
     config = validate(tomllib.loads(text), text=text)
     prepared = prepare(config)
-    algorithm = method_of(config, prepared)(**config.method.options)
-    return algorithm, federation_of(config, prepared), prepared
+    algorithm = method_of(config.method, config.training, prepared)(**config.method.options)
+    return algorithm, federation_of(config.method, prepared), prepared

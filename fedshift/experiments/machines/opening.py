@@ -1,7 +1,7 @@
 """What the clients of a federation registered, looked at before any of them trains.
 
-How much one dishonest client could take, who has claimed more than it may have or other counts than
-the experiment deals it, and whether gradients fit the labels that were claimed.
+How much weight one dishonest client could get; which clients claim more than the cap allows, or
+other counts than they were dealt; and whether gradients fit the labels that were claimed.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ from fedshift.algorithms.base import Algorithm
 from fedshift.engine.run import Federation
 from fedshift.errors import InputError
 from fedshift.experiments.claims import audit_task
-from fedshift.experiments.config.caps import Suspicion, beyond, cap_named, free_weights
-from fedshift.experiments.config.schema import Config
+from fedshift.experiments.config.caps import Suspicion, beyond, free_weights
 from fedshift.experiments.task.preparing import Prepared
 from fedshift.tree import Params
 
-# A dishonest client claims so many times the examples of all; numbers up to 1e18 can be weighed.
+# The imagined liar claims MANY times all examples, MOST at most: weights take counts up to 1e18.
 MANY, MOST = 1e6, 1e15
-# Share of false alarms of an audit, over all clients of an honest federation together.
+# The chance that an audit of an honest federation raises any false alarm.
 ALARMS = 0.01
-# Numbers of a model times examples: beyond, an audit would take minutes, and clients wait.
+# Parameters times examples: a larger audit would take minutes, in which the clients wait.
 MOST_WORK = 1e11
 
 
@@ -44,40 +43,40 @@ def most_of_one(algorithm: Algorithm, federation: Federation, table: Params) -> 
 
 
 def opening_event(
-    config: Config, prepared: Prepared, algorithm: Algorithm, federation: Federation, table: Params,
-    *, dealt: bool,
+    prepared: Prepared, algorithm: Algorithm, federation: Federation, table: Params,
+    *, run: str, cap: float | None, cohort: int | None, dealt: bool,
 ) -> dict[str, Any]:  # fmt: skip
     """The event "claims" of a run: table n [M] (and labels [M, K]) as the clients registered them.
 
     federation: as the server has dealt it; dealt: whether clients have the data that it dealt them,
-    so that their claims can be compared.
+    so that their claims can be compared. cap: the experiment's, see `cap_named`. cohort: clients in
+    a round, None for all.
     """
-    cap, clients = cap_named(config) or 1.0, config.training.cohort or len(table["n"])
+    cap, clients = cap or 1.0, cohort or len(table["n"])
     most = most_of_one(algorithm, federation, table)
     server = algorithm.init(federation.params, federation.buffers, table)
     suspicions = list(beyond(free_weights(algorithm, server), table["n"], cap))
     inconsistent, audit = _audited(prepared, table, dealt)
     if dealt:
-        suspicions += _otherwise(table, federation.table)
-    odd, names = sorted([*suspicions, *inconsistent]), config.data.clients
+        suspicions += _other_counts(table, federation.table)
+    odd, names = sorted([*suspicions, *inconsistent]), prepared.custom.clients
     return {
         "event": "claims",
-        "run": config.name,
+        "run": run,
         "cap": cap,
         "one_could_take": min(most, max(cap, 1.0 / clients)),
         "without_cap": most,
         "audit": audit,
         "suspicions": [
-            {"client": i, "reason": why, **({} if names is None else {"name": names[i]})}
-            for i, why in odd
+            {"client": i, "reason": why, **({"name": names[i]} if names else {})} for i, why in odd
         ],
     }
 
 
-def _otherwise(table: Params, dealt: Params) -> Iterator[Suspicion]:
+def _other_counts(table: Params, dealt: Params) -> Iterator[Suspicion]:
     """Clients that registered other counts than those of the data that they were dealt."""
     for i, (claimed, right) in enumerate(zip(table["n"], dealt["n"], strict=True)):
-        # Clients that have not joined yet; without an example a client has no weight.
+        # It has not joined yet; without examples it has no weight.
         if claimed == 0:
             continue
         if claimed != right:
@@ -87,7 +86,7 @@ def _otherwise(table: Params, dealt: Params) -> Iterator[Suspicion]:
 
 
 def _audited(prepared: Prepared, table: Params, dealt: bool) -> tuple[list[Suspicion], str]:
-    """(clients whose claims do not fit their gradients, what came of the audit in a few words)."""
+    """(clients whose claims do not fit their gradients, the result of the audit in a few words)."""
     params, buffers = prepared.model.init()
     work = sum(v.numel() for v in params.values()) * sum(len(c.y) for c in prepared.task.clients)
     if not dealt or "labels" not in table or work > MOST_WORK:

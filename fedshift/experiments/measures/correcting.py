@@ -1,10 +1,10 @@
 """Prior correction of a run's model: what the target would get with the prior moved to it.
 
-`training.prior` says in what form the model is corrected that is kept: "none", "target" (log T -
-log p, p being the label shares of the mixture that it was trained on), or "calibrated" (on the
-clients' validation examples first). With "none" the numbers of "target" are there as well, since
-they cost no message. Where the validation examples are in this process, the answers of all forms
-are counted.
+`training.prior` chooses the correction of the model that is kept: "none", "target" (add log T - log
+p to the logits, p being the label shares of the mixture that it was trained on), or "calibrated"
+(the same, after a calibration on the clients' validation examples). With "none", too, results have
+the numbers of "target", which cost no message. Where the validation examples are in this process,
+all forms are scored.
 """
 
 from __future__ import annotations
@@ -108,11 +108,11 @@ class Corrected:
 
 @dataclass(frozen=True, eq=False)
 class Correcting:
-    """What to correct the models of an experiment by.
+    """How to correct the models of an experiment.
 
     announced  T [K], as the server has it
-    even       training takes the label shares out by itself, so that p is even
-    at_target  or moves the model to the target's by itself, so that p is T
+    even       whether training already takes the label shares out: p is even then
+    at_target  whether training already moves the model to the target: p is T then
     """
 
     prior: Prior
@@ -121,7 +121,7 @@ class Correcting:
     at_target: bool = False
 
     def of_round(self, algorithm: Algorithm, t: int, rounds: int) -> Correcting:
-        """For the model of round t: before the last stage, as CCVR's, a method is its inner one."""
+        """For the model of round t: before a last stage, as CCVR's, the inner method trains it."""
         if type(algorithm.at(t)) is type(algorithm.at(rounds)):
             return self
         return replace(self, even=False, at_target=False)
@@ -223,10 +223,9 @@ def mixture(
 ) -> Floats:
     """[K]: the label shares that a model with these weights [M] was trained on, S^T a.
 
-    Of the masses that labels have, where the method weighs examples by them.
-
-    Labels of which clients only know the sizes: the dealt ones. All equal where no client with
-    weight has an example.
+    Where the method weighs examples by their labels, shares of these weights. Where clients have
+    registered sizes alone, the labels are those that they were dealt. All shares are equal where no
+    client with weight has an example.
     """
     counts = registered(current, table)["labels"].double()
     a, everyone = torch.tensor(weights, dtype=torch.float64), torch.arange(len(counts))

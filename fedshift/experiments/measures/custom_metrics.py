@@ -44,7 +44,7 @@ def check_metrics(metrics: Mapping[str, Metric], kind: str = "classification") -
     if not isinstance(metrics, Mapping):
         raise InputError(f'metrics is {called(metrics)}; give functions by name, as {{"auc": f}}')
     taken = {f.name for kind in (Metrics, Final) for f in fields(kind)} | measured()
-    # What runs are chosen by is no user's, whatever is predicted.
+    # Runs are chosen by these numbers, so no metric may take their names.
     taken |= {*EXTRA[kind], *ESTIMATES}
     for name, metric in metrics.items():
         if not isinstance(name, str) or not re.fullmatch(r"[^\W\d][\w-]*", name):

@@ -49,7 +49,7 @@ def importance_sentences(
     clients: Sequence[ClientData] = (),
     log_ratios: Sequence[Tensor] | None = None,
 ) -> list[str]:
-    """On the effective sample size under example weights, and its use; empty without weights.
+    """Sentences on the ESS under example weights, and on its use; empty without weights.
 
     log_ratios: the true ones [n_i] of each client, where they are known
     """
@@ -80,13 +80,13 @@ def importance_sentences(
 def compared(
     disk: FedDisk, last: Round, clients: Sequence[ClientData], log_ratios: Sequence[Tensor]
 ) -> str:
-    """How the log weights that are used follow those of the true ratios under the same bounds.
+    """A sentence: how the log weights in use follow the true ones, under the same bounds.
 
     Clients that have no weights, or have 1 in place of them, are left out; "" where none remains.
     """
     of = last.server["importance"]
     shares = zip(of["ess"].tolist(), of["estimated"].tolist(), strict=True)
-    # On machines of their own clients keep their weights to themselves.
+    # In a federation of machines the weights stay with the clients.
     used = [
         i for i, (ess, estimated) in enumerate(shares)
         if 0 < ess <= estimated and "importance" in last.states.get(i, {})
@@ -118,7 +118,7 @@ def _disk(algorithm: Any) -> FedDisk | None:
 
 
 def _cure(disk: FedDisk, last: Round, training: Training) -> str:
-    """What to give where clients were in no weighing round; "" where all were, or before them."""
+    """Advice where clients were in no weighing round; "" where all were, or rounds are to come."""
     of = last.server["importance"]
     left = len(unweighed(of))
     if not left or last.t < disk.rounds_before_inner:

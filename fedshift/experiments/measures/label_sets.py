@@ -11,7 +11,7 @@ from fedshift.record.summary import LabelSets, Optima, SetRound
 from fedshift.server.optima import MEASURED
 from fedshift.tree import Params, Parts
 
-# A loss that rises by less, relatively or in nats, is as it was, but for rounding in float32.
+# A smaller rise of a loss, relative or in nats, is rounding in float32.
 RISES, NATS = 1e-4, 1e-6
 
 
@@ -84,9 +84,9 @@ def sentences(sets: LabelSets, classes: Sequence[str]) -> list[str]:
     """Sentences on labels without a holder or absent at times, and on what tuning did and may."""
     last, lines = sets.rounds[-1], list[str]()
     # Absent in every round, and so named once and not by its number of rounds.
-    unheld = [c for c, n in zip(classes, sets.holders, strict=True) if not n]
-    if unheld:
-        lines.append(f"No client holds {_named(unheld)}: {_unheld(sets)}.")
+    without_holder = [c for c, n in zip(classes, sets.holders, strict=True) if not n]
+    if without_holder:
+        lines.append(f"No client holds {_named(without_holder)}: {_rows_without_holder(sets)}.")
     at_times = [
         f'"{c}" ({n})'
         for c, n, holders in zip(classes, sets.absent_rounds, sets.holders, strict=True)
@@ -125,7 +125,7 @@ def _rise(rounds: Sequence[SetRound]) -> list[str]:
 
 
 def _prospects(sets: LabelSets, optima: Optima) -> str:
-    """Whether central tuning will pay, by where each loss would lead, the run's own first."""
+    """A sentence on what central tuning can gain: the optimum of each loss, the run's first."""
     errors = {k: f" ± {100 * error:.1f}" for k, error in (optima.gain_se or {}).items()}
     gains = {k: f"{k} {100 * v:+.1f}{errors.get(k, '')}" for k, v in optima.gains.items()}
     # Without steps the method has no loss of its own, and "kl" is the one that tells.
@@ -143,7 +143,7 @@ def _prospects(sets: LabelSets, optima: Optima) -> str:
     )
 
 
-def _unheld(sets: LabelSets) -> str:
+def _rows_without_holder(sets: LabelSets) -> str:
     """What happens to the rows of labels that no client holds."""
     movers = []
     if sets.mode == "public":

@@ -1,4 +1,4 @@
-"""The weights that rounds were really played with: what each leaves, and their means over a run."""
+"""The weights that rounds used: the ESS and gap of each round, and their means over a run."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Floats = NDArray[np.float64]
 
 
 class Reach(NamedTuple):
-    """What weights a over a cohort of N examples leave.
+    """The ESS of weights a over a cohort of N examples, and the gap to the target that they leave.
 
     ess = 1 / sum_i a_i^2 / n_i in examples and ess_fraction = ess / N; gap = ||T - S^T a||_2 and
     l1 = ||T - S^T a||_1, S being the cohort's label marginals. Where examples are weighed by their
-    labels, S^T a and ESS are those of the `masses` that labels so have.
+    labels, S^T a and ESS are of these weights (`masses`).
     """
 
     ess: float
@@ -38,9 +38,9 @@ class Reach(NamedTuple):
 def registered(current: Round, table: Params) -> Params:
     """Sizes n [M] and label counts [M, K] as the clients registered them in this run.
 
-    They are not the `table` of the dealt data where a method has clients draw other examples, and
-    where clients of a federation have data of their own. The table has what they did not register:
-    labels, which most methods do not ask for (`sizes_alone`).
+    They differ from the `table` of the dealt data where a method has clients draw other examples,
+    and where clients of a federation bring other data. What clients did not register is taken from
+    the table: labels, which most methods do not ask for (`sizes_alone`).
     """
     return {**table, **{k: v for k, v in current.server.get("table", {}).items() if k in table}}
 

@@ -24,7 +24,7 @@ from fedshift.evaluation.serving import (
     own_accuracy,
     serve,
 )
-from fedshift.experiments.measures.drift import gradient_drift
+from fedshift.experiments.measures.distances import gradient_drift
 from fedshift.experiments.measures.routing_details import details
 from fedshift.model import Model
 from fedshift.record.rounds import ServedMetrics
@@ -34,7 +34,7 @@ from fedshift.router.score import posterior, scores
 from fedshift.tree import Params
 
 TOLERANCE = 1e-4
-# What only a router can answer with, see `answers`.
+# Metrics that need a router, see `answers`.
 ROUTED = ("routed_posterior", "routed_density", "mixture_accuracy")
 # Metrics of the last round alone: of a router fitted again (`scored`), and `gradient_drift`.
 REFITS = (
@@ -144,7 +144,7 @@ def score_of(given: Tensor, truth: Tensor, classes: int) -> Score:
 class Observed:
     """One evaluation of all clients' models: metrics, the system's score, and every answer.
 
-    Where models stay at their sites there are no answers, and `own` [M] has what each client sent.
+    Where models stay at their sites, answers is None and own [M] has the scores that clients sent.
     """
 
     metrics: ServedMetrics

@@ -1,14 +1,14 @@
-"""Data of clients' own in a deployed federation: the site's half, and what both halves make of it.
+"""What a site answers in a federation whose rows stay at their clients, and the messages.
 
-Before round 1 the server asks four questions (`STEPS`), and after evaluated rounds for scores. Each
-question is JSON of one `Section`, and so is each answer.
+Before round 1 the server asks four questions (`STEPS`); after evaluated rounds it asks for scores.
+Each question is one `Section` as JSON, and so is each answer.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -76,13 +76,13 @@ class Deviations(Section):
 
 
 class Chosen(Section):
-    """The question for scores: places among the test rows, which lie in order of their classes."""
+    """The question for scores: which test rows, by their places once sorted by class."""
 
     places: tuple[int, ...]
 
 
 class _Prepared(Section):
-    """What a site writes down for the rounds: which run it is for, and the sum of its data."""
+    """What a site stores for the rounds: the run's id, a checksum of its rows, and the setup."""
 
     run: int
     digest: str
@@ -90,7 +90,7 @@ class _Prepared(Section):
 
 
 def read(kind: type[S], text: str) -> S:
-    """A message. Raises InputError where it is none, in one line."""
+    """A message from its JSON. Raises InputError, in one line, for anything else."""
     try:
         return TypeAdapter(kind).validate_json(text)
     except ValidationError as e:
@@ -102,25 +102,29 @@ def read(kind: type[S], text: str) -> S:
 
 
 def answer(message: Message, context: Context, config: Config, folder: Path) -> RecordDict:
-    """The site's answer to one of STEPS, or why there is none; with the client's number."""
-    who = {"client": partition(context)}
+    """The site's answer to one of STEPS, or the reason for none; with the client's number."""
+    sender = {"client": partition(context)}
+    site = partial(own_site, config, context, folder)
+    seed = config.seeds.resolved().split
     try:
-        made, scores = _answered(message.content, context, config, folder)
+        made, scores = _answered(message.content, context, config.data, seed, folder, site)
     except Exception as e:
         LOG.exception("no answer")
         # An error that is not ours may hold rows or paths of the site.
         why = str(e) if isinstance(e, FedshiftError) else type(e).__name__
-        return RecordDict({**failed(why), ASK: ConfigRecord({**who})})
-    return RecordDict({ASK: ConfigRecord({**who, ANSWER: made.model_dump_json()}), **scores})
+        return RecordDict({**failed(why), ASK: ConfigRecord({**sender})})
+    return RecordDict({ASK: ConfigRecord({**sender, ANSWER: made.model_dump_json()}), **scores})
 
 
 def _answered(
-    sent: RecordDict, context: Context, config: Config, folder: Path
-) -> tuple[Section, dict[str, MetricRecord]]:
+    sent: RecordDict, context: Context, data: Data, seed: int, folder: Path,
+    site: Callable[[], tuple[Site, Examples]],
+) -> tuple[Section, dict[str, MetricRecord]]:  # fmt: skip
+    """(the answer, scores by name); site: as `own_site`, which only a question for scores needs."""
     asked, client = fields_of(sent, ASK), partition(context)
     step, given = str(asked["step"]), str(asked["given"])
-    rows, seed = _rows(config.data, folder), config.seeds.resolved().split
-    table, classes = rows.inputs, len(config.data.classes or ())
+    rows, classes = _rows(data, folder), len(data.classes or ())
+    table = rows.inputs
     if step == "survey":
         return survey(rows, classes), {}
     if step == "totals" and isinstance(table, Columns):
@@ -131,13 +135,13 @@ def _answered(
         return Deviations(squares=squares(table, trains, common.means)), {}
     if step == "prepare":
         setup = read(Setup, given)
-        _check_encoding(setup.encoding, config.data)
+        _check_encoding(setup.encoding, data)
         noted = _Prepared(run=context.run_id, digest=_digest(rows), setup=setup)
         write(folder / "kept" / PREPARED, noted.model_dump_json() + "\n")
         return Section(), {}
     if step == "scores":
         places = read(Chosen, given).places
-        return Section(), _scores(sent, places, classes, *_site(config, context, folder))
+        return Section(), _scores(sent, places, classes, *site())
     raise InputError(f'"{shown(step)}" is no question; these are {", ".join(STEPS)}')
 
 
@@ -157,13 +161,11 @@ def _scores(
     }
 
 
-def own_site(config: Config, context: Context, folder: Path) -> Site:
-    """What a client has whose rows are its own, encoded as the server and all sites agreed."""
-    return _site(config, context, folder)[0]
+def own_site(config: Config, context: Context, folder: Path) -> tuple[Site, Examples]:
+    """(what a client has whose rows stay with it, its test rows in order of their classes).
 
-
-def _site(config: Config, context: Context, folder: Path) -> tuple[Site, Examples]:
-    """(the site, its test rows in order of their classes)."""
+    The rows are encoded as the server and all sites agreed before round 1.
+    """
     client, rows = partition(context), _rows(config.data, folder)
     try:
         noted = read(_Prepared, (folder / "kept" / PREPARED).read_text(encoding="utf-8"))
@@ -178,7 +180,7 @@ def _site(config: Config, context: Context, folder: Path) -> tuple[Site, Example
     cut = cut_site(rows.codes, noted.setup.taken, config.seeds.resolved().split, client)
     mine = client_data(*_at(x, rows.codes, cut.trains), client)
     names = tuple(config.data.clients or ())
-    # One row of zeros for each of the others: only the shape of theirs counts here.
+    # The other clients get one row of zeros: only their number and shape matter here.
     one = np.eye(len(encoding.classes), dtype=np.int64)[0]
     clients = [client_elsewhere(one, x.shape[1:], i) for i in range(len(names))]
     clients[client] = mine
@@ -188,8 +190,8 @@ def _site(config: Config, context: Context, folder: Path) -> tuple[Site, Example
     prepared = prepare_built(
         config, built_of(config.data, encoding, T, clients, held_out, none, [], "", [])
     )
-    algorithm = method_of(config, prepared)(**config.method.options)
-    federation = federation_of(config, prepared)
+    algorithm = method_of(config.method, config.training, prepared)(**config.method.options)
+    federation = federation_of(config.method, prepared)
     tests = Examples(*_at(x, rows.codes, _by_class(rows, cut)))
     site = Site(
         algorithm,
@@ -211,13 +213,13 @@ def _by_class(rows: SiteRows, cut: Cut) -> Ints:
 
 
 def stand_in(counts: Ints, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """x [n, *shape] of zeros, which take no memory, and y [n] of which counts [K] are true."""
+    """x [n, *shape] of zeros, which take no memory, and labels y [n] with these counts [K]."""
     y = torch.arange(len(counts)).repeat_interleave(torch.from_numpy(counts))
     return torch.zeros(1, *shape).expand(len(y), *shape), y
 
 
 def client_elsewhere(counts: Ints, shape: Sequence[int], client: int) -> ClientData:
-    """A client of which only its counts are here."""
+    """A client whose rows are elsewhere: only their counts are real."""
     x, y = stand_in(counts, shape)
     return ClientData(x, y, torch.ones(len(y)), torch.tensor(client))
 
@@ -227,7 +229,7 @@ def built_of(
     validation: Sequence[Examples], test: Examples, tests: Sequence[Examples], digest: str,
     notes: Sequence[str],
 ) -> Built:  # fmt: skip
-    """A task of which some examples may be elsewhere; its parts as `Task.build` has them."""
+    """A task whose examples may be elsewhere, in the form that `Task.build` gives."""
     y = torch.cat([*(c.y for c in clients), *(v.y for v in validation)])
     x = clients[0].x[:1].expand(len(y), *clients[0].x.shape[1:])
     samples = (Samples(x, y), Samples(x[:1].expand(len(test), *x.shape[1:]), test.y))
@@ -288,7 +290,7 @@ def _check_encoding(text: str, data: Data) -> None:
 
 
 def _digest(rows: SiteRows) -> str:
-    """The same for the same rows: a file that is changed while a run goes on would mix two."""
+    """A checksum of the rows: a file that changes during a run would mix two data sets."""
     digest = hashlib.sha256(rows.codes.tobytes())
     for values in rows.inputs.of.values():
         if isinstance(values, Coded):

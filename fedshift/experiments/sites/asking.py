@@ -1,4 +1,4 @@
-"""Questions of a server to sites with data of their own, and their answers, by client."""
+"""The server's questions to sites whose rows stay there, and their answers, by client."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ POLL = 0.5
 class Sites:
     """The sites of a federation by client.
 
-    patience: seconds to wait for them, and for answers before round 1; timeout: for answers after
-    it; tell: gets who is missing.
+    patience: seconds to wait for the sites, and for answers before round 1; timeout: for later
+    answers; tell: gets events of the sites that are missing.
     """
 
     grid: Grid

@@ -30,6 +30,7 @@ from fedshift.experiments.config.schema import Config
 from fedshift.experiments.config.section import Section
 from fedshift.experiments.config.sites import categories_of
 from fedshift.experiments.config.wording import in_file_words
+from fedshift.experiments.measures.correcting import Prior
 from fedshift.experiments.sites.answering import (
     Chosen,
     Common,
@@ -59,6 +60,7 @@ from fedshift.recipes import recipe
 from fedshift.record.folder import FIT
 from fedshift.seeds import numpy_generator
 from fedshift.shifts.target import resample_to
+from fedshift.tasks.building import Built
 from fedshift.tasks.encoding import Column, Encoding
 from fedshift.tasks.names import Coded, Ints, coded, text_of, with_classes
 from fedshift.tasks.rows import Columns
@@ -80,7 +82,7 @@ def gather(grid: Grid, config: Config, waits: Mapping[str, float], tell: Tell) -
     """
     data, seed = config.data, config.seeds.resolved().split
     sites = Sites(grid, data.clients or (), waits["patience"], waits["timeout"], tell)
-    table = _target_table(data)  # first: a mistake in the server's own file needs no site
+    table = _target_table(data)  # first: it can be refused before any site is there
     surveys = sites.surveys()
     classes = tuple(map(text_of, data.classes or ()))
     _check_surveys(surveys, sites.names, len(classes))
@@ -104,40 +106,39 @@ def gather(grid: Grid, config: Config, waits: Mapping[str, float], tell: Tell) -
     scores = RemoteScores(sites, (), validation, tests if at_clients else np.zeros_like(tests))
     if table is None and not at_clients:
         scores.choose(classes, tests, T, seed)
-    return _prepared(config, encoding, T, trains, scores, examples, notes)
+    built = _built(data, encoding, T, trains, scores, examples, notes)
+    custom = Custom(texts={FIT: about(built, notes)}, notes=tuple(notes))
+    return prepare_built(config, built, custom=custom)
 
 
-def _prepared(
-    config: Config, encoding: Encoding, T: Floats, trains: Ints, scores: RemoteScores,
+def _built(
+    data: Data, encoding: Encoding, T: Floats, trains: Ints, scores: RemoteScores,
     test: Examples | None, notes: list[str],
-) -> Prepared:  # fmt: skip
-    """What a run needs; test: the server's own examples, where it has any."""
+) -> Built:  # fmt: skip
+    """The task as the server sees it; test: the server's own examples, where it has any."""
     shape = encoding.shape or (sum(column.width for column in encoding.columns),)
     everyone = range(len(trains))
     each = [scores.examples("tests", [i], shape) for i in everyone]
-    tests = each if config.data.target == "clients" else []
+    tests = each if data.target == "clients" else []
     test = scores.examples("tests", everyone, shape) if test is None else test
     clients = [client_elsewhere(row, shape, i) for i, row in enumerate(trains)]
     held_out = [scores.examples("validation", [i], shape) for i in everyone]
     facts = [encoding.to_json(), T.tolist(), trains.tolist(), scores.validation.tolist()]
     digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
     target = torch.from_numpy(T)
-    made = built_of(config.data, encoding, target, clients, held_out, test, tests, digest, notes)
-    custom = Custom(texts={FIT: about(made, notes)}, notes=tuple(notes))
-    return prepare_built(config, made, custom=custom)
+    return built_of(data, encoding, target, clients, held_out, test, tests, digest, notes)
 
 
-def check_sites(config: Config) -> None:
+def check_sites(data: Data, method: str, prior: Prior) -> None:
     """Raise InputError for what cannot be trained where the server has no row."""
-    data = config.data
-    if recipe(config.method.name).traits.follows_target:
+    if recipe(method).traits.follows_target:
         raise InputError(
-            f'method.name = "{config.method.name}" draws clients from all rows, and with '
+            f'method.name = "{method}" draws clients from all rows, and with '
             'data.source = "sites" they stay with the clients; simulate it'
         )
-    if config.training.prior != "none" and data.target != "clients" and not is_table(data.target):
+    if prior != "none" and data.target != "clients" and not is_table(data.target):
         raise InputError(
-            f'training.prior = "{config.training.prior}": the sites score their test rows by the '
+            f'training.prior = "{prior}": the sites score their test rows by the '
             "model as it is trained, so that nothing would measure the corrected one; give a table "
             "of the target as data.target, or leave it out"
         )
@@ -145,9 +146,9 @@ def check_sites(config: Config) -> None:
     marginal(data, classes, np.ones((1, len(classes)), np.int64))  # for its errors
 
 
-def imagined(config: Config) -> Prepared:
-    """The experiment as if each site had ROWS rows of each class: to try whether it can start."""
-    data, encoding = config.data, _imagined_encoding(config.data)
+def imagined(data: Data) -> Built:
+    """The task as if each site had ROWS rows of each class: to try whether a run can start."""
+    encoding = _imagined_encoding(data)
     classes = encoding.classes
     counts = np.full((len(data.clients or ()), len(classes)), ROWS)
     width = sum(column.width for column in encoding.columns)
@@ -156,9 +157,7 @@ def imagined(config: Config) -> Prepared:
     some = [Examples(x, y)] * len(counts)
     T = torch.from_numpy(marginal(data, classes, counts))
     tests = some if data.target == "clients" else []
-    return prepare_built(
-        config, built_of(config.data, encoding, T, clients, some, some[0], tests, "", [])
-    )
+    return built_of(data, encoding, T, clients, some, some[0], tests, "", [])
 
 
 def _imagined_encoding(data: Data) -> Encoding:
@@ -203,7 +202,7 @@ def _columns(
     deviations = [one.squares for one in sites.ask("squares", Deviations, asked)]
     for name, one, squares in zip(sites.names, sums, deviations, strict=True):
         for column, of in common.items():
-            # Of a column without a value at this site the sum is 0.
+            # For a column without a value at this site the sum is 0.
             square = squares.get(column, math.inf)
             if not are_squares(square, one.numbers[column], of.mean):
                 raise InputError(_NO_ROWS.format(shown(name), shown(column)))
@@ -214,14 +213,14 @@ _NO_ROWS = '"{}" sent sums of column "{}" that no rows have, or values beyond 1e
 
 
 def check_target(data: Data) -> None:
-    """Raise InputError for a table of the target that cannot be read, or be a network's inputs."""
+    """Raise InputError for a table of the target that is unreadable, or that no network fits."""
     if table := _target_table(data):
         with _naming(data.target):
             _encoded(*table, _imagined_encoding(data))
 
 
 def _target_table(data: Data) -> tuple[Columns, Coded] | None:
-    """(the columns, the labels) of the server's own examples of the target, where it has such."""
+    """(the columns, the labels) of the server's own examples of the target; None without any."""
     if not is_table(data.target):
         return None
     label, texts = str(data.label), categories_of(data.model_dump())
@@ -239,7 +238,7 @@ def _target_table(data: Data) -> tuple[Columns, Coded] | None:
 
 @contextlib.contextmanager
 def _naming(file: object) -> Iterator[None]:
-    """Errors in what a file holds, with its name."""
+    """Put the file's name before errors about its content."""
     try:
         yield
     except InputError as e:
@@ -266,10 +265,10 @@ def _encoded(table: Columns, y: Coded, encoding: Encoding) -> Examples:
 
 @dataclass
 class RemoteScores:
-    """Scores by the sites, asked for once for each model.
+    """Scores that the sites send; they are asked once for each model.
 
     chosen             which of its test rows each site scores; none where the server has its own
-    validation, tests  [M, K]: of how many examples of each class the scores are
+    validation, tests  [M, K]: the examples of each class that the scores must be of
     last               the parameters that were scored last, and each site's scores of them
     """
 
@@ -301,7 +300,7 @@ class RemoteScores:
         return Examples(x, y, scorer=partial(self._score, what, clients))
 
     def _score(self, what: str, clients: Sequence[int], pair: tuple[Params, Params]) -> Score:
-        """Of those sites that answer: the others' counts are missing, as events say."""
+        """The sum over the sites that answer; events name the others."""
         if self.last[0] is not pair[0]:
             self.last = pair[0], self._asked(pair)
         zero = torch.zeros(self.validation.shape[1], dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""A client's own rows: read as its site.toml says, and tried against what the experiment declares.
+"""A client's own rows: read as its site.toml says, and checked against the experiment.
 
 Errors here have two texts: what a server may read, and `detail` with lines and values of the site's
 data, which is for its operator alone.
@@ -30,7 +30,7 @@ from fedshift.tasks.tensors import Tensors
 from fedshift.tasks.values import MARKS, reader_of
 
 FILE = "site.toml"
-# Different texts of one column of categories, and their length: the server gets all of them.
+# Limits on a column of categories, whose texts all go to the server: how many, and how long.
 MOST_TEXTS, LONGEST = 1000, 200
 TEMPLATE = """\
 # Where {site}'s own rows are. This file and the rows stay on this machine.
@@ -45,9 +45,9 @@ source = "data.csv"          # beside this file; or "site.py:load", a function o
 
 
 class SiteError(InputError):
-    """Data of a site that do not fit: the text has no row, value or path of the site's.
+    """A site's data do not fit. The message, for the server, has no row, value or path of them.
 
-    detail: what its operator needs to know, with them.
+    detail: the message for the site's operator, which has these.
     """
 
     def __init__(self, public: str, detail: str) -> None:
@@ -87,7 +87,7 @@ class SiteRows:
 
 @contextlib.contextmanager
 def discreet(what: str) -> Iterator[None]:
-    """Every error within as a SiteError whose text is `what` alone."""
+    """Turn every error within into a SiteError whose message is `what` alone."""
     try:
         yield
     except SiteError:
@@ -261,7 +261,7 @@ def _check_texts(name: str, column: Coded, allowed: Sequence[str] | None, table:
 
 
 def _labelled(inputs: Inputs, labels: Coded, data: Data, table: _Table) -> SiteRows:
-    """Each row with its class: by name, or by number 0..K-1 where classes are other names."""
+    """Each row with its class: by name, or by number 0..K-1 where no label is a class's name."""
     classes = [*map(text_of, data.classes or ())]
     code = {name: i for i, name in enumerate(classes)}
     numbered = not {*labels.names} & {*classes}
@@ -282,7 +282,7 @@ def _labelled(inputs: Inputs, labels: Coded, data: Data, table: _Table) -> SiteR
 def _refuse(what: str, expected: str, column: str = "") -> NoReturn:
     """A SiteError; the server reads which column it is, and what was expected of it."""
     of = f'column "{shown(column)}"' if column else ""
-    # The nearest match is a value of the site's neighbourhood; the sentence before it is not.
+    # The nearest match would hint at the site's value; the sentence before it does not.
     public = expected.partition(". Did you mean")[0].rstrip(".")
     raise SiteError(
         f"{of}: {public}" if of else public,

@@ -25,17 +25,17 @@ from fedshift.tasks.rows import Columns, Numbers, span_fits_float32
 
 # The server keeps a number for each row of a client: a site that claims more is refused.
 MOST_ROWS = 10_000_000
-# Beyond, sums of squares are infinite, at every site.
+# The squares of larger numbers add up to infinity.
 LARGEST = 1e150
 Finite = Annotated[float, Field(allow_inf_nan=False)]
-# Of a mean deviation or value: what float32 and the order of adding take away.
+# The relative error that float32 and the order of adding may leave in a mean.
 ROUNDING = 1e-6
 Rows = Annotated[int, Field(ge=0, le=MOST_ROWS)]
 Text = Annotated[str, Field(max_length=LONGEST)]
 
 
 class Survey(Section):
-    """Of all rows of a site.
+    """The first answer, on all rows of a site.
 
     labels  [K] rows by class
     spans   least and largest number of each column of numbers that has any
@@ -52,7 +52,7 @@ class Survey(Section):
 class Total(Section):
     """Of a column of numbers over a site's training rows: how many, their span, their sum.
 
-    narrow: the sum of the values as float32 holds them.
+    narrow: the sum of the values rounded to float32; exact: of the values as they are.
     """
 
     count: Rows
@@ -63,7 +63,7 @@ class Total(Section):
 
 
 class Totals(Section):
-    """Of a site's training rows; gaps: columns of categories in which some row has none."""
+    """The second answer, on training rows; gaps: columns of categories with missing values."""
 
     numbers: dict[str, Total]
     names: dict[str, Annotated[tuple[Text, ...], Field(max_length=MOST_TEXTS)]]
@@ -103,7 +103,7 @@ def cut_site(codes: Ints, taken: Taken, seed: int, client: int) -> Cut:
 
 
 def survey(rows: SiteRows, classes: int) -> Survey:
-    """What a site says first."""
+    """A site's first answer."""
     labels = tuple(np.bincount(rows.codes[rows.codes >= 0], minlength=classes).tolist())
     if not isinstance(rows.inputs, Columns):
         x = next(iter(rows.inputs.of.values()))
@@ -220,7 +220,7 @@ def numbers_of(data: Data, sums: Sequence[Totals]) -> list[str]:
 
 
 def _in_order(names: Iterable[str], column: str, surveys: Sequence[Survey]) -> tuple[str, ...]:
-    """As `ordered` has them where rows that do not train have names that are no numbers."""
+    """By number, or as texts where any row, also one that does not train, is no number."""
     named = any(column in one.named for one in surveys)
     return tuple(sorted(names)) if named else ordered(names)
 

@@ -16,8 +16,7 @@ from fedshift.errors import InputError
 from fedshift.experiments.config.schema import Data
 from fedshift.experiments.config.shift import Split
 from fedshift.experiments.config.wording import in_file_words
-from fedshift.experiments.task.feature_shift import dealing
-from fedshift.experiments.task.looks import looks
+from fedshift.experiments.task.feature_shift import dealing, looks
 from fedshift.experiments.task.natural import Dealt, none_such
 from fedshift.holdout import hold_out
 from fedshift.seeds import numpy_generator

@@ -55,7 +55,10 @@ def prepare_built(
     task, seeds = built.task, config.seeds.resolved()
     x = task.clients[0].x[:2]
     if model is None:
-        model = first_model(config, custom, task, seeds.init, built.encoding.layout)
+        model = first_model(
+            config.model, config.method, custom, task, seeds.init,
+            augment=config.data.augment, layout=built.encoding.layout,
+        )  # fmt: skip
     if task.outputs:
         model = replace(model, outputs=len(task.outputs))
     if built.augment is not None:
@@ -69,5 +72,7 @@ def prepare_built(
     target = tuple(task.target.tolist())
     gate = gate_of(config.training, target)
     return Prepared(
-        task, model, seeds, built.data, built.pool, built.digest, target, gate=gate, custom=custom
-    )
+        task, model, seeds, built.data, built.pool, built.digest, target, gate=gate, custom=custom,
+        server_examples=task.target_validation if config.server.validation else None,
+        at_sites=config.data.at_sites,
+    )  # fmt: skip

@@ -55,13 +55,13 @@ def _made(data: Data, source: str, seed: int) -> Task:
 
 @contextlib.contextmanager
 def _in_words() -> Iterator[None]:
-    """Errors about arguments of `fedshift.Task` as such about keys of [data]."""
+    """Name keys of [data] in errors about arguments of `fedshift.Task`."""
     keys = {name: name for name in Data.model_fields}
     try:
         with in_file_words("data", keys):
             yield
     except InputError as e:
-        # An experiment file cannot hold arrays, and calls y what [data] calls it.
+        # An experiment file cannot hold arrays, and its key for y is data.label.
         message = str(e).replace("a labelled test set (x, y)", "a table of labelled examples")
         message = message.replace("(a dict by name,", "(a table by name,")
         e.args = (re.sub(r"^(\[data\]: )?y (?=has|holds|is)", "data.label ", message),)
@@ -113,7 +113,7 @@ def _parquet(path: Path, given: dict[str, Any]) -> Task:
 
 
 def _columns(given: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Takes out what a table's task needs: client, label and target."""
+    """Take out of `given` what a table's task needs: client, label and target."""
     for key, what in (("client", "whose row it is"), ("label", "what is to be predicted")):
         if key not in given:
             raise InputError(
@@ -124,7 +124,7 @@ def _columns(given: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _arrays(path: Path, given: dict[str, Any]) -> Task:
-    """x is what is neither label nor client: one array, or several by name."""
+    """All arrays but label and client are x: one array, or several by name."""
     _refuse((*OF_TABLES, *OF_FOLDERS), given, "other sources", path.name)
     label, client = given.pop("label", "y"), given.pop("client", "client")
     arrays = _loaded(path)
@@ -134,11 +134,11 @@ def _arrays(path: Path, given: dict[str, Any]) -> Task:
                 f'data.{key} = "{shown(str(name))}": {path} has the arrays {", ".join(arrays)}.'
                 f"{nearest(str(name), arrays)}"
             )
-    y, of = arrays.pop(label), arrays.pop(client)
+    y, clients = arrays.pop(label), arrays.pop(client)
     if not arrays:
         raise InputError(f"data.source: {path} holds nothing to learn from beside its labels")
     x = next(iter(arrays.values())) if len(arrays) == 1 else arrays
-    return Task.from_arrays(x, y, client=of, target=_target(given), **given)
+    return Task.from_arrays(x, y, client=clients, target=_target(given), **given)
 
 
 def _loaded(path: Path) -> dict[str, Any]:

@@ -5,7 +5,6 @@ Making these runs the Python that the file names. Merely reading a configuration
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -78,18 +77,13 @@ def _is_algorithm(value: object) -> bool:
     return all(hasattr(value, name) for name in members(Algorithm))
 
 
-def source_of(config: Config) -> Task:
-    """The data that `data.source` names. Raises InputError, and DataError for unreadable files."""
-    return task_of(config.data, config.seeds.resolved().split)
-
-
 def prepare_source(config: Config, custom: Custom, task: Task | None = None) -> Prepared:
     """The experiment on the data that `data.source` names; task: these, read before.
 
     Raises InputError or DataError.
     """
-    whole = source_of(config) if task is None else task
     wanted, seed = config.server, config.seeds.resolved().split
+    whole = task_of(config.data, seed) if task is None else task
     task, apart = set_apart(whole, wanted, seed)
     built = task.build()
     labelled = validating(whole, apart.validation, built.task.target.numpy(), seed)
@@ -108,19 +102,18 @@ def prepare_source(config: Config, custom: Custom, task: Task | None = None) -> 
 
 def files_of(config: Config) -> dict[str, str]:
     """SHA-256 of every file that the configuration names, and of Python beside it, by path."""
+    data, model = config.data, config.model
+    names = [
+        ("data.source", data.source or ""),
+        ("model.name", model.name),
+        ("method.name", config.method.name),
+        *(("metrics.extra", name) for name in config.metrics.extra),
+    ]
     files: dict[str, str] = {}
-    for key, name in _names(config):
+    for key, name in names:
         if is_python(name):
             files |= load_python(key, name).files
-    data, model = config.data, config.model
     for path in (data.source, data.index, data.target, model.weights):
         if isinstance(path, str) and (digest := digest_of(Path(path))) is not None:
             files[path] = digest
     return dict(sorted(files.items()))
-
-
-def _names(config: Config) -> Iterator[tuple[str, str]]:
-    yield "data.source", config.data.source or ""
-    yield "model.name", config.model.name
-    yield "method.name", config.method.name
-    yield from (("metrics.extra", name) for name in config.metrics.extra)

@@ -21,16 +21,16 @@ from fedshift.errors import InputError
 from fedshift.experiments.config.networks import BYTES
 from fedshift.experiments.config.prepared import Indices, Look
 from fedshift.experiments.config.prepared import Prepared as Prepared
-from fedshift.experiments.config.schema import PYTHON, Config, Data, Method, ServerData
+from fedshift.experiments.config.schema import PYTHON, Config, Data, Method, Network, ServerData
 from fedshift.experiments.config.settings import gate_of
 from fedshift.experiments.config.shift import Split
 from fedshift.experiments.config.wording import in_file_words
 from fedshift.experiments.task.client_tests import among_clients
+from fedshift.experiments.task.custom_source import task_of
 from fedshift.experiments.task.extras import check_extras
-from fedshift.experiments.task.feature_shift import dealing, noised
+from fedshift.experiments.task.feature_shift import check_images, dealing, noised
 from fedshift.experiments.task.first_model import first_model
-from fedshift.experiments.task.from_files import custom_of, prepare_source, source_of
-from fedshift.experiments.task.looks import check_images
+from fedshift.experiments.task.from_files import custom_of, prepare_source
 from fedshift.experiments.task.natural import Dealt, natural
 from fedshift.experiments.task.server_rows import reserve
 from fedshift.holdout import hold_out_by_label
@@ -59,9 +59,10 @@ def prepare(config: Config) -> Prepared:
     trains, holdouts = hold_out_by_label(
         data.train.y.numpy(), dealt.parts, config.data.validation, seeds.split
     )
-    raw = as_bytes(config)
+    raw = as_bytes(config.data, config.model)
     task = _task(dealt, trains, holdouts, raw)
-    model = first_model(config, custom, task, seeds.init)
+    augment = config.data.augment
+    model = first_model(config.model, config.method, custom, task, seeds.init, augment=augment)
     kept_back = [*holdouts, *(rows for rows in (validation, dealt.server) if rows is not None)]
     kept_back += dealt.tests
     pool = np.setdiff1d(np.arange(len(data.train.y)), np.concatenate(kept_back))
@@ -73,19 +74,10 @@ def prepare(config: Config) -> Prepared:
     ratios = dealt.log_ratios
     by_client = None if ratios is None else tuple(torch.from_numpy(ratios[rows]) for rows in trains)
     return Prepared(
-        task,
-        model,
-        seeds,
-        data,
-        pool,
-        digest,
-        announced,
-        inputs,
-        tuple(looks),
-        gate,
-        custom,
-        by_client,
-    )
+        task, model, seeds, data, pool, digest, announced, server_inputs=inputs,
+        server_examples=task.target_validation if config.server.validation else None,
+        looks=tuple(looks), gate=gate, custom=custom, log_ratios=by_client,
+    )  # fmt: skip
 
 
 def _check_files(data: Data, method: Method) -> None:
@@ -100,28 +92,30 @@ def _check_files(data: Data, method: Method) -> None:
 
 
 def population(config: Config) -> Callable[[Config], Prepared]:
-    """`prepare` for configurations whose data, clients and target are those of this one: shared.
+    """A `prepare` for configurations with this one's data, clients and target, which they share.
 
     These follow from [data], [shift], [server], the split's seed and `as_bytes`. Raises what
     `prepare` raises.
     """
     _check_files(config.data, config.method)
     if config.data.source is not None:
-        task = source_of(config)
+        task = task_of(config.data, config.seeds.resolved().split)
         return lambda other: prepare_source(other, custom_of(other), task)
     return partial(_again, prepare(config))
 
 
 def _again(before: Prepared, config: Config) -> Prepared:
     seeds, custom = config.seeds.resolved(), custom_of(config)
-    model = first_model(config, custom, before.task, seeds.init)
+    model = first_model(
+        config.model, config.method, custom, before.task, seeds.init, augment=config.data.augment
+    )
     gate = gate_of(config.training, before.announced)
     return replace(before, model=model, seeds=seeds, gate=gate, custom=custom)
 
 
-def as_bytes(config: Config) -> bool:
-    """Whether images stay bytes, mapped from disk where they are now."""
-    return config.data.size is not None and config.model.name in BYTES
+def as_bytes(data: Data, model: Network) -> bool:
+    """Whether images stay bytes, which are mapped from their file and not loaded."""
+    return data.size is not None and model.name in BYTES
 
 
 def _task(dealt: Dealt, trains: Sequence[Indices], holdouts: Sequence[Indices], raw: bool) -> Task:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fedshift import datasets
-from fedshift.experiments.task.looks import look_name
+from fedshift.experiments.task.feature_shift import look_name
 from fedshift.papers.datasets import retina
 from fedshift.papers.pictures import log_weights
 from fedshift.papers.pictures.clients import (
@@ -131,7 +131,8 @@ def _head_gradients(dataset: str, seed: int, rounds: int) -> Shown:
         "model": {"name": "lenet-gn"},
     }
     column = Column("cifar-10", "CIFAR-10", "Dir=0.3", settings, rounds, seeds=1)
-    clients, classes = embedded_clients(config_of_column(column, dataset, seed))
+    config = config_of_column(column, dataset, seed)
+    clients, classes = embedded_clients(config.data, config.shift, config.seeds.resolved())
     spreads = train(clients, len(classes), rounds, seed)
     panels = {
         f"{name}.svg": _spread_panel(title, what, spreads)

@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedshift import datasets
-from fedshift.experiments.config.schema import Config
+from fedshift.experiments.config.schema import Data
+from fedshift.experiments.config.shift import Split
 from fedshift.experiments.task.client_tests import among_clients
-from fedshift.experiments.task.looks import looks
+from fedshift.experiments.task.feature_shift import looks
 from fedshift.papers.pictures.clients import as_images
-from fedshift.seeds import numpy_generator
+from fedshift.seeds import Seeds, numpy_generator
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -123,11 +124,12 @@ def _steps(head: Floats, client: Embedded, name: str, t: int, seed: int) -> Floa
     return head
 
 
-def embedded_clients(config: Config) -> tuple[list[Embedded], tuple[str, ...]]:
+def embedded_clients(
+    data: Data, shift: Split, seeds: Seeds
+) -> tuple[list[Embedded], tuple[str, ...]]:
     """The training examples of an experiment's clients, and the names of the classes."""
-    seeds = config.seeds.resolved()
-    dealt = among_clients(config.data, config.shift, seeds.split)
-    changes = looks(config.shift, len(dealt.parts), seeds.split)
+    dealt = among_clients(data, shift, seeds.split)
+    changes = looks(shift, len(dealt.parts), seeds.split)
     x, y = dealt.data.train.x, dealt.data.train.y.numpy()
     inputs = []
     for i, rows in enumerate(dealt.parts):
@@ -135,4 +137,4 @@ def embedded_clients(config: Config) -> tuple[list[Embedded], tuple[str, ...]]:
         images = changes[i](images) if changes else images
         inputs.append(images.flatten(1).double().numpy())
     labels = [y[rows] for rows in dealt.parts]
-    return embed(inputs, labels, seeds.init), datasets.entry(config.data.name).classes
+    return embed(inputs, labels, seeds.init), datasets.entry(data.name).classes

@@ -9,10 +9,10 @@ from fedshift.engine.ways import ALONE
 from fedshift.errors import InputError, unknown
 from fedshift.experiments.config.networks import network
 from fedshift.experiments.config.places import Source
-from fedshift.experiments.config.schema import Config
+from fedshift.experiments.config.schema import Data, Network
 from fedshift.experiments.engines import backend_of
 from fedshift.experiments.task.client_tests import pool_rows
-from fedshift.experiments.task.from_files import source_of
+from fedshift.experiments.task.custom_source import task_of
 from fedshift.papers.protocols.study import Study
 from fedshift.papers.reproduce.plan import LAMBDA_0, Plan, config_of
 
@@ -51,7 +51,9 @@ def check_plan(plan: Plan, *, networks: bool = True) -> None:
             config = config_of(plan, row, column, LAMBDA_0 if row.ess else {}, 0)
             if shaped:
                 with Source(overrides=plan.overrides).placing():
-                    _build(config, built)
+                    routed = config.method.name in recipes.routed.__all__
+                    clients = config.shift.clients if routed else None
+                    _build(config.data, config.model, clients, config.seeds.resolved().split, built)
         except InputError as e:
             # Without the cell's name, so that one mistake in all cells is one message.
             why = str(e).replace(f"{plan.study.name}, {column.key}, {row.label}: ", "")
@@ -91,18 +93,20 @@ def _check_tuning(plan: Plan) -> None:
         )
 
 
-def _build(config: Config, built: dict[Kind, str]) -> None:
+def _build(
+    data: Data, model: Network, clients: int | None, seed: int, built: dict[Kind, str]
+) -> None:
     """Draw the data's limit and build the network on their shape, once for each kind of run.
 
-    built  what was built before, and why it could not be; "" where it could
+    clients  how many a router tells apart, None without one
+    seed     of the split
+    built    what was built before, and why it could not be; "" where it could
     """
-    name, routed = config.data.name, config.method.name in recipes.routed.__all__
-    kind = (config.data.model_dump_json(), config.model.model_dump_json(), routed)
-    if name not in SLOW and kind not in built:
-        clients = config.shift.clients if routed else None
+    kind = (data.model_dump_json(), model.model_dump_json(), clients is not None)
+    if data.name not in SLOW and kind not in built:
         try:
-            shape, classes = _shape(config)
-            network(config.model, shape, classes, 0, clients)
+            shape, classes = _shape(data, seed)
+            network(model, shape, classes, 0, clients)
             built[kind] = ""
         except InputError as e:
             built[kind] = str(e)
@@ -110,11 +114,11 @@ def _build(config: Config, built: dict[Kind, str]) -> None:
         raise InputError(built[kind])
 
 
-def _shape(config: Config) -> tuple[tuple[int, ...], int]:
+def _shape(section: Data, seed: int) -> tuple[tuple[int, ...], int]:
     """(shape of an input, number of classes) of a run's data, whose limit is drawn."""
-    if config.data.source is not None:
-        task = source_of(config)
+    if section.source is not None:
+        task = task_of(section, seed)
         return task.input_shape, len(task.classes)
-    data = datasets.load(config.data.name, size=config.data.size)
-    pool_rows(data, config.data.limit, 0)
+    data = datasets.load(section.name, size=section.size)
+    pool_rows(data, section.limit, 0)
     return tuple(data.train.x.shape[1:]), len(data.classes)
