@@ -19,6 +19,7 @@ from fedshift.experiments.caps import Suspicion, beyond, cap_named, free_weights
 from fedshift.experiments.claims import audit_task
 from fedshift.experiments.config import Config
 from fedshift.experiments.task import Prepared
+from fedshift.server.cap import capped
 from fedshift.tree import Params
 
 # A dishonest client claims so many times the examples of all; numbers up to 1e18 can be weighed.
@@ -55,22 +56,27 @@ def opening_event(
     cap, clients = cap_named(config) or 1.0, config.training.cohort or len(table["n"])
     most = most_of_one(algorithm, federation, table)
     server = algorithm.init(federation.params, federation.buffers, table)
-    suspicions = list(beyond(free_weights(algorithm, server), table["n"], cap))
+    free = free_weights(algorithm, server)
+    suspicions = list(beyond(free, table["n"], cap))
     inconsistent, audit = _audited(prepared, table, dealt)
     if dealt:
         suspicions += _otherwise(table, federation.table)
-    odd, names = sorted([*suspicions, *inconsistent]), config.data.clients
+    odd, first = sorted([*suspicions, *inconsistent]), int(free.argmax())
+    bounded = float(capped(free, cap, table["n"] > 0)[first])
+
+    def named(client: int) -> dict[str, Any]:
+        names = config.data.clients
+        return {"client": client, **({} if names is None else {"name": names[client]})}
+
     return {
         "event": "claims",
         "run": config.name,
         "cap": cap,
         "one_could_take": min(most, max(cap, 1.0 / clients)),
         "without_cap": most,
+        "largest": {**named(first), "weight": float(free[first]), "capped": bounded},
         "audit": audit,
-        "suspicions": [
-            {"client": i, "reason": why, **({} if names is None else {"name": names[i]})}
-            for i, why in odd
-        ],
+        "suspicions": [{**named(i), "reason": why} for i, why in odd],
     }
 
 
