@@ -89,7 +89,7 @@ def free_weights(algorithm: Algorithm, server: Parts) -> Tensor:
 
 
 def beyond(free: Tensor, n: Tensor, cap: float) -> Iterator[Suspicion]:
-    """Clients whose weight by the rule, free [M], is well above the cap (`MATTERS`), or without one above 1/2.
+    """Clients whose weight by the rule, free [M], is `MATTERS` times the cap; without one, 1/2.
 
     n [M]: the examples that they claim; 0 of clients that have not joined yet.
     """

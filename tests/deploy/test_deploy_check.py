@@ -87,7 +87,7 @@ def linked_app(fed: Path) -> None:
         (another_method, 'experiment.toml:11: model.name "mlp" has no b'),
         (
             no_model,
-            'the data are rows of 5 numbers; use "mlp" or "linear" as name of [model], which',
+            'the data are rows of numbers; use "mlp" or "linear" as name of [model]',
         ),
         (one_key, "client-2/key.pub: the same key as"),
         (open_to_all, "f: every user may write there"),
