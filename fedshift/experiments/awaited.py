@@ -15,9 +15,9 @@ from fedshift.flower.waiting import LONG, Tell, waiting_event
 
 # What clients with data of their own have done that have answered a question (`STEPS`).
 SENT = {
-    "survey": "have sent label counts, and the least and largest number of each column",
-    "totals": "have sent the sum of each column, or its texts",
-    "squares": "have sent each column's sum of squared deviations from the mean, to standardise it",
+    "survey": "have sent label counts and columns' ranges",
+    "totals": "have sent columns' sums or texts",
+    "squares": "have sent columns' sums of squares, to standardise them",
     "prepare": "have encoded their rows",
     "scores": "have scored the model",
 }

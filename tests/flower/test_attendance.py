@@ -212,9 +212,9 @@ def test_answers_about_data_and_scores_of_sites(
     deploy_sites(monkeypatch, places(tmp_path / "c", joined()), out, resolved(tmp_path), failing)
     events = events_in(out)
     assert [e["what"] for e in events if e["event"] == "waiting"][:4] == [
-        "have sent label counts, and the least and largest number of each column",
-        "have sent the sum of each column, or its texts",
-        "have sent each column's sum of squared deviations from the mean, to standardise it",
+        "have sent label counts and columns' ranges",
+        "have sent columns' sums or texts",
+        "have sent columns' sums of squares, to standardise them",
         "have encoded their rows",
     ]
     missed = {(e["round"], e["client"], e["kind"]) for e in events if e["event"] == "unscored"}
