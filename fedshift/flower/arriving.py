@@ -30,7 +30,7 @@ MISSING: dict[int, Literal["lost", "timeout"]] = {
     ErrorCode.REPLY_MESSAGE_UNAVAILABLE: "timeout",
 }
 # Flower's texts speak of heartbeats, and of three causes of which only one can be here.
-WORDS = {"lost": "it is no longer connected", "timeout": "no answer in time"}
+WORDS = {"lost": "its node is no longer connected", "timeout": "no answer in time"}
 # NumPy tokenizes and parses a header as Python; these exceptions pass through its own checks.
 ODD_HEADERS = (tokenize.TokenError, RecursionError, MemoryError)
 # np.load would do more than is safe here: it also opens archives and pickles.
