@@ -190,7 +190,7 @@ def test_a_site_that_is_gone_is_not_one_whose_data_do_not_fit(
         deploy(monkeypatch, folders, tmp_path / "run", text, flaky)
     assert asked == ["survey", "survey", "totals"]
     assert str(e.value).startswith(
-        '1 of 3 clients did not answer before round 1: "east": its node is no longer connected. Start'
+        '1 of 3 clients did not answer before round 1: "east": its node is no longer connected.'
     )
 
 
