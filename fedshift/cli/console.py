@@ -8,7 +8,7 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -115,9 +115,13 @@ def show_error(error: FedshiftError, arguments: Sequence[str]) -> None:
 
 
 class PlainProgress:
-    """A line when a run starts, one about every ten seconds, and one when it ends."""
+    """A line when a run starts, one about every ten seconds, and one when it ends.
 
-    def __init__(self) -> None:
+    each: a line of every round instead, also of the last one.
+    """
+
+    def __init__(self, *, each: bool = False) -> None:
+        self.each = each
         self.last = time.monotonic()
         self.rounds: dict[str, int] = {}
         self.seen: dict[str, dict[str, Any]] = {}
@@ -134,13 +138,16 @@ class PlainProgress:
             # The evaluation of the last round is a run's last event.
             if event["round"] == self.rounds[run]:
                 tell(f"{run}: done  {scores_in(event)}")
-        # The last round is followed at once by its evaluation, which has a line of its own.
-        elif event["event"] == "round" and event["round"] < event["rounds"]:
-            if time.monotonic() - self.last <= 10:
-                return
-            self.last = time.monotonic()
+        elif event["event"] == "round" and (self.each or self._due(event)):
             where = f"{run}: round {event['round']}/{event['rounds']}"
             tell(f"{where}  {of_round(event, self.seen.get(run, {}))}")
+
+    def _due(self, event: Mapping[str, Any]) -> bool:
+        """Whether a line was long ago, and a round is not the last: that has its evaluation's."""
+        if event["round"] == event["rounds"] or time.monotonic() - self.last <= 10:
+            return False
+        self.last = time.monotonic()
+        return True
 
 
 @contextlib.contextmanager

@@ -201,9 +201,9 @@ def server(
     least = waits["min_clients"]
     text = _experiment(folder, late=least is not None)
     with (
-        _resumable(folder, place), _telling(logs) as tell,
-        monitored(metrics, folder, tell, least) as (listen, beside),
-    ):  # fmt: skip
+        _resumable(folder, place),
+        monitored(metrics, folder, teller(logs), least) as (listen, beside),
+    ):
         serve(
             folder, place, host=host, port=port, listen=listen, experiment=text,
             beside=_announced(beside, f"{host}:{port}", waits, logs), **waits,
@@ -282,24 +282,23 @@ def _loaded(folder: Path) -> tuple[Config, Source] | None:
     return config, source
 
 
-@contextlib.contextmanager
-def _telling(logs: LogFormat) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """What tells of a run's events: a line of JSON each, or progress for people."""
+def teller(logs: LogFormat) -> Callable[[dict[str, Any]], None]:
+    """What tells of a run's events: a line of JSON each, or lines for people."""
     if logs is LogFormat.json:
-        yield lambda event: console.tell(line_of(event))
-        return
-    with console.progress() as listen:
+        return lambda event: console.tell(line_of(event))
+    # Lines on a terminal, too: rounds take minutes, and who looks later reads what was.
+    listen = console.PlainProgress(each=True)
 
-        def tell(event: dict[str, Any]) -> None:
-            if event["event"] == "claims":
-                for line in _claims(event):
-                    console.tell(line)
-            elif event["event"] == "fits":
-                console.tell(f"{event['run']}: fitting the router, by messages to its clients")
-            else:
-                listen(event)
+    def tell(event: dict[str, Any]) -> None:
+        if event["event"] == "claims":
+            for line in _claims(event):
+                console.tell(line)
+        elif event["event"] == "fits":
+            console.tell(f"{event['run']}: fitting the router, by messages to its clients")
+        else:
+            listen(event)
 
-        yield tell
+    return tell
 
 
 def _claims(event: Mapping[str, Any]) -> Iterator[str]:
@@ -309,9 +308,17 @@ def _claims(event: Mapping[str, Any]) -> Iterator[str]:
     # In a round that others drop out of it is more: one of two that are left has half.
     of = "of the weight in a round of all clients"
     yield f"one dishonest client could take at most {capped} {of}{more}"
+    largest = event["largest"]
+    registered, left = (f"{largest[key]:.3f}" for key in ("weight", "capped"))
+    less = f"; the cap leaves it {left}" if left != registered else ""
+    yield f"largest weight by what clients registered: {_called(largest)} {registered}{less}"
     yield f"label counts against gradients: {event['audit']}"
     for one in event["suspicions"]:
-        yield f"warning: {one.get('name', 'client ' + str(one['client']))}: {one['reason']}"
+        yield f"warning: {_called(one)}: {one['reason']}"
+
+
+def _called(one: Mapping[str, Any]) -> str:
+    return str(one.get("name", f"client {one['client']}"))
 
 
 def unfinished(place: Path, out: Path | None) -> Path:

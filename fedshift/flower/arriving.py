@@ -29,6 +29,8 @@ MISSING: dict[int, Literal["lost", "timeout"]] = {
     ErrorCode.MESSAGE_UNAVAILABLE: "timeout",
     ErrorCode.REPLY_MESSAGE_UNAVAILABLE: "timeout",
 }
+# Flower's texts speak of heartbeats, and of three causes of which only one can be here.
+WORDS = {"lost": "its node is no longer connected", "timeout": "no answer in time"}
 # NumPy tokenizes and parses a header as Python; these exceptions pass through its own checks.
 ODD_HEADERS = (tokenize.TokenError, RecursionError, MemoryError)
 # np.load would do more than is safe here: it also opens archives and pickles.
@@ -75,9 +77,7 @@ def failed_client(client: int, message: Message) -> Dropped | None:
     if (why := failure_of(message)) is None:
         return None
     kind = MISSING.get(message.error.code) if message.has_error() else None
-    # Flower's text for an expired message names three possible causes; only one can be here.
-    why = "no answer in time" if kind == "timeout" else from_elsewhere(why)
-    return Dropped(client, why, kind or "error")
+    return Dropped(client, WORDS[kind] if kind else from_elsewhere(why), kind or "error")
 
 
 def round_of(content: RecordDict) -> int:

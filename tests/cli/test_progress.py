@@ -62,6 +62,20 @@ def test_lines_carry_the_numbers_of_their_own_round(capsys: pytest.CaptureFixtur
     assert lines[:3] == ["a: 4 rounds", dropped, f"a: round 2/4  {said}"]
 
 
+def test_each_round_has_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """As on a federation's server; the control is what follows quick rounds."""
+    rounds = [
+        {"event": "round", "run": "a", "round": t, "rounds": 2, "train_loss": 1 / t} for t in (1, 2)
+    ]
+    for each in (True, False):
+        plain = PlainProgress(each=each)
+        for event in ({"event": "start", "run": "a", "rounds": 2}, *rounds, EVENT | {"round": 2}):
+            plain(event)
+        lines = capsys.readouterr().err.splitlines()
+        assert lines[1:-1] == ["a: round 1/2  loss 1.000", "a: round 2/2  loss 0.500"] * each
+        assert lines[-1].startswith("a: done")
+
+
 def test_the_package_is_a_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

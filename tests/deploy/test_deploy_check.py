@@ -61,6 +61,12 @@ def another_method(fed: Path) -> None:
     (fed / "experiment.toml").write_text(text)
 
 
+def no_model(fed: Path) -> None:
+    text = FILE.replace('[model]\nname = "mlp"\nhidden = [8]\n', "")
+    assert text != FILE
+    (fed / "experiment.toml").write_text(text)
+
+
 def one_key(fed: Path) -> None:
     shutil.copy(fed / "clients" / "client-0" / "key.pub", fed / "clients" / "client-2")
 
@@ -79,6 +85,10 @@ def linked_app(fed: Path) -> None:
     [
         (broken_text, "experiment.toml: not valid TOML"),
         (another_method, 'experiment.toml:11: model.name "mlp" has no b'),
+        (
+            no_model,
+            'the data are rows of numbers; use "mlp" or "linear" as name of [model]',
+        ),
         (one_key, "client-2/key.pub: the same key as"),
         (open_to_all, "f: every user may write there"),
         (linked_app, "app: a link"),

@@ -119,6 +119,17 @@ def test_an_even_share_above_a_small_cap_is_no_suspicion() -> None:
     assert why == "by what it registered it would have 0.600 of the weight; the cap leaves it 0.333"
 
 
+def test_sites_of_nearly_one_size_are_no_suspicion() -> None:
+    """250 rows beside 248, and a tenth above the cap; the control is a little more."""
+    n = torch.tensor([250.0, 248.0]).double()
+    for cap in (0.5, 1.0):
+        assert not [*beyond(n / n.sum(), n, cap)]
+        assert not [*beyond(torch.tensor([0.549, 0.451]).double(), n, cap)]
+        ((client, why),) = beyond(torch.tensor([0.551, 0.449]).double(), n, cap)
+        assert client == 0
+        assert ("the cap leaves it 0.500" in why) == (cap < 1)
+
+
 def made(call: Call, tmp_path: Path, capsys: pytest.CaptureFixture[str], *more: str) -> Path:
     folder = tmp_path / "federation"
     assert call("init", str(EXAMPLE), str(folder), *more) == 0

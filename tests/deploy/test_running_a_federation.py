@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,10 @@ def local(line: str, port: int, metrics: int) -> list[str]:
     """A command of the page on this machine: its ports, and the folder that was handed over."""
     changes = {"8000": str(port), "fed.example.org:8000": f"127.0.0.1:{port}", "9464": str(metrics)}
     return [FEDSHIFT, *(changes.get(word, word) for word in shlex.split(line)[1:])]
+
+
+def open_to_others(paths: list[Path]) -> list[Path]:
+    return [path for path in paths if path.stat().st_mode & 0o077]
 
 
 # In the place of commands that need root: their words, and what is there when ownership is given.
@@ -170,6 +175,8 @@ def test_the_commands_that_stay(here: Path) -> None:
             assert time.monotonic() < end
             assert first.poll() is None
             time.sleep(0.5)
+        with urllib.request.urlopen(f"http://127.0.0.1:{metrics}/metrics", timeout=60) as answer:
+            numbers = answer.read().decode()
         first.send_signal(signal.SIGTERM)
         assert first.wait(60) == 143
         assert (
@@ -183,6 +190,13 @@ def test_the_commands_that_stay(here: Path) -> None:
     subprocess.run(alone, check=True, env=environ(), stdout=subprocess.DEVNULL)
     for name in ("model.safetensors", "metrics.csv"):
         assert Path("alone", name).read_bytes() == Path("federation/run", name).read_bytes()
+    assert "fedshift_dropouts_total{" in numbers
+    assert "_created" not in numbers
+    # Counts, models, logs and Flower's own files; the control is a log that this test opened.
+    made = [path for name in ("federation", "client-0") for path in Path(name).rglob("*")]
+    assert {Path("federation/run/clients.csv"), Path("client-0/supernode.log")} <= {*made}
+    assert open_to_others(made) == []
+    assert open_to_others([Path("server.log")]) != []
     # What those who wait look for.
     told = [json.loads(line) for line in Path("server.log").read_text().splitlines()]
     assert told[0]["event"] == "listening"

@@ -212,7 +212,10 @@ def test_answers_about_data_and_scores_of_sites(
     deploy_sites(monkeypatch, places(tmp_path / "c", joined()), out, resolved(tmp_path), failing)
     events = events_in(out)
     assert [e["what"] for e in events if e["event"] == "waiting"][:4] == [
-        f"have answered ({step} of data)" for step in ("survey", "totals", "squares", "prepare")
+        "have sent label counts and columns' ranges",
+        "have sent columns' sums or texts",
+        "have sent columns' sums of squares, to standardise them",
+        "have encoded their rows",
     ]
     missed = {(e["round"], e["client"], e["kind"]) for e in events if e["event"] == "unscored"}
     assert missed == {(1, 1, "error"), (2, 1, "error")}

@@ -232,7 +232,7 @@ class Slow(LocalGrid):
 @pytest.mark.parametrize(
     ("code", "kind", "reason"),
     [
-        (ErrorCode.NODE_UNAVAILABLE, "lost", "not available"),
+        (ErrorCode.NODE_UNAVAILABLE, "lost", "its node is no longer connected"),
         # A SuperNode that was killed and is back has not answered what it took before.
         (ErrorCode.MESSAGE_UNAVAILABLE, "timeout", "no answer in time"),
         (ErrorCode.REPLY_MESSAGE_UNAVAILABLE, "timeout", "no answer in time"),

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
-from flwr.app import Message
+from flwr.app import Error, Message
+from flwr.common.constant import ErrorCode
 
 import fedshift as fs
 from fedshift.errors import DataError, InputError
@@ -163,6 +164,34 @@ def test_all_sites_whose_data_do_not_fit_are_named(
     error = refused(tmp_path, monkeypatch, change)
     assert error.startswith('data of 2 of 3 clients do not fit: "east": column "marker" is mis')
     assert '; "south": column "outcome": the classes are well, ill. `fed' in error
+
+
+def test_a_site_that_is_gone_is_not_one_whose_data_do_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the first question is over it is asked again when it is back; later the run ends."""
+    gone, asked = {"survey": 1, "totals": 1}, list[str]()
+
+    def flaky(app: Any) -> Any:
+        def handle(message: Message, context: Any) -> Message:
+            question = message.content.config_records.get("site")
+            if question is not None and context.node_config["partition-id"] == 1:
+                step = str(question["step"])
+                asked.append(step)
+                if gone.get(step, 0):
+                    gone[step] -= 1
+                    return Message(Error(ErrorCode.NODE_UNAVAILABLE, "beat"), reply_to=message)
+            return app(message, context)  # type: ignore[no-any-return]
+
+        return handle
+
+    folders, text = places(tmp_path / "c", joined()), resolved(tmp_path)
+    with pytest.raises(InputError) as e:
+        deploy(monkeypatch, folders, tmp_path / "run", text, flaky)
+    assert asked == ["survey", "survey", "totals"]
+    assert str(e.value).startswith(
+        '1 of 3 clients did not answer before round 1: "east": its node is no longer connected.'
+    )
 
 
 def test_errors_of_a_sites_function_stay_there(

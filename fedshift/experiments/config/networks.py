@@ -60,11 +60,7 @@ def network(
         raise InputError(unrouted(config.name))
     vectors = config.name in ("mlp", "mlp-projected", "mlp-moon", "linear")
     if not vectors and (len(shape) != 3 or shape[1] != shape[2]):
-        others = '"mlp" or "linear"' if clients is None else '"mlp-projected"'
-        raise InputError(
-            f'model.name "{config.name}" needs square images [channels, size, size], the data are '
-            f"{shape}; use {others}"
-        )
+        raise InputError(_not_square(config.name, shape, clients))
     make = makers[config.name]
     if config.classifier == "etf":
         make = partial(_with_etf, make, config.temperature or TEMPERATURE)
@@ -73,6 +69,18 @@ def network(
 
 def _with_etf(make: Callable[[], nn.Module], temperature: float) -> nn.Module:
     return with_etf(make(), temperature)
+
+
+def _not_square(name: str, shape: tuple[int, ...], clients: int | None) -> str:
+    """Why a network for images cannot take these inputs, and which can."""
+    data = "rows of numbers" if len(shape) == 1 else str(shape)
+    others = '"mlp" or "linear"' if clients is None else '"mlp-projected"'
+    # Who wrote no [model] does not know the name.
+    unnamed = f' as name of [model], which is "{name}" where the file names none'
+    return (
+        f'model.name "{name}" needs square images [channels, size, size], the data are {data}; '
+        f"use {others}{unnamed * (name == Network().name)}"
+    )
 
 
 def unrouted(name: str) -> str:

@@ -13,6 +13,15 @@ from fedshift.flower.nodes import named, names_of
 from fedshift.flower.records import fields_of
 from fedshift.flower.waiting import LONG, Tell, waiting_event
 
+# What clients with data of their own have done that have answered a question (`STEPS`).
+SENT = {
+    "survey": "have sent label counts and columns' ranges",
+    "totals": "have sent columns' sums or texts",
+    "squares": "have sent columns' sums of squares, to standardise them",
+    "prepare": "have encoded their rows",
+    "scores": "have scored the model",
+}
+
 
 class Awaited:
     """Watches a grid's messages, and every `LONG` seconds names clients whose answers are missing.
@@ -70,7 +79,7 @@ def _what(message: Message, number: int) -> str:
         return f"have scored round {int(fields_of(content, 'run')['round'])}"
     if kind == f"query.{ASK}":
         step = str(fields_of(content, ASK)["step"])
-        return "have scored the model" if step == "scores" else f"have answered ({step} of data)"
+        return SENT[step]
     about = {
         "query.register": "have registered",
         "query.calibrate": f"have answered message {number} of the calibration",

@@ -18,6 +18,7 @@ from fedshift.errors import InputError
 from fedshift.experiments.claims import audit_task
 from fedshift.experiments.config.caps import Suspicion, beyond, free_weights
 from fedshift.experiments.task.preparing import Prepared
+from fedshift.server.cap import capped
 from fedshift.tree import Params
 
 # The imagined liar claims MANY times all examples, MOST at most: weights take counts up to 1e18.
@@ -55,21 +56,27 @@ def opening_event(
     cap, clients = cap or 1.0, cohort or len(table["n"])
     most = most_of_one(algorithm, federation, table)
     server = algorithm.init(federation.params, federation.buffers, table)
-    suspicions = list(beyond(free_weights(algorithm, server), table["n"], cap))
+    free = free_weights(algorithm, server)
+    suspicions = list(beyond(free, table["n"], cap))
     inconsistent, audit = _audited(prepared, table, dealt)
     if dealt:
         suspicions += _other_counts(table, federation.table)
-    odd, names = sorted([*suspicions, *inconsistent]), prepared.custom.clients
+    odd, first = sorted([*suspicions, *inconsistent]), int(free.argmax())
+    bounded = float(capped(free, cap, table["n"] > 0)[first])
+
+    def named(client: int) -> dict[str, Any]:
+        names = prepared.custom.clients
+        return {"client": client, **({} if names is None else {"name": names[client]})}
+
     return {
         "event": "claims",
         "run": run,
         "cap": cap,
         "one_could_take": min(most, max(cap, 1.0 / clients)),
         "without_cap": most,
+        "largest": {**named(first), "weight": float(free[first]), "capped": bounded},
         "audit": audit,
-        "suspicions": [
-            {"client": i, "reason": why, **({"name": names[i]} if names else {})} for i, why in odd
-        ],
+        "suspicions": [{**named(i), "reason": why} for i, why in odd],
     }
 
 

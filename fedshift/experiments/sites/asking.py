@@ -57,7 +57,10 @@ class Sites:
             new = sorted({*self.grid.get_node_ids()} - asked)
             asked |= {*new}
             names, refused = names_of(self.grid) if new else {}, dict[int, str]()
-            for _, reply in self._send("survey", dict.fromkeys(new, Section()), self.patience):
+            for node, reply in self._send("survey", dict.fromkeys(new, Section()), self.patience):
+                if _is_gone(failed_client(-1, reply)):
+                    asked.discard(node)  # and is asked again when it is back
+                    continue
                 client = _client(reply)
                 try:
                     answer = _taken(reply, lambda content, _: _read(content, Survey), client)
@@ -84,12 +87,22 @@ class Sites:
             time.sleep(POLL)
 
     def ask(self, step: str, kind: type[S], given: Sequence[Section]) -> list[S]:
-        """Each site's answer, in order. Raises InputError with the names of all that refuse."""
+        """Each site's answer, in order. Raises InputError with the names of all that refuse.
+
+        Where none does, with the names of those that do not answer.
+        """
         answers, missed = self.answers(
             step, lambda content, _: _read(content, kind), given, self.patience
         )
-        if missed:
-            raise InputError(self._misfit({one.client: one.reason for one in missed}))
+        gone = {one.client: one.reason for one in missed if _is_gone(one)}
+        if refused := {one.client: one.reason for one in missed if one.client not in gone}:
+            raise InputError(self._misfit(refused))
+        if gone:
+            raise InputError(
+                f"{len(gone)} of {len(self.names)} clients did not answer before round 1: "
+                f"{self._each(gone)}. Start the server again once they have joined; a client's "
+                "supernode.log says what ended it"
+            )
         return [answers[i] for i in range(len(self.names))]
 
     def answers(
@@ -112,11 +125,16 @@ class Sites:
         return answers, list(missed.values())
 
     def _misfit(self, refused: Mapping[int, str]) -> str:
-        names = dict(enumerate(self.names))
-        each = [f'"{shown(names.get(i, "?"))}": {why}' for i, why in sorted(refused.items())]
         return (
-            f"data of {len(each)} of {len(self.names)} clients do not fit: {'; '.join(each)}. "
-            "`fedshift deploy check` on the client's machine, or its supernode.log, says where"
+            f"data of {len(refused)} of {len(self.names)} clients do not fit: "
+            f"{self._each(refused)}. `fedshift deploy check` on the client's machine, or its "
+            "supernode.log, says where"
+        )
+
+    def _each(self, reasons: Mapping[int, str]) -> str:
+        names = dict(enumerate(self.names))
+        return "; ".join(
+            f'"{shown(names.get(i, "?"))}": {why}' for i, why in sorted(reasons.items())
         )
 
     def _send(
@@ -137,6 +155,11 @@ class Sites:
             if node not in asked:
                 node = by_id[reply.metadata.reply_to_message_id]
             yield node, reply
+
+
+def _is_gone(one: Dropped | None) -> bool:
+    """Whether a client is away or silent, so that its data are not to blame."""
+    return one is not None and one.kind in ("lost", "timeout")
 
 
 def _taken(reply: Message, take: Callable[[RecordDict, int], T], client: int) -> T:
