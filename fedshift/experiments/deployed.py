@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from flwr.app import Context, Message
+from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
 from fedshift.algorithms.base import Algorithm
@@ -38,7 +38,9 @@ from fedshift.files import is_file
 from fedshift.flower.chosen import CHOICES, SITE, check_source, chosen, imported
 from fedshift.flower.client import Own, Site, app_of, partition
 from fedshift.flower.kept import folder_of
+from fedshift.flower.notices import notify
 from fedshift.flower.quiet import KEEP
+from fedshift.flower.records import fields_of
 from fedshift.record.folder import CONFIG, EVENTS, SERVING, SUMMARY
 from fedshift.tree import Params
 
@@ -174,8 +176,15 @@ def leave_model(context: Context, served: Own) -> None:
         leave_own_model(folder, text, served.pair, **about)
 
 
+def note_round(sent: RecordDict, context: Context) -> None:
+    """Have the client's screen know how far the run is."""
+    if "run" in sent.config_records and "round" in (run := fields_of(sent, "run")):
+        rounds = configured(str(context.run_config["experiment"])).training.rounds
+        notify(round=int(run["round"]), rounds=rounds)
+
+
 # States are never opened here: on real machines they are the clients' own.
-client_app = app_of(site_of, 1, False, state_folder(), is_private, leave_model)
+client_app = app_of(site_of, 1, False, state_folder(), is_private, leave_model, note_round)
 
 
 @client_app.query(ASK)
