@@ -140,7 +140,8 @@ class _Stay:
             self._hear(notice)
         if node.joined and not self.joined:
             self._tell_joined()
-        if time.monotonic() >= self.looked + EVERY:
+        now = time.monotonic()
+        if node.up and (now >= self.looked + EVERY or (self.lost and now >= self.until)):
             self._look_for_server(node)
             self.looked = time.monotonic()
 
@@ -221,7 +222,8 @@ class _Stay:
 
     def _join_again(self, ended: Ended, seconds: float) -> None:
         if ended.code == 0:
-            self.latest, self.pause = "", PAUSE
+            # That it is gone may have been told already.
+            self.latest, self.pause = self.latest if self.lost else "", PAUSE
             self._tell_end()
             return
         self.killed = time.monotonic()

@@ -64,14 +64,15 @@ class Appended:
 
 
 class Node:
-    """What is known of a SuperNode while it runs.
+    """What is known of a SuperNode.
 
-    joined: its server has let it in. away: Flower's last word is that the server does not answer.
+    up: it runs. joined: its server has let it in. away: Flower's last word is that the server does
+    not answer.
     """
 
     def __init__(self, log: Path, notices: Path) -> None:
         # The log is appended to; only lines of this process count.
-        self.joined, self.away = False, False
+        self.up, self.joined, self.away = True, False, False
         self._log, self._notices = Appended(log), Appended(notices)
         self._latest = deque[str](maxlen=LINES)
 
@@ -90,6 +91,7 @@ class Node:
     def ended(self, code: int) -> Ended:
         """How it ended, by all that its log has."""
         self.look(last=True)
+        self.up = False
         texts = list(self._latest)
         # Flower's reason is in the line after the one that reports the failure.
         reasons = [b for a, b in pairwise(texts) if FAILED in a]
