@@ -267,7 +267,7 @@ def _rows(data: Data, folder: Path) -> SiteRows:
         return rows_of_site(folder, data)
     except SiteError as e:
         cure = f"mend it, and try it with `fedshift deploy check {folder}`"
-        raise SiteError(str(e), f"{e.detail}; {cure}") from None
+        raise SiteError(str(e), f"{e.detail.rstrip('.')}; {cure}") from None
 
 
 def _check_encoding(text: str, data: Data) -> None:
