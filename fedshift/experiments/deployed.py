@@ -36,7 +36,7 @@ from fedshift.experiments.task import Prepared, prepare
 from fedshift.experiments.training import silent
 from fedshift.files import is_file
 from fedshift.flower.chosen import CHOICES, SITE, check_source, chosen, imported
-from fedshift.flower.client import Own, Site, app_of, partition
+from fedshift.flower.client import Own, Site, app_of, partition, tell_here
 from fedshift.flower.kept import folder_of
 from fedshift.flower.notices import notify
 from fedshift.flower.quiet import KEEP
@@ -190,7 +190,12 @@ client_app = app_of(site_of, 1, False, state_folder(), is_private, leave_model, 
 @client_app.query(ASK)
 def answer_site(message: Message, context: Context) -> Message:
     """A question to a client with data of its own."""
-    config = configured(str(context.run_config["experiment"]))
+    try:
+        config, place = configured(str(context.run_config["experiment"])), place_of(context)
+    except InputError as e:
+        # Of a server of another version, say.
+        tell_here(e)
+        raise
     torch.set_num_threads(config.training.threads)
-    content = answer(message, context, config, place_of(context))
+    content = answer(message, context, config, place)
     return Message(content, reply_to=message)
