@@ -64,9 +64,9 @@ def join(
     """Be a client of the federation at `server` ("host:port") until it is interrupted.
 
     `place` is the client's folder, as `fedshift deploy init` made it. If the server is not up yet,
-    or is gone, the client tries again for `patience` seconds since it last answered; it also joins
-    again when its SuperNode was killed. `watch` gets a function that tells at any time whether the
-    client can take part. Raises InputError for a folder that is in use, a folder, key or
+    or is gone, the client tries again for `patience` seconds from when it notices that; it joins
+    again, too, when its SuperNode was killed. `watch` gets a function that tells at any time
+    whether the client can take part. Raises InputError for a folder that is in use, a folder, key or
     certificate that cannot be used, and for a server that does not answer, shows a certificate that
     is not the federation's, or does not let this client in.
     """
@@ -147,6 +147,8 @@ class _Stay:
 
     def _look_for_server(self, node: Node) -> None:
         if why := self._unreachable():
+            if node.joined and not self.lost:
+                self._be_patient()
             self.lost, self.unready = True, why
             if self.played and self.played[0] >= self.played[1]:
                 self._tell_end()
@@ -221,6 +223,8 @@ class _Stay:
         )
 
     def _join_again(self, ended: Ended, seconds: float) -> None:
+        if not self.lost:
+            self._be_patient()
         if ended.code == 0:
             # That it is gone may have been told already.
             self.latest, self.pause = self.latest if self.lost else "", PAUSE

@@ -64,7 +64,7 @@ def test_the_end_of_a_run_and_of_the_patience(tmp_path: Path) -> None:
         assert line_with(client.stderr, "error: ").endswith("Connection refused, for 12 s now")
         assert client.wait(30) == 2
         # Starting and ending processes takes seconds, more of them on a busy machine.
-        assert 6 < time.monotonic() - began < 30
+        assert 10 < time.monotonic() - began < 40
     assert gone(str(tmp_path))
 
 
