@@ -29,9 +29,9 @@ from torch import Tensor
 
 from fedshift import Federation, Local, Router, run
 from fedshift.data import ClientData, client_data, register
+from fedshift.experiments.config.load import validate
 from fedshift.experiments.experiment import method_of
-from fedshift.experiments.load import validate
-from fedshift.experiments.task import prepare
+from fedshift.experiments.task.preparing import prepare
 from fedshift.kernels.allocator import keep_memory
 from fedshift.model import build
 from fedshift.models.dense import routed_mlp

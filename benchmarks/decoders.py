@@ -42,12 +42,12 @@ from fedshift.datasets import cifar, idx, images, store, writers
 from fedshift.datasets.pickled_tables import load_object
 from fedshift.engine.storage.checkpoint import read_checkpoint
 from fedshift.errors import DataError
+from fedshift.experiments.config.load import dumps, load_config, validate
 from fedshift.experiments.experiment import record, run_experiment
-from fedshift.experiments.folder import kept_in
-from fedshift.experiments.load import dumps, load_config, validate
-from fedshift.experiments.routers import load_router
-from fedshift.experiments.stored import read_parts
-from fedshift.experiments.task import prepare
+from fedshift.experiments.folder.routers import load_router
+from fedshift.experiments.folder.run_folder import kept_in
+from fedshift.experiments.folder.stored import read_parts
+from fedshift.experiments.task.preparing import prepare
 from fedshift.experiments.training import silent
 from fedshift.files import read_object
 from fedshift.papers.datasets import heart, iwildcam, sheet

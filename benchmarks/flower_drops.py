@@ -28,9 +28,9 @@ from safetensors.torch import load_file
 
 from fedshift.deploy.processes import free_port
 from fedshift.engine.run import play_round, start
+from fedshift.experiments.config.load import validate
 from fedshift.experiments.experiment import federation_of, method_of
-from fedshift.experiments.load import validate
-from fedshift.experiments.task import prepare
+from fedshift.experiments.task.preparing import prepare
 from fedshift.flower.strategy import GONE, NOT_YET
 from fedshift.testing.faults import Faulty, at
 

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
 from fedshift.errors import FedshiftError  # noqa: E402
-from fedshift.experiments.load import dumps, validate  # noqa: E402
+from fedshift.experiments.config.load import dumps, validate  # noqa: E402
 from support.loopback import loopback  # noqa: E402
 
 OUT = ROOT / "results" / "huge_replies.md"

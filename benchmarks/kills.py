@@ -36,7 +36,7 @@ from typing import Any
 import torch
 from killable import PATIENCE, children, ended, events, first_event, gone, spawn, waited
 
-from fedshift.experiments.load import dumps, validate
+from fedshift.experiments.config.load import dumps, validate
 from fedshift.record.in_use import IN_USE
 
 OUT = Path(__file__).parents[1] / "results" / "kills.md"

@@ -24,9 +24,9 @@ import torch
 from fedshift.audit import audit_marginals
 from fedshift.engine.run import run
 from fedshift.experiments.claims import half_gradients
+from fedshift.experiments.config.load import validate
 from fedshift.experiments.experiment import method_of
-from fedshift.experiments.load import validate
-from fedshift.experiments.task import prepare
+from fedshift.experiments.task.preparing import prepare
 from fedshift.seeds import numpy_generator
 
 OUT = Path(__file__).parents[1] / "results" / "marginals.md"

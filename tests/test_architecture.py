@@ -72,7 +72,7 @@ MAY = {
 # Whatever runs experiments and draws pages needs the library, and the library needs none of it.
 LIBRARY = set(MAY) - {"deploy", "testing", "moved", "plugins", "diagnose", "diagnosis", "verdict"}
 MAY |= {
-    "experiments": LIBRARY - {"report"} | {"__version__"},
+    "experiments": LIBRARY - {"report"} | {"__version__", "moved"},
     "sweeps": {"errors", "files", "seeds", "recipes", "record", "report", "experiments", "tasks"}
     | {"engine.ways", "engine.quicker", "server.pals"},
     "fitting": LIBRARY | {"experiments", "sweeps"},
@@ -177,11 +177,11 @@ LOOKS = (
 # Methods that are named elsewhere than in recipes: defaults and the demo's, and words that are
 # names of methods as well (a rule that selects, a purpose of random draws).
 NAMED = {
-    "experiments/config.py": {"fedavg"},
+    "experiments/config/schema.py": {"fedavg"},
     "fitting/fit.py": {"fedavg"},
     "experiments/demo.py": {"fedavg", "oracle"},
     "experiments/selection.py": {"oracle"},
-    "experiments/task.py": {"oracle"},
+    "experiments/task/preparing.py": {"oracle"},
     "cli/results.py": {"oracle"},
     "report/selection.py": {"oracle"},
     # Looks that pages have had, and the weights of a diagnosis, which look like FedPALS.
@@ -344,7 +344,7 @@ STORIES_LEFT = {
     "algorithms/tuning.py": {"nobody", "said", "told"},
     "datasets/registry.py": {"found", "known"},
     "evaluation/scores.py": {"own"},
-    "experiments/served.py": {"own"},
+    "experiments/measures/served.py": {"own"},
     "flower/strategy.py": {"own"},
     "randomness.py": {"own"},
 }

@@ -13,7 +13,7 @@ from fedshift.cli.app import app
 from fedshift.cli.ending import perform
 from fedshift.errors import DataError, InputError
 from fedshift.experiments.claims import audit_task, claimed
-from fedshift.experiments.task import prepare
+from fedshift.experiments.task.preparing import prepare
 from fedshift.seeds import numpy_generator
 from fedshift.server.pals import pals_weights
 from support.small_runs import config_of

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from fedshift.experiments.load import load_config
+from fedshift.experiments.config.load import load_config
 from fedshift.record.folder import ROUND_COLUMNS, SERVED_COLUMNS, read_run
 from fedshift.sweeps.store import Store, run_of
 

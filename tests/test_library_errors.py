@@ -22,7 +22,7 @@ from fedshift.data import ClientData, Examples, client_data, register
 from fedshift.engine.run import Federation, run
 from fedshift.engine.trial import check_model
 from fedshift.errors import InputError, TrainingError, shown, unknown
-from fedshift.experiments.load import load_config
+from fedshift.experiments.config.load import load_config
 from fedshift.model import Model
 from fedshift.outputs import dry_logits
 from fedshift.record import summary

@@ -19,6 +19,14 @@ MOVED = [
     ("fedshift.engine.workers", "fedshift.engine.processes.pool", ("workers",)),
     ("fedshift.engine.stacked", "fedshift.engine.stacking.stacked", ("Stacked",)),
     ("fedshift.engine.levers", "fedshift.engine.trainers", ("dense", "channels_last")),
+    (
+        "fedshift.experiments.load",
+        "fedshift.experiments.config.load",
+        ("dumps", "load_config", "validate"),
+    ),
+    ("fedshift.experiments.deployed", "fedshift.experiments.machines.deployed", ("server_app",)),
+    ("fedshift.experiments.routers", "fedshift.experiments.folder.routers", ("load_router",)),
+    ("fedshift.experiments.run_models", "fedshift.experiments.folder.run_models", ("load_models",)),
     ("fedshift.engine.shelf", "fedshift.engine.storage.client_states", ("Shelf",)),
 ]
 

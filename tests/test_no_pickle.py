@@ -36,7 +36,7 @@ MAY = {
     "benchmarks/decoders.py": {"dumps"},
 }
 # Runs the files that an experiment names, when the command of their owner prepares it.
-RUNS_FILES = "fedshift/experiments/python_names.py"
+RUNS_FILES = "fedshift/experiments/config/python_names.py"
 # Where messages between processes of this machine are received.
 PIPES = {
     "fedshift/engine/processes/pipe.py",

@@ -14,7 +14,7 @@ from fedshift import FedAvg, Federation, Model, pals_weights, run
 from fedshift.algorithms.ditto import Ditto
 from fedshift.data import client_data, register
 from fedshift.errors import InputError, NeedlessWarning
-from fedshift.experiments.played import Played, Reach, played_of
+from fedshift.experiments.measures.played import Played, Reach, played_of
 from fedshift.seeds import Seeds
 from fedshift.server.combine import Mean
 from fedshift.server.weights import Pals

@@ -13,8 +13,8 @@ import pytest
 
 from fedshift import datasets, shifts
 from fedshift.errors import InputError
-from fedshift.experiments.load import validate
-from fedshift.experiments.task import prepare
+from fedshift.experiments.config.load import validate
+from fedshift.experiments.task.preparing import prepare
 from fedshift.papers.datasets.fedpals_clients import Imbalanced
 from fedshift.papers.datasets.gaussians import gaussians
 from fedshift.plugins import PACKAGED

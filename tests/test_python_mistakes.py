@@ -45,8 +45,8 @@ from fedshift.engine.storage.client_states import Shelf
 from fedshift.engine.trainers import channels_last, dense
 from fedshift.errors import InputError
 from fedshift.evaluation.scores import score
-from fedshift.experiments.routers import load_router
-from fedshift.experiments.run_models import load_models
+from fedshift.experiments.folder.routers import load_router
+from fedshift.experiments.folder.run_models import load_models
 from fedshift.papers.datasets.fedpals_clients import Imbalanced
 from fedshift.recipes import Setting
 from fedshift.router.quality import risk_coverage, threshold

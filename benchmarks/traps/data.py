@@ -21,7 +21,7 @@ from fedshift.csv_counts import read_counts, read_target
 from fedshift.datasets import Wanted, writers
 from fedshift.datasets.images import Folder, Images, decode, decode_once, read_table
 from fedshift.errors import FedshiftError
-from fedshift.experiments.load import load_config
+from fedshift.experiments.config.load import load_config
 from fedshift.papers.datasets import fedpals_clients, pacs, retina
 
 

@@ -15,10 +15,10 @@ import torch
 
 from fedshift.diagnose import diagnose
 from fedshift.errors import FedshiftError
+from fedshift.experiments.config.load import load_config, validate
 from fedshift.experiments.engines import InProcess, backend_of
 from fedshift.experiments.experiment import record, run_experiment
-from fedshift.experiments.load import load_config, validate
-from fedshift.experiments.task import prepare
+from fedshift.experiments.task.preparing import prepare
 from fedshift.server.combine import check_weights
 from fedshift.server.pals import pals_weights
 

@@ -20,9 +20,9 @@ from fedshift.client.objectives import CrossEntropy
 from fedshift.client.origin import ClientEntropy
 from fedshift.data import ClientData, client_data, register
 from fedshift.errors import FedshiftError, InputError
+from fedshift.experiments.config.load import validate
 from fedshift.experiments.experiment import record
-from fedshift.experiments.load import validate
-from fedshift.experiments.task import prepare
+from fedshift.experiments.task.preparing import prepare
 from fedshift.experiments.training import silent
 from fedshift.model import build
 from fedshift.models.dense import routed_mlp

@@ -70,8 +70,8 @@ def demo(out: Out = None, config: Overrides = [], format: FormatOption = Format.
         from fedshift.cli.stopping import asked_to_stop
         from fedshift.experiments.demo import demo_config, method_configs
         from fedshift.experiments.experiment import record
-        from fedshift.experiments.folder import check_unused, kept_in, reserved
-        from fedshift.experiments.task import prepare
+        from fedshift.experiments.folder.run_folder import check_unused, kept_in, reserved
+        from fedshift.experiments.task.preparing import prepare
 
     loaded, source = demo_config(config)
     console.warn_of_data_folders()

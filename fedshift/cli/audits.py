@@ -44,7 +44,7 @@ def marginals(
         from fedshift.cli import console
         from fedshift.errors import InputError, unknown
         from fedshift.experiments import claims as read
-        from fedshift.experiments.task import prepare
+        from fedshift.experiments.task.preparing import prepare
         from fedshift.files import clean
 
     if format not in ("table", "json"):

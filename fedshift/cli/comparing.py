@@ -13,7 +13,7 @@ from fedshift.cli import console
 from fedshift.cli.many_runs import progress_of_runs
 from fedshift.cli.stopping import asked_to_stop
 from fedshift.errors import InputError
-from fedshift.experiments.custom import Custom
+from fedshift.experiments.config.custom import Custom
 from fedshift.experiments.experiment import check_method
 from fedshift.fitting.keys import with_names
 from fedshift.sweeps.compare import PAGE, Compared, check_folder, compare, jobs_that_fit

@@ -19,8 +19,8 @@ from fedshift.flower.installed import check_flower
 
 if TYPE_CHECKING:
     from fedshift.deploy.federation import Link
-    from fedshift.experiments.config import Config
-    from fedshift.experiments.places import Source
+    from fedshift.experiments.config.places import Source
+    from fedshift.experiments.config.schema import Config
 
 
 @private()
@@ -30,9 +30,9 @@ def init(
     """Write the federation's folder, and say what goes where."""
     check_flower()
     from fedshift.deploy.place import make_place
-    from fedshift.experiments.caps import with_cap
-    from fedshift.experiments.deployable import check_start, configured
-    from fedshift.experiments.load import dumps, load_with_source
+    from fedshift.experiments.config.caps import with_cap
+    from fedshift.experiments.config.load import dumps, load_with_source
+    from fedshift.experiments.machines.deployable import check_start, configured
     from fedshift.experiments.sites.check import site_files
 
     config, source = load_with_source(file, overrides)
@@ -66,7 +66,7 @@ def init(
 def _check_order(keys: Path, names: Sequence[str]) -> None:
     """Raise InputError where a site would get the number, and so the key, of another one."""
     from fedshift.deploy.place import EXPERIMENT
-    from fedshift.experiments.load import load_config
+    from fedshift.experiments.config.load import load_config
 
     before = load_config(keys / EXPERIMENT).data.clients if is_file(keys / EXPERIMENT) else None
     for i, (old, new) in enumerate(zip(before or (), names, strict=False)):
@@ -125,8 +125,8 @@ def _check_server(folder: Path, host: str, port: int) -> list[str]:
     from fedshift.deploy.keys import valid_until
     from fedshift.deploy.place import check_place_unshared, clients_of
     from fedshift.deploy.processes import check_port
-    from fedshift.experiments.caps import cap_text
-    from fedshift.experiments.deployable import check_start
+    from fedshift.experiments.config.caps import cap_text
+    from fedshift.experiments.machines.deployable import check_start
 
     clients, certificate = clients_of(folder), folder / "server.crt"
     check_place_unshared(folder)
@@ -189,7 +189,7 @@ def server(
     from fedshift.cli.results import draw, run_json, show_run
     from fedshift.deploy.federation import serve
     from fedshift.deploy.monitoring import monitored
-    from fedshift.experiments.folder import check_unused
+    from fedshift.experiments.folder.run_folder import check_unused
 
     if resume is None:
         place = next_folder(folder) if out is None else out
@@ -249,8 +249,8 @@ def _experiment(folder: Path, *, late: bool) -> str:
 
     late: whether clients may join after the start.
     """
-    from fedshift.experiments.deployable import check_min_clients
-    from fedshift.experiments.load import dumps
+    from fedshift.experiments.config.load import dumps
+    from fedshift.experiments.machines.deployable import check_min_clients
 
     if (loaded := _loaded(folder)) is None:
         return ""
@@ -262,8 +262,8 @@ def _experiment(folder: Path, *, late: bool) -> str:
 def _loaded(folder: Path) -> tuple[Config, Source] | None:
     """The federation's experiment, checked; None in folders of earlier versions, without one."""
     from fedshift.deploy.place import EXPERIMENT, clients_of
-    from fedshift.experiments.deployable import configured
-    from fedshift.experiments.load import dumps, load_with_source
+    from fedshift.experiments.config.load import dumps, load_with_source
+    from fedshift.experiments.machines.deployable import configured
 
     keys, file = len(clients_of(folder)), folder / EXPERIMENT
     if not is_file(file):

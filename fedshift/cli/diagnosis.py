@@ -12,7 +12,7 @@ from fedshift.csv_counts import read_counts, read_target
 from fedshift.diagnose import diagnose
 from fedshift.diagnosis import Diagnosis
 from fedshift.errors import InputError
-from fedshift.experiments.wording import reworded
+from fedshift.experiments.config.wording import reworded
 from fedshift.files import check_page, write
 from fedshift.report.diagnosis_page import (
     carrier_table,

@@ -7,7 +7,7 @@ import re
 
 import torch
 
-from fedshift.experiments.config_data import Data
+from fedshift.experiments.config.data import Data
 from fedshift.tasks.building import Built
 from fedshift.tasks.task import Task
 

@@ -15,11 +15,11 @@ from fedshift.cli.console import counted, percent, put, say, show_json, show_tab
 from fedshift.cli.first_files import CONFIG, NET, config_text, net_text
 from fedshift.diagnosis import Diagnosis
 from fedshift.errors import InputError, nearest, shown
-from fedshift.experiments.config_data import OF_TASK, Data
-from fedshift.experiments.custom_source import OF_CSV, note_in_file_words, task_of
-from fedshift.experiments.load import apply_overrides, validate
-from fedshift.experiments.python_names import TABLES
-from fedshift.experiments.wording import in_file_words
+from fedshift.experiments.config.data import OF_TASK, Data
+from fedshift.experiments.config.load import apply_overrides, validate
+from fedshift.experiments.config.python_names import TABLES
+from fedshift.experiments.config.wording import in_file_words
+from fedshift.experiments.task.custom_source import OF_CSV, note_in_file_words, task_of
 from fedshift.files import make_folder, write
 from fedshift.tasks.building import Built
 from fedshift.tasks.doubts import doubts

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from fedshift.cli.console import percent, put, say, show_table
-from fedshift.experiments.correcting import Prior
-from fedshift.experiments.folder import summary_of
-from fedshift.experiments.outcome import Candidate, Choice, Experiment
+from fedshift.experiments.folder.outcome import Candidate, Choice, Experiment
+from fedshift.experiments.folder.run_folder import summary_of
+from fedshift.experiments.measures.correcting import Prior
 from fedshift.files import check_page, clean, write
 from fedshift.recipes import traits_of
 from fedshift.record.folder import PROFILE, REPORT, deployed_of, fit_of, read_run

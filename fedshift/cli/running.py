@@ -13,16 +13,16 @@ from fedshift.cli.results import draw, run_json, show_profile, show_run
 from fedshift.cli.stopping import asked_to_stop
 from fedshift.engine.profile import Clock, Idle, Stopwatch
 from fedshift.errors import FedshiftError, InputError
-from fedshift.experiments.client_looks import grey_note
-from fedshift.experiments.config import Config
+from fedshift.experiments.config.load import load_with_source
+from fedshift.experiments.config.places import Source
+from fedshift.experiments.config.schema import Config
 from fedshift.experiments.engines import Engine, backend_of, default_engine
 from fedshift.experiments.experiment import record
-from fedshift.experiments.folder import check_unused, kept_in, reserved
-from fedshift.experiments.load import load_with_source
-from fedshift.experiments.places import Source
-from fedshift.experiments.progress import shelf_in
+from fedshift.experiments.folder.progress import shelf_in
+from fedshift.experiments.folder.run_folder import check_unused, kept_in, reserved
 from fedshift.experiments.resume import begun_by, configured, reopened
-from fedshift.experiments.task import Prepared, prepare
+from fedshift.experiments.task.looks import grey_note
+from fedshift.experiments.task.preparing import Prepared, prepare
 from fedshift.fitting.keys import with_names
 from fedshift.record.folder import CONFIG, deployed_of
 
@@ -108,7 +108,7 @@ def _engine(asked: Asked, config: Config) -> Engine:
     """
     name, count = asked.backend, asked.workers
     if asked.engine == "flower-sim":
-        from fedshift.experiments.on_flower import FlowerSimulation
+        from fedshift.experiments.machines.on_flower import FlowerSimulation
 
         if count is not None:
             raise InputError("--workers is for the engine in-process; Flower's are --actors")

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 
 from fedshift.cli.loading import INTERRUPTED, TERMINATED, wants_json
-from fedshift.experiments.progress import Asked
+from fedshift.experiments.folder.progress import Asked
 
 CODES = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
 

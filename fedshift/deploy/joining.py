@@ -66,9 +66,9 @@ def join(
     `place` is the client's folder, as `fedshift deploy init` made it. If the server is not up yet,
     or is gone, the client tries again for `patience` seconds from when it notices that; it joins
     again, too, when its SuperNode was killed. `watch` gets a function that tells at any time
-    whether the client can take part. Raises InputError for a folder that is in use, a folder, key or
-    certificate that cannot be used, and for a server that does not answer, shows a certificate that
-    is not the federation's, or does not let this client in.
+    whether the client can take part. Raises InputError for a folder that is in use, a folder, key
+    or certificate that cannot be used, and for a server that does not answer, shows a certificate
+    that is not the federation's, or does not let this client in.
     """
     node = node_command(place, server)
     with alone_in(place):

@@ -42,7 +42,7 @@ dependencies = []
 publisher = "fedshift"
 
 [tool.flwr.app.components]
-serverapp = "fedshift.experiments.deployed:server_app"
+serverapp = "fedshift.experiments.machines.deployed:server_app"
 clientapp = {app}
 
 [tool.flwr.app.config]

@@ -15,11 +15,11 @@ from fedshift.audit import Finding, Floats, audit_marginals
 from fedshift.csv_counts import read_counts
 from fedshift.data import ClientData
 from fedshift.errors import DataError, InputError, shown
-from fedshift.experiments.config import Config
-from fedshift.experiments.load import load_with_source
-from fedshift.experiments.places import Source
-from fedshift.experiments.stored import misfit, read_parts
-from fedshift.experiments.task import Prepared
+from fedshift.experiments.config.load import load_with_source
+from fedshift.experiments.config.places import Source
+from fedshift.experiments.config.schema import Config
+from fedshift.experiments.folder.stored import misfit, read_parts
+from fedshift.experiments.task.preparing import Prepared
 from fedshift.files import is_file, is_folder
 from fedshift.model import Model
 from fedshift.record.folder import CONFIG, MODEL, deployed_of

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from fedshift.experiments.config import Config, Method
-from fedshift.experiments.load import load_with_source
-from fedshift.experiments.places import Source
+from fedshift.experiments.config.load import load_with_source
+from fedshift.experiments.config.places import Source
+from fedshift.experiments.config.schema import Config, Method
 
 
 def demo_config(overrides: Sequence[str] = ()) -> tuple[Config, Source]:

@@ -24,7 +24,7 @@ from fedshift.engine.traffic import Meter
 from fedshift.engine.ways import FIT, GONE, NAMES, ON_IMAGES, ONE_BY_ONE, QUICKER, SPREAD
 from fedshift.errors import InputError, unknown
 from fedshift.evaluation.scores import OwnScores, Score
-from fedshift.experiments.config import Training
+from fedshift.experiments.config.schema import Training
 from fedshift.kernels.elsewhere import outputs_on
 from fedshift.router.parts import Clients
 

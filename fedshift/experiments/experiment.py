@@ -33,13 +33,15 @@ from fedshift.engine.round import weigh
 from fedshift.engine.run import Federation, Round, run
 from fedshift.engine.traffic import Meter, Traffic
 from fedshift.errors import DivergedError, NeedlessWarning, UnfitError
-from fedshift.experiments.config import Config, Training
-from fedshift.experiments.correcting import Correcting, check_prior, corrected
-from fedshift.experiments.custom import Metric, recipe_of
-from fedshift.experiments.custom_loss import loss_of, with_loss
-from fedshift.experiments.custom_metrics import try_metrics
+from fedshift.experiments.config.custom import Metric, recipe_of
+from fedshift.experiments.config.method_fit import named_alike
+from fedshift.experiments.config.schema import Config, Training
+from fedshift.experiments.config.settings import for_densities, setting
+from fedshift.experiments.config.wording import in_file_words
 from fedshift.experiments.engines import Engine, InProcess, evaluating
-from fedshift.experiments.folder import (
+from fedshift.experiments.folder.outcome import Experiment, Outcome
+from fedshift.experiments.folder.progress import Keeper, Progress, Saver
+from fedshift.experiments.folder.run_folder import (
     EventLog,
     in_turn,
     trained_before,
@@ -48,17 +50,16 @@ from fedshift.experiments.folder import (
     write_run,
     write_start,
 )
-from fedshift.experiments.label_sets import set_round, tuned_early
 from fedshift.experiments.measured import measure_at_end, measure_round
-from fedshift.experiments.method_fit import named_alike
-from fedshift.experiments.outcome import Experiment, Outcome
-from fedshift.experiments.played import Played, describe_weights, registered, sizes_alone
-from fedshift.experiments.progress import Keeper, Progress, Saver
+from fedshift.experiments.measures.correcting import Correcting, check_prior, corrected
+from fedshift.experiments.measures.custom_metrics import try_metrics
+from fedshift.experiments.measures.label_sets import set_round, tuned_early
+from fedshift.experiments.measures.played import Played, describe_weights, registered, sizes_alone
+from fedshift.experiments.measures.served import unused
+from fedshift.experiments.measures.stopping import best_round, check_stopping, ends
 from fedshift.experiments.selection import candidates, choose
-from fedshift.experiments.served import unused
-from fedshift.experiments.settings import for_densities, setting
-from fedshift.experiments.stopping import best_round, check_stopping, ends
-from fedshift.experiments.task import Prepared, oracle_clients, prepare
+from fedshift.experiments.task.custom_loss import loss_of, with_loss
+from fedshift.experiments.task.preparing import Prepared, oracle_clients, prepare
 from fedshift.experiments.training import (
     Evaluation,
     Listener,
@@ -67,7 +68,6 @@ from fedshift.experiments.training import (
     measured_round,
     silent,
 )
-from fedshift.experiments.wording import in_file_words
 from fedshift.record.folder import CHECKPOINTS, CONFIG, EVENTS, LOCK
 from fedshift.record.rounds import Metrics
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from fedshift.algorithms.base import Algorithm
 from fedshift.data import Task
 from fedshift.engine.run import Federation, Round
-from fedshift.experiments.custom import Metric
+from fedshift.experiments.config.custom import Metric
 from fedshift.experiments.engines import Engine, OnSites, evaluating
+from fedshift.experiments.measures.served import LastRound, last_round
 from fedshift.experiments.own_scores import evaluate_on_sites, last_round_on_sites
-from fedshift.experiments.served import LastRound, last_round
 from fedshift.experiments.training import Evaluation, evaluate
 
 

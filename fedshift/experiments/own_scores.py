@@ -24,9 +24,16 @@ from fedshift.errors import InputError
 from fedshift.evaluation.scores import OwnScores, Score
 from fedshift.evaluation.serving import average_accuracy
 from fedshift.experiments.engines import OnSites
-from fedshift.experiments.measuring import estimated
-from fedshift.experiments.played import registered
-from fedshift.experiments.served import REFITS, TOLERANCE, LastRound, Observed, advice, fitted
+from fedshift.experiments.measures.measuring import estimated
+from fedshift.experiments.measures.played import registered
+from fedshift.experiments.measures.served import (
+    REFITS,
+    TOLERANCE,
+    LastRound,
+    Observed,
+    advice,
+    fitted,
+)
 from fedshift.experiments.training import Evaluation, pool
 from fedshift.record.rounds import ServedMetrics
 from fedshift.router.refit import LOADING, discriminant, penalised

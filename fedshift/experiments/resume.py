@@ -9,13 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from fedshift.errors import DataError, InputError
-from fedshift.experiments.config import Config
+from fedshift.experiments.config.load import load_config
+from fedshift.experiments.config.named_files import check_files
+from fedshift.experiments.config.schema import Config
 from fedshift.experiments.engines import Way, check_name
-from fedshift.experiments.folder import COMMAND, closing, last_of, lock, summary_of, trained_with
-from fedshift.experiments.load import load_config
-from fedshift.experiments.named_files import check_files
-from fedshift.experiments.progress import slug
-from fedshift.experiments.task import Prepared
+from fedshift.experiments.folder.progress import slug
+from fedshift.experiments.folder.run_folder import (
+    COMMAND,
+    closing,
+    last_of,
+    lock,
+    summary_of,
+    trained_with,
+)
+from fedshift.experiments.task.preparing import Prepared
 from fedshift.files import is_file, read_object
 from fedshift.record.folder import CHECKPOINTS, CONFIG, LOCK, SUMMARY
 from fedshift.record.in_use import alone_in

@@ -10,9 +10,9 @@ from numpy.typing import ArrayLike
 
 from fedshift.data import Task
 from fedshift.errors import InputError
-from fedshift.experiments.config import Selection
-from fedshift.experiments.correcting import Corrected, Prior
-from fedshift.experiments.outcome import Candidate, Choice, Outcome
+from fedshift.experiments.config.schema import Selection
+from fedshift.experiments.folder.outcome import Candidate, Choice, Outcome
+from fedshift.experiments.measures.correcting import Corrected, Prior
 from fedshift.server.pals import PalsWeights, pals_weights
 from fedshift.server.pals_input import Fidelity
 

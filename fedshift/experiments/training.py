@@ -17,12 +17,12 @@ from fedshift.engine.trial import check_company
 from fedshift.errors import InputError
 from fedshift.estimate import AccuracyEstimate
 from fedshift.evaluation.scores import Scored
-from fedshift.experiments.config import Training
-from fedshift.experiments.custom import Metric
-from fedshift.experiments.custom_metrics import metric_values
-from fedshift.experiments.measuring import estimated, scored
-from fedshift.experiments.played import reach
-from fedshift.experiments.served import Observed, models, observe, whole
+from fedshift.experiments.config.custom import Metric
+from fedshift.experiments.config.schema import Training
+from fedshift.experiments.measures.custom_metrics import metric_values
+from fedshift.experiments.measures.measuring import estimated, scored
+from fedshift.experiments.measures.played import reach
+from fedshift.experiments.measures.served import Observed, models, observe, whole
 from fedshift.record.rounds import Metrics
 from fedshift.tree import Params
 

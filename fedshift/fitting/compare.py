@@ -18,10 +18,10 @@ from fedshift.algorithms.base import Algorithm
 from fedshift.arguments import called, check_whole
 from fedshift.calls import called_as
 from fedshift.errors import InputError
-from fedshift.experiments.custom import Metric
-from fedshift.experiments.custom_metrics import try_metrics
+from fedshift.experiments.config.custom import Metric
 from fedshift.experiments.experiment import check_method
-from fedshift.experiments.task import Prepared
+from fedshift.experiments.measures.custom_metrics import try_metrics
+from fedshift.experiments.task.preparing import Prepared
 from fedshift.fitting.bars import shown_progress
 from fedshift.fitting.class_weights import Weights
 from fedshift.fitting.fit import leaving_torch, remove

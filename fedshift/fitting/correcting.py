@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedshift.errors import InputError
-from fedshift.experiments.run_models import RunModels
+from fedshift.experiments.folder.run_models import RunModels
 from fedshift.fitting.predictor import CorrectionOf
 from fedshift.recipes import traits_of
 from fedshift.record.summary import Summary

@@ -20,21 +20,21 @@ import torch
 from fedshift.algorithms.base import Algorithm
 from fedshift.calls import called_as
 from fedshift.errors import DataError, InputError
-from fedshift.experiments.config import PYTHON, Config
-from fedshift.experiments.custom import Metric
-from fedshift.experiments.custom_network import Shape
+from fedshift.experiments.config.custom import Metric
+from fedshift.experiments.config.custom_network import Shape
+from fedshift.experiments.config.schema import PYTHON, Config
 from fedshift.experiments.engines import Engine, backend_of, default_engine
 from fedshift.experiments.experiment import record
-from fedshift.experiments.folder import kept_in, reserved
-from fedshift.experiments.progress import Asked, Keeper, no_stop
-from fedshift.experiments.resume import reopened
-from fedshift.experiments.run_models import (
+from fedshift.experiments.folder.progress import Asked, Keeper, no_stop
+from fedshift.experiments.folder.run_folder import kept_in, reserved
+from fedshift.experiments.folder.run_models import (
     complete_config,
     encoding_in,
     input_shape,
     load_models,
     network_of,
 )
+from fedshift.experiments.resume import reopened
 from fedshift.experiments.training import listeners
 from fedshift.files import is_file, read_object
 from fedshift.fitting.bars import shown_progress

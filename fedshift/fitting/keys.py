@@ -12,7 +12,7 @@ from typing import Any
 
 from fedshift import recipes
 from fedshift.errors import FedshiftError, InputError, nearest, shown
-from fedshift.experiments.config import Network, Selection, Training
+from fedshift.experiments.config.schema import Network, Selection, Training
 from fedshift.fitting.methods import Method, foreign_option
 
 SECTIONS = {

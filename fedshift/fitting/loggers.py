@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedshift.errors import InputError
-from fedshift.experiments.progress import slug
+from fedshift.experiments.folder.progress import slug
 from fedshift.fitting.planning import file_name
 
 

@@ -13,7 +13,7 @@ from fedshift.algorithms.base import Algorithm, check_method
 from fedshift.arguments import called
 from fedshift.calls import too_many
 from fedshift.errors import InputError, nearest
-from fedshift.experiments.user_code import file_of, place_of, raised
+from fedshift.experiments.config.user_code import file_of, place_of, raised
 from fedshift.recipes import Recipe, Setting, Traits
 
 NONE: Mapping[str, Any] = MappingProxyType({})

@@ -13,7 +13,7 @@ from torch import nn
 
 from fedshift.arguments import called
 from fedshift.errors import InputError
-from fedshift.experiments.custom_network import Shape, Unpacking, packed
+from fedshift.experiments.config.custom_network import Shape, Unpacking, packed
 from fedshift.model import Model, build
 from fedshift.tasks.layout import Layout
 from fedshift.tasks.task import Task

@@ -16,13 +16,13 @@ from fedshift.algorithms.base import Algorithm
 from fedshift.arguments import called, check_whole
 from fedshift.client.objectives import Term
 from fedshift.errors import InputError
-from fedshift.experiments.config import PYTHON, Config
-from fedshift.experiments.custom import Custom, Metric
-from fedshift.experiments.custom_data import about, prepare_built
-from fedshift.experiments.custom_loss import loss_term
-from fedshift.experiments.custom_metrics import check_metrics
-from fedshift.experiments.load import validate
-from fedshift.experiments.task import Prepared
+from fedshift.experiments.config.custom import Custom, Metric
+from fedshift.experiments.config.load import validate
+from fedshift.experiments.config.schema import PYTHON, Config
+from fedshift.experiments.measures.custom_metrics import check_metrics
+from fedshift.experiments.task.custom_data import about, prepare_built
+from fedshift.experiments.task.custom_loss import loss_term
+from fedshift.experiments.task.preparing import Prepared
 from fedshift.fitting.calls import call_of
 from fedshift.fitting.class_weights import Weights, weights_of
 from fedshift.fitting.keys import in_python_words, sorted_keys

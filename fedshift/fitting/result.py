@@ -13,8 +13,8 @@ from torch import nn
 
 from fedshift.calls import called_as
 from fedshift.errors import InputError
-from fedshift.experiments.folder import check_unused
-from fedshift.experiments.run_models import RunModels
+from fedshift.experiments.folder.run_folder import check_unused
+from fedshift.experiments.folder.run_models import RunModels
 from fedshift.files import check_page, write
 from fedshift.fitting.correcting import correction_for, target_shares
 from fedshift.fitting.keys import in_python_words

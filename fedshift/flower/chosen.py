@@ -14,8 +14,8 @@ from fedshift.errors import InputError, shown
 APP, SITE = "FEDSHIFT_APP", "FEDSHIFT_SITE"
 # By default: the library's app, and the share that the experiment deals to each client.
 CHOICES = {
-    APP: "fedshift.experiments.deployed:client_app",
-    SITE: "fedshift.experiments.on_flower:configured_site",
+    APP: "fedshift.experiments.machines.deployed:client_app",
+    SITE: "fedshift.experiments.machines.on_flower:configured_site",
 }
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from fedshift.engine.quicker import forks_safely
 from fedshift.errors import DataError, InputError, shown
-from fedshift.experiments.progress import Asked, no_stop
+from fedshift.experiments.folder.progress import Asked, no_stop
 from fedshift.experiments.training import Listener, silent
 from fedshift.files import clean, is_folder, make_folder, write
 from fedshift.record.folder import METRICS, SERVED, read_run

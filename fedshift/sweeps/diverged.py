@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError, field_validator
 
-from fedshift.experiments.outcome import best_of
+from fedshift.experiments.folder.outcome import best_of
 from fedshift.files import clean
 from fedshift.record.rounds import Metrics
 from fedshift.record.summary import Number, first_error

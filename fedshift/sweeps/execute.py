@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from fedshift.experiments.progress import Asked, no_stop
+from fedshift.experiments.folder.progress import Asked, no_stop
 from fedshift.experiments.training import Listener, silent
 from fedshift.sweeps.starting import Start, spawned
 from fedshift.sweeps.store import Run, Store

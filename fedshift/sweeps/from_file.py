@@ -9,13 +9,13 @@ from itertools import product
 from pathlib import Path
 
 from fedshift.errors import InputError, shown
-from fedshift.experiments.config import Config, Data
-from fedshift.experiments.custom import recipe_of
-from fedshift.experiments.custom_source import task_of
-from fedshift.experiments.from_files import custom_of, files_of
-from fedshift.experiments.load import load_with_source
-from fedshift.experiments.places import Source
-from fedshift.experiments.python_names import is_python
+from fedshift.experiments.config.custom import recipe_of
+from fedshift.experiments.config.load import load_with_source
+from fedshift.experiments.config.places import Source
+from fedshift.experiments.config.python_names import is_python
+from fedshift.experiments.config.schema import Config, Data
+from fedshift.experiments.task.custom_source import task_of
+from fedshift.experiments.task.from_files import custom_of, files_of
 from fedshift.recipes import Recipe, fitting
 from fedshift.sweeps.plan import Contender, Plan, Point, check_choosing, check_metric, seeded
 from fedshift.sweeps.spans import values_of

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from fedshift.errors import InputError, shown, unknown
-from fedshift.experiments.config import Config
-from fedshift.experiments.served import measured
+from fedshift.experiments.config.schema import Config
+from fedshift.experiments.measures.served import measured
 from fedshift.record.rounds import Metrics
 from fedshift.record.summary import Final
 from fedshift.sweeps.store import Run

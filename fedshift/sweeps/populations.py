@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Callable
 
 from fedshift.errors import FedshiftError
-from fedshift.experiments.config import Config
-from fedshift.experiments.task import Prepared, as_bytes, population
+from fedshift.experiments.config.schema import Config
+from fedshift.experiments.task.preparing import Prepared, as_bytes, population
 from fedshift.sweeps.store import Run
 
 

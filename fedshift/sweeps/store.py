@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from fedshift.errors import DataError
-from fedshift.experiments.config import Config
-from fedshift.experiments.folder import trained_with
-from fedshift.experiments.load import dumps
-from fedshift.experiments.named_files import with_paths
+from fedshift.experiments.config.load import dumps
+from fedshift.experiments.config.named_files import with_paths
+from fedshift.experiments.config.schema import Config
+from fedshift.experiments.folder.run_folder import trained_with
 from fedshift.files import is_file, is_folder, write
 from fedshift.record.folder import CHECKPOINTS, CONFIG, CORRECTED, DIVERGED, LOCK, METRICS, SUMMARY
 from fedshift.record.in_use import IN_USE

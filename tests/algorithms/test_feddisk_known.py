@@ -18,10 +18,10 @@ from fedshift.client.importance import bounded, two_values
 from fedshift.data import client_data
 from fedshift.engine.run import Federation
 from fedshift.errors import InputError, NeedlessWarning
+from fedshift.experiments.config.load import validate
 from fedshift.experiments.experiment import run_experiment
-from fedshift.experiments.folder import kept_in
-from fedshift.experiments.load import validate
-from fedshift.experiments.task import prepare
+from fedshift.experiments.folder.run_folder import kept_in
+from fedshift.experiments.task.preparing import prepare
 from fedshift.recipes import Setting
 from support.by_hand import apart, final
 from support.densities import direct, weighed

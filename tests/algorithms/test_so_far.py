@@ -13,8 +13,8 @@ from fedshift.algorithms.so_far import SoFar
 from fedshift.engine.round import open_round
 from fedshift.engine.run import run
 from fedshift.errors import InputError
-from fedshift.experiments.load import validate
-from fedshift.experiments.task import prepare
+from fedshift.experiments.config.load import validate
+from fedshift.experiments.task.preparing import prepare
 from fedshift.recipes import Setting
 from fedshift.seeds import numpy_generator
 from fedshift.server.so_far import weights_so_far

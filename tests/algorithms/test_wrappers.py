@@ -34,7 +34,7 @@ from fedshift.client.origin import ClientEntropy
 from fedshift.client.slots import OwnLabels
 from fedshift.engine.run import Round, run, start
 from fedshift.errors import InputError
-from fedshift.experiments.served import models
+from fedshift.experiments.measures.served import models
 from fedshift.model import Model
 from fedshift.recipes import Setting
 from fedshift.router.route import Router

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from fedshift import recipes
-from fedshift.experiments.config import Config
-from fedshift.experiments.load import dumps, load_config
+from fedshift.experiments.config.load import dumps, load_config
+from fedshift.experiments.config.schema import Config
 from support.broken_inputs import CASES as FILE_CASES
 from support.broken_inputs import COUNTS, GOOD, TARGET, Broken
 from support.broken_photos import PHOTO_CASES

@@ -14,11 +14,11 @@ from fedshift import datasets, shifts
 from fedshift.datasets.images import check_not_enlarged
 from fedshift.errors import DataError, InputError
 from fedshift.evaluation.scores import score
-from fedshift.experiments.config import Config
+from fedshift.experiments.config.schema import Config
 from fedshift.experiments.experiment import run_experiment
-from fedshift.experiments.folder import lock
-from fedshift.experiments.outcome import Outcome
-from fedshift.experiments.task import oracle_clients, prepare, scaled
+from fedshift.experiments.folder.outcome import Outcome
+from fedshift.experiments.folder.run_folder import lock
+from fedshift.experiments.task.preparing import oracle_clients, prepare, scaled
 from fedshift.papers.datasets import iwildcam
 from fedshift.papers.datasets.fedpals_clients import iwildcam_roles
 from support.dataset_fixtures import refuses

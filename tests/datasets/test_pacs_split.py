@@ -11,10 +11,10 @@ import pytest
 
 from fedshift import datasets, pals_weights, shifts
 from fedshift.errors import DataError, InputError
-from fedshift.experiments.config import Config
+from fedshift.experiments.config.load import validate
+from fedshift.experiments.config.schema import Config
 from fedshift.experiments.experiment import run_experiment
-from fedshift.experiments.load import validate
-from fedshift.experiments.task import oracle_clients, prepare
+from fedshift.experiments.task.preparing import oracle_clients, prepare
 from fedshift.papers.datasets import pacs
 from fedshift.papers.datasets.fedpals_clients import PACS_ABSENT, Imbalanced, pacs_roles
 from fedshift.seeds import numpy_generator

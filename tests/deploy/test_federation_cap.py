@@ -14,13 +14,13 @@ import torch
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 from fedshift.engine.run import Round, run
 from fedshift.engine.traffic import Meter
-from fedshift.experiments.caps import beyond, cap_named, cap_text, with_cap
-from fedshift.experiments.config import Config, Method, Training
-from fedshift.experiments.config_shift import Split
+from fedshift.experiments.config.caps import beyond, cap_named, cap_text, with_cap
+from fedshift.experiments.config.load import load_config, validate
+from fedshift.experiments.config.schema import Config, Method, Training
+from fedshift.experiments.config.shift import Split
 from fedshift.experiments.experiment import federation_of, method_of
-from fedshift.experiments.load import load_config, validate
-from fedshift.experiments.on_flower import configured_site, on_grid, strategy_of
-from fedshift.experiments.task import prepare
+from fedshift.experiments.machines.on_flower import configured_site, on_grid, strategy_of
+from fedshift.experiments.task.preparing import prepare
 from fedshift.flower import LocalGrid, client_app
 from fedshift.server.cap import capped
 from support.command_line import code_of

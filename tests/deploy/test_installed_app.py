@@ -21,7 +21,7 @@ from fedshift.deploy.inside import Launcher
 from fedshift.deploy.joining import node_command
 from fedshift.deploy.place import make_place
 from fedshift.errors import InputError
-from fedshift.experiments.deployed import site_of
+from fedshift.experiments.machines.deployed import site_of
 from fedshift.flower.chosen import APP, CHOICES, SITE, imported
 from fedshift.flower.notices import NOTICES
 from support.loopback import loopback

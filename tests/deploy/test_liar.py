@@ -11,14 +11,14 @@ import pytest
 import torch
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
-from fedshift.experiments.config import Config
-from fedshift.experiments.deployed import opening
-from fedshift.experiments.deployed_engine import Deployed, News
+from fedshift.experiments.config.load import dumps, load_config
+from fedshift.experiments.config.schema import Config
 from fedshift.experiments.experiment import federation_of, method_of, record
-from fedshift.experiments.load import dumps, load_config
-from fedshift.experiments.on_flower import configured_site
-from fedshift.experiments.opening import opening_event
-from fedshift.experiments.task import prepare
+from fedshift.experiments.machines.deployed import opening
+from fedshift.experiments.machines.deployed_engine import Deployed, News
+from fedshift.experiments.machines.on_flower import configured_site
+from fedshift.experiments.machines.opening import opening_event
+from fedshift.experiments.task.preparing import prepare
 from fedshift.experiments.training import silent
 from fedshift.flower import LocalGrid, client_app
 from support.liars import Lying

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
-from fedshift.experiments.caps import with_cap
-from fedshift.experiments.load import dumps, load_config
+from fedshift.experiments.config.caps import with_cap
+from fedshift.experiments.config.load import dumps, load_config
 from support.loopback import gone, loopback, processes
 
 pytestmark = pytest.mark.slow

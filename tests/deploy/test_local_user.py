@@ -36,7 +36,7 @@ from fedshift.deploy.inside import SOCKET, call_over
 from fedshift.deploy.keys import read_client_key, write_client_key
 from fedshift.deploy.place import make_place
 from fedshift.deploy.processes import free_port, running, wait_for
-from fedshift.experiments.load import dumps
+from fedshift.experiments.config.load import dumps
 from support.another_user import (
     SERVER,
     another_machine,

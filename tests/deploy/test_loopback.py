@@ -25,10 +25,10 @@ pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 from fedshift.deploy.keys import write_client_key
 from fedshift.engine.run import play_round, run, start
 from fedshift.errors import InputError
+from fedshift.experiments.config.load import dumps, load_config, validate
 from fedshift.experiments.experiment import record
-from fedshift.experiments.load import dumps, load_config, validate
-from fedshift.experiments.on_flower import built_from
-from fedshift.experiments.task import prepare
+from fedshift.experiments.machines.on_flower import built_from
+from fedshift.experiments.task.preparing import prepare
 from fedshift.experiments.training import silent
 from fedshift.tree import flatten
 from support.loopback import Loopback, gone, loopback, processes

@@ -16,9 +16,9 @@ pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 
 from fedshift.errors import InputError
-from fedshift.experiments import deployed
-from fedshift.experiments.load import dumps, validate
-from fedshift.experiments.on_flower import configured_site
+from fedshift.experiments.config.load import dumps, validate
+from fedshift.experiments.machines import deployed
+from fedshift.experiments.machines.on_flower import configured_site
 from fedshift.experiments.sites import gathering
 from fedshift.experiments.sites.asking import Sites
 from fedshift.flower import LocalGrid, client_app, routing

@@ -21,7 +21,7 @@ from fedshift.engine.backends import Reply
 from fedshift.engine.checks.gate import Asked, Gate
 from fedshift.engine.checks.replies import block_of
 from fedshift.errors import InputError, from_elsewhere
-from fedshift.experiments.folder import EventLog
+from fedshift.experiments.folder.run_folder import EventLog
 from fedshift.flower import LocalGrid
 from fedshift.flower.arriving import arrived
 from fedshift.flower.nodes import Expected, meet

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from fedshift import recipes
-from fedshift.experiments.config import Config, Section
+from fedshift.experiments.config.schema import Config, Section
 from fedshift.recipes import Setting
 from fedshift.record.summary import Final, Summary
 from fedshift.sweeps.table import NUMBERS, RUNS

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 
-from fedshift.experiments.config_shift import Split
+from fedshift.experiments.config.shift import Split
 from support.shown import alike
 
 DOCS = Path(__file__).parents[2] / "docs"

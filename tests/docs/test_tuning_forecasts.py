@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fedshift.experiments.label_sets import sentences
+from fedshift.experiments.measures.label_sets import sentences
 from fedshift.record.summary import LabelSets, Optima, SetRound
 from fedshift.sweeps.records import RECORDS, write_records
 

@@ -19,9 +19,9 @@ from fedshift.engine.storage.client_states import OnDisk, Shelf, StoredStates, i
 from fedshift.engine.storage.tensor_file import map_tensors, write_tensors
 from fedshift.errors import InputError
 from fedshift.experiments.experiment import record
-from fedshift.experiments.folder import kept_in
-from fedshift.experiments.progress import STATES, shelf_in
-from fedshift.experiments.task import prepare
+from fedshift.experiments.folder.progress import STATES, shelf_in
+from fedshift.experiments.folder.run_folder import kept_in
+from fedshift.experiments.task.preparing import prepare
 from fedshift.recipes import Setting
 from fedshift.testing.fuzz import different
 from fedshift.tree import size_in_bytes

@@ -14,7 +14,7 @@ from fedshift.engine.stacking.stacked import Stacked
 from fedshift.engine.traffic import Meter
 from fedshift.engine.ways import ONE_BY_ONE
 from fedshift.errors import InputError
-from fedshift.experiments.config import Training
+from fedshift.experiments.config.schema import Training
 from fedshift.experiments.engines import backend_of
 from fedshift.recipes import Setting
 from support.federations import make_federation

@@ -21,7 +21,7 @@ from fedshift.engine.round import question
 from fedshift.engine.run import Federation, Round, play_round, run, start
 from fedshift.engine.storage.checkpoint import read_checkpoint, write_checkpoint
 from fedshift.errors import InputError, TrainingError
-from fedshift.experiments.config import Training
+from fedshift.experiments.config.schema import Training
 from fedshift.model import Model, build
 from fedshift.recipes import Setting
 from fedshift.testing.attacks import ATTACKS, spoil

@@ -14,7 +14,7 @@ from fedshift.cli.running import Asked, run_asked
 from fedshift.engine.profile import PHASES, Idle, Stopwatch
 from fedshift.errors import InputError
 from fedshift.experiments.experiment import record
-from fedshift.experiments.task import prepare
+from fedshift.experiments.task.preparing import prepare
 from fedshift.record.folder import PROFILE
 from support.small_runs import config_of
 

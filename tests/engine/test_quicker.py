@@ -20,7 +20,7 @@ from fedshift.engine.quicker import Quicker, forks_safely
 from fedshift.engine.run import run
 from fedshift.engine.ways import QUICKER
 from fedshift.errors import InputError, TrainingError
-from fedshift.experiments.config import Training
+from fedshift.experiments.config.schema import Training
 from fedshift.experiments.engines import InProcess, Way, default_engine
 from fedshift.models.dense import Mlp
 from fedshift.seeds import Seeds

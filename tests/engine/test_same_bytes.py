@@ -15,7 +15,7 @@ import torch
 from fedshift.algorithms.base import Algorithm
 from fedshift.engine.run import Federation, Round, draw_cohort, play_round, start
 from fedshift.experiments.experiment import record
-from fedshift.experiments.task import prepare
+from fedshift.experiments.task.preparing import prepare
 from fedshift.experiments.training import silent
 from fedshift.recipes import Setting
 from fedshift.testing.fuzz import different

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from fedshift.errors import DataError, InputError
+from fedshift.experiments.config.load import load_config
 from fedshift.experiments.experiment import run_experiment
-from fedshift.experiments.folder import EventLog, kept_in
-from fedshift.experiments.load import load_config
-from fedshift.experiments.task import prepare
+from fedshift.experiments.folder.run_folder import EventLog, kept_in
+from fedshift.experiments.task.preparing import prepare
 from fedshift.files import append, write
 from support.broken_inputs import COUNTS, GOOD, TARGET
 from support.command_line import code_of
@@ -313,7 +313,7 @@ def test_a_damaged_model_of_a_complete_run(tmp_path: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
-    from fedshift.experiments.stored import read_parts
+    from fedshift.experiments.folder.stored import read_parts
 
     path = tmp_path / "model.safetensors"
     save_file({"params/w": torch.ones(2)}, path)

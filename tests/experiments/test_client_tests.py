@@ -13,11 +13,11 @@ import torch
 from fedshift import datasets
 from fedshift.datasets import Samples, cifar100
 from fedshift.errors import InputError, TrainingError
-from fedshift.experiments.client_tests import pool
+from fedshift.experiments.config.load import validate
 from fedshift.experiments.experiment import record, run_experiment
-from fedshift.experiments.load import validate
-from fedshift.experiments.served import over_last, reasons
-from fedshift.experiments.task import Prepared, oracle_clients, prepare, scaled
+from fedshift.experiments.measures.served import over_last, reasons
+from fedshift.experiments.task.client_tests import pool
+from fedshift.experiments.task.preparing import Prepared, oracle_clients, prepare, scaled
 from fedshift.experiments.training import silent
 from fedshift.record.rounds import ServedMetrics
 from fedshift.router.route import Router
@@ -206,7 +206,7 @@ def test_cifar_20_is_dealt_by_its_fine_labels(monkeypatch: pytest.MonkeyPatch) -
         nobody = Samples(images[:0], y[:0])
         return datasets.Dataset(name, held, nobody, classes, "0" * 64, "here", "none")
 
-    monkeypatch.setattr("fedshift.experiments.client_tests.datasets.load", load)
+    monkeypatch.setattr("fedshift.experiments.task.client_tests.datasets.load", load)
     tables = made("fedavg", data={"name": "cifar-20", "limit": 1600})
     tables["shift"] |= {"clients": 8, "transform": "none"}
     tables["model"] = {"name": "linear"}

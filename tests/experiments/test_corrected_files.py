@@ -15,11 +15,11 @@ import torch
 
 from fedshift.errors import DataError, InputError
 from fedshift.evaluation.scores import score
-from fedshift.experiments.corrected_parts import CORRECTION, UNCORRECTED, with_correction
-from fedshift.experiments.load import validate
-from fedshift.experiments.run_models import load_models
-from fedshift.experiments.stored import read_parts
-from fedshift.experiments.task import prepare
+from fedshift.experiments.config.load import validate
+from fedshift.experiments.folder.corrected_parts import CORRECTION, UNCORRECTED, with_correction
+from fedshift.experiments.folder.run_models import load_models
+from fedshift.experiments.folder.stored import read_parts
+from fedshift.experiments.task.preparing import prepare
 from fedshift.server.prior import Correction, prior_shift
 from support.federation_grid import here
 
@@ -28,7 +28,7 @@ PRIORS = ("none", "target", "calibrated")
 
 def experiment(prior: str, **more: Any) -> str:
     """Three small clients, two rounds, a target that is not their mixture."""
-    from fedshift.experiments.load import dumps
+    from fedshift.experiments.config.load import dumps
 
     return dumps(validate({
         "name": "run", "data": {"name": "fashion-mnist-mini", "limit": 400},

@@ -14,11 +14,11 @@ import torch
 from fedshift.cli import results
 from fedshift.errors import InputError
 from fedshift.evaluation.scores import answered
-from fedshift.experiments.config import Config
-from fedshift.experiments.correcting import sums_of
+from fedshift.experiments.config.schema import Config
 from fedshift.experiments.experiment import Experiment, record, run_experiment
-from fedshift.experiments.summary import summary
-from fedshift.experiments.task import prepare
+from fedshift.experiments.folder.summary import summary
+from fedshift.experiments.measures.correcting import sums_of
+from fedshift.experiments.task.preparing import prepare
 from fedshift.experiments.training import silent
 from fedshift.server.prior import calibrate, calibrated_shift, prior_shift
 

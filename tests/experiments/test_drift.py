@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from fedshift.experiments.drift import gradient_drift
+from fedshift.experiments.measures.drift import gradient_drift
 from fedshift.tree import Params
 from support.federations import make_clients, make_federation
 from support.routing import routed_model

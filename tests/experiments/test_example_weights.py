@@ -13,11 +13,11 @@ from fedshift import Model, recipes
 from fedshift.client.importance import bounded, effective_size
 from fedshift.data import client_data
 from fedshift.engine.round import Round, before_rounds
-from fedshift.experiments.config import Training
-from fedshift.experiments.example_weights import importance, importance_sentences
+from fedshift.experiments.config.load import validate
+from fedshift.experiments.config.schema import Training
 from fedshift.experiments.experiment import run_experiment
-from fedshift.experiments.load import validate
-from fedshift.experiments.summary import summary
+from fedshift.experiments.folder.summary import summary
+from fedshift.experiments.measures.example_weights import importance, importance_sentences
 from fedshift.recipes import Setting
 from fedshift.tree import Parts
 

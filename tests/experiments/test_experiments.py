@@ -14,16 +14,24 @@ import torch
 from fedshift import datasets, recipes
 from fedshift.data import ClientData, Examples
 from fedshift.errors import InputError
-from fedshift.experiments.config import Config, Data, Method, SeedTable, Selection, Split, Training
+from fedshift.experiments.config.load import dumps, load_config, validate
+from fedshift.experiments.config.places import line_in
+from fedshift.experiments.config.schema import (
+    Config,
+    Data,
+    Method,
+    SeedTable,
+    Selection,
+    Split,
+    Training,
+)
+from fedshift.experiments.config.settings import setting
+from fedshift.experiments.config.toml_lines import lines_of
 from fedshift.experiments.demo import demo_config, method_configs
 from fedshift.experiments.experiment import run_experiment
-from fedshift.experiments.load import dumps, load_config, validate
-from fedshift.experiments.places import line_in
+from fedshift.experiments.folder.summary import reasons
 from fedshift.experiments.selection import candidates, choose
-from fedshift.experiments.settings import setting
-from fedshift.experiments.summary import reasons
-from fedshift.experiments.task import Prepared, oracle_clients, prepare, scaled
-from fedshift.experiments.toml_lines import lines_of
+from fedshift.experiments.task.preparing import Prepared, oracle_clients, prepare, scaled
 from fedshift.seeds import Seeds
 
 QUICK = Training(rounds=2, evaluate_every=1)

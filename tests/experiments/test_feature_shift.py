@@ -16,14 +16,14 @@ from fedshift import datasets
 from fedshift.data import client_data
 from fedshift.datasets import writers
 from fedshift.errors import InputError, TrainingError
-from fedshift.experiments.config import Network
+from fedshift.experiments.config.load import dumps, validate
+from fedshift.experiments.config.networks import network
+from fedshift.experiments.config.schema import Network
+from fedshift.experiments.config.settings import setting
 from fedshift.experiments.experiment import record
-from fedshift.experiments.feature_shift import writer_ids
-from fedshift.experiments.load import dumps, validate
-from fedshift.experiments.networks import network
-from fedshift.experiments.settings import setting
-from fedshift.experiments.shift_measures import measured_shift
-from fedshift.experiments.task import Prepared, prepare
+from fedshift.experiments.measures.distances import measured_shift
+from fedshift.experiments.task.feature_shift import writer_ids
+from fedshift.experiments.task.preparing import Prepared, prepare
 from fedshift.experiments.training import silent
 from fedshift.record.folder import read_run
 from fedshift.report.page import page

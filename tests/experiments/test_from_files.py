@@ -21,12 +21,12 @@ import fedshift as fs
 from fedshift.cli.app import app
 from fedshift.cli.ending import perform
 from fedshift.errors import DataError, InputError
+from fedshift.experiments.config.load import dumps, load_config, load_with_source, validate
 from fedshift.experiments.experiment import run_experiment
-from fedshift.experiments.load import dumps, load_config, load_with_source, validate
-from fedshift.experiments.outcome import Experiment
+from fedshift.experiments.folder.outcome import Experiment
+from fedshift.experiments.folder.run_models import load_models
 from fedshift.experiments.resume import configured
-from fedshift.experiments.run_models import load_models
-from fedshift.experiments.task import prepare
+from fedshift.experiments.task.preparing import prepare
 from fedshift.tasks.task import Task
 from support.broken_names import CASES
 from support.custom_files import MARK, files_in
@@ -233,8 +233,8 @@ def test_reading_runs_nothing(tmp_path: Path) -> None:
         (tmp_path / name).write_text(MARK + (tmp_path / name).read_text())
     config, _ = load_with_source(path)
     pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
-    from fedshift.experiments.deployable import configured as by_message
-    from fedshift.experiments.deployed import site_of
+    from fedshift.experiments.machines.deployable import configured as by_message
+    from fedshift.experiments.machines.deployed import site_of
     from fedshift.flower.chosen import CHOICES, SITE
 
     with pytest.raises(InputError, match="a deployed federation runs no file"):
@@ -250,7 +250,7 @@ def test_reading_runs_nothing(tmp_path: Path) -> None:
 
 def test_deploy_refuses_each_name(tmp_path: Path) -> None:
     pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
-    from fedshift.experiments.deployable import configured as by_message
+    from fedshift.experiments.machines.deployable import configured as by_message
 
     for section, key in (("model", "name"), ("method", "name"), ("data", "source")):
         text = f'[{section}]\n{key} = "{tmp_path}/net.py:Net"\n'

@@ -11,10 +11,10 @@ import pytest
 
 from fedshift.cli.ending import out_of_resources
 from fedshift.errors import DataError, InputError
-from fedshift.experiments.config import Config
+from fedshift.experiments.config.load import MOST, MOST_SHOWN, load_config, validate
+from fedshift.experiments.config.schema import Config
 from fedshift.experiments.engines import processes
 from fedshift.experiments.experiment import run_experiment
-from fedshift.experiments.load import MOST, MOST_SHOWN, load_config, validate
 from fedshift.experiments.resume import check_names, configured
 from fedshift.record.folder import CHECKPOINTS, CONFIG, SUMMARY
 from support.broken_inputs import GOOD

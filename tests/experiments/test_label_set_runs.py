@@ -17,11 +17,11 @@ from fedshift import recipes
 from fedshift.engine.backends import Job, loop
 from fedshift.engine.run import Federation, run
 from fedshift.engine.traffic import Meter, Traffic
+from fedshift.experiments.config.load import load_config, validate
 from fedshift.experiments.experiment import record
-from fedshift.experiments.folder import summary_of
-from fedshift.experiments.label_sets import sentences
-from fedshift.experiments.load import load_config, validate
-from fedshift.experiments.task import prepare
+from fedshift.experiments.folder.run_folder import summary_of
+from fedshift.experiments.measures.label_sets import sentences
+from fedshift.experiments.task.preparing import prepare
 from fedshift.experiments.training import silent
 from fedshift.model import Model
 from fedshift.recipes import Setting

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedshift.experiments.client_looks import look_name, look_names
-from fedshift.experiments.load import validate
+from fedshift.experiments.config.load import validate
+from fedshift.experiments.task.looks import look_name, look_names
 from fedshift.shifts import covariate
 
 

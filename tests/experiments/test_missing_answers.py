@@ -11,8 +11,8 @@ import pytest
 from fedshift.engine.round import before_rounds
 from fedshift.engine.run import run
 from fedshift.experiments.experiment import record
-from fedshift.experiments.progress import Missed
-from fedshift.experiments.task import prepare
+from fedshift.experiments.folder.progress import Missed
+from fedshift.experiments.task.preparing import prepare
 from fedshift.testing.faults import Faulty, at
 from support.small_runs import config_of
 

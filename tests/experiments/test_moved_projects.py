@@ -15,11 +15,11 @@ import fedshift as fs
 from fedshift.cli.app import app
 from fedshift.cli.ending import perform
 from fedshift.errors import DataError
+from fedshift.experiments.config.load import dumps, load_config
 from fedshift.experiments.experiment import record
-from fedshift.experiments.folder import kept_in
-from fedshift.experiments.load import dumps, load_config
+from fedshift.experiments.folder.run_folder import kept_in
 from fedshift.experiments.resume import configured
-from fedshift.experiments.task import prepare
+from fedshift.experiments.task.preparing import prepare
 from fedshift.sweeps.from_file import plan_of
 from support.custom_files import files_in
 from support.small_runs import record_until, results

@@ -14,10 +14,10 @@ import torch
 from fedshift.cli.app import main
 from fedshift.datasets import Dataset, Samples
 from fedshift.errors import InputError
-from fedshift.experiments.client_looks import check_images, grey_note
-from fedshift.experiments.load import load_config, validate
-from fedshift.experiments.networks import network
-from fedshift.experiments.task import prepare
+from fedshift.experiments.config.load import load_config, validate
+from fedshift.experiments.config.networks import network
+from fedshift.experiments.task.looks import check_images, grey_note
+from fedshift.experiments.task.preparing import prepare
 
 CLOTHES = """\
 [data]

@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from fedshift.engine.round import before_rounds
+from fedshift.experiments.config.load import dumps, validate
 from fedshift.experiments.experiment import record
-from fedshift.experiments.load import dumps, validate
-from fedshift.experiments.on_flower import configured_site, on_grid, strategy_of
-from fedshift.experiments.played import Played, Reach, played_of
-from fedshift.experiments.progress import Progress, progress_of
-from fedshift.experiments.task import prepare
+from fedshift.experiments.folder.progress import Progress, progress_of
+from fedshift.experiments.machines.on_flower import configured_site, on_grid, strategy_of
+from fedshift.experiments.measures.played import Played, Reach, played_of
+from fedshift.experiments.task.preparing import prepare
 from fedshift.flower import LocalGrid, client_app
 from fedshift.record.folder import read_run
 from fedshift.record.rounds import Metrics

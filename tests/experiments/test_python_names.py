@@ -8,7 +8,13 @@ import pytest
 from torch import nn
 
 from fedshift.errors import InputError
-from fedshift.experiments.python_names import EXPECTS, PythonName, digest_of, is_python, load_python
+from fedshift.experiments.config.python_names import (
+    EXPECTS,
+    PythonName,
+    digest_of,
+    is_python,
+    load_python,
+)
 
 EXPECTED = EXPECTS["model.name"]
 

@@ -20,13 +20,13 @@ from fedshift.cli.stopping import asked_to_stop
 from fedshift.engine.storage.checkpoint import read_checkpoint, write_checkpoint
 from fedshift.engine.traffic import Traffic
 from fedshift.errors import DataError, InputError
+from fedshift.experiments.config.load import load_config
 from fedshift.experiments.engines import InProcess, processes
 from fedshift.experiments.experiment import record, run_experiment
-from fedshift.experiments.folder import kept_in
-from fedshift.experiments.load import load_config
-from fedshift.experiments.progress import Missed, Progress, progress_of
+from fedshift.experiments.folder.progress import Missed, Progress, progress_of
+from fedshift.experiments.folder.run_folder import kept_in
 from fedshift.experiments.resume import configured, reopened
-from fedshift.experiments.task import prepare
+from fedshift.experiments.task.preparing import prepare
 from fedshift.record.folder import CHECKPOINTS
 from fedshift.record.rounds import Metrics
 from fedshift.record.summary import SetRound

@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fedshift.errors import DataError, InputError
+from fedshift.experiments.config.load import validate
 from fedshift.experiments.experiment import record
-from fedshift.experiments.load import validate
-from fedshift.experiments.outcome import Experiment
-from fedshift.experiments.routers import load_router
-from fedshift.experiments.task import prepare
+from fedshift.experiments.folder.outcome import Experiment
+from fedshift.experiments.folder.routers import load_router
+from fedshift.experiments.task.preparing import prepare
 from fedshift.experiments.training import silent
 from fedshift.router.route import Router
 

@@ -16,13 +16,13 @@ from fedshift.cli.ending import perform
 from fedshift.datasets.natural.loading import find_table, natural_table
 from fedshift.errors import DataError, InputError
 from fedshift.evaluation.scores import score
-from fedshift.experiments.config import Config, ServerData
+from fedshift.experiments.config.load import dumps, load_config, validate
+from fedshift.experiments.config.schema import Config, ServerData
 from fedshift.experiments.experiment import run_experiment
-from fedshift.experiments.from_files import source_of
-from fedshift.experiments.load import dumps, load_config, validate
-from fedshift.experiments.served import models
-from fedshift.experiments.server_rows import set_apart
-from fedshift.experiments.task import Prepared, population, prepare
+from fedshift.experiments.measures.served import models
+from fedshift.experiments.task.from_files import source_of
+from fedshift.experiments.task.preparing import Prepared, population, prepare
+from fedshift.experiments.task.server_rows import set_apart
 from fedshift.record.folder import ENCODING
 from fedshift.shifts.base import largest_remainder
 from fedshift.sweeps.execute import execute

@@ -19,11 +19,10 @@ from fedshift.engine.run import run
 from fedshift.errors import DataError, InputError
 from fedshift.evaluation.scores import score
 from fedshift.evaluation.serving import serve
+from fedshift.experiments.config.load import load_config, validate
 from fedshift.experiments.experiment import record
-from fedshift.experiments.load import load_config, validate
-from fedshift.experiments.routers import load_router
-from fedshift.experiments.routing_details import details
-from fedshift.experiments.run_models import (
+from fedshift.experiments.folder.routers import load_router
+from fedshift.experiments.folder.run_models import (
     RunModels,
     load_models,
     model_parts,
@@ -31,8 +30,9 @@ from fedshift.experiments.run_models import (
     sizes_in,
     took_part,
 )
-from fedshift.experiments.served import TOLERANCE, measure, models
-from fedshift.experiments.task import prepare
+from fedshift.experiments.measures.routing_details import details
+from fedshift.experiments.measures.served import TOLERANCE, measure, models
+from fedshift.experiments.task.preparing import prepare
 from fedshift.experiments.training import silent
 from fedshift.files import clean
 from fedshift.model import Model, build

@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from fedshift.data import Examples, Task, client_data
-from fedshift.experiments import served
-from fedshift.experiments.routing_details import POINTS, details
-from fedshift.experiments.served import observe, refit, routable, scored
-from fedshift.experiments.task import joined
+from fedshift.experiments.measures import served
+from fedshift.experiments.measures.routing_details import POINTS, details
+from fedshift.experiments.measures.served import observe, refit, routable, scored
+from fedshift.experiments.task.preparing import joined
 from fedshift.router.route import Router
 from support.by_hand import Array
 from support.serving_by_hand import CLASSES, CLIENTS, Hand, Labels, played, prepared, softmax

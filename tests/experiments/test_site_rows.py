@@ -12,11 +12,11 @@ pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 from fedshift.cli.app import main
 from fedshift.deploy.processes import free_port
 from fedshift.errors import InputError
-from fedshift.experiments.config_data import Data
-from fedshift.experiments.load import dumps, load_config
+from fedshift.experiments.config.data import Data
+from fedshift.experiments.config.load import dumps, load_config
 from fedshift.experiments.sites.check import check_site
 from fedshift.experiments.sites.rows import SiteError, SiteTable, rows_of_site
-from fedshift.experiments.task import prepare
+from fedshift.experiments.task.preparing import prepare
 from fedshift.tasks.names import Coded
 from support.command_line import code_of
 from support.own_sites import FILE

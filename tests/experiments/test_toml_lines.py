@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from fedshift.errors import InputError
-from fedshift.experiments.load import load_config
-from fedshift.experiments.toml_lines import Key, lines_of
+from fedshift.experiments.config.load import load_config
+from fedshift.experiments.config.toml_lines import Key, lines_of
 
 TEXT = r"""top = 1
 a.b = 2  # a.c = 9

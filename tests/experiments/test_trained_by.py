@@ -20,13 +20,13 @@ from fedshift.engine.fastest import check_fit
 from fedshift.engine.run import run
 from fedshift.engine.ways import ALONE, IN_PYTHON, NAMES, SPREAD
 from fedshift.errors import DataError, InputError
+from fedshift.experiments.config.load import load_config
 from fedshift.experiments.engines import InProcess, Way, backend_of
 from fedshift.experiments.experiment import federation_of, method_of, record
-from fedshift.experiments.folder import kept_in
-from fedshift.experiments.load import load_config
+from fedshift.experiments.folder.run_folder import kept_in
+from fedshift.experiments.folder.summary import package_version
 from fedshift.experiments.resume import begun_by, reopened
-from fedshift.experiments.summary import package_version
-from fedshift.experiments.task import prepare
+from fedshift.experiments.task.preparing import prepare
 from fedshift.papers.reproduce.plan import wanted
 from fedshift.papers.reproduce.reproduce import make_plan, reproduce
 from fedshift.sweeps.execute import Report, execute
@@ -330,6 +330,6 @@ def test_a_source_tree_that_is_not_installed_has_its_version(
     def absent(package: str) -> str:
         raise PackageNotFoundError(package)
 
-    monkeypatch.setattr("fedshift.experiments.summary.version", absent)
+    monkeypatch.setattr("fedshift.experiments.folder.summary.version", absent)
     assert package_version("fedshift") == fedshift.__version__
     assert package_version("no-such-package") is None

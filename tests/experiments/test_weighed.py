@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedshift.experiments.experiment import run_experiment
-from fedshift.experiments.summary import summary
+from fedshift.experiments.folder.summary import summary
 from support.small_runs import config_of
 
 

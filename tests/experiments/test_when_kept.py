@@ -11,12 +11,12 @@ import pytest
 
 from fedshift.engine.run import start
 from fedshift.errors import DataError
-from fedshift.experiments.config import Config, Training
+from fedshift.experiments.config.load import validate
+from fedshift.experiments.config.schema import Config, Training
 from fedshift.experiments.experiment import federation_of, method_of, record
-from fedshift.experiments.folder import kept_in
-from fedshift.experiments.load import validate
-from fedshift.experiments.progress import SECONDS, Keeper, Progress, Saver
-from fedshift.experiments.task import prepare
+from fedshift.experiments.folder.progress import SECONDS, Keeper, Progress, Saver
+from fedshift.experiments.folder.run_folder import kept_in
+from fedshift.experiments.task.preparing import prepare
 from fedshift.experiments.training import silent
 from support.small_runs import config_of
 
@@ -28,7 +28,7 @@ def kept(
 ) -> list[int]:
     """The rounds after which a checkpoint is written; round t ends at times[t - 1]."""
     now, written = [0.0], list[int]()
-    monkeypatch.setattr("fedshift.experiments.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("fedshift.experiments.folder.progress.time.monotonic", lambda: now[0])
 
     class Noting(Keeper):
         """Notes the round in place of writing its checkpoint."""
@@ -62,7 +62,7 @@ def test_when_checkpoints_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_the_order_of_a_run_folders_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With its configuration a folder can be resumed, with its summary it is complete."""
-    from fedshift.experiments import folder as module
+    from fedshift.experiments.folder import run_folder as module
 
     done, real = list[str](), module.write
 

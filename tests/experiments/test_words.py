@@ -15,9 +15,9 @@ from fedshift.cli.app import app
 from fedshift.cli.ending import perform
 from fedshift.diagnose import diagnose
 from fedshift.errors import InputError
-from fedshift.experiments.load import dumps, load_config
-from fedshift.experiments.places import Source
-from fedshift.experiments.wording import file_words
+from fedshift.experiments.config.load import dumps, load_config
+from fedshift.experiments.config.places import Source
+from fedshift.experiments.config.wording import file_words
 from fedshift.models.dense import Mlp
 from fedshift.recipes import Setting
 from fedshift.server.rows import slot_table

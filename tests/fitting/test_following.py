@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import fedshift as fs
-from fedshift.experiments import progress
+from fedshift.experiments.folder import progress
 from support.custom_tasks import Net, hospitals, rows
 
 QUICK: dict[str, Any] = {"rounds": 3, "steps": 2, "evaluate_every": 2, "progress": False}

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 import fedshift as fs
 from fedshift.algorithms.fedavg import FedAvg
 from fedshift.errors import InputError
+from fedshift.experiments.config.load import load_config
 from fedshift.experiments.experiment import run_experiment
-from fedshift.experiments.load import load_config
 from support.custom_files import files_in
 from support.custom_tasks import Net, hospitals
 

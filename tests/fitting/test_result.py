@@ -16,7 +16,7 @@ from torch import nn
 import fedshift as fs
 from fedshift.client.objectives import CrossEntropy
 from fedshift.errors import InputError
-from fedshift.experiments import progress
+from fedshift.experiments.folder import progress
 from fedshift.fitting.result import Result
 from fedshift.record.folder import read_run
 from support.custom_tasks import RATES, Net, hospitals, rows

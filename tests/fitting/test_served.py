@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fedshift as fs
-from fedshift.experiments.load import load_config
+from fedshift.experiments.config.load import load_config
 from fedshift.fitting.result import Result
 from support.custom_tasks import Net, hospitals, rows
 

@@ -16,8 +16,8 @@ pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 from flwr.app import Error, Message
 
 from fedshift.cli.console import PlainProgress
-from fedshift.experiments import awaited, deployed
-from fedshift.experiments.on_flower import configured_site
+from fedshift.experiments.machines import awaited, deployed
+from fedshift.experiments.machines.on_flower import configured_site
 from fedshift.flower import LocalGrid, client_app, waiting
 from fedshift.record.folder import read_run
 from fedshift.report.page import page

@@ -13,11 +13,11 @@ pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 from flwr.app import ArrayRecord, Message
 
 from fedshift.errors import InputError
-from fedshift.experiments import awaited, deployed
-from fedshift.experiments.deployable import check_start, configured
-from fedshift.experiments.load import dumps, validate
-from fedshift.experiments.run_models import load_models
-from fedshift.experiments.stored import read_parts
+from fedshift.experiments.config.load import dumps, validate
+from fedshift.experiments.folder.run_models import load_models
+from fedshift.experiments.folder.stored import read_parts
+from fedshift.experiments.machines import awaited, deployed
+from fedshift.experiments.machines.deployable import check_start, configured
 from support.federation_grid import Watched, here
 from support.own_sites import FILE, deploy, joined, places, resolved, together
 

@@ -28,11 +28,11 @@ from fedshift.cli.deploy import unfinished
 from fedshift.engine.run import Federation, Round, run
 from fedshift.engine.storage.checkpoint import read_checkpoint, write_checkpoint
 from fedshift.errors import DataError, InputError
-from fedshift.experiments import deployed
+from fedshift.experiments.config.load import validate
 from fedshift.experiments.experiment import record
-from fedshift.experiments.load import validate
-from fedshift.experiments.on_flower import configured_site
-from fedshift.experiments.task import prepare
+from fedshift.experiments.machines import deployed
+from fedshift.experiments.machines.on_flower import configured_site
+from fedshift.experiments.task.preparing import prepare
 from fedshift.experiments.training import silent
 from fedshift.flower import AlgorithmStrategy, LocalGrid, Site, client_app, play
 from fedshift.flower.client import partition

@@ -16,14 +16,14 @@ from flwr.app import ArrayRecord, Message
 
 import fedshift as fs
 from fedshift.errors import DataError, InputError
-from fedshift.experiments import awaited
-from fedshift.experiments.load import dumps, validate
-from fedshift.experiments.router_file import with_fit
-from fedshift.experiments.routers import Fit, load_router
-from fedshift.experiments.run_models import load_models
+from fedshift.experiments.config.load import dumps, validate
+from fedshift.experiments.folder.router_file import with_fit
+from fedshift.experiments.folder.routers import Fit, load_router
+from fedshift.experiments.folder.run_models import load_models
+from fedshift.experiments.folder.stored import read_parts
+from fedshift.experiments.machines import awaited
 from fedshift.experiments.sites.own_model import load_own_model
-from fedshift.experiments.stored import read_parts
-from fedshift.experiments.task import prepare
+from fedshift.experiments.task.preparing import prepare
 from fedshift.router.route import Router
 from support.federation_grid import Dies, Watched, here, served
 

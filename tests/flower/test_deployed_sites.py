@@ -16,10 +16,10 @@ import torch
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 from fedshift import pals_weights
 from fedshift.data import label_counts
-from fedshift.experiments import deployed
-from fedshift.experiments.load import validate
-from fedshift.experiments.on_flower import configured_site
-from fedshift.experiments.task import prepare
+from fedshift.experiments.config.load import validate
+from fedshift.experiments.machines import deployed
+from fedshift.experiments.machines.on_flower import configured_site
+from fedshift.experiments.task.preparing import prepare
 from fedshift.flower import LocalGrid, Site, client_app
 from support.small_runs import text_of
 

@@ -23,13 +23,13 @@ from fedshift.cli.app import app
 from fedshift.cli.ending import perform
 from fedshift.data import Examples
 from fedshift.evaluation.scores import score
-from fedshift.experiments import deployed
-from fedshift.experiments.config import Config
+from fedshift.experiments.config.load import dumps, validate
+from fedshift.experiments.config.schema import Config
 from fedshift.experiments.experiment import record
-from fedshift.experiments.load import dumps, validate
-from fedshift.experiments.on_flower import configured_site
-from fedshift.experiments.stored import read_parts
-from fedshift.experiments.task import prepare
+from fedshift.experiments.folder.stored import read_parts
+from fedshift.experiments.machines import deployed
+from fedshift.experiments.machines.on_flower import configured_site
+from fedshift.experiments.task.preparing import prepare
 from fedshift.experiments.training import silent
 from fedshift.flower import LocalGrid, Site, client_app, play
 from fedshift.flower.chosen import CHOICES, SITE

@@ -24,7 +24,7 @@ from support.federations import SIZES, make_federation
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-from fedshift.experiments import deployed
+from fedshift.experiments.machines import deployed
 from fedshift.flower import AlgorithmStrategy, LocalGrid, client_app, play
 from fedshift.flower.arriving import arrived
 from fedshift.flower.records import failure_of, to_record

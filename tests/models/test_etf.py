@@ -13,9 +13,9 @@ from torch import nn
 from fedshift import recipes
 from fedshift.engine.run import run
 from fedshift.errors import InputError
-from fedshift.experiments.config import NETWORKS, Network
-from fedshift.experiments.load import validate
-from fedshift.experiments.networks import network
+from fedshift.experiments.config.load import validate
+from fedshift.experiments.config.networks import network
+from fedshift.experiments.config.schema import NETWORKS, Network
 from fedshift.model import Model, build
 from fedshift.models.dense import Mlp
 from fedshift.models.etf import EtfHead, simplex, with_etf

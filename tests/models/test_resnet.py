@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from fedshift.errors import InputError, NetworkError
-from fedshift.experiments.config import Network
-from fedshift.experiments.load import validate
-from fedshift.experiments.networks import network
-from fedshift.experiments.task import scaled
+from fedshift.experiments.config.load import validate
+from fedshift.experiments.config.networks import network
+from fedshift.experiments.config.schema import Network
+from fedshift.experiments.task.preparing import scaled
 from fedshift.model import Model, build
 from fedshift.models import pretrained
 from fedshift.models.dense import Mlp

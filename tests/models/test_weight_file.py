@@ -13,11 +13,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fedshift.errors import DataError, InputError
-from fedshift.experiments.config import Network
-from fedshift.experiments.deployable import configured
-from fedshift.experiments.extras import check_extras, extra_packages
-from fedshift.experiments.load import dumps, load_config, validate
-from fedshift.experiments.networks import network
+from fedshift.experiments.config.load import dumps, load_config, validate
+from fedshift.experiments.config.networks import network
+from fedshift.experiments.config.schema import Network
+from fedshift.experiments.machines.deployable import configured
+from fedshift.experiments.task.extras import check_extras, extra_packages
 from fedshift.models import pretrained
 from fedshift.models.resnet import ResNet
 from fedshift.models.weight_file import from_file, torchvision_names

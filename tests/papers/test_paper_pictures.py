@@ -16,8 +16,8 @@ from PIL import Image
 
 from fedshift.datasets import load
 from fedshift.errors import InputError
-from fedshift.experiments.load import validate
-from fedshift.experiments.task import prepare
+from fedshift.experiments.config.load import validate
+from fedshift.experiments.task.preparing import prepare
 from fedshift.papers.pictures.clients import partition_panel
 from fedshift.papers.pictures.figures import figures, ratio_table
 from fedshift.papers.pictures.sheets import mosaic, png, sheet

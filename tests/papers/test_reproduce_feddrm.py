@@ -15,7 +15,7 @@ import pytest
 import typer
 
 from fedshift.errors import DataError
-from fedshift.experiments.served import measured
+from fedshift.experiments.measures.served import measured
 from fedshift.papers.command import leave, show
 from fedshift.papers.datasets import heart
 from fedshift.papers.protocols import feddrm

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedshift.experiments.experiment import run_experiment
-from fedshift.experiments.summary import summary
+from fedshift.experiments.folder.summary import summary
 from fedshift.papers.reproduce.catalogue import study
 from fedshift.papers.reproduce.plan import Plan, config_of
 from support.made_up_images import write_images

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from fedshift.errors import DataError, InputError
-from fedshift.experiments.config import Config
-from fedshift.experiments.load import validate
+from fedshift.experiments.config.load import validate
+from fedshift.experiments.config.schema import Config
 from fedshift.papers.protocols.study import narrowed
 from fedshift.papers.reproduce.catalogue import study
 from fedshift.papers.reproduce.output import notes_of

@@ -13,10 +13,10 @@ import pytest
 from scipy import stats
 
 from fedshift.errors import DataError, InputError
-from fedshift.experiments.config import Config
-from fedshift.experiments.load import dumps, validate
-from fedshift.experiments.settings import setting
-from fedshift.experiments.task import prepare
+from fedshift.experiments.config.load import dumps, validate
+from fedshift.experiments.config.schema import Config
+from fedshift.experiments.config.settings import setting
+from fedshift.experiments.task.preparing import prepare
 from fedshift.papers.protocols import fedpals
 from fedshift.papers.protocols.study import Metric, Study, narrowed
 from fedshift.papers.reproduce.catalogue import shipped_tuning, studies, study

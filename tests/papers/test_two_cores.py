@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from fedshift.evaluation.serving import serve
+from fedshift.experiments.config.load import validate
 from fedshift.experiments.experiment import Experiment, method_of, run_experiment
-from fedshift.experiments.load import validate
-from fedshift.experiments.served import measure, models, routable
-from fedshift.experiments.summary import summary
-from fedshift.experiments.task import prepare
+from fedshift.experiments.folder.summary import summary
+from fedshift.experiments.measures.served import measure, models, routable
+from fedshift.experiments.task.preparing import prepare
 from fedshift.papers.protocols import feddrm_two_cores as two
 from fedshift.papers.reproduce.catalogue import study
 from fedshift.papers.reproduce.forecast import forecast, seconds_left

@@ -12,8 +12,8 @@ import pytest
 from scipy.spatial import ConvexHull
 
 from fedshift import pals_weights
-from fedshift.experiments.load import validate
-from fedshift.experiments.task import prepare
+from fedshift.experiments.config.load import validate
+from fedshift.experiments.task.preparing import prepare
 from fedshift.papers.pictures.federations import cameras, federation_of, three_labels
 from fedshift.papers.pictures.simplex import hull, place
 from fedshift.papers.pictures.weights import in_simplex, weighed, weights_chart

@@ -28,9 +28,9 @@ from fedshift.engine.run import Federation, run
 from fedshift.engine.stacking.stacked import Stacked
 from fedshift.engine.trainers import channels_last, dense
 from fedshift.errors import InputError, UnfitError
-from fedshift.experiments.config import Config, Training
-from fedshift.experiments.load import load_config
-from fedshift.experiments.settings import local_of
+from fedshift.experiments.config.load import load_config
+from fedshift.experiments.config.schema import Config, Training
+from fedshift.experiments.config.settings import local_of
 from fedshift.model import Model, build
 from fedshift.models.dense import Mlp
 from fedshift.models.lenet import LeNet

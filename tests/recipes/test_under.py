@@ -14,7 +14,7 @@ from fedshift import recipes
 from fedshift.algorithms.base import Algorithm
 from fedshift.engine.trial import pals_of
 from fedshift.errors import InputError
-from fedshift.experiments.load import load_with_source
+from fedshift.experiments.config.load import load_with_source
 from fedshift.recipes import Setting
 from fedshift.recipes.under import FIXED, under
 from fedshift.server.combine import Mean

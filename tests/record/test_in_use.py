@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from fedshift.errors import InputError
-from fedshift.experiments.folder import check_unused, reserved
+from fedshift.experiments.folder.run_folder import check_unused, reserved
 from fedshift.experiments.resume import configured, reopened
-from fedshift.experiments.task import prepare
+from fedshift.experiments.task.preparing import prepare
 from fedshift.record.in_use import IN_USE, alone_in
 from fedshift.sweeps.store import Store, run_of
 from fedshift.sweeps.worker import perform

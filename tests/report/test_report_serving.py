@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fedshift.errors import DataError
-from fedshift.experiments.served import measured
+from fedshift.experiments.measures.served import measured
 from fedshift.record.folder import RunResult, read_run
 from fedshift.record.rounds import ServedMetrics
 from fedshift.report.figures import save_figures

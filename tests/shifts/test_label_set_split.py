@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from fedshift.errors import InputError
-from fedshift.experiments.config import ServerData
-from fedshift.experiments.load import validate
-from fedshift.experiments.server_rows import reserve
-from fedshift.experiments.task import Prepared, prepare, scaled
+from fedshift.experiments.config.load import validate
+from fedshift.experiments.config.schema import ServerData
+from fedshift.experiments.task.preparing import Prepared, prepare, scaled
+from fedshift.experiments.task.server_rows import reserve
 from fedshift.seeds import numpy_generator
 from fedshift.shifts import LabelSetSplit, check_partition, label_counts
 from fedshift.shifts.base import Ints

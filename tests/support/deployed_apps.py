@@ -19,8 +19,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from safetensors.torch import save_file
 
-from fedshift.experiments import deployed
-from fedshift.experiments.on_flower import built_from, configured_site
+from fedshift.experiments.machines import deployed
+from fedshift.experiments.machines.on_flower import built_from, configured_site
 from fedshift.flower import AlgorithmStrategy, Site, play
 from fedshift.flower.chosen import imported
 from fedshift.flower.client import app_of, partition
@@ -141,7 +141,9 @@ def other_classes(text: str, client: int) -> Site:
 def use_these(folder: Path) -> None:
     """Have a federation's app use this module, on the server and on all clients."""
     app = folder / "app" / "pyproject.toml"
-    text = app.read_text(encoding="utf-8").replace("fedshift.experiments.deployed:", f"{__name__}:")
+    text = app.read_text(encoding="utf-8").replace(
+        "fedshift.experiments.machines.deployed:", f"{__name__}:"
+    )
     text = text.replace('out = ""', 'out = ""\nplan = ""')
     told = tomllib.loads(text)["tool"]["flwr"]["app"]
     assert told["components"]["clientapp"] == f"{__name__}:client_app"

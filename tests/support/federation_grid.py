@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from flwr.app import Context, Message
 
-from fedshift.experiments import deployed
+from fedshift.experiments.config.load import validate
 from fedshift.experiments.experiment import record
-from fedshift.experiments.load import validate
-from fedshift.experiments.task import prepare
+from fedshift.experiments.machines import deployed
+from fedshift.experiments.task.preparing import prepare
 from fedshift.experiments.training import silent
 from fedshift.flower import LocalGrid
 from fedshift.flower.client import app_of, partition
@@ -38,7 +38,7 @@ class Watched(LocalGrid):
     def __init__(self, text: str, out: Path, keep: Path, dies: int = 0, **given: Any) -> None:
         self.config = {
             "experiment": text, "out": str(out), "patience": 0.3, "timeout": 60.0, "refit": True,
-            "site": "fedshift.experiments.on_flower:configured_site", **given,
+            "site": "fedshift.experiments.machines.on_flower:configured_site", **given,
         }  # fmt: skip
 
         def answer(message: Message, context: Context) -> Message:

@@ -11,11 +11,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedshift.experiments import deployed
+from fedshift.experiments.config.load import dumps, load_config
 from fedshift.experiments.experiment import record
-from fedshift.experiments.load import dumps, load_config
+from fedshift.experiments.machines import deployed
 from fedshift.experiments.sites.answering import EXPERIMENT
-from fedshift.experiments.task import prepare
+from fedshift.experiments.task.preparing import prepare
 from fedshift.experiments.training import silent
 from fedshift.flower import LocalGrid
 from fedshift.flower.chosen import CHOICES, SITE

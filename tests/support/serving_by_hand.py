@@ -14,10 +14,10 @@ from torch.func import functional_call
 from fedshift.algorithms.base import Algorithm
 from fedshift.data import Task
 from fedshift.engine.run import Federation, Round, run
+from fedshift.experiments.config.load import validate
 from fedshift.experiments.experiment import method_of
-from fedshift.experiments.load import validate
-from fedshift.experiments.served import Observed, observe
-from fedshift.experiments.task import Prepared, prepare
+from fedshift.experiments.measures.served import Observed, observe
+from fedshift.experiments.task.preparing import Prepared, prepare
 from support.by_hand import Array
 
 Labels = NDArray[np.int64]

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from fedshift.experiments.config.load import dumps, validate
 from fedshift.experiments.experiment import record
-from fedshift.experiments.folder import CHECKPOINTS, kept_in
-from fedshift.experiments.load import dumps, validate
-from fedshift.experiments.task import prepare
+from fedshift.experiments.folder.run_folder import CHECKPOINTS, kept_in
+from fedshift.experiments.task.preparing import prepare
 
 ROUNDS = 6
 CLIENTS = {"target": "clients", "kind": "dirichlet-per-client", "beta": 1.0, "clients": 4}

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from fedshift.errors import InputError
-from fedshift.experiments.from_files import custom_of
-from fedshift.experiments.load import load_with_source
-from fedshift.experiments.task import prepare
+from fedshift.experiments.config.load import load_with_source
+from fedshift.experiments.task.from_files import custom_of
+from fedshift.experiments.task.preparing import prepare
 from fedshift.sweeps.from_file import plan_of
 from support.small_runs import text_of
 

@@ -16,7 +16,7 @@ from scipy import stats
 
 from fedshift.errors import DataError, InputError, TrainingError
 from fedshift.experiments.experiment import record
-from fedshift.experiments.task import prepare
+from fedshift.experiments.task.preparing import prepare
 from fedshift.sweeps import compare as comparing
 from fedshift.sweeps.compare import Compared, compare, jobs_that_fit
 from fedshift.sweeps.from_file import plan_of

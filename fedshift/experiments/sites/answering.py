@@ -21,13 +21,12 @@ from torch import Tensor
 from fedshift.data import ClientData, Examples, Task, client_data
 from fedshift.datasets.base import Dataset, Samples
 from fedshift.errors import FedshiftError, InputError, shown
-from fedshift.experiments.config import Config
-from fedshift.experiments.config_data import Data
-from fedshift.experiments.config_sites import AGREED
-from fedshift.experiments.custom_data import prepare_built
+from fedshift.experiments.config.data import Data
+from fedshift.experiments.config.load import load_config
+from fedshift.experiments.config.schema import Config
+from fedshift.experiments.config.section import Section
+from fedshift.experiments.config.sites import AGREED
 from fedshift.experiments.experiment import federation_of, method_of
-from fedshift.experiments.load import load_config
-from fedshift.experiments.section import Section
 from fedshift.experiments.sites.rows import SiteError, SiteRows, discreet, rows_of_site
 from fedshift.experiments.sites.sums import (
     Cut,
@@ -38,6 +37,7 @@ from fedshift.experiments.sites.sums import (
     survey,
     totals,
 )
+from fedshift.experiments.task.custom_data import prepare_built
 from fedshift.files import write
 from fedshift.flower.client import Site, partition, tell_here
 from fedshift.flower.records import failed, fields_of, parts_of

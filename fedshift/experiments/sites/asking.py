@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 
 from fedshift.engine.checks.gate import Dropped
 from fedshift.errors import InputError, shown
-from fedshift.experiments.section import Section
+from fedshift.experiments.config.section import Section
 from fedshift.experiments.sites.answering import ANSWER, ASK, read
 from fedshift.experiments.sites.sums import Survey
 from fedshift.flower.arriving import failed_client

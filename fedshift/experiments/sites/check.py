@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from fedshift.errors import InputError
-from fedshift.experiments.config_data import Data
-from fedshift.experiments.load import load_config
+from fedshift.experiments.config.data import Data
+from fedshift.experiments.config.load import load_config
 from fedshift.experiments.sites.answering import EXPERIMENT
 from fedshift.experiments.sites.rows import FILE, TEMPLATE, SiteError, rows_of_site
 from fedshift.files import is_file

@@ -22,14 +22,14 @@ from numpy.typing import NDArray
 from fedshift.data import Examples, client_data
 from fedshift.errors import InputError, shown
 from fedshift.evaluation.scores import Score
-from fedshift.experiments.config import Config
-from fedshift.experiments.config_data import Data
-from fedshift.experiments.config_sites import categories_of
-from fedshift.experiments.custom import Custom
-from fedshift.experiments.custom_data import about, prepare_built
-from fedshift.experiments.prepared import Prepared
-from fedshift.experiments.python_names import TABLES
-from fedshift.experiments.section import Section
+from fedshift.experiments.config.custom import Custom
+from fedshift.experiments.config.data import Data
+from fedshift.experiments.config.prepared import Prepared
+from fedshift.experiments.config.python_names import TABLES
+from fedshift.experiments.config.schema import Config
+from fedshift.experiments.config.section import Section
+from fedshift.experiments.config.sites import categories_of
+from fedshift.experiments.config.wording import in_file_words
 from fedshift.experiments.sites.answering import (
     Chosen,
     Common,
@@ -50,7 +50,7 @@ from fedshift.experiments.sites.sums import (
     columns_of,
     means,
 )
-from fedshift.experiments.wording import in_file_words
+from fedshift.experiments.task.custom_data import about, prepare_built
 from fedshift.flower.records import to_records
 from fedshift.flower.scoring import score_in
 from fedshift.flower.waiting import Tell

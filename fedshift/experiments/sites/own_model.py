@@ -14,10 +14,10 @@ from torch import nn
 from fedshift import recipes
 from fedshift.arguments import check_path
 from fedshift.errors import DataError
-from fedshift.experiments.first_model import named_network
-from fedshift.experiments.load import load_config
-from fedshift.experiments.run_models import Pair, check_fit
-from fedshift.experiments.stored import read_parts
+from fedshift.experiments.config.load import load_config
+from fedshift.experiments.folder.run_models import Pair, check_fit
+from fedshift.experiments.folder.stored import read_parts
+from fedshift.experiments.task.first_model import named_network
 from fedshift.files import read_object, write
 from fedshift.record.folder import CONFIG, MODEL
 from fedshift.tree import flatten

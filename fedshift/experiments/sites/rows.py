@@ -16,11 +16,11 @@ from typing import Any, NoReturn
 import numpy as np
 
 from fedshift.errors import FedshiftError, InputError, nearest, shown, visible
-from fedshift.experiments.config_data import Data
-from fedshift.experiments.config_sites import categories_of
-from fedshift.experiments.load import read_section
-from fedshift.experiments.python_names import TABLES, is_python, load_python
-from fedshift.experiments.section import Section
+from fedshift.experiments.config.data import Data
+from fedshift.experiments.config.load import read_section
+from fedshift.experiments.config.python_names import TABLES, is_python, load_python
+from fedshift.experiments.config.section import Section
+from fedshift.experiments.config.sites import categories_of
 from fedshift.tasks.encoding import codes_in
 from fedshift.tasks.names import Coded, Ints, as_number, coded, listed, text_of
 from fedshift.tasks.rows import Columns, Inputs, Numbers, column_of, inputs_of

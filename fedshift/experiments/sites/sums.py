@@ -14,8 +14,8 @@ import torch
 from pydantic import Field
 
 from fedshift.errors import InputError
-from fedshift.experiments.config_data import Data
-from fedshift.experiments.section import Section
+from fedshift.experiments.config.data import Data
+from fedshift.experiments.config.section import Section
 from fedshift.experiments.sites.rows import LONGEST, MOST_TEXTS, SiteRows
 from fedshift.holdout import hold_out_counts
 from fedshift.tasks.columns import category_column, number_column

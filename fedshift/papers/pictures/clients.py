@@ -12,11 +12,11 @@ from torch import Tensor
 
 from fedshift import datasets
 from fedshift.errors import InputError
-from fedshift.experiments.client_looks import look_name, looks
-from fedshift.experiments.client_tests import among_clients, pool
-from fedshift.experiments.config import Config
-from fedshift.experiments.feature_shift import dealing
-from fedshift.experiments.load import validate
+from fedshift.experiments.config.load import validate
+from fedshift.experiments.config.schema import Config
+from fedshift.experiments.task.client_tests import among_clients, pool
+from fedshift.experiments.task.feature_shift import dealing
+from fedshift.experiments.task.looks import look_name, looks
 from fedshift.papers.pictures.picture import Panel, Shown
 from fedshift.papers.pictures.sheets import sheet
 from fedshift.papers.protocols.study import Column

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fedshift import datasets
-from fedshift.experiments.client_looks import look_name
+from fedshift.experiments.task.looks import look_name
 from fedshift.papers.datasets import retina
 from fedshift.papers.pictures import log_weights
 from fedshift.papers.pictures.clients import (

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedshift import datasets
-from fedshift.experiments.client_looks import looks
-from fedshift.experiments.client_tests import among_clients
-from fedshift.experiments.config import Config
+from fedshift.experiments.config.schema import Config
+from fedshift.experiments.task.client_tests import among_clients
+from fedshift.experiments.task.looks import looks
 from fedshift.papers.pictures.clients import as_images
 from fedshift.seeds import numpy_generator
 

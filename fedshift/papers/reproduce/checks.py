@@ -7,12 +7,12 @@ from itertools import product
 from fedshift import datasets, recipes
 from fedshift.engine.ways import ALONE
 from fedshift.errors import InputError, unknown
-from fedshift.experiments.client_tests import pool_rows
-from fedshift.experiments.config import Config
+from fedshift.experiments.config.networks import network
+from fedshift.experiments.config.places import Source
+from fedshift.experiments.config.schema import Config
 from fedshift.experiments.engines import backend_of
-from fedshift.experiments.from_files import source_of
-from fedshift.experiments.networks import network
-from fedshift.experiments.places import Source
+from fedshift.experiments.task.client_tests import pool_rows
+from fedshift.experiments.task.from_files import source_of
 from fedshift.papers.protocols.study import Study
 from fedshift.papers.reproduce.plan import LAMBDA_0, Plan, config_of
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedshift import __version__
-from fedshift.experiments.folder import trained_with
+from fedshift.experiments.folder.run_folder import trained_with
 from fedshift.files import clean, write
 from fedshift.papers.reproduce.charts import charts
 from fedshift.papers.reproduce.plan import Plan

@@ -9,11 +9,11 @@ from typing import Any
 
 from fedshift.datasets.registry import sized
 from fedshift.errors import InputError
-from fedshift.experiments.config import Config
-from fedshift.experiments.extras import check_extras
-from fedshift.experiments.load import apply_override, apply_overrides, validate
+from fedshift.experiments.config.load import apply_override, apply_overrides, validate
+from fedshift.experiments.config.schema import Config
+from fedshift.experiments.measures.served import measured
 from fedshift.experiments.selection import candidates
-from fedshift.experiments.served import measured
+from fedshift.experiments.task.extras import check_extras
 from fedshift.papers.protocols.study import Column, Options, Row, Study
 from fedshift.papers.reproduce.derived import DERIVED
 from fedshift.record.rounds import Metrics

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from fedshift.engine.ways import ALONE
 from fedshift.errors import InputError
-from fedshift.experiments.folder import trained_with
-from fedshift.experiments.places import Source
-from fedshift.experiments.progress import Asked, no_stop
+from fedshift.experiments.config.places import Source
+from fedshift.experiments.folder.progress import Asked, no_stop
+from fedshift.experiments.folder.run_folder import trained_with
 from fedshift.experiments.training import Listener, silent
 from fedshift.files import make_folder
 from fedshift.papers.protocols.study import narrowed

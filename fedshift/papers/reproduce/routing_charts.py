@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedshift.experiments.client_looks import look_names
+from fedshift.experiments.task.looks import look_names
 from fedshift.papers.protocols.study import Column, Study
 from fedshift.papers.reproduce.results import Cell
 from fedshift.record.summary import RouterDetails, Serving, parsed

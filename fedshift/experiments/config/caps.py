@@ -1,0 +1,104 @@
+"""The cap of a federation, chosen where an experiment names none; who has more without it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedshift.algorithms.base import Algorithm, rows
+from fedshift.engine.trial import pals_of
+from fedshift.experiments.config.schema import Config
+from fedshift.server.cap import capped
+from fedshift.tree import Parts
+
+# So many times the median of the others is an odd number of examples.
+ODD = 10.0
+# A client, and why.
+Suspicion = tuple[int, str]
+
+# A client may count as much as this many average ones, and never more than all others together.
+AVERAGE, HALF = 3.0, 0.5
+
+
+def cap_named(config: Config) -> float | None:
+    """The largest weight that the experiment itself allows a client; None where it does not say."""
+    given = (config.method.options.get("cap"), config.training.max_weight)
+    numbers = [float(cap) for cap in given if cap is not None]
+    return min(numbers) if numbers else None
+
+
+def with_cap(config: Config) -> tuple[Config, str]:
+    """The experiment with a cap in training.max_weight, and a sentence that says which and why.
+
+    Of C clients in a round: min(1/2, 3/C), at least 1/C. An experiment that names its own keeps it.
+    """
+    if cap_named(config) is not None:
+        return config, cap_text(config)
+    clients = _in_a_round(config)
+    cap = max(1.0 / clients, min(HALF, AVERAGE / clients))
+    training = config.training.model_copy(update={"max_weight": cap})
+    config = config.model_copy(update={"training": training})
+    if clients == 1:
+        return config, cap_text(config)
+    return config, (
+        f"No client gets a weight above {cap:.3g} of 1, whatever it claims: training.max_weight in "
+        f"experiment.toml, chosen for {clients} clients in a round (as much as three average ones, "
+        "at most as much as all others together). Set it there, to 1 for no limit."
+    )
+
+
+def cap_text(config: Config) -> str:
+    """What the experiment's own cap is worth in a round of all its clients, in a sentence.
+
+    Of C clients some has 1/C or more, so that a smaller cap is 1/C (`fedshift.server.cap`).
+    """
+    named, clients = cap_named(config), _in_a_round(config)
+    if clients == 1:
+        return "A round has one client, which has all of its weight: no cap can bound that."
+    if named is None or named == 1.0:
+        why = "as the experiment says" if named else "since the experiment names none"
+        return (
+            f"No cap, {why}: one client can have all the weight of a round, by what it claims. Set "
+            "training.max_weight in experiment.toml to bound that."
+        )
+    if named < 1.0 / clients:
+        return (
+            f"No client gets a weight above 1/{clients}: {named:.3g} is less than 1/{clients}, the "
+            f"least for {clients} clients in a round."
+        )
+    return f"No client gets a weight above {named:.3g}, as the experiment says."
+
+
+def _in_a_round(config: Config) -> int:
+    return min(config.training.cohort or config.clients, config.clients)
+
+
+def free_weights(algorithm: Algorithm, server: Parts) -> Tensor:
+    """The weights [M] of all clients by the method's rule, without any cap."""
+    everyone, rule = torch.arange(len(server["table"]["n"])), pals_of(algorithm)
+    if rule is not None and rule.cap is not None:
+        return replace(rule, cap=None, strict=True)(rows(server, everyone))
+    return algorithm.weigh(server, everyone)
+
+
+def beyond(free: Tensor, n: Tensor, cap: float) -> Iterator[Suspicion]:
+    """Clients whose weight by the rule, free [M], is above the cap, or without one above 1/2.
+
+    n [M]: the examples that they claim; 0 of clients that have not joined yet.
+    """
+    limit, bounded = HALF, capped(free, cap, n > 0)
+    if cap < 1.0:  # which is no less than an even share
+        limit = max(cap, 1.0 / max(int((n > 0).sum()), 1))
+    # What is above by less than the three digits that are said is not worth a warning.
+    for i in (free > limit + 5e-4).nonzero().flatten().tolist() if len(n) > 1 else ():
+        left = f"the cap leaves it {bounded[i]:.3f}" if cap < 1.0 else "no cap bounds it"
+        why = f"by what it registered it would have {free[i]:.3f} of the weight; {left}"
+        others = torch.cat([n[:i], n[i + 1 :]])
+        # One that has not joined says nothing of how many examples are usual.
+        others = others[others > 0] if (others > 0).any() else others
+        times = float(n[i] / others.median().clamp(min=1.0))
+        more = f". It claims {n[i]:,.0f} examples, {times:,.0f} times the median of the others"
+        yield i, f"{why}{more * (times > ODD)}"

@@ -1,0 +1,160 @@
+"""[data] of an experiment file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import PurePath
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    Field,
+    ValidationError,
+    ValidationInfo,
+    WrapValidator,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from fedshift.datasets import TABLES, entry
+from fedshift.datasets.registry import sized
+from fedshift.experiments.config.python_names import NATURAL, SITES, is_python
+from fedshift.experiments.config.section import Count, Section
+from fedshift.experiments.config.sites import check_declared
+from fedshift.tasks.names import ordered
+
+# The keys that `fedshift.Task` takes, for data with a source.
+OF_TASK = (
+    "client", "label", "target", "kind", "classes", "missing", "columns", "drop", "categories",
+    "separator", "decimal", "encoding", "header", "index",
+)  # fmt: skip
+# What an experiment declares of data that stay on the clients' machines, beside keys of OF_TASK.
+OF_SITES = ("clients", "values", "input")
+
+
+def _target(given: Any, validated: Callable[[Any], Any]) -> Any:
+    """One message for the whole union."""
+    try:
+        return validated(given)
+    except ValidationError:
+        raise PydanticCustomError(
+            "target",
+            'must be a client\'s name, label shares (a list, or a table by label), "pooled" or '
+            '"clients"',
+        ) from None
+
+
+def with_source(data: dict[str, Any]) -> dict[str, Any]:
+    """[data] of a file with the source that its name implies: of a table, or of sites."""
+    implied = dict.fromkeys((one.name for one in TABLES), NATURAL) | {SITES: SITES}
+    name = data.get("name")
+    return {"source": implied[name], **data} if isinstance(name, str) and name in implied else data
+
+
+class Data(Section):
+    """[data]: which data set, and the share of each client's examples kept for validation.
+
+    For shift.target = "clients", training and test file are one pool, of which `limit` examples are
+    drawn (all if left out), and each client keeps the share `test` of its examples for testing.
+    size: pixels a side, for sets that are decoded to a size of choice (96 if left out). augment:
+    "photos" changes training images at random, see `fedshift.datasets.augment`. source: where data
+    of your own come from (a table, .npz, a folder, FILE.py:NAME), "python" for data that a program
+    gave, "natural" (set by itself) for a table of the library that `name` names; name is else what
+    results call them. The keys of OF_TASK are those of `fedshift.Task`. "sites" (also as name):
+    each client has its own (`fedshift.experiments.config.sites`); clients are their names then, and
+    values the categories of a column, input the shape of an example, where the file declares them.
+    """
+
+    source: Annotated[str, Field(min_length=1)] | None = None
+    name: str = "fashion-mnist-mini"
+    size: Count | None = None
+    augment: Literal["none", "photos"] = "none"
+    validation: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    test: Annotated[float, Field(gt=0, lt=1)] = 0.3
+    limit: Count | None = None
+    client: str | None = None
+    label: str | tuple[str, ...] | None = None
+    target: Annotated[
+        str | int | tuple[float, ...] | dict[str, float] | None, WrapValidator(_target)
+    ] = None
+    kind: Literal["classification", "regression", "multilabel"] | None = None
+    classes: tuple[str | int, ...] | None = None
+    missing: Literal["mean", "refuse"] | None = None
+    columns: tuple[str, ...] | None = None
+    drop: tuple[str, ...] | None = None
+    categories: tuple[str, ...] | None = None
+    separator: str | None = None
+    decimal: str | None = None
+    encoding: str | None = None
+    header: tuple[str, ...] | None = None
+    index: str | None = None
+    clients: tuple[str, ...] | None = None
+    values: dict[str, tuple[str, ...]] | None = None
+    input: tuple[Count, ...] | None = None
+
+    @field_validator("clients")
+    @classmethod
+    def _in_order(cls, clients: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        # As `fedshift.Task` numbers the clients of a table.
+        return None if clients is None else ordered(clients)
+
+    @property
+    def at_sites(self) -> bool:
+        """Whether the data stay on the clients' machines."""
+        return self.source == SITES
+
+    @property
+    def task_keys(self) -> dict[str, Any]:
+        """What `fedshift.Task` gets about the user's data, as far as it is given."""
+        return {k: v for k in OF_TASK if (v := getattr(self, k)) is not None}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _called(cls, given: Any) -> Any:
+        """Data of one's own that are given no name are called by their source."""
+        if not isinstance(given, dict):
+            return given
+        given = with_source(given)
+        if isinstance(given.get("source"), str):
+            source = given["source"]
+            name = source.rpartition(":")[2] if is_python(source) else PurePath(source).stem
+            # For testing as much as `fedshift.Task` takes.
+            return {"name": name or source, "test": 0.2, **given}
+        return given
+
+    @field_validator("name")
+    @classmethod
+    def _listed(cls, name: str, info: ValidationInfo) -> str:
+        return name if info.data.get("source") is not None else entry(name).name
+
+    @model_validator(mode="after")
+    def _of_source(self) -> Data:
+        given = list(self.task_keys)
+        if self.at_sites:
+            check_declared(self.model_dump(exclude_none=True))
+            return self
+        if odd := [key for key in OF_SITES if getattr(self, key) is not None]:
+            raise ValueError(f'{odd[0]} declares data of clients; give source = "{SITES}" as well')
+        if self.source is None:
+            if given:
+                raise ValueError(
+                    f"{given[0]} is for data of your own; give their source as well, as in "
+                    'source = "FILE.csv"'
+                )
+        elif self.limit is not None:
+            raise ValueError("limit is for the sets of `fedshift datasets`; leave it out")
+        elif is_python(self.source):
+            given += [k for k in ("validation", "test") if getattr(self, k) != 0.2]
+            if given:
+                raise ValueError(
+                    f"{given[0]} is for tables, arrays and folders, and {self.name} gives a whole "
+                    "task; leave it out"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _decoded(self) -> Data:
+        if self.size is not None and self.source is None and not entry(self.name).sized:
+            names = " and ".join(f'"{name}"' for name in sized())
+            raise ValueError(f'size is for {names}, not for "{self.name}"')
+        return self

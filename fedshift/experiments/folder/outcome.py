@@ -1,0 +1,186 @@
+"""The result of an experiment: a trained model with its measurements, or one per candidate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fedshift.algorithms.base import Algorithm
+from fedshift.engine.run import Federation, Round
+from fedshift.engine.traffic import Traffic
+from fedshift.estimate import AccuracyEstimate
+from fedshift.evaluation.scores import Scored
+from fedshift.experiments.config.schema import Config
+from fedshift.experiments.folder.progress import Missed
+from fedshift.experiments.measures.correcting import Corrected, Prior
+from fedshift.experiments.measures.played import Played
+from fedshift.experiments.measures.served import LastRound
+from fedshift.experiments.task.preparing import Prepared
+from fedshift.record import summary as record
+from fedshift.record.rounds import Metrics, ServedMetrics
+from fedshift.record.summary import Selection, SetRound
+from fedshift.server.pals import PalsWeights
+from fedshift.tree import Params
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """A trained model and all that was measured on the way.
+
+    weights   [M] over all clients, or, where not all were in every round, their means over the
+              rounds
+    sets      per evaluated round, for a method with label sets
+    traffic   of the last round
+    missed    answers that did not come, or could not be used
+    played    the weights of the rounds, where not all clients were in every one; None elsewhere
+    tests     each client's own, where what is predicted is no class and clients have test sets
+    silent    clients that measure for themselves, and sent nothing of this model
+    corrected: with the prior moved to the target; None where no one model answers for it
+    sizes_alone  clients have other examples than they are dealt, and registered no labels
+    """
+
+    label: str
+    params: Params
+    buffers: Params
+    weights: tuple[float, ...]
+    metrics: tuple[Metrics, ...]
+    test: Scored
+    clients: tuple[Scored, ...]
+    estimate: AccuracyEstimate
+    federation: Federation
+    last: Round
+    served: tuple[ServedMetrics, ...] = ()
+    at_end: LastRound | None = None
+    sets: tuple[SetRound, ...] = ()
+    traffic: Traffic = Traffic()
+    missed: Missed = Missed()
+    played: Played | None = None
+    tests: tuple[Scored, ...] = ()
+    silent: tuple[int, ...] = ()
+    sizes_alone: bool = False
+    corrected: Corrected | None = None
+
+    @property
+    def final(self) -> Metrics:
+        """The metrics of the round whose model is kept (`training.keep`)."""
+        return next(m for m in reversed(self.metrics) if m.round == self.last.t)
+
+    @property
+    def best(self) -> Metrics | None:
+        """The evaluated round of lowest validation loss (the first of equals): early stopping.
+
+        The FedPALS paper keeps this model; None without validation examples that follow T.
+        """
+        return best_of(self.metrics)
+
+
+def best_of(metrics: Iterable[Metrics]) -> Metrics | None:
+    """The round of lowest validation loss, the first of equals; None where none has one."""
+    # NaN compares as neither smaller nor larger, so min() would depend on the order.
+    measured = [m for m in metrics if not math.isnan(m.validation_loss)]
+    return min(measured, key=lambda m: m.validation_loss, default=None)
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """One ESS fraction of the grid (0 stands for lambda = 0) and the model trained with it.
+
+    solved: the weights over all clients.
+    """
+
+    label: str
+    fraction: float
+    solved: PalsWeights
+    outcome: Outcome
+
+    @property
+    def ess(self) -> float:
+        """In examples: of the weights over all clients, or as its rounds had it on average."""
+        played = self.outcome.played
+        return self.solved.ess if played is None else played.mean.ess
+
+    @property
+    def ess_fraction(self) -> float:
+        """The same as a share of all examples, or of a cohort's."""
+        played = self.outcome.played
+        return self.solved.ess_fraction if played is None else played.mean.ess_fraction
+
+    def estimates(self, prior: Prior) -> dict[str, float]:
+        """What rules look at: of the corrected model where the prior is set."""
+        final, moved = self.outcome.final, self.outcome.corrected
+        if prior == "none" or moved is None or moved.estimate is None:
+            estimate, error = final.estimated_accuracy, final.estimated_se
+        else:
+            estimate, error = moved.estimate.accuracy, moved.estimate.standard_error
+        checked = final.validation_accuracy
+        if prior != "none" and moved is not None:
+            checked = moved.validation_accuracy
+        return {
+            "estimated_accuracy": estimate, "estimated_se": error, "validation_accuracy": checked,
+        }  # fmt: skip
+
+    def corrected_accuracy(self, prior: Prior) -> float | None:
+        """On the test examples; None where the prior is not set."""
+        moved = self.outcome.corrected
+        return None if prior == "none" or moved is None else moved.test.accuracy
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """The candidates, and the label that each selector picks.
+
+    "estimate"    target accuracy estimated from clients' validation counts; needs T only
+    "validation"  accuracy on validation examples that follow T, where there are any
+    "source"      accuracy on the clients' own pooled validation examples
+    "oracle"      accuracy on the target's test set: cheating, for comparison only
+
+    Of the corrected models where the prior is set, but for "source".
+    """
+
+    rule: str
+    candidates: tuple[Candidate, ...]
+    picks: dict[str, str]
+    prior: Prior = "none"
+
+    @property
+    def chosen(self) -> Candidate:
+        """The candidate that the configured rule picks."""
+        return next(c for c in self.candidates if c.label == self.picks[self.rule])
+
+    def described(self) -> Selection:
+        """The candidates and picks, for the run folder."""
+        rows = tuple(
+            record.Candidate(
+                label=c.label,
+                ess_fraction=c.ess_fraction,
+                **c.estimates(self.prior),
+                source_accuracy=c.outcome.final.source_accuracy,
+                target_accuracy=c.outcome.final.target_accuracy,
+                target_accuracy_corrected=c.corrected_accuracy(self.prior),
+                losses=_losses(c.outcome.final),
+            )
+            for c in self.candidates
+        )
+        return Selection(
+            rule=self.rule, chosen=self.chosen.label, picks=self.picks, candidates=rows
+        )
+
+
+def _losses(final: Metrics) -> dict[str, float]:
+    """Of numbers to predict, by what rules look at; empty where there are accuracies."""
+    if "estimated_loss" not in final.others:
+        return {}
+    names = ("estimated_loss", "estimated_loss_se", "source_loss")
+    return {**{k: final.others[k] for k in names}, "target_loss": final.target_loss}
+
+
+@dataclass(frozen=True, eq=False)
+class Experiment:
+    """A run's configuration, the task that it ran on, and its result."""
+
+    config: Config
+    prepared: Prepared
+    algorithm: Algorithm
+    outcome: Outcome
+    choice: Choice | None

@@ -1,0 +1,201 @@
+"""An experiment on deployed Flower nodes: the ServerApp and ClientApp that Flower loads by name.
+
+The run's configuration holds the experiment's TOML ("experiment"), and where results go ("out").
+Each client's machine says what gives its data: "module:function" from (TOML, partition) to a Site.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+
+import torch
+from flwr.app import Context, Message, RecordDict
+from flwr.serverapp import Grid, ServerApp
+
+from fedshift.algorithms.base import Algorithm
+from fedshift.engine.run import Federation
+from fedshift.errors import InputError
+from fedshift.experiments.config.python_names import SITES
+from fedshift.experiments.config.schema import Config
+from fedshift.experiments.experiment import record
+from fedshift.experiments.folder.run_folder import EventLog, kept_in, reserved
+from fedshift.experiments.machines.awaited import Awaited
+from fedshift.experiments.machines.deployable import check_min_clients, configured
+from fedshift.experiments.machines.deployed_engine import Deployed, News, validated
+from fedshift.experiments.machines.opening import opening_event
+from fedshift.experiments.resume import check_links, reopened
+from fedshift.experiments.sites.answering import ASK, answer, own_site
+from fedshift.experiments.sites.gathering import gather
+from fedshift.experiments.sites.own_model import MODELS, leave_own_model
+from fedshift.experiments.task.preparing import Prepared, prepare
+from fedshift.experiments.training import silent
+from fedshift.files import is_file
+from fedshift.flower.chosen import CHOICES, SITE, check_source, chosen, imported
+from fedshift.flower.client import Own, Site, app_of, partition, tell_here
+from fedshift.flower.kept import folder_of
+from fedshift.flower.notices import notify
+from fedshift.flower.quiet import KEEP
+from fedshift.flower.records import fields_of
+from fedshift.record.folder import CONFIG, EVENTS, SERVING, SUMMARY
+from fedshift.tree import Params
+
+# Flower imports this module and looks for these names (deploy/place.py writes them into the app).
+server_app = ServerApp()
+
+
+@server_app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Train, evaluate on the server's examples, and leave a run folder."""
+    given = context.run_config
+    config = configured(str(given["experiment"]))
+    waits = {k: float(given[k]) for k in ("patience", "timeout")}
+
+    at_sites = config.data.at_sites
+    # 0: all. Folders of earlier versions have no such line.
+    if least := int(given.get("min_clients", 0)):
+        check_min_clients(config.data)
+        waits["min_clients"] = least
+    out = Path(str(given["out"]))
+    news = News(out, config.name)
+    Awaited(grid, news, {f"client-{i}": name for i, name in enumerate(config.data.clients or ())})
+    prepares = partial(gather, grid, config, waits, news) if at_sites else partial(prepare, config)
+    with _folder(out, config, prepares) as (folder, prepared):
+        # Every round: on Flower one takes seconds at least, and a checkpoint less.
+        keeper = kept_in(folder, config, prepared, 1)
+        refits = ("moment", "refitted")[: 1 + bool(given.get("refit"))]
+        dealt = given.get("site") == CHOICES[SITE] and not at_sites
+        on_sites = config.shift.target == "clients"
+        opens = partial(opening, config, prepared, folder, dealt)
+        facts = {
+            "command": command_of(waits, refit=bool(given.get("refit"))),
+            "dealt": dealt,
+            "measured_by": "clients" if config.data.validation > 0 else None,
+            "tested_by": "clients" if on_sites or prepared.task.test.scorer else "server",
+        }
+        asks = config.data.validation > 0 and not at_sites
+        counts = validated(prepared.task) if dealt or at_sites else None
+        engine = Deployed(
+            grid, waits, folder, opens, news, on_sites=on_sites, refits=refits, facts=facts,
+            asks=asks, dealt=prepared.task if dealt else None, counts=counts,
+        )  # fmt: skip
+        record(folder, config, prepared, silent, engine, keeper)
+
+
+def opening(
+    config: Config, prepared: Prepared, folder: Path, dealt: bool, algorithm: Algorithm,
+    federation: Federation, table: Params,
+) -> None:  # fmt: skip
+    """Enter into the run's events what the clients' claims amount to."""
+    # A table that has no weights is refused, or its round skipped, where the round is opened.
+    with contextlib.suppress(InputError):
+        event = opening_event(config, prepared, algorithm, federation, table, dealt=dealt)
+        EventLog(folder)(event)
+
+
+@contextlib.contextmanager
+def _folder(
+    out: Path, config: Config, prepares: Callable[[], Prepared]
+) -> Iterator[tuple[Path, Prepared]]:
+    """A new run folder, or that of a run whose server has ended before it; what the run needs."""
+    again = f"{command_of({})} --resume {{}}"
+    if is_file(out / CONFIG) and not is_file(out / SUMMARY):
+        check_links(out)  # events are written before it is open
+        prepared = prepares()
+        with reopened(out, config, prepared, again=again) as (folder, _):
+            yield folder, prepared
+    else:
+        with reserved(out, config.name, again) as folder:
+            try:
+                prepared = prepares()
+            except BaseException:
+                # Nothing has begun: the next server takes the same folder.
+                (folder / EVENTS).unlink(missing_ok=True)
+                raise
+            yield folder, prepared
+
+
+def command_of(waits: Mapping[str, float], *, refit: bool = False) -> str:
+    """What plays the federation's experiment again."""
+    served = os.environ.get(SERVING, "fedshift deploy server FOLDER")
+    options = [f"--{name.replace('_', '-')} {value:g}" for name, value in waits.items()]
+    return " ".join([served, *options, *(["--refit"] if refit else [])])
+
+
+def site_of(context: Context) -> Site:
+    """What this node's client has, from the function that its machine has chosen."""
+    check_source(str(context.run_config["site"]))
+    text = str(context.run_config["experiment"])
+    # First: the text comes by message, and must name no file that the site's function would run.
+    config = configured(text)
+    site: Site
+    if config.data.at_sites:
+        site = own_site(config, context, place_of(context))
+    else:
+        site = imported(chosen(SITE))(text, partition(context))
+    # Here, not in the app: only the run's configuration says how many.
+    torch.set_num_threads(config.training.threads)
+    return site
+
+
+def state_folder() -> Path | None:
+    """The configured folder for this node's client state between rounds, or None."""
+    path = os.environ.get(KEEP)
+    return Path(path) if path else None
+
+
+def place_of(context: Context) -> Path:
+    """This client's folder, as `fedshift deploy init` made it, with site.toml."""
+    kept = state_folder()
+    if kept is None:
+        raise InputError("data of its own need a client that `fedshift deploy client` started")
+    return kept.parent
+
+
+def is_private(context: Context) -> bool:
+    """Whether the clients of a run have data of their own."""
+    data = tomllib.loads(str(context.run_config["experiment"])).get("data", {})
+    return bool(data.get("source") == SITES)
+
+
+def leave_model(context: Context, served: Own) -> None:
+    """Write the model that this client serves into its folder; without a folder, nothing."""
+    kept, text = state_folder(), str(context.run_config["experiment"])
+    if kept is not None and served.name:
+        folder = folder_of(kept.parent / MODELS, served.name)
+        about = {
+            "round": served.t,
+            "shape": served.shape,
+            "classes": served.classes,
+            "clients": served.clients,
+        }
+        leave_own_model(folder, text, served.pair, **about)
+
+
+def note_round(sent: RecordDict, context: Context) -> None:
+    """Have the client's screen know how far the run is."""
+    if "run" in sent.config_records and "round" in (run := fields_of(sent, "run")):
+        rounds = configured(str(context.run_config["experiment"])).training.rounds
+        notify(round=int(run["round"]), rounds=rounds)
+
+
+# States are never opened here: on real machines they are the clients' own.
+client_app = app_of(site_of, 1, False, state_folder(), is_private, leave_model, note_round)
+
+
+@client_app.query(ASK)
+def answer_site(message: Message, context: Context) -> Message:
+    """A question to a client with data of its own."""
+    try:
+        config, place = configured(str(context.run_config["experiment"])), place_of(context)
+    except InputError as e:
+        # Of a server of another version, say.
+        tell_here(e)
+        raise
+    torch.set_num_threads(config.training.threads)
+    content = answer(message, context, config, place)
+    return Message(content, reply_to=message)

@@ -1,0 +1,182 @@
+"""The engine of a run whose clients are on machines of their own, as nodes of Flower."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from fedshift.algorithms.base import Algorithm
+from fedshift.data import Task
+from fedshift.engine.checks.gate import Dropped
+from fedshift.engine.run import Federation, Round
+from fedshift.engine.traffic import Meter
+from fedshift.engine.trial import check_model, check_training, check_whole_models
+from fedshift.errors import InputError
+from fedshift.evaluation.scores import OwnScores, Score
+from fedshift.experiments.config.schema import Training
+from fedshift.experiments.experiment import dropped_event
+from fedshift.experiments.folder.run_folder import EventLog
+from fedshift.experiments.machines.deployable import UNSCORED
+from fedshift.experiments.machines.on_flower import on_grid, strategy_of
+from fedshift.files import write
+from fedshift.flower.rounds import calibrated_by, measured_by_clients, overhear, sites_of
+from fedshift.flower.routing import RemoteClients
+from fedshift.flower.strategy import AlgorithmStrategy
+from fedshift.record.folder import DEPLOYED, EVENTS
+from fedshift.server.prior import Calibrator, Correction
+from fedshift.tree import Params, Parts
+
+
+def validated(task: Task) -> dict[int, Tensor]:
+    """How many validation examples each client has of each label, [K]."""
+    classes = len(task.classes)
+    return {i: v.y.bincount(minlength=classes) for i, v in enumerate(task.validation)}
+
+
+def name_of(folder: Path) -> str:
+    """The name by which clients know a run, also when it goes on: its first event has its time."""
+    with (folder / EVENTS).open("rb") as f:
+        return hashlib.sha256(f.readline()).hexdigest()[:32]
+
+
+@dataclass
+class News:
+    """Enters what happens between rounds into a run's events; t: the last round that is over.
+
+    Written as it comes, since the round that would tell it may go on for an hour.
+    """
+
+    folder: Path
+    run: str
+    t: int = 0
+
+    def __call__(self, event: Mapping[str, Any]) -> None:
+        # Sites that score a model do not know of which round it is.
+        round_ = {"round": self.t} if event["event"] == "unscored" else {}
+        EventLog(self.folder)({"event": event["event"], "run": self.run, **round_, **event})
+
+
+@dataclass
+class Deployed:
+    """The engine of clients on deployed nodes.
+
+    waits: `patience`, `timeout` and `min_clients` of `strategy_of`. opens: called once clients have
+    registered. news: gets events. on_sites: clients have test examples of their own, on which each
+    tests the model that it serves. refits: as of `OnSites`. facts: what is true of this run because
+    it is deployed. asks: whether clients are asked to score models on validation examples; where
+    all data are theirs, these ask by themselves. dealt: the task whose examples clients were dealt;
+    None where theirs are not known here. counts: of each client's validation examples by label,
+    where they are known.
+    """
+
+    grid: Grid
+    waits: Mapping[str, float]
+    folder: Path
+    opens: Callable[[Algorithm, Federation, Params], None]
+    news: News
+    on_sites: bool = False
+    refits: tuple[str, ...] = ("moment",)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    asks: bool = False
+    dealt: Task | None = None
+    counts: Mapping[int, Tensor] | None = None
+    backend: str = "loop"
+    tells_drops = True
+    # How to make the strategy of the run by its name, and it, once it exists.
+    make: Callable[..., AlgorithmStrategy] | None = field(default=None, init=False, repr=False)
+    made: AlgorithmStrategy | None = field(default=None, init=False, repr=False)
+
+    def rounds(
+        self,
+        algorithm: Algorithm,
+        federation: Federation,
+        training: Training,
+        options: Mapping[str, Any],
+        *,
+        after: Round | None,
+        meter: Meter,
+    ) -> Iterator[Round]:
+        """As `Engine`; the clients have the method's options from Flower."""
+        check_model(algorithm.model, federation)
+        check_training(algorithm, federation.params, training.rounds)
+        if "clients" in (self.facts.get("measured_by"), self.facts.get("tested_by")):
+            check_whole_models(algorithm, UNSCORED)
+        self.make, self.made = partial(
+            strategy_of, algorithm, federation, training, after=after, own=self.on_sites,
+            dropping=self._drop, registers=partial(self._registered, algorithm, federation),
+            tell=self.news, scoring=self._check_scores, places=True, **self.waits,
+        ), None  # fmt: skip
+
+        def played() -> Iterator[Round]:
+            began, strategy = time.perf_counter(), self.strategy
+            self.news.t = after.t if after else 0
+            for current in on_grid(self.grid, strategy, training, meter=meter, began=began):
+                self.news.t = current.t
+                took_part = dict.fromkeys(sorted(strategy.took_part), Parts())
+                # What clients keep stays with them; who took part is what the server knows of it.
+                yield current._replace(states=took_part) if self.on_sites else current
+
+        return played()
+
+    @property
+    def strategy(self) -> AlgorithmStrategy:
+        """The server's side of the run, made when it is first needed."""
+        if self.made is None:
+            assert self.make is not None  # `rounds` comes first
+            # The name exists only once a round is requested: then the first event is on disk.
+            self.made = self.make(name=name_of(self.folder))
+            overhear(self.grid, self.made.hear)
+        return self.made
+
+    def measured(self, current: Round) -> Mapping[int, Score] | None:
+        """As `Engine`: sums of each client that is connected and answers."""
+        return measured_by_clients(self.strategy, self.grid, current) if self.asks else None
+
+    def calibrator(self, current: Round) -> Calibrator:
+        """As `Corrects`."""
+        return calibrated_by(self.strategy, self.grid, current, self.counts)
+
+    def corrected_scores(self, current: Round, correction: Correction) -> Mapping[int, Score]:
+        """As `Corrects`; none without validation examples."""
+        if not self.facts.get("measured_by", "clients"):
+            return {}
+        return measured_by_clients(self.strategy, self.grid, current, correction)
+
+    def own_scores(self, algorithm: Algorithm, current: Round) -> Mapping[int, OwnScores]:
+        """As `OnSites`."""
+        measured_by_clients(self.strategy, self.grid, current)
+        return self.strategy.tests
+
+    def sites(self) -> RemoteClients:
+        """As `OnSites`."""
+        # The fits take messages to all clients, after the event of the last evaluation.
+        self.news({"event": "fits"})
+        return sites_of(self.strategy, self.grid)
+
+    def _registered(self, algorithm: Algorithm, federation: Federation, table: Params) -> None:
+        columns = {name: column.long().tolist() for name, column in table.items()}
+        facts = {**self.facts, "registered": columns}
+        write(self.folder / DEPLOYED, json.dumps(facts, indent=1) + "\n")
+        self.opens(algorithm, federation, table)
+
+    def _check_scores(self, client: int, score: Score, tests: OwnScores | None) -> None:
+        """Refuse scores of more than a client's own examples: they would be all of the estimate."""
+        pairs = [] if self.counts is None else [(score, self.counts[client])]
+        if self.dealt is not None and tests is not None:
+            y = self.dealt.tests[client].y
+            pairs.append((tests.own, y.bincount(minlength=len(score.total))))
+        if not all(torch.equal(one.total, counts) for one, counts in pairs):
+            raise InputError("its counts are not those of the examples that it was dealt")
+
+    def _drop(self, t: int, one: Dropped) -> None:
+        self.news(dropped_event(self.news.run, t, one))

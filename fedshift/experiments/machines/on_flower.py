@@ -1,0 +1,170 @@
+"""An experiment whose clients run in Flower's simulation."""
+
+from __future__ import annotations
+
+import time
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+from fedshift.algorithms.base import Algorithm
+from fedshift.engine.run import Federation, Round
+from fedshift.engine.traffic import Meter
+from fedshift.engine.trial import check_model, check_training
+from fedshift.errors import InputError
+from fedshift.experiments.config.load import dumps, validate
+from fedshift.experiments.config.schema import Config, Method, Training
+from fedshift.experiments.experiment import federation_of, method_of
+from fedshift.experiments.task.preparing import Prepared, prepare
+from fedshift.flower.installed import check_flower
+from fedshift.flower.quiet import quiet
+
+if TYPE_CHECKING:
+    from flwr.serverapp import Grid
+
+    from fedshift.flower.client import Site
+    from fedshift.flower.strategy import AlgorithmStrategy
+
+
+@dataclass(frozen=True)
+class FlowerSimulation:
+    """The engine of clients in Flower's simulation, `actors` at once (as many as CPUs).
+
+    Same rounds as in one process, bit for bit. Without telemetry, update checks and downloads.
+    Raises InputError where Flower or Ray is missing, and for fewer than 1 actor.
+    """
+
+    config: Config
+    actors: int | None = None
+    backend: str = "loop"
+    tells_drops = False
+
+    def __post_init__(self) -> None:
+        check_flower(simulation=True)
+        if self.actors is not None and self.actors < 1:
+            raise InputError(f"--actors {self.actors}: give 1 or more")
+
+    def rounds(
+        self,
+        algorithm: Algorithm,
+        federation: Federation,
+        training: Training,
+        options: Mapping[str, Any],
+        *,
+        after: Round | None,
+        meter: Meter,
+    ) -> Iterator[Round]:
+        """As `Engine`. Raises InputError for a run that goes on."""
+        if after is not None:
+            raise InputError(
+                "a run on Flower cannot be resumed: its clients' states end with it; use the "
+                "engine in-process"
+            )
+        check_model(algorithm.model, federation)
+        check_training(algorithm, federation.params, training.rounds)
+        began = time.perf_counter()
+        # With the options as chosen: clients make the method themselves, and know no candidates.
+        method = Method(name=self.config.method.name, **options)
+        config = self.config.model_copy(update={"method": method})
+        asks = config.shift.target == "clients"
+        # For the whole run: Ray and Flower read the environment in processes that start later, too.
+        with quiet():
+            # Imported late, because Flower reads its environment on import.
+            from fedshift.flower import client_app
+            from fedshift.flower.simulation import simulation
+
+            site = partial(configured_site, dumps(config))
+            # States are opened only where clients' own models are measured: that is a simulation's
+            # privilege.
+            app = client_app(site, threads=training.threads, open_states=asks)
+            with simulation(app, len(federation.clients), actors=self.actors) as grid:
+                strategy = strategy_of(algorithm, federation, training)
+                yield from on_grid(
+                    grid, strategy, training, meter=meter, asks_states=asks, began=began
+                )
+
+    def measured(self, current: Round) -> None:
+        """As `Engine`: the server's process has all examples."""
+
+
+def strategy_of(
+    algorithm: Algorithm,
+    federation: Federation,
+    training: Training,
+    *,
+    timeout: float = 3600.0,
+    **given: Any,
+) -> AlgorithmStrategy:
+    """The method as a strategy.
+
+    timeout: seconds for a round, or the training's deadline where that is less; given: others of
+    `AlgorithmStrategy`.
+    """
+    from fedshift.flower import AlgorithmStrategy
+
+    return AlgorithmStrategy(
+        algorithm,
+        clients=len(federation.clients),
+        classes=federation.table["labels"].shape[1],
+        seeds=federation.seeds,
+        cohort=training.cohort,
+        first=(federation.params, federation.buffers),
+        timeout=min(timeout, training.deadline or timeout),
+        gate=federation.gate,
+        retries=training.retries,
+        **given,
+    )
+
+
+def on_grid(
+    grid: Grid,
+    strategy: AlgorithmStrategy,
+    training: Training,
+    *,
+    meter: Meter,
+    asks_states: bool = False,
+    began: float | None = None,
+) -> Iterator[Round]:
+    """The rounds on Flower nodes; the meter gets the traffic of each.
+
+    asks_states: whether clients are asked for what they keep, in rounds that are evaluated. began:
+    when the wait for clients did, on `time.perf_counter`.
+    """
+    from fedshift.flower import play
+
+    began = time.perf_counter() if began is None else began
+    strategy.begin(grid)
+    # Clients may take minutes to come, which is no part of round 1.
+    meter.waited = time.perf_counter() - began
+    for current in play(
+        strategy, grid, training.rounds, states=lambda t: asks_states and training.evaluates(t)
+    ):
+        meter.last = strategy.traffic
+        yield current
+
+
+def configured_site(text: str, client: int) -> Site:
+    """What client `client` of a configuration (TOML) has: for the processes that clients run in."""
+    from fedshift.flower.client import Site
+
+    algorithm, federation, prepared = built_from(text)
+    tests = prepared.task.tests
+    return Site(
+        algorithm,
+        federation.clients[client],
+        federation.seeds.batch,
+        prepared.task.validation[client],
+        (federation.params, federation.buffers),
+        tests[client] if tests else None,
+    )
+
+
+@cache
+def built_from(text: str) -> tuple[Algorithm, Federation, Prepared]:
+    """Once per process: all its clients share the data."""
+    config = validate(tomllib.loads(text), text=text)
+    prepared = prepare(config)
+    algorithm = method_of(config, prepared)(**config.method.options)
+    return algorithm, federation_of(config, prepared), prepared

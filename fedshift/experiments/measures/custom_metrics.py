@@ -1,0 +1,156 @@
+"""Metrics of one's own, on the target's test examples."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedshift.arguments import called, is_number
+from fedshift.data import Examples, Task
+from fedshift.errors import InputError, shown
+from fedshift.evaluation.corrected import shifted
+from fedshift.experiments.config.custom import Metric
+from fedshift.experiments.config.user_code import file_of, place_of, raised
+from fedshift.experiments.measures.measuring import EXTRA, truth
+from fedshift.experiments.measures.served import measured
+from fedshift.model import Model
+from fedshift.randomness import put_back, states
+from fedshift.record.rounds import ESTIMATES, Metrics
+from fedshift.record.summary import Final
+from fedshift.repeating import repeatable
+from fedshift.server.prior import Correction
+from fedshift.tree import Params
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+BATCH = 1000
+# What a metric is, by the kind of the task.
+EXPECTED = {
+    "classification": "(probabilities [n, K], labels [n])",
+    "regression": "(predicted [n], true [n])",
+    "multilabel": "(probabilities [n, L], labels [n, L])",
+}
+
+
+def check_metrics(metrics: Mapping[str, Metric], kind: str = "classification") -> None:
+    """Raise InputError for what is no function, or a name that results use for another number."""
+    if not isinstance(metrics, Mapping):
+        raise InputError(f'metrics is {called(metrics)}; give functions by name, as {{"auc": f}}')
+    taken = {f.name for kind in (Metrics, Final) for f in fields(kind)} | measured()
+    # What runs are chosen by is no user's, whatever is predicted.
+    taken |= {*EXTRA[kind], *ESTIMATES}
+    for name, metric in metrics.items():
+        if not isinstance(name, str) or not re.fullmatch(r"[^\W\d][\w-]*", name):
+            raise InputError(
+                f'metrics: the name "{shown(str(name))}" must be letters, digits, _ and -, and '
+                "begin with a letter"
+            )
+        if name in taken or name.startswith("sets_"):
+            raise InputError(f'metrics: results have another number named "{name}"; rename yours')
+        if not callable(metric):
+            raise InputError(
+                f'metrics["{name}"] is {called(metric)}; give a function of {EXPECTED[kind]} that '
+                "returns one number"
+            )
+
+
+def answers(
+    model: Model, params: Params, buffers: Params, x: Tensor, kind: str = "classification",
+    correction: Correction | None = None,
+) -> Tensor:  # fmt: skip
+    """What the model says in evaluation mode, in float64, of x [n, ...].
+
+    Probabilities of classes [n, K] or of labels [n, L], or numbers [n]. correction: of the logits.
+    """
+
+    def compute() -> Tensor:
+        with torch.no_grad():
+            parts = [model(params, buffers, x[s : s + BATCH])["logits"] for s in _starts(x)]
+        out = torch.cat(parts).double()
+        out = out if correction is None else shifted(out, correction)
+        if kind == "regression":
+            return out[:, 0]
+        return out.sigmoid() if kind == "multilabel" else out.softmax(1)
+
+    return repeatable(compute)
+
+
+def _starts(x: Tensor) -> range:
+    return range(0, max(1, len(x)), BATCH)
+
+
+def metric_values(
+    metrics: Mapping[str, Metric],
+    model: Model,
+    pairs: Sequence[tuple[Params, Params]],
+    tests: Sequence[Examples],
+    task: Task,
+) -> dict[str, float]:
+    """Every metric on all test sets together, each answered by the model of its place.
+
+    NaN where a metric has no finite value. Raises InputError for one that fails, or gives no
+    number.
+    """
+    if not metrics:
+        return {}
+    both = list(zip(pairs, tests, strict=True))
+    p = torch.cat([answers(model, *pair, one.x, task.kind) for pair, one in both]).numpy()
+    y = torch.cat([truth(task, one) for one in tests]).numpy()
+    values = {name: _value(name, f, p.copy(), y.copy(), task) for name, f in metrics.items()}
+    return {name: v if math.isfinite(v) else math.nan for name, v in values.items()}
+
+
+def try_metrics(metrics: Mapping[str, Metric], model: Model, task: Task) -> None:
+    """Raise InputError for a metric that fails before anything is trained.
+
+    It gets what it will get of a trained model: the labels of all test rows (on a few rows an
+    honest metric may fail), and the first model's answers. Random numbers that it draws are put
+    back, so that the run is the same.
+    """
+    if not metrics:
+        return
+    before, examples = states(), task.test
+    p = answers(model, *model.init(), examples.x, task.kind).numpy()
+    y = truth(task, examples).numpy()
+    try:
+        for name, metric in metrics.items():
+            value = _value(name, metric, p.copy(), y.copy(), task)
+            if math.isinf(value):
+                cure = "or NaN where it has none"
+                raise InputError(f"{_named(name, metric)} gave {value}; {_due(task)}, {cure}")
+    finally:
+        put_back(before)
+
+
+def _value(name: str, metric: Metric, p: Floats, y: Ints, task: Task) -> float:
+    try:
+        value = metric(p, y)
+    except InputError as e:  # of a function that a file names: it says what is expected
+        arrays = f"arrays {p.shape} and {y.shape}"
+        raise InputError(f"{_named(name, metric)} fails on {arrays}: {e}") from e
+    except (Exception, SystemExit) as e:
+        raise InputError(
+            f"{_named(name, metric)} fails on arrays {p.shape} and {y.shape}: "
+            f"{raised(e, file_of(metric))}; {_due(task)}"
+        ) from e
+    if isinstance(value, Tensor | np.ndarray) and value.ndim == 0:
+        value = value.item()
+    if not is_number(value):
+        raise InputError(f"{_named(name, metric)} gave {called(value)}; {_due(task)}")
+    return float(value)
+
+
+def _named(name: str, metric: Metric) -> str:
+    place = place_of(metric)
+    return f"metric {name} ({place})" if place else f"metric {name}"
+
+
+def _due(task: Task) -> str:
+    return f"a metric is a function of {EXPECTED[task.kind]} that returns one number"

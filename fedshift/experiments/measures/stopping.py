@@ -1,0 +1,54 @@
+"""Which round is best, and when training ends early: by the clients' validation alone.
+
+The estimated target accuracy decides, sum_y T(y) recall(y), or the estimated loss where numbers are
+predicted, and never an example of the target.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from fedshift.data import Task
+from fedshift.errors import InputError
+from fedshift.experiments.config.schema import Training
+from fedshift.record.rounds import Metrics
+
+
+def check_stopping(training: Training, task: Task) -> None:
+    """Raise InputError where rounds are to be compared, and no client holds examples out."""
+    chosen = training.patience is not None or training.keep == "best"
+    if chosen and not any(len(examples) for examples in task.validation):
+        key = "keep" if training.patience is None else "patience"
+        raise InputError(
+            f"training.{key} compares rounds by the clients' validation examples, and none are "
+            "held out; raise the share of validation"
+        )
+
+
+def best_round(metrics: Sequence[Metrics]) -> int:
+    """The evaluated round of the best estimate, the first of equals; 0 where none has one."""
+    measured = [m for m in metrics if not math.isnan(m.merit)]
+    best = max(measured, key=lambda m: m.merit, default=None)
+    return 0 if best is None else best.round
+
+
+def ends(training: Training, metrics: Sequence[Metrics]) -> bool:
+    """Whether the estimate has not become better in the last `training.patience` rounds."""
+    if training.patience is None or not metrics:
+        return False
+    return metrics[-1].round - best_round(metrics) >= training.patience
+
+
+def sentences(training: Training, metrics: Sequence[Metrics], kept: int) -> list[str]:
+    """Where training ended early, and that the model is of another round than the last."""
+    played = metrics[-1].round
+    lines: list[str] = []
+    if played < training.rounds:
+        lines.append(
+            f"Training ended after round {played} of {training.rounds}: the estimate has not "
+            f"become better for {training.patience} rounds."
+        )
+    if kept != played:
+        lines.append(f"The model is that of round {kept}, whose estimate is the best.")
+    return lines

@@ -1,0 +1,73 @@
+"""From data of one's own, which are cut and encoded already, to what an experiment runs on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from fedshift.experiments.config.custom import Custom
+from fedshift.experiments.config.prepared import Prepared
+from fedshift.experiments.config.schema import Config
+from fedshift.experiments.config.settings import gate_of
+from fedshift.experiments.measures.custom_metrics import check_metrics
+from fedshift.experiments.task.custom_loss import check_loss, loss_of
+from fedshift.experiments.task.first_model import first_model
+from fedshift.model import Model
+from fedshift.outputs import check_classes
+from fedshift.record.folder import ENCODING
+from fedshift.tasks.building import Built
+
+
+def about(
+    built: Built, notes: Sequence[str], net: str | None = None, call: str | None = None
+) -> str:
+    """What a run folder says of the data beside the encoding, for `fedshift.load`: JSON.
+
+    net: "module:Name" of what makes the network, where a program gave it. call: the arguments of
+    that program's call, for reports.
+    """
+    facts: dict[str, Any] = {
+        "notes": list(notes),
+        "target": built.target,
+        "net": net,
+        "x": list(built.task.clients[0].x.shape[1:]),
+        "input_shape": list(built.input_shape),
+        **({} if call is None else {"call": call}),
+    }
+    if built.task.kind != "regression":  # whose classes are quantiles, others in each cut
+        # Of all rows: whether two runs are of one table does not show in data that a seed cuts.
+        facts["labels"] = torch.cat([built.data.train.y, built.data.test.y]).bincount().tolist()
+    return json.dumps(facts, indent=1) + "\n"
+
+
+def prepare_built(
+    config: Config, built: Built, model: Model | None = None, custom: Custom = Custom()
+) -> Prepared:
+    """The experiment on these data; model: the first one, else the network of [model].
+
+    The encoding of the rows goes to the run folder, and the clients have their names. Raises
+    InputError for a network that does not fit the data.
+    """
+    task, seeds = built.task, config.seeds.resolved()
+    x = task.clients[0].x[:2]
+    if model is None:
+        model = first_model(config, custom, task, seeds.init, built.encoding.layout)
+    if task.outputs:
+        model = replace(model, outputs=len(task.outputs))
+    if built.augment is not None:
+        built.augment(x, 0)  # raises where shapes change
+        model = replace(model, augment=built.augment)
+    check_classes(model, x, len(task.classes))
+    check_loss(loss_of(task, custom.loss), model, x, task.clients[0].y[:2])
+    check_metrics(custom.metrics, task.kind)
+    texts = {ENCODING: built.encoding.to_json(), **custom.texts}
+    custom = replace(custom, clients=custom.clients or built.clients, texts=texts)
+    target = tuple(task.target.tolist())
+    gate = gate_of(config.training, target)
+    return Prepared(
+        task, model, seeds, built.data, built.pool, built.digest, target, gate=gate, custom=custom
+    )

@@ -1,0 +1,130 @@
+"""A loss of one's own in place of the cross-entropy, in whatever method is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from fedshift.algorithms.base import Algorithm, Capabilities, ask
+from fedshift.arguments import called
+from fedshift.client.objectives import CrossEntropy, Term, View, batch_mean
+from fedshift.client.targets import LabelEntropy, SquaredError, plain_outputs
+from fedshift.data import Task, last_columns
+from fedshift.engine.trial import objectives_of
+from fedshift.errors import InputError
+from fedshift.experiments.config.user_code import file_of, raised
+from fedshift.model import Model
+
+
+@dataclass(frozen=True)
+class PerExample(Term):
+    """(1/B) sum_b w_b loss(z, y)_b, with logits z [B, K], labels y [B] and losses [B].
+
+    outputs: L where the task has no classes: then z and y are [B, L], or [B] for a single number.
+    """
+
+    loss: Callable[[Tensor, Tensor], Tensor]
+    outputs: int | None = None
+
+    def __call__(self, view: View) -> Tensor:
+        pair = self.pair(view.out["logits"], view.batch.x, view.batch.y)
+        return batch_mean(self.loss(*pair), view.batch)
+
+    def pair(self, logits: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """What the loss gets."""
+        if self.outputs is None:
+            return logits, y
+        return plain_outputs(logits), last_columns(x, self.outputs)
+
+
+def loss_of(task: Task, loss: Term | None) -> Term | None:
+    """The user's loss for a task, or the task's own; None is the methods' cross-entropy.
+
+    Squared error for numbers, binary cross-entropy for several labels per example; they stand for
+    a `CrossEntropy` within the user's, too.
+    """
+    if isinstance(loss, PerExample):
+        return replace(loss, outputs=len(task.outputs) or None)
+    if not task.outputs:
+        return loss
+    usual = SquaredError() if task.kind == "regression" else LabelEntropy(len(task.outputs))
+    changed: Term = usual if loss is None else _changed(loss, usual)
+    return changed
+
+
+def loss_term(loss: Term | Callable[[Tensor, Tensor], Tensor]) -> Term:
+    """The term that a user's loss is. Raises InputError for what cannot be called."""
+    if isinstance(loss, Term):
+        return loss
+    if isinstance(loss, type) or not callable(loss):
+        raise InputError(
+            f"loss is {called(loss)}; give a function loss(logits, y) -> one loss per example, or "
+            "a Term of fedshift.client.objectives"
+        )
+    return PerExample(loss)
+
+
+def check_loss(loss: Term | None, model: Model, x: Tensor, y: Tensor) -> None:
+    """Raise InputError for a function that fails on a few examples, or gives not one loss each."""
+    if not isinstance(loss, PerExample):
+        return
+    logits, due = loss.pair(model(*model.init(), x)["logits"], x, y)
+    try:
+        values = loss.loss(logits, due)
+    except Exception as e:
+        raise InputError(
+            f"loss fails on logits {tuple(logits.shape)} and labels {tuple(due.shape)}: "
+            f"{raised(e, file_of(loss.loss))}"
+        ) from e
+    if not isinstance(values, Tensor) or values.shape != y.shape:
+        given = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else called(values)
+        raise InputError(
+            f"loss gave {given} for {len(y)} examples; it must give one loss per example, as with "
+            'reduction="none"'
+        )
+
+
+def with_loss(
+    algorithm: Algorithm, loss: Term | None, kind: str = "classification", name: str = ""
+) -> Algorithm:
+    """The method with `loss` for each cross-entropy in its fields; None changes nothing.
+
+    Other terms stay, such as FedProx's. kind: what the task predicts; name: the method's. Raises
+    InputError for a method that has no cross-entropy, and for one that needs classes where there
+    are none.
+    """
+    if loss is None:
+        return algorithm
+    changed: Algorithm = _changed(algorithm, loss)
+    asked = (Capabilities.needs_classes, Capabilities.trains_router)
+    by_class = changed is algorithm or any(ask(algorithm, of) for of in asked)
+    by_class = by_class or any(term.reads_classes() for term in objectives_of(algorithm))
+    if kind != "classification" and by_class:
+        raise InputError(
+            f"{name or type(algorithm).__name__} works with classes (it reads their logits, their "
+            f"sets, or has no CrossEntropy() for the task's loss to take the place of), and this "
+            f'task is "{kind}"; take another, such as fedavg, fedpals, scaffold or ditto'
+        )
+    if changed is algorithm:
+        raise InputError(
+            f"loss: {type(algorithm).__name__} has a local loss of its own, which no other can "
+            "take the place of; leave loss out, or choose a method such as fedavg"
+        )
+    return changed
+
+
+def _changed(value: Any, loss: Term) -> Any:
+    """The same object where nothing within it is a cross-entropy."""
+    if type(value) is CrossEntropy:
+        return loss
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        entries = tuple(_changed(one, loss) for one in value)
+        return value if all(map(lambda a, b: a is b, entries, value)) else entries
+    if not is_dataclass(value) or isinstance(value, type | Model):
+        return value
+    pairs = {f.name: getattr(value, f.name) for f in fields(value) if f.init}
+    news = {k: new for k, v in pairs.items() if (new := _changed(v, loss)) is not v}
+    return replace(value, **news) if news else value

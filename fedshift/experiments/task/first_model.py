@@ -1,0 +1,68 @@
+"""The first model of an experiment."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fedshift.data import Task
+from fedshift.datasets.augment import photos
+from fedshift.errors import InputError
+from fedshift.experiments.config.custom import Custom, recipe_of
+from fedshift.experiments.config.custom_network import Shape, custom_network, packed, placing
+from fedshift.experiments.config.networks import network
+from fedshift.experiments.config.python_names import is_python
+from fedshift.experiments.config.schema import Config, Network
+from fedshift.model import Model
+from fedshift.outputs import check_classes
+from fedshift.recipes import Traits
+from fedshift.tasks.layout import Layout, Part
+
+
+def first_model(
+    config: Config, custom: Custom, task: Task, seed: int, layout: Layout | None = None
+) -> Model:
+    """The network of [model] with its first weights, as the method needs it for these clients.
+
+    layout: how the rows pack several inputs, or what is to be predicted.
+    """
+    x, classes = task.clients[0].x[:2], len(task.classes)
+    shape = tuple(x.shape[1:])
+    if is_python(config.model.name):
+        made_for, freeze = custom.task or Shape(shape, task.classes), config.model.freeze_norm
+        model = custom_network(config.model.name, made_for, seed, layout, freeze_norm=freeze)
+    else:
+        traits, clients = recipe_of(config.method, custom).traits, len(task.clients)
+        model = named_network(config.model, traits, shape, classes, seed, clients, layout)
+    if task.outputs:
+        model = replace(model, outputs=len(task.outputs))
+    with placing(config.model.name):
+        check_classes(model, x, classes)
+    if config.data.augment == "photos":
+        photos(x, 0)  # raises for images that it cannot change
+        model = replace(model, augment=photos)
+    return model
+
+
+def named_network(
+    config: Network, traits: Traits, shape: tuple[int, ...], classes: int, seed: int, clients: int,
+    layout: Layout | None,
+) -> Model:  # fmt: skip
+    """`network` for a method: with the branch or the classifier that it needs.
+
+    It does not see what is to be predicted where rows hold that, too.
+    """
+    routed = clients if traits.router else None
+    if traits.fixed_head:
+        config = config.model_copy(update={"classifier": "etf"})
+    if layout is None or not layout.targets:
+        return network(config, shape, classes, seed, routed)
+    if config.classifier == "etf":
+        raise InputError(
+            "an ETF is a direction for each class, and this task predicts numbers or several "
+            'labels; take model.classifier = "linear", and a method such as fedavg'
+        )
+    due = layout.parts[-1]
+    if layout.form != "one":  # several inputs as one vector, as where classes are predicted
+        layout = Layout((Part("x", (layout.width - due.size,)), due), targets=True)
+    plain = network(config, layout.inputs[0].shape, due.size, seed, routed)
+    return Model(packed(plain.net, layout), plain.freeze_norm)
