@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -18,7 +20,7 @@ pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 pytest.importorskip("prometheus_client", reason="prometheus_client is not installed (extra ops)")
 from fedshift.deploy.place import make_place
 from fedshift.deploy.processes import descendants, free_port
-from support.loopback import FEDSHIFT, environ, gone, loopback
+from support.loopback import FEDSHIFT, environ, gone
 from support.tls import tls_server
 
 pytestmark = [
@@ -48,23 +50,39 @@ def readiness(port: int) -> int:
         return e.code
 
 
+@contextlib.contextmanager
+def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A command of `fedshift deploy`, which ends with the block."""
+    line = [FEDSHIFT, "deploy", *arguments]
+    with subprocess.Popen(line, stderr=subprocess.PIPE, text=True, env=environ()) as process:
+        try:
+            yield process
+        finally:
+            process.send_signal(signal.SIGTERM)
+
+
 def test_the_end_of_a_run_and_of_the_patience(tmp_path: Path) -> None:
-    port = free_port()
-    with loopback(tmp_path / "f", ONE, 1) as fed:
-        client = fed.join(0, "--patience", "12", "--metrics", str(port))
-        assert line_with(client.stderr, "joined")
-        assert readiness(port) == 200
-        fed.play(tmp_path / "run")
-        began = time.monotonic()
-        fed.serving.close()
-        told = line_with(client.stderr, "has ended")
-        assert told == "the run has ended after 2 rounds; waiting for the next one"
-        assert line_with(client.stderr, "cannot be reached: Connection refused; trying again for ")
-        assert readiness(port) == 503
-        assert line_with(client.stderr, "error: ").endswith("Connection refused, for 12 s now")
-        assert client.wait(30) == 2
-        # Starting and ending processes takes seconds, more of them on a busy machine.
-        assert 10 < time.monotonic() - began < 40
+    """A line for each, not ready, and gone in time although the SuperNode would try for ever."""
+    (tmp_path / "one.toml").write_text(ONE)
+    folder, port, metrics = str(tmp_path / "f"), str(free_port()), free_port()
+    init = [FEDSHIFT, "deploy", "init", str(tmp_path / "one.toml"), folder]
+    subprocess.run(init, check=True, env=environ(), capture_output=True)
+    joins = ("client", f"{folder}/clients/client-0", "--server", f"127.0.0.1:{port}")
+    with running("server", folder, "--port", port) as server:
+        assert line_with(server.stderr, "listening")
+        with running(*joins, "--patience", "12", "--metrics", str(metrics)) as client:
+            assert line_with(client.stderr, "joined")
+            assert readiness(metrics) == 200
+            told = line_with(client.stderr, "ended")
+            assert told == "the run has ended after 2 rounds; waiting for the next one"
+            began = time.monotonic()
+            refused = "cannot be reached: Connection refused"
+            assert line_with(client.stderr, "reached").endswith(f"{refused}; trying again for 12 s")
+            assert readiness(metrics) == 503
+            assert line_with(client.stderr, "error: ").endswith(f"{refused}, for 12 s now")
+            assert 10 < time.monotonic() - began < 20
+            assert client.wait(30) == 2
+        assert server.wait(60) == 0
     assert gone(str(tmp_path))
 
 
@@ -73,8 +91,8 @@ def test_a_superexec_that_dies_before_its_node_has_joined(tmp_path: Path) -> Non
     make_place(tmp_path / "f", ONE, 1, ["127.0.0.1"])
     place = tmp_path / "f" / "clients" / "client-0"
     with tls_server(tmp_path / "f") as here:
-        join = [FEDSHIFT, "deploy", "client", str(place), "--server", here, "--patience", "100"]
-        with subprocess.Popen(join, stderr=subprocess.PIPE, text=True, env=environ()) as client:
+        joins = ("client", str(place), "--server", here, "--patience", "100")
+        with running(*joins) as client:
             end, lost = time.monotonic() + 60, list[int]()
             while not lost and time.monotonic() < end:
                 below = descendants(client.pid).items()
