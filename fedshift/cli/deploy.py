@@ -352,13 +352,13 @@ def client(
     from fedshift.deploy.joining import join, node_command
     from fedshift.deploy.monitoring import client_monitored
 
-    def say(text: str) -> None:
-        console.tell(log_line("client", message=text) if logs is LogFormat.json else text)
+    def say(text: str, level: str) -> None:
+        console.tell(log_line("client", level, message=text) if logs is LogFormat.json else text)
 
     node_command(place, address)  # refuses a wrong folder or address before anything is printed
     first = f"joining {address}; what happens is in {place / 'supernode.log'}"
     if logs is LogFormat.json:
-        say(first)
+        say(first, "info")
     else:
         console.put(f"{first}; Ctrl-C leaves")
         # The line must be there before the process waits for hours.

@@ -130,7 +130,7 @@ def deploy_client(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER")],
     server: Annotated[str, typer.Option(help="HOST:PORT of the federation's server.")],
     patience: Annotated[
-        float, typer.Option(min=0.0, help="Seconds to wait for a server that lets this client in.")
+        float, typer.Option(min=0.0, help="Seconds to wait for a server that takes this client.")
     ] = 600.0,
     metrics: MetricsOption = None,
     log_format: LogOption = LogFormat.text,

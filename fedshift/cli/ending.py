@@ -18,7 +18,7 @@ from typing import IO, Any
 import typer
 
 from fedshift.cli.console import show_error, tell
-from fedshift.cli.loading import INTERRUPTED, TERMINATED, failure_line
+from fedshift.cli.loading import INTERRUPTED, TERMINATED, failure_line, stop_line
 from fedshift.errors import FedshiftError, InputError, visible
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -130,11 +130,7 @@ def _interrupted(error: KeyboardInterrupt, arguments: Sequence[str]) -> int:
     # Both signals arrive as KeyboardInterrupt; SIGTERM's handler adds its code.
     code = TERMINATED if TERMINATED in error.args else INTERRUPTED
     message = "; ".join(["interrupted", *getattr(error, "__notes__", ())])
-    if _in_json(arguments):
-        failure = FedshiftError(message)
-        failure.exit_code = code
-        return _error(failure, arguments)
-    tell(message)
+    tell(stop_line(arguments, message, code) or message)
     return code
 
 

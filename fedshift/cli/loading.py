@@ -28,6 +28,13 @@ def failure_line(arguments: Sequence[str], why: str, code: int) -> str | None:
     return json.dumps({"error": why, "exit_code": code}) if wants_json(arguments) else None
 
 
+def stop_line(arguments: Sequence[str], why: str, code: int) -> str | None:
+    """What says that a signal has ended the command: in a log of JSON that is no failure."""
+    if wants_json(arguments, "--log-format"):
+        return log_line("stopped", message=why, exit_code=code)
+    return failure_line(arguments, why, code)
+
+
 @contextlib.contextmanager
 def loading() -> Iterator[None]:
     """SIGINT and SIGTERM end the process at once, with one message and the usual exit code.
@@ -38,7 +45,7 @@ def loading() -> Iterator[None]:
 
     def leave(number: int, frame: object) -> None:
         code = TERMINATED if number == signal.SIGTERM else INTERRUPTED
-        line = failure_line(sys.argv, "interrupted", code) or "interrupted"
+        line = stop_line(sys.argv, "interrupted", code) or "interrupted"
         os.write(2, f"{line}\n".encode())
         os._exit(code)
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from fedshift.deploy.log_records import leave_out_tracebacks
 from fedshift.errors import InputError, shown
 from fedshift.flower.chosen import APP, chosen, imported
 from fedshift.flower.installed import put_in_place
+from fedshift.flower.notices import notify
 
 
 def check_app(sent: bytes) -> None:
@@ -28,6 +30,15 @@ def check_app(sent: bytes) -> None:
 
 def run_the_installed_app() -> None:
     """Have Flower's process of a client's task, which this is, run the installed app."""
+
+    def check(sent: bytes, **_: object) -> None:
+        try:
+            check_app(sent)
+        except InputError as e:
+            notify(trouble=str(e))
+            raise
+
+    leave_out_tracebacks()
     process: Any = import_module("flwr.supernode.runtime.run_clientapp")
-    put_in_place(process, "install_from_fab", lambda sent, **_: check_app(sent))
+    put_in_place(process, "install_from_fab", check)
     put_in_place(process, "get_load_client_app_fn", lambda **_: lambda *_: imported(chosen(APP)))

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -30,6 +31,7 @@ from fedshift.deploy.app import run_the_installed_app
 from fedshift.deploy.log_records import show_controls
 from fedshift.errors import InputError
 from fedshift.flower.installed import put_in_place
+from fedshift.flower.notices import notify
 
 if TYPE_CHECKING:
     from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
@@ -107,6 +109,14 @@ def _end_without_it(process: subprocess.Popen[bytes], over: Event) -> None:
     os._exit(1)
 
 
+def _tell_of_a_kill(process: subprocess.Popen[str]) -> None:
+    """Tell a client's operator at once what Flower notices after a minute, and tells the server."""
+    code = process.wait()
+    if code < 0 and -code not in (signal.SIGTERM, signal.SIGINT):
+        how = f"was ended by signal {-code}, perhaps for lack of memory"
+        notify(trouble=f"this client gave the server no answer: the process of its app {how}")
+
+
 class Launcher:
     """Flower's `Executor`: a process per task, for tasks of servers and clients and no others."""
 
@@ -138,6 +148,7 @@ class Launcher:
         # A process that has ended already is noticed by Flower, which waits for its signs of life.
         with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
             pipe.write(spec.token + "\n")
+        threading.Thread(target=_tell_of_a_kill, args=(process,), daemon=True).start()
         return LaunchResult.accepted()
 
     def reconcile(self) -> None:

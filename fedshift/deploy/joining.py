@@ -6,30 +6,31 @@ import json
 import math
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from flwr.clientapp import ClientApp
 
 from fedshift.deploy.federation import environment
-from fedshift.deploy.inside import inside, private_socket
+from fedshift.deploy.inside import inside
 from fedshift.deploy.keys import check_certificate, check_pair
-from fedshift.deploy.processes import running
 from fedshift.deploy.reaching import address_of, answers, clocks
-from fedshift.errors import InputError, shown
+from fedshift.deploy.supernode import Ended, Node, run_node
+from fedshift.errors import InputError, from_elsewhere, shown
 from fedshift.files import check_unshared
 from fedshift.flower.chosen import APP, SITE, imported
 from fedshift.flower.quiet import KEEP
 from fedshift.record.in_use import alone_in
 
-# Seconds between two attempts, at first and at most, and the line of Flower's log that tells of
-# success.
+# Seconds between two attempts, at first and at most.
 PAUSE, LONGEST = 2.0, 60.0
-POLL = 0.5
-JOINED = "SuperNode ID:"
+# Seconds between two looks whether the server is there, and for its answer then: a SuperNode says
+# nothing while it trains, and tries for ever to reach a server that is gone.
+EVERY, ANSWER = 5.0, 5.0
+# Seconds that a SuperNode has to join a server that answers, whatever the patience.
+BEGINS = 60.0
 # What client.json may say of the client's code and data, and how its processes learn it.
 CHOSEN = {"app": APP, "site": SITE}
 MODULE = re.compile(r"[\w.]+:\w+")
@@ -37,28 +38,19 @@ MODULE = re.compile(r"[\w.]+:\w+")
 FORGETS = 90.0
 # A SuperNode that was up for so long was well: the next end is news.
 WELL = 600.0
-Say = Callable[[str], None]
-Joined = Callable[[], bool]
+# A text for the operator, and its level in a log: info, warning or error.
+Say = Callable[[str, str], None]
+# Why the client cannot take part in a round now; "" if it can.
+Unready = Callable[[], str]
+NOT_JOINED = "not joined"
 
 
-@dataclass(frozen=True)
-class Ended:
-    """How a SuperNode ended: its exit code, whether it had joined, and its last message.
-
-    Codes below 0 are signals, as in `subprocess`.
-    """
-
-    code: int
-    joined: bool
-    message: str
-
-
-def silent(text: str) -> None:
+def silent(text: str, level: str) -> None:
     """Print nothing."""
 
 
-def unwatched(joined: Joined) -> None:
-    """Watch no SuperNode."""
+def unwatched(unready: Unready) -> None:
+    """Watch no client."""
 
 
 def join(
@@ -67,95 +59,191 @@ def join(
     *,
     patience: float = 600.0,
     say: Say = silent,
-    watch: Callable[[Joined], None] = unwatched,
+    watch: Callable[[Unready], None] = unwatched,
 ) -> None:
     """Be a client of the federation at `server` ("host:port") until it is interrupted.
 
     `place` is the client's folder, as `fedshift deploy init` made it. If the server is not up yet,
-    or ends, the client tries again for `patience` seconds; it also joins again when its SuperNode
-    was killed. `watch` gets a function for each SuperNode, which tells whether it has joined and
-    goes on. Raises InputError for a folder that is in use, a folder, key or certificate that
-    cannot be used, and for a server that does not answer, shows a certificate that is not the
-    federation's, or does not let this client in.
+    or is gone, the client tries again for `patience` seconds from when it notices that; it joins
+    again, too, when its SuperNode was killed. `watch` gets a function that tells at any time
+    whether the client can take part. Raises InputError for a folder that is in use, a folder, key
+    or certificate that cannot be used, and for a server that does not answer, shows a certificate
+    that is not the federation's, or does not let this client in.
     """
     node = node_command(place, server)
     with alone_in(place):
-        _Stay(node, place, server, patience, say, watch).for_ever()
+        stay = _Stay(node, place, server, patience, say)
+        watch(lambda: stay.unready)
+        stay.for_ever()
 
 
 @dataclass
 class _Stay:
-    """A client that joins again and again, and says each reason once."""
+    """A client that joins again and again, and says each reason once.
+
+    until: when its patience is over. begun: when its SuperNode was started. lost: the server does
+    not answer while that one is up. over: the server's end was told. played: the last round that
+    the client answered, and of how many.
+    """
 
     node: list[str]
     place: Path
     server: str
     patience: float
     say: Say
-    watch: Callable[[Joined], None]
+    unready: str = NOT_JOINED
+    until: float = math.inf
+    begun: float = 0.0
+    looked: float = 0.0
+    joined: bool = False
+    lost: bool = False
+    over: bool = False
+    played: tuple[int, int] | None = None
     latest: str = ""
+    trouble: str = ""
     news: bool = True
     pause: float = PAUSE
     killed: float = -math.inf
 
+    @property
+    def log(self) -> Path:
+        return self.place / "supernode.log"
+
     def for_ever(self) -> None:
-        until = time.monotonic() + self.patience
+        self._be_patient()
         while True:
-            began = time.monotonic()
             if why := answers(self.server, self.place / "ca.crt"):
-                self._wait_for_server(why, until)
-            elif (ended := self._stay()).joined or ended.code < 0:
-                self._join_again(ended, time.monotonic() - began)
-                until = time.monotonic() + self.patience
+                self._wait_for_server(why)
+            elif (ended := self._stay()).joined:
+                self._join_again(ended, time.monotonic() - self.begun)
+            elif ended.refused and time.monotonic() < self.killed + FORGETS:
+                # The server counts the one before as connected, and soon no more.
+                self.until = max(self.until, self.killed + FORGETS)
             else:
-                self._wait_for_server(self._refusal(ended), until)
-            time.sleep(self.pause)
+                self._wait_for_server(self._why_not(ended))
+            # No longer than there is patience for a server that may be gone.
+            time.sleep(min(self.pause, max(PAUSE, self.until - time.monotonic())))
+
+    def _be_patient(self) -> None:
+        self.until = time.monotonic() + self.patience
 
     def _stay(self) -> Ended:
-        return _run_node(self.node, self.place, self.watch, self._tell_joined)
+        self.joined, self.lost = False, False
+        self.begun = self.looked = time.monotonic()
+        try:
+            return run_node(self.node, _environment(self.place), self.log, self._look)
+        finally:
+            self.unready = NOT_JOINED
 
-    def _tell(self, text: str) -> None:
-        self.say(text)
+    def _look(self, node: Node) -> None:
+        for notice in node.notices():
+            self._hear(notice)
+        if node.joined and not self.joined:
+            self._tell_joined()
+        now = time.monotonic()
+        if node.up and (now >= self.looked + EVERY or (self.lost and now >= self.until)):
+            self._look_for_server(node)
+            self.looked = time.monotonic()
+
+    def _look_for_server(self, node: Node) -> None:
+        if why := self._unreachable():
+            if node.joined and not self.lost:
+                self._be_patient()
+            self.lost, self.unready = True, why
+            if self.played and self.played[0] >= self.played[1]:
+                self._tell_end()
+            self._wait_for_server(why)
+        elif not node.joined and time.monotonic() >= max(self.until, self.begun + BEGINS):
+            why = f"{self.server} answers, but the SuperNode has not joined it (see {self.log})"
+            raise InputError(f"{why}, for {self.patience:g} s now")
+        elif node.joined:
+            self._be_patient()
+            self.unready = f"{self.server} has not answered the SuperNode yet" if node.away else ""
+            if self.lost and not node.away:
+                self.lost, self.latest = False, ""
+                self.say(f"{self.server} answers again", "info")
+
+    def _unreachable(self) -> str:
+        try:
+            return answers(self.server, self.place / "ca.crt", ANSWER)
+        except InputError as e:
+            # Of another server there, perhaps for a while. A round that is under way may go on.
+            return str(e)
+
+    def _hear(self, notice: Mapping[str, Any]) -> None:
+        """Tell what the client's app has to say, again only once it has answered a round."""
+        if "trouble" in notice:
+            text = from_elsewhere(str(notice["trouble"]), 1000)
+            if text != self.trouble:
+                self.say(text, "error")
+            self.trouble = text
+        elif notice.keys() >= {"round", "rounds"}:
+            self.trouble, self.played = "", (int(notice["round"]), int(notice["rounds"]))
+
+    def _tell(self, text: str, level: str) -> None:
+        self.say(text, level)
         self.news = True
 
     def _tell_joined(self) -> None:
+        self._be_patient()
+        self.joined, self.over, self.trouble, self.unready = True, False, "", ""
         # Not of a SuperNode that is killed again and again: of its end there is one line, too.
         if self.news:
-            self.say(f"joined {self.server}")
+            self.say(f"joined {self.server}", "info")
         self.news = False
 
-    def _wait_for_server(self, why: str, until: float) -> None:
-        now = time.monotonic()
-        if now < self.killed + FORGETS:
+    def _tell_end(self) -> None:
+        if self.over:
             return
-        if now > until:
+        t, rounds = self.played or (0, 0)
+        self.over, self.played = True, None
+        if not rounds:
+            text = "the server has ended"
+        elif t < rounds:
+            text = f"the server has ended; this client last answered in round {t} of {rounds}"
+        else:
+            text = f"the run has ended after {rounds} round{'s' * (rounds > 1)}"
+        self._tell(f"{text}; waiting for the next one", "info")
+
+    def _wait_for_server(self, why: str) -> None:
+        now = time.monotonic()
+        if now >= self.until:
             raise InputError(f"{why}, for {self.patience:g} s now")
         if why != self.latest:
-            self._tell(f"{why}; trying again for {until - now:.0f} s")
+            self._tell(f"{why}; trying again for {self.until - now:.0f} s", "warning")
         self.latest = why
 
-    def _refusal(self, ended: Ended) -> str:
+    def _why_not(self, ended: Ended) -> str:
+        """Why it has not joined. Only what the server has said is called its word."""
+        if not ended.refused:
+            return f"{_how(ended)} before it had joined (see {self.log})"
         return clocks(self.server, self.place / "ca.crt") or (
             f"{self.server} does not let this client in ({ended.message}): it does not know the "
             f"key {self.place / 'key'}, or another process has joined with it"
         )
 
     def _join_again(self, ended: Ended, seconds: float) -> None:
+        if not self.lost:
+            self._be_patient()
         if ended.code == 0:
-            self.latest, self.pause = "", PAUSE
-            self._tell("the server has ended; waiting for the next one")
+            # That it is gone may have been told already.
+            self.latest, self.pause = self.latest if self.lost else "", PAUSE
+            self._tell_end()
             return
         self.killed = time.monotonic()
-        if ended.code > 0:
-            text = f"the SuperNode failed ({ended.message})"
-        else:
-            text = f"the SuperNode was ended by signal {-ended.code}, perhaps for lack of memory"
+        text = _how(ended)
         # Where memory is too small it would end again and again: less and less often.
         self.pause = PAUSE if seconds > WELL else min(2 * self.pause, LONGEST)
         if text != self.latest or seconds > WELL:
-            log = self.place / "supernode.log"
-            self._tell(f"{text}; joining again, which may take a minute (see {log})")
+            more = f"joining again, which may take a minute (see {self.log})"
+            self._tell(f"{text}; {more}", "warning")
         self.latest = text
+
+
+def _how(ended: Ended) -> str:
+    if ended.code >= 0:
+        return f"the SuperNode failed ({ended.message})"
+    return f"the SuperNode was ended by signal {-ended.code}, perhaps for lack of memory"
 
 
 def node_command(place: Path, server: str) -> list[str]:
@@ -227,32 +315,11 @@ def _description(place: Path) -> dict[str, Any]:
     return {**client, **numbers}
 
 
-def _run_node(
-    node: list[str], place: Path, watch: Callable[[Joined], None], tell_joined: Callable[[], None]
-) -> Ended:
-    log = place / "supernode.log"
-    env = environment(place.absolute() / "flower") | {KEEP: str(_state_folder(place.absolute()))}
-    client = _description(place)
-    env |= {variable: client[key] for key, variable in CHOSEN.items() if key in client}
-    # The log is appended to; only lines of this process count.
-    before = log.stat().st_size if log.exists() else 0
-
-    def lines() -> list[str]:
-        with log.open("rb") as f:
-            f.seek(before)
-            return f.read().decode("utf-8", "replace").splitlines()
-
-    def joined() -> bool:
-        return any(JOINED in line for line in lines())
-
-    with private_socket() as socket, running(node, env | socket, log) as process:
-        watch(lambda: process.poll() is None and joined())
-        while process.poll() is None and not joined():
-            time.sleep(POLL)
-        if joined():
-            tell_joined()
-        code = process.wait()
-    return Ended(code, joined(), _reason(lines()))
+def _environment(place: Path) -> dict[str, str]:
+    """The environment of a client's SuperNode and of its apps."""
+    client, kept = _description(place), _state_folder(place.absolute())
+    chosen = {variable: client[key] for key, variable in CHOSEN.items() if key in client}
+    return {**environment(place.absolute() / "flower"), KEEP: str(kept), **chosen}
 
 
 def _state_folder(place: Path) -> Path:
@@ -263,10 +330,3 @@ def _state_folder(place: Path) -> Path:
     except OSError as e:
         raise InputError(f"{folder}: cannot be made: {e.strerror}") from None
     return folder
-
-
-def _reason(lines: list[str]) -> str:
-    """Flower's reason for a refusal: the line after the one that reports the refusal."""
-    texts = [line.strip() for line in lines if line.strip()]
-    reasons = [b for a, b in pairwise(texts) if a.startswith("Failed to init")]
-    return reasons[-1] if reasons else (texts or ["it said nothing"])[-1]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from fedshift.errors import visible
+from fedshift.errors import FedshiftError, visible
 
 
 def show_controls() -> None:
@@ -27,6 +27,20 @@ def show_controls() -> None:
             # What a formatter takes instead of writing the traceback itself.
             text = logging.Formatter().formatException(one.exc_info)
             one.exc_text = visible(text, keep="\n\t")
+        return one
+
+    logging.setLogRecordFactory(record)
+
+
+def leave_out_tracebacks() -> None:
+    """Have log records of this process give errors for users in a line, without a traceback."""
+    made = logging.getLogRecordFactory()
+
+    def record(*args: Any, **more: Any) -> logging.LogRecord:
+        one = made(*args, **more)
+        if one.exc_info and isinstance(one.exc_info[1], FedshiftError):
+            one.msg, one.args = f"{one.getMessage()}: {one.exc_info[1]}", ()
+            one.exc_info = one.exc_text = None
         return one
 
     logging.setLogRecordFactory(record)

@@ -130,9 +130,10 @@ def _labels(lost: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def client_metrics(joined: Callable[[], bool], expires: float) -> CollectorRegistry:
-    """What a client tells: whether it has joined, and when its copy of ca.crt ends."""
+    """What a client tells: whether it can take part, and when its copy of ca.crt ends."""
     registry = CollectorRegistry()
-    Gauge("fedshift_joined", "1 if the client has joined.", registry=registry).set_function(joined)
+    what = "1 if the client has joined, and its server answers."
+    Gauge("fedshift_joined", what, registry=registry).set_function(joined)
     end = Gauge("fedshift_certificate_end_timestamp_seconds", "End of ca.crt.", registry=registry)
     end.set(expires)
     return registry

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedshift.deploy.federation import NAME, Link, Listener
-from fedshift.deploy.joining import Joined
+from fedshift.deploy.joining import NOT_JOINED, Unready
 from fedshift.deploy.keys import certificate_end
 from fedshift.deploy.place import clients_of
 from fedshift.deploy.processes import run_flower
@@ -158,23 +158,20 @@ def monitored(
 
 
 @contextlib.contextmanager
-def client_monitored(address: str | None, place: Path) -> Iterator[Callable[[Joined], None]]:
-    """Serves whether a client has joined: gets what tells it of each SuperNode (`join`).
+def client_monitored(address: str | None, place: Path) -> Iterator[Callable[[Unready], None]]:
+    """Serves whether a client can take part: gets what tells it, from `join`.
 
     A client that waits for its server is healthy, and not ready. Raises as `open_port`.
     """
-    latest: list[Joined] = [lambda: False]
+    latest: list[Unready] = [lambda: NOT_JOINED]
     if address is None:
         yield latest.append
         return
     with open_port(address) as port:
         from fedshift.deploy.metrics import client_metrics
 
-        registry = client_metrics(lambda: latest[-1](), certificate_end(place / "ca.crt"))
-        checks: dict[str, Check] = {
-            "/healthz": lambda: "",
-            "/readyz": lambda: "" if latest[-1]() else "not joined",
-        }
+        registry = client_metrics(lambda: not latest[-1](), certificate_end(place / "ca.crt"))
+        checks: dict[str, Check] = {"/healthz": lambda: "", "/readyz": lambda: latest[-1]()}
         with answering(port, checks, registry):
             yield latest.append
 

@@ -28,8 +28,8 @@ def address_of(server: str, what: str = "server") -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def answers(server: str, authority: Path) -> str:
-    """Why a server cannot be reached now; "" if it can.
+def answers(server: str, authority: Path, wait: float = WAIT) -> str:
+    """Why a server cannot be reached now, within `wait` seconds; "" if it can.
 
     Raises InputError for a certificate that is not signed by `authority`, is not valid today, or is
     for another host name, and for a server without TLS: Flower's SuperNode would retry for ever.
@@ -39,7 +39,7 @@ def answers(server: str, authority: Path) -> str:
     try:
         # A handshake and no more: it shows whether the certificate is right.
         with (
-            socket.create_connection((host, port), WAIT) as plain,
+            socket.create_connection((host, port), wait) as plain,
             context.wrap_socket(plain, server_hostname=host),
         ):
             return ""

@@ -24,6 +24,7 @@ from fedshift.errors import FedshiftError, InputError
 from fedshift.examples import check_importance
 from fedshift.flower.calibrating import CALIBRATE, correction_in, sums_for
 from fedshift.flower.kept import Kept, folder_of
+from fedshift.flower.notices import notify, words_for_here
 from fedshift.flower.records import failed, fields_of, parts_of, to_parts, to_record, to_records
 from fedshift.flower.routing import MODEL, answers_to
 from fedshift.flower.scoring import SCORE, scored, scored_tests
@@ -48,6 +49,7 @@ class Own(NamedTuple):
 
 
 Leave = Callable[[Context, Own], None]
+Note = Callable[[RecordDict, Context], None]
 
 
 @sketched
@@ -140,14 +142,16 @@ def app_of(
     site: Callable[[Context], Site], threads: int, open_states: bool, keep: Path | None,
     private: Callable[[Context], bool] = lambda context: False,
     leave: Leave = lambda context, evaluation: None,
+    note: Note = lambda sent, context: None,
 ) -> ClientApp:  # fmt: skip
     """`client_app`, where what a client has depends on the run's configuration as well.
 
     private: whether the text of an error that is not ours stays here: it may hold rows or paths.
-    leave: gets the model that the client serves each time that it was tested here.
+    leave: gets the model that the client serves each time that it was tested here. note: gets each
+    message that the client has an answer to.
     """
     app, visit = ClientApp(), _checked_site(site, threads)
-    failing = partial(_with_failures, private)
+    failing = partial(_with_failures, private, note)
 
     @app.query("register")
     @failing
@@ -234,26 +238,39 @@ def _checked_site(site: Callable[[Context], Site], threads: int) -> Callable[[Co
 
 
 def _with_failures(
-    private: Callable[[Context], bool], work: Callable[[Message, Context], RecordDict]
+    private: Callable[[Context], bool], note: Note, work: Callable[[Message, Context], RecordDict]
 ) -> Handler:
     """A handler whose answer holds the reason if it fails, in the same words as other engines.
 
-    private: as of `app_of`.
+    private, note: as of `app_of`.
     """
 
     def handle(message: Message, context: Context) -> Message:
         try:
             content = work(message, context)
+            note(message.content, context)
         except FedshiftError as e:
+            tell_here(e)
             content = failed(str(e))
         except Exception as e:
             # Any failure of user code: the answer tells the server, the log has the traceback.
-            LOG.exception("the client failed")
+            tell_here(e)
             text = "the client's log says more" if private(context) else str(e)
             content = failed(f"{type(e).__name__}: {text}")
         return Message(content, reply_to=message)
 
     return handle
+
+
+def tell_here(error: Exception) -> None:
+    """Tell the client's operator why there is no answer; a traceback is for defects alone."""
+    if isinstance(error, FedshiftError):
+        text = words_for_here(error)
+        LOG.error("no answer: %s", text)
+    else:
+        text = f"the client failed ({type(error).__name__}: {error}); its log has the traceback"
+        LOG.exception("the client failed")
+    notify(trouble=f"this client gave the server no answer: {text}")
 
 
 def _register(site: Site, request: RecordDict) -> RecordDict:

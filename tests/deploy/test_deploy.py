@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,10 +28,11 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from fedshift.cli.app import main
 from fedshift.cli.console import PlainProgress
 from fedshift.deploy.federation import Link, follow, serve
-from fedshift.deploy.joining import JOINED, join
+from fedshift.deploy.joining import join
 from fedshift.deploy.keys import check_certificate, write_authority, write_client_key
 from fedshift.deploy.place import clients_of, make_place
 from fedshift.deploy.processes import check_port, free_port, run_flower, running, wait_for
+from fedshift.deploy.supernode import JOINED
 from fedshift.errors import DataError, FedshiftError, InputError, TrainingError
 from support.own_sites import FILE
 from support.tls import tls_server
@@ -174,6 +175,10 @@ def alive(pid: int) -> bool:
     return state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
+# What Flower's SuperNode logs of a refusal.
+NO = "Failed to initialize the connection to the SuperLink.\n[code: 2004] no"
+
+
 def ending(*ends: tuple[int, str]) -> Any:
     """In the place of SuperNodes: processes that write a text to their log and end with a code."""
     left = iter(ends)
@@ -188,12 +193,16 @@ def ending(*ends: tuple[int, str]) -> Any:
     return process
 
 
+def into(said: list[str]) -> Callable[[str, str], None]:
+    return lambda text, level: said.append(text)
+
+
 def test_a_client_that_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "f"
     make_place(folder, "", 1, ["127.0.0.1"])
     place = folder / "clients" / "client-0"
-    monkeypatch.setattr("fedshift.deploy.joining.running", ending(*[(1, "[code: 1] no")] * 2))
-    told = r"does not let this client in \(\[code: 1\] no\): it does"
+    monkeypatch.setattr("fedshift.deploy.supernode.running", ending(*[(1, NO)] * 2))
+    told = r"does not let this client in \(\[code: 2004\] no\): it does"
     with tls_server(folder) as here, pytest.raises(InputError, match=told) as error:
         join(place, here, patience=0.0)
     assert error.value.exit_code == 2
@@ -209,14 +218,14 @@ def test_a_client_whose_super_node_is_killed_joins_again(
     folder, said, pauses = tmp_path / "f", list[str](), list[float]()
     make_place(folder, "", 1, ["127.0.0.1"])
     place, now = folder / "clients" / "client-0", [1000.0]
-    nodes = ending((-9, JOINED), (1, "no"), *[(-9, JOINED)] * 6, (1, "no"))
-    monkeypatch.setattr("fedshift.deploy.joining.running", nodes)
+    nodes = ending((-9, JOINED), (1, NO), *[(-9, JOINED)] * 6, (1, NO))
+    monkeypatch.setattr("fedshift.deploy.supernode.running", nodes)
     monkeypatch.setattr("fedshift.deploy.joining.time", SimpleNamespace(
         monotonic=lambda: now[0], sleep=lambda s: (pauses.append(s), now.append(now.pop() + s))
     ))  # fmt: skip
     monkeypatch.setattr("fedshift.deploy.joining.FORGETS", 30.0)
     with tls_server(folder) as here, pytest.raises(InputError, match="does not let this client in"):
-        join(place, here, patience=30.0, say=said.append)
+        join(place, here, patience=60.0, say=into(said))
     assert said == [
         f"joined {here}",
         "the SuperNode was ended by signal 9, perhaps for lack of memory; joining again, which may "
@@ -232,12 +241,12 @@ def test_a_client_stays_for_the_next_server(
     """A server that ended is no refusal: patience counts anew."""
     folder, said = tmp_path / "f", list[str]()
     make_place(folder, "", 1, ["127.0.0.1"])
-    nodes = ending((0, JOINED), (1, f"{JOINED}\noh"), (1, "no"))
-    monkeypatch.setattr("fedshift.deploy.joining.running", nodes)
+    nodes = ending((0, JOINED), (1, f"{JOINED}\noh"), (1, NO))
+    monkeypatch.setattr("fedshift.deploy.supernode.running", nodes)
     for name in ("PAUSE", "LONGEST", "FORGETS"):
         monkeypatch.setattr(f"fedshift.deploy.joining.{name}", 0.0)
     with tls_server(folder) as here, pytest.raises(InputError, match="does not let this client in"):
-        join(folder / "clients" / "client-0", here, patience=0.0, say=said.append)
+        join(folder / "clients" / "client-0", here, patience=0.0, say=into(said))
     assert said == [
         f"joined {here}",
         "the server has ended; waiting for the next one",

@@ -92,9 +92,9 @@ def test_clients_that_cannot_join(tmp_path: Path) -> None:
     for odd in ("here", "https://here:8000", "here:8000/", "here:99999", ":8000", "a b:8000"):
         with pytest.raises(InputError, match=f'server "{odd}": write it as host:port'):
             join(place, odd)
-    nobody, said = f"127.0.0.1:{free_port()}", []
+    nobody = f"127.0.0.1:{free_port()}"
     with pytest.raises(InputError, match="cannot be reached: Connection refused, for 0 s now"):
-        join(place, nobody, patience=0.0, say=said.append)
+        join(place, nobody, patience=0.0)
     (place / "key").write_text("hello")
     with pytest.raises(InputError, match="key: not a private key without a password; take the o"):
         join(place, nobody)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,32 @@ def test_failures_are_lines(
     # Control: without the option it is a text.
     assert perform(app, ["deploy", command, none, *where]) == 2
     assert capsys.readouterr()[1].startswith(f"error: {none}")
+
+
+@pytest.mark.parametrize(("signal", "code"), [((), 130), ((143,), 143)])
+@pytest.mark.parametrize("command", ["server", "client"])
+def test_a_stop_is_no_failure(
+    command: str, signal: tuple[int, ...], code: int, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """The units of systemd take its exit codes for success, too."""
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt(*signal)
+
+    monkeypatch.setattr(f"fedshift.cli.deploy.{command}", interrupted)
+    given = ["deploy", command, "x", *(["--server", "h:1"] if command == "client" else [])]
+    assert perform(app, [*given, "--log-format", "json"]) == code
+    line = json.loads(capsys.readouterr()[1])
+    assert {k: v for k, v in line.items() if k != "time"} == {
+        "level": "info", "event": "stopped", "message": "interrupted", "exit_code": code,
+    }  # fmt: skip
+    # Control: without the option it is a text.
+    assert perform(app, given) == code
+    assert capsys.readouterr()[1] == "interrupted\n"
+    for unit in (Path(__file__).parents[2] / "deploy" / "systemd").iterdir():
+        (codes,) = re.findall(r"^SuccessExitStatus=(.*)$", unit.read_text(), re.M)
+        assert str(code) in codes.split()
 
 
 def test_usage_errors_are_lines(capsys: pytest.CaptureFixture[str]) -> None:

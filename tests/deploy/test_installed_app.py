@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,12 +23,14 @@ from fedshift.deploy.place import make_place
 from fedshift.errors import InputError
 from fedshift.experiments.machines.deployed import site_of
 from fedshift.flower.chosen import APP, CHOICES, SITE, imported
+from fedshift.flower.notices import NOTICES
 from support.loopback import loopback
 from support.small_runs import text_of
 
 # What Flower's process of a client's task does with an app that it was sent.
 TASK = """
 import sys
+import threading
 from importlib import import_module
 from pathlib import Path
 from flwr.cli.build import build_fab_from_disk
@@ -67,8 +70,11 @@ def task(app: Path, whose: str, home: Path) -> Any:
 
 
 @pytest.mark.slow
-def test_the_code_that_a_server_sends_is_not_run(tmp_path: Path) -> None:
+def test_the_code_that_a_server_sends_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Neither under another name nor under ours; the control: Flower alone runs both."""
+    monkeypatch.setenv(NOTICES, str(tmp_path / "notices"))
     for clientapp, answer in (
         ("evil:client_app", 'the server sends the app "evil:client_app", and this client runs'),
         (CHOICES[APP], "ClientApp"),
@@ -82,6 +88,9 @@ def test_the_code_that_a_server_sends_is_not_run(tmp_path: Path) -> None:
         flowers = task(place / "f" / "app", "flower's", place / "home")
         assert flowers.returncode == 0, flowers.stderr
         assert (place / "ran").exists()
+    # The client's operator reads it, too.
+    (line,) = (tmp_path / "notices").read_text().splitlines()
+    assert 'the server sends the app "evil:client_app"' in json.loads(line)["trouble"]
 
 
 @pytest.mark.slow
@@ -140,3 +149,24 @@ def test_tasks_of_servers_and_clients_and_no_others() -> None:
     for kind in set(TaskType) - ours:
         spec = ExecutionSpec(kind, "127.0.0.1:9", "token", True, None, False, 1, True, 7)
         assert Launcher().launch(spec).status == LaunchResultStatus.FAILED
+
+
+@pytest.mark.parametrize(("number", "told"), [("KILL", True), ("TERM", False)])
+def test_a_killed_task_is_told_on_the_clients_screen(
+    number: str, told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once: Flower takes a minute, and tells the server. An end in order is no news."""
+    notices, stands_in = tmp_path / "notices", tmp_path / "python"
+    stands_in.write_text(f"#!/bin/sh\nread token\necho begun >&2\nkill -{number} $$\n")
+    stands_in.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(stands_in))
+    monkeypatch.setenv(NOTICES, str(notices))
+    before = set(threading.enumerate())
+    spec = ExecutionSpec(TaskType.CLIENT_APP, "127.0.0.1:9", "token", True, None, False, 1, True, 7)
+    assert Launcher().launch(spec).status == LaunchResultStatus.ACCEPTED
+    for thread in set(threading.enumerate()) - before:
+        thread.join(20)
+    assert notices.exists() is told
+    if told:
+        text = json.loads(notices.read_text())["trouble"]
+        assert text.endswith("process of its app was ended by signal 9, perhaps for lack of memory")

@@ -19,6 +19,7 @@ from flwr.common.constant import ErrorCode
 import fedshift as fs
 from fedshift.errors import DataError, InputError
 from fedshift.experiments.sites.answering import EXPERIMENT
+from fedshift.flower.notices import NOTICES
 from support.own_sites import FILE, SITES, deploy, joined, places, resolved, together
 
 SAME = ("model.safetensors", "encoding.json", "clients.csv")
@@ -36,7 +37,11 @@ def test_the_model_of_the_joined_table(
     table = joined()
     text = FILE if method == "fedpals" else FILE.replace('"fedpals"\ness = 0.5', f'"{method}"')
     folders, given = places(tmp_path / "c", table, text), resolved(tmp_path, text)
+    monkeypatch.setenv(NOTICES, str(tmp_path / "notices"))
     there = deploy(monkeypatch, folders, tmp_path / "there", given)
+    monkeypatch.delenv(NOTICES)
+    last = (tmp_path / "notices").read_text().splitlines()[-1]
+    assert json.loads(last) == {"round": 2, "rounds": 2}
     here = together(tmp_path, table, text)
     assert differing(here, there) == []
     if method != "fedpals":
@@ -137,15 +142,36 @@ BAD = {
     "key": (replaced("site.toml", "source", "sauce"), "its data cannot be read"),
     "other declaration": (replaced(EXPERIMENT, '"age", ', ""), "another data.columns than the ser"),
 }
+# What the site's own operator reads of it.
+HERE = {
+    "missing": 'data.csv has no column "marker"; it has age',
+    "text": 'line 2: "no20240',
+    "class": '"dying"; the classes are well, ill',
+    "no file": "secret.csv",
+    "key": 'Did you mean "source"?',
+    "other declaration": "has another data.columns than",
+}
 
 
 @pytest.mark.parametrize("case", BAD)
 def test_a_site_whose_data_do_not_fit(
-    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The server reads which site and column it is, and nothing that the site's rows hold."""
+    """The server reads which site and column it is, and nothing that the site's rows hold.
+
+    The site's operator reads on the screen what is wrong where, and what to do; no traceback.
+    """
     change, words = BAD[case]
+    monkeypatch.setenv(NOTICES, str(tmp_path / "notices"))
     error = refused(tmp_path, monkeypatch, change)
+    told = {json.loads(line)["trouble"] for line in (tmp_path / "notices").open()}
+    (shown,) = told
+    assert HERE[case] in shown
+    assert (
+        "send the new file" if case == "other declaration" else "`fedshift deploy check /"
+    ) in shown
+    assert [record for record in caplog.records if record.exc_info] == []
+    assert HERE[case] in caplog.text
     assert '"east"' in error
     assert words in error
     for secret in ("no20240", "dying", "secret", "marker_b", str(tmp_path), "line", "sauce"):

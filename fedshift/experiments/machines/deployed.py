@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import Context, Message
+from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
 from fedshift.algorithms.base import Algorithm
@@ -38,9 +38,11 @@ from fedshift.experiments.task.preparing import Prepared, prepare
 from fedshift.experiments.training import silent
 from fedshift.files import is_file
 from fedshift.flower.chosen import CHOICES, SITE, check_source, chosen, imported
-from fedshift.flower.client import Own, Site, app_of, partition
+from fedshift.flower.client import Own, Site, app_of, partition, tell_here
 from fedshift.flower.kept import folder_of
+from fedshift.flower.notices import notify
 from fedshift.flower.quiet import KEEP
+from fedshift.flower.records import fields_of
 from fedshift.record.folder import CONFIG, EVENTS, SERVING, SUMMARY
 from fedshift.tree import Params
 
@@ -178,14 +180,26 @@ def leave_model(context: Context, served: Own) -> None:
         leave_own_model(folder, text, served.pair, **about)
 
 
+def note_round(sent: RecordDict, context: Context) -> None:
+    """Have the client's screen know how far the run is."""
+    if "run" in sent.config_records and "round" in (run := fields_of(sent, "run")):
+        rounds = configured(str(context.run_config["experiment"])).training.rounds
+        notify(round=int(run["round"]), rounds=rounds)
+
+
 # States are never opened here: on real machines they are the clients' own.
-client_app = app_of(site_of, 1, False, state_folder(), is_private, leave_model)
+client_app = app_of(site_of, 1, False, state_folder(), is_private, leave_model, note_round)
 
 
 @client_app.query(ASK)
 def answer_site(message: Message, context: Context) -> Message:
     """A question to a client with data of its own."""
-    config = configured(str(context.run_config["experiment"]))
+    try:
+        config, place = configured(str(context.run_config["experiment"])), place_of(context)
+    except InputError as e:
+        # Of a server of another version, say.
+        tell_here(e)
+        raise
     torch.set_num_threads(config.training.threads)
-    content = answer(message, context, config, place_of(context))
+    content = answer(message, context, config, place)
     return Message(content, reply_to=message)

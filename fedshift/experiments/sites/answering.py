@@ -7,7 +7,6 @@ Each question is one `Section` as JSON, and so is each answer.
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -40,7 +39,7 @@ from fedshift.experiments.sites.sums import (
 )
 from fedshift.experiments.task.custom_data import prepare_built
 from fedshift.files import write
-from fedshift.flower.client import Site, partition
+from fedshift.flower.client import Site, partition, tell_here
 from fedshift.flower.records import failed, fields_of, parts_of
 from fedshift.flower.scoring import scored
 from fedshift.tasks.building import Built
@@ -48,7 +47,6 @@ from fedshift.tasks.encoding import Encoding
 from fedshift.tasks.names import Coded, Ints, text_of
 from fedshift.tasks.rows import Columns
 
-LOG = logging.getLogger("fedshift.flower")
 STEPS = ("survey", "totals", "squares", "prepare", "scores")
 ASK, ANSWER, EXPERIMENT, PREPARED = "site", "answer", "experiment.toml", "prepared.json"
 S = TypeVar("S", bound=Section)
@@ -109,7 +107,7 @@ def answer(message: Message, context: Context, config: Config, folder: Path) -> 
     try:
         made, scores = _answered(message.content, context, config.data, seed, folder, site)
     except Exception as e:
-        LOG.exception("no answer")
+        tell_here(e)
         # An error that is not ours may hold rows or paths of the site.
         why = str(e) if isinstance(e, FedshiftError) else type(e).__name__
         return RecordDict({**failed(why), ASK: ConfigRecord({**sender})})
@@ -256,16 +254,8 @@ def agreed(data: Data) -> dict[str, object]:
 def _rows(data: Data, folder: Path) -> SiteRows:
     """The site's rows, if the server asks for what this folder's experiment.toml declares.
 
-    Raises SiteError; its detail goes to the log here, which is the client's own.
+    Raises SiteError; its detail is for the client's own log and screen.
     """
-    try:
-        return _agreed_rows(data, folder)
-    except SiteError as e:
-        LOG.error(e.detail)
-        raise
-
-
-def _agreed_rows(data: Data, folder: Path) -> SiteRows:
     with discreet("its experiment.toml cannot be read"):
         here = load_config(folder / EXPERIMENT).data
     theirs, ours = agreed(data), agreed(here)
@@ -275,7 +265,11 @@ def _agreed_rows(data: Data, folder: Path) -> SiteRows:
             f"the server's experiment has another data.{odd[0]} than {folder / EXPERIMENT}; have "
             "the server's operator send the new file",
         )
-    return rows_of_site(folder, data)
+    try:
+        return rows_of_site(folder, data)
+    except SiteError as e:
+        cure = f"mend it, and try it with `fedshift deploy check {folder}`"
+        raise SiteError(str(e), f"{e.detail.rstrip('.')}; {cure}") from None
 
 
 def _check_encoding(text: str, data: Data) -> None:

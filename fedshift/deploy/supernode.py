@@ -1,0 +1,118 @@
+"""A client's SuperNode: its process, and what its log and its apps have said."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from fedshift.deploy.inside import SOCKET, private_socket
+from fedshift.deploy.processes import running
+from fedshift.flower.notices import NOTICES, read_notice
+
+POLL = 0.5
+# Lines of Flower's log: it has joined, the server does not answer it, and does again.
+JOINED, AWAY, BACK = "SuperNode ID:", "Connection attempt failed", "Connection successful"
+FAILED = "Failed to init"
+# How a server's refusal reads: Flower's own code, or a status of HTTP.
+REFUSAL = re.compile(r"\[code: \d+\]|'[45]\d\d ")
+# Lines that are kept for the reason of an end.
+LINES = 50
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a SuperNode ended: its exit code, whether it had joined, and why by its log.
+
+    Codes below 0 are signals, as in `subprocess`. refused: the server had said no.
+    """
+
+    code: int
+    joined: bool
+    message: str
+    refused: bool = False
+
+
+class Appended:
+    """The lines that others append to a file, each once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._at = self._size()
+
+    def _size(self) -> int:
+        return self.path.stat().st_size if self.path.exists() else 0
+
+    def lines(self, *, last: bool = False) -> list[str]:
+        """New whole lines; with `last`, also one without its end."""
+        size = self._size()
+        # Cut by logrotate meanwhile.
+        self._at = self._at if self._at <= size else 0
+        if self._at == size:
+            return []
+        with self.path.open("rb") as f:
+            f.seek(self._at)
+            new = f.read(size - self._at)
+        new = new if last else new[: new.rfind(b"\n") + 1]
+        self._at += len(new)
+        return new.decode("utf-8", "replace").splitlines()
+
+
+class Node:
+    """What is known of a SuperNode.
+
+    up: it runs. joined: its server has let it in. away: Flower's last word is that the server does
+    not answer.
+    """
+
+    def __init__(self, log: Path, notices: Path) -> None:
+        # The log is appended to; only lines of this process count.
+        self.up, self.joined, self.away = True, False, False
+        self._log, self._notices = Appended(log), Appended(notices)
+        self._latest = deque[str](maxlen=LINES)
+
+    def look(self, *, last: bool = False) -> None:
+        """Read what is new in the log."""
+        for line in self._log.lines(last=last):
+            if line.strip():
+                self._latest.append(line.strip())
+            self.joined |= JOINED in line
+            self.away = AWAY in line or (self.away and BACK not in line)
+
+    def notices(self) -> Iterator[dict[str, Any]]:
+        """What its apps have said since the last time (`fedshift.flower.notices`)."""
+        return (notice for line in self._notices.lines() if (notice := read_notice(line)))
+
+    def ended(self, code: int) -> Ended:
+        """How it ended, by all that its log has."""
+        self.look(last=True)
+        self.up = False
+        texts = list(self._latest)
+        # Flower's reason is in the line after the one that reports the failure.
+        reasons = [b for a, b in pairwise(texts) if FAILED in a]
+        message = reasons[-1] if reasons else (texts or ["it said nothing"])[-1]
+        # A SuperNode whose signature is not accepted ends itself in order.
+        refused = not self.joined and (code == 0 or bool(reasons and REFUSAL.search(message)))
+        return Ended(code, self.joined, message, refused)
+
+
+def run_node(
+    command: Sequence[str], env: Mapping[str, str], log: Path, look: Callable[[Node], None]
+) -> Ended:
+    """Run a SuperNode until it ends; it is ended where `look`, called twice a second, raises."""
+    with private_socket() as socket:
+        notices = Path(socket[SOCKET]).with_name("notices")
+        node, mine = Node(log, notices), {NOTICES: str(notices)}
+        with running(command, {**env, **socket, **mine}, log) as process:
+            while process.poll() is None:
+                node.look()
+                look(node)
+                time.sleep(POLL)
+            ended = node.ended(process.wait())
+            look(node)
+    return ended
