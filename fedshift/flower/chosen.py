@@ -18,15 +18,26 @@ CHOICES = {
     SITE: "fedshift.experiments.machines.on_flower:configured_site",
 }
 
+# The same in federations that earlier versions made.
+FORMER = {
+    "fedshift.experiments.deployed:client_app": CHOICES[APP],
+    "fedshift.experiments.on_flower:configured_site": CHOICES[SITE],
+}
+
+
+def present(name: str) -> str:
+    """What a name of an earlier version is called now."""
+    return FORMER.get(name, name)
+
 
 def chosen(variable: str) -> str:
     """What is chosen on this machine: the environment variable, or what `CHOICES` says."""
-    return os.environ.get(variable, CHOICES[variable])
+    return present(os.environ.get(variable, CHOICES[variable]))
 
 
 def imported(name: str) -> Any:
     """What "module:name" stands for. Raises InputError where it is not there."""
-    module, _, inner = name.partition(":")
+    module, _, inner = present(name).partition(":")
     try:
         return getattr(import_module(module), inner)
     except (ImportError, AttributeError, ValueError) as e:
@@ -40,7 +51,7 @@ def check_source(named: str) -> None:
     would say that clients had the experiment's data.
     """
     mine = chosen(SITE)
-    if named != mine:
+    if present(named) != mine:
         raise InputError(
             f'the server says that clients have data from "{shown(named)}", and this client gives '
             f'it from "{shown(mine)}"; write the same "site" into this client\'s client.json and '

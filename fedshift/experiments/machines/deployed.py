@@ -37,7 +37,7 @@ from fedshift.experiments.sites.own_model import MODELS, leave_own_model
 from fedshift.experiments.task.preparing import Prepared, prepare
 from fedshift.experiments.training import silent
 from fedshift.files import is_file
-from fedshift.flower.chosen import CHOICES, SITE, check_source, chosen, imported
+from fedshift.flower.chosen import CHOICES, SITE, check_source, chosen, imported, present
 from fedshift.flower.client import Own, Site, app_of, partition, tell_here
 from fedshift.flower.kept import folder_of
 from fedshift.flower.notices import notify
@@ -70,7 +70,7 @@ def main(grid: Grid, context: Context) -> None:
         # After every round: on Flower a round takes seconds at least, a checkpoint less.
         keeper = kept_in(folder, config, prepared, 1)
         refits = ("moment", "refitted")[: 1 + bool(given.get("refit"))]
-        dealt = given.get("site") == CHOICES[SITE] and not at_sites
+        dealt = present(str(given.get("site"))) == CHOICES[SITE] and not at_sites
         on_sites = config.shift.target == "clients"
         opens = partial(
             opening, EventLog(folder), prepared, run=config.name, dealt=dealt,
