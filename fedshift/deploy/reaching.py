@@ -61,6 +61,8 @@ def answers(server: str, authority: Path, wait: float = WAIT) -> str:
         raise InputError(
             f"{server} speaks no TLS ({e.reason}): is it a federation's server?"
         ) from None
+    except TimeoutError:
+        return f"{server} cannot be reached: no answer within {wait:g} s"
     except OSError as e:
         return f"{server} cannot be reached: {e.strerror or e}"
 

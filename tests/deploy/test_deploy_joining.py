@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import re
+import socket
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,11 @@ def test_a_server_that_is_not_the_federations(
         answers(here, ours / "ca.crt")
     nobody = f"127.0.0.1:{free_port()}"
     assert answers(nobody, ours / "ca.crt") == f"{nobody} cannot be reached: Connection refused"
+    # One that is frozen: the system takes its connections.
+    with socket.create_server(("127.0.0.1", 0)) as frozen:
+        here = f"127.0.0.1:{frozen.getsockname()[1]}"
+        told = f"{here} cannot be reached: no answer within 0.2 s"
+        assert answers(here, ours / "ca.crt", 0.2) == told
 
 
 def test_a_server_without_usable_keys(tmp_path: Path) -> None:
