@@ -53,8 +53,9 @@ def test_the_demo_shows_what_it_promises(tmp_path: Path) -> None:
     assert (tmp_path / "demo" / "report.html").stat().st_size > 10_000
 
 
-@pytest.mark.parametrize("name", ["fashion-mnist", "cifar-10", "mnist"])
+@pytest.mark.parametrize("name", ["fashion-mnist", "cifar-10"])
 def test_two_rounds_on_a_whole_data_set(name: str, tmp_path: Path) -> None:
+    """One of each form of files; MNIST's are those of Fashion-MNIST."""
     needs(name)
     told = fedshift(
         tmp_path, "demo", "--out", "o", "-c", f"data.name={name}", "-c", "training.rounds=2",
