@@ -24,6 +24,7 @@ from support.small_runs import files_of, text_of
 pytestmark = pytest.mark.slow
 # Two rounds before the kill, and two after it: what clients keep is needed, and made once more.
 TEXT = text_of("scaffold").replace("rounds = 5", "rounds = 4")
+TEXT = TEXT.replace("evaluate_every = 2", "evaluate_every = 4")
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,8 @@ def fed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """The files of a run in one process."""
-    assert "rounds = 4" in TEXT
+    assert "rounds = 4\n" in TEXT
+    assert "evaluate_every = 4\n" in TEXT
     folder = tmp_path_factory.mktemp("here")
     config = validate(tomllib.loads(TEXT), text=TEXT)
     record(folder, config, prepare(config), silent)
@@ -59,7 +61,8 @@ def test_kill_9_of_the_server_process(
 ) -> None:
     """Real processes: one of the server's is killed after round 2; the error comes within 5 s.
 
-    10 s where more processes want a core than there are. Then the run goes on to the same files.
+    Longer where several processes share a core: Flower is asked for the reason by two of them. Then
+    the run goes on to the same files.
     """
     killed: dict[int, float] = {}
 
@@ -74,7 +77,7 @@ def test_kill_9_of_the_server_process(
     with pytest.raises(Exception, match=told):
         fed.play(tmp_path / "run")
     (seconds,) = (time.monotonic() - at for at in killed.values())
-    most = 5.0 if os.getloadavg()[0] <= (os.cpu_count() or 1) else 10.0
+    most = 5.0 * min(6.0, max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))
     print(f"{word}: the error {seconds:.1f} s after the kill, of {most:g} s")
     assert seconds < most
     began = time.monotonic()

@@ -57,8 +57,11 @@ KEEPS = (
 
 
 def experiment(*changes: str) -> str:
-    """The example's TOML with few steps, and with these changes."""
-    short = ["training.rounds=2", "training.steps=3", *changes]
+    """The example's TOML with few steps, and with these changes.
+
+    Every message is a process of seconds at each client, an evaluation's too.
+    """
+    short = ["training.rounds=2", "training.steps=3", "training.evaluate_every=2", *changes]
     return dumps(load_config(EXAMPLE, short))
 
 
