@@ -147,11 +147,11 @@ def test_routing_in_the_small_setting(tmp_path: Path) -> None:
 
 
 def test_the_feddrm_tables_run_on_their_own_network(tmp_path: Path) -> None:
-    """Every method of Table 1 for two rounds of two steps of the ResNet-18, on a few images."""
+    """Every method of Table 1 for two rounds of five steps of the ResNet-18, on few images."""
     needs("cifar-10")
     told = fedshift(
         tmp_path, "reproduce", "feddrm/table1", "--dataset", "cifar-10", "--split", "SPC=5",
-        "--rounds", "2", "--out", "r", "-c", "data.limit=100", "-c", "training.steps=2",
+        "--rounds", "2", "--out", "r", "-c", "data.limit=100", "-c", "training.steps=5",
         "-c", "training.batch=2", "--jobs", "2",
     )  # fmt: skip
     assert not told["failures"]
