@@ -25,6 +25,7 @@ from fedshift.models.dense import Mlp
 from fedshift.recipes import Setting
 from support.federations import CLASSES, FEATURES, TARGET, Normed, make_federation
 from support.routing import routed_model
+from support.sources import nodes_of
 
 
 @pytest.hookimpl(wrapper=True)
@@ -34,6 +35,13 @@ def pytest_collection() -> Generator[None]:
     yield
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forgotten_sources() -> Iterator[None]:
+    """Syntax trees of the package take much memory, and what follows here is slower for it."""
+    yield
+    nodes_of.cache_clear()
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses

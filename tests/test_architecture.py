@@ -1,23 +1,17 @@
-"""Who may import whom, how long files and functions may be, and what may not be written."""
+"""Who may import whom, and who may know what: ARCHITECTURE.md against the sources."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-
-import pytest
 
 from fedshift import recipes
 from fedshift.experiments.engines import Engine
 from support.sources import FILES, PACKAGE, nodes_of, place_of
 
-TESTS = sorted(Path(__file__).parent.rglob("*.py"))
-# Folders of tests/ beside those that have the name of a room.
-NO_ROOMS = {"docs", "golden", "support"}
-TEST_MODULES = {path.stem for path in TESTS if path.parent.name != "support"}
 # A module may import from its own group and from those named here.
 CORE = {"tree", "seeds", "errors", "arguments", "real", "sketch"}
 MAY = {
@@ -83,13 +77,6 @@ MAY |= {
     "__main__": {"cli"},
     "__init__": (LIBRARY | {"fitting", "sweeps.table"}) - {"report"},
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def forgotten() -> Iterator[None]:
-    """The nodes take much memory, and what follows in this process is slower for it."""
-    yield
-    nodes_of.cache_clear()
 
 
 def rooms_table() -> list[tuple[list[str], list[str]]]:
@@ -313,128 +300,6 @@ def test_an_engine_is_what_the_page_says() -> None:
     assert "rounds" in members
 
 
-def too_long(path: Path, source: str) -> list[str]:
-    """The file, where it has more than 450 lines, and its functions of more than 40."""
-    lines = len(source.splitlines())
-    long = [f"{path.name} has {lines} lines"] if lines > 450 else []
-    for node in nodes_of(source):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            docs = ast.get_docstring(node, clean=False) or ""
-            length = (node.end_lineno or 0) - node.lineno + 1 - len(docs.splitlines())
-            if length > 40:
-                long.append(f"{path.name}: {node.name} has {length} lines")
-    return long
-
-
-def test_files_and_functions_are_short() -> None:
-    assert [long for path in FILES for long in too_long(path, path.read_text())] == []
-
-
-def test_long_files_and_functions_are_seen() -> None:
-    body = "def f():\n" + "    pass\n" * 40
-    for source in (body, f"async {body}"):
-        assert too_long(PACKAGE / "a.py", source) == ["a.py: f has 41 lines"]
-    assert too_long(PACKAGE / "a.py", "x = 1\n" * 451) == ["a.py has 451 lines"]
-
-
-# Words of stories; a name of the package says what the value is, or what the function does.
-OF_STORIES = {"found", "told", "held", "own", "known", "whoever", "nobody", "said"}
-# Those that users write: fields, keys of messages, arguments; and what is left. Only to shrink.
-STORIES_LEFT = {
-    "algorithms/tuning.py": {"nobody", "said", "told"},
-    "datasets/registry.py": {"found", "known"},
-    "evaluation/scores.py": {"own"},
-    "experiments/measures/served.py": {"own"},
-    "flower/strategy.py": {"own"},
-    "randomness.py": {"own"},
-}
-
-
-def names_given(source: str) -> set[str]:
-    """The names that a file gives: to values, arguments, attributes, functions and classes."""
-    names = set[str]()
-    for node in nodes_of(source):
-        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
-            names.add(node.id if isinstance(node, ast.Name) else node.attr)
-        elif isinstance(node, ast.arg):
-            names.add(node.arg)
-        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
-            names.add(node.name)
-    return names
-
-
-def test_names_say_what_things_are() -> None:
-    for path in FILES:
-        left = STORIES_LEFT.get(path.relative_to(PACKAGE).as_posix(), set())
-        assert names_given(path.read_text()) & OF_STORIES <= left, path
-    source = "class A:\n    own: int\ndef known(told):\n    a.held = said = [x for found in y]"
-    assert names_given(source) & OF_STORIES == OF_STORIES - {"whoever", "nobody"}
-
-
-def imports_of_tests(source: str) -> set[str]:
-    """The test files and conftests that a test file imports, by its lines: parsing takes long."""
-    lines = " ".join(re.findall(r"^ *(?:from|import) (.*)", source, re.M))
-    names = re.findall(r"[\w.]+", lines)
-    return {name for name in names if name.rpartition(".")[2] in TEST_MODULES}
-
-
-def folders(place: Path) -> set[str]:
-    """The folders in a folder that hold files, other than compiled ones."""
-    inner = (path.relative_to(place).parts for path in place.rglob("*.*") if path.is_file())
-    return {parts[0] for parts in inner if len(parts) > 1 and "__pycache__" not in parts}
-
-
-def test_tests_lie_in_folders_like_the_packages() -> None:
-    """Every room has tests of its own, each module of them a name of its own, as pytest needs."""
-    here = Path(__file__).parent
-    assert folders(here) == folders(PACKAGE) | NO_ROOMS
-    for room in folders(PACKAGE):
-        assert any((here / room).glob("test_*.py")), room
-    stems = [path.stem for path in TESTS if path.name.startswith("test_")]
-    assert len(stems) == len(set(stems))
-
-
-def test_no_test_file_imports_another() -> None:
-    """What tests share lies in tests/support."""
-    assert {path.name: odd for path in TESTS if (odd := imports_of_tests(path.read_text()))} == {}
-    assert imports_of_tests("def late():\n    from test_core import x") == {"test_core"}
-    assert imports_of_tests("import conftest") == {"conftest"}
-
-
-def classes(source: str) -> dict[str, set[str]]:
-    """By class, those that it inherits from; of other packages as `package.Name`."""
-    nodes = nodes_of(source)
-    foreign = {
-        alias.asname or alias.name: f"{node.module}.{alias.name}"
-        for node in nodes
-        if isinstance(node, ast.ImportFrom) and not (node.module or "").startswith("fedshift")
-        for alias in node.names
-    }
-    bases = {
-        node.name: {ast.unparse(base).split("[")[0] for base in node.bases}  # no type arguments
-        for node in nodes
-        if isinstance(node, ast.ClassDef)
-    }
-    return {name: {foreign.get(one, one) for one in of} for name, of in bases.items()}
-
-
-def concrete_bases(sources: Collection[str]) -> set[tuple[str, str]]:
-    """(class, base) where the base is concrete; errors and sections of a configuration may be."""
-    known = {name: bases for source in sources for name, bases in classes(source).items()}
-    return {
-        (name, base)
-        for name, bases in known.items()
-        for base in bases & known.keys()
-        if not known[base] & {"abc.ABC", "typing.Protocol"}
-        and not base.endswith(("Error", "Section"))
-    }
-
-
-def test_no_class_inherits_from_a_concrete_one() -> None:
-    assert concrete_bases(SOURCES.values()) == set()
-    assert concrete_bases(["class A: pass", "class B(A): pass"]) == {("B", "A")}
-
-
 def test_flower_is_imported_where_the_page_says() -> None:
     """Control: it is imported there."""
     rooms = set[str]()
@@ -447,81 +312,3 @@ def test_flower_is_imported_where_the_page_says() -> None:
     text = " ".join((PACKAGE.parent / "ARCHITECTURE.md").read_text().split())
     sentence = text[text.index("Flower is imported in") :].partition(" only when asked for")[0]
     assert rooms == set(re.findall(r"`(\w+)/`", sentence))
-
-
-def private_replacements(source: str) -> list[str]:
-    """The private names that a test file replaces: `_x`, alone or in a dotted name, not `__x__`."""
-    found = []
-    for node in ast.walk(ast.parse(source)):
-        call = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name)
-        name = ast.unparse(node.func).rpartition(".")[2] if call else ""
-        if name in ("setattr", "delattr", "__setattr__"):
-            # The object and the name, or the dotted name; not the value that comes last.
-            values = node.args[:2] if len(node.args) > 2 or name == "delattr" else node.args[:1]
-            texts = (v.value if isinstance(v, ast.Constant) else ast.unparse(v) for v in values)
-            parts = (part for text in texts for part in re.findall(r"[A-Za-z_]\w*", str(text)))
-            found += [part for part in parts if re.match(r"_[a-zA-Z]", part)]
-    return found
-
-
-def test_no_test_replaces_a_private_name() -> None:
-    """Tests look at results; what they may replace is the outside, and public names."""
-    sources = {path.name: path.read_text() for path in TESTS if path != Path(__file__)}
-    some = {name: text for name, text in sources.items() if "setattr" in text or "delattr" in text}
-    assert {name: odd for name, text in some.items() if (odd := private_replacements(text))} == {}
-    assert private_replacements('patch.setattr(module._Moved, "data", f)') == ["_Moved"]
-    assert private_replacements('patch.setattr("fedshift.pool._answer", f)') == ["_answer"]
-    assert not private_replacements('patch.setattr(sys, "argv", _words)')
-    assert not private_replacements('patch.setattr(builtins, "__import__", without)')
-
-
-# What tests may read all the same: fields of named tuples, and what notebooks ask for.
-PUBLIC_ALL_THE_SAME = {"_replace", "_asdict", "_fields", "_repr_html_"}
-# Private names of the package that tests still read. Only to shrink: a name that several tests
-# need becomes public, and what one test reads becomes a check of results.
-PRIVATE_LEFT = {
-    "test_labelset_methods.py": {"_by_label"},
-    "test_plain.py": {"_NAMES"},
-    "test_references_labelsets.py": {"_batches"},
-    "test_tuning.py": {"_batches"},
-    "test_tuning_options.py": {"_batches"},
-    # Of pickle and of torch, where the package has the same name for something else.
-    "poison.py": {"_Unpickler"},
-    "test_contract.py": {"_version"},
-}
-
-
-def is_private(name: str) -> bool:
-    return bool(re.match(r"_[a-zA-Z]", name)) and name not in PUBLIC_ALL_THE_SAME
-
-
-def private_reads(source: str, names: Collection[str]) -> set[str]:
-    """Those of the package's private names that a test file imports, or reads of an object.
-
-    What its own classes define under such a name is its own.
-    """
-    nodes = list(ast.walk(ast.parse(source)))
-    ours = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    reads = set[str]()
-    for node in nodes:
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fedshift"):
-            parts = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
-            reads |= set(filter(is_private, parts))
-        elif isinstance(node, ast.Attribute) and node.attr in names:
-            reads |= set() if isinstance(node.ctx, ast.Store) else {node.attr}
-    return reads - ours
-
-
-def test_tests_read_no_private_names() -> None:
-    """They would hold how a thing is done, and not what comes of it."""
-    given = {name for path in FILES for name in names_given(path.read_text()) if is_private(name)}
-    for path in TESTS:
-        text = path.read_text()
-        # Parsing takes long: most files have no such name at all.
-        if path != Path(__file__) and any(map(is_private, re.findall(r"\b_\w+", text))):
-            assert private_reads(text, given) <= PRIVATE_LEFT.get(path.name, set()), path
-    assert private_reads("from fedshift.pool import _share", {"_x"}) == {"_share"}
-    assert private_reads("from fedshift._pool import share", {"_x"}) == {"_pool"}
-    assert private_reads("made._x + made._y", {"_x"}) == {"_x"}
-    assert not is_private("_replace")
-    assert not private_reads("class A:\n    def _x(self): self._y\nA()._x()", {"_x"})

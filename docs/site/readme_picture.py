@@ -28,7 +28,11 @@ def demo_runs() -> dict[str, Any]:
 
 def readme() -> str:
     """The drawing of a real run of the demo."""
-    runs = demo_runs()
+    return drawing(demo_runs())
+
+
+def drawing(runs: dict[str, Any]) -> str:
+    """The drawing of these runs, by method what their summary.json says."""
     accuracies = {m: runs[m]["final"]["target_accuracy"] for m in METHODS}
     rows = [Bar(METHODS[m], a, f"{a:.1%}", look_of(m).ink) for m, a in accuracies.items()]
     grid, below = _grid(runs["fedavg"], runs["fedpals"])

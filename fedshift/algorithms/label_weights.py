@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedshift.algorithms.base import is_elementwise, rows
 from fedshift.algorithms.defaults import Around
-from fedshift.algorithms.steps import REGISTERED
+from fedshift.algorithms.steps import with_labels
 from fedshift.arguments import check_fields
 from fedshift.data import ClientData, Plan
 from fedshift.errors import InputError, check_name
@@ -95,7 +95,4 @@ class LabelWeights(Around):
         return is_elementwise(self.inner.client_update)
 
     def reveals(self) -> Mapping[str, str]:
-        inner, labels = self.inner.reveals(), REGISTERED["labels"]
-        if labels in inner["register"]:
-            return inner
-        return {**inner, "register": f"{inner['register']}; {labels}"}
+        return with_labels(self.inner.reveals())

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedshift.algorithms.base import is_elementwise, rows
 from fedshift.algorithms.defaults import Around
-from fedshift.algorithms.steps import REGISTERED
+from fedshift.algorithms.steps import with_labels
 from fedshift.arguments import check_fields
 from fedshift.data import ClientData, Plan
 from fedshift.server.so_far import check_rule, shares_of, weights_so_far
@@ -74,7 +74,4 @@ class SoFar(Around):
         return self.inner.server_update(server, updates, seed) | {"mixed": mixed}
 
     def reveals(self) -> Mapping[str, str]:
-        inner, labels = self.inner.reveals(), REGISTERED["labels"]
-        if labels in inner["register"]:
-            return inner
-        return {**inner, "register": f"{inner['register']}; {labels}"}
+        return with_labels(self.inner.reveals())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from torch import Tensor
 
@@ -33,6 +33,14 @@ def revealed(needs: tuple[str, ...]) -> dict[str, str]:
     """What leaves a client of a method that registers `needs` and sends a plain update."""
     columns = dict.fromkeys(("n", *needs))
     return REVEALED | {"register": "; ".join(REGISTERED[k] for k in columns)}
+
+
+def with_labels(inner: Mapping[str, str]) -> Mapping[str, str]:
+    """What a method reveals that wraps `inner` and has clients register their label counts."""
+    labels = REGISTERED["labels"]
+    if labels in inner["register"]:
+        return inner
+    return {**inner, "register": f"{inner['register']}; {labels}"}
 
 
 def heard(message: Parts, state: Parts) -> Parts:

@@ -12,6 +12,9 @@ from fedshift.cli.loading import loading
 from fedshift.engine.ways import ALONE
 
 app = typer.Typer(add_completion=False)
+PublishOption = Annotated[
+    Path | None, typer.Option(help="Also here, with the runs' summaries but no models.")
+]
 CountsOption = Annotated[
     Path | None,
     typer.Option(help="For figures of weights: a CSV of label counts, a row per client."),
@@ -38,9 +41,7 @@ def reproduce(
     out: Annotated[Path, typer.Option(help="Runs and tables; what is there is used.")] = Path(
         "reproduced"
     ),
-    publish: Annotated[
-        Path | None, typer.Option(help="Also here, with the runs' summaries but no models.")
-    ] = None,
+    publish: PublishOption = None,
     counts: CountsOption = None,
     config: Overrides = [],  # noqa: B006
     format: FormatOption = Format.table,
@@ -51,16 +52,20 @@ def reproduce(
     """
     with loading():
         from fedshift.papers.command import list_tables, reproduce_target
+        from fedshift.papers.reproduce.reproduce import Request
+        from fedshift.sweeps.spans import parse_seeds
 
     as_json = format is Format.json
     if target is None:
         list_tables(_options(context) - {"--format"}, as_json=as_json)
-    else:
-        reproduce_target(
-            target, datasets=dataset, splits=split, methods=methods, seeds=seeds, rounds=rounds,
-            overrides=config, jobs=jobs, backend=backend, tune=tune, train=not no_train, out=out,
-            publish=publish, counts=counts, as_json=as_json,
-        )  # fmt: skip
+        return
+    request = Request(
+        target, out, tuple(dataset), tuple(split),
+        () if methods is None else tuple(m.strip() for m in methods.split(",")),
+        None if seeds is None else parse_seeds(seeds),
+        rounds, tuple(config), jobs, backend, tune, not no_train, publish, counts,
+    )  # fmt: skip
+    reproduce_target(request, as_json=as_json)
 
 
 def _options(context: typer.Context) -> set[str]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -16,7 +15,14 @@ from fedshift.errors import InputError
 from fedshift.papers.pictures.figures import figures
 from fedshift.papers.pictures.picture import Figure
 from fedshift.papers.protocols.study import missing_data
-from fedshift.papers.reproduce.catalogue import Target, targets
+from fedshift.papers.reproduce.catalogue import (
+    Missing,
+    Target,
+    absent,
+    measured,
+    state_of,
+    targets,
+)
 from fedshift.papers.reproduce.catalogue import target as find_target
 from fedshift.papers.reproduce.figure_pages import Drawing, document_of, draw
 from fedshift.papers.reproduce.output import document
@@ -25,44 +31,19 @@ from fedshift.papers.reproduce.reproduce import (
     Request,
     reproduce,
 )
-from fedshift.papers.reproduce.states import Missing, absent, measured, state_of
 from fedshift.papers.reproduce.tables import cell_table, paper_table
 from fedshift.papers.reproduce.verdict import margins, verdicts, without_value
-from fedshift.sweeps.spans import parse_seeds
 
 MISSING, FAILED = 3, 4
 
 
-def reproduce_target(
-    target: str,
-    *,
-    datasets: Sequence[str],
-    splits: Sequence[str],
-    methods: str | None,
-    seeds: str | None,
-    rounds: int | None,
-    overrides: Sequence[str],
-    jobs: int,
-    backend: str,
-    tune: bool,
-    train: bool,
-    out: Path,
-    publish: Path | None,
-    counts: Path | None,
-    as_json: bool,
-) -> None:
+def reproduce_target(request: Request, *, as_json: bool) -> None:
     """Reproduce the target and print it.
 
     Raises InputError for label counts where no figure is drawn of them.
     """
-    request = Request(
-        target, out, tuple(datasets), tuple(splits),
-        () if methods is None else tuple(m.strip() for m in methods.split(",")),
-        None if seeds is None else parse_seeds(seeds),
-        rounds, tuple(overrides), jobs, backend, tune, train, publish, counts,
-    )  # fmt: skip
-    one = find_target(target)
-    if counts is not None and (not isinstance(one, Figure) or one.of_counts is None):
+    one = find_target(request.target)
+    if request.counts is not None and (not isinstance(one, Figure) or one.of_counts is None):
         names = " and ".join(n for n, f in figures().items() if f.of_counts is not None)
         raise InputError(f"--counts is for {names}, not for {one.name}; leave it out")
     if isinstance(one, Figure):

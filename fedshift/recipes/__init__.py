@@ -169,8 +169,10 @@ def _described(name: str, make: Callable[..., Algorithm], traits: Traits) -> Rec
     text = inspect.getdoc(make) or ""
     try:
         signature = inspect.signature(make, eval_str=True)
+        # `eval_str` leaves the texts of a signature that was put together, as in labelsets.py.
+        hints = get_type_hints(make, include_extras=True) if hasattr(make, "__signature__") else {}
     except NameError:  # annotations of names that are imported for types alone
-        signature = inspect.signature(make)
+        signature, hints = inspect.signature(make), {}
     keyword = inspect.Parameter.KEYWORD_ONLY
     return Recipe(
         name,
@@ -178,7 +180,11 @@ def _described(name: str, make: Callable[..., Algorithm], traits: Traits) -> Rec
         text.partition("\n")[0],  # nothing under `python -OO`
         _field(text, "Reference"),
         _field(text, "Note"),
-        {k: p for k, p in signature.parameters.items() if p.kind is keyword},
+        {
+            name: option.replace(annotation=hints.get(name, option.annotation))
+            for name, option in signature.parameters.items()
+            if option.kind is keyword
+        },
         traits,
     )
 

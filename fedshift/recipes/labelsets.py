@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
 from dataclasses import fields
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypedDict, TypeVar, Unpack, cast
 
 from torch import Tensor
 
@@ -32,28 +35,60 @@ __all__ = ["labelset_ditto", "labelset_fedavg", "labelset_fedprox", "labelset_sc
 
 TRAITS = {name: Traits(page="labelsets") for name in __all__}
 
+Made = TypeVar("Made", bound=Callable[..., Algorithm])
 Tune = Literal["none", "mse", "pairwise", "kl"]
 SetMode = Annotated[Mode, "who learns which labels a client holds"]
 TunedPart = Annotated[Part, "what the server tunes"]
 FirstRounds = Annotated[int, "the first rounds, in which the server tunes"]
 
 
-def labelset_fedavg(
-    setting: Setting,
-    *,
-    mode: SetMode = "private",
-    slots: int | None = None,
-    tune: Tune = "none",
-    tune_steps: int = 50,
-    tune_lr: float = 1e-3,
-    tune_part: TunedPart = "head",
-    tune_over: Over = "all",
-    tune_rounds: FirstRounds = 0,
-    tune_moments: Moments = "new",
-    tune_weights: Weights = "round",
-    tune_temperature: Temperature = "none",
-    tune_stop: Stop = "steps",
-) -> Algorithm:
+class Shared(TypedDict, total=False):
+    """The options of all four methods. tune_NAME is NAME of `CentralTuning`, with its default."""
+
+    mode: SetMode
+    slots: int | None
+    tune: Tune
+    tune_steps: int
+    tune_lr: float
+    tune_part: TunedPart
+    tune_over: Over
+    tune_rounds: FirstRounds
+    tune_moments: Moments
+    tune_weights: Weights
+    tune_temperature: Temperature
+    tune_stop: Stop
+
+
+_OF_TUNING = {f"tune_{field.name}": field.default for field in fields(CentralTuning)}
+_DEFAULTS = {"mode": "private", "slots": None, "tune": "none"} | {
+    name: _OF_TUNING[name] for name in Shared.__annotations__ if name in _OF_TUNING
+}
+
+
+def _sharing(make: Made) -> Made:
+    """The recipe with every option of `Shared` in its signature, in place of `shared`."""
+    alone, kind = inspect.signature(make), inspect.Parameter.KEYWORD_ONLY
+    texts = {name: hint.__forward_arg__ for name, hint in Shared.__annotations__.items()}
+    shared = [
+        inspect.Parameter(name, kind, default=default, annotation=texts[name])
+        for name, default in _DEFAULTS.items()
+    ]
+    signature = alone.replace(parameters=[*list(alone.parameters.values())[:-1], *shared])
+
+    @functools.wraps(make)
+    def recipe(setting: Setting, **options: Any) -> Algorithm:
+        for name in options.keys() - signature.parameters.keys():
+            raise TypeError(f"{make.__name__}() got an unexpected keyword argument '{name}'")
+        return make(setting, **{**_DEFAULTS, **options})
+
+    annotations = {name: p.annotation for name, p in signature.parameters.items()}
+    recipe.__annotations__ = annotations | {"return": signature.return_annotation}
+    vars(recipe)["__signature__"] = signature
+    return cast(Made, recipe)
+
+
+@_sharing
+def labelset_fedavg(setting: Setting, **shared: Unpack[Shared]) -> Algorithm:
     """FedAvg whose clients know, send and receive only their own labels' rows of the head.
 
     Reference: Breitholtz, Listo Zec and Johansson 2025, "Federated learning with heterogeneous and
@@ -62,60 +97,24 @@ def labelset_fedavg(
     the server's unlabeled inputs (in an experiment file [server] unlabeled); if every client has
     all labels it is FedAvg bit for bit.
     """
-    inner = one_model.fedavg(setting)
-    return _tuned(
-        setting, inner, mode, slots, tune, steps=tune_steps, lr=tune_lr, part=tune_part,
-        over=tune_over, rounds=tune_rounds, moments=tune_moments, weights=tune_weights,
-        temperature=tune_temperature, stop=tune_stop,
-    )  # fmt: skip
+    return _tuned(setting, one_model.fedavg(setting), shared)
 
 
+@_sharing
 def labelset_fedprox(
-    setting: Setting,
-    *,
-    mu: ProximalMu = 0.01,
-    mode: SetMode = "private",
-    slots: int | None = None,
-    tune: Tune = "none",
-    tune_steps: int = 50,
-    tune_lr: float = 1e-3,
-    tune_part: TunedPart = "head",
-    tune_over: Over = "all",
-    tune_rounds: FirstRounds = 0,
-    tune_moments: Moments = "new",
-    tune_weights: Weights = "round",
-    tune_temperature: Temperature = "none",
-    tune_stop: Stop = "steps",
+    setting: Setting, *, mu: ProximalMu = 0.01, **shared: Unpack[Shared]
 ) -> Algorithm:
     """FedProx whose clients know, send and receive only their own labels' rows of the head.
 
     Reference: Breitholtz, Listo Zec and Johansson 2025, arXiv 2508.18774.
     Note: the pull acts on the body and on the rows received; mu = 0 is labelset_fedavg bit for bit.
     """
-    inner = one_model.fedprox(setting, mu=mu)
-    return _tuned(
-        setting, inner, mode, slots, tune, steps=tune_steps, lr=tune_lr, part=tune_part,
-        over=tune_over, rounds=tune_rounds, moments=tune_moments, weights=tune_weights,
-        temperature=tune_temperature, stop=tune_stop,
-    )  # fmt: skip
+    return _tuned(setting, one_model.fedprox(setting, mu=mu), shared)
 
 
+@_sharing
 def labelset_scaffold(
-    setting: Setting,
-    *,
-    option: Option = "II",
-    mode: SetMode = "private",
-    slots: int | None = None,
-    tune: Tune = "none",
-    tune_steps: int = 50,
-    tune_lr: float = 1e-3,
-    tune_part: TunedPart = "head",
-    tune_over: Over = "all",
-    tune_rounds: FirstRounds = 0,
-    tune_moments: Moments = "new",
-    tune_weights: Weights = "round",
-    tune_temperature: Temperature = "none",
-    tune_stop: Stop = "steps",
+    setting: Setting, *, option: Option = "II", **shared: Unpack[Shared]
 ) -> Algorithm:
     """SCAFFOLD with private label sets: controls have rows for a client's own labels alone.
 
@@ -124,30 +123,12 @@ def labelset_scaffold(
     Note: each row of c is the mean over the clients that hold the label; with mode "public", or
     if every client has all labels, it is SCAFFOLD bit for bit.
     """
-    inner = one_model.scaffold(setting, option=option)
-    return _tuned(
-        setting, inner, mode, slots, tune, steps=tune_steps, lr=tune_lr, part=tune_part,
-        over=tune_over, rounds=tune_rounds, moments=tune_moments, weights=tune_weights,
-        temperature=tune_temperature, stop=tune_stop,
-    )  # fmt: skip
+    return _tuned(setting, one_model.scaffold(setting, option=option), shared)
 
 
+@_sharing
 def labelset_ditto(
-    setting: Setting,
-    *,
-    lam: PersonalLam = 1.0,
-    mode: SetMode = "private",
-    slots: int | None = None,
-    tune: Tune = "none",
-    tune_steps: int = 50,
-    tune_lr: float = 1e-3,
-    tune_part: TunedPart = "head",
-    tune_over: Over = "all",
-    tune_rounds: FirstRounds = 0,
-    tune_moments: Moments = "new",
-    tune_weights: Weights = "round",
-    tune_temperature: Temperature = "none",
-    tune_stop: Stop = "steps",
+    setting: Setting, *, lam: PersonalLam = 1.0, **shared: Unpack[Shared]
 ) -> Algorithm:
     """Ditto with private label sets: personal models over a client's own labels alone.
 
@@ -156,25 +137,15 @@ def labelset_ditto(
     Note: the global model is labelset_fedavg's; if every client has all labels it is Ditto bit for
     bit.
     """
-    inner = personal.ditto(setting, lam=lam)
-    return _tuned(
-        setting, inner, mode, slots, tune, steps=tune_steps, lr=tune_lr, part=tune_part,
-        over=tune_over, rounds=tune_rounds, moments=tune_moments, weights=tune_weights,
-        temperature=tune_temperature, stop=tune_stop,
-    )  # fmt: skip
+    return _tuned(setting, personal.ditto(setting, lam=lam), shared)
 
 
-def _tuned(
-    setting: Setting,
-    inner: FedAvg | Scaffold | Ditto,
-    mode: Mode,
-    slots: int | None,
-    tune: Tune,
-    **how: Any,
-) -> Algorithm:
+def _tuned(setting: Setting, inner: FedAvg | Scaffold | Ditto, shared: Shared) -> Algorithm:
     """`inner` with label sets and, unless tune is "none", central tuning."""
+    tune = shared["tune"]
+    how: dict[str, Any] = {k.removeprefix("tune_"): v for k, v in shared.items() if k in _OF_TUNING}
     # The seed of the slots' orders is the setting's, which clients do not know.
-    plain = LabelSets(inner, mode, setting.head, slots, setting.seed)
+    plain = LabelSets(inner, shared["mode"], setting.head, shared["slots"], setting.seed)
     if tune == "none":
         _check_idle(how)
         return plain
@@ -222,9 +193,8 @@ def _checked_inputs(setting: Setting, tune: Tune, how: dict[str, Any]) -> Tensor
 
 def _check_idle(how: dict[str, Any]) -> None:
     """Raise InputError for an option of tuning that was set where nothing is tuned."""
-    defaults = {field.name: field.default for field in fields(CentralTuning)}
     for name, value in how.items():
-        if value != defaults[name]:
+        if value != _DEFAULTS[f"tune_{name}"]:
             raise InputError(
                 f'tune_{name} is for central tuning, and with tune="none" there is none; set '
                 f'tune="kl", "mse" or "pairwise", or leave tune_{name} out'

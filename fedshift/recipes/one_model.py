@@ -23,7 +23,14 @@ from fedshift.client.oracles import Sam
 from fedshift.errors import InputError
 from fedshift.recipes import under
 from fedshift.recipes.setting import Setting
-from fedshift.recipes.traits import ContrastiveMu, ProximalMu, ServerTau, Temperature, Traits
+from fedshift.recipes.traits import (
+    ContrastiveMu,
+    ProximalMu,
+    ServerTau,
+    SizeLam,
+    Temperature,
+    Traits,
+)
 from fedshift.server.combine import Mean
 from fedshift.server.optimizers import Adam, ServerOptimizer, Sgd, Yogi
 from fedshift.server.pals_input import Fidelity
@@ -89,9 +96,7 @@ def fedprox(setting: Setting, *, mu: ProximalMu = 0.01) -> FedAvg:
 def fedpals(
     setting: Setting,
     *,
-    lam: Annotated[
-        float | None, "how much sample size counts against the match of the labels"
-    ] = None,
+    lam: SizeLam = None,
     ess: float | None = None,
     cap: float | None = None,
     fidelity: Fidelity = "squared",

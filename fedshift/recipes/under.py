@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.errors import InputError, check_name, shown
 from fedshift.recipes.setting import Setting
+from fedshift.recipes.traits import SizeLam
 from fedshift.server.combine import Mean
 from fedshift.server.pals_input import Fidelity
 from fedshift.server.robust import Geometric
@@ -37,9 +38,7 @@ def uniform(setting: Setting) -> Uniform:
 def fedpals(
     setting: Setting,
     *,
-    lam: Annotated[
-        float | None, "how much sample size counts against the match of the labels"
-    ] = None,
+    lam: SizeLam = None,
     ess: float | None = None,
     cap: float | None = None,
     fidelity: Fidelity = "squared",

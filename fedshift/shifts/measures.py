@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import minimize
 from scipy.special import expit, rel_entr
-from scipy.stats import rankdata
 
 from fedshift.errors import InputError
 from fedshift.seeds import numpy_generator
@@ -108,6 +107,9 @@ def auc(high: ArrayLike, low: ArrayLike) -> float:
 
     NaN where one of them is empty.
     """
+    # A tenth of what a client's process takes to start, and most processes do not come here.
+    from scipy.stats import rankdata
+
     up, down = np.asarray(high, dtype=np.float64), np.asarray(low, dtype=np.float64)
     if not up.size or not down.size:
         return float("nan")

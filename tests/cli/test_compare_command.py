@@ -140,23 +140,35 @@ def test_training_that_diverges_has_its_exit_code(call: Call) -> None:
     assert "lr=0.05" in out
 
 
+SWEEP = (*TWO, "--seeds", "0,1", "--jobs", "2", "-c", "training.rounds=60")
+
+
+def begin(folder: Path, *more: str) -> subprocess.Popen[bytes]:
+    """A sweep of two methods and two seeds, in a process group of its own."""
+    (folder / "f.toml").write_text(text_of("fedavg"))
+    return subprocess.Popen(
+        [Path(sys.executable).with_name("fedshift"), *SWEEP, *more], cwd=folder,
+        stderr=subprocess.PIPE, stdout=subprocess.PIPE, preexec_fn=hears_ctrl_c,
+        start_new_session=True,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The results of a sweep that went through."""
+    folder = tmp_path_factory.mktemp("whole")
+    with begin(folder, "--out", "whole") as job:
+        assert job.wait(120) == 0
+    return runs(folder / "whole")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_a_sweep_that_was_stopped_goes_on(number: int, tmp_path: Path) -> None:
+def test_a_sweep_that_was_stopped_goes_on(
+    number: int, whole: dict[str, Any], tmp_path: Path
+) -> None:
     """The files are those of one that went through; its processes end with it."""
-    (tmp_path / "f.toml").write_text(text_of("fedavg"))
-    args = [*TWO, "--seeds", "0,1", "--jobs", "2", "-c", "training.rounds=60"]
-    fedshift = Path(sys.executable).with_name("fedshift")
-
-    def begin(*more: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [fedshift, *args, *more], cwd=tmp_path, stderr=subprocess.PIPE,
-            stdout=subprocess.PIPE, preexec_fn=hears_ctrl_c, start_new_session=True,
-        )  # fmt: skip
-
-    with begin("--out", "whole") as whole:
-        assert whole.wait(120) == 0
-    with begin("--out", "o") as job:
+    with begin(tmp_path, "--out", "o") as job:
         while not (logs := list(tmp_path.glob("o/runs/*/events.jsonl"))) and job.poll() is None:
             time.sleep(0.02)
         assert logs
@@ -168,9 +180,9 @@ def test_a_sweep_that_was_stopped_goes_on(number: int, tmp_path: Path) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert len(list(tmp_path.glob("o/runs/*/summary.json"))) < 4
-    with begin("--out", "o", "--resume") as again:
+    with begin(tmp_path, "--out", "o", "--resume") as again:
         assert again.wait(120) == 0
-    assert runs(tmp_path / "o") == runs(tmp_path / "whole")
+    assert runs(tmp_path / "o") == whole
 
 
 def group_is_alive(group: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -12,47 +13,52 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 from fedshift.experiments.config.caps import with_cap
 from fedshift.experiments.config.load import dumps, load_config
-from support.loopback import gone, loopback, processes
+from support.loopback import Loopback, gone, loopback, processes
 
 pytestmark = pytest.mark.slow
 EXAMPLE = Path(__file__).parents[2] / "examples" / "loopback" / "experiment.toml"
-SHORT = ["training.rounds=2", "training.steps=3", "method.name=fedavg", "method.ess="]
+# Weights follow from what clients register, so one round shows them.
+SHORT = ["training.rounds=1", "training.steps=3", "method.name=fedavg", "method.ess="]
 
 
-def test_a_liar_has_the_cap_and_is_named(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def fed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
+    """Three clients, for both tests: each run brings an experiment of its own."""
+    folder = tmp_path_factory.mktemp("liar") / "federation"
+    with loopback(folder, dumps(load_config(EXAMPLE, SHORT)), 3) as made:
+        for client in range(3):
+            made.join(client)
+        yield made
+    assert gone(str(folder)), processes(str(folder))
+
+
+def test_a_liar_has_the_cap_and_is_named(fed: Loopback, tmp_path: Path) -> None:
     config = load_config(EXAMPLE, SHORT)
     training, _ = with_cap(config.method, config.training, config.clients)
     capped = config.model_copy(update={"training": training})
-    with loopback(tmp_path / "federation", dumps(capped), 3) as fed:
-        for client in range(3):
-            fed.join(client)
 
-        def played(name: str, text: str, plan: str) -> tuple[dict[str, Any], dict[str, Any]]:
-            fed.play(tmp_path / name, experiment=text, plan=plan)
-            claims = next(event for event in fed.events if event["event"] == "claims")
-            return json.loads((tmp_path / name / "summary.json").read_text()), claims
+    def played(name: str, text: str, plan: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        fed.play(tmp_path / name, experiment=text, plan=plan)
+        claims = next(event for event in fed.events if event["event"] == "claims")
+        return json.loads((tmp_path / name / "summary.json").read_text()), claims
 
-        run, claims = played("capped", dumps(capped), "lie 0 2")
-        assert run["weights"][2] == pytest.approx(0.5, abs=1e-12)
-        assert {one["client"] for one in claims["suspicions"]} == {2}
-        assert any(line.startswith("Client 2: by what it registered it") for line in run["why"])
-        # Control: without the cap it has everything.
-        run, claims = played("free", dumps(config), "lie 0 2")
-        assert run["weights"][2] > 0.99999
-        assert claims["one_could_take"] > 0.99999
-    assert gone(str(tmp_path / "federation")), processes(str(tmp_path / "federation"))
+    run, claims = played("capped", dumps(capped), "lie 0 2")
+    assert run["weights"][2] == pytest.approx(0.5, abs=1e-12)
+    assert {one["client"] for one in claims["suspicions"]} == {2}
+    assert any(line.startswith("Client 2: by what it registered it") for line in run["why"])
+    # Control: without the cap it has everything.
+    run, claims = played("free", dumps(config), "lie 0 2")
+    assert run["weights"][2] > 0.99999
+    assert claims["one_could_take"] > 0.99999
 
 
-def test_a_refused_answer_holds_no_round_up(tmp_path: Path) -> None:
+def test_a_refused_answer_holds_no_round_up(fed: Loopback, tmp_path: Path) -> None:
     """100 MB to a model of 100 kB: that client drops out, and the others need not wait for it."""
     text = dumps(load_config(EXAMPLE, [*SHORT, "training.max_weight=0.5"]))
-    with loopback(tmp_path / "federation", text, 3) as fed:
-        for client in range(3):
-            fed.join(client)
-        fed.play(tmp_path / "run", experiment=text, plan="swell-100 1 0")
+    fed.play(tmp_path / "run", experiment=text, plan="swell-100 1 0")
     (lost,) = [event for event in fed.events if event["event"] == "dropped"]
     assert (lost["round"], lost["client"]) == (1, 0)
-    log = (tmp_path / "federation" / "superlink.log").read_text().splitlines()
+    log = (fed.folder / "superlink.log").read_text().splitlines()
     refused = max(line.split()[0] for line in log if line.endswith(" 413"))
     # From the refusal, since rounds take minutes on a busy machine. Flower alone waits for 180 s.
     assert lost["time"] - datetime.fromisoformat(refused).timestamp() < 60

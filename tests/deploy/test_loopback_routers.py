@@ -81,8 +81,8 @@ def test_a_router_of_machines_is_that_of_one_process(tmp_path: Path) -> None:
             server.kill()
         assert not (folder / "run" / "summary.json").exists()
         assert gone(f"{folder}/server.key", 60)
-        # It has the run's folder until it misses its SuperLink.
-        assert gone("flwr-serverapp", 300)
+        # It has the run's folder until it misses its SuperLink. Not another federation's.
+        assert gone(f"--root-certificates {folder}/ca.crt", 300)
         with running(*serve, "--resume", str(folder / "run")) as server:
             said = server.communicate(timeout=1500)[0]
             assert server.returncode == 0, said

@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from fedshift.papers.protocols.study import Column, Study, narrowed
-from fedshift.papers.reproduce.catalogue import target, targets
-from fedshift.papers.reproduce.forecast import forecast
+from fedshift.papers.reproduce.catalogue import measured, target, targets
+from fedshift.papers.reproduce.plan import forecast
 from fedshift.papers.reproduce.reproduce import Request, make_plan
-from fedshift.papers.reproduce.states import measured
 from fedshift.sweeps.store import Store
 from support.paper_claims import HEAD, ROOT, VERDICTS, Claim, claims, numbers_in, tables, wrong
 

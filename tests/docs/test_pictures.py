@@ -1,4 +1,4 @@
-"""The pictures of the pages are what docs/site draws now."""
+"""The pictures of the pages are what docs/site draws now; README's: `cli/test_end_to_end.py`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any, get_args
 import pytest
 
 from fedshift.experiments.config.shift import Split
-from support.shown import alike
 
 DOCS = Path(__file__).parents[2] / "docs"
 PICTURES, README = DOCS / "pictures", (DOCS.parent / "README.md").read_text()
@@ -36,17 +35,6 @@ def test_every_split_stands_on_the_page() -> None:
     assert all(f'`"{kind}"`' in text for kind in get_args(Split.model_fields["kind"].annotation))
     keys = {"rule", "capacity", "min_size", "common_labels", "cover"}
     assert all(f"`shift.{key}`" in text for key in keys)
-
-
-@pytest.mark.slow
-def test_the_picture_of_the_readme_is_that_of_the_demo(site: Any) -> None:
-    """Training gives other digits on other processors; what README prints is in the picture."""
-    stored = (PICTURES / "readme.svg").read_text()
-    lines = [svg.replace(">", ">\n") for svg in (stored, site("pictures").drawn("readme"))]
-    assert alike(*lines)
-    table = re.findall(r"│ (?:FedAvg|FedPALS|Oracle) +│ +([\d.]+) │", README)
-    assert len(table) == 3
-    assert all(f">{accuracy}%<" in stored for accuracy in table)
 
 
 @pytest.mark.parametrize("path", sorted(PICTURES.glob("*.svg")), ids=lambda path: path.stem)

@@ -264,4 +264,4 @@ def test_fuzzed_replies_of_other_methods(name: str, setting: Setting) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MAKE)
 def test_fuzzed_replies_of_every_method(name: str, setting: Setting) -> None:
-    assert fuzzed(name, setting, 300) == ()
+    assert fuzzed(name, setting, 100) == ()

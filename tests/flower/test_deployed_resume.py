@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import time
 import tomllib
 from contextlib import suppress
 from functools import partial
@@ -19,7 +16,7 @@ import torch
 from fedshift.recipes import Setting
 from support.every_method import MAKE
 from support.federations import SIZES, make_federation
-from support.small_runs import text_of
+from support.small_runs import files_of, text_of
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 from flwr.app import Message
@@ -186,13 +183,6 @@ def served(text: str, out: Path, last: int = 0) -> None:
     deployed.server_app(grid, SimpleNamespace(run_config=given))  # type: ignore[arg-type]
 
 
-def files(folder: Path) -> dict[str, bytes]:
-    # corrected.csv counts validation examples, which stay at the clients here.
-    odd = ("events.jsonl", "deployment.json", "corrected.csv")
-    found = (p for p in folder.iterdir() if p.is_file() and p.name not in odd)
-    return {p.name: p.read_bytes() for p in found}
-
-
 def in_process(text: str, folder: Path) -> Path:
     folder.mkdir()
     config = validate(tomllib.loads(text), text=text)
@@ -211,11 +201,11 @@ def test_the_deployed_app_goes_on(method: str, tmp_path: Path) -> None:
     told = (tmp_path / "run" / "events.jsonl").read_text()
     assert '"after": 3' in told
     here = in_process(text, tmp_path / "here")
-    assert files(tmp_path / "run") == files(here)
+    assert files_of(tmp_path / "run") == files_of(here)
     with pytest.raises(InputError, match="this run is complete"):
         unfinished(tmp_path / "run", None)
     served(text, tmp_path / "run-2")  # another run of the same federation starts from nothing
-    assert files(tmp_path / "run-2") == files(here)
+    assert files_of(tmp_path / "run-2") == files_of(here)
 
 
 @pytest.mark.slow
@@ -226,49 +216,3 @@ def test_there_may_be_nothing_to_go_on_from(tmp_path: Path) -> None:
         unfinished(tmp_path / "run", None)
     with pytest.raises(InputError, match="leave out --out"):
         unfinished(tmp_path / "run", tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("word", "told"),
-    [
-        ("flwr-serverapp", "ServerApp was ended|the run finished"),
-        ("fedshift.deploy.guard", "SuperLink was ended by signal 9, perhaps for lack of memory"),
-    ],
-)
-def test_kill_9_of_the_server_process(word: str, told: str, tmp_path: Path) -> None:
-    """Real processes: one of the server's is killed after round 2; the error comes within 5 s.
-
-    10 s where more processes want a core than there are. Then the run goes on to the same files.
-    """
-    from support.loopback import loopback, processes
-
-    text = text_of("scaffold")
-    killed: dict[int, float] = {}
-
-    def kill(event: dict[str, Any]) -> None:
-        if event["event"] == "round" and event["round"] == 2 and not killed:
-            here = processes(f"127.0.0.1:{fed.port}").items()  # not another federation's
-            for pid in [pid for pid, args in here if word in args]:
-                os.kill(pid, signal.SIGKILL)
-                killed[pid] = time.monotonic()
-
-    with loopback(tmp_path / "federation", text, 3) as fed:
-        for client in range(3):
-            fed.join(client)
-        fed.heard = kill
-        with pytest.raises(Exception, match=told):
-            fed.play(tmp_path / "run")
-        (seconds,) = (time.monotonic() - at for at in killed.values())
-        most = 5.0 if os.getloadavg()[0] <= (os.cpu_count() or 1) else 10.0
-        print(f"{word}: the error {seconds:.1f} s after the kill, of {most:g} s")
-        assert seconds < most
-        began = time.monotonic()
-        if "guard" in word:
-            fed.serve()
-        fed.play(tmp_path / "run", patience=400.0)
-        # A round is over before its checkpoint is written.
-        assert fed.events[0]["after"] >= 1
-        print(f"{time.monotonic() - began:.0f} s, after round {fed.events[0]['after']}")
-    assert files(tmp_path / "run") == files(in_process(text, tmp_path / "here"))
-    assert torch.get_num_threads() == 1

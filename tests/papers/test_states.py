@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fedshift.papers.protocols.printed import printed_rows
-from fedshift.papers.reproduce.catalogue import targets
-from fedshift.papers.reproduce.states import absent, state_of
+from fedshift.papers.protocols.study import printed_rows
+from fedshift.papers.reproduce.catalogue import absent, state_of, targets
 
 ROOT = Path(__file__).parents[2]
 

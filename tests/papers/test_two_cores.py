@@ -17,8 +17,7 @@ from fedshift.experiments.measures.served import measure, models, routable
 from fedshift.experiments.task.preparing import prepare
 from fedshift.papers.protocols import feddrm_two_cores as two
 from fedshift.papers.reproduce.catalogue import study
-from fedshift.papers.reproduce.forecast import forecast, seconds_left
-from fedshift.papers.reproduce.plan import Plan, config_of, tuning_runs
+from fedshift.papers.reproduce.plan import Plan, config_of, forecast, seconds_left, tuning_runs
 from fedshift.papers.reproduce.reproduce import Request, make_plan, reproduce
 from fedshift.papers.reproduce.results import Cell
 from fedshift.papers.reproduce.verdict import margins

@@ -149,7 +149,7 @@ def distance_to_exact(
 @pytest.mark.few(1)
 @pytest.mark.parametrize("kind", range(4))
 def test_clients_that_hardly_differ_are_certified_rightly(kind: int) -> None:
-    """A sample of `benchmarks/certificates.py`, which `make test-slow` runs whole."""
+    """A sample of `benchmarks/certificates.py`, of which `make test-slow` runs a third."""
     certified, count = 0, 25 if kind < 3 else 8
     for index in range(kind + 8, 4 * count + 8, 4):
         programme = drawn.draw(index)
@@ -161,11 +161,12 @@ def test_clients_that_hardly_differ_are_certified_rightly(kind: int) -> None:
 
 
 @pytest.mark.slow
-def test_no_certificate_is_false_on_840_programmes() -> None:
-    rows = drawn.run(0, drawn.PROGRAMMES)
+def test_no_certificate_is_false_on_280_programmes() -> None:
+    """A third of those of `results/certificates.md`."""
+    rows = drawn.run(0, drawn.PROGRAMMES // 3)
     assert rows["all"].false == 0
-    assert rows["all"].right >= 835
-    assert rows["all"].certified >= 770
+    assert rows["all"].right >= 278
+    assert rows["all"].certified >= 257
 
 
 def test_a_cap_among_two_clients_that_hardly_differ() -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from fedshift.papers.protocols.printed import printed_rows
+from fedshift.papers.protocols.study import printed_rows
 
 ROOT = Path(__file__).parents[2]
 HEAD = "| claim | printed | seen here | by | verdict |"

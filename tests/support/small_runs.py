@@ -96,3 +96,11 @@ def text_of(method: str) -> str:
         "training": {"rounds": 5, "steps": 2, "evaluate_every": 2, "lr": 0.05},
     })  # fmt: skip
     return dumps(config)
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """What a run of machines leaves as one process does."""
+    # corrected.csv counts validation examples, which stay at the clients there.
+    odd = ("events.jsonl", "deployment.json", "corrected.csv")
+    written = (p for p in folder.iterdir() if p.is_file() and p.name not in odd)
+    return {p.name: p.read_bytes() for p in written}

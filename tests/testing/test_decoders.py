@@ -1,4 +1,4 @@
-"""Files damaged at random: a minute of the benchmark, and that it finds what it looks for."""
+"""Files damaged at random: some seconds of the benchmark, and that it finds what it looks for."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-def test_a_minute_of_damaged_files() -> None:
+def test_seconds_of_damaged_files() -> None:
+    """Thousands of files of every reader; `benchmarks/decoders.py` goes on for ten minutes."""
     pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
     done = subprocess.run(
-        [sys.executable, ROOT / "benchmarks" / "decoders.py", "--seconds", "60", "--seed", "1000"],
+        [sys.executable, ROOT / "benchmarks" / "decoders.py", "--seconds", "20", "--seed", "1000"],
         env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[:3000] + done.stderr[-2000:]

@@ -27,6 +27,7 @@ from fedshift.papers.pictures.picture import Figure, Panel, Shown
 from fedshift.papers.pictures.sheets import sheet
 from fedshift.papers.pictures.weights import BY_CLIENT, SIMPLEX, by_client, in_simplex
 from fedshift.papers.protocols import feddrm, made
+from fedshift.papers.protocols.routing import DIRICHLET, EIGHT_LOOKS
 from fedshift.papers.protocols.study import Column
 from fedshift.report.charts import Axis, LineChart, Series
 from fedshift.report.svg import svg
@@ -127,7 +128,7 @@ def _head_gradients(dataset: str, seed: int, rounds: int) -> Shown:
     limit = min(4000, len(data.train) + len(data.test))
     settings = {
         "data": {"name": dataset, "validation": 0.0, "test": 0.3, "limit": limit},
-        "shift": {**feddrm.EIGHT_LOOKS, **feddrm.DIRICHLET, "clients": 3},
+        "shift": {**EIGHT_LOOKS, **DIRICHLET, "clients": 3},
         "model": {"name": "lenet-gn"},
     }
     column = Column("cifar-10", "CIFAR-10", "Dir=0.3", settings, rounds, seeds=1)

@@ -13,13 +13,21 @@ from dataclasses import replace
 from typing import Any
 
 from fedshift.papers.datasets.retina import ratios_text
-from fedshift.papers.protocols.printed import printed
-from fedshift.papers.protocols.routing import Tables, cosine_sgd, drm, small_columns, tuned_row
-from fedshift.papers.protocols.study import Column, Metric, Row, Study
+from fedshift.papers.protocols.routing import (
+    DIRICHLET,
+    EIGHT_LOOKS,
+    Tables,
+    cosine_sgd,
+    drm,
+    small_columns,
+    tuned_row,
+)
+from fedshift.papers.protocols.study import Column, Metric, Row, Study, printed
 
 ROUNDS = 800
 SYSTEM = Metric("system accuracy, %", "system_accuracy", digits=2, stop="last", last=50)
 AVERAGE = Metric("average accuracy, %", "average_accuracy", digits=2, stop="last", last=50)
+BOTH = {"system": "system_accuracy", "average": "average_accuracy"}
 NAMES = {"cifar-10": "CIFAR-10", "cifar-20": "CIFAR-20", "cifar-100": "CIFAR-100"}
 
 # --------------------------------------------------------------------------- methods
@@ -71,15 +79,6 @@ PHASES = "The steps' division among phases: from the authors' code."
 TABLES = (AVERAGED, LAMBDA, ROUTING, BASELINES, PHASES, *POOL)
 
 # --------------------------------------------------------------------------- data sets and splits
-
-
-DIRICHLET: dict[str, Any] = {
-    "kind": "dirichlet-per-class", "beta": 0.3, "capacity": True, "min_size": 10,
-}  # fmt: skip
-
-
-# Eight clients test on their own kind of data, each with its look.
-EIGHT_LOOKS: dict[str, Any] = {"clients": 8, "target": "clients", "transform": "bits"}
 
 
 def _clients(count: int = 8, **more: Any) -> dict[str, Any]:
@@ -147,12 +146,13 @@ def both(*rows: Row) -> tuple[Row, ...]:
     """Every row twice: system and average accuracy of the same run."""
     return tuple(
         replace(r, label=f"{r.label}, {name}", reads=reads, against=f"FedAvgFT, {name}")
-        for name, reads in (("system", "system_accuracy"), ("average", "average_accuracy"))
+        for name, reads in BOTH.items()
         for r in rows
     )
 
 
-def _label(row: Mapping[str, str]) -> str:
+def label_of(row: Mapping[str, str]) -> str:
+    """The label of a printed cell's row in tables that have every method twice, as in `both`."""
     return f"{row['method']}, {row['metric'].partition('_')[0]}"
 
 
@@ -167,7 +167,7 @@ def _table3() -> Study:
         (*TABLES, "Client i has entry i of the 54 looks, two bits kept where it posterises."),
         metric=SYSTEM,
         printed=printed(
-            "feddrm_table3", lambda r: ("CIFAR-10", f"M={r['num_clients']}", _label(r))
+            "feddrm_table3", lambda r: ("CIFAR-10", f"M={r['num_clients']}", label_of(r))
         ),
         baseline="FedAvgFT",
     )
@@ -183,7 +183,7 @@ def _table4() -> Study:
         TABLES,
         metric=SYSTEM,
         printed=printed(
-            "feddrm_table4", lambda r: ("CIFAR-10", f"Dir={r['dir_alpha']}", _label(r))
+            "feddrm_table4", lambda r: ("CIFAR-10", f"Dir={r['dir_alpha']}", label_of(r))
         ),
         baseline="FedAvgFT",
     )
@@ -191,13 +191,9 @@ def _table4() -> Study:
 
 def _fig4() -> Study:
     rows = tuple(
-        row
+        drm(lam, f"lambda={lam:g}, {name}", reads)
         for lam in (0.1, 0.3, 0.5, 0.7, 0.8, 0.9)
-        for row in (
-            drm(lam, f"lambda={lam:g}, system", "system_accuracy"),
-            drm(lam, f"lambda={lam:g}, average", "average_accuracy"),
-            drm(lam, f"lambda={lam:g}, client", "router_accuracy"),
-        )
+        for name, reads in (*BOTH.items(), ("client", "router_accuracy"))
     )
     chosen = (
         AVERAGED, ROUTING, *POOL,

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from fedshift.papers.protocols import feddrm
-from fedshift.papers.protocols.printed import printed
 from fedshift.papers.protocols.routing import small_columns
-from fedshift.papers.protocols.study import Column, Metric, Place, Printed, Row, Study
+from fedshift.papers.protocols.study import Column, Metric, Place, Printed, Row, Study, printed
 
 # --------------------------------------------------------------------------- as published
 
@@ -127,8 +126,7 @@ def _both_tables() -> dict[Place, Printed]:
     """The cells of Tables 1 and 2 on CIFAR-10."""
 
     def place(row: Mapping[str, str]) -> Place:
-        label = f"{row['method']}, {row['metric'].partition('_')[0]}"
-        return row["dataset"], feddrm.split_of(row["partition"]), label
+        return row["dataset"], feddrm.split_of(row["partition"]), feddrm.label_of(row)
 
     cells = printed("feddrm_table1", place) | printed("feddrm_table2", place)
     return {k: v for k, v in cells.items() if k[0] == "CIFAR-10"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedshift.papers.protocols.labelsets import ACCURACY, CIFAR, FASHION, MODES, NETWORK
+from fedshift.papers.protocols.labelsets import ACCURACY, CIFAR, FASHION, MODES, NETWORK, Table
 from fedshift.papers.protocols.study import Column, Row, Study
 
 MINI = "Fashion-MNIST-mini"
@@ -79,7 +79,7 @@ def _tuning() -> Study:
     full = (
         _column(t, c, e, n, 3) for t in (FASHION, CIFAR) for c in (3, 5) for e, n in rounds.items()
     )
-    return Study(
+    return Table(
         "labelsets/tuning",
         "Central tuning by round: losses, local epochs and modes",
         tuple(row for mode in reversed(MODES) for row in _rows(mode)),
@@ -93,10 +93,6 @@ def _tuning() -> Study:
             "KL in 3 rounds: tuning in the first three alone.",
             "Differences are paired by seed: tuned minus the same without; private minus public.",
         ),
-        ACCURACY,
-        plot="lines",
-        baseline="",
-        interval="bootstrap",
         by_round=(ACCURACY,),
     )
 
@@ -111,7 +107,7 @@ def _variants() -> Study:
         _row("public", " + KL", kl, **KL),
     ]
     columns = (_column(MINI, c, e, 20 if e == 1 else 10, 10) for c in (2, 3, 5) for e in (1, 10))
-    return Study(
+    return Table(
         "labelsets/variants",
         "Central tuning by KL: what else was tried",
         tuple(rows),
@@ -127,10 +123,6 @@ def _variants() -> Study:
             CHOSEN[4],
             "Differences are paired by seed: KL and public minus none, others minus KL as it is.",
         ),
-        ACCURACY,
-        plot="lines",
-        baseline="",
-        interval="bootstrap",
         by_round=(ACCURACY,),
     )
 

@@ -112,7 +112,7 @@ def _mini(split: str, training: Mapping[str, Any] = {}, **shift: Any) -> Column:
 
 
 # A table of this page: a drawing per method over the columns, every row against its own partner.
-_Table = partial(Study, plot="lines", baseline="", interval="bootstrap", metric=ACCURACY)
+Table = partial(Study, plot="lines", baseline="", interval="bootstrap", metric=ACCURACY)
 
 
 def _sweep() -> Study:
@@ -121,7 +121,7 @@ def _sweep() -> Study:
         *(_labels(title, c) for title in (FASHION, CIFAR) for c in labels),
         *(_mini(f"C={c}", labels_per_client=c) for c in labels),
     )
-    return _Table(
+    return Table(
         "labelsets/sweep",
         "Private and public label sets by labels per client",
         ALL,
@@ -139,7 +139,7 @@ def _overlap() -> Study:
         *(_column(t, f"common={c}", shift(c)) for t in (FASHION, CIFAR) for c in range(4)),
         *(_mini(f"common={c}", **shift(c)) for c in range(4)),
     )
-    return _Table(
+    return Table(
         "labelsets/overlap",
         "Disjoint to full overlap at three labels per client",
         FEDAVG,
@@ -177,7 +177,7 @@ def _graph() -> Study:
         *(_column(t, split(r), shift(r)) for t in (FASHION, CIFAR) for r in range(6)),
         *(_mini(split(r), **shift(r, 20)) for r in (0, 1, 5)),
     )
-    return _Table(
+    return Table(
         "labelsets/graph",
         "Overlap at fixed labels and two labels per client",
         FEDAVG,
@@ -203,7 +203,7 @@ def _absent() -> Study:
         *(_labels(title, c, training=cohort) for title in (FASHION, CIFAR) for c in (2, 3)),
         _mini("C=2", cohort, labels_per_client=2),
     )
-    return _Table(
+    return Table(
         "labelsets/absent",
         "Half of the clients per round: labels that nobody holds today",
         (*FEDAVG, *UNION, KL, *map(_outside, (*FEDAVG[4:], *UNION, KL))),
@@ -225,7 +225,7 @@ def _rounds() -> Study:
     """The runs of `_absent` with pairwise tuning, looked at after every round."""
     absent = _absent()
     pairwise = (row for row in absent.rows if row.options["tune"] == "pairwise" and not row.reads)
-    return _Table(
+    return Table(
         "labelsets/rounds",
         "Absent labels against the pairwise loss, round by round",
         tuple(replace(row, against="-") for row in pairwise),
@@ -287,7 +287,7 @@ def _open() -> Study:
         *(column(title, c) for title in (FASHION, CIFAR) for c in (2, 3, 5)),
         column("Fashion-MNIST-mini", 3, extra=True, samples=250, differs="250 examples per client"),
     )
-    return _Table(
+    return Table(
         "labelsets/open",
         "SCAFFOLD and Ditto with private label sets",
         open_rows(),
@@ -333,7 +333,7 @@ def _scaling() -> Study:
         *(_many("Fashion-MNIST-mini", m, 2, 2000, extra=True) for m in (10, 100)),
     )
     # Bytes do not vary with the seed: one seed, and no interval.
-    return _Table(
+    return Table(
         "labelsets/scaling",
         "Bytes per client and round, 10 to 1,000 clients",
         (*rows, whole),
@@ -372,7 +372,7 @@ def _clients() -> Study:
         *(_many(t, m, 2, **whole) for t in (FASHION, CIFAR) for m in (10, 100, 1000)),
         *(_many("Fashion-MNIST-mini", m, 2, 2000, extra=True, **whole) for m in (10, 100)),
     )
-    return _Table(
+    return Table(
         "labelsets/clients",
         "Accuracy and bytes at 10, 100 and 1,000 clients",
         rows,

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from fedshift.papers.protocols.printed import printed_rows
-from fedshift.papers.protocols.study import Column, Metric, Printed, Row, Study
+from fedshift.papers.protocols.study import Column, Metric, Printed, Row, Study, printed_rows
 
 ROUNDS, CURVE_ROUNDS = 5, 200
 # Chosen: after 15 rounds the densities' loss falls by less than 1 % a round (MNIST by writers), and

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import csv
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.resources import files
 from typing import Any, Literal
 
 from fedshift import recipes
@@ -28,6 +30,27 @@ class Printed:
 
     mean: float
     sd: float | None
+
+
+def printed_rows(name: str) -> list[dict[str, str]]:
+    """The rows of NAME.csv as they are."""
+    path = files("fedshift.papers.protocols") / f"{name}.csv"
+    with path.open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def printed(name: str, place: Callable[[Mapping[str, str]], Place]) -> dict[Place, Printed]:
+    """The cells of NAME.csv; `place` says where a row belongs: (column title, split, row label).
+
+    A cell's mean is under "mean" or "value", its deviation under "std" where there is one.
+    """
+    cells = {}
+    for row in printed_rows(name):
+        sd = row.get("std")
+        cells[place(row)] = Printed(
+            float(row.get("mean") or row["value"]), float(sd) if sd else None
+        )
+    return cells
 
 
 @dataclass(frozen=True)

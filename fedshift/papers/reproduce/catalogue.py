@@ -1,7 +1,8 @@
-"""The tables and figures that can be reproduced, by name."""
+"""The tables and figures that can be reproduced, and what is known of each."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 
@@ -19,10 +20,11 @@ from fedshift.papers.protocols import (
     participation,
     routing,
 )
-from fedshift.papers.protocols.study import Study
+from fedshift.papers.protocols.study import Study, missing_data, printed_rows
 
 # Of runs, and of data alone.
 Target = Study | Figure
+Missing = Callable[..., str | None]
 
 
 def studies() -> dict[str, Study]:
@@ -63,3 +65,35 @@ def shipped_tuning(study: Study) -> Path:
     """The tuned hyper-parameters that come with the paper's protocol."""
     paper = study.name.partition("/")[0]
     return Path(str(files("fedshift.papers.protocols"))) / f"{paper}_tuned.json"
+
+
+def measured(name: str) -> tuple[str, ...]:
+    """The folders of the project's repository that have the table, with its command."""
+    return tuple(row["folder"] for row in printed_rows("measured") if row["target"] == name)
+
+
+def data_sets(one: Target) -> tuple[str, ...]:
+    """Those that are used where --dataset names none."""
+    if isinstance(one, Figure):
+        return one.datasets
+    return tuple(dict.fromkeys(c.settings["data"]["name"] for c in one.columns if not c.extra))
+
+
+def absent(one: Target, missing: Missing = missing_data) -> tuple[str, ...]:
+    """Data sets of a table that are not here, or too small; `missing` looks for one."""
+    if isinstance(one, Figure):
+        return tuple(name for name in data_sets(one) if missing(name) is not None)
+    lacking = (c.data[0] for c in one.columns if not c.extra and missing(*c.data))
+    return tuple(dict.fromkeys(lacking))
+
+
+def state_of(one: Target, missing: Missing = missing_data) -> str:
+    """In words: measured here, runs here, or runs where data are given."""
+    places, lacking = measured(one.name), absent(one, missing)
+    runs = "is drawn" if isinstance(one, Figure) else "runs"
+    rest = [name for name in data_sets(one) if name not in lacking]
+    parts = [f"measured here: {', '.join(places)}"] if places else []
+    if lacking:
+        here = f"{runs} here on {', '.join(rest)}, and " if rest and not places else f"{runs} "
+        parts.append(f"{here}where data are given: {', '.join(lacking)}")
+    return "; ".join(parts) or f"{runs} here"

@@ -252,10 +252,7 @@ def _curves(study: Study, cells: Sequence[Cell], store: Store) -> dict[str, Draw
         series = []
         for row in study.rows:
             cell = next(c for c in cells if c.column is column and c.row is row)
-            # Rounds in which densities are fitted come before those that the paper counts.
-            before = row.rounds_before(cell.options)
-            means = mean_curve(cell, store, study.metric)
-            curve = {t - before: value for t, value in means.items() if t > before}
+            curve = mean_curve(cell, store, study.metric)
             series.append(_line(row, list(curve), list(curve.values()), points=False))
         title = f"{study.title}: {column.heading}"
         for log in (False, True)[: 1 + study.log_log]:

@@ -10,15 +10,15 @@ from typing import Any
 
 from fedshift import __version__
 from fedshift.errors import InputError, unknown
-from fedshift.files import clean, make_folder, write
+from fedshift.files import clean, write
 from fedshift.papers.pictures.federations import federation_of
 from fedshift.papers.pictures.picture import Figure, Shown
 from fedshift.papers.protocols.study import missing_data
-from fedshift.papers.reproduce.output import PAGE, RESULTS, study_of
-from fedshift.papers.reproduce.reproduce import Request
+from fedshift.papers.reproduce.output import PAGE, RESULTS, page_text
+from fedshift.papers.reproduce.reproduce import Request, make_places
 from fedshift.report.layout import html_page, items, note, section, table
 from fedshift.report.shapes import alone, escape
-from fedshift.report.tables import escape_markdown, markdown
+from fedshift.report.tables import markdown
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,7 @@ def draw(figure: Figure, request: Request) -> Drawing:
     """
     _check(figure, request)
     done, problems = _shown(figure, request)
-    for place in filter(None, (request.out, request.publish)):
-        _make_place(place, figure)
+    make_places(request, figure.name)
     page = request.out / _folder(figure) / "index.html"
     drawing = Drawing(figure, request.command(), done, tuple(problems), page)
     _write(request.out / _folder(figure), drawing)
@@ -109,15 +108,6 @@ def _check(figure: Figure, request: Request) -> None:
             raise unknown(f"data set of {figure.name}", name, allowed)
 
 
-def _make_place(place: Path, figure: Figure) -> None:
-    folder = place / _folder(figure)
-    make_folder(folder)
-    if study_of(folder) not in (None, figure.name):
-        raise InputError(
-            f"{folder} holds {study_of(folder)}, not {figure.name}; name another folder"
-        )
-
-
 def _panels(drawing: Drawing) -> dict[str, tuple[str, str]]:
     """File name -> (drawing, caption)."""
     return {
@@ -131,24 +121,17 @@ def _write(folder: Path, drawing: Drawing) -> None:
     panels = _panels(drawing)
     for name, (text, _) in panels.items():
         write(folder / name, alone(text))
-    parts = [f"# {drawing.figure.name}: {escape_markdown(drawing.figure.title)}\n"]
-    parts += [f"`{drawing.command}`\n"]
-    parts += [markdown(t) for shown in drawing.shown.values() for t in shown.tables]
-    parts += [f"![{n}]({n})\n\n{escape_markdown(c)}\n" for n, (_, c) in panels.items()]
-    foot = (*drawing.problems, *drawing.notes)
-    parts += ["".join(f"- {escape_markdown(n)}\n" for n in foot)]
-    write(folder / PAGE, "\n".join(parts))
+    figure, foot = drawing.figure, (*drawing.problems, *drawing.notes)
+    tables = [markdown(t) for shown in drawing.shown.values() for t in shown.tables]
+    captions = {name: caption for name, (_, caption) in panels.items()}
+    text = page_text(figure.name, figure.title, drawing.command, tables, captions, foot)
+    write(folder / PAGE, text)
 
 
 def document_of(drawing: Drawing) -> dict[str, Any]:
     """The figure as one JSON value: its tables and its foot."""
     tables = [
-        {
-            "dataset": name,
-            "caption": t.caption,
-            "header": t.header,
-            "rows": t.rows,
-        }
+        {"dataset": name, "caption": t.caption, "header": t.header, "rows": t.rows}
         for name, shown in drawing.shown.items()
         for t in shown.tables
     ]

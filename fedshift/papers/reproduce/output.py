@@ -14,10 +14,11 @@ from fedshift.experiments.folder.run_folder import trained_with
 from fedshift.files import clean, write
 from fedshift.papers.reproduce.charts import charts
 from fedshift.papers.reproduce.plan import Plan
-from fedshift.papers.reproduce.results import Cell, Value
+from fedshift.papers.reproduce.results import Cell
 from fedshift.papers.reproduce.routing_charts import Drawn
 from fedshift.papers.reproduce.tables import (
     cell_table,
+    facts_of,
     numbers_table,
     paper_table,
     runs_by_seed,
@@ -198,36 +199,28 @@ def _cell(cell: Cell) -> dict[str, Any]:
         "absent": cell.absent,
         "diverged": cell.diverged,
         "stopped": cell.stopped,
-        "seeds": [_value(v) for v in cell.values],
-    }
-
-
-def _value(value: Value) -> dict[str, Any]:
-    return {
-        "seed": value.seed,
-        "value": value.value,
-        "round": value.round,
-        "chosen": value.chosen,
-        "validation_accuracy": value.validation,
-        "ess_fraction": value.ess_fraction,
-        "hull_distance": value.distance,
-        "run": value.run.name,
-        "config_sha256": value.config_sha256,
-        "data_sha256": value.lock.get("data_sha256"),
-        "split_sha256": value.lock.get("split_sha256"),
-        "other_runs": [run.name for run in value.others],
+        "seeds": [facts_of(v) for v in cell.values],
     }
 
 
 def markdown_page(outcome: Outcome, drawn: Mapping[str, Drawn], store: Store) -> str:
     """The tables, links to runs, drawings and the foot."""
-    study = outcome.plan.study
-    parts = [f"# {study.name}: {escape_markdown(study.title)}\n", f"`{outcome.command}`\n"]
-    like = paper_table(study, outcome.cells)
-    parts += [markdown(like)] if like else []
-    parts += [_markdown_links(cell_table(study, outcome.cells), outcome.cells, store)]
-    parts += [f"![{n}]({n})\n\n{escape_markdown(c.caption)}\n" for n, c in drawn.items()]
-    parts += ["".join(f"- {escape_markdown(n)}\n" for n in (*outcome.problems, *outcome.notes))]
+    study, like = outcome.plan.study, paper_table(outcome.plan.study, outcome.cells)
+    linked = _markdown_links(cell_table(study, outcome.cells), outcome.cells, store)
+    tables = [*([markdown(like)] if like else []), linked]
+    captions = {name: chart.caption for name, chart in drawn.items()}
+    foot = (*outcome.problems, *outcome.notes)
+    return page_text(study.name, study.title, outcome.command, tables, captions, foot)
+
+
+def page_text(
+    name: str, title: str, command: str, tables: Sequence[str], captions: Mapping[str, str],
+    foot: Sequence[str],
+) -> str:  # fmt: skip
+    """A table's or figure's page in Markdown; captions by the file name of the drawing."""
+    parts = [f"# {name}: {escape_markdown(title)}\n", f"`{command}`\n", *tables]
+    parts += [f"![{n}]({n})\n\n{escape_markdown(c)}\n" for n, c in captions.items()]
+    parts += ["".join(f"- {escape_markdown(n)}\n" for n in foot)]
     return "\n".join(parts)
 
 

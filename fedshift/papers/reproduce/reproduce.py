@@ -18,7 +18,6 @@ from fedshift.papers.protocols.study import narrowed
 from fedshift.papers.reproduce.catalogue import shipped_tuning, study
 from fedshift.papers.reproduce.charts import charts
 from fedshift.papers.reproduce.checks import check_backend, check_grids, check_plan
-from fedshift.papers.reproduce.forecast import forecast
 from fedshift.papers.reproduce.output import (
     Outcome,
     notes_of,
@@ -26,7 +25,7 @@ from fedshift.papers.reproduce.output import (
     study_of,
     write_outcome,
 )
-from fedshift.papers.reproduce.plan import Plan, check_overrides, wanted, with_size
+from fedshift.papers.reproduce.plan import Plan, check_overrides, forecast, wanted, with_size
 from fedshift.papers.reproduce.results import Cell, collect, scores
 from fedshift.papers.reproduce.tuning import (
     Records,
@@ -114,7 +113,7 @@ def reproduce(
     are there then.
     """
     plan = make_plan(request)
-    _check_places(request, plan)
+    make_places(request, plan.study.name, (RUNS,) * request.train)
     store = Store(request.out / RUNS, recorded_in(request.out))
     records: Records = {
         **read_tuned(shipped_tuning(plan.study), plan),
@@ -176,22 +175,23 @@ def make_plan(request: Request) -> Plan:
     return plan
 
 
-def _check_places(request: Request, plan: Plan) -> None:
+def make_places(request: Request, name: str, others: Sequence[str] = ()) -> None:
     """Make the folders for results, so that one that cannot be is met before any training.
 
-    Raises InputError where another paper's table of that name lies: fedpals/table1, made/table1.
+    others: more of them beside the table's. Raises InputError where another paper's table of that
+    name lies: fedpals/table1, made/table1.
     """
-    table = plan.study.name.rpartition("/")[2]
+    table = name.rpartition("/")[2]
     for place in filter(None, (request.out, request.publish)):
         make_folder(place / table)
-        other = study_of(place / table)
-        if other not in (None, plan.study.name):
+        there = study_of(place / table)
+        if there not in (None, name):
             raise InputError(
-                f"{place / table} holds {other}, not {plan.study.name}; name another folder with "
+                f"{place / table} holds {there}, not {name}; name another folder with "
                 f"{'--out' if place == request.out else '--publish'}"
             )
-    if request.train:
-        make_folder(request.out / RUNS)
+    for folder in others:
+        make_folder(request.out / folder)
 
 
 Do = Callable[[Mapping[str, Run]], Report]

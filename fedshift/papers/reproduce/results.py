@@ -281,12 +281,17 @@ def pick(done: Sequence[Finished], metric: Metric, picked_by: str = "validation_
 def mean_curve(cell: Cell, store: Store, metric: Metric) -> dict[int, Moments]:
     """Per round, the metric over the cell's seeds, for rounds that all have.
 
-    Without seeds whose training diverged, unless it is all of them.
+    Without seeds whose training diverged, unless it is all of them. Rounds in which densities are
+    fitted come before those that are counted.
     """
     # A run that diverged has no later rounds: with it, the mean curve would end there.
     whole = [v for v in cell.values if v.diverged is None] or cell.values
     curves = [store.curve(v.run, metric.key) for v in whole]
     if not curves:
         return {}
-    common = sorted(set(curves[0]).intersection(*curves[1:]))
-    return {t: moments([metric.scale * c[t] for c in curves], within=metric.within) for t in common}
+    before = cell.row.rounds_before(cell.options)
+    common = sorted(t for t in set(curves[0]).intersection(*curves[1:]) if t > before)
+    return {
+        t - before: moments([metric.scale * c[t] for c in curves], within=metric.within)
+        for t in common
+    }

@@ -25,10 +25,7 @@ def by_round(study: Study, cells: Sequence[Cell], store: Store) -> dict[str, Dra
         for metric in study.by_round:
             series = []
             for cell in _distinct(cells, column):
-                # Rounds in which densities are fitted come before those that are counted.
-                before = cell.row.rounds_before(cell.options)
-                means = mean_curve(cell, store, metric)
-                curve = {t - before: value for t, value in means.items() if t > before}
+                curve = mean_curve(cell, store, metric)
                 values = with_intervals(list(curve.values()))
                 name = cell.row.label.partition(",")[0]
                 look = look_of(cell.row.method) if with_looks(study) else None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from fedshift.papers.protocols.study import Metric, Printed, Study
-from fedshift.papers.reproduce.results import Cell
+from fedshift.papers.reproduce.results import Cell, Value
 from fedshift.report.tables import MISSING, Table
 from fedshift.sweeps.store import Store
 from fedshift.sweeps.texts import difference, interval, spread
@@ -87,30 +88,35 @@ def numbers_table(cells: Sequence[Cell]) -> Table:
     return Table(NUMBERS, tuple(rows), ("",) * 3 + ("g",) * 14 + ("",))
 
 
+def facts_of(value: Value) -> dict[str, Any]:
+    """A seed as one JSON value, with the runs that it comes from."""
+    return {
+        "seed": value.seed,
+        "value": value.value,
+        "round": value.round,
+        "chosen": value.chosen,
+        "validation_accuracy": value.validation,
+        "ess_fraction": value.ess_fraction,
+        "hull_distance": value.distance,
+        "run": value.run.name,
+        "config_sha256": value.config_sha256,
+        "data_sha256": value.lock.get("data_sha256"),
+        "split_sha256": value.lock.get("split_sha256"),
+        "other_runs": [run.name for run in value.others],
+    }
+
+
 def seeds_table(cells: Sequence[Cell]) -> Table:
     """One line per seed, with the run it comes from, for CSV."""
-    rows = tuple(
-        (
-            c.column.dataset,
-            c.column.split,
-            c.row.label,
-            v.seed,
-            v.value,
-            v.round,
-            v.chosen,
-            v.validation,
-            v.ess_fraction,
-            v.distance,
-            v.over_rounds,
-            v.run.name,
-            v.config_sha256,
-            " ".join(run.name for run in v.others),
-        )
-        for c in cells
-        for v in c.values
-    )
+    rows = []
+    for c in cells:
+        where = {"dataset": c.column.dataset, "split": c.column.split, "method": c.row.label}
+        for v in c.values:
+            others = " ".join(run.name for run in v.others)
+            facts = where | facts_of(v) | {"over_rounds": v.over_rounds, "other_runs": others}
+            rows.append(tuple(facts[name] for name in SEEDS))
     formats = ("", "", "", "d", "g", "d", "", "g", "g", "g", "g", "", "", "")
-    return Table(SEEDS, rows, formats)
+    return Table(SEEDS, tuple(rows), formats)
 
 
 def runs_by_seed(cell: Cell, store: Store, linked: str, recorded: str) -> str:
