@@ -66,7 +66,7 @@ def opening_event(
 
     def named(client: int) -> dict[str, Any]:
         names = prepared.custom.clients
-        return {"client": client, **({} if names is None else {"name": names[client]})}
+        return {"client": client, **({"name": names[client]} if names else {})}
 
     return {
         "event": "claims",
