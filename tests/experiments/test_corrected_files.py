@@ -16,9 +16,8 @@ import torch
 from fedshift.errors import DataError, InputError
 from fedshift.evaluation.scores import score
 from fedshift.experiments.config.load import validate
-from fedshift.experiments.folder.corrected_parts import CORRECTION, UNCORRECTED, with_correction
 from fedshift.experiments.folder.run_models import load_models
-from fedshift.experiments.folder.stored import read_parts
+from fedshift.experiments.folder.stored import CORRECTION, UNCORRECTED, read_parts, with_correction
 from fedshift.experiments.task.preparing import prepare
 from fedshift.server.prior import Correction, prior_shift
 from support.federation_grid import here

@@ -22,14 +22,8 @@ from fedshift.evaluation.serving import serve
 from fedshift.experiments.config.load import load_config, validate
 from fedshift.experiments.experiment import record
 from fedshift.experiments.folder.routers import load_router
-from fedshift.experiments.folder.run_models import (
-    RunModels,
-    load_models,
-    model_parts,
-    served_in,
-    sizes_in,
-    took_part,
-)
+from fedshift.experiments.folder.run_models import RunModels, load_models, sizes_in
+from fedshift.experiments.folder.stored import model_parts, served_in, took_part
 from fedshift.experiments.measures.routing_details import details
 from fedshift.experiments.measures.served import TOLERANCE, measure, models
 from fedshift.experiments.task.preparing import prepare

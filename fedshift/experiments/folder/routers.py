@@ -17,21 +17,23 @@ from fedshift.arguments import check_path
 from fedshift.errors import DataError, InputError, check_name
 from fedshift.experiments.config.schema import Config
 from fedshift.experiments.config.settings import setting
-from fedshift.experiments.folder.corrected_parts import without_correction
 from fedshift.experiments.folder.run_models import (
+    classes_in,
+    complete_config,
+    network_of,
+    sizes_in,
+)
+from fedshift.experiments.folder.stored import (
     FIRST,
     FIRST_BUFFERS,
     ON_SITES,
     WHO,
     check_fit,
-    classes_in,
     complete,
-    complete_config,
-    network_of,
-    sizes_in,
+    read_parts,
     took_part,
+    without_correction,
 )
-from fedshift.experiments.folder.stored import read_parts
 from fedshift.record.folder import CLIENTS, MODEL, ROUTER
 from fedshift.router.calibration import Calibration, HeldOut
 from fedshift.router.moments import Moments, pooled

@@ -1,10 +1,9 @@
-"""The models that a run served: how its folder stores them."""
+"""The models that a complete run served, loaded from its folder."""
 
 from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,8 +19,19 @@ from fedshift.experiments.config.load import load_config
 from fedshift.experiments.config.named_files import check_files
 from fedshift.experiments.config.python_names import is_python
 from fedshift.experiments.config.schema import Config
-from fedshift.experiments.folder.corrected_parts import Applied, correction_in
-from fedshift.experiments.folder.stored import misfit, read_parts
+from fedshift.experiments.folder.stored import (
+    ON_SITES,
+    WHO,
+    Applied,
+    Pair,
+    check_fit,
+    complete,
+    correction_in,
+    read_parts,
+    same_bits,
+    served_in,
+    took_part,
+)
 from fedshift.experiments.task.first_model import named_network
 from fedshift.experiments.task.preparing import prepare
 from fedshift.files import is_file, read_object
@@ -29,13 +39,6 @@ from fedshift.model import Model
 from fedshift.record.folder import CLIENTS, CONFIG, ENCODING, MODEL, SUMMARY
 from fedshift.record.summary import first_error
 from fedshift.tasks.encoding import Encoding
-from fedshift.tree import Params, Parts
-
-Pair = tuple[Params, Params]
-# The first model, which clients that never took part serve, and the ids of those that did.
-FIRST, FIRST_BUFFERS, WHO = "first", "first_buffers", "clients"
-# Among the latter, where the clients' models are no part of the file.
-ON_SITES = "on_sites"
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,105 +116,6 @@ def load_models(
     return RunModels(model, shared, served, participants, corrected=corrected)
 
 
-def model_parts(
-    shared: Pair, first: Pair, served: Sequence[Pair], took_part: Iterable[int]
-) -> Parts:
-    """The parts of model.safetensors: the server's model, and of each client what is its own.
-
-    `served` [M] are the clients' models, () where only the server's is served. A tensor that is the
-    server's, or the first model's on a client that never took part, is written once. Tensors are
-    compared by their bits, since workers and --resume make copies of what is shared elsewhere.
-    """
-    parts: Parts = {"params": shared[0], "buffers": shared[1]}
-    if not served:
-        return parts
-    drawn = set(took_part)
-    idle = [served[i] for i in range(len(served)) if i not in drawn]
-    # The first model's tensors are stored only where an idle client still serves them.
-    begun = tuple(
-        {
-            k: v for k, v in tree.items()
-            if not same_bits(shared[j].get(k), v)
-            and any(same_bits(pair[j].get(k), v) for pair in idle)
-        }
-        for j, tree in enumerate(first)
-    )  # fmt: skip
-    for i, pair in enumerate(served):
-        sent = shared if i in drawn else tuple(a | b for a, b in zip(shared, begun, strict=True))
-        changed = [
-            {k: v for k, v in tree.items() if not same_bits(sent[j].get(k), v)}
-            for j, tree in enumerate(pair)
-        ]
-        # A complete model ("personal"), or the parts that complete the server's ("private").
-        kind = "personal" if changed[0].keys() == pair[0].keys() else "private"
-        parts[f"client{i}.{kind}"], parts[f"client{i}.{kind}_buffers"] = changed
-    # int64, because the reader takes no other whole numbers (`stored.read_parts`).
-    member = torch.tensor([i in drawn for i in range(len(served))]).long()
-    return parts | {FIRST: begun[0], FIRST_BUFFERS: begun[1], WHO: {"took_part": member}}
-
-
-def parts_without_clients(
-    shared: Pair, first: Pair, took_part: Iterable[int], clients: int
-) -> Parts:
-    """`model_parts` where each client's model stayed at its site.
-
-    It has those tensors of the first model that the server's lacks. With them the network is
-    complete, and a router, which needs the server's model alone, can answer.
-    """
-    lacking = [
-        {k: v for k, v in tree.items() if k not in shared[j]} for j, tree in enumerate(first)
-    ]
-    drawn = set(took_part)
-    member = torch.tensor([i in drawn for i in range(clients)]).long()
-    who = {"took_part": member, ON_SITES: torch.ones((), dtype=torch.int64)}
-    return {
-        "params": shared[0], "buffers": shared[1], FIRST: lacking[0], FIRST_BUFFERS: lacking[1],
-        WHO: who,
-    }  # fmt: skip
-
-
-def same_bits(a: Tensor | None, b: Tensor) -> bool:
-    """Whether both have the same type, shape and bits; the sign of zeros counts."""
-    # Clients share most tensors: the same object needs no comparison.
-    if a is None or a is b:
-        return a is b
-    alike = (a.dtype, a.shape, a.device) == (b.dtype, b.shape, b.device)
-    return alike and torch.equal(bits(a), bits(b))
-
-
-def bits(v: Tensor) -> Tensor:
-    """The bytes of a tensor, as a vector."""
-    return v.detach().contiguous().flatten().view(torch.uint8)
-
-
-def took_part(parts: Mapping[str, Params], clients: int, path: Path) -> tuple[int, ...]:
-    """Ids of the clients that were drawn. Raises DataError where the file has other clients."""
-    member = parts[WHO].get("took_part")
-    if member is None or member.shape != (clients,):
-        raise DataError(f"{path}: damaged (it does not say which of {clients} clients took part)")
-    return tuple(member.nonzero().flatten().tolist())
-
-
-def served_in(parts: Mapping[str, Params], client: int, drawn: bool) -> Pair:
-    """The inverse of `model_parts` for one client; drawn: whether it took part."""
-
-    def whole(shared: str, begun: str, suffix: str) -> Params:
-        first = {} if drawn else parts.get(begun, {})
-        pair = (parts.get(f"client{client}.{kind}{suffix}", {}) for kind in ("private", "personal"))
-        private, personal = pair
-        return parts[shared] | first | private | personal
-
-    return whole("params", FIRST, ""), whole("buffers", FIRST_BUFFERS, "_buffers")
-
-
-def complete(parts: Mapping[str, Params]) -> Pair:
-    """The server's model, completed by the first one's tensors where it lacks some."""
-    return (
-        parts.get(FIRST, {}) | parts["params"],
-        parts.get(FIRST_BUFFERS, {}) | parts["buffers"],
-    )
-
-
 def complete_config(folder: Path) -> Config:
     """The configuration of a complete run. Raises InputError for other folders."""
     if not is_file(folder / CONFIG):
@@ -284,10 +188,3 @@ def network_of(config: Config, folder: Path, clients: int, shape: tuple[int, ...
         return custom_network(config.model.name, task, seed, layout)
     traits, classes = recipes.traits_of(config.method.name), len(classes_in(folder))
     return named_network(config.model, traits, shape, classes, seed, clients, layout)
-
-
-def check_fit(path: Path, model: Model, many: Iterable[Iterable[Params]]) -> None:
-    """Each of these must be this network's trees, in names and shapes. Raises DataError."""
-    for trees in many:
-        if odd := misfit(trees, model):
-            raise DataError(f"{path}: {odd}; give the shape of one input as in training")

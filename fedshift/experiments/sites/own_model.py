@@ -15,8 +15,7 @@ from fedshift import recipes
 from fedshift.arguments import check_path
 from fedshift.errors import DataError
 from fedshift.experiments.config.load import load_config
-from fedshift.experiments.folder.run_models import Pair, check_fit
-from fedshift.experiments.folder.stored import read_parts
+from fedshift.experiments.folder.stored import Pair, check_fit, read_parts
 from fedshift.experiments.task.first_model import named_network
 from fedshift.files import read_object, write
 from fedshift.record.folder import CONFIG, MODEL
