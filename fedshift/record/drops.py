@@ -31,7 +31,7 @@ class Drop(NamedTuple):
 
 def drop_text(event: Mapping[str, Any]) -> str:
     """Who drops out of a round, and why, of a `dropped` event; its reason comes from elsewhere."""
-    where = f"round {event['round']}: client {event['client']}"
+    where = f"round {event['round']}: {_called(event)}"
     return visible(f"{where} dropped out ({event['kind']}): {event['reason']}")
 
 
@@ -43,13 +43,18 @@ def news_text(event: Mapping[str, Any]) -> str:
     elif kind == "waiting":
         text = _waiting(event)
     elif kind == "unscored":
-        where = f"round {event['round']}: no scores of client {event['client']}"
+        where = f"round {event['round']}: no scores of {_called(event)}"
         text = f"{where} ({event['kind']}): {event['reason']}"
     elif kind == "joined":
-        text = f"client {event['client']} has joined, and takes part from round {event['round']}"
+        text = f"{_called(event)} has joined, and takes part from round {event['round']}"
     elif kind == "refused":
         text = f"{event['node']} has joined late, and cannot take part: {event['reason']}"
     return visible(text)
+
+
+def _called(event: Mapping[str, Any]) -> str:
+    """A client by its name where the event has one, as of sites, else by its number."""
+    return str(event.get("name", f"client {event['client']}"))
 
 
 def _waiting(event: Mapping[str, Any]) -> str:

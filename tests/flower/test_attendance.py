@@ -194,7 +194,7 @@ def test_scores_that_are_missing(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 @pytest.mark.slow
 def test_answers_about_data_and_scores_of_sites(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Scores have the time that a round has; a site without is named, and ends no run."""
     monkeypatch.setattr(awaited, "LONG", 0.0)
@@ -219,3 +219,5 @@ def test_answers_about_data_and_scores_of_sites(
     ]
     missed = {(e["round"], e["client"], e["kind"]) for e in events if e["event"] == "unscored"}
     assert missed == {(1, 1, "error"), (2, 1, "error")}
+    lines = lines_of(events, capsys)
+    assert "round 2: no scores of east (error): the disk is on fire\n" in lines

@@ -20,6 +20,7 @@ import fedshift as fs
 from fedshift.errors import DataError, InputError
 from fedshift.experiments.sites.answering import EXPERIMENT
 from fedshift.flower.notices import NOTICES
+from fedshift.record.drops import news_text
 from support.own_sites import FILE, SITES, deploy, joined, places, resolved, together
 
 SAME = ("model.safetensors", "encoding.json", "clients.csv")
@@ -258,6 +259,8 @@ def test_data_that_change_while_a_run_goes_on(
     lost = [(e["round"], d) for e in events if e["event"] == "round" for d in e.get("dropped", ())]
     assert [(t, d["client"]) for t, d in lost] == [(2, 1)]
     assert "its data are not those with which the run began" in lost[0][1]["reason"]
+    said = [news_text(event) for event in events if event["event"] == "dropped"]
+    assert said[0].startswith("round 2: east dropped out (error): its data are not those")
     notes = " ".join(json.loads((out / "summary.json").read_text())["why"])
     assert "The estimate is of 2 of 3 clients" in notes
     assert re.search(r"tested on \d+ of \d+ test examples: the others are at clients", notes)

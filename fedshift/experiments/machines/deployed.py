@@ -63,8 +63,9 @@ def main(grid: Grid, context: Context) -> None:
         check_min_clients(config.data)
         waits["min_clients"] = least
     out = Path(str(given["out"]))
-    news = News(out, config.name)
-    Awaited(grid, news, {f"client-{i}": name for i, name in enumerate(config.data.clients or ())})
+    names = config.data.clients or ()
+    news = News(out, config.name, names=names)
+    Awaited(grid, news, {f"client-{i}": name for i, name in enumerate(names)})
     prepares = partial(gather, grid, config, waits, news) if at_sites else partial(prepare, config)
     with _folder(out, config, prepares) as (folder, prepared):
         # After every round: on Flower a round takes seconds at least, a checkpoint less.

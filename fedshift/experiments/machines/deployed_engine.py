@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -53,17 +53,20 @@ def name_of(folder: Path) -> str:
 class News:
     """Writes events of a run as they happen; t: the last round that is complete.
 
-    A round's own event comes at its end, which may be an hour later.
+    A round's own event comes at its end, which may be an hour later. names: of the clients, where
+    they have any.
     """
 
     folder: Path
     run: str
     t: int = 0
+    names: Sequence[str] = ()
 
     def __call__(self, event: Mapping[str, Any]) -> None:
         # Sites that score a model are not told the round.
         round_ = {"round": self.t} if event["event"] == "unscored" else {}
-        EventLog(self.folder)({"event": event["event"], "run": self.run, **round_, **event})
+        name = {"name": self.names[event["client"]]} if self.names and "client" in event else {}
+        EventLog(self.folder)({"event": event["event"], "run": self.run, **round_, **name, **event})
 
 
 @dataclass
