@@ -120,9 +120,9 @@ def note(text: str) -> str:
     return f'<p class="lead">{escape(text)}</p>'
 
 
-def table(rows: Table) -> str:
-    """A table that scrolls on a narrower page."""
-    return f'<div class="wide">{html_table(rows)}</div>'
+def table(rows: Table, last: Sequence[str] = ()) -> str:
+    """A table that scrolls on a narrower page. last: as of `html_table`."""
+    return f'<div class="wide">{html_table(rows, last)}</div>'
 
 
 def fold(rows: Table) -> str:

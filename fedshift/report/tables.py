@@ -101,13 +101,20 @@ def shown(table: Table) -> tuple[tuple[str, ...], ...]:
     )
 
 
-def markdown(table: Table) -> str:
-    """A GitHub-flavoured Markdown table; numbers right-aligned, markup in names made literal."""
-    rule = "|".join("---:" if spec else "---" for spec in table.formats)
-    rows = (table.header, *shown(table))
-    lines = ["| " + " | ".join(escape_markdown(c) for c in row) + " |" for row in rows]
+def markdown(table: Table, last: Sequence[str] = ()) -> str:
+    """A GitHub-flavoured Markdown table; numbers right-aligned, markup in names made literal.
+
+    last: one more column, its heading first, written as it is: links, for example.
+    """
+    rule = "|".join(["---:" if spec else "---" for spec in table.formats] + ["---"] * bool(last))
+    rows = [[escape_markdown(cell) for cell in row] for row in (table.header, *shown(table))]
+    lines = ["| " + " | ".join(row) + " |" for row in _with_last(rows, last)]
     text = "\n".join([lines[0], f"|{rule}|", *lines[1:]]) + "\n"
     return f"{escape_markdown(table.caption)}\n\n{text}" if table.caption else text
+
+
+def _with_last(rows: list[list[str]], last: Sequence[str]) -> list[list[str]]:
+    return [[*row, cell] for row, cell in zip(rows, last, strict=True)] if last else rows
 
 
 def plain(table: Table) -> str:
@@ -145,17 +152,15 @@ def latex(table: Table) -> str:
     return "\n".join(lines) + "\n"
 
 
-def html_table(table: Table) -> str:
-    """An HTML `<table>`; number cells have the class `num`."""
-    kinds = [' class="num"' if spec else "" for spec in table.formats]
+def html_table(table: Table, last: Sequence[str] = ()) -> str:
+    """An HTML `<table>`; number cells have the class `num`. last: as of `markdown`."""
+    kinds = [' class="num"' if spec else "" for spec in table.formats] + [""] * bool(last)
     caption = f"<caption>{escape(table.caption)}</caption>" if table.caption else ""
-    heads = zip(table.header, kinds, strict=True)
-    head = "".join(f'<th scope="col"{kind}>{escape(cell)}</th>' for cell, kind in heads)
+    rows = [[escape(cell) for cell in row] for row in (table.header, *shown(table))]
+    names, *cells = (zip(row, kinds, strict=True) for row in _with_last(rows, last))
+    head = "".join(f'<th scope="col"{kind}>{cell}</th>' for cell, kind in names)
     body = "\n".join(
-        "<tr>"
-        + "".join(f"<td{kind}>{escape(c)}</td>" for c, kind in zip(row, kinds, strict=True))
-        + "</tr>"
-        for row in shown(table)
+        "<tr>" + "".join(f"<td{kind}>{cell}</td>" for cell, kind in row) + "</tr>" for row in cells
     )
     return f"<table>{caption}<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table>"
 

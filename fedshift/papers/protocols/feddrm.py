@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fedshift.papers.datasets.retina import ratios_text
@@ -28,6 +29,8 @@ ROUNDS = 800
 SYSTEM = Metric("system accuracy, %", "system_accuracy", digits=2, stop="last", last=50)
 AVERAGE = Metric("average accuracy, %", "average_accuracy", digits=2, stop="last", last=50)
 BOTH = {"system": "system_accuracy", "average": "average_accuracy"}
+# A table of the paper: system accuracy, every row against fine-tuned FedAvg.
+Table = partial(Study, metric=SYSTEM, baseline="FedAvgFT")
 NAMES = {"cifar-10": "CIFAR-10", "cifar-20": "CIFAR-20", "cifar-100": "CIFAR-100"}
 
 # --------------------------------------------------------------------------- methods
@@ -126,7 +129,7 @@ def split_of(partition: str) -> str:
 def _table(number: int, metric: Metric) -> Study:
     what = "a query sent to the pooled test set" if number == 1 else "each client's own queries"
     shards = {"cifar-10": 5, "cifar-20": 25, "cifar-100": 25}
-    return Study(
+    return Table(
         f"feddrm/table{number}",
         f"{metric.name.partition(',')[0].capitalize()}: {what}",
         ALL,
@@ -138,7 +141,6 @@ def _table(number: int, metric: Metric) -> Study:
             f"feddrm_table{number}",
             lambda r: (r["dataset"], split_of(r["partition"]), r["method"]),
         ),
-        baseline="FedAvgFT",
     )
 
 
@@ -158,34 +160,30 @@ def label_of(row: Mapping[str, str]) -> str:
 
 def _table3() -> Study:
     columns = tuple(_on_cifar_10(f"M={m}", m, transform="wide") for m in (8, 16, 24, 32))
-    return Study(
+    return Table(
         "feddrm/table3",
         "Number of clients, CIFAR-10",
         both(FEDAS, AVGFT, FEDDRM),
         columns,
         ROUNDS,
         (*TABLES, "Client i has entry i of the 54 looks, two bits kept where it posterises."),
-        metric=SYSTEM,
         printed=printed(
             "feddrm_table3", lambda r: ("CIFAR-10", f"M={r['num_clients']}", label_of(r))
         ),
-        baseline="FedAvgFT",
     )
 
 
 def _table4() -> Study:
-    return Study(
+    return Table(
         "feddrm/table4",
         "Strength of label shift, CIFAR-10",
         both(*ALL),
         tuple(_dirichlet("cifar-10", a) for a in (0.3, 1.3, 2.3)),
         ROUNDS,
         TABLES,
-        metric=SYSTEM,
         printed=printed(
             "feddrm_table4", lambda r: ("CIFAR-10", f"Dir={r['dir_alpha']}", label_of(r))
         ),
-        baseline="FedAvgFT",
     )
 
 
@@ -201,7 +199,7 @@ def _fig4() -> Study:
     )  # fmt: skip
     columns = (_dirichlet("cifar-10", 0.3),)
     title = "Weight lambda of the class loss"
-    return Study("feddrm/fig4", title, rows, columns, ROUNDS, chosen, metric=SYSTEM, baseline="")
+    return Table("feddrm/fig4", title, rows, columns, ROUNDS, chosen, baseline="")
 
 
 def _fig5() -> Study:
@@ -209,9 +207,7 @@ def _fig5() -> Study:
     title = "Strength of the feature shift"
     rows = (*both(FEDAS, AVGFT, FEDDRM), drm(0.8, "FedDRM, client", "router_accuracy"))
     chosen = (*TABLES, "Client accuracy is FedDRM's alone: the other methods have no router.")
-    return Study(
-        "feddrm/fig5", title, rows, columns, ROUNDS, chosen, metric=SYSTEM, baseline="FedAvgFT"
-    )
+    return Table("feddrm/fig5", title, rows, columns, ROUNDS, chosen)
 
 
 def _fig6() -> Study:
@@ -228,7 +224,7 @@ def _fig6() -> Study:
         AVERAGED, LAMBDA, ROUTING, *POOL,
         "LeNet with group normalisation, torch's first weights: from the authors' code.",
     )  # fmt: skip
-    return Study("feddrm/fig6", title, rows, columns, ROUNDS, chosen, metric=SYSTEM, baseline="")
+    return Table("feddrm/fig6", title, rows, columns, ROUNDS, chosen, baseline="")
 
 
 def _body_drift() -> Study:
@@ -247,7 +243,7 @@ def _body_drift() -> Study:
     metric = Metric("gradient drift", "drift_client", 1.0, 5, stop="last", last=1)
     title = "How far clients' gradients are from their mean, over the shared body"
     columns = (_dirichlet("cifar-10", 0.3), *small_columns())
-    return Study(
+    return Table(
         "feddrm/fig3-body", title, rows, columns, ROUNDS, chosen, metric=metric, baseline=""
     )
 
@@ -274,9 +270,9 @@ def _fig7() -> Study:
         f"Class ratios: {ratios_text()}.",
         "Training loss: the mean of what clients' steps have seen, proximal terms included.",
     )  # fmt: skip
-    return Study(
+    return Table(
         "feddrm/fig7", "Glaucoma from three sources", both(*(shorten(row) for row in ALL)),
-        (column,), 100, chosen, metric=SYSTEM, baseline="FedAvgFT",
+        (column,), 100, chosen,
         by_round=(Metric("training loss, nats", "train_loss", 1.0, 3),),
     )  # fmt: skip
 

@@ -55,7 +55,7 @@ def _printed() -> dict[Place, Printed]:
 
 def _published() -> Study:
     first = feddrm.studies()["feddrm/table1"]
-    return Study(
+    return feddrm.Table(
         "feddrm/table1-published",
         "System accuracy, baselines as the authors run them and as published",
         (*_rivals(), feddrm.AVGFT, feddrm.FEDDRM, BY_VALIDATION),
@@ -71,9 +71,7 @@ def _published() -> Study:
             "accuracy on a tenth of each client's training examples, which the runs of the grid "
             "do not train on (--tune). The paper says that a validation set may be used.",
         ),
-        metric=feddrm.SYSTEM,
         printed=_printed(),
-        baseline="FedAvgFT",
         rivals={"as the authors run them": AUTHORS, "as published": PUBLISHED},
         verdict=("FedDRM",),
     )

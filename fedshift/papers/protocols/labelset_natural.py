@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedshift.papers.protocols.labelsets import AHEAD, MODES, SERVED, open_rows
+from fedshift.papers.protocols.labelsets import AHEAD, MODES, SERVED, Table, open_rows
 from fedshift.papers.protocols.study import Column, Row, Study
 
 ROUNDS = 20
@@ -44,7 +44,7 @@ def _column(name: str, epochs: int, unlabeled: int, seeds: int, rounds: int = RO
 
 def studies() -> dict[str, Study]:
     """The one study, by name."""
-    study = Study(
+    study = Table(
         "labelsets/natural",
         "Label sets that come with the data",
         (*open_rows(("FedAvg", "FedProx", "SCAFFOLD", "Ditto")), *_tuned()),
@@ -77,8 +77,6 @@ def studies() -> dict[str, Study]:
         ),
         metric=SERVED,
         plot="rows",
-        baseline="",
         compared=AHEAD,
-        interval="bootstrap",
     )
     return {study.name: study}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fedshift.papers.protocols.study import Column, Metric, Row, Study
@@ -47,6 +48,9 @@ CAUTION = (
 )
 SMALL_ROUNDS = 80
 VERDICT = ("FedDRM, hard routing", "FedDRM, refitted router", "FedDRM, mixture")
+
+
+_Table = partial(Study, metric=SMALL, baseline="FedAvg, global model")
 
 
 def small_rows() -> tuple[Row, ...]:
@@ -113,16 +117,14 @@ def small_columns() -> tuple[Column, ...]:
 
 
 def _small() -> Study:
-    return Study(
+    return _Table(
         "feddrm/small",
         "Does routing beat one global model?",
         small_rows(),
         small_columns(),
         SMALL_ROUNDS,
         CAUTION,
-        metric=SMALL,
         plot="routing",
-        baseline="FedAvg, global model",
         verdict=VERDICT,
     )
 
@@ -141,9 +143,8 @@ def _heart() -> Study:
     )
     title = "Four hospitals: one model, their own, or routing"
     rows = _rows_of("FedAvg, global", "FedDRM, ", "Ditto", "Local only")
-    return Study(
-        "feddrm/heart", title, rows, (column,), 40, chosen, metric=SMALL,
-        plot="routing", baseline="FedAvg, global model", verdict=VERDICT,
+    return _Table(
+        "feddrm/heart", title, rows, (column,), 40, chosen, plot="routing", verdict=VERDICT,
     )  # fmt: skip
 
 
@@ -166,7 +167,7 @@ def _lenet() -> Study:
         for split, shift in (("Dir=0.3", DIRICHLET), ("SPC=5", shards))
     )
     tuned = _voted("FedAvgFT, 12.5 % tuning", tuned_row("", "fedavgft", 100))
-    return Study(
+    return _Table(
         "feddrm/lenet",
         "Table 1's data with a small network: one model, their own, or routing",
         (*_rows_of("FedAvg, global", "FedDRM, ", "Ditto", "FedRep", "Local only"), *tuned),
@@ -177,7 +178,6 @@ def _lenet() -> Study:
             "Tables 1 and 2, measured after the last round.",
         ),
         metric=replace(SMALL, last=1),
-        baseline="FedAvg, global model",
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from fedshift.papers.reproduce.verdict import margins, stopped_early, verdicts, 
 from fedshift.report.layout import figure, html_page, items, note, section, table
 from fedshift.report.shapes import alone, escape
 from fedshift.report.svg import svg
-from fedshift.report.tables import Table, csv_text, escape_markdown, latex, markdown, shown
+from fedshift.report.tables import csv_text, escape_markdown, latex, markdown
 from fedshift.sweeps.records import RECORDS, read_records, write_records
 from fedshift.sweeps.store import Store
 
@@ -206,7 +206,8 @@ def _cell(cell: Cell) -> dict[str, Any]:
 def markdown_page(outcome: Outcome, drawn: Mapping[str, Drawn], store: Store) -> str:
     """The tables, links to runs, drawings and the foot."""
     study, like = outcome.plan.study, paper_table(outcome.plan.study, outcome.cells)
-    linked = _markdown_links(cell_table(study, outcome.cells), outcome.cells, store)
+    runs = runs_by_seed(outcome.cells, store, "[{}]({})", "{} `{}`")
+    linked = markdown(replace(cell_table(study, outcome.cells), caption=""), runs)
     tables = [*([markdown(like)] if like else []), linked]
     captions = {name: chart.caption for name, chart in drawn.items()}
     foot = (*outcome.problems, *outcome.notes)
@@ -224,15 +225,6 @@ def page_text(
     return "\n".join(parts)
 
 
-def _markdown_links(cells: Table, sources: Sequence[Cell], store: Store) -> str:
-    lines = ["| " + " | ".join((*map(escape_markdown, cells.header), "Runs by seed")) + " |"]
-    lines.append("|" + "---|" * (len(cells.header) + 1))
-    for row, cell in zip(shown(cells), sources, strict=True):
-        runs = runs_by_seed(cell, store, "[{}]({})", "{} `{}`")
-        lines.append("| " + " | ".join((*map(escape_markdown, row), runs)) + " |")
-    return "\n".join(lines) + "\n"
-
-
 def _latex(outcome: Outcome) -> str:
     like = paper_table(outcome.plan.study, outcome.cells)
     tables = [latex(like)] if like else []
@@ -248,19 +240,9 @@ def _html(outcome: Outcome, drawn: Mapping[str, Drawn], store: Store) -> str:
     parts += [section("problems", "Not run", items(outcome.problems))] if outcome.problems else []
     parts += [section("table", beside, table(like))] if like else []
     parts += [section("plots", "Drawings", *(figure(c.chart, c.caption) for c in drawn.values()))]
-    linked = _html_links(cell_table(study, outcome.cells), outcome.cells, store)
+    runs = runs_by_seed(outcome.cells, store, '<a href="{1}">{0}</a>', "{} <code>{}</code>")
+    linked = table(replace(cell_table(study, outcome.cells), caption=""), runs)
     parts += [section("cells", "Every cell, with its runs", linked)]
     foot = "What was found, chosen" if study.verdict else "What was chosen"
     parts += [section("notes", f"{foot}, tuned or changed", items(outcome.notes))]
     return html_page(study.title, parts)
-
-
-def _html_links(cells: Table, sources: Sequence[Cell], store: Store) -> str:
-    head = "".join(f'<th scope="col">{escape(h)}</th>' for h in (*cells.header, "Runs by seed"))
-    body = []
-    for row, cell in zip(shown(cells), sources, strict=True):
-        runs = runs_by_seed(cell, store, '<a href="{1}">{0}</a>', "{} <code>{}</code>")
-        data = "".join(f"<td>{escape(text)}</td>" for text in row)
-        body.append(f"<tr>{data}<td>{runs}</td></tr>")
-    table_ = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
-    return f'<div class="wide">{table_}</div>'

@@ -119,18 +119,20 @@ def seeds_table(cells: Sequence[Cell]) -> Table:
     return Table(SEEDS, tuple(rows), formats)
 
 
-def runs_by_seed(cell: Cell, store: Store, linked: str, recorded: str) -> str:
-    """Each seed with the address of its run's folder, or with the id of its record.
+def runs_by_seed(
+    cells: Sequence[Cell], store: Store, linked: str, recorded: str
+) -> tuple[str, ...]:
+    """A column of each cell's seeds with the address of its run's folder, or the record's id.
 
     linked, recorded: how to write (seed, address) and (seed, id). Names of runs need no escaping.
     """
-    parts = []
-    for v in cell.values:
-        if store.record(v.run) is None:
-            parts.append(linked.format(v.seed, f"../runs/{v.run.name}"))
-        else:
-            parts.append(recorded.format(v.seed, v.run.id))
-    return " ".join(parts)
+
+    def one(value: Value) -> str:
+        if store.record(value.run) is None:
+            return linked.format(value.seed, f"../runs/{value.run.name}")
+        return recorded.format(value.seed, value.run.id)
+
+    return ("Runs by seed", *(" ".join(map(one, cell.values)) for cell in cells))
 
 
 def here(cell: Cell, metric: Metric) -> str:
