@@ -147,13 +147,20 @@ def test_routing_in_the_small_setting(tmp_path: Path) -> None:
 
 
 def test_the_feddrm_tables_run_on_their_own_network(tmp_path: Path) -> None:
-    """Every method of Table 1 for two rounds of five steps of the ResNet-18, on few images."""
+    """Methods of Table 1 for two rounds of five steps of the ResNet-18, on few images.
+
+    Without FedProxFT and FedSAMFT, which take the network apart as FedAvgFT does; on a small one:
+    `papers/test_reproduce_feddrm_rounds.py`.
+    """
     needs("cifar-10")
+    methods = "confree,ditto,fedala,fedas,fedavgft,fedbabu_drm_repo,feddrm,fedpac,fedrep"
     told = fedshift(
         tmp_path, "reproduce", "feddrm/table1", "--dataset", "cifar-10", "--split", "SPC=5",
         "--rounds", "2", "--out", "r", "-c", "data.limit=100", "-c", "training.steps=5",
-        "-c", "training.batch=2", "--jobs", "2",
+        "-c", "training.batch=2", "--methods", methods, "--jobs", "2",
     )  # fmt: skip
     assert not told["failures"]
-    assert len(told["trained"]) == 11
-    assert all(0 <= cell["here"]["mean"] <= 100 for cell in told["cells"])
+    assert len(told["trained"]) == 9
+    cells = [cell for cell in told["cells"] if cell["seeds"]]
+    assert len(cells) >= 9
+    assert all(0 <= cell["here"]["mean"] <= 100 for cell in cells)
