@@ -155,7 +155,7 @@ class _Stay:
             self._wait_for_server(why)
         elif not node.joined and time.monotonic() >= max(self.until, self.begun + BEGINS):
             why = f"{self.server} answers, but the SuperNode has not joined it (see {self.log})"
-            raise InputError(f"{why}, for {self.patience:g} s now")
+            raise InputError(f"{why}, for {time.monotonic() - self.begun:.0f} s now")
         elif node.joined:
             self._be_patient()
             self.unready = f"{self.server} has not answered the SuperNode yet" if node.away else ""
