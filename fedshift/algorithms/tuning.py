@@ -203,34 +203,34 @@ class CentralTuning(Around):
         changed = self.inner.server_update(server, updates, seed)
         if not self.steps and self.labelled is None:
             return changed
-        after, told, soft = server | changed, dict(server["tuning"]), 1.0
+        after, record, soft = server | changed, dict(server["tuning"]), 1.0
         if self.labelled is not None:
             x, y = cast(self.labelled.x, server["params"]), self.labelled.y
-            said, cohort = self._said(server, updates, x), updates["cohort"]
+            outputs, cohort = self._outputs(server, updates, x), updates["cohort"]
             if self.temperature == "fitted":
                 labels = wire_labels(server, cohort["id"])
-                soft = fitted_temperature(said, labels, y, cohort["weight"])
-            opinions = self._opinions(after, server, updates, x, said, soft)
+                soft = fitted_temperature(outputs, labels, y, cohort["weight"])
+            opinions = self._opinions(after, server, updates, x, outputs, soft)
             z = self._logits(after["params"], after["buffers"], x)
             among = ~opinions.absent if self.over == "union" else None
-            told["accuracy"], told["gain_se"] = accuracies(
+            record["accuracy"], record["gain_se"] = accuracies(
                 opinions.p, opinions.labels, opinions.w, z, y, among
             )
         if not self.steps:
-            return changed | {"tuning": told}
+            return changed | {"tuning": record}
         batches, inputs = self._batches(seed), cast(self.inputs, server["params"])
         rows = [*batches, self._held_out()] if self.stop == "held-out" else batches
         # Clients' models run once on each input drawn, however often the batches repeat it.
         drawn = torch.bincount(torch.cat(rows)).nonzero().flatten()
-        said = self._said(server, updates, inputs[drawn])
-        opinions = self._opinions(after, server, updates, inputs[drawn], said, soft)
+        outputs = self._outputs(server, updates, inputs[drawn])
+        opinions = self._opinions(after, server, updates, inputs[drawn], outputs, soft)
         # `drawn` is ascending, so the place of an input in it can be searched for.
         places = [torch.searchsorted(drawn, r) for r in rows]
         tuned, moments = self._tuned(after, opinions, places)
         measured = [self._evaluate(p, after["buffers"], opinions) for p in (after["params"], tuned)]
         loss, outside = (torch.tensor(v, dtype=torch.float64) for v in zip(*measured, strict=True))
-        told |= {"loss": loss, "outside": outside}
-        return changed | {"params": tuned, "tuning": told} | self._kept(moments)
+        record |= {"loss": loss, "outside": outside}
+        return changed | {"params": tuned, "tuning": record} | self._kept(moments)
 
     def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:
         """None: every client's model is needed; where nothing is done, those of `inner`."""
@@ -242,7 +242,7 @@ class CentralTuning(Around):
         rules = ask(self.inner, Capabilities.label_rules)
         if rules is None or not self.steps:
             return rules
-        # Where clients know their own labels alone, "kl" moves nobody else's.
+        # Where clients know their own labels alone, "kl" moves no other rows.
         over = None if (self.loss, rules["mode"]) == ("kl", "private") else self.over
         return {"mode": rules["mode"], "tune": self.loss, "tune_over": over}
 
@@ -268,7 +268,7 @@ class CentralTuning(Around):
         """Rows of `inputs` that no step sees, in any round."""
         return torch.arange(HELD_OUT - 1, len(self.inputs), HELD_OUT)
 
-    def _said(self, server: Parts, updates: Parts, x: Tensor) -> Tensor:
+    def _outputs(self, server: Parts, updates: Parts, x: Tensor) -> Tensor:
         return answers(self.inner, server, updates, x, self.batch)
 
     def _opinions(
@@ -362,13 +362,13 @@ class CentralTuning(Around):
         """`tuned`, where moments of earlier rounds must not move rows without a gradient."""
         if self.moments == "new" or (self.loss != "kl" and self.over == "all"):
             return tuned
-        nobody = opinions.absent
+        unheld = opinions.absent
         if self.loss == "kl":
             speaks = opinions.w.reshape(len(opinions.w), -1).amax(1) > 0
             present = opinions.labels[speaks].flatten()
-            nobody = torch.ones_like(opinions.absent)
-            nobody[present[present >= 0]] = False
-        return keep_rows(before, tuned, nobody, head_rows(before, self.head, len(nobody)))
+            unheld = torch.ones_like(opinions.absent)
+            unheld[present[present >= 0]] = False
+        return keep_rows(before, tuned, unheld, head_rows(before, self.head, len(unheld)))
 
     def _evaluate(self, params: Params, buffers: Params, opinions: Opinions) -> tuple[float, float]:
         """(loss, mass that the model gives to absent labels) on all of x."""

@@ -30,9 +30,9 @@ def init(
     """Write the federation's folder, and say what goes where."""
     check_flower()
     from fedshift.deploy.place import make_place
-    from fedshift.experiments.config.caps import with_cap
     from fedshift.experiments.config.load import dumps, load_with_source
     from fedshift.experiments.machines.deployable import check_start, configured
+    from fedshift.experiments.measures.caps import with_cap
     from fedshift.experiments.sites.check import site_files
 
     config, source = load_with_source(file, overrides)
@@ -126,8 +126,8 @@ def _check_server(folder: Path, host: str, port: int) -> list[str]:
     from fedshift.deploy.keys import valid_until
     from fedshift.deploy.place import check_place_unshared, clients_of
     from fedshift.deploy.processes import check_port
-    from fedshift.experiments.config.caps import cap_text
     from fedshift.experiments.machines.deployable import check_start
+    from fedshift.experiments.measures.caps import cap_text
 
     clients, certificate = clients_of(folder), folder / "server.crt"
     check_place_unshared(folder)

@@ -21,7 +21,7 @@ from prometheus_client import (
 
 from fedshift.record import drops
 
-# Else a second series stands beside each counter: when it was made, which says nothing of a run.
+# Else each counter has a second series: when it was made, which is of no use here.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 # As labels; "other" for an event that says none.
 KINDS = (*drops.KINDS, "other")

@@ -100,7 +100,7 @@ class Quicker:
             self._choose(name, update, seconds, self.rounds - t)
 
     def _tried(self, team: Backend, update: ClientUpdate, jobs: list[Job]) -> Iterator[Reply]:
-        """By workers. Where one fails, as by memory for its copy, the loop trains who is left."""
+        """Train with workers. If one fails (out of memory, say), the loop trains the others."""
         over: set[int] = set()
         try:
             for reply in team(update, jobs):

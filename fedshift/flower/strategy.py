@@ -93,7 +93,7 @@ def _check_given(algorithm: object, seeds: object, gate: object, **whole: object
 
 
 def _begun(name: str, after: Round | None) -> ConfigRecord:
-    """By which clients know the run that they are in, and what of their states is valid."""
+    """Tells clients the run's name and the last valid round, to check the states that they keep."""
     return ConfigRecord({"name": name, "after": 0 if after is None else after.t} if name else {})
 
 
@@ -198,7 +198,7 @@ class AlgorithmStrategy(Strategy):
         return self.current
 
     def _meet(self, met: Met, before: Sequence[int] = ()) -> None:
-        """Say who has registered what; before: strangers of whom that was said."""
+        """Report what clients registered; before: strangers that were warned of already."""
         if new := [i for i in met.strangers if i not in before]:
             LOG.warning(
                 "clients %s start from a first model with other numbers than the server's; "

@@ -103,7 +103,7 @@ def _sections(lines: Sequence[Pool]) -> list[str]:
 
 
 def _of_first(draw: Callable[[Sequence[RunResult], Sequence[str]], str]) -> Section:
-    """A section of one run for each line, whose seeds have the like."""
+    """A section of the first run of each line; its other seeds look alike."""
     return lambda lines: draw(*firsts(lines))
 
 

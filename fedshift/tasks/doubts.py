@@ -1,4 +1,4 @@
-"""What a reader of a table would ask: columns that tell the label, numbers that stand for none."""
+"""Warnings about a table: columns that reveal the label, numbers that stand for missing ones."""
 
 from __future__ import annotations
 

@@ -14,12 +14,12 @@ import torch
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 from fedshift.engine.run import Round, run
 from fedshift.engine.traffic import Meter
-from fedshift.experiments.config.caps import beyond, cap_named, cap_text, with_cap
 from fedshift.experiments.config.load import load_config, validate
 from fedshift.experiments.config.schema import Config, Method, Training
 from fedshift.experiments.config.shift import Split
 from fedshift.experiments.experiment import federation_of, method_of
 from fedshift.experiments.machines.on_flower import configured_site, on_grid, strategy_of
+from fedshift.experiments.measures.caps import beyond, cap_named, cap_text, with_cap
 from fedshift.experiments.task.preparing import prepare
 from fedshift.flower import LocalGrid, client_app
 from fedshift.server.cap import capped

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
-from fedshift.experiments.config.caps import cap_named
 from fedshift.experiments.config.load import dumps, load_config
 from fedshift.experiments.config.schema import Config
 from fedshift.experiments.experiment import federation_of, method_of, record
@@ -20,6 +19,7 @@ from fedshift.experiments.machines.deployed import opening
 from fedshift.experiments.machines.deployed_engine import Deployed, News
 from fedshift.experiments.machines.on_flower import configured_site
 from fedshift.experiments.machines.opening import opening_event
+from fedshift.experiments.measures.caps import cap_named
 from fedshift.experiments.task.preparing import prepare
 from fedshift.experiments.training import silent
 from fedshift.flower import LocalGrid, client_app

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
-from fedshift.experiments.config.caps import with_cap
 from fedshift.experiments.config.load import dumps, load_config
+from fedshift.experiments.measures.caps import with_cap
 from support.loopback import Loopback, gone, loopback, processes
 
 pytestmark = pytest.mark.slow

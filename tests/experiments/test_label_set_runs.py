@@ -117,7 +117,7 @@ def test_absences_are_told_where_clients_test_on_their_own_data(tmp_path: Path) 
     record(tmp_path, config, prepare(config), silent)
     found = summary_of(tmp_path)
     assert found["serving"] is not None
-    assert any("nobody of the cohort held a label" in s for s in found["why"])
+    assert any("no client of the cohort held a label" in s for s in found["why"])
     html = re.sub(r"(<[^>]*>\s*)+", "|", page([read_run(tmp_path)]))
     assert "|private|none|" in html
     assert "averaged over no client and stays as it was." in html
@@ -262,7 +262,7 @@ def test_sentences_name_labels_of_nobody_and_labels_absent_at_times() -> None:
     said = sentences(sets, ("cat", "dog", "cow"))
     assert said == [
         'No client holds "dog": the rows of the head stay as they began.',
-        'Rounds of 9 in which nobody of the cohort held a label: "cat" (4).',
+        'Rounds of 9 in which no client of the cohort held a label: "cat" (4).',
         "In the last round central tuning moved the mass on the 2 absent labels from 25.0% to "
         "75.0%.",
     ]

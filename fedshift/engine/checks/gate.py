@@ -181,7 +181,7 @@ class Gate:
             bad |= dict.fromkeys(block.clients, self._why_refused(block, asked.t, due))
             kinds |= dict.fromkeys(block.clients, _kind_of(block, asked.t))
             came |= dict.fromkeys(block.clients, block)
-        # What is bad of one client of a block is so of all, here.
+        # A block is taken or refused as a whole: its first client stands for all.
         usable = [block for client, block in sorted(came.items()) if client == block.clients[0]]
         usable = [block for block in usable if not bad[block.clients[0]]]
         expected = expected_look(asked.message, usable, asked.parts, asked.fixed) if usable else {}

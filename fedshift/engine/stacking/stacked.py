@@ -48,7 +48,7 @@ ROOM = 1 << 30
 COPIES = 4
 # Blocks of clients that were stacked once, by name alone.
 MOST_SEEN = 100
-# Words by which torch says that an operation, and not the numbers it was given, is the matter.
+# Phrases in torch's errors that mean: vmap cannot run an operation. Others blame its input.
 ITS_WORDS = ("vmap", "atching rule", "functorch", "BatchedTensor")
 
 # A block's clients, by their ids.

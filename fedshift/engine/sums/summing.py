@@ -4,9 +4,9 @@ All replies are blocks. In the main process those of one client wait for the cli
 that sums and errors are those of a loop. A block of several clients passes the gate, and is summed,
 as soon as it is there.
 
-Other processes send the sums over their clients in place of the updates. The clients pass the gate
-there; from the first bad reply on, updates leave as they are, and the main process, which sees them
-beside the replies of clients before them, says what is wrong with which client.
+Workers send the sums over their clients in place of the updates, and check these clients
+themselves. After the first bad reply a worker sends updates as they are. The main process then
+names the client and the fault, as a loop would.
 """
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ def _once_each(blocks: Iterable[Block], asked: Asked) -> Iterator[Block]:
 class _Arrived(NamedTuple):
     """A client's row in the block in which it came.
 
-    look: number of the look of a block of several clients, who have passed the gate and were
-    summed; None for a single client, who has not.
+    look: index of the block's form, if its clients were already checked and summed; None for a
+    single client, which is still unchecked.
     """
 
     block: Block

@@ -1,0 +1,1 @@
+"""The experiment file: its keys, what it names, and its mistakes by line."""

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from fedshift.data import Examples
 from fedshift.engine.trial import pals_of
 from fedshift.evaluation.scores import Scored
-from fedshift.experiments.config.caps import beyond, cap_named, free_weights
 from fedshift.experiments.config.custom import recipe_of
 from fedshift.experiments.folder.outcome import Experiment, Outcome
 from fedshift.experiments.measures import correcting, label_sets, served
+from fedshift.experiments.measures.caps import beyond, cap_named, free_weights
 from fedshift.experiments.measures.correcting import Corrected
 from fedshift.experiments.measures.distances import measured_shift
 from fedshift.experiments.measures.example_weights import importance, importance_sentences

@@ -1,0 +1,1 @@
+"""Clients as nodes of Flower, simulated or on machines of their own."""

@@ -21,7 +21,6 @@ from flwr.serverapp import Grid, ServerApp
 from fedshift.algorithms.base import Algorithm
 from fedshift.engine.run import Federation
 from fedshift.errors import InputError
-from fedshift.experiments.config.caps import cap_named
 from fedshift.experiments.config.python_names import SITES
 from fedshift.experiments.config.schema import Config
 from fedshift.experiments.experiment import record
@@ -30,6 +29,7 @@ from fedshift.experiments.machines.awaited import Awaited
 from fedshift.experiments.machines.deployable import check_min_clients, configured
 from fedshift.experiments.machines.deployed_engine import Deployed, News, validated
 from fedshift.experiments.machines.opening import opening_event
+from fedshift.experiments.measures.caps import cap_named
 from fedshift.experiments.resume import check_links, reopened
 from fedshift.experiments.sites.answering import ASK, answer, own_site
 from fedshift.experiments.sites.gathering import gather

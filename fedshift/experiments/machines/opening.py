@@ -16,7 +16,7 @@ from fedshift.algorithms.base import Algorithm
 from fedshift.engine.run import Federation
 from fedshift.errors import InputError
 from fedshift.experiments.claims import audit_task
-from fedshift.experiments.config.caps import Suspicion, beyond, free_weights
+from fedshift.experiments.measures.caps import Suspicion, beyond, free_weights
 from fedshift.experiments.task.preparing import Prepared
 from fedshift.server.cap import capped
 from fedshift.tree import Params

@@ -1,0 +1,1 @@
+"""What is measured of models, weights and clients while a run goes on."""

@@ -94,7 +94,7 @@ def sentences(sets: LabelSets, classes: Sequence[str]) -> list[str]:
     ]
     if at_times:
         lines.append(
-            f"Rounds of {last.round} in which nobody of the cohort held a label: "
+            f"Rounds of {last.round} in which no client of the cohort held a label: "
             f"{', '.join(at_times)}."
         )
     if last.outside_after is not None and last.absent:

@@ -1,0 +1,1 @@
+"""From a configuration to data, clients, target and first model."""

@@ -57,7 +57,7 @@ NETWORK = (
 )
 PROTOCOL = (
     "2,000 examples per client, labels drawn uniformly at random for each, 10 seeds and accuracy "
-    "on the test set are what we were told of the paper; the rest is ours.",
+    "on the test set come from a description of the paper; the rest is ours.",
     "10 clients, all in every round. Label sets are drawn anew until every label has a client and "
     "enough examples.",
     "Tested after the last round, on test examples of the labels that some client holds, equally "
@@ -66,9 +66,9 @@ PROTOCOL = (
     "150 rounds, as there.",
 )
 TUNING = (
-    "5,000 unlabeled examples on the server, nobody else's, equally many of each label; 50 steps "
-    "of Adam at 0.001 on 128 of them per round, on the head alone, from the aggregate.",
-    "FedProx's mu by 2,000 labelled examples on the server, nobody else's, with --tune.",
+    "5,000 unlabeled examples on the server, which no client has, equally many of each label; 50 "
+    "steps of Adam at 0.001 on 128 of them per round, on the head alone, from the aggregate.",
+    "FedProx's mu by 2,000 labelled examples on the server, which no client has, with --tune.",
 )
 INTERVALS = (
     "Differences are paired by seed: private without tuning minus public; with tuning minus the "
@@ -146,9 +146,9 @@ def _overlap() -> Study:
         columns,
         ROUNDS,
         (
-            "3 clients of 3 labels, of which 0 to 3 are common to all and the others are nobody "
-            "else's; all together 9, 7, 5 and 3 labels, over which the test set is. Accuracies of "
-            "different overlap are of problems of different size: compare the rows.",
+            "3 clients of 3 labels, of which 0 to 3 are common to all and the others have one "
+            "client each; all together 9, 7, 5 and 3 labels, over which the test set is. "
+            "Accuracies of different overlap are of problems of different size: compare the rows.",
             *PROTOCOL[3:],
             TUNING[0],
             "The server's examples are of the labels that some client holds.",
@@ -205,7 +205,7 @@ def _absent() -> Study:
     )
     return Table(
         "labelsets/absent",
-        "Half of the clients per round: labels that nobody holds today",
+        "Half of the clients per round: labels that no client of a round holds",
         (*FEDAVG, *UNION, KL, *map(_outside, (*FEDAVG[4:], *UNION, KL))),
         columns,
         ROUNDS,

@@ -56,8 +56,8 @@ GENERAL = (
     "Seeds are 0 to 4; the report's are not stated.",
     "SGD with batch 64 and learning rate 0.1, the one of 0.05, 0.1 and 0.5 that brings the IID "
     "baseline nearest to the report's 84 to 85 %; inputs scaled to (x/255 - 0.5)/0.5.",
-    "Accuracy after the last round, on the whole test file, whose writers are nobody's clients in "
-    "MNIST; clients' models are averaged uniformly, as in the report.",
+    "Accuracy after the last round, on the whole test file, whose writers are no "
+    "clients in MNIST; clients' models are averaged uniformly, as in the report.",
     "The report does not say how it knows the writers of EMNIST-Digits; here they are those of "
     "its .mat file, or of QMNIST's labels for MNIST.",
 )

@@ -188,7 +188,7 @@ def _ended_early(options: Sequence[Candidate], store: Store, metric: Metric) -> 
 
 def _why_not(seed: int, options: Sequence[Candidate], store: Store, metric: Metric) -> str:
     """The reason in a complete run's summary for a missing value, as of a router without refit."""
-    # The words of `experiments.served.refit`, which are kept in the run's summary.
+    # The words of `fedshift.experiments.measures.served`, which are kept in the run's summary.
     layer = f"The router has no {metric.key.partition('_')[0]} layer"
     reasons = [s for c in options for s in store.read(c.run).summary.get("why", ())]
     matching = [s for s in reasons if s.startswith(layer)]

@@ -1,4 +1,4 @@
-"""The cap of a federation, chosen where an experiment names none; who has more without it."""
+"""The largest weight of a client: chosen where an experiment sets none; clients beyond it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from fedshift.tree import Parts
 
 # A claim of more than this many times the median of the others is pointed out.
 ODD = 10.0
-# So many times its limit a weight is worth a warning. Sites of about one size differ by some
-# percent, and then the cap changes next to nothing; of two at this mark one has 22 % more rows than
-# the other. A liar gains nothing by claiming less than this: the cap holds for it, too.
+# A weight is worth a warning from this many times its limit on. Sites of similar size differ by a
+# few percent, where the cap hardly matters; at this factor one of two sites has 22 % more rows.
+# A liar gains nothing by staying below: the cap holds for it, too.
 MATTERS = 1.1
 # A client, and why.
 Suspicion = tuple[int, str]
