@@ -152,7 +152,9 @@ class _Stay:
     def _look_for_server(self, node: Node) -> None:
         if why := self._unreachable():
             if node.joined and not self.lost:
+                # News, also where the same was said before it had joined.
                 self._be_patient()
+                self.latest = ""
             self.lost, self.unready = True, why
             # One that only is silent may still be evaluating.
             if self.played and self.played[0] >= self.played[1] and REFUSED in why:

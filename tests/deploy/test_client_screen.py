@@ -149,6 +149,13 @@ def test_a_server_that_is_away_for_a_while(play: Play) -> None:
     assert world.ready_at(80 + EVERY + 1) == GONE
 
 
+def test_a_server_that_came_later_than_its_client_and_is_killed(play: Play) -> None:
+    """The same words as before it was there, and said again."""
+    world, _ = play([(3.0, JOINED), (4e3, 0)], gone=lambda now: now < 5 or now > 40)
+    again = f"{GONE}; trying again for 12 s"
+    assert world.texts() == [again, f"joined {HERE}", again]
+
+
 @pytest.mark.parametrize(
     ("notices", "told"),
     [
