@@ -15,9 +15,9 @@ from fedshift.cli.app import app
 from fedshift.cli.choices import LogFormat
 from fedshift.cli.deploy import teller
 from fedshift.cli.ending import perform
-from fedshift.deploy.federation import _events
 from fedshift.deploy.logs import line_of, log_line
 from fedshift.experiments.folder.run_folder import EventLog
+from fedshift.record.folder import EVENTS
 
 
 def test_a_line_is_one_object_with_the_events_time() -> None:
@@ -59,13 +59,14 @@ def test_numbers_that_are_none_do_not_end_a_server(
     log({**one, "round": 2})
     log({**run, "event": "evaluation", "round": 3, "train_loss": math.nan, **scores})
     log({**one, "round": 4, "train_loss": 0.5})
-    for event in _events(tmp_path):
+    events = [json.loads(text) for text in (tmp_path / EVENTS).open()]
+    for event in events:
         teller(LogFormat.json)(event)
     assert [json.loads(line, parse_constant=pytest.fail)["event"] for line in lines(capsys)] == [
         "start", "round", "round", "evaluation", "round"
     ]  # fmt: skip
     tell = teller(LogFormat.text)
-    for event in _events(tmp_path):
+    for event in events:
         tell(event)
     assert lines(capsys) == [
         "r: 4 rounds", r"r: round 1/4  skipped: 1 of 3 clients\x1b[2J sent",
