@@ -140,7 +140,8 @@ class PlainProgress:
                 tell(f"{run}: done  {scores_in(event)}")
         elif event["event"] == "round" and (self.each or self._due(event)):
             where = f"{run}: round {event['round']}/{event['rounds']}"
-            tell(f"{where}  {of_round(event, self.seen.get(run, {}))}")
+            why = f"skipped: {event['skipped']}" if event.get("skipped") else ""
+            tell(f"{where}  {why or of_round(event, self.seen.get(run, {}))}")
 
     def _due(self, event: Mapping[str, Any]) -> bool:
         """Whether a line was long ago, and a round is not the last: that has its evaluation's."""

@@ -24,7 +24,8 @@ def check_app(sent: bytes) -> None:
     if present(str(named)) != chosen(APP):
         raise InputError(
             f'the server sends the app "{shown(str(named))}", and this client runs "{chosen(APP)}" '
-            "alone"
+            "alone; have the server's operator bring back the app that `fedshift deploy init` "
+            'wrote, or name it as "app" in client.json'
         )
 
 
@@ -35,7 +36,7 @@ def run_the_installed_app() -> None:
         try:
             check_app(sent)
         except InputError as e:
-            notify(trouble=str(e))
+            notify(trouble=f"this client gave the server no answer: {e}")
             raise
 
     leave_out_tracebacks()

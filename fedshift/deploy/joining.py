@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -43,6 +45,8 @@ Say = Callable[[str, str], None]
 # Why the client cannot take part in a round now; "" if it can.
 Unready = Callable[[], str]
 NOT_JOINED = "not joined"
+# Of a machine that is there, and no server on it.
+REFUSED = os.strerror(errno.ECONNREFUSED)
 
 
 def silent(text: str, level: str) -> None:
@@ -148,9 +152,12 @@ class _Stay:
     def _look_for_server(self, node: Node) -> None:
         if why := self._unreachable():
             if node.joined and not self.lost:
+                # News, also where the same was said before it had joined.
                 self._be_patient()
+                self.latest = ""
             self.lost, self.unready = True, why
-            if self.played and self.played[0] >= self.played[1]:
+            # One that only is silent may still be evaluating.
+            if self.played and self.played[0] >= self.played[1] and REFUSED in why:
                 self._tell_end()
             self._wait_for_server(why)
         elif not node.joined and time.monotonic() >= max(self.until, self.begun + BEGINS):
@@ -186,6 +193,8 @@ class _Stay:
 
     def _tell_joined(self) -> None:
         self._be_patient()
+        # What came in after the end of a run is not of the next one.
+        self.played = None if self.over else self.played
         self.joined, self.over, self.trouble, self.unready = True, False, "", ""
         # Not of a SuperNode that is killed again and again: of its end there is one line, too.
         if self.news:

@@ -23,19 +23,35 @@ AHEAD, BEHIND = 5.0, 305.0
 def address_of(server: str, what: str = "server") -> tuple[str, int]:
     """(host, port) of "host:port". Raises InputError, which names it as `what`."""
     host, _, port = server.rpartition(":")
-    if not host or set("/@ ") & set(host) or not port.isdecimal() or not 0 < int(port) < 65536:
+    good = port.isdecimal() and 0 < int(port) < 65536 and not set("/@ ") & set(host)
+    try:
+        # As names are resolved: not with an empty part or one of 64 letters, as in "fed..org".
+        good = good and bool(host.encode("idna"))
+    except UnicodeError:
+        good = False
+    if not good:
         raise InputError(f'{what} "{server}": write it as host:port, as in 192.0.2.7:8000')
     return host.strip("[]"), int(port)
+
+
+def _trusting(authority: Path) -> ssl.SSLContext:
+    """Trust in this certificate alone. Raises InputError where it is not there, or half copied."""
+    try:
+        return ssl.create_default_context(cafile=str(authority))
+    except OSError as e:
+        why = "is no certificate" if isinstance(e, ssl.SSLError) else e.strerror
+        raise InputError(f"{authority}: {why}; bring back the federation's ca.crt") from None
 
 
 def answers(server: str, authority: Path, wait: float = WAIT) -> str:
     """Why a server cannot be reached now, within `wait` seconds; "" if it can.
 
     Raises InputError for a certificate that is not signed by `authority`, is not valid today, or is
-    for another host name, and for a server without TLS: Flower's SuperNode would retry for ever.
+    for another host name, for a server without TLS, where Flower's SuperNode would retry for ever,
+    and for an `authority` that cannot be read.
     """
     host, port = address_of(server)
-    context = ssl.create_default_context(cafile=str(authority))
+    context = _trusting(authority)
     try:
         # A handshake and no more: it shows whether the certificate is right.
         with (
@@ -73,7 +89,7 @@ def clocks(server: str, authority: Path) -> str:
     Every answer of an HTTP server has its time, to the second.
     """
     host, port = address_of(server)
-    context = ssl.create_default_context(cafile=str(authority))
+    context = _trusting(authority)
     connection = http.client.HTTPSConnection(host, port, timeout=WAIT, context=context)
     try:
         with contextlib.closing(connection):

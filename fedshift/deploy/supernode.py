@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections import deque
@@ -46,7 +47,9 @@ class Appended:
         self._at = self._size()
 
     def _size(self) -> int:
-        return self.path.stat().st_size if self.path.exists() else 0
+        with contextlib.suppress(FileNotFoundError):
+            return self.path.stat().st_size
+        return 0
 
     def lines(self, *, last: bool = False) -> list[str]:
         """New whole lines; with `last`, also one without its end."""
@@ -55,9 +58,12 @@ class Appended:
         self._at = self._at if self._at <= size else 0
         if self._at == size:
             return []
-        with self.path.open("rb") as f:
-            f.seek(self._at)
-            new = f.read(size - self._at)
+        try:
+            with self.path.open("rb") as f:
+                f.seek(self._at)
+                new = f.read(size - self._at)
+        except FileNotFoundError:
+            return []  # taken away since
         new = new if last else new[: new.rfind(b"\n") + 1]
         self._at += len(new)
         return new.decode("utf-8", "replace").splitlines()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -155,13 +156,19 @@ def of_round(event: dict[str, Any], seen: dict[str, Any]) -> str:
     """A round's loss, and the round whose evaluation, `seen`, is the latest; {}: there is none."""
     if "train_loss" not in event:  # many runs, counted as rounds
         return ""
-    loss = f"loss {event['train_loss']:.3f}"
+    loss = f"loss {_number(event['train_loss'], '.3f')}"
     return f"{loss} (round {seen['round']}: {_accuracies(seen)})" if seen else loss
 
 
 def scores_in(event: dict[str, Any]) -> str:
     """The main numbers of an evaluation, in few words."""
-    return f"loss {event['train_loss']:.3f} {_accuracies(event)}"
+    return f"loss {_number(event['train_loss'], '.3f')} {_accuracies(event)}"
+
+
+def _number(value: float | str | None, form: str) -> str:
+    """A number of an event; of a federation's, JSON has none for NaN and a text for infinity."""
+    number = math.nan if value is None else float(value)
+    return "–" if math.isnan(number) else f"{number:{form}}"
 
 
 def _accuracies(event: dict[str, Any]) -> str:
@@ -170,5 +177,6 @@ def _accuracies(event: dict[str, Any]) -> str:
         names = {"system": "system_accuracy", "own": "average_accuracy"}
     scores = [f"{name} {percent(event[key])}%" for name, key in names.items()]
     if "estimated_rmse" in event:
-        scores = [f"RMSE {event['rmse']:.4g} est. {event['estimated_rmse']:.4g}"]
+        rmse, estimated = (_number(event[k], ".4g") for k in ("rmse", "estimated_rmse"))
+        scores = [f"RMSE {rmse} est. {estimated}"]
     return " ".join([*scores, *([f"of {event['scored_by']}"] if "scored_by" in event else [])])

@@ -31,7 +31,8 @@ class World:
     """A clock, a server that is there or not, and SuperNodes whose log and end are planned.
 
     plans: for each SuperNode (seconds after its start, a line of its log, or a notice, or its exit
-    code). gone: when the server is away, in seconds. After the last plan the server is gone.
+    code). gone: when the server is away, in seconds, and why if not GONE; an error is raised. After
+    the last plan the server is gone.
     """
 
     def __init__(self, place: Path, plans: list[list[tuple[float, Any]]], gone: Any) -> None:
@@ -41,7 +42,10 @@ class World:
         self.unready: Callable[[], str] = lambda: "unwatched"
 
     def answers(self, *_: Any) -> str:
-        return GONE if self.gone(self.now) or self.started == len(self.plans) else ""
+        why = self.gone(self.now) or self.started == len(self.plans)
+        if isinstance(why, InputError):
+            raise why
+        return why if isinstance(why, str) else GONE if why else ""
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
@@ -145,6 +149,13 @@ def test_a_server_that_is_away_for_a_while(play: Play) -> None:
     assert world.ready_at(80 + EVERY + 1) == GONE
 
 
+def test_a_server_that_came_later_than_its_client_and_is_killed(play: Play) -> None:
+    """The same words as before it was there, and said again."""
+    world, _ = play([(3.0, JOINED), (4e3, 0)], gone=lambda now: now < 5 or now > 40)
+    again = f"{GONE}; trying again for 12 s"
+    assert world.texts() == [again, f"joined {HERE}", again]
+
+
 @pytest.mark.parametrize(
     ("notices", "told"),
     [
@@ -162,6 +173,31 @@ def test_the_end_of_a_server(notices: list[int], told: str, play: Play) -> None:
     assert world.texts()[2] == f"joined {HERE}"
     world, _ = play([(3.0, JOINED), *rounds, (40.0, 0)], gone=lambda now: 20 < now < 30)
     assert sum(told in text for text in world.texts()) == 1
+
+
+@pytest.mark.parametrize(
+    "why",
+    [f"{HERE} cannot be reached: no answer within 5 s", InputError("ca.crt: is no certificate")],
+)
+def test_a_silence_in_the_last_round_is_no_end(why: Any, play: Play) -> None:
+    """It may be evaluated yet; the end is told when it comes. What is late is not of the next."""
+    last = {"round": 10, "rounds": 10}
+    one = [(3.0, JOINED), (9.0, last), (35.0, last), (50.0, 0)]
+    other = [(2.0, JOINED), (5e3, 0)]
+    world, _ = play(one, other, gone=lambda now: why if 20 < now < 30 else now > 70)
+    texts = [text.partition("; ")[0] for text in world.texts()]
+    assert texts == [
+        f"joined {HERE}", str(why), f"{HERE} answers again", "the run has ended after 10 rounds",
+        f"joined {HERE}", GONE,
+    ]  # fmt: skip
+
+
+def test_answers_after_a_run_are_not_of_the_next(play: Play) -> None:
+    last = {"round": 10, "rounds": 10}
+    one = [(3.0, JOINED), (9.0, last), (28.0, last), (29.0, 0)]
+    away = [(2.0, JOINED), (5e3, 0)]
+    world, _ = play(one, away, gone=lambda now: 20 < now < 27 or now > 70)
+    assert sum("the run has ended" in text for text in world.texts()) == 1
 
 
 def test_troubles_are_told_once_until_a_round_was_answered(play: Play) -> None:
@@ -220,6 +256,9 @@ def test_lines_that_others_append(tmp_path: Path) -> None:
     path.write_text("anew\n")
     assert file.lines() == ["anew"]
     path.unlink()
+    assert file.lines() == []
+    # Taken away between the look at its size and the reading of it.
+    file._size = lambda: 7  # type: ignore[method-assign]
     assert file.lines() == []
 
 

@@ -1,4 +1,4 @@
-"""Seven rounds of a federation whose clients are killed; one comes late. Minutes, so slow."""
+"""Ten rounds of a federation whose clients are killed; one comes late. Minutes, so slow."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "flower_drops.py"
 
 
 def test_the_model_is_that_of_one_process_with_the_same_drop_outs(tmp_path: Path) -> None:
-    """SuperNodes are killed after rounds 3 and 6; every deploy client joins again by itself.
+    """SuperNodes are killed after rounds 3, 6 and 9; every deploy client joins again by itself.
 
     A hundred rounds of ten clients: `results/flower_drops.md`.
     """
-    given = ["--clients", "3", "--rounds", "7", "--every", "3", "--late"]
+    given = ["--clients", "3", "--rounds", "10", "--every", "3", "--late"]
     done = subprocess.run(
         [sys.executable, str(SCRIPT), *given, "--folder", str(tmp_path)],
         capture_output=True, text=True, env=environ(), check=False,
@@ -29,7 +29,7 @@ def test_the_model_is_that_of_one_process_with_the_same_drop_outs(tmp_path: Path
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the same bits in every tensor" in done.stdout
     # On a slow machine a client may not be back for the next kill.
-    assert 1 <= len(json.loads((tmp_path / "kills.json").read_text())) <= 2
+    assert 1 <= len(json.loads((tmp_path / "kills.json").read_text())) <= 3
     lines = (tmp_path / "fed" / "run" / "events.jsonl").read_text().splitlines()
     rounds = [e for line in lines if (e := json.loads(line))["event"] == "round"]
     late = [e["round"] for e in rounds if any(d["client"] == 2 for d in e.get("dropped", []))]

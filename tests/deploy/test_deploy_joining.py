@@ -58,6 +58,12 @@ def test_a_server_that_is_not_the_federations(
         answers(here, ours / "ca.crt")
     nobody = f"127.0.0.1:{free_port()}"
     assert answers(nobody, ours / "ca.crt") == f"{nobody} cannot be reached: Connection refused"
+    # A copy of the certificate that is under way, or was taken away.
+    half = tmp_path / "half.crt"
+    for told in (f"{half}: No such file or directory; ", f"{half}: is no certificate; "):
+        with pytest.raises(InputError, match=f"^{told}bring back the federation's ca.crt$"):
+            answers(nobody, half)
+        half.write_text((ours / "ca.crt").read_text()[:100])
     # One that is frozen: the system takes its connections.
     with socket.create_server(("127.0.0.1", 0)) as frozen:
         here = f"127.0.0.1:{frozen.getsockname()[1]}"
@@ -95,7 +101,8 @@ def test_clients_that_cannot_join(tmp_path: Path) -> None:
     folder = tmp_path / "f"
     make_place(folder, "", 1, ["localhost"])
     place = folder / "clients" / "client-0"
-    for odd in ("here", "https://here:8000", "here:8000/", "here:99999", ":8000", "a b:8000"):
+    odds = ["here", "https://here:8000", "here:8000/", "here:99999", ":8000", "a b:8000"]
+    for odd in (*odds, "fed..example.org:8000", f"{'a' * 64}.org:8000"):
         with pytest.raises(InputError, match=f'server "{odd}": write it as host:port'):
             join(place, odd)
     nobody = f"127.0.0.1:{free_port()}"

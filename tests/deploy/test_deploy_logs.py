@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,12 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 from fedshift.cli.app import app
+from fedshift.cli.choices import LogFormat
+from fedshift.cli.deploy import teller
 from fedshift.cli.ending import perform
 from fedshift.deploy.logs import line_of, log_line
+from fedshift.experiments.folder.run_folder import EventLog
+from fedshift.record.folder import EVENTS
 
 
 def test_a_line_is_one_object_with_the_events_time() -> None:
@@ -40,6 +45,39 @@ def test_a_line_is_one_object_with_the_events_time() -> None:
 )
 def test_rounds_that_lack_something_are_warnings(more: dict[str, Any], level: str) -> None:
     assert json.loads(line_of({"event": "round", "round": 1, **more}))["level"] == level
+
+
+def test_numbers_that_are_none_do_not_end_a_server(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A round that is skipped has no loss: NaN, which is null in the events that are followed."""
+    log, run = EventLog(tmp_path), {"run": "r"}
+    one = {**run, "event": "round", "rounds": 4, "clients": [0], "train_loss": math.inf}
+    scores = {"target_accuracy": 0.5, "estimated_accuracy": math.nan}
+    log({**run, "event": "start", "rounds": 4})
+    log({**one, "round": 1, "train_loss": math.nan, "skipped": "1 of 3 clients\x1b[2J sent"})
+    log({**one, "round": 2})
+    log({**run, "event": "evaluation", "round": 3, "train_loss": math.nan, **scores})
+    log({**one, "round": 4, "train_loss": 0.5})
+    events = [json.loads(text) for text in (tmp_path / EVENTS).open()]
+    for event in events:
+        teller(LogFormat.json)(event)
+    assert [json.loads(line, parse_constant=pytest.fail)["event"] for line in lines(capsys)] == [
+        "start", "round", "round", "evaluation", "round"
+    ]  # fmt: skip
+    tell = teller(LogFormat.text)
+    for event in events:
+        tell(event)
+    assert lines(capsys) == [
+        "r: 4 rounds", r"r: round 1/4  skipped: 1 of 3 clients\x1b[2J sent",
+        "r: round 2/4  loss inf", "r: round 4/4  loss 0.500 (round 3: target 50.0% est. –%)",
+    ]  # fmt: skip
+    tell({**run, "event": "evaluation", "round": 4, "train_loss": None, **scores})
+    assert lines(capsys) == ["r: done  loss – target 50.0% est. –%"]
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return capsys.readouterr().err.splitlines()
 
 
 @pytest.mark.parametrize("given", [["--log-format", "json"], ["--log-format=json"]])

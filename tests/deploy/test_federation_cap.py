@@ -130,6 +130,18 @@ def test_sites_of_nearly_one_size_are_no_suspicion() -> None:
         assert ("the cap leaves it 0.500" in why) == (cap < 1)
 
 
+@pytest.mark.parametrize("cap", [0.5, 0.9, 0.95, 0.999])
+def test_a_liar_is_named_whatever_the_cap(cap: float) -> None:
+    """A tenth above 0.95 is no weight; the control is less than halfway from the cap to 1."""
+    n = torch.tensor([1e9, 100.0, 100.0]).double()
+    ((client, why),) = beyond(n / n.sum(), n, cap)
+    assert client == 0
+    assert f"the cap leaves it {cap:.3f}" in why
+    assert "10,000,000 times the median" in why
+    some = min(1.1 * cap, (1 + cap) / 2) - 1e-6
+    assert not [*beyond(torch.tensor([some, (1 - some) / 2, (1 - some) / 2]).double(), n, cap)]
+
+
 def made(call: Call, tmp_path: Path, capsys: pytest.CaptureFixture[str], *more: str) -> Path:
     folder = tmp_path / "federation"
     assert call("init", str(EXAMPLE), str(folder), *more) == 0

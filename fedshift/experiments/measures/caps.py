@@ -19,6 +19,7 @@ ODD = 10.0
 # A weight is worth a warning from this many times its limit on. Sites of similar size differ by a
 # few percent, where the cap hardly matters; at this factor one of two sites has 22 % more rows.
 # A liar gains nothing by staying below: the cap holds for it, too.
+# Where less than that is left to 1, halfway to 1 is the mark: no weight is above 1.
 MATTERS = 1.1
 # A client, and why.
 Suspicion = tuple[int, str]
@@ -92,12 +93,14 @@ def free_weights(algorithm: Algorithm, server: Parts) -> Tensor:
 def beyond(free: Tensor, n: Tensor, cap: float) -> Iterator[Suspicion]:
     """Clients whose weight by the rule, free [M], is `MATTERS` times the cap; without one, 1/2.
 
-    n [M]: the examples that they claim; 0 of clients that have not joined yet.
+    Of a cap near 1: whose weight is above (1 + cap) / 2. n [M]: the examples that they claim; 0 of
+    clients that have not joined yet.
     """
     limit, bounded = HALF, capped(free, cap, n > 0)
     if cap < 1.0:  # which is no less than an even share
         limit = max(cap, 1.0 / max(int((n > 0).sum()), 1))
-    for i in (free > MATTERS * limit).nonzero().flatten().tolist() if len(n) > 1 else ():
+    mark = min(MATTERS * limit, (1.0 + limit) / 2)
+    for i in (free > mark).nonzero().flatten().tolist() if len(n) > 1 else ():
         left = f"the cap leaves it {bounded[i]:.3f}" if cap < 1.0 else "no cap bounds it"
         why = f"by what it registered it would have {free[i]:.3f} of the weight; {left}"
         others = torch.cat([n[:i], n[i + 1 :]])
