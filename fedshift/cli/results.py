@@ -13,8 +13,8 @@ from fedshift.experiments.folder.run_folder import summary_of
 from fedshift.experiments.measures.correcting import Prior
 from fedshift.files import check_page, clean, write
 from fedshift.recipes import traits_of
-from fedshift.record.folder import PROFILE, REPORT, deployed_of, fit_of, read_run
-from fedshift.record.headline import digits, measured_on, validated_by, without_rows
+from fedshift.record.folder import CONFIG, PROFILE, REPORT, deployed_of, fit_of, read_run
+from fedshift.record.headline import digits, measured_on, target_words, validated_by, without_rows
 from fedshift.record.summary import corrected_by
 from fedshift.report.page import page
 from fedshift.report.ways import WAYS, over_rounds
@@ -85,7 +85,9 @@ def show_comparison(title: str, folders: Sequence[Path]) -> None:
     for sentence in (*corrected_by(r["form"] for r in done), *_kept(done)):
         say(sentence, indent=0)
     say(validated_by(map(deployed_of, folders)), indent=0)
-    targets = [str(fit_of(folder).get("target", "")) for folder in folders]
+    configs = [(folder / CONFIG).read_text(encoding="utf-8") for folder in folders]
+    pairs = zip(folders, configs, strict=True)
+    targets = [target_words(fit_of(folder), config) for folder, config in pairs]
     if any(map(without_rows, targets)):
         say(f"{main[0]}: measured on {measured_on(targets)}.", indent=0)
     if sampling := [cohorts for f in folders if (cohorts := summary_of(f)["cohorts"])]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -73,6 +74,21 @@ def without_rows(target: str) -> bool:
     target: as fit.json says it; "" for one of the library's data sets.
     """
     return target.startswith(_WITHOUT_ROWS)
+
+
+def target_words(fit: Mapping[str, Any], config: str) -> str:
+    """Where the model will be used, in words; "" where these say nothing.
+
+    fit: fit.json, of what `fedshift.fit` trained. config: the run's TOML, whose data.target shares
+    of labels may stand for a target without rows.
+    """
+    if "target" in fit:
+        return str(fit["target"])
+    data = tomllib.loads(config).get("data", {})
+    given = data.get("target") if "source" in data else None
+    if isinstance(given, dict | list):
+        return "the given label shares"
+    return "the clients' labels together" if given == "pooled" else ""
 
 
 def measured_on(targets: Iterable[str]) -> str:

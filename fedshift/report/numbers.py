@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedshift.record.folder import RunResult
-from fedshift.record.headline import headline, measured_on, validated_by
+from fedshift.record.headline import headline, measured_on, target_words, validated_by
 from fedshift.report.folding import of_clients, pool_tables
 from fedshift.report.layout import fold, note, section
 from fedshift.report.pools import Pool, runs_of
@@ -31,7 +31,7 @@ def results(lines: Sequence[Pool]) -> str:
         weights = (s.ess, s.ess_fraction, s.hull, s.l1_distance)
         rows.append((label, rmse, *errors, estimate, *weights, s.final.round))
     formats = ("", ".4g", ".4g", ".3f", ".4g", ".0f", ".1%", ".4f", ".4f", "d")
-    targets = [str(run.fit.get("target", "")) for run, _ in runs_of(lines)]
+    targets = [target_words(run.fit, run.config) for run, _ in runs_of(lines)]
     text = (
         "Errors are in the units of what is predicted, and are measured on "
         f"{measured_on(targets)}: root mean squared error, mean absolute error, and the "

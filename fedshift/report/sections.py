@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedshift.record.folder import RunResult
-from fedshift.record.headline import measured_on, validated_by
+from fedshift.record.headline import measured_on, target_words, validated_by
 from fedshift.record.rounds import other_columns
 from fedshift.record.summary import CurvePoint, corrected_by
 from fedshift.report.charts import (
@@ -45,7 +45,7 @@ def results(lines: Sequence[Pool]) -> str:
     rows = tuple(_result(run, name, bool(forms)) for run, name in runs_of(lines))
     accuracies = [".1%"] * (1 + bool(forms))
     formats = ("", *accuracies, ".3f", ".1%", ".1%", ".0f", ".1%", ".4f", ".4f", ".4g", "d")
-    targets = [str(run.fit.get("target", "")) for run, _ in runs_of(lines)]
+    targets = [target_words(run.fit, run.config) for run, _ in runs_of(lines)]
     text = (
         f"Target accuracy is measured on {measured_on(targets)}, and so is macro F1, "
         "the mean of F1 over the labels that occur there. The estimate needs "

@@ -91,7 +91,7 @@ def test_a_method_that_routes_needs_a_network_that_can(refused: Any) -> None:
 
 def test_networks_for_vectors_are_named_by_what_the_method_needs() -> None:
     config = validate({"model": {"name": "lenet-gn"}}).model
-    with pytest.raises(InputError, match=r'the data are \(13,\); use "mlp-projected"$'):
+    with pytest.raises(InputError, match='the data are rows of numbers; use "mlp-projected"$'):
         network(config, (13,), 2, 0, clients=4)
     with pytest.raises(InputError, match=r'use "mlp" or "linear"$'):
         network(config, (13,), 2, 0)

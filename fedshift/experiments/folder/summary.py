@@ -22,6 +22,7 @@ from fedshift.experiments.measures.caps import beyond, cap_named, free_weights
 from fedshift.experiments.measures.correcting import Corrected
 from fedshift.experiments.measures.distances import measured_shift
 from fedshift.experiments.measures.example_weights import importance, importance_sentences
+from fedshift.experiments.measures.measuring import few_tests
 from fedshift.experiments.measures.played import Played, ess_of, reach, weighs_labels
 from fedshift.experiments.measures.stopping import sentences
 from fedshift.experiments.task.feature_shift import grey_note, look_names, shifts_features
@@ -114,7 +115,8 @@ def _shift_reasons(experiment: Experiment, mixed: Floats, used: Floats) -> list[
         used = correcting.mixture(experiment.algorithm, done.weights, done.last, table)
     shares = (task.target.tolist(), mixed.tolist(), used.tolist())
     rest = "it is of the others" if task.kind == "regression" else "it counts them as wrong"
-    return reasons(task.classes, *shares, unmeasured, rest)
+    few = few_tests(done.test, task.classes, shares[0])
+    return [*reasons(task.classes, *shares, unmeasured, rest), *few]
 
 
 def _serving_reasons(experiment: Experiment, last: dict[str, Any]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from torch import Tensor
@@ -16,6 +17,8 @@ from fedshift.record.rounds import ESTIMATES
 from fedshift.tree import Params
 
 # Numbers beside those that every run has, by the kind of the task.
+# On fewer test examples than this, an accuracy is open by more than ten points to each side.
+FEW = 50
 EXTRA = {
     "classification": (),
     "regression": ("rmse", "mae", "r2", *ESTIMATES),
@@ -65,3 +68,25 @@ def estimated(task: Task, pooled: Scored) -> tuple[AccuracyEstimate, dict[str, f
 def truth(task: Task, examples: Examples) -> Tensor:
     """What is to be predicted of examples: labels [n], numbers [n] or labels [n, L] of 0 and 1."""
     return last_columns(examples.x, len(task.outputs)) if task.outputs else examples.y
+
+
+def few_tests(test: Scored, classes: Sequence[str], target: Sequence[float]) -> list[str]:
+    """A sentence on an accuracy of few examples: its interval, and the label that is scarcest.
+
+    Test rows that are drawn to follow a target's labels are as few as its scarcest label makes
+    them. Wilson's 95 % interval.
+    """
+    if not isinstance(test, Score) or not 0 < test.n < FEW:
+        return []
+    from scipy.stats import binomtest  # takes a third of a second, and few runs need it
+
+    low, high = binomtest(int(test.correct.sum()), test.n).proportion_ci(method="wilson")
+    per_share = [
+        t / p if p > 0 else math.inf for t, p in zip(test.total.tolist(), target, strict=True)
+    ]
+    scarcest = int(np.argmin(per_share))
+    return [
+        f"Target accuracy is measured on {test.n} test examples alone: by them it lies between "
+        f'{low:.0%} and {high:.0%} (95 % interval). "{classes[scarcest]}" has '
+        f"{int(test.total[scarcest])} of them, and its share of the target bounds the others."
+    ]
