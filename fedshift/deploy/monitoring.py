@@ -204,7 +204,9 @@ def answering(
     paths = {path: of(check) for path, check in checks.items()} | {"/metrics": numbers}
     config = uvicorn.Config(
         Starlette(routes=[Route(path, answer) for path, answer in paths.items()]),
-        log_config=None, access_log=False, lifespan="off", ws="none", limit_concurrency=AT_ONCE,
+        # Of rubbish that others send it would write a bare line among the command's own.
+        log_config=None, log_level="critical",
+        access_log=False, lifespan="off", ws="none", limit_concurrency=AT_ONCE,
         timeout_keep_alive=5, timeout_graceful_shutdown=1,
     )  # fmt: skip
     server = uvicorn.Server(config)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -147,6 +149,34 @@ def test_ports_that_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("fedshift.deploy.monitoring.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"prometheus_client, which is not .*'fedshift\[ops\]'"):
         open_port(str(free_port()))
+
+
+RUBBISH = """
+import socket, sys, uvicorn
+from prometheus_client import CollectorRegistry
+from fedshift.deploy.monitoring import answering
+
+def config(*given, **settings):
+    return made(*given, **settings | ({"log_level": None} if "control" in sys.argv else {}))
+
+made, uvicorn.Config = uvicorn.Config, config
+port = socket.create_server(("127.0.0.1", 0))
+with answering(port, {}, CollectorRegistry()):
+    for sent in (bytes.fromhex("16030100c8010000c40303"), b"rubbish\\r\\n\\r\\n"):
+        with socket.create_connection(port.getsockname(), 10) as s:
+            s.sendall(sent)
+            print(s.recv(12).decode())
+"""
+
+
+@pytest.mark.parametrize("level", ["ours", "control"])
+def test_rubbish_writes_nothing_among_the_lines_of_the_log(level: str) -> None:
+    """What is written by uvicorn alone is no line of JSON. The control: with its own level."""
+    done = subprocess.run(
+        [sys.executable, "-c", RUBBISH, level], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split("\n")[:2] == ["HTTP/1.1 400"] * 2
+    assert done.stderr == ("" if level == "ours" else "Invalid HTTP request received.\n" * 2)
 
 
 def test_only_this_machine_unless_a_host_is_given() -> None:
