@@ -78,7 +78,7 @@ BAD = {
     "another class": (
         "age,ward,outcome\n60,surgery,ill\n61,medicine,dead\n",
         r'column "outcome": .*line 3: "dead"; the classes are well, ill',
-        'column "outcome": the classes are well, ill',
+        'column "outcome" has a label that is none of the classes: well, ill',
     ),
     "no label": ("age,ward,outcome\n60,surgery,\n", "no row has a label", "nothing to train on"),
     "no rows": ("", "data.csv is empty", "its data cannot be read"),
