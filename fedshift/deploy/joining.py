@@ -284,6 +284,11 @@ def check_place(place: Path) -> str:
     return f"partition-id={client['partition']} num-partitions={client['partitions']}"
 
 
+def number_of(place: Path) -> int:
+    """Which client a folder is of, from 0 on. Raises InputError."""
+    return int(_description(place)["partition"])
+
+
 def _check_chosen(file: Path, client: dict[str, Any]) -> None:
     """Raise InputError for code that client.json names and this installation does not have."""
     for key, kind, what in (("app", ClientApp, "a ClientApp of Flower"), ("site", object, "")):
