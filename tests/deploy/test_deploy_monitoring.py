@@ -6,6 +6,7 @@ import contextlib
 import socket
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ pytest.importorskip("prometheus_client", reason="prometheus_client is not instal
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from fedshift.deploy.federation import Link
 from fedshift.deploy.metrics import ServerMetrics
 from fedshift.deploy.monitoring import SILENT, Presence, answering, monitored, open_port
 from fedshift.deploy.place import make_place
@@ -130,6 +132,25 @@ def test_healthy_and_ready() -> None:
         assert answer(f"{url}/else")[0] == 404
     with pytest.raises(OSError):
         answer(f"{url}/healthz")
+
+
+def test_a_server_answers_from_its_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also before its SuperLink listens, and until that one ends."""
+    make_place(tmp_path, "", 2, ["localhost"])
+    both = frozenset({"client-0", "client-1"})
+    monkeypatch.setattr("fedshift.deploy.monitoring.connected", lambda link: both)
+    port = free_port()
+    url, link = f"http://127.0.0.1:{port}", Link(tmp_path, {}, tmp_path / "log")
+    with monitored(str(port), tmp_path, lambda event: None) as monitor:
+        assert answer(f"{url}/healthz") == (200, "ok\n")
+        assert answer(f"{url}/readyz") == (503, "starting\n")
+        with monitor.beside(link):
+            stop = time.monotonic() + 10
+            while (seen := answer(f"{url}/readyz"))[0] != 200 and time.monotonic() < stop:
+                assert "starting" not in seen[1]
+            assert (seen, answer(f"{url}/healthz")) == ((200, "ok\n"),) * 2
+        with pytest.raises(OSError):
+            answer(f"{url}/healthz")
 
 
 def test_ports_that_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
