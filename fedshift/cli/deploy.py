@@ -105,11 +105,11 @@ def check(folder: Path, host: str, port: int) -> None:
     """Try a client's folder, and its data, or a server's folder and port; say what there is."""
     check_flower()
     if is_file(folder / "client.json"):
-        from fedshift.deploy.joining import check_place
+        from fedshift.deploy.joining import check_place, number_of
         from fedshift.experiments.sites.check import check_site
 
         check_place(folder)
-        lines = check_site(folder)
+        lines = check_site(folder, number_of(folder))
     elif not is_folder(folder / "clients"):
         raise InputError(
             f"{folder}: neither a federation's folder (with clients) nor a client's (with "

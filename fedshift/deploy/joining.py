@@ -86,8 +86,8 @@ class _Stay:
     """A client that joins again and again, and says each reason once.
 
     until: when its patience is over. begun: when its SuperNode was started. lost: the server does
-    not answer while that one is up. over: the server's end was told. played: the last round that
-    the client answered, and of how many.
+    not answer while that one is up. absent: why it has not joined, apart from that. over: the
+    server's end was told. played: the last round that the client answered, and of how many.
     """
 
     node: list[str]
@@ -96,6 +96,7 @@ class _Stay:
     patience: float
     say: Say
     unready: str = NOT_JOINED
+    absent: str = NOT_JOINED
     until: float = math.inf
     begun: float = 0.0
     looked: float = 0.0
@@ -124,7 +125,8 @@ class _Stay:
                 # The server counts the one before as connected, and soon no more.
                 self.until = max(self.until, self.killed + FORGETS)
             else:
-                self._wait_for_server(self._why_not(ended))
+                self.absent = self._why_not(ended)
+                self._wait_for_server(self.absent)
             # No longer than there is patience for a server that may be gone.
             time.sleep(min(self.pause, max(PAUSE, self.until - time.monotonic())))
 
@@ -134,10 +136,11 @@ class _Stay:
     def _stay(self) -> Ended:
         self.joined, self.lost = False, False
         self.begun = self.looked = time.monotonic()
+        self.unready = self.absent
         try:
             return run_node(self.node, _environment(self.place), self.log, self._look)
         finally:
-            self.unready = NOT_JOINED
+            self.unready = self.absent
 
     def _look(self, node: Node) -> None:
         for notice in node.notices():
@@ -196,6 +199,7 @@ class _Stay:
         # What came in after the end of a run is not of the next one.
         self.played = None if self.over else self.played
         self.joined, self.over, self.trouble, self.unready = True, False, "", ""
+        self.absent = NOT_JOINED
         # Not of a SuperNode that is killed again and again: of its end there is one line, too.
         if self.news:
             self.say(f"joined {self.server}", "info")
@@ -220,7 +224,7 @@ class _Stay:
             raise InputError(f"{why}, for {self.patience:g} s now")
         if why != self.latest:
             self._tell(f"{why}; trying again for {self.until - now:.0f} s", "warning")
-        self.latest = why
+        self.latest = self.unready = why
 
     def _why_not(self, ended: Ended) -> str:
         """Why it has not joined. Only what the server has said is called its word."""
@@ -246,7 +250,8 @@ class _Stay:
         if text != self.latest or seconds > WELL:
             more = f"joining again, which may take a minute (see {self.log})"
             self._tell(f"{text}; {more}", "warning")
-        self.latest = text
+        self.latest, self.absent = text, f"{text}; joining again"
+        self.unready = self.absent
 
 
 def _how(ended: Ended) -> str:
@@ -277,6 +282,11 @@ def check_place(place: Path) -> str:
     check_pair(place / "key")
     _check_chosen(place / "client.json", client)
     return f"partition-id={client['partition']} num-partitions={client['partitions']}"
+
+
+def number_of(place: Path) -> int:
+    """Which client a folder is of, from 0 on. Raises InputError."""
+    return int(_description(place)["partition"])
 
 
 def _check_chosen(file: Path, client: dict[str, Any]) -> None:

@@ -30,11 +30,13 @@ Check = Callable[[], str]
 EVERY, SILENT = 15.0, 90.0
 # Connections at once: more than supervisors need, and a bound for everyone else.
 AT_ONCE = 32
+# Before there is a SuperLink whose clients could be asked for.
+STARTING = "starting"
 INSTALL = "pip install 'fedshift[ops]'"
 
 
 class Monitor(NamedTuple):
-    """Listens to a run's events, and serves what it counts `beside` a SuperLink."""
+    """Listens to a run's events, and looks who is connected `beside` a SuperLink."""
 
     listen: Listener
     beside: Callable[[Link], contextlib.AbstractContextManager[object]]
@@ -125,8 +127,9 @@ def open_port(address: str) -> socket.socket:
 def monitored(
     address: str | None, folder: Path, tell: Listener, required: int | None = None
 ) -> Iterator[Monitor]:
-    """What passes events on to `tell`, counts them, and serves the numbers while a SuperLink is up.
+    """What passes events on to `tell`, counts them, and serves the numbers.
 
+    Serves at once, until a SuperLink has been up: a server that starts is healthy, and not ready.
     address: as in `open_port`; None serves and counts nothing. required: how many clients must be
     connected for the server to be ready; all, if left out. Raises InputError as `open_port`, and
     for a folder without the server's files.
@@ -134,20 +137,27 @@ def monitored(
     if address is None:
         yield Monitor(tell, contextlib.nullcontext)
         return
-    with open_port(address) as port:
+    with open_port(address) as port, contextlib.ExitStack() as serving:
         # Here: the command line works without prometheus_client.
         from fedshift.deploy.metrics import ServerMetrics
 
         clients = tuple(place.name for place in clients_of(folder))
         metrics = ServerMetrics(clients, certificate_end(folder / "server.crt"))
+        up = list[Presence]()
+        checks: dict[str, Check] = {
+            "/healthz": lambda: up[-1].healthy() if up else "",
+            "/readyz": lambda: up[-1].ready() if up else STARTING,
+        }
+        serving.enter_context(answering(port, checks, metrics.registry))
 
         @contextlib.contextmanager
         def beside(link: Link) -> Iterator[None]:
             presence = Presence(
                 clients, lambda: connected(link), metrics.connect, required or len(clients)
             )
-            checks = {"/healthz": presence.healthy, "/readyz": presence.ready}
-            with presence.watched(), answering(port, checks, metrics.registry):
+            up.append(presence)
+            # No answers while the SuperLink ends: none is there to be asked.
+            with presence.watched(), serving:
                 yield
 
         def listen(event: dict[str, Any]) -> None:
@@ -204,7 +214,9 @@ def answering(
     paths = {path: of(check) for path, check in checks.items()} | {"/metrics": numbers}
     config = uvicorn.Config(
         Starlette(routes=[Route(path, answer) for path, answer in paths.items()]),
-        log_config=None, access_log=False, lifespan="off", ws="none", limit_concurrency=AT_ONCE,
+        # Of rubbish that others send it would write a bare line among the command's own.
+        log_config=None, log_level="critical",
+        access_log=False, lifespan="off", ws="none", limit_concurrency=AT_ONCE,
         timeout_keep_alive=5, timeout_graceful_shutdown=1,
     )  # fmt: skip
     server = uvicorn.Server(config)

@@ -240,6 +240,24 @@ def test_a_killed_node_and_a_server_that_is_gone(play: Play) -> None:
     assert 2 + FORGETS <= world.now <= 2 + FORGETS + 12
 
 
+def test_readiness_says_what_the_terminal_says(play: Play) -> None:
+    """Of a SuperNode that is killed, not let in yet, and in again; and of one that never joins."""
+    killed, no = [(6.0, JOINED), (20.0, -9)], [(5.0, REFUSED), (5.0, 1)]
+    world, _ = play(killed, no, [(9.0, JOINED), (90.0, 0)], gone=lambda now: now < 4)
+    assert world.ready_at(2) == GONE
+    assert world.ready_at(6) == "not joined"
+    assert world.ready_at(15) == ""
+    how = "the SuperNode was ended by signal 9, perhaps for lack of memory; joining again"
+    # Between two, while the second is refused, and while the third has not joined yet.
+    assert [world.ready_at(second) for second in (26, 30, 34, 40)] == [how] * 4
+    assert world.ready_at(60) == ""
+    # The third one has ended by itself: that the first was killed is no reason any more.
+    assert {why for now, why in world.looks if now > 60} == {"", "not joined", GONE}
+    world, _ = play([(1.0, REFUSED), (2.0, 1)], [(8.0, JOINED), (20.0, 0)])
+    assert world.ready_at(8).startswith(f"{HERE} does not let this client in")
+    assert world.ready_at(20) == ""
+
+
 def test_lines_that_others_append(tmp_path: Path) -> None:
     """Each once and whole, also after logrotate has cut the file."""
     path = tmp_path / "log"

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import subprocess
+import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -17,6 +20,7 @@ pytest.importorskip("prometheus_client", reason="prometheus_client is not instal
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from fedshift.deploy.federation import Link
 from fedshift.deploy.metrics import ServerMetrics
 from fedshift.deploy.monitoring import SILENT, Presence, answering, monitored, open_port
 from fedshift.deploy.place import make_place
@@ -130,6 +134,25 @@ def test_healthy_and_ready() -> None:
         answer(f"{url}/healthz")
 
 
+def test_a_server_answers_from_its_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also before its SuperLink listens, and until that one ends."""
+    make_place(tmp_path, "", 2, ["localhost"])
+    both = frozenset({"client-0", "client-1"})
+    monkeypatch.setattr("fedshift.deploy.monitoring.connected", lambda link: both)
+    port = free_port()
+    url, link = f"http://127.0.0.1:{port}", Link(tmp_path, {}, tmp_path / "log")
+    with monitored(str(port), tmp_path, lambda event: None) as monitor:
+        assert answer(f"{url}/healthz") == (200, "ok\n")
+        assert answer(f"{url}/readyz") == (503, "starting\n")
+        with monitor.beside(link):
+            stop = time.monotonic() + 10
+            while (seen := answer(f"{url}/readyz"))[0] != 200 and time.monotonic() < stop:
+                assert "starting" not in seen[1]
+            assert (seen, answer(f"{url}/healthz")) == ((200, "ok\n"),) * 2
+        with pytest.raises(OSError):
+            answer(f"{url}/healthz")
+
+
 def test_ports_that_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "f"
     make_place(folder, "", 1, ["localhost"])
@@ -147,6 +170,34 @@ def test_ports_that_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("fedshift.deploy.monitoring.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"prometheus_client, which is not .*'fedshift\[ops\]'"):
         open_port(str(free_port()))
+
+
+RUBBISH = """
+import socket, sys, uvicorn
+from prometheus_client import CollectorRegistry
+from fedshift.deploy.monitoring import answering
+
+def config(*given, **settings):
+    return made(*given, **settings | ({"log_level": None} if "control" in sys.argv else {}))
+
+made, uvicorn.Config = uvicorn.Config, config
+port = socket.create_server(("127.0.0.1", 0))
+with answering(port, {}, CollectorRegistry()):
+    for sent in (bytes.fromhex("16030100c8010000c40303"), b"rubbish\\r\\n\\r\\n"):
+        with socket.create_connection(port.getsockname(), 10) as s:
+            s.sendall(sent)
+            print(s.recv(12).decode())
+"""
+
+
+@pytest.mark.parametrize("level", ["ours", "control"])
+def test_rubbish_writes_nothing_among_the_lines_of_the_log(level: str) -> None:
+    """What is written by uvicorn alone is no line of JSON. The control: with its own level."""
+    done = subprocess.run(
+        [sys.executable, "-c", RUBBISH, level], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split("\n")[:2] == ["HTTP/1.1 400"] * 2
+    assert done.stderr == ("" if level == "ours" else "Invalid HTTP request received.\n" * 2)
 
 
 def test_only_this_machine_unless_a_host_is_given() -> None:

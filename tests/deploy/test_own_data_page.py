@@ -70,6 +70,24 @@ def printed(
     return capsys.readouterr().err.splitlines()
 
 
+def test_what_a_site_reads_of_its_folder_is_on_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Line by line; the control is another client's folder with the same files."""
+    init(ROOT / "examples" / "own_data" / "experiment.toml", tmp_path / "federation", [], [])
+    block = PAGE.split("fedshift deploy check federation/clients/client-2\n")[1]
+    page = block.split("```console\n")[1].split("```")[0]
+    for number in (2, 1):
+        place = tmp_path / "federation" / "clients" / f"client-{number}"
+        shutil.copy(ROOT / "examples" / "own_data" / "west.csv", place / "data.csv")
+        shutil.copy(ROOT / "examples" / "own_data" / "west.site.toml", place / "site.toml")
+        capsys.readouterr()
+        assert code_of(monkeypatch, "deploy", "check", str(place)) == 0
+        printed = capsys.readouterr().out
+        assert (printed == page) is (number == 2), printed
+        assert printed.replace('client-1 ("south")', 'client-2 ("west")') == page
+
+
 EVENTS: tuple[dict[str, Any], ...] = (
     {"event": "start", "rounds": 5},
     {

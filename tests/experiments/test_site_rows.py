@@ -78,7 +78,7 @@ BAD = {
     "another class": (
         "age,ward,outcome\n60,surgery,ill\n61,medicine,dead\n",
         r'column "outcome": .*line 3: "dead"; the classes are well, ill',
-        'column "outcome": the classes are well, ill',
+        'column "outcome" has a label that is none of the classes: well, ill',
     ),
     "no label": ("age,ward,outcome\n60,surgery,\n", "no row has a label", "nothing to train on"),
     "no rows": ("", "data.csv is empty", "its data cannot be read"),
@@ -245,25 +245,27 @@ def test_the_folder_of_a_site_and_its_check(
     assert "Where east's own rows are" in (place / "site.toml").read_text()
     head = "age,sex,day,marker,ward,outcome\n"
     (place / "data.csv").write_text(head + "60,f,20240001,0.1,surgery,ill\n61,m,20240002,,,\n")
-    assert check_site(place) == [
+    assert check_site(place, 1) == [
         "2 rows: well 0, ill 1; 1 without a label",
         "  age: numbers from 60 to 61; 0 missing",
         "  sex: f, m; 0 missing",
         "  day: numbers from 2.024e+07 to 2.024e+07; 0 missing",
         "  marker: numbers from 0.1 to 0.1; 1 missing",
         "  ward: surgery; 1 missing",
-        "the data fit the experiment; nothing was sent",
+        'client-1 ("east"): 2 rows of data.csv; the data fit the experiment; nothing was sent',
     ]
     # Numbers may be counted in another order here: what they were read as is said.
     (place / "data.csv").write_text(head + "60,f,20240001,0.1,surgery,1\n61,m,20240002,,,0\n")
-    assert check_site(place)[:2] == [
+    assert check_site(place, 1)[:2] == [
         "2 rows: well 1, ill 1; 0 without a label",
         "  outcome: numbers of classes: 0 is well, 1 is ill",
     ]
+    with pytest.raises(InputError, match=r"toml: has 3 clients, and client.json says client-3; ta"):
+        check_site(place, 3)
     # Two mistakes, two lines.
     (place / "site.toml").write_text('[data]\nsorce = "data.csv"\n')
     with pytest.raises(InputError, match=r"unknown key \"data.sorce\".*\n.*required"):
-        check_site(place)
+        check_site(place, 1)
 
 
 def test_a_run_in_one_process_says_what_to_do(tmp_path: Path) -> None:

@@ -138,7 +138,10 @@ def replaced(name: str, old: str, new: str) -> Callable[[Path], Any]:
 BAD = {
     "missing": (replaced("data.csv", "marker", "marker_b"), 'column "marker" is missing'),
     "text": (replaced("data.csv", "20240", "no20240"), 'column "day": the experiment declares num'),
-    "class": (replaced("data.csv", ",ill\n", ",dying\n"), 'column "outcome": the classes are well'),
+    "class": (
+        replaced("data.csv", ",ill\n", ",dying\n"),
+        'column "outcome" has a label that is none of the classes: well, ill. `fed',
+    ),
     "no file": (replaced("site.toml", "data.csv", "secret.csv"), "its data cannot be read"),
     "key": (replaced("site.toml", "source", "sauce"), "its data cannot be read"),
     "other declaration": (replaced(EXPERIMENT, '"age", ', ""), "another data.columns than the ser"),
@@ -190,7 +193,7 @@ def test_all_sites_whose_data_do_not_fit_are_named(
 
     error = refused(tmp_path, monkeypatch, change)
     assert error.startswith('data of 2 of 3 clients do not fit: "east": column "marker" is mis')
-    assert '; "south": column "outcome": the classes are well, ill. `fed' in error
+    assert '; "south": column "outcome" has a label that is none of the classes: well' in error
 
 
 def test_a_site_that_is_gone_is_not_one_whose_data_do_not_fit(

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from fedshift.errors import InputError
+from fedshift.errors import InputError, shown
 from fedshift.experiments.config.data import Data
-from fedshift.experiments.config.load import load_config
+from fedshift.experiments.config.load import load_config, read_section
 from fedshift.experiments.sites.answering import EXPERIMENT
-from fedshift.experiments.sites.rows import FILE, TEMPLATE, SiteError, rows_of_site
+from fedshift.experiments.sites.rows import FILE, TEMPLATE, SiteError, SiteFile, rows_of_site
 from fedshift.files import is_file
 from fedshift.tasks.names import Coded, Ints, listed, many
 from fedshift.tasks.rows import Columns, Numbers
@@ -25,11 +25,20 @@ def site_files(data: Data, text: str) -> list[dict[str, str]]:
     ]
 
 
-def check_site(folder: Path) -> list[str]:
-    """What the client's own rows are, in lines. Raises InputError where they do not fit."""
+def check_site(folder: Path, number: int) -> list[str]:
+    """What the rows of client `number` are, in lines. Raises InputError where they do not fit.
+
+    The last line names the client: a table in another site's folder may fit as well.
+    """
     if not is_file(folder / EXPERIMENT):
-        return ["the experiment gives the clients their data"]
+        return [f"client-{number}: the experiment gives the clients their data"]
     data = load_config(folder / EXPERIMENT).data
+    names = data.clients or ()
+    if number >= len(names):
+        raise InputError(
+            f"{folder / EXPERIMENT}: has {many(len(names), 'client')}, and client.json says "
+            f"client-{number}; take both files from one federation"
+        )
     try:
         rows = rows_of_site(folder, data)
     except SiteError as e:
@@ -43,7 +52,12 @@ def check_site(folder: Path) -> list[str]:
         lines.append(f"  {data.label or 'label'}: numbers of classes: {read}")
     if isinstance(rows.inputs, Columns):
         lines += [f"  {name}: {_described(column)}" for name, column in rows.inputs.of.items()]
-    return [*lines, "the data fit the experiment; nothing was sent"]
+    source = read_section(folder / FILE, SiteFile).data.source
+    return [
+        *lines,
+        f'client-{number} ("{shown(names[number])}"): {many(len(rows.codes), "row")} of '
+        f"{shown(source)}; the data fit the experiment; nothing was sent",
+    ]
 
 
 def _described(column: Numbers | Coded) -> str:

@@ -270,10 +270,12 @@ def _labelled(inputs: Inputs, labels: Coded, data: Data, table: _Table) -> SiteR
     for at, text in enumerate(labels.names):
         rows = labels.codes == at
         if text not in code and rows.any():
-            what = f'{table.at(int(rows.argmax()))}: "{shown(text)}"'
-            near = nearest(text, classes)
-            _refuse(
-                what, f"the classes are {listed(classes, 12)}.{near}", str(data.label or "label")
+            of, names = f'column "{shown(str(data.label or "label"))}"', listed(classes, 12)
+            raise SiteError(
+                # The site's label is not the server's to know.
+                f"{of} has a label that is none of the classes: {names}",
+                f'{of}: {table.at(int(rows.argmax()))}: "{shown(text)}"; the classes are {names}.'
+                f"{nearest(text, classes)}",
             )
     codes = np.array([*(code.get(text, -1) for text in labels.names), -1])[labels.codes]
     return SiteRows(inputs, codes, numbered)
