@@ -190,6 +190,7 @@ with answering(port, {}, CollectorRegistry()):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["ours", "control"])
 def test_rubbish_writes_nothing_among_the_lines_of_the_log(level: str) -> None:
     """What is written by uvicorn alone is no line of JSON. The control: with its own level."""

@@ -78,6 +78,7 @@ def test_each_process_is_missed_by_name(watch: Watch) -> None:
     assert watch() == {SUPERLINK: -9}
 
 
+@pytest.mark.slow
 def test_what_a_superlink_started_ends_with_it() -> None:
     """Within 5 s, even where the killed one still counts as there, because it is not waited for."""
     code = "import sys, time; from fedshift.deploy.inside import end_without; "

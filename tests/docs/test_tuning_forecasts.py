@@ -71,6 +71,7 @@ def test_the_page_says_what_the_results_do(bench: Any) -> None:
     assert "(../../results/tuning_forecasts.md)" in PAGE.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_doubt_of_a_runs_sentence_is_the_results(bench: Any) -> None:
     """Of each mode and loss whose forecasts did not tell, and of no other."""
     forecasts = bench.forecasts(ROOT / "results")

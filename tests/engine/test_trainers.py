@@ -179,6 +179,7 @@ def test_batches_drawn_ahead_are_the_same(
         assert (job.t, job.data) == (2, federation.clients[job.client])
 
 
+@pytest.mark.slow
 def test_nobody_without_weight_is_trained_by_any_backend() -> None:
     """FedPALS for two labels: clients that hold none of them get weight 0, and no job."""
     model = build(lambda: Mlp((8,), (6,), CLASSES), 1)

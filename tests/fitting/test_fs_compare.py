@@ -123,6 +123,7 @@ def test_a_metric_in_percent_is_not_taken_for_a_share(tmp_path: Path) -> None:
         fs.compare(hospitals(), "linear", ["fedavg"], metrics=[right], **few)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_grid_of_options_and_of_keys() -> None:
     """Options are for the methods that have them; a list of widths is no grid."""
     table = fs.compare(

@@ -97,6 +97,7 @@ def test_a_test_set_is_no_client() -> None:
         with_test.held_out("a")
 
 
+@pytest.mark.slow
 def test_losses_are_worst_where_they_are_large(task: fs.Task) -> None:
     """The corrected models stand beside; control: of accuracies the smallest is the worst."""
     keys: dict[str, Any] = {"vary": "target", "jobs": 1, "backend": "dense", **SETTINGS}
