@@ -49,14 +49,14 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 def test_the_demo_shows_what_it_promises(demo: tuple[Path, Any]) -> None:
     """Oracle >= FedPALS > FedAvg on the target, the estimate near the truth, and the reason."""
-    folder, told = demo
-    runs = {r["method"]: r for r in told["runs"]}
+    folder, result = demo
+    runs = {r["method"]: r for r in result["runs"]}
     assert runs["oracle"]["target_accuracy"] >= runs["fedpals"]["target_accuracy"]
     assert runs["fedpals"]["target_accuracy"] > runs["fedavg"]["target_accuracy"]
     for r in runs.values():
         off = abs(r["estimated_accuracy"] - r["target_accuracy"])
         assert off < 3 * r["estimated_se"] + 0.02
-    assert any("train too little on" in sentence for sentence in told["why"])
+    assert any("train too little on" in sentence for sentence in result["why"])
     # The README quotes this table; another processor may round a few images differently.
     quoted = re.findall(QUOTED, (ROOT / "README.md").read_text())
     assert {name.lower() for name, _ in quoted} == runs.keys()

@@ -73,8 +73,8 @@ def test_the_end_of_a_run_and_of_the_patience(tmp_path: Path) -> None:
         with running(*joins, "--patience", "12", "--metrics", str(metrics)) as client:
             assert line_with(client.stderr, "joined")
             assert readiness(metrics) == 200
-            told = line_with(client.stderr, "ended")
-            assert told == "the run has ended after 2 rounds; waiting for the next one"
+            line = line_with(client.stderr, "ended")
+            assert line == "the run has ended after 2 rounds; waiting for the next one"
             began = time.monotonic()
             refused = "cannot be reached: Connection refused"
             assert line_with(client.stderr, "reached").endswith(f"{refused}; trying again for 12 s")
@@ -98,9 +98,9 @@ def test_a_superexec_that_dies_before_its_node_has_joined(tmp_path: Path) -> Non
                 below = descendants(client.pid).items()
                 lost = [pid for pid, command in below if "flower-superexec" in command]
             os.kill(lost[0], signal.SIGKILL)
-            told = line_with(client.stderr, "SuperNode")
+            line = line_with(client.stderr, "SuperNode")
             client.send_signal(signal.SIGTERM)
             assert client.wait(60) == 143
     log = place / "supernode.log"
-    assert told.startswith(f"the SuperNode failed ({EXEC}) before it had joined (see {log}); tryi")
+    assert line.startswith(f"the SuperNode failed ({EXEC}) before it had joined (see {log}); tryi")
     assert gone(str(tmp_path))

@@ -157,22 +157,28 @@ def test_a_server_that_came_later_than_its_client_and_is_killed(play: Play) -> N
 
 
 @pytest.mark.parametrize(
-    ("notices", "told"),
+    ("notices", "expected"),
     [
         ([], "the server has ended; waiting for the next one"),
         ([1, 10], "the run has ended after 10 rounds; waiting for the next one"),
         ([7], "the server has ended; this client last answered in round 7 of 10; waiting for the "),
     ],
 )
-def test_the_end_of_a_server(notices: list[int], told: str, play: Play) -> None:
+def test_the_end_of_a_server(notices: list[int], expected: str, play: Play) -> None:
     """Once, whether Flower notices it or only we do, and again for the next server."""
     rounds = [(4.0, {"round": t, "rounds": 10}) for t in notices]
     ended = [(3.0, JOINED), *rounds, (30.0, 0)]
     world, _ = play(ended, ended)
-    assert [text.startswith(told) for text in world.texts()] == [False, True, False, True, False]
+    assert [text.startswith(expected) for text in world.texts()] == [
+        False,
+        True,
+        False,
+        True,
+        False,
+    ]
     assert world.texts()[2] == f"joined {HERE}"
     world, _ = play([(3.0, JOINED), *rounds, (40.0, 0)], gone=lambda now: 20 < now < 30)
-    assert sum(told in text for text in world.texts()) == 1
+    assert sum(expected in text for text in world.texts()) == 1
 
 
 @pytest.mark.parametrize(
@@ -180,7 +186,7 @@ def test_the_end_of_a_server(notices: list[int], told: str, play: Play) -> None:
     [f"{HERE} cannot be reached: no answer within 5 s", InputError("ca.crt: is no certificate")],
 )
 def test_a_silence_in_the_last_round_is_no_end(why: Any, play: Play) -> None:
-    """It may be evaluated yet; the end is told when it comes. What is late is not of the next."""
+    """It may be evaluated yet; the end is reported when it comes. Late words are ignored."""
     last = {"round": 10, "rounds": 10}
     one = [(3.0, JOINED), (9.0, last), (35.0, last), (50.0, 0)]
     other = [(2.0, JOINED), (5e3, 0)]
@@ -203,14 +209,14 @@ def test_answers_after_a_run_are_not_of_the_next(play: Play) -> None:
 def test_troubles_are_told_once_until_a_round_was_answered(play: Play) -> None:
     one, other = {"trouble": 'no column\n"age"'}, {"trouble": "\x1b[2Jnone"}
     fine = {"round": 1, "rounds": 2}
-    told = [one, one, other, fine, other, other]
-    world, _ = play([(1.0, JOINED), *[(2.0 + i, what) for i, what in enumerate(told)], (9.0, 0)])
+    heard = [one, one, other, fine, other, other]
+    world, _ = play([(1.0, JOINED), *[(2.0 + i, what) for i, what in enumerate(heard)], (9.0, 0)])
     shown = [t for t, level in zip(world.texts(), world.levels, strict=True) if level == "error"]
     assert shown == ['no column "age"', r"\x1b[2Jnone", r"\x1b[2Jnone"]
 
 
 @pytest.mark.parametrize(
-    ("line", "code", "told"),
+    ("line", "code", "expected"),
     [
         (EXEC, 1, f"the SuperNode failed ({EXEC}) before it had joined (see "),
         ("ModuleNotFoundError: x", 1, "the SuperNode failed (ModuleNotFoundError: x) before it"),
@@ -221,12 +227,12 @@ def test_troubles_are_told_once_until_a_round_was_answered(play: Play) -> None:
         ("SuperNode terminated gracefully.", 0, f"{HERE} does not let this client in (SuperN"),
     ],
 )
-def test_only_a_refusal_is_called_one(line: str, code: int, told: str, play: Play) -> None:
+def test_only_a_refusal_is_called_one(line: str, code: int, expected: str, play: Play) -> None:
     world, _ = play([(1.0, line), (2.0, code)])
-    assert world.texts()[0].startswith(told)
+    assert world.texts()[0].startswith(expected)
     assert world.texts()[0].endswith("; trying again for 10 s")
     # What did not come from the server is not the server's word.
-    assert ("not let this" in told) is ("not let this" in " ".join(world.texts()))
+    assert ("not let this" in expected) is ("not let this" in " ".join(world.texts()))
 
 
 def test_a_killed_node_and_a_server_that_is_gone(play: Play) -> None:

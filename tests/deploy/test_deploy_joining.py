@@ -56,19 +56,19 @@ def test_a_server_that_is_not_the_federations(
         answers(here, early / "ca.crt")
     with tls_server(None) as here, pytest.raises(InputError, match="speaks no TLS"):
         answers(here, ours / "ca.crt")
-    nobody = f"127.0.0.1:{free_port()}"
-    assert answers(nobody, ours / "ca.crt") == f"{nobody} cannot be reached: Connection refused"
+    unserved = f"127.0.0.1:{free_port()}"
+    assert answers(unserved, ours / "ca.crt") == f"{unserved} cannot be reached: Connection refused"
     # A copy of the certificate that is under way, or was taken away.
     half = tmp_path / "half.crt"
-    for told in (f"{half}: No such file or directory; ", f"{half}: is no certificate; "):
-        with pytest.raises(InputError, match=f"^{told}bring back the federation's ca.crt$"):
-            answers(nobody, half)
+    for expected in (f"{half}: No such file or directory; ", f"{half}: is no certificate; "):
+        with pytest.raises(InputError, match=f"^{expected}bring back the federation's ca.crt$"):
+            answers(unserved, half)
         half.write_text((ours / "ca.crt").read_text()[:100])
     # One that is frozen: the system takes its connections.
     with socket.create_server(("127.0.0.1", 0)) as frozen:
         here = f"127.0.0.1:{frozen.getsockname()[1]}"
-        told = f"{here} cannot be reached: no answer within 0.2 s"
-        assert answers(here, ours / "ca.crt", 0.2) == told
+        expected = f"{here} cannot be reached: no answer within 0.2 s"
+        assert answers(here, ours / "ca.crt", 0.2) == expected
 
 
 def test_a_server_without_usable_keys(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_server_without_usable_keys(tmp_path: Path) -> None:
     make_place(folder, "", 1, ["localhost"])
     check_server(folder)
     own = {name: (folder / name).read_bytes() for name in ("server.crt", "server.key")}
-    for change, told in (
+    for change, expected in (
         ({"server.key": None}, "server.key: cannot be read: No such file"),
         ({"server.key": (other / "server.key").read_bytes()}, "server.key: not the key of"),
         ({"server.key": b"hello"}, "server.key: not the key of"),
@@ -84,7 +84,7 @@ def test_a_server_without_usable_keys(tmp_path: Path) -> None:
     ):
         for name, held in change.items():
             (folder / name).unlink() if held is None else (folder / name).write_bytes(held)
-        with pytest.raises(InputError, match=told):
+        with pytest.raises(InputError, match=expected):
             clients_of(folder)
         for name, held in own.items():
             (folder / name).write_bytes(held)
@@ -105,20 +105,20 @@ def test_clients_that_cannot_join(tmp_path: Path) -> None:
     for odd in (*odds, "fed..example.org:8000", f"{'a' * 64}.org:8000"):
         with pytest.raises(InputError, match=f'server "{odd}": write it as host:port'):
             join(place, odd)
-    nobody = f"127.0.0.1:{free_port()}"
+    unserved = f"127.0.0.1:{free_port()}"
     with pytest.raises(InputError, match="cannot be reached: Connection refused, for 0 s now"):
-        join(place, nobody, patience=0.0)
+        join(place, unserved, patience=0.0)
     (place / "key").write_text("hello")
     with pytest.raises(InputError, match="key: not a private key without a password; take the o"):
-        join(place, nobody)
+        join(place, unserved)
     (place / "key").unlink()
     with pytest.raises(InputError, match="key: cannot be read: No such file"):
-        join(place, nobody)
+        join(place, unserved)
     write_client_key(place / "key.2")
     (place / "key.2").rename(place / "key")
     (place / "ca.crt").unlink()
     with pytest.raises(InputError, match=r"ca.crt: cannot be read"):
-        join(place, nobody)
+        join(place, unserved)
 
 
 @pytest.mark.parametrize("host", ["fed.example.org:8000", "https://fed", "a b", "", "müll.example"])
@@ -132,7 +132,7 @@ def test_certificates_are_for_names_and_addresses(host: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("ahead", "told"),
+    ("ahead", "expected"),
     [
         (
             -60,
@@ -146,11 +146,11 @@ def test_certificates_are_for_names_and_addresses(host: str, tmp_path: Path) -> 
         (200, "^$"),
     ],
 )
-def test_clocks_that_differ(ahead: float, told: str, tmp_path: Path) -> None:
+def test_clocks_that_differ(ahead: float, expected: str, tmp_path: Path) -> None:
     """The limits are Flower's: up to 5 s ahead, as its note may be delayed up to 305 s."""
     ours = authority(tmp_path / "ours")
     with tls_server(ours, ahead) as here:
-        assert re.search(told, clocks(here, ours / "ca.crt"))
+        assert re.search(expected, clocks(here, ours / "ca.crt"))
 
 
 def test_a_server_that_does_not_tell_the_time(tmp_path: Path) -> None:
