@@ -13,10 +13,8 @@ import torch
 from torch import Tensor
 
 from fedshift import recipes
-from fedshift.algorithms.scaffold import Scaffold
 from fedshift.model import Model
 from fedshift.recipes import Setting
-from fedshift.server.robust import Median
 from support.every_method import MAKE
 from support.federations import CLASSES, TARGET
 from support.references import (
@@ -236,7 +234,7 @@ def test_every_method_has_a_reference(setting: Setting) -> None:
     for name, make in new.items():
         assert not (odd := parts(make(setting)) - checked), f"{name} needs plain loops for {odd}"
     assert not parts(MAKE["fedprox + fedpals"](setting)) - checked
-    assert parts(Scaffold(setting.model, combine=Median())) - checked
+    assert parts(MAKE["label weights on scaffold"](setting)) - checked
     for place in ELSEWHERE.values():
         path, _, name = place.partition("::")
         assert f"def {name}(" in (TESTS / path).read_text()
