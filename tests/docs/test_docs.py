@@ -100,6 +100,17 @@ def test_every_method_has_a_page_or_a_section() -> None:
         assert one.name in pages.replace("-", ""), f"name {one.name} on a page, as {one.page}"
 
 
+def test_every_option_of_a_method_is_documented() -> None:
+    text = (ROOT / "docs" / "configuration.md").read_text()
+    table = text.partition("## Options of the methods")[2].partition("\n## ")[0]
+    cells = [line.split("|") for line in table.splitlines() if line.startswith("| `")]
+    rows = {name: row[2] for row in cells for name in re.findall(r"`(\w+)`", row[1])}
+    for one in recipes.recipes():
+        assert one.name in rows, f"{one.name} needs a row in the table of docs/configuration.md"
+        for option in one.options:
+            assert f"`{option}`" in rows[one.name], f"{one.name}: its row lacks {option}"
+
+
 def listed(page: str, text: str) -> list[str]:
     """The names in the first cells of the tables that follow `text` on a page, of its section."""
     after = (ROOT / "docs" / page).read_text().split(text, 1)[1].split("\n## ")[0]
