@@ -44,7 +44,7 @@ def test_every_file_is_in_one_room(house: ModuleType) -> None:
 
 
 def test_the_pages_sums_are_those_of_its_rooms(house: ModuleType) -> None:
-    """Of both commits; lines that rooms have grown by, and those of new ones, are the difference."""
+    """Of both commits; what rooms have grown by, and new ones, make the difference."""
     text = (ROOT / "results" / "house.md").read_text()
     rows = {line.split("|")[1].strip(): numbers(line) for line in text.splitlines() if "|" in line}
     rooms = [rows[room.name][-2:] for room in house.ROOMS]
