@@ -73,6 +73,7 @@ def missing(page: Path) -> set[str]:
     """Names of files on a page that are not there, in the package, at the root or in a room."""
     places = (ROOT, PACKAGE, ROOT / "docs", PACKAGE / "experiments/sites", ROOT / "tests")
     places += (PACKAGE / "client", PACKAGE / "experiments", ROOT / "tests/docs")
+    places += (PACKAGE / "experiments/machines",)
     names = names_of_files(page.read_text()) - MADE - OF_RUNS
     return {n for n in names if not any(any(place.glob(n.lstrip("/"))) for place in places)}
 
