@@ -160,6 +160,25 @@ Numbers = Mapping[str, int]
 Pairs = Mapping[str, Sequence[float | None]]
 
 
+def features(source: str) -> list[str]:
+    """Rows of what a stranger adds, of which tests/recipes/test_strangers.py has the code."""
+    code = {
+        node.targets[0].id: node.value.value.strip().count("\n") + 1
+        for node in ast.parse(source).body
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and isinstance(node.value, ast.Constant)
+    }
+    lines = {name: n for name, n in code.items() if name in ("RECIPE", "TERM", "BACKEND")}
+    row = "`tests/support/every_method.py`"
+    return [
+        f"| a method of parts that are there | a file of `recipes/`, {lines['RECIPE']} lines; {row}, "
+        "1 line | 2 lines |",
+        f"| a loss term | `client/objectives.py`, {lines['TERM']} lines; {row}, 2 lines | none |",
+        f"| a backend | a module, {lines['BACKEND']} lines; `engine/ways.py`, 1 line | none |",
+    ]
+
+
 def growth(then: Numbers, now: Numbers) -> tuple[int, int]:
     """(lines in rooms that were not there, more lines in those that were), without papers."""
     core = [room for room in ROOMS if room.name != "papers"]
@@ -200,6 +219,14 @@ def page(commit: str, rows: tuple[Numbers, Numbers], rooms: tuple[Numbers, Numbe
         "",
         "The walks are listed in [the map](../ARCHITECTURE.md), and tests compare them. Ratios of "
         "time for W1 to W3 are on [a page of their own](commits.md).",
+        "",
+        "## What a stranger touches",
+        "",
+        "By `tests/recipes/test_strangers.py`, which adds each to a copy and runs the tests of all.",
+        "",
+        "| to add | files of code, and lines | lines of documentation |",
+        "| --- | --- | --- |",
+        *features((ROOT / "tests" / "recipes" / "test_strangers.py").read_text()),
         "",
         "## Lines of the core",
         "",

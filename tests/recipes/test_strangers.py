@@ -1,4 +1,4 @@
-"""A method and a loss term as a stranger adds them, by the files that CONTRIBUTING names."""
+"""A method, a loss term and a backend as a stranger adds them, by CONTRIBUTING's table."""
 
 from __future__ import annotations
 
@@ -40,6 +40,38 @@ class Ridge(Term):
     def __call__(self, view: View) -> Tensor:
         return self.mu / 2 * sq_norm(view.params)
 '''
+
+BACKEND = '''"""Clients trained one by one, the last one first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply
+
+
+def backwards(backend: Backend) -> Backend:
+    """`backend` with its clients in descending order."""
+
+    def trained(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
+        return backend(update, [*jobs][::-1])
+
+    return trained
+'''
+EXPERIMENT = """
+[data]
+name = "fashion-mnist-mini"
+limit = 200
+[shift]
+clients = 4
+kind = "iid"
+[model]
+name = "mlp"
+hidden = [8]
+[training]
+rounds = 2
+steps = 2
+"""
 
 
 @pytest.fixture
@@ -115,3 +147,24 @@ def test_a_loss_term_is_a_class_and_a_row(copy: Path) -> None:
         "tests/flower/test_flower.py", "tests/engine/test_workers.py",
         "tests/engine/test_running_sums.py",
     )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_backend_is_a_module_and_a_row(copy: Path) -> None:
+    """In one process and in two it gives the loop's model; the control: another seed."""
+    (copy / "fedshift/engine/backwards.py").write_text(BACKEND)
+    ways = copy / "fedshift/engine/ways.py"
+    row = '"backwards": "fedshift.engine.backwards:backwards", "channels-last"'
+    ways.write_text(ways.read_text().replace('"channels-last"', row, 1))
+    (copy / "f.toml").write_text(EXPERIMENT)
+
+    def model(name: str, *options: str) -> bytes:
+        command = [sys.executable, "-m", "fedshift", "run", "f.toml", "--out", name, *options]
+        keys = {"PYTHONPATH": f"{copy}", "OMP_NUM_THREADS": "1"}
+        subprocess.run(command, cwd=copy, env=os.environ | keys, check=True, capture_output=True)
+        return (copy / name / "model.safetensors").read_bytes()
+
+    loop = model("loop", "--backend", "loop")
+    assert model("alone", "--backend", "backwards") == loop
+    assert model("two", "--backend", "backwards", "--workers", "2") == loop
+    assert model("other", "--backend", "backwards", "-c", "seeds.run=1") != loop
