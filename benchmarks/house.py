@@ -172,8 +172,8 @@ def features(source: str) -> list[str]:
     lines = {name: n for name, n in code.items() if name in ("RECIPE", "TERM", "BACKEND")}
     row = "`tests/support/every_method.py`"
     return [
-        f"| a method of parts that are there | a file of `recipes/`, {lines['RECIPE']} lines; {row}, "
-        "1 line | 2 lines |",
+        f"| a method of parts that are there | a file of `recipes/`, {lines['RECIPE']} lines; "
+        f"{row}, 1 line | 2 lines |",
         f"| a loss term | `client/objectives.py`, {lines['TERM']} lines; {row}, 2 lines | none |",
         f"| a backend | a module, {lines['BACKEND']} lines; `engine/ways.py`, 1 line | none |",
     ]
@@ -222,7 +222,7 @@ def page(commit: str, rows: tuple[Numbers, Numbers], rooms: tuple[Numbers, Numbe
         "",
         "## What a stranger touches",
         "",
-        "By `tests/recipes/test_strangers.py`, which adds each to a copy and runs the tests of all.",
+        "By `tests/recipes/test_strangers.py`, which adds each to a copy and runs tests there.",
         "",
         "| to add | files of code, and lines | lines of documentation |",
         "| --- | --- | --- |",
@@ -236,8 +236,9 @@ def page(commit: str, rows: tuple[Numbers, Numbers], rooms: tuple[Numbers, Numbe
         f"- {new:,} lines are in rooms that did not exist before.",
         f"- {more:,} lines are what rooms that did exist have grown by. Those that grew most: "
         f"{grown(*rooms)}.",
-        f"- Later work had {later:,} lines of its own, as the second table says. With them "
-        f"{CORE_ASKED + later:,} were asked for, and {core - CORE_ASKED - later:,} are too many.",
+        f"- Later work had {later:,} lines of its own, as the last table says. With them "
+        f"{CORE_ASKED + later:,} were asked for, and {core - CORE_ASKED - later:,} are too many. "
+        "Refusals of wrong use came later, too, without a budget.",
         "",
         "| room | budget | before | now |",
         "| --- | ---: | ---: | ---: |",
