@@ -95,6 +95,9 @@ def test_every_target_of_make_is_there() -> None:
     assert "ruff" in recipe
     assert "mypy" in recipe
     assert "-m slow -n 3 --dist loadfile" in makefile  # three files of deploy side by side
+    assert "pytest -q tests/flower tests/deploy" in makefile
+    assert "--extra flower --extra ops --extra report" in between(makefile, "\nlock:", "\n\n")
+    assert "--generate-hashes" in makefile
     assert "export FEDSHIFT_DATA ?= $(abspath ../shared/data)" in makefile
     steps = (ROOT / ".ci/run").read_text()
     assert all(f"make {step}\n" in steps for step in ("lint", "docs", "test", "test-slow"))
@@ -211,7 +214,10 @@ def test_two_engines_call_the_same_two_functions() -> None:
 
 
 def test_files_do_what_the_map_says_of_them() -> None:
-    """A definition or a word of each file that a paragraph gives a purpose."""
+    """A definition or a word of each file that a paragraph gives a purpose.
+
+    Beside the package there are an image, a compose file and units of systemd.
+    """
     for place, text in {
         "experiments/engines.py": "class Engine(",
         "experiments/machines/deployed.py": "ClientApp",
@@ -220,9 +226,22 @@ def test_files_do_what_the_map_says_of_them() -> None:
         "engine/traffic.py": "class Meter",
         "experiments/measures/caps.py": "cap",
         "report/looks.py": "dash",
+        "experiments/machines/opening.py": "claim",
+        "experiments/sites/rows.py": "rows",
+        "experiments/sites/sums.py": "sums",
+        "experiments/sites/answering.py": "answer",
+        "experiments/sites/asking.py": "ask",
+        "experiments/sites/gathering.py": "sites",
+        "flower/scoring.py": "scor",
+        "flower/routing.py": "router",
+        "flower/calibrating.py": "calibrat",
+        "deploy/processes.py": "process",
     }.items():
         assert text in SOURCES[place], place
     assert re.search(r"\bdef backend_of\(", SOURCES["experiments/engines.py"])
+    assert {"Dockerfile", "compose.yaml", "systemd"} <= {
+        p.name for p in (ROOT / "deploy").iterdir()
+    }
     walk = between(MAP.read_text(), "**From the command line", "What was called before")
     assert "traffic.py" not in walk
 
@@ -278,6 +297,15 @@ def test_what_is_locked_is_not_the_build_for_gpus() -> None:
 
 def test_the_changelog_names_results_that_may_change() -> None:
     assert "### Results may change" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_benchmarks_of_faults_write_their_pages() -> None:
+    """Control: a program without the option."""
+    for name in ("kills", "faults", "decoders"):
+        text = (ROOT / "benchmarks" / f"{name}.py").read_text()
+        assert '"--write"' in text
+        assert (ROOT / "results" / f"{name}.md").is_file()
+    assert '"--write"' not in (ROOT / "benchmarks" / "workloads.py").read_text()
 
 
 # ------------------------------------------------------------------ every part has its tests
