@@ -4,7 +4,8 @@
 
 Lines, files and functions are counted in two commits of this repository. What a clock or a walk
 says stands in results/benchmarks/house.json. `--measured` puts a value there, as in --measured
-'W4, time now / before=1,0.98'; - stands for no value. `--write` writes results/house.md.
+'`make test`, seconds of processor time=565,147'; - stands for no value. Ratios of time are those
+of results/commits.md. `--write` writes results/house.md.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "results" / "house.md"
+RATIOS = ROOT / "results" / "commits.md"
 MEASURED = ROOT / "results" / "benchmarks" / "house.json"
 BEFORE = "f00c906"
 Sources = Mapping[str, str]
@@ -156,6 +158,12 @@ def cell(value: float | None) -> str:
     return "not measured" if value is None else f"{value:,}"
 
 
+def ratios(page: str) -> dict[str, list[float | None]]:
+    """Rows of times by workload, before as 1, from the table of results/commits.md."""
+    found = re.findall(r"^\| (W[\w/-]+) \| ([\d.]+) \|", page, re.M)
+    return {f"processor time of a round of {name}, before as 1": [1, float(r)] for name, r in found}
+
+
 Numbers = Mapping[str, int]
 Pairs = Mapping[str, Sequence[float | None]]
 
@@ -217,8 +225,8 @@ def page(commit: str, rows: tuple[Numbers, Numbers], rooms: tuple[Numbers, Numbe
         "| --- | ---: | ---: |",
         *table,
         "",
-        "The walks are listed in [the map](../ARCHITECTURE.md), and tests compare them. Ratios of "
-        "time for W1 to W3 are on [a page of their own](commits.md).",
+        "The walks are listed in [the map](../ARCHITECTURE.md), and tests compare them. Intervals of "
+        "the times are on [a page of their own](commits.md).",
         "",
         "## What a stranger touches",
         "",
@@ -277,7 +285,8 @@ def main() -> None:
     commit = subprocess.run(name, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     measured = with_given(json.loads(MEASURED.read_text()), given.measured)
     (before, rooms_before), (now, rooms_now) = counts(BEFORE), counts(given.now)
-    text = page(commit.strip(), (before, now), (rooms_before, rooms_now), measured)
+    times = ratios(RATIOS.read_text())
+    text = page(commit.strip(), (before, now), (rooms_before, rooms_now), {**measured, **times})
     if given.write:
         MEASURED.write_text(json.dumps(measured, indent=1) + "\n")
         PAGE.write_text(text)
