@@ -160,8 +160,9 @@ def cell(value: float | None) -> str:
 
 def ratios(page: str) -> dict[str, list[float | None]]:
     """Rows of times by workload, before as 1, from the table of results/commits.md."""
-    found = re.findall(r"^\| (W[\w/-]+) \| ([\d.]+) \|", page, re.M)
-    return {f"processor time of a round of {name}, before as 1": [1, float(r)] for name, r in found}
+    rows = re.findall(r"^\| (W\w+) \|(?: ([a-z][\w-]*) \|)? ([\d.]+) \|", page, re.M)
+    times = {f"{name}, {backend or 'loop'}": [1, float(ratio)] for name, backend, ratio in rows}
+    return {f"processor time of a round of {row}, before as 1": both for row, both in times.items()}
 
 
 Numbers = Mapping[str, int]
@@ -225,8 +226,8 @@ def page(commit: str, rows: tuple[Numbers, Numbers], rooms: tuple[Numbers, Numbe
         "| --- | ---: | ---: |",
         *table,
         "",
-        "The walks are listed in [the map](../ARCHITECTURE.md), and tests compare them. Intervals of "
-        "the times are on [a page of their own](commits.md).",
+        "The walks are listed in [the map](../ARCHITECTURE.md), and tests compare them. Intervals "
+        "of the times are on [a page of their own](commits.md).",
         "",
         "## What a stranger touches",
         "",
