@@ -210,6 +210,19 @@ CASES: list[tuple[tuple[str, str], str, Callable[[], object], str]] = [
         'set estimator="direct" or "classifier", or leave ordering out',
     ),
     (
+        method('name = "feddisk"\nestimator = "equal"\nmost = 4.0'),
+        "f.toml:10: method.most is a bound on weights that differ, and with method.estimator = "
+        '"equal" all are 1; set method.estimator = "direct", "classifier" or "true", or leave most',
+        lambda: recipes.feddisk(setting(), estimator="equal", most=4.0),
+        'set estimator="direct", "classifier" or "true", or leave most out',
+    ),
+    (
+        method('name = "feddisk"\nleast_ess = 0.2'),
+        "f.toml:9: method.least_ess = 0.2 ends no run where method.useful = 0.3: weights worth less",
+        lambda: recipes.feddisk(setting(), least_ess=0.2),
+        "least_ess=0.2 ends no run where useful=0.3: weights worth less than useful are 1 before",
+    ),
+    (
         method('name = "feddisk"\ntau = 0.2'),
         "f.toml:9: method.tau is the temperature of MOON's term, and with method.mu = 0 there is",
         lambda: recipes.feddisk(setting(), tau=0.2),
