@@ -218,7 +218,7 @@ CASES: list[tuple[tuple[str, str], str, Callable[[], object], str]] = [
     ),
     (
         method('name = "feddisk"\nleast_ess = 0.2'),
-        "f.toml:9: method.least_ess = 0.2 ends no run where method.useful = 0.3: weights worth less",
+        "f.toml:9: method.least_ess = 0.2 ends no run where method.useful = 0.3: weights worth",
         lambda: recipes.feddisk(setting(), least_ess=0.2),
         "least_ess=0.2 ends no run where useful=0.3: weights worth less than useful are 1 before",
     ),
