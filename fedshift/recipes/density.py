@@ -66,8 +66,11 @@ def _kind(setting: Setting, density: Density) -> Density:
     return "bernoulli" if setting.two_values or image else "mixture"
 
 
-def _two_values(two: tuple[float, float], low: float, high: float) -> tuple[float, float]:
-    """The range of inputs of two values, which is no choice: else the two would be grey."""
+def _range(setting: Setting, density: Density, low: float, high: float) -> tuple[float, float]:
+    """(low, high) of the density; of inputs of two values these, or the two would be grey."""
+    two = setting.two_values
+    if density != "auto" or not two:
+        return low, high
     if (low, high) not in ((LOW, HIGH), two):
         raise InputError(
             f'all inputs are {two[0]:g} or {two[1]:g}, which density="auto" takes for low and '
@@ -220,8 +223,7 @@ def feddisk(
     _check_rounds_left(setting, density_rounds + weighing_rounds)
     # After the checks of counts: a network of width 0 would fail in torch's words.
     kind = _kind(setting, density)
-    if density == "auto" and setting.two_values:
-        low, high = _two_values(setting.two_values, low, high)
+    low, high = _range(setting, density, low, high)
     network = _density(setting, kind, hidden, ordering, low, high)
     ratio = _ratio(setting, estimator, temper, ratio_epochs)
     local = replace(LOCAL, epochs=density_epochs, lr=_rate(setting, kind, density_rounds))

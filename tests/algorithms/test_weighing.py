@@ -11,7 +11,13 @@ import pytest
 import torch
 
 from fedshift import recipes
-from fedshift.algorithms.weighing import Estimate, centred, rounds_for_all, unweighed
+from fedshift.algorithms.weighing import (
+    Estimate,
+    centred,
+    compare_log_weights,
+    rounds_for_all,
+    unweighed,
+)
 from fedshift.engine.run import draw_cohort
 from fedshift.errors import InputError, NeedlessWarning, TrainingError
 from fedshift.recipes import Setting
@@ -132,6 +138,26 @@ def test_weights_that_are_all_alike_have_no_slope() -> None:
     of = follows(1.0)
     assert Estimate(of.true, 0 * of.true).sentence() == ""
     assert Estimate(1e-9 * of.true, of.estimated).sentence() == ""
+
+
+def test_python_can_ask_for_the_slope_of_a_run(inputs: Setting, federated: Any) -> None:
+    """Of true weights it is 1; of those of half the ratio, half; weights of 1 have none."""
+    source = torch.Generator().manual_seed(4)
+    ratios = tuple(0.2 * torch.randn(n, generator=source, dtype=torch.float64) for n in SIZES)
+    federation = federated()
+
+    def slope(scale: float, **options: Any) -> float | None:
+        setting = replace(inputs, log_ratios=tuple(scale * r for r in ratios))
+        last = weighed(direct(setting, estimator="true", **options), federation)
+        estimate = compare_log_weights(last.server, last.states, federation.clients, ratios)
+        return None if estimate is None else estimate.slope
+
+    assert slope(1.0) == pytest.approx(1.0, abs=1e-12)
+    assert slope(0.5) == pytest.approx(0.5, abs=0.02)
+    assert slope(1.0, useful=0.999) is None
+    last = weighed(direct(inputs), federation)
+    with pytest.raises(InputError, match="give log_ratios one for each example of each client"):
+        compare_log_weights(last.server, last.states, federation.clients, ratios[:1])
 
 
 # ------------------------------------------------------------------ options without effect
