@@ -443,3 +443,16 @@ def test_arguments_that_are_words_too_are_left_in_prose() -> None:
     told = "clients share what they keep; method.share = 0.7 is too much, share and keep out"
     assert file_words(said, "method", names) == told
     assert file_words("more data.", "method", names) == "[method]: more data."
+
+
+def test_a_word_that_toml_takes_for_a_boolean_is_named_as_text(tmp_path: Path) -> None:
+    """The hint was "did you mean" what had been written; of other booleans there is none."""
+    file = tmp_path / "f.toml"
+    file.write_text(GOOD.replace('"fedavg"', '"feddisk"'), encoding="utf-8")
+    words = r'It is a text, in quotes: estimator = "true"; after -c, \'method.estimator="true"\'\.$'
+    with pytest.raises(InputError, match=words):
+        load_config(file, ["method.estimator=true"])
+    with pytest.raises(InputError, match=r"allowed are direct, classifier, true, equal\.$"):
+        load_config(file, ["method.estimator=false"])
+    quoted = load_config(file, ['method.estimator="true"', "training.rounds=30"])
+    assert quoted.method.options["estimator"] == "true"
