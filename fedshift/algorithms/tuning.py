@@ -381,8 +381,12 @@ class CentralTuning(Around):
         return float(self._loss(z, opinions, rows))
 
     def _still(self, before: Params, tuned: Params, opinions: Opinions) -> Params:
-        """`tuned`, where moments of earlier rounds must not move rows without a gradient."""
-        if self.moments == "new" or (self.loss != "kl" and self.over == "all"):
+        """`tuned`, with the rows as they were on which the loss does not depend.
+
+        Kept moments would move them, and so would rounding, of which Adam makes full steps: a
+        network that ends in log_softmax gives them a gradient that is 0 but for rounding.
+        """
+        if self.loss != "kl" and self.over == "all":
             return tuned
         unheld = opinions.absent
         if self.loss == "kl":
