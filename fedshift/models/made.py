@@ -188,8 +188,10 @@ def _layers(layers: tuple[Masked, ...]) -> nn.Sequential:
 
 
 def _check_range(low: float, high: float) -> None:
-    if not low < high:
-        raise InputError(f"low = {low} and high = {high}: low must be below high")
+    if not -math.inf < low < high < math.inf:
+        raise InputError(
+            f"low = {low} and high = {high}: low must be below high, and both finite numbers"
+        )
 
 
 class Discriminator(nn.Module):

@@ -117,6 +117,7 @@ def test_settings_out_of_range_are_refused(inputs: Setting, normed: Model) -> No
         ({"estimator": "clasifier"}, 'unknown estimator of feddisk.*Did you mean "classifier"'),
         ({"ordering": "reversed"}, "unknown ordering of MADE"),
         ({"low": 2.0, "high": 1.0}, "low must be below high"),
+        ({"high": float("inf")}, "high = inf: low must be below high, and both finite"),
         ({"mu": -1.0}, "MOON's mu must be a number of 0 or more"),
     ):
         for setting in (inputs, replace(inputs, shape=None)):
@@ -166,10 +167,11 @@ def test_the_kind_of_density_follows_the_inputs(
     inputs: Setting, shape: tuple[int, ...], two: Any, density: Any, kind: type
 ) -> None:
     setting = replace(inputs, shape=shape, two_values=two)
-    made = recipes.feddisk(setting, density=density, low=-2.0, high=2.0)
+    # The two values are the range of a binary density, and another one is refused.
+    span: dict[str, Any] = {} if two else {"low": -2.0, "high": 2.0}
+    made = recipes.feddisk(setting, density=density, **span)
     net = made.network().net
     assert type(net) is kind
-    # The two values are the range of a binary density, whatever range is given.
     assert (net.low, net.high) == (two or (-2.0, 2.0))
     assert made.span == (net.low, net.high)
     assert made.reach == (5.0 if kind is MixtureMade else 1.0)
@@ -184,6 +186,14 @@ def test_without_the_shape_of_inputs_nothing_starts(setting: Setting, federated:
     message = r"no density network: .* Setting\(..., shape=\(1, 28, 28\)\)"
     with pytest.raises(InputError, match=message):
         next(run(algorithm, federated(), 30))
+
+
+def test_a_shape_that_is_not_the_inputs_is_refused(inputs: Setting, federated: Any) -> None:
+    """Before training, and not in torch's words alone."""
+    given: dict[str, Any] = {"density_rounds": 1, "hidden": (4,), "low": -8.0, "high": 8.0}
+    with pytest.raises(InputError, match=r"client 0: FedDisk's density .* shape=\(8,\)\), that of"):
+        final(recipes.feddisk(replace(inputs, shape=(3,)), **given), federated(), 1)
+    assert final(recipes.feddisk(replace(inputs, shape=(2, 4)), **given), federated(), 1).t == 1
 
 
 def test_the_first_densities_belong_to_the_settings_seed(inputs: Setting) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedshift import recipes
 from fedshift.algorithms.tuning import CentralTuning
 from fedshift.client.local import Local
-from fedshift.data import client_data
+from fedshift.data import Examples, client_data
 from fedshift.engine.backends import loop
 from fedshift.engine.run import Federation, Round, play_round, start
 from fedshift.errors import InputError, TrainingError
@@ -311,7 +311,10 @@ def test_impossible_settings_are_refused(setting: Setting, federated: Any) -> No
         with pytest.raises(InputError, match="central tuning: input 1 holds NaN or infinity"):
             CentralTuning(plain, holed)
     for wrong, message in (
-        (CentralTuning(plain, torch.zeros(3, FEATURES + 1)), "the model fails on inputs"),
+        (
+            CentralTuning(plain, torch.zeros(3, FEATURES + 1)),
+            rf"the server's inputs \[3, {FEATURES + 1}\] do not fit; .*: the model fails on inputs",
+        ),
         (CentralTuning(recipes.fedavg(setting), torch.zeros(3, FEATURES)), "give a LabelSets, not"),
         (tuned(plain, head=("haed.",)), r"\['haed\.'\] matches no parameter"),
     ):
@@ -319,6 +322,23 @@ def test_impossible_settings_are_refused(setting: Setting, federated: Any) -> No
             final(wrong, federated(), 1)
     with pytest.raises(TrainingError, match="central tuning diverged at lr = 1e"):
         final(tuned(plain, optimizer="sgd", lr=1e38, part="all"), federated(), 1)
+
+
+def test_inputs_too_large_for_the_parameters_are_refused(mlp: Model) -> None:
+    """Infinite after the cast alone, they made of the clients' answers NaN, and blamed their lr."""
+    plain = recipes.labelset_fedavg(Setting(mlp, TARGET, Local(lr=0.1, steps=2)))
+    fine = drawn(3, FEATURES, seed=5).double()
+    large = fine.clone()
+    large[2] = 1e300
+    federation = make_federation(mlp, make_clients())
+    words = "of the server is too large for torch.float32, the type of the parameters"
+    with pytest.raises(InputError, match=f"central tuning: input 2 {words}"):
+        final(CentralTuning(plain, large), federation, 1)
+    labelled = Examples(large, torch.arange(3))
+    with pytest.raises(InputError, match=f"central tuning: labelled example 2 {words}"):
+        final(CentralTuning(plain, fine, labelled=labelled), federation, 1)
+    fits = CentralTuning(plain, large / 1e270, labelled=Examples(large / 1e270, torch.arange(3)))
+    assert final(fits, federation, 1).t == 1
 
 
 def test_a_diverged_client_is_named_and_not_the_tuning(setting: Setting, federated: Any) -> None:

@@ -210,6 +210,19 @@ CASES: list[tuple[tuple[str, str], str, Callable[[], object], str]] = [
         'set estimator="direct" or "classifier", or leave ordering out',
     ),
     (
+        method('name = "feddisk"\nestimator = "equal"\nmost = 4.0'),
+        "f.toml:10: method.most is a bound on weights that differ, and with method.estimator = "
+        '"equal" all are 1; set method.estimator = "direct", "classifier" or "true", or leave most',
+        lambda: recipes.feddisk(setting(), estimator="equal", most=4.0),
+        'set estimator="direct", "classifier" or "true", or leave most out',
+    ),
+    (
+        method('name = "feddisk"\nleast_ess = 0.2'),
+        "f.toml:9: method.least_ess = 0.2 ends no run where method.useful = 0.3: weights worth",
+        lambda: recipes.feddisk(setting(), least_ess=0.2),
+        "least_ess=0.2 ends no run where useful=0.3: weights worth less than useful are 1 before",
+    ),
+    (
         method('name = "feddisk"\ntau = 0.2'),
         "f.toml:9: method.tau is the temperature of MOON's term, and with method.mu = 0 there is",
         lambda: recipes.feddisk(setting(), tau=0.2),
@@ -430,3 +443,16 @@ def test_arguments_that_are_words_too_are_left_in_prose() -> None:
     told = "clients share what they keep; method.share = 0.7 is too much, share and keep out"
     assert file_words(said, "method", names) == told
     assert file_words("more data.", "method", names) == "[method]: more data."
+
+
+def test_a_word_that_toml_takes_for_a_boolean_is_named_as_text(tmp_path: Path) -> None:
+    """The hint was "did you mean" what had been written; of other booleans there is none."""
+    file = tmp_path / "f.toml"
+    file.write_text(GOOD.replace('"fedavg"', '"feddisk"'), encoding="utf-8")
+    words = r'It is a text, in quotes: estimator = "true"; after -c, \'method.estimator="true"\'\.$'
+    with pytest.raises(InputError, match=words):
+        load_config(file, ["method.estimator=true"])
+    with pytest.raises(InputError, match=r"allowed are direct, classifier, true, equal\.$"):
+        load_config(file, ["method.estimator=false"])
+    quoted = load_config(file, ['method.estimator="true"', "training.rounds=30"])
+    assert quoted.method.options["estimator"] == "true"

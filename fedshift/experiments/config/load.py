@@ -250,8 +250,12 @@ def _message(error: ErrorDetails, schema: type[BaseModel], listed: set[tuple[str
 def _literal(key: str, error: ErrorDetails) -> str:
     expected = str(error["ctx"]["expected"]).replace(" or ", ",")
     names = [name.strip(" '") for name in expected.split(",")]
-    hint = nearest(str(error["input"]), names)
-    return f"{key} = {_shown(error['input'])}: allowed are {', '.join(names)}.{hint}"
+    given = error["input"]
+    hint = nearest(str(given), names)
+    if isinstance(given, bool) and str(given).lower() in names:
+        text = f'{key.rpartition(".")[2]} = "{str(given).lower()}"'
+        hint = f" It is a text, in quotes: {text}; after -c, '{key}=\"{str(given).lower()}\"'."
+    return f"{key} = {_shown(given)}: allowed are {', '.join(names)}.{hint}"
 
 
 _RULES = {

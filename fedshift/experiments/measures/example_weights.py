@@ -5,22 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.algorithms.feddisk import FedDisk
 from fedshift.algorithms.weighing import (
     LEFT_OUT,
-    Estimate,
-    centred,
+    compare_log_weights,
     notes,
     rounds_for_all,
     unweighed,
 )
-from fedshift.client.importance import Equal, Known, bounded, live
+from fedshift.client.importance import Equal, Known
 from fedshift.data import ClientData
 from fedshift.engine.round import Round
 from fedshift.experiments.config.schema import Training
@@ -69,45 +65,13 @@ def importance_sentences(
     missing = f" {those} examples, which count alike{cure}." if left else ""
     texts = notes(last.server["importance"], weighed)
     if log_ratios is not None and not isinstance(disk.ratio, Known):
-        texts += [compared(disk, last, clients, log_ratios)]
+        estimate = compare_log_weights(last.server, last.states, clients, log_ratios, disk.most)
+        texts += [estimate.sentence()] if estimate else []
     return [
         f"Example weights leave {sum(weighed.values()) / len(weighed):.0%} of a client's effective "
         f"sample size on average, least at client {least}: {weighed[least]:.0%}.{missing}",
         *(f"{text[0].upper()}{text[1:]}." for text in texts if text),
     ]
-
-
-def compared(
-    disk: FedDisk, last: Round, clients: Sequence[ClientData], log_ratios: Sequence[Tensor]
-) -> str:
-    """A sentence: how the log weights in use follow the true ones, under the same bounds.
-
-    Clients that have no weights, or have 1 in place of them, are left out; "" where none remains.
-    """
-    of = last.server["importance"]
-    shares = zip(of["ess"].tolist(), of["estimated"].tolist(), strict=True)
-    # In a federation of machines the weights stay with the clients.
-    used = [
-        i for i, (ess, estimated) in enumerate(shares)
-        if 0 < ess <= estimated and "importance" in last.states.get(i, {})
-    ]  # fmt: skip
-    pairs = [_log_weights(disk, last, clients[i], log_ratios[i]) for i in used]
-    if not pairs:
-        return ""
-    true, estimated = (centred(side) for side in zip(*pairs, strict=True))
-    return Estimate(true, estimated).sentence()
-
-
-def _log_weights(
-    disk: FedDisk, last: Round, data: ClientData, log_ratio: Tensor
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """A client's log weights [n_i], true and used."""
-    client, rows = int(data.id), live(data).cpu()
-    n = last.server["importance"]["n"]
-    everything = torch.ones(len(log_ratio), dtype=torch.bool)
-    true = bounded(log_ratio, everything, (n[client] / n.sum()).cpu(), disk.most)
-    a = last.states[client]["importance"]["a"].cpu()[rows]
-    return true.log().numpy(), a.double().log().numpy()
 
 
 def _disk(algorithm: Any) -> FedDisk | None:
