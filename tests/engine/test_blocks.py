@@ -120,17 +120,17 @@ def test_what_is_bad_is_said_as_one_by_one(
     gate = Gate(max_norm=1e3) if kind == "large" else Gate()
     algorithm, federation = recipes.fedavg(setting), replace(federation, gate=gate)
 
-    def said(backend: Backend) -> Exception:
-        with pytest.raises((TrainingError, DivergedError)) as found:
+    def error_of(backend: Backend) -> Exception:
+        with pytest.raises((TrainingError, DivergedError)) as caught:
             last(run(algorithm, federation, 1, backend=backend))
-        return found.value
+        return caught.value
 
     odd = Together(kind, client, each)
-    alone = said(partial(odd))
+    alone = error_of(partial(odd))
     assert f"client {client}" in str(alone)
     entered.clear()
     with workers(federation.clients, processes) as team:
-        together = said(odd if processes == 1 else team.blocks(odd))
+        together = error_of(odd if processes == 1 else team.blocks(odd))
     assert (type(together), str(together)) == (type(alone), str(alone))
     assert not any(client in clients for clients in entered)
 
@@ -144,14 +144,14 @@ def test_reports_of_two_blocks_are_alike(
     """Each block is of one form, and one is of another than the rest."""
     algorithm = recipes.fedavg(setting)
 
-    def said(backend: Backend) -> str:
+    def error_of(backend: Backend) -> str:
         with pytest.raises(TrainingError) as error:
             last(run(algorithm, federation, 1, backend=backend))
         return str(error.value)
 
     odd = OddReports(each=1, others=(client,), change=change)
-    assert said(odd) == said(partial(odd))
-    assert f"client {client} sent" in said(odd)
+    assert error_of(odd) == error_of(partial(odd))
+    assert f"client {client} sent" in error_of(odd)
 
 
 @dataclass(frozen=True)
@@ -222,8 +222,8 @@ def block(**others: Any) -> Block:
         "report": {"id": torch.tensor([4, 7]), "loss": torch.ones(2)},
     }
     kept: Parts = {"own": {"w": torch.ones(2, 3)}}
-    found = Block((4, 7), sent | others.pop("sent", {}), kept | others.pop("kept", {}), 1)
-    return block_of(found._replace(**others))
+    raw = Block((4, 7), sent | others.pop("sent", {}), kept | others.pop("kept", {}), 1)
+    return block_of(raw._replace(**others))
 
 
 def asked(**others: Any) -> Asked:

@@ -140,8 +140,8 @@ def test_every_flipped_bit_of_the_facts_is_found(tmp_path: Path, played: Round) 
 
 def test_one_of_the_first_format_is_read(tmp_path: Path, played: Round) -> None:
     about = write_checkpoint(tmp_path, played, {"which": 1}) / "round.json"
-    held = json.loads(about.read_text()) | {"format": 1}
-    about.write_text(json.dumps({k: v for k, v in held.items() if k != "checksum"}))
+    record = json.loads(about.read_text()) | {"format": 1}
+    about.write_text(json.dumps({k: v for k, v in record.items() if k != "checksum"}))
     saved = read_checkpoint(tmp_path)
     assert saved is not None
     assert equal(saved.round, played)
@@ -261,9 +261,9 @@ def test_headers_that_lie(lie: Any, tmp_path: Path, played: Round) -> None:
     spoilt = lie(data[:end]) + data[end:]
     assert spoilt != data
     (place / "state.safetensors").write_bytes(spoilt)
-    held = json.loads((place / "round.json").read_text()) | {"format": 1}
-    held["sha256"] = hashlib.sha256(spoilt).hexdigest()
-    (place / "round.json").write_text(json.dumps(held))
+    record = json.loads((place / "round.json").read_text()) | {"format": 1}
+    record["sha256"] = hashlib.sha256(spoilt).hexdigest()
+    (place / "round.json").write_text(json.dumps(record))
     with pytest.raises(DataError, match=r"round-00000002: damaged \("):
         read_checkpoint(tmp_path)
 

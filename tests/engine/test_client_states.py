@@ -132,10 +132,10 @@ def test_any_tensor_comes_back(tmp_path: Path) -> None:
     }
     places = write_tensors(tmp_path / "x", named.items).places
     assert all(p.start % 64 == 0 for p in places)
-    found, read = map_tensors(tmp_path / "x", places), load_file(tmp_path / "x")
+    mapped, read = map_tensors(tmp_path / "x", places), load_file(tmp_path / "x")
     assert sorted(k for k in read if not k.startswith("~pad.")) == sorted(named)
     for k, v in named.items():
-        for other in (found[k], read[k]):
+        for other in (mapped[k], read[k]):
             assert (other.dtype, other.shape) == (v.dtype, v.shape)
             assert torch.equal(other, v)
     with pytest.raises(

@@ -87,10 +87,10 @@ def test_a_process_that_dies_is_replaced(
 ) -> None:
     algorithm = recipes.scaffold(setting)
     once = lambda update: Once(update, tmp_path / "flag", killed)  # noqa: E731
-    found = played(federation, algorithm, once, retries=1)
+    rounds = played(federation, algorithm, once, retries=1)
     whole = list(run(algorithm, federation, 2))
-    assert different(found[-1].server, whole[-1].server) == []
-    assert found[0].dropped == ()
+    assert different(rounds[-1].server, whole[-1].server) == []
+    assert rounds[0].dropped == ()
     (tmp_path / "flag").unlink()
     with pytest.raises(TrainingError, match="trained client 3 ended without an answer, exit code"):
         played(federation, algorithm, once)
@@ -102,10 +102,10 @@ def test_a_signal_to_all_processes_is_the_main_ones(
 ) -> None:
     """As `systemctl stop` sends it: the round is finished by new processes, without retries."""
     algorithm = recipes.fedavg(setting)
-    found = played(federation, algorithm, lambda u: Once(u, tmp_path / "flag", terminated))
+    rounds = played(federation, algorithm, lambda u: Once(u, tmp_path / "flag", terminated))
     assert (tmp_path / "flag").exists()
-    assert found[0].dropped == ()
-    assert different(found[-1].server, list(run(algorithm, federation, 2))[-1].server) == []
+    assert rounds[0].dropped == ()
+    assert different(rounds[-1].server, list(run(algorithm, federation, 2))[-1].server) == []
     (tmp_path / "flag").unlink()
     again = partial(terminated, tmp_path / "flag")
     with pytest.raises(TrainingError, match="trained client 3 ended without an answer"):
@@ -128,10 +128,10 @@ def test_nothing_ends_a_client_in_this_process() -> None:
     for engine in (InProcess(), backend_of("stacked"), backend_of("auto")):
         with pytest.raises(InputError, match="training.deadline needs clients in processes of th"):
             run_experiment(config, engine=engine)
-    found = run_experiment(config, engine=processes(1)).outcome.params
+    params = run_experiment(config, engine=processes(1)).outcome.params
     plain = {"deadline": None, "retries": 0}
     usual = run_experiment(config_of("fedavg", training=training | plain))
-    assert different({"params": found}, {"params": usual.outcome.params}) == []
+    assert different({"params": params}, {"params": usual.outcome.params}) == []
 
 
 @pytest.mark.slow
@@ -161,9 +161,9 @@ def over(algorithm: Any, federation: Federation, failing: dict[int, int], **more
 
 def test_flower_asks_again_who_failed(setting: Setting, federation: Federation) -> None:
     algorithm = recipes.scaffold(setting)
-    found, asked = over(algorithm, federation, {2: 1, 4: 3}, retries=2)
-    assert [[one.client for one in r.dropped] for r in found] == [[4], []]
-    assert found[0].dropped[0].reason.endswith("the disk of this client is asleep")
+    rounds, asked = over(algorithm, federation, {2: 1, 4: 3}, retries=2)
+    assert [[one.client for one in r.dropped] for r in rounds] == [[4], []]
+    assert rounds[0].dropped[0].reason.endswith("the disk of this client is asleep")
     assert [asked.count(i) for i in range(6)] == [3, 3, 4, 3, 5, 3]
     once, _ = over(algorithm, federation, {2: 1, 4: 3})
     assert [one.client for one in once[0].dropped] == [2, 4]
@@ -181,9 +181,9 @@ def test_a_round_is_not_trained_twice(setting: Setting, federation: Federation) 
             sent = strategy.configure_train(1, ArrayRecord(), ConfigRecord(), grid)
             replies = answered(grid, sent, 60.0, 0)
             failures = [r.content.config_records.get("failure") for r in replies]
-            told = [str(one["reason"]) for one in failures if one is not None]
-            assert len(told) == (len(SIZES) if refused and attempt else 0), told
-            assert all("round 1 was trained here before" in why for why in told)
+            reasons = [str(one["reason"]) for one in failures if one is not None]
+            assert len(reasons) == (len(SIZES) if refused and attempt else 0), reasons
+            assert all("round 1 was trained here before" in why for why in reasons)
 
 
 def test_limits_of_the_strategy(setting: Setting) -> None:

@@ -168,8 +168,8 @@ def test_too_many_skipped_rounds_end_the_run(setting: Setting, mlp: Model, tmp_p
     algorithm = recipes.fedavg(setting)
     rounds = run(algorithm, federation, 9, backend=Faulty(seeded(1.0, ("nan",))))
     second = [next(rounds), next(rounds)][-1]
-    told = "3 rounds in a row were skipped; the last one: round 3: none of 6"
-    with pytest.raises(TrainingError, match=told):
+    message = "3 rounds in a row were skipped; the last one: round 3: none of 6"
+    with pytest.raises(TrainingError, match=message):
         next(rounds)
     write_checkpoint(tmp_path, second, {})
     saved = read_checkpoint(tmp_path)
@@ -206,9 +206,9 @@ def test_down_to_one_client(setting: Setting, mlp: Model) -> None:
 
 def test_seeded_plans_are_functions_of_round_and_client() -> None:
     plan, again = seeded(0.3, seed=5), seeded(0.3, seed=5)
-    told = [plan(t, i) for t in range(40) for i in range(10)]
-    assert told == [again(t, i) for t in range(40) for i in range(10)]
-    assert 80 < sum(one is not None for one in told) < 160
+    plans = [plan(t, i) for t in range(40) for i in range(10)]
+    assert plans == [again(t, i) for t in range(40) for i in range(10)]
+    assert 80 < sum(one is not None for one in plans) < 160
     assert not any(seeded(0.0)(t, 1) for t in range(40))
     with pytest.raises(InputError, match=r'unknown attack "nam"; .* Did you mean "nan"\?'):
         seeded(0.5, ("nam",))
@@ -217,7 +217,7 @@ def test_seeded_plans_are_functions_of_round_and_client() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limits", "told"),
+    ("limits", "message"),
     [
         ({"on_bad": "dorp"}, 'Did you mean "drop"'),
         ({"max_norm": 0.0}, "max_norm=0.0, max_gap=inf; allowed: max_norm > 0"),
@@ -226,8 +226,8 @@ def test_seeded_plans_are_functions_of_round_and_client() -> None:
         ({"min_clients": 0}, "min_clients must be at least 1, got 0"),
     ],
 )
-def test_limits_out_of_range_are_refused(limits: dict[str, Any], told: str) -> None:
-    with pytest.raises(InputError, match=told):
+def test_limits_out_of_range_are_refused(limits: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         Gate(**limits)
 
 
@@ -247,16 +247,16 @@ def test_limits_in_a_configuration() -> None:
 
 @pytest.mark.slow
 def test_fuzzed_replies(place: Arena) -> None:
-    found = fuzz(place, 2000, seed=0)
-    assert found.broken == ()
-    assert 0 < found.used < found.replies / 2
+    fuzzed = fuzz(place, 2000, seed=0)
+    assert fuzzed.broken == ()
+    assert 0 < fuzzed.used < fuzzed.replies / 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_many_fuzzed_replies(seed: int, place: Arena) -> None:
-    found = fuzz(place, 10_000, seed=100 + seed)
-    assert found.broken == ()
+    fuzzed = fuzz(place, 10_000, seed=100 + seed)
+    assert fuzzed.broken == ()
 
 
 def test_the_fuzzer_finds_an_open_gate(place: Arena, monkeypatch: pytest.MonkeyPatch) -> None:

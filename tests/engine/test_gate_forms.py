@@ -115,12 +115,12 @@ ODD: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.few(4)
-@pytest.mark.parametrize(("change", "told"), ODD.values(), ids=ODD)
-def test_what_is_no_plain_tensor_is_dropped(change: Change, told: str, setting: Setting) -> None:
+@pytest.mark.parametrize(("change", "reason"), ODD.values(), ids=ODD)
+def test_what_is_no_plain_tensor_is_dropped(change: Change, reason: str, setting: Setting) -> None:
     algorithm, many = MAKE["fedavg"](setting), federation(setting.model)
     played = first(algorithm, many, change)
     assert [one.client for one in played.dropped] == [0]
-    assert told in played.dropped[0].reason
+    assert reason in played.dropped[0].reason
     server = start(algorithm, many).server
     alone = play_round(algorithm, many, server, {}, torch.arange(1, 6), 1)
     assert different(played.server, alone.server) == []
@@ -137,9 +137,9 @@ KEPT: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.few(5)
 @pytest.mark.parametrize("on_bad", ["drop", "stop"])
-@pytest.mark.parametrize(("kept", "told"), KEPT.values(), ids=KEPT)
+@pytest.mark.parametrize(("kept", "reason"), KEPT.values(), ids=KEPT)
 def test_a_state_that_is_no_parts_of_tensors_is_told(
-    kept: Any, told: str, on_bad: Any, setting: Setting
+    kept: Any, reason: str, on_bad: Any, setting: Setting
 ) -> None:
     algorithm = MAKE["fedavg"](setting)
     many = replace(federation(setting.model), gate=Gate(on_bad=on_bad))
@@ -154,7 +154,7 @@ def test_a_state_that_is_no_parts_of_tensors_is_told(
             next(played)
         return
     (dropped,) = next(played).dropped
-    assert (dropped.client, told in dropped.reason) == (2, True)
+    assert (dropped.client, reason in dropped.reason) == (2, True)
 
 
 def test_more_bytes_than_allowed_are_not_looked_into(setting: Setting) -> None:
@@ -211,12 +211,12 @@ def test_the_gap_is_that_of_those_left(setting: Setting) -> None:
     algorithm = MAKE["fedavg"](setting)
     played = first(algorithm, many, each("delta", lambda v: v * torch.nan))
     counts = many.table["labels"]
-    told = [
+    gaps = [
         f"{float((torch.tensor(target) - rows.sum(0) / rows.sum()).norm()):.4g}"
         for rows in (counts[1:], counts[:-1], counts)
     ]
-    assert f"the gap to the target is {told[0]}, above" in played.skipped
-    assert len(set(told)) == 3  # the control
+    assert f"the gap to the target is {gaps[0]}, above" in played.skipped
+    assert len(set(gaps)) == 3  # the control
 
 
 def test_a_gap_that_nobody_knows_passes_no_limit() -> None:

@@ -22,9 +22,9 @@ from support.federations import make_clients
 CLIENTS = 6
 
 
-def reply(client: int, number: float = 1.0, said: int | None = None) -> Reply:
-    told = client if said is None else said
-    report = {"id": torch.tensor(told), "loss": torch.tensor(0.5)}
+def reply(client: int, number: float = 1.0, claimed: int | None = None) -> Reply:
+    sent_id = client if claimed is None else claimed
+    report = {"id": torch.tensor(sent_id), "loss": torch.tensor(0.5)}
     return Reply(client, {"delta": {"w": torch.tensor([0.5, number])}, "report": report}, {}, 1)
 
 
@@ -45,8 +45,8 @@ def let(came: list[Reply], weights: Tensor | None = None) -> RunningSums:
 
 def of_its_own(change: Callable[[Tensor], Tensor], r: Reply) -> Reply:
     """The reply with a part whose form nothing that was sent tells."""
-    told = {"own": {"w": change(r.update["delta"]["w"])}, "report": r.update["report"]}
-    return r._replace(update=told)
+    update = {"own": {"w": change(r.update["delta"]["w"])}, "report": r.update["report"]}
+    return r._replace(update=update)
 
 
 def replies(**odd: Reply) -> list[Reply]:
@@ -57,8 +57,8 @@ def replies(**odd: Reply) -> list[Reply]:
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("client", [0, 2, 5])
 def test_what_is_not_finite_is_found_in_the_sum(number: float, client: int) -> None:
-    told = f'client {client} sent non-finite numbers in "delta/w"'
-    with pytest.raises(DivergedError, match=told):
+    message = f'client {client} sent non-finite numbers in "delta/w"'
+    with pytest.raises(DivergedError, match=message):
         let(replies(**{f"c{client}": reply(client, number)}))
 
 
@@ -92,9 +92,9 @@ def test_what_is_not_summed_is_looked_at() -> None:
 def test_the_first_client_is_named() -> None:
     """Though its numbers are looked at later than what the second says."""
     with pytest.raises(DivergedError, match="client 0 sent non-finite"):
-        let(replies(c0=reply(0, torch.nan), c1=reply(1, said=4)))
+        let(replies(c0=reply(0, torch.nan), c1=reply(1, claimed=4)))
     with pytest.raises(TrainingError, match="client 0 says that it is client 4"):
-        let(replies(c0=reply(0, said=4), c1=reply(1, torch.nan)))
+        let(replies(c0=reply(0, claimed=4), c1=reply(1, torch.nan)))
 
 
 def test_numbers_are_told_of_before_a_form_that_differs() -> None:

@@ -46,15 +46,15 @@ def test_each_job_has_its_batches(change: str, setting: Setting) -> None:
 def test_what_the_receiver_has_is_left_out(setting: Setting) -> None:
     """By the tree itself: an equal one that is another object goes."""
     base = one_job(recipes.fedavg(setting), make_federation(setting.model), 0)
-    shared, own = {"w": torch.ones(2)}, {"w": torch.zeros(1)}
+    shared, other = {"w": torch.ones(2)}, {"w": torch.zeros(1)}
     sent: tuple[Parts, ...] = (
-        {"params": shared}, {"own": own, "params": shared}, {"params": dict(shared)},
+        {"params": shared}, {"own": other, "params": shared}, {"params": dict(shared)},
     )  # fmt: skip
     jobs = tuple(base._replace(message=message) for message in sent)
-    some = packed(jobs, {"params": shared, "other": own})
+    some = packed(jobs, {"params": shared, "other": other})
     assert [list(job.new) for job in some] == [[], ["own"], ["params"]]
     clients = make_federation(setting.model).clients
-    back = unpacked(some, {"params": shared, "other": own}, clients)
+    back = unpacked(some, {"params": shared, "other": other}, clients)
     assert [list(job.message) for job in back] == [["params"], ["own", "params"], ["params"]]
 
 

@@ -39,14 +39,14 @@ def test_sums_are_added_at_the_end_by_client() -> None:
     weights = {"delta": torch.full((6,), 0.5)}
     numbers = {0: 2e16, 1: 2.0, 2: -2e16, 3: 2.0, 4: 2.0, 5: 2.0}
     shares = [share_of((2, 3), (numbers[2], numbers[3])), share_of((4, 5), (2.0, 2.0))]
-    found = []
+    totals = []
     for order in (shares, shares[::-1]):
         sums = RunningSums(torch.arange(6), weights)
         sums.add(order)
         sums.add([block(0, numbers[0]), block(1, numbers[1])])
-        found.append(float(sums.parts()["delta"]["w"]))
+        totals.append(float(sums.parts()["delta"]["w"]))
     # ((1e16 + 1) + (-1e16 + 1)) + 2: the first sum loses its 1, the second's -1e16 + 1 does not.
-    assert found == [(1e16 + 1.0) + (-1e16 + 1.0) + 2.0] * 2
+    assert totals == [(1e16 + 1.0) + (-1e16 + 1.0) + 2.0] * 2
 
 
 def test_another_form_is_refused() -> None:
@@ -147,8 +147,8 @@ def test_parts_that_are_not_the_methods_are_not_let_through() -> None:
     numbers = {"delta": (0.5, 0.25, 0.25)}
     came = [reply(i, 1.0) for i in range(3)]
     came = [r._replace(update={**r.update, "extra": {"w": torch.ones(1)}}) for r in came]
-    known = frozenset({"delta", "report"})
-    for parts, some in ((known, False), (known | {"extra"}, True)):
+    allowed = frozenset({"delta", "report"})
+    for parts, some in ((allowed, False), (allowed | {"extra"}, True)):
         agreed = Terms(Gate(), parts, numbers)
         first, *_ = summed(given(came), untrained, jobs_of(range(3)), agreed)
         assert bool(first.sums) == some

@@ -90,14 +90,14 @@ def test_idle_measures_nothing() -> None:
 def test_a_runs_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = config_of("fedavg")
     record(tmp_path / "on", config, prepare(config), lambda event: None, clock=Stopwatch())
-    found = json.loads((tmp_path / "on" / PROFILE).read_text())
-    assert tuple(found["seconds"]) == PHASES
-    assert all(found["seconds"][k] > 0 for k in PHASES)
-    assert sum(found["shares"].values()) == pytest.approx(1.0)
+    profile = json.loads((tmp_path / "on" / PROFILE).read_text())
+    assert tuple(profile["seconds"]) == PHASES
+    assert all(profile["seconds"][k] > 0 for k in PHASES)
+    assert sum(profile["shares"].values()) == pytest.approx(1.0)
     show_profile(tmp_path / "on")
     printed = capsys.readouterr().out
     assert all(name in printed for name in (*PHASES, "seconds"))
-    assert run_json(tmp_path / "on", tmp_path)["profile"] == found
+    assert run_json(tmp_path / "on", tmp_path)["profile"] == profile
 
 
 def test_nothing_is_left_unless_asked_for(

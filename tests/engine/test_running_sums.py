@@ -41,7 +41,7 @@ def played(make: Make, setting: Setting, backend: Any = loop, rounds: int = 2) -
 def compared(make: Make, setting: Setting, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Round by round, which of the server's parts differ from those with all updates stacked."""
     came: list[Reply] = []
-    found: list[list[str]] = []
+    differences: list[list[str]] = []
 
     def recorded(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
         came.clear()
@@ -54,13 +54,13 @@ def compared(make: Make, setting: Setting, monkeypatch: pytest.MonkeyPatch) -> l
         stacked, _ = close_round(
             opened, server, [*map(block_of, came)], 0, RunningSums(opened.ids, {})
         )
-        found.append(different(by_sums.server, stacked))
+        differences.append(different(by_sums.server, stacked))
         return by_sums
 
     monkeypatch.setattr(rounds, "settle", settled)
     monkeypatch.setattr(rounds, "in_turn", lambda *args: in_turn(*args, some=1))
     played(make, setting, recorded, ROUNDS)
-    return found
+    return differences
 
 
 # One row for each way in which a server uses updates; the others are FedAvg's.

@@ -131,18 +131,18 @@ def test_a_share_whose_process_dies_is_trained_again(
     algorithm, federation = recipes.scaffold(setting), make_federation(setting.model)
     (tmp_path / "flag").touch()  # the first time is over
 
-    def found(**limits: Any) -> Any:
+    def last_round(**limits: Any) -> Any:
         with workers(federation.clients, 2, **limits) as team:
             backend = team.blocks(Within(tmp_path / "flag", killed))
             return last(run(algorithm, federation, 2, backend=backend))
 
-    whole = found()
+    whole = last_round()
     (tmp_path / "flag").unlink()
-    assert not different(found(retries=1), whole)
+    assert not different(last_round(retries=1), whole)
     assert (tmp_path / "flag").exists()
     (tmp_path / "flag").unlink()
     with pytest.raises(TrainingError, match="trained clients 3, 4, 5 ended without an answer"):
-        found()
+        last_round()
 
 
 @pytest.mark.slow
@@ -226,9 +226,9 @@ def test_plans_are_drawn_where_they_are_used(setting: Setting) -> None:
 def test_messages_of_ones_own_arrive(setting: Setting) -> None:
     algorithm, federation = recipes.fedavg(setting), make_federation(setting.model)
     opened = open_round(algorithm, start(algorithm, federation).server, torch.arange(6), 1)
-    own = [{"w": torch.tensor(float(k))} for k in (0, 1)]
+    parts = [{"w": torch.tensor(float(k))} for k in (0, 1)]
     jobs = tuple(
-        job._replace(message=job.message | {"own": own[k]})
+        job._replace(message=job.message | {"own": parts[k]})
         for job, k in zip(
             jobs_of(opened, federation.clients, lambda i: {}, 7), (0, 0, 1, 1, 0, 1), strict=True
         )
@@ -288,14 +288,14 @@ def test_odd_replies_drop_out_as_in_one_process(kind: str, words: str, setting: 
     federation = replace(make_federation(setting.model), gate=Gate(on_bad="drop"))
     algorithm = recipes.fedavg(setting)
 
-    def found(within: Backend) -> Any:
+    def last_round(within: Backend) -> Any:
         def odd(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
             return within(OddWork(update, 2, partial(changed, kind)), jobs)
 
         return last(run(algorithm, federation, 1, backend=odd))
 
     with workers(federation.clients, 2) as team:
-        alone, together = found(loop), found(team)
+        alone, together = last_round(loop), last_round(team)
         assert not different(alone, together)
         for played in (alone, together):
             assert [one.client for one in played.dropped if words in one.reason] == [2]

@@ -155,13 +155,13 @@ def test_what_is_bad_is_said_as_in_one_process(
     federation = replace(federation, gate=Gate(max_norm=1e3))
     algorithm = recipes.fedavg(setting)
 
-    def said(backend: Backend) -> Exception:
-        with pytest.raises((TrainingError, RuntimeError)) as found:
+    def error_of(backend: Backend) -> Exception:
+        with pytest.raises((TrainingError, RuntimeError)) as caught:
             last(run(algorithm, federation, 1, backend=backend))
-        return found.value
+        return caught.value
 
     with workers(federation.clients, 2) as team:
-        alone, together = said(Oddly(kind, client)), said(team.blocks(Oddly(kind, client)))
+        alone, together = error_of(Oddly(kind, client)), error_of(team.blocks(Oddly(kind, client)))
     assert (type(together), str(together)) == (type(alone), str(alone))
     assert f"client {client}" in str(alone)
     assert isinstance(alone, DivergedError) == (kind in ("nan", "kept"))
@@ -242,14 +242,14 @@ def test_reports_of_two_shares_are_alike(change: Any, members: int, setting: Set
     federation = make_federation(setting.model, make_clients(sizes=SIZES * 3))
     algorithm = recipes.fedavg(setting)
 
-    def said(backend: Backend) -> str:
+    def error_of(backend: Backend) -> str:
         with pytest.raises(TrainingError) as error:
             last(run(algorithm, federation, 1, backend=backend))
         return str(error.value)
 
-    alone = said(OtherReports(change))
+    alone = error_of(OtherReports(change))
     with workers(federation.clients, members) as team:
-        assert said(team.blocks(OtherReports(change))) == alone
+        assert error_of(team.blocks(OtherReports(change))) == alone
     assert alone.startswith("client 12 sent")
 
 

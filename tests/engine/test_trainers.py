@@ -68,7 +68,7 @@ def test_channels_last_is_for_images(setting: Setting) -> None:
 def test_a_backend_of_ones_own_trains_as_told_by_work(setting: Setting, by_work: bool) -> None:
     """Vectors cannot be trained so: that is seen where the job's own way is taken."""
 
-    def own(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
+    def one_by_one(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
         for job in jobs:
             if by_work:
                 yield work(update, job)
@@ -81,9 +81,9 @@ def test_a_backend_of_ones_own_trains_as_told_by_work(setting: Setting, by_work:
 
     if by_work:
         with pytest.raises(UnfitError, match="channels-last is for images"):
-            train(channels_last(own))
+            train(channels_last(one_by_one))
     else:
-        assert torch.equal(train(channels_last(own)), train(loop))
+        assert torch.equal(train(channels_last(one_by_one)), train(loop))
 
 
 @pytest.mark.parametrize("lever", [dense, channels_last])
@@ -114,9 +114,9 @@ def test_batches_are_those_of_each_step(batch: int, weighted: bool) -> None:
     if weighted:
         data = data._replace(w=torch.linspace(0.5, 1.5, len(data.y)))
     plan = Local(batch=batch, epochs=2).plan(len(data.y), 1, generator(3))
-    found = list(batches(data, plan))
-    assert len(found) == plan.steps
-    for s, one in enumerate(found):
+    drawn = list(batches(data, plan))
+    assert len(drawn) == plan.steps
+    for s, one in enumerate(drawn):
         right = take(data, plan, s)
         assert all(torch.equal(a, b) for a, b in zip(one[:5], right[:5], strict=True))
         assert (one.seed, one.padded) == (right.seed, False)
@@ -147,7 +147,7 @@ def test_cross_entropy_of_even_batches_has_the_same_gradient(
     """Bit for bit; the loss itself by another order of sums. Uneven weights are not left out."""
     source, term = generator(6), factor * CrossEntropy()
 
-    def found(logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def loss_and_gradient(logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         at = logits.clone().requires_grad_()
         loss = term(View(setting.model, {}, {"logits": at}, batch, {}))
         return loss.detach(), torch.autograd.grad(loss, at)[0]
@@ -156,12 +156,16 @@ def test_cross_entropy_of_even_batches_has_the_same_gradient(
         logits = 3 * torch.randn(n, 10, generator=source, dtype=kind)
         y, rows = torch.randint(10, (n,), generator=source), torch.arange(n)
         batch = Batch(logits, y, torch.ones(n, dtype=kind), rows, torch.tensor(float(n)))
-        (loss, grad), (plain, same) = (found(logits, batch._replace(even=e)) for e in (False, True))
+        (loss, grad), (plain, same) = (
+            loss_and_gradient(logits, batch._replace(even=e)) for e in (False, True)
+        )
         assert torch.equal(grad, same)
         torch.testing.assert_close(plain, loss, rtol=1e-6, atol=0.0)
-        assert not torch.equal(found(logits, batch._replace(w=batch.w * 1.001))[1], grad)
+        assert not torch.equal(
+            loss_and_gradient(logits, batch._replace(w=batch.w * 1.001))[1], grad
+        )
         wide = batch._replace(w=batch.w.double(), even=True)
-        assert found(logits.float(), wide)[0].dtype == torch.float64
+        assert loss_and_gradient(logits.float(), wide)[0].dtype == torch.float64
 
 
 def test_batches_drawn_ahead_are_the_same(
@@ -205,15 +209,15 @@ def test_nobody_without_weight_is_trained_by_any_backend() -> None:
 
 
 @pytest.mark.parametrize(
-    ("way", "said"),
+    ("way", "text"),
     [
         (Way("workers", 2), "2 workers"),
         (Way("dense", 2), "dense in 2 workers"),
         (Way("channels-last"), "channels-last"),
     ],
 )
-def test_ways_by_name(way: Way, said: str) -> None:
-    assert str(way) == said
+def test_ways_by_name(way: Way, text: str) -> None:
+    assert str(way) == text
 
 
 def test_one_process_takes_no_workers() -> None:

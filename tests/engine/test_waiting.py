@@ -29,9 +29,9 @@ LONG = 30.0
 @pytest.fixture
 def yields(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """When a process gave way to others."""
-    found: list[float] = []
-    monkeypatch.setattr(module.os, "sched_yield", lambda: found.append(time.monotonic()))
-    return found
+    times: list[float] = []
+    monkeypatch.setattr(module.os, "sched_yield", lambda: times.append(time.monotonic()))
+    return times
 
 
 @pytest.mark.parametrize("patience", [0.0, LONG])

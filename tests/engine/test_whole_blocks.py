@@ -95,13 +95,13 @@ def test_reports_of_two_processes_are_alike(
     """All of one process report something else: as in one process, by the same words."""
     odd = OddReports(others=range(4, 8), change=change)
 
-    def said(backend: Backend) -> str:
+    def error_of(backend: Backend) -> str:
         with pytest.raises(TrainingError) as error:
             last(run(recipes.fedavg(setting), federation, 1, backend=backend))
         return str(error.value)
 
     with workers(federation.clients, 2) as team:
-        assert said(team.blocks(odd)) == said(odd.__call__)
+        assert error_of(team.blocks(odd)) == error_of(odd.__call__)
 
 
 @pytest.mark.slow
@@ -157,11 +157,11 @@ def test_joined_blocks_are_in_order() -> None:
         report = {"id": torch.tensor(clients), "loss": torch.tensor(clients) * 0.5}
         return Block.of(clients, {"report": report, "buffers": {}}, {"own": {}}, 4)
 
-    found = joined([block(7, 2), block(5)])
-    assert found.clients == (2, 5, 7)
-    assert found.updates["report"]["id"].tolist() == [2, 5, 7]
-    assert found.updates["report"]["loss"].tolist() == [1.0, 2.5, 3.5]
-    assert (found.updates["buffers"], found.changed, found.t) == ({}, {"own": {}}, 4)
+    merged = joined([block(7, 2), block(5)])
+    assert merged.clients == (2, 5, 7)
+    assert merged.updates["report"]["id"].tolist() == [2, 5, 7]
+    assert merged.updates["report"]["loss"].tolist() == [1.0, 2.5, 3.5]
+    assert (merged.updates["buffers"], merged.changed, merged.t) == ({}, {"own": {}}, 4)
 
 
 @linux

@@ -73,8 +73,8 @@ def test_teams_end_in_any_order(setting: Setting, federation: Federation) -> Non
             one.replace(one.members[0])
             two.replace(two.members[1])
             for team in (one, two):
-                found = last(run(algorithm, federation, 1, backend=team))
-                assert different(found, alone) == []
+                result = last(run(algorithm, federation, 1, backend=team))
+                assert different(result, alone) == []
         first, second = workers(federation.clients, 1), workers(federation.clients, 1)
         first.__enter__()
         second.__enter__()
@@ -143,7 +143,7 @@ def two_words(sent: Parts, kept: Parts) -> tuple[Parts, Parts]:
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
-    ("change", "kind", "said"),
+    ("change", "kind", "message"),
     [
         (unpicklable, TrainingError, "KeyError: .*lambda"),
         (two_words, TrainingError, "TwoWordsError: gone astray"),
@@ -152,11 +152,11 @@ def two_words(sent: Parts, kept: Parts) -> tuple[Parts, Parts]:
     ],
 )
 def test_errors_arrive_as_what_they_are_or_in_words(
-    change: Any, kind: type[Exception], said: str, setting: Setting, federation: Federation
+    change: Any, kind: type[Exception], message: str, setting: Setting, federation: Federation
 ) -> None:
     update, todo = jobs(setting, federation)
     with workers(federation.clients, 1) as team:
-        with pytest.raises(kind, match=said):
+        with pytest.raises(kind, match=message):
             list(team(OddWork(update, 2, change), todo))
         assert len(list(team(update, todo))) == len(todo)  # by the same process
 
@@ -203,11 +203,11 @@ def test_one_round_at_a_time(setting: Setting, federation: Federation) -> None:
             begun = team(update, todo[:asked])
             next(begun)
             later = team(update, todo[2:])
-            found = [next(later)]
+            replies = [next(later)]
             with pytest.raises(InputError, match="another round began on these workers"):
                 next(begun)
-            found += later
-            assert [reply.client for reply in found] == [job.client for job in todo[2:]]
+            replies += later
+            assert [reply.client for reply in replies] == [job.client for job in todo[2:]]
         begun, later = team(update, todo), team(update, todo)
         next(begun)
         next(later)
