@@ -85,34 +85,34 @@ def test_missing_clients_are_named_as_they_come(
 ) -> None:
     monkeypatch.setattr(waiting, "SOON", 0.0)
     text = brief()
-    told = [e for e in play(Coming(text), text, tmp_path / "run") if e["event"] == "waiting"]
-    assert [(e["done"], e["of"], e["missing"]) for e in told] == [
+    waits = [e for e in play(Coming(text), text, tmp_path / "run") if e["event"] == "waiting"]
+    assert [(e["done"], e["of"], e["missing"]) for e in waits] == [
         (2, 3, ["client-2"]), (3, 3, []),
     ]  # fmt: skip
-    shown = lines_of(told, capsys)
+    shown = lines_of(waits, capsys)
     assert "2 of 3 clients are connected; waiting for client-2\n" in shown
     # The control: of clients that are all there nothing is told.
     assert not [e for e in play(Named(text), text, tmp_path / "two") if e["event"] == "waiting"]
 
 
 def test_a_wait_without_a_change_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    told, now = list[Event](), [0.0]
+    events, now = list[Event](), [0.0]
     monkeypatch.setattr(waiting.time, "monotonic", lambda: now[0])
-    attendance = waiting.Attendance(3, told.append)
+    attendance = waiting.Attendance(3, events.append)
     for second in range(40):
         now[0] = float(second)
         attendance.see({7}, lambda: ["client-1", "client-2"])
-    assert [e["missing"] for e in told] == [["client-1", "client-2"]]
+    assert [e["missing"] for e in events] == [["client-1", "client-2"]]
 
 
 def test_fifty_clients_at_once_are_few_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    told, now = list[Event](), [0.0]
+    events, now = list[Event](), [0.0]
     monkeypatch.setattr(waiting.time, "monotonic", lambda: now[0])
-    attendance = waiting.Attendance(50, told.append)
+    attendance = waiting.Attendance(50, events.append)
     for n in range(51):
         now[0] = n / 50
         attendance.see(range(n), list)
-    assert [e["done"] for e in told] == [1, 50]
+    assert [e["done"] for e in events] == [1, 50]
 
 
 class Late(Named):

@@ -35,7 +35,7 @@ def table() -> dict[str, tuple[str, str]]:
     text = PAGE.read_text(encoding="utf-8").partition("### Which methods run where")[2]
     rows = [row.split("|")[1:4] for row in text.partition("###")[0].splitlines() if "`, `" in row]
     cells = [(re.findall(r"`(\w+)`", row[0]), (row[1].strip(), row[2].strip())) for row in rows]
-    return {name: said for names, said in cells if len(names) > 1 for name in names}
+    return {name: answer for names, answer in cells if len(names) > 1 for name in names}
 
 
 def experiment(name: str, shift: dict[str, Any], **options: Any) -> str:
@@ -75,12 +75,12 @@ def some(names: Iterable[str], of: Callable[[str], bool] = lambda name: True) ->
 
 @pytest.mark.parametrize("name", some(NAMES))
 def test_init_takes_and_refuses_what_the_page_says(name: str) -> None:
-    for shift, said in zip((SERVER, CLIENTS), table()[name], strict=True):
+    for shift, answer in zip((SERVER, CLIENTS), table()[name], strict=True):
         config = configured(experiment(name, shift))
-        if said == "yes":
+        if answer == "yes":
             assert check_start(config) == ""
             continue
-        assert said.startswith("refused")
+        assert answer.startswith("refused")
         wrong = "leaves every client with a model" if shift is SERVER else "needs \"?'?sets"
         with pytest.raises(InputError, match=wrong):
             check_start(config)
@@ -122,8 +122,8 @@ def test_clients_with_data_of_their_own(name: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="leaves every client with a model of its own"):
         check_start(configured(text))
     kind = FILE.replace("target = {well = 0.3, ill = 0.7}", 'target = "clients"')
-    own = resolved(tmp_path, kind.replace('"fedpals"\ness = 0.5', f'"{name}"'))
-    assert check_start(configured(own)) == ""
+    changed = resolved(tmp_path, kind.replace('"fedpals"\ness = 0.5', f'"{name}"'))
+    assert check_start(configured(changed)) == ""
 
 
 def both(name: str, shift: dict[str, Any], place: Path, **options: Any) -> tuple[Path, Path]:
@@ -148,7 +148,7 @@ def test_public_label_sets(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [n for n, said in table().items() if said[0] == "yes"])
+@pytest.mark.parametrize("name", [n for n, answer in table().items() if answer[0] == "yes"])
 def test_a_target_of_the_servers(name: str, tmp_path: Path) -> None:
     one, there = both(name, SERVER, tmp_path)
     for file in ("summary.json", "model.safetensors", "metrics.csv", "clients.csv"):

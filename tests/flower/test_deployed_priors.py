@@ -164,9 +164,9 @@ def test_what_deploy_init_refuses() -> None:
     with pytest.raises(InputError, match="needs validation examples at the clients"):
         check_start(configured(experiment("calibrated", data=none)))
     assert check_start(configured(experiment("target", data=none))) == ""
-    own = {"target": "clients", "kind": "dirichlet-per-client", "beta": 1.0, "clients": 3}
+    shift = {"target": "clients", "kind": "dirichlet-per-client", "beta": 1.0, "clients": 3}
     with pytest.raises(InputError, match="each client serves a model"):
-        check_start(configured(experiment("target", shift=own)))
+        check_start(configured(experiment("target", shift=shift)))
 
 
 def test_deploy_init_refuses_statistics_that_the_server_would_not_take() -> None:

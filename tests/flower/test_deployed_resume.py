@@ -145,9 +145,9 @@ def test_what_a_client_kept(tmp_path: Path) -> None:
     for t in (2, 4, 5):
         old.remember({"control": {"w": torch.full((2,), float(t))}}, t)
     assert old.recall() == {"control": {"w": pytest.approx(torch.full((2,), 5.0))}}
-    found = new.recall()
-    assert found is not None
-    assert found["control"]["w"].tolist() == [4.0, 4.0]
+    recalled = new.recall()
+    assert recalled is not None
+    assert recalled["control"]["w"].tolist() == [4.0, 4.0]
     assert [p.name for p in folder.iterdir()] == ["round-00000004"]
     new.remember({"control": {"w": torch.zeros(2)}}, 6)
     assert new.recall() is not None
@@ -198,8 +198,8 @@ def test_the_deployed_app_goes_on(method: str, tmp_path: Path) -> None:
         served(text, tmp_path / "run", last=4)
     assert unfinished(tmp_path / "run", None) == tmp_path / "run"
     served(text, tmp_path / "run")
-    told = (tmp_path / "run" / "events.jsonl").read_text()
-    assert '"after": 3' in told
+    log = (tmp_path / "run" / "events.jsonl").read_text()
+    assert '"after": 3' in log
     here = in_process(text, tmp_path / "here")
     assert files_of(tmp_path / "run") == files_of(here)
     with pytest.raises(InputError, match="this run is complete"):

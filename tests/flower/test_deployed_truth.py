@@ -68,7 +68,7 @@ def dealt(text: str, clients: int = 3) -> LocalGrid:
     return LocalGrid(client_app(partial(configured_site, text)), clients)
 
 
-def own(text: str, client: int) -> Site:
+def validating_site(text: str, client: int) -> Site:
     """A site that validates on its first 20 training examples, and client 2 on none."""
     site = configured_site(text, client)
     few = 0 if client == 2 else 20
@@ -79,10 +79,10 @@ def own(text: str, client: int) -> Site:
 def test_the_estimate_is_of_what_clients_measured(tmp_path: Path) -> None:
     config = config_of()
     text, out = dumps(config), tmp_path / "run"
-    deploy(text, out, LocalGrid(client_app(partial(own, text)), 3), "sites:own")
+    deploy(text, out, LocalGrid(client_app(partial(validating_site, text)), 3), "sites:own")
     model, task = prepare(config).model, prepare(config).task
     parts = read_parts(out / "model.safetensors")
-    at = [score(model, parts["params"], parts["buffers"], own(text, i).validation, 10)  # type: ignore
+    at = [score(model, parts["params"], parts["buffers"], validating_site(text, i).validation, 10)  # type: ignore
           for i in range(3)]  # fmt: skip
     right, total = (torch.stack([getattr(s, k) for s in at]) for k in ("correct", "total"))
     estimate = estimate_target_accuracy(right.numpy(), total.numpy(), task.target.numpy())
@@ -107,8 +107,10 @@ def test_the_same_examples_give_the_files_of_one_process(keep: str, tmp_path: Pa
     assert not (tmp_path / "here" / "deployment.json").exists()
     there = page([read_run(tmp_path / "there")])
     here = page([read_run(tmp_path / "here")])
-    said = "The clients scored the model on their own validation examples and sent sums by label."
-    assert (said in there, said in here) == (True, False)
+    sentence = (
+        "The clients scored the model on their own validation examples and sent sums by label."
+    )
+    assert (sentence in there, sentence in here) == (True, False)
     assert "which it has itself" in here
 
 
@@ -199,12 +201,12 @@ class Slow(LocalGrid):
     """Client 3 fails at once, and the others answer when pulled again; 4 is missing.
 
     `code` is Flower's error for 4. `early` are the drop-outs that the server had said before the
-    second pull, of all in `said`.
+    second pull, of all in `reported`.
     """
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self.said: list[tuple[int, str]] = []
+        self.reported: list[tuple[int, str]] = []
         self.early: list[tuple[int, str]] = []
         self.code = ErrorCode.NODE_UNAVAILABLE
 
@@ -219,7 +221,7 @@ class Slow(LocalGrid):
         name, message = by_node[1021]
         self.to_pull[name] = Message(Error(2, "the disk is on fire"), reply_to=message)
         first = list(self.pull_messages([name]))
-        self.early = list(self.said)
+        self.early = list(self.reported)
         name, message = by_node[1028]
         gone = Message(Error(self.code, "not available"), reply_to=message)
         message.metadata.__dict__["_message_id"] = "sent to 4"
@@ -245,12 +247,12 @@ def test_a_failure_is_said_while_others_are_working(
     grid = Slow(client_app(sites(algorithm, federation)), len(SIZES))
     grid.code = code
     strategy = strategy_of(
-        algorithm, federation, dropping=lambda t, one: grid.said.append((one.client, one.kind))
+        algorithm, federation, dropping=lambda t, one: grid.reported.append((one.client, one.kind))
     )
     overhear(grid, strategy.hear)
     (played,) = play(strategy, grid, 1)
     assert grid.early == [(3, "error")]
-    assert grid.said == [(3, "error"), (4, kind)]
+    assert grid.reported == [(3, "error"), (4, kind)]
     assert played.dropped == ((3, "the disk is on fire", "error"), (4, reason, kind))
     assert strategy.traffic.clients == len(SIZES) - 2
     down, _ = strategy.traffic.each()

@@ -147,11 +147,11 @@ def test_arrays_arrive_as_they_were() -> None:
     headers = Headers()
     for _ in range(2):  # read, then known
         record = ArrayRecord({k: Array(v) for k, v in sent.items()})
-        found = read_arrays({"part": record}, 1 << 20, headers)["part"]
+        received = read_arrays({"part": record}, 1 << 20, headers)["part"]
         for name, v in sent.items():
-            assert found[name].is_contiguous()
-            assert np.array_equal(found[name].numpy(), v)
-            assert found[name].numpy().dtype == v.dtype
+            assert received[name].is_contiguous()
+            assert np.array_equal(received[name].numpy(), v)
+            assert received[name].numpy().dtype == v.dtype
     assert len(headers.cache) == len(sent)
     with pytest.raises(InputError, match="5 arrays of .* bytes; allowed: 100000 and 99"):
         read_arrays({"part": record}, 99, headers)
@@ -183,21 +183,23 @@ def test_only_what_the_method_reads_is_registered(setting: Setting, federated: A
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize(("method", "own"), [("ditto", False), ("ditto", True), ("fedpac", True)])
+@pytest.mark.parametrize(
+    ("method", "on_clients"), [("ditto", False), ("ditto", True), ("fedpac", True)]
+)
 def test_clients_score_as_the_server_would(
-    method: str, own: bool, setting: Setting, federated: Any
+    method: str, on_clients: bool, setting: Setting, federated: Any
 ) -> None:
     algorithm, federation = getattr(recipes, method)(setting), federated()
-    held = [Examples(c.x[::2], c.y[::2]) for c in federation.clients]
+    held_out = [Examples(c.x[::2], c.y[::2]) for c in federation.clients]
     site = sites(algorithm, federation)
-    app = client_app(lambda i: replace(site(i), validation=held[i]))
-    strategy = strategy_of(algorithm, federation, own=own, evaluates=lambda t: t == 2)
+    app = client_app(lambda i: replace(site(i), validation=held_out[i]))
+    strategy = strategy_of(algorithm, federation, own=on_clients, evaluates=lambda t: t == 2)
     grid = LocalGrid(app, len(SIZES))
     result = strategy.start(grid, to_record({}), num_rounds=2)
     here = in_process(algorithm, federation, 2)
-    for i, examples in enumerate(held):
+    for i, examples in enumerate(held_out):
         pair = (here.server["params"], here.server["buffers"])
-        if own:
+        if on_clients:
             pair = algorithm.model_for(here.server, here.states[i])
         wanted, got = score(algorithm.model, *pair, examples, CLASSES), strategy.scores[i]
         assert torch.equal(wanted.correct, got.correct)
@@ -205,7 +207,7 @@ def test_clients_score_as_the_server_would(
     right = sum(int(s.correct.sum()) for s in strategy.scores.values())
     pooled = result.evaluate_metrics_clientapp
     assert list(pooled) == [2]
-    assert pooled[2]["accuracy"] == right / sum(map(len, held))
+    assert pooled[2]["accuracy"] == right / sum(map(len, held_out))
 
 
 def test_models_that_need_more_than_was_sent_are_scored_by_the_server(
@@ -230,7 +232,7 @@ detail: Worker unexpectedly exits with a connection error code 2. End of file.'>
 
 def test_a_killed_actor_is_one_short_line() -> None:
     sent = Message(RecordDict(), dst_node_id=1, message_type="train")
-    for reason, told in ((RAY_SAYS, "fewer --actors"), ("<class 'ValueError'>:<'odd'>", "odd")):
+    for reason, ending in ((RAY_SAYS, "fewer --actors"), ("<class 'ValueError'>:<'odd'>", "odd")):
         why = failure_of(Message(Error(code=0, reason=reason), reply_to=sent))
-        assert str(why).endswith(told)
+        assert str(why).endswith(ending)
         assert len(str(why)) < 100

@@ -65,8 +65,8 @@ def without(*names: str) -> Callable[[RecordDict], None]:
     return change
 
 
-def saying(name: str, **told: Any) -> Callable[[RecordDict], None]:
-    return lambda content: content[name].update(told)
+def saying(name: str, **fields: Any) -> Callable[[RecordDict], None]:
+    return lambda content: content[name].update(fields)
 
 
 def with_bytes(data: bytes) -> Callable[[RecordDict], None]:
@@ -157,9 +157,9 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "row", "told"), ROWS)
+@pytest.mark.parametrize(("name", "row", "message"), ROWS)
 def test_rows_that_are_no_counts(
-    name: str, row: Any, told: str, setting: Setting, federation: Federation
+    name: str, row: Any, message: str, setting: Setting, federation: Federation
 ) -> None:
     algorithm = recipes.fedpals(setting, ess=0.9)
     grid = Answering(client_app(sites(algorithm, federation)), len(SIZES))
@@ -167,7 +167,7 @@ def test_rows_that_are_no_counts(
     grid.change = lambda content: content["table"].update({name: Array(row)})
     with pytest.raises(InputError) as error:
         strategy_of(algorithm, federation).begin(grid)
-    assert str(error.value).startswith(told)
+    assert str(error.value).startswith(message)
 
 
 class Swelling(LocalGrid):

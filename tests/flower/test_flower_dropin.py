@@ -75,13 +75,13 @@ def test_the_mean_has_the_weights_of_the_programme() -> None:
     assert np.array_equal(arrays["w"], wanted.astype(np.float32))
     assert (arrays["w"].dtype, arrays["seen"].dtype) == (np.float32, np.int64)
     assert arrays["seen"] == 6  # the largest of 3, 4, 5, 6: counters are never averaged
-    told = result.train_metrics_clientapp[1]
-    assert told["pals-gap"] == pytest.approx(float(np.linalg.norm(solved.residual)))
-    assert told["pals-ess"] == pytest.approx(
+    metrics = result.train_metrics_clientapp[1]
+    assert metrics["pals-gap"] == pytest.approx(float(np.linalg.norm(solved.residual)))
+    assert metrics["pals-ess"] == pytest.approx(
         effective_sample_size(solved.weights, [40, 30, 50, 24])
     )
-    assert told["train_loss"] == pytest.approx(float(solved.weights @ np.arange(4)))
-    assert not {"label-counts", "partition-id", "num-examples"} & told.keys()
+    assert metrics["train_loss"] == pytest.approx(float(solved.weights @ np.arange(4)))
+    assert not {"label-counts", "partition-id", "num-examples"} & metrics.keys()
 
 
 def set_to(name: str, value: Any) -> Change:
@@ -148,9 +148,9 @@ def test_two_nodes_of_one_partition_are_left_out(caplog: pytest.LogCaptureFixtur
     strategy = pals(label_counts=COUNTS)
     with caplog.at_level(logging.WARNING, "fedshift.flower"):
         played(strategy, app_of({3: reporting("partition-id", 1)}))
-    told = '2 nodes have "partition-id" 1; give each one of its own'
-    assert f"left out node 1007: {told}" in caplog.text
-    assert f"left out node 1021: {told}" in caplog.text
+    message = '2 nodes have "partition-id" 1; give each one of its own'
+    assert f"left out node 1007: {message}" in caplog.text
+    assert f"left out node 1021: {message}" in caplog.text
     solved = pals_weights([COUNTS[0], COUNTS[2]], TARGET, ess=0.8)
     assert list(strategy.weights.values()) == solved.weights.tolist()
 
@@ -172,8 +172,8 @@ def test_what_has_no_weight_is_nowhere() -> None:
     assert weights[1] == weights[3] == 0.0
     strategy = FedPALS(target, lam=1.0, inner=FedAvg(fraction_evaluate=0.0))
     result = played(strategy, app_of({1: reporting("train_loss", float("nan"))}))
-    told = result.train_metrics_clientapp[1]["train_loss"]
-    assert told == pytest.approx(float(weights @ np.arange(4)))
+    loss = result.train_metrics_clientapp[1]["train_loss"]
+    assert loss == pytest.approx(float(weights @ np.arange(4)))
     assert result.arrays["seen"].numpy() == 3 + 2
 
 
@@ -221,9 +221,9 @@ def test_given_counts_need_no_report(counts: Any) -> None:
 
 
 def test_given_counts_without_a_partition() -> None:
-    nobody = dict.fromkeys(range(4), dropped("partition-id"))
+    no_partition = dict.fromkeys(range(4), dropped("partition-id"))
     with pytest.raises(InputError, match='its reply has no "partition-id"'):
-        played(pals(label_counts=COUNTS), app_of(nobody))
+        played(pals(label_counts=COUNTS), app_of(no_partition))
     with pytest.raises(InputError, match="label_counts has no row for partition 0"):
         played(pals(label_counts={9: COUNTS[0]}), app_of())
 
@@ -262,7 +262,7 @@ def test_flowers_server_optimisers_step_along_the_weighted_mean(inner: Any) -> N
     """As Flower's strategy alone, told FedPALS' weights as numbers of examples."""
     weights = pals_weights(COUNTS, TARGET, ess=0.8).weights
 
-    def told(client: int) -> Change:
+    def weight_as_examples(client: int) -> Change:
         def change(arrays: dict[str, Any], metrics: dict[str, Any]) -> None:
             arrays["seen"] = np.array(3)
             metrics.clear()
@@ -274,7 +274,9 @@ def test_flowers_server_optimisers_step_along_the_weighted_mean(inner: Any) -> N
         arrays["seen"] = np.array(3)
 
     options = {"fraction_evaluate": 0.0}
-    theirs = played(inner(**options), app_of({i: told(i) for i in range(4)}), rounds=3)
+    theirs = played(
+        inner(**options), app_of({i: weight_as_examples(i) for i in range(4)}), rounds=3
+    )
     ours = played(pals(inner=inner(**options)), app_of(dict.fromkeys(range(4), same)), rounds=3)
     plain = played(pals(), app_of(dict.fromkeys(range(4), same)), rounds=3)
     assert np.allclose(ours.arrays["w"].numpy(), theirs.arrays["w"].numpy(), rtol=2e-6)

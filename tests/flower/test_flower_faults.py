@@ -38,12 +38,12 @@ def setting(mlp: Model) -> Setting:
 def test_every_attack_on_messages(setting: Setting, mlp: Model) -> None:
     """Client 3 attacks in every round, each time in another way."""
     algorithm, federation = recipes.fedavg(setting), make_federation(mlp)
-    told = dict(enumerate(NAMES, 1))
+    attacks = dict(enumerate(NAMES, 1))
     app = client_app(sites(algorithm, federation))
-    grid = LocalGrid(faulty_app(app, lambda t, i: told[t] if i == 3 else None), 6)
+    grid = LocalGrid(faulty_app(app, lambda t, i: attacks[t] if i == 3 else None), 6)
     others, before = torch.tensor([0, 1, 2, 4, 5]), start(algorithm, federation)
     for played in play(strategy_of(algorithm, federation, gate=GATE), grid, len(NAMES)):
-        name = told[played.t]
+        name = attacks[played.t]
         assert [one.client for one in played.dropped] == [3], name
         if played.t <= len(BYTES) + 3 or played.t % 10 == 0:
             alone = play_round(algorithm, federation, before.server, {}, others, played.t)

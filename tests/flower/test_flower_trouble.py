@@ -173,8 +173,8 @@ def test_one_odd_client_does_not_make_the_others_odd(
 def test_a_round_without_any_answer_ends_the_run(setting: Setting, federation: Federation) -> None:
     algorithm = recipes.fedavg(replace(setting, local=Local(lr=1e30, epochs=4, batch=8)))
     grid = LocalGrid(client_app(sites(algorithm, federation)), len(SIZES))
-    told = "round 1: none of 6 clients sent an update that can be used; client 0: client 0 sent"
-    with pytest.raises(TrainingError, match=told):
+    message = "round 1: none of 6 clients sent an update that can be used; client 0: client 0 sent"
+    with pytest.raises(TrainingError, match=message):
         last(play(strategy_of(algorithm, federation), grid, 1))
 
 
@@ -198,8 +198,10 @@ def refused(
 
 
 def test_too_few_nodes(setting: Setting, federation: Federation) -> None:
-    told = refused(recipes.fedavg(setting), federation, nodes={0: 0, 1: 1, 2: 2, 3: 3})
-    assert told == ("4 of 6 clients are connected after 0.1 s; start the others, or expect fewer")
+    message = refused(recipes.fedavg(setting), federation, nodes={0: 0, 1: 1, 2: 2, 3: 3})
+    assert message == (
+        "4 of 6 clients are connected after 0.1 s; start the others, or expect fewer"
+    )
 
 
 class Registered(LocalGrid):
@@ -247,16 +249,16 @@ def test_another_network(setting: Setting, federation: Federation) -> None:
 
 
 def test_more_classes_than_the_server_knows(setting: Setting, federation: Federation) -> None:
-    told = refused(recipes.fedavg(setting), federation, classes=3)
-    assert "cannot take part: client" in told
-    assert told.endswith("has label 4, and the server expects 3 classes, labels 0..2")
+    message = refused(recipes.fedavg(setting), federation, classes=3)
+    assert "cannot take part: client" in message
+    assert message.endswith("has label 4, and the server expects 3 classes, labels 0..2")
 
 
 def test_data_of_another_partition(setting: Setting, federation: Federation) -> None:
     good = sites(recipes.fedavg(setting), federation)
-    told = refused(recipes.fedavg(setting), federation, lambda i: good((i + 1) % 6))
-    assert "the node of partition" in told
-    assert "give client_data(x, y, partition)" in told
+    message = refused(recipes.fedavg(setting), federation, lambda i: good((i + 1) % 6))
+    assert "the node of partition" in message
+    assert "give client_data(x, y, partition)" in message
 
 
 def test_first_models_of_other_numbers_are_told(

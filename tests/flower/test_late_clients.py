@@ -190,7 +190,7 @@ def test_missing_clients_are_named(setting: Setting, federation: Federation) -> 
     algorithm = recipes.fedavg(setting)
     grid: Any = grid_of(algorithm, federation)
     grid.absent = {NODE, 1000}
-    for name, told in (
+    for name, ending in (
         ("client-{}", ", without client-0, client-3; start the others"),
         ("hospital-{}", r" \(hospital-1, hospital-2, hospital-4, hospital-5\); start"),
     ):
@@ -198,7 +198,7 @@ def test_missing_clients_are_named(setting: Setting, federation: Federation) -> 
             SimpleNamespace(node_id=n, name=name.format((n - 1000) // 7))
             for n in grid.get_node_ids()
         ]
-        with pytest.raises(InputError, match=f"^4 of 6 clients are connected after 0.1 s{told}"):
+        with pytest.raises(InputError, match=f"^4 of 6 clients are connected after 0.1 s{ending}"):
             strategy_of(algorithm, federation).begin(grid)
 
 

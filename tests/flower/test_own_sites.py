@@ -168,8 +168,8 @@ def test_a_site_whose_data_do_not_fit(
     change, words = BAD[case]
     monkeypatch.setenv(NOTICES, str(tmp_path / "notices"))
     error = refused(tmp_path, monkeypatch, change)
-    told = {json.loads(line)["trouble"] for line in (tmp_path / "notices").open()}
-    (shown,) = told
+    problems = {json.loads(line)["trouble"] for line in (tmp_path / "notices").open()}
+    (shown,) = problems
     assert HERE[case] in shown
     assert (
         "send the new file" if case == "other declaration" else "`fedshift deploy check /"
@@ -262,8 +262,8 @@ def test_data_that_change_while_a_run_goes_on(
     lost = [(e["round"], d) for e in events if e["event"] == "round" for d in e.get("dropped", ())]
     assert [(t, d["client"]) for t, d in lost] == [(2, 1)]
     assert "its data are not those with which the run began" in lost[0][1]["reason"]
-    said = [news_text(event) for event in events if event["event"] == "dropped"]
-    assert said[0].startswith("round 2: east dropped out (error): its data are not those")
+    news = [news_text(event) for event in events if event["event"] == "dropped"]
+    assert news[0].startswith("round 2: east dropped out (error): its data are not those")
     notes = " ".join(json.loads((out / "summary.json").read_text())["why"])
     assert "The estimate is of 2 of 3 clients" in notes
     assert re.search(r"tested on \d+ of \d+ test examples: the others are at clients", notes)
