@@ -98,18 +98,18 @@ def test_a_torch_whose_private_names_take_other_arguments_is_enough() -> None:
 def test_names_are_found_wherever_they_are_first_needed(set_plain: SetPlain) -> None:
     """Each is called once before it is used, which must not depend on what goes on around it."""
 
-    def found() -> bool:
+    def all_supported() -> bool:
         set_plain(False)
         return all(map(supported, TRIED))
 
     inside = list[bool]()
-    vmap(lambda v: (inside.append(found()), v)[1])(torch.ones(2))
+    vmap(lambda v: (inside.append(all_supported()), v)[1])(torch.ones(2))
     for block in (torch.no_grad(), torch.inference_mode(), torch.device("meta")):
         with block:
-            inside.append(found())
+            inside.append(all_supported())
     torch.set_default_dtype(torch.float64)
     try:
-        inside.append(found())
+        inside.append(all_supported())
     finally:
         torch.set_default_dtype(torch.float32)
     assert inside == [True] * 5

@@ -23,10 +23,10 @@ needed = pytest.mark.skipif(
 )
 
 
-def rounded(found: Tensor, a: Tensor, b: Tensor, first: Tensor | float = 0.0) -> float:
+def rounded(product: Tensor, a: Tensor, b: Tensor, first: Tensor | float = 0.0) -> float:
     """The largest distance from the product in float64, over the largest of its size."""
     right = first + a.double() @ b.double()
-    return float((found - right).abs().max() / (a.double().abs() @ b.double().abs()).max())
+    return float((product - right).abs().max() / (a.double().abs() @ b.double().abs()).max())
 
 
 @pytest.mark.slow
