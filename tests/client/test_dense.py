@@ -177,16 +177,16 @@ def test_methods_of_several_phases_are_not_at_once(setting: Setting) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "bytes_"),
+    ("text", "bytes_"),
     [("2048K\n", 2 << 20), ("512K", 512 << 10), ("0K", 1 << 20), ("2M", 1 << 20), (None, 1 << 20)],
 )
 def test_the_size_of_a_cores_cache(
-    said: str | None, bytes_: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text: str | None, bytes_: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "size"
     monkeypatch.setattr(module, "SIZE", file)
-    if said is not None:
-        file.write_text(said)
+    if text is not None:
+        file.write_text(text)
     module.cache_of_a_core.cache_clear()
     try:
         assert module.cache_of_a_core() == bytes_
@@ -247,7 +247,7 @@ class Unused(nn.Module):
 
 def hooked() -> nn.Module:
     net = nn.Sequential(nn.Linear(FEATURES, CLASSES))
-    net[0].register_forward_hook(lambda module, given, found: 2 * found)
+    net[0].register_forward_hook(lambda module, given, output: 2 * output)
     return net
 
 
@@ -314,9 +314,9 @@ def test_workers_give_the_dense_loops_bits(setting: Setting) -> None:
 def test_the_probe_tries_it(setting: Setting) -> None:
     federation = make_federation(setting.model)
     contenders = {"dense": Stacked(dense=True), "dense, one by one": dense(loop)}
-    found = probe(contenders, recipes.fedavg(setting), federation)
-    assert found.seconds.keys() == {"loop", *contenders}
-    found = probe(contenders, recipes.fedsam(setting), federation)
-    said = "dense and dense, one by one are out: the backend dense trains chains"
-    assert said in found.line()
-    assert found.seconds.keys() == {"loop"}
+    probed = probe(contenders, recipes.fedavg(setting), federation)
+    assert probed.seconds.keys() == {"loop", *contenders}
+    probed = probe(contenders, recipes.fedsam(setting), federation)
+    reason = "dense and dense, one by one are out: the backend dense trains chains"
+    assert reason in probed.line()
+    assert probed.seconds.keys() == {"loop"}

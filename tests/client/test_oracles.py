@@ -66,13 +66,13 @@ B = torch.tensor([1.0, -1.0], dtype=torch.float64)
 def test_sam_on_a_quadratic() -> None:
     """A (theta + rho g / ||g||) - b, with the loss and the buffers of theta."""
     theta, rho = torch.tensor([3.0, -2.0], dtype=torch.float64), 0.4
-    found = Sam(rho)(quadratic(A, B))({"theta": theta})
+    result = Sam(rho)(quadratic(A, B))({"theta": theta})
     g = A @ theta - B
     expected = A @ (theta + rho * g / g.norm()) - B
-    assert float((found.grad["theta"] - expected).abs().max()) < 1e-11  # 1e-12 beside ||g||
-    assert float((found.grad["theta"] - g).abs().max()) > 0.1
-    assert torch.equal(found.buffers["at"], theta)
-    assert torch.equal(found.loss, quadratic(A, B)({"theta": theta}).loss)
+    assert float((result.grad["theta"] - expected).abs().max()) < 1e-11  # 1e-12 beside ||g||
+    assert float((result.grad["theta"] - g).abs().max()) > 0.1
+    assert torch.equal(result.buffers["at"], theta)
+    assert torch.equal(result.loss, quadratic(A, B)({"theta": theta}).loss)
 
 
 def test_a_zero_gradient_leaves_theta() -> None:
@@ -127,12 +127,12 @@ def test_the_norm_is_over_all_parameters(mlp: Model) -> None:
     g = gradient(params).grad
     norm = torch.cat([v.flatten() for v in g.values()]).norm()
     moved = {k: v + 0.5 * g[k] / norm for k, v in params.items()}
-    found = Sam(0.5)(gradient)(params).grad
-    assert apart(found, gradient(moved).grad) < 1e-6
+    grads = Sam(0.5)(gradient)(params).grad
+    assert apart(grads, gradient(moved).grad) < 1e-6
     per_tensor = {k: v + 0.5 * g[k] / g[k].norm() for k, v in params.items()}
-    assert apart(found, gradient(per_tensor).grad) > 1e-3
+    assert apart(grads, gradient(per_tensor).grad) > 1e-3
     backwards = Sam(0.5)(gradient)(dict(reversed(params.items()))).grad
-    assert apart(found, backwards) == 0
+    assert apart(grads, backwards) == 0
 
 
 def test_clipping_by_hand() -> None:
