@@ -111,10 +111,10 @@ def main() -> None:
     for _ in range(REPEAT):
         for name, what in todo.items():
             began, work = time.perf_counter(), time.process_time()
-            found = what()
+            result = what()
             seconds[name].append(time.perf_counter() - began)
             worked[name].append(time.process_time() - work)
-            if any(not torch.equal(v, right[k]) for k, v in found.items()):
+            if any(not torch.equal(v, right[k]) for k, v in result.items()):
                 raise SystemExit(f"{name} gives other parameters than the plain sum")
     rows = {
         name: {

@@ -99,16 +99,16 @@ def world(clients: int, size: int, differs: str, draw: int) -> Trained:
 
 def study(name: str, seed: int) -> Trained:
     """FedDRM as in the study's first column."""
-    found = studies()[name]
-    tables: dict[str, Any] = {k: dict(v) for k, v in found.columns[0].settings.items()}
-    tables["training"]["rounds"] = found.rounds
+    protocol = studies()[name]
+    tables: dict[str, Any] = {k: dict(v) for k, v in protocol.columns[0].settings.items()}
+    tables["training"]["rounds"] = protocol.rounds
     config = validate(tables | {"method": {"name": "feddrm"}, "seeds": {"run": seed}})
     prepared = prepare(config)
     method, federation = (
         method_of(config.method, config.training, prepared)(),
         prepared.federation(),
     )
-    *_, last = run(method, federation, found.rounds)
+    *_, last = run(method, federation, protocol.rounds)
     router = Router.of(method.at(last.t), last.server, last.states)
     return Trained(router, federation.clients, [t.x for t in prepared.task.tests])
 
@@ -136,10 +136,14 @@ def row_of(trained: Trained) -> Row:
     beliefs = [posterior(r.logits(x), r.sizes) for r in routers]
     errors = [calibration_error(b, origin) for b in beliefs]
     losses = [float(-b[torch.arange(len(x)), origin].log().mean()) for b in beliefs]
-    said = after.calibration
-    assert said is not None  # there are examples to hold out
-    chosen = f"{said.strength:g}, {said.temperature:g}" if said.better else "as trained"
-    return Row(*errors, _floor(beliefs[3]), losses[0], losses[3], chosen, said.better)
+    calibration = after.calibration
+    assert calibration is not None  # there are examples to hold out
+    chosen = (
+        f"{calibration.strength:g}, {calibration.temperature:g}"
+        if calibration.better
+        else "as trained"
+    )
+    return Row(*errors, _floor(beliefs[3]), losses[0], losses[3], chosen, calibration.better)
 
 
 def _origin(tests: Sequence[Tensor]) -> Tensor:
@@ -177,11 +181,11 @@ def line(name: str, rows: Sequence[Row]) -> str:
 def _verdict(rows: Sequence[Row]) -> str:
     changes = [r.recommended - r.trained for r in rows]
     change = statistics.fmean(changes)
-    said = f"{'worse' if change > 0 else 'better'} by {abs(change):.4f}" if change else "same"
+    text = f"{'worse' if change > 0 else 'better'} by {abs(change):.4f}" if change else "same"
     if len(rows) == 1:
-        return said
+        return text
     better, worse = sum(c < 0 for c in changes), sum(c > 0 for c in changes)
-    return f"{said}; by seeds {better} better, {worse} worse"
+    return f"{text}; by seeds {better} better, {worse} worse"
 
 
 def summary(rows: Mapping[str, list[Row]]) -> str:

@@ -125,8 +125,8 @@ def of_sets(folder: Path) -> Iterator[Reader]:
     x = source.random((2, 784)).round(2).tolist()
     for part in ("train", "test"):
         (leaf / part).mkdir(parents=True)
-        held = {"users": ["f0"], "num_samples": [2], "user_data": {"f0": {"x": x, "y": [3, 7]}}}
-        (leaf / part / "all_data_0.json").write_text(json.dumps(held))
+        content = {"users": ["f0"], "num_samples": [2], "user_data": {"f0": {"x": x, "y": [3, 7]}}}
+        (leaf / part / "all_data_0.json").write_text(json.dumps(content))
     yield Reader("LEAF", leaf / "train" / "all_data_0.json", lambda: writers.leaf(leaf))
     patients = folder / "heart"
     patients.mkdir()
@@ -156,12 +156,12 @@ def of_pictures(folder: Path) -> Iterator[Reader]:
 
     yield Reader("photograph", place / "train" / "1.png", decoded)
     tar, xlsx = folder / "tree.tar", folder / "labels.xlsx"
-    with tarfile.open(tar, "w") as held:
-        held.add(place, arcname="tree")
+    with tarfile.open(tar, "w") as archive:
+        archive.add(place, arcname="tree")
 
     def unpacked() -> object:
-        found = store.archive(tar)
-        return [found.read(name) for name in found.names()]
+        archive = store.archive(tar)
+        return [archive.read(name) for name in archive.names()]
 
     yield Reader("tar archive", tar, unpacked)
     with zipfile.ZipFile(xlsx, "w") as book:
@@ -211,9 +211,9 @@ def fuzzed(readers: Sequence[Reader], seconds: float, seed: int) -> dict[str, Su
         for reader in readers:
             if turn and time.monotonic() - began >= seconds:
                 break
-            found, mine = fuzz_file(reader, BATCH, seed + turn), sums[reader.name]
-            mine.taken, mine.refused = mine.taken + found.taken, mine.refused + found.refused
-            mine.broken += found.broken
+            counts, mine = fuzz_file(reader, BATCH, seed + turn), sums[reader.name]
+            mine.taken, mine.refused = mine.taken + counts.taken, mine.refused + counts.refused
+            mine.broken += counts.broken
         turn += 1
     return sums
 

@@ -143,11 +143,11 @@ def _play(line: Connection, work: str, name: str, quick: bool, count: int) -> No
         cohort = [federation.clients[i] for i in cohort_of(workload, t).tolist()]
         plain_round(net, federation.params, cohort, workload.local)
 
-    with contextlib.ExitStack() as held, contextlib.suppress(EOFError, OSError):
+    with contextlib.ExitStack() as stack, contextlib.suppress(EOFError, OSError):
         play: Callable[[int], object] = plain
         if name != "plain":
             keep_memory()  # as `engine.run.run` does
-            team = held.enter_context(
+            team = stack.enter_context(
                 workers(federation.clients, count if "workers" in name else 1)
             )
             play = contenders_of(workload, algorithm, federation, team)[name]
@@ -214,15 +214,15 @@ def contenders_of(
             algorithm, federation, first.server, {}, cohort_of(workload, t), t, backend
         ).server["params"]  # fmt: skip
 
-    found = {"loop": ours(loop), f"{count} workers": ours(team)}
+    contenders = {"loop": ours(loop), f"{count} workers": ours(team)}
     if not isinstance(workload.net(), Mlp):
-        found["channels-last"] = ours(channels_last(loop))
-        found[f"channels-last, {count} workers"] = ours(channels_last(team))
+        contenders["channels-last"] = ours(channels_last(loop))
+        contenders[f"channels-last, {count} workers"] = ours(channels_last(team))
     if isinstance(workload.net(), Mlp):
-        found["stacked"] = ours(Stacked())
-        found["dense"] = ours(Stacked(dense=True))
-        found[f"dense, {count} workers"] = ours(team.blocks(Stacked(dense=True)))
-    return {k: v for k, v in found.items() if k == "loop" or not only or k in only}
+        contenders["stacked"] = ours(Stacked())
+        contenders["dense"] = ours(Stacked(dense=True))
+        contenders[f"dense, {count} workers"] = ours(team.blocks(Stacked(dense=True)))
+    return {k: v for k, v in contenders.items() if k == "loop" or not only or k in only}
 
 
 def check(
@@ -233,17 +233,17 @@ def check(
     FedPALS weighs otherwise than the plain loop: only the backends are compared there. Left out is
     who says that the network is not for it.
     """
-    found: dict[str, Params] = {}
+    results: dict[str, Params] = {}
     for name, play in contenders.items():
         try:
-            found[name] = play(1)
+            results[name] = play(1)
         except UnfitError as e:
             print(f"{workload.name}: {name} is out: {str(e).partition('. ')[0]}", flush=True)
-    loops = found.pop("loop")
+    loops = results.pop("loop")
     most = CLOSE if isinstance(workload.net(), Mlp) else AMPLIFIED
     # Workers: bit for bit.
-    limits = {name: 0.0 if name[0].isdigit() else most for name in found}
-    apart = {name: _gap(other, loops, federation.params) for name, other in found.items()}
+    limits = {name: 0.0 if name[0].isdigit() else most for name in results}
+    apart = {name: _gap(other, loops, federation.params) for name, other in results.items()}
     if workload.method is recipes.fedavg:
         cohort = [federation.clients[i] for i in cohort_of(workload, 1).tolist()]
         batches = []
@@ -299,11 +299,11 @@ def check_names(
     workloads: Sequence[str], only: Sequence[str], repeat: int | None, count: int
 ) -> None:
     """SystemExit for what is not there, and for contenders that no chosen workload has."""
-    known = {w.name: w for w in WORKLOADS}
-    if odd := sorted(set(workloads) - set(known)):
-        raise SystemExit(f"unknown: {', '.join(odd)}; there are {', '.join(known)}")
-    chosen = workloads or list(known)
-    there = set[str]().union(*(offered(known[name], count) for name in chosen))
+    by_name = {w.name: w for w in WORKLOADS}
+    if odd := sorted(set(workloads) - set(by_name)):
+        raise SystemExit(f"unknown: {', '.join(odd)}; there are {', '.join(by_name)}")
+    chosen = workloads or list(by_name)
+    there = set[str]().union(*(offered(by_name[name], count) for name in chosen))
     if odd := [name for name in only if name not in there]:
         some = f"for {', '.join(chosen)} there are {'; '.join(sorted(there))}"
         raise SystemExit(f"unknown: {'; '.join(odd)}; {some}")

@@ -121,8 +121,8 @@ def different(run: Path, plain: Path) -> str:
     def read(folder: Path, name: str) -> bytes:
         return (folder / name).read_bytes() if (folder / name).exists() else b""
 
-    own = {"events.jsonl", "report.html"}
-    return ", ".join(sorted(n for n in names - own if read(run, n) != read(plain, n)))
+    excluded = {"events.jsonl", "report.html"}
+    return ", ".join(sorted(n for n in names - excluded if read(run, n) != read(plain, n)))
 
 
 def play(method: str, victim: str, source: random.Random, place: Path) -> Point:
@@ -153,15 +153,15 @@ def play(method: str, victim: str, source: random.Random, place: Path) -> Point:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         server.wait(PATIENCE)
-        done, said, began = over(run), len(events(run)), time.monotonic()
+        done, before, began = over(run), len(events(run)), time.monotonic()
         if (run / "summary.json").exists():
             return Point(method, victim, done, done, 0.0, different(run, place / "plain"))
         until(lambda: not processes_of(fed, port, "fedshift.deploy.guard"), 60)
         again = fedshift(*serve, "--resume", run)
-        until(lambda: any("after" in one for one in events(run)[said:]))
+        until(lambda: any("after" in one for one in events(run)[before:]))
         seconds = time.monotonic() - began
         code = again.wait(PATIENCE)
-    starts = [one["after"] for one in events(run)[said:] if "after" in one]
+    starts = [one["after"] for one in events(run)[before:] if "after" in one]
     after = int(str(starts[0])) if starts else 0
     wrong = different(run, place / "plain") if code == 0 else f"exit code {code}"
     return Point(method, victim, done, after, seconds, wrong)

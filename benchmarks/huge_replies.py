@@ -37,10 +37,10 @@ def children(pid: int) -> dict[int, str]:
     """A process and all that came of it, with their commands."""
     listed = subprocess.run(["ps", "-wweo", "pid,ppid,args"], capture_output=True, text=True)
     rows = [line.split(None, 2) for line in listed.stdout.splitlines()[1:]]
-    commands, found = {int(p): args for p, _, args in rows}, {pid}
-    while more := {int(p) for p, parent, _ in rows if int(parent) in found} - found:
-        found |= more
-    return {p: commands[p] for p in found if p in commands}
+    commands, pids = {int(p): args for p, _, args in rows}, {pid}
+    while more := {int(p) for p, parent, _ in rows if int(parent) in pids} - pids:
+        pids |= more
+    return {p: commands[p] for p in pids if p in commands}
 
 
 def peak(pid: int) -> float:

@@ -34,7 +34,7 @@ LIES = (0.0, 0.05, 0.1, 0.2, 0.4)
 CLIENTS = 30
 
 
-def told(counts: np.ndarray, client: int, distance: float, seed: int) -> np.ndarray:
+def false_claims(counts: np.ndarray, client: int, distance: float, seed: int) -> np.ndarray:
     """The claims [M, K], where one client gives `distance` of its mass to another label."""
     source, claims = numpy_generator(seed, "lie", client), counts.copy()
     most = int(counts[client].argmax())
@@ -46,7 +46,7 @@ def told(counts: np.ndarray, client: int, distance: float, seed: int) -> np.ndar
 
 def row(name: str, seeds: int, rounds: int, step: int) -> list[float]:
     """(found at each of `LIES`, false alarms): every `step`-th client lies once, alone."""
-    found, false, tested, lied = np.zeros(len(LIES)), 0, 0, 0
+    detected, false, tested, lied = np.zeros(len(LIES)), 0, 0, 0
     for seed in range(seeds):
         config = validate({
             "data": {"name": name},
@@ -73,10 +73,10 @@ def row(name: str, seeds: int, rounds: int, step: int) -> list[float]:
         lied += len(liars)
         for k, distance in enumerate(LIES):
             for client in liars:
-                claims = told(counts, client, distance, seed)
+                claims = false_claims(counts, client, distance, seed)
                 verdict = audit_marginals(first, second, claims)[client].verdict
-                found[k] += verdict == "inconsistent"
-    return [*(found / lied).tolist(), false / tested]
+                detected[k] += verdict == "inconsistent"
+    return [*(detected / lied).tolist(), false / tested]
 
 
 def main() -> None:

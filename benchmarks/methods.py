@@ -107,12 +107,14 @@ def measured(count: int, repeat: int) -> list[dict[str, object]]:
         setting = Setting(model, TARGET, LOCAL, rounds=10_000, clients=count, shape=SHAPE)
         base, algorithm = recipes.fedavg(setting), one.make(setting, **OPTIONS.get(one.name, {}))
         federation = federation_of(model, count)
-        fedavg, own = seconds(
+        fedavg, spent = seconds(
             second_round(base, federation), second_round(algorithm, federation), repeat=repeat
         )
         work = demanded(one.name, algorithm) / demanded("fedavg", base)
-        rows.append({"method": one.name, "ratio": own / fedavg, "demanded": work, "seconds": own})
-        print(f"{one.name:20} {own / fedavg:6.2f}x FedAvg, demanded {work:5.2f}x", flush=True)
+        rows.append(
+            {"method": one.name, "ratio": spent / fedavg, "demanded": work, "seconds": spent}
+        )
+        print(f"{one.name:20} {spent / fedavg:6.2f}x FedAvg, demanded {work:5.2f}x", flush=True)
     return rows
 
 

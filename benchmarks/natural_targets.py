@@ -115,13 +115,13 @@ def oracle(task: fs.Task, targets: Sequence[str], folder: Path, jobs: int) -> Va
         if len(np.unique(y)) < 2 or len(y) < 2 * FOLDS:
             continue
         folds = np.arange(len(y)) % FOLDS
-        own = fs.Task.from_arrays(
+        target_task = fs.Task.from_arrays(
             x, y, client=[f"fold {f}" for f in folds], target="pooled", validation=0.0,
             classes=range(len(task.classes)),
         )  # fmt: skip
         with_folds = {"vary": "target", "backend": "dense", "jobs": jobs}
         table = fs.compare(
-            own, "linear", ["fedavg"], folder=folder / f"{targets.index(name)}",
+            target_task, "linear", ["fedavg"], folder=folder / f"{targets.index(name)}",
             prior="none", **with_folds, **SETTINGS,
         )  # fmt: skip
         sizes = np.bincount(folds, minlength=FOLDS)

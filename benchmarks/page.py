@@ -29,7 +29,7 @@ ABOUT = {
 }
 
 
-def drawn(found: Mapping[str, Any]) -> str:
+def drawn(figures: Mapping[str, Any]) -> str:
     """The page over those benchmarks that have figures."""
     lines = [
         "# Benchmarks",
@@ -38,7 +38,7 @@ def drawn(found: Mapping[str, Any]) -> str:
         "JSON files that they leave, which lie in [benchmarks](benchmarks). Ratios compare what "
         "ran in turn on one machine.",
     ]
-    if asked := list(goals(found)):
+    if asked := list(goals(figures)):
         lines += ["", "## Figures to reach", ""]
         header = ["figure", "asked", "measured", "reached"]
         lines += table(header, [goal.cells() for goal in asked])
@@ -51,8 +51,8 @@ def drawn(found: Mapping[str, Any]) -> str:
             "gone; it counts for none of these figures.",
         ]
     for name, about in ABOUT.items():
-        if name in found:
-            lines += ["", f"## {about}", "", *_part(name, found[name])]
+        if name in figures:
+            lines += ["", f"## {about}", "", *_part(name, figures[name])]
     return "\n".join(lines) + "\n"
 
 
@@ -122,7 +122,7 @@ def peers(figures: Mapping[str, Any]) -> Iterator[str]:
     works = sorted({row["workload"] for row in rows})
     ratios = {(row["peer"], row["workload"]): f"{row['ratio']:.2f}x" for row in rows}
     names = {row["peer"]: f"{row['peer']} {row['version']}" for row in rows}
-    cells = [[said, *(ratios.get((k, w), "–") for w in works)] for k, said in names.items()]
+    cells = [[title, *(ratios.get((k, w), "–") for w in works)] for k, title in names.items()]
     if cells:
         yield from table(["library", *works], cells)
         yield ""

@@ -63,16 +63,16 @@ def steps_of(
 ) -> dict[str, Callable[[], object]]:
     """So many steps on the client, by each precision and layout."""
     params, buffers = model.init()
-    found: dict[str, Callable[[], object]] = {}
+    by_name: dict[str, Callable[[], object]] = {}
     for precision in PRECISIONS:
         phase = replace(local, epochs=None, steps=steps, precision=precision)
         plan = plan_all({"train": phase}, data, 1, 0, 0)["train"]
         for layout in ("", ", channels-last"):
             train = with_channels_last if layout else Local.__call__
-            found[precision + layout] = partial(
+            by_name[precision + layout] = partial(
                 train, phase, model, CrossEntropy(), params, buffers, {}, data, plan
             )
-    return found
+    return by_name
 
 
 def seconds_of(todo: dict[str, Callable[[], object]], repeat: int) -> dict[str, float]:
@@ -103,8 +103,8 @@ def errors_of(model: Model, data: ClientData, local: Local) -> dict[str, float]:
     size = math.hypot(*(float(v.norm()) for v in right.values()))
     errors = {}
     for precision in PRECISIONS:
-        found = gradient(model, data, local, precision, torch.float32)
-        gaps = (float((found[k].double() - v).norm()) for k, v in right.items())
+        gradients = gradient(model, data, local, precision, torch.float32)
+        gaps = (float((gradients[k].double() - v).norm()) for k, v in right.items())
         errors[precision] = math.hypot(*gaps) / size
     return errors
 

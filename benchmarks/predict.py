@@ -65,11 +65,11 @@ def router_of(model: Model, clients: int) -> Router:
     """Clients of the network's first weights with heads of their own."""
     source, (params, buffers) = generator(0, "predict"), model.init()
 
-    def own() -> dict[str, Tensor]:
+    def new_head() -> dict[str, Tensor]:
         names = (k for k in params if k.startswith("head."))
         return {k: torch.randn(params[k].shape, generator=source) for k in names}
 
-    served = {i: (params | own(), buffers) for i in range(clients)}
+    served = {i: (params | new_head(), buffers) for i in range(clients)}
     return Router(model, (params, buffers), served, torch.ones(clients))
 
 
@@ -103,8 +103,8 @@ def bare_ways(router: Router, x: Tensor) -> dict[str, Callable[[], object]]:
     def gathered() -> Tensor:
         out = router.model(*router.shared, x)
         client = out["client_logits"].argmax(1)
-        heads, own = weight.index_select(0, client), bias.index_select(0, client)
-        logits = torch.baddbmm(own[..., None], heads, out["features"][..., None])
+        heads, biases = weight.index_select(0, client), bias.index_select(0, client)
+        logits = torch.baddbmm(biases[..., None], heads, out["features"][..., None])
         return logits[..., 0].T.contiguous().softmax(0)
 
     def mixture() -> Tensor:

@@ -162,10 +162,10 @@ def plain_round(
 
 def drawn(n: int, work: Workload) -> list[Tensor]:
     """One epoch's batches, or a fixed number of steps."""
-    found: list[Tensor] = []
-    while len(found) < work.local_steps:
-        found += torch.randperm(n).split(work.batch)
-    return found[: work.local_steps]
+    batches: list[Tensor] = []
+    while len(batches) < work.local_steps:
+        batches += torch.randperm(n).split(work.batch)
+    return batches[: work.local_steps]
 
 
 class Turns:
@@ -218,11 +218,11 @@ def compare(name: str, package: str, play: Play) -> None:
     play(work, clients, given.rounds + 1, turns.tick)
     if len(turns.theirs) != given.rounds:
         raise SystemExit(f"{name} played {len(turns.theirs) + 1} rounds, not {given.rounds + 1}")
-    found = {
+    result = {
         "peer": name, "version": version(package), "workload": work.name,
         "plain": statistics.median(turns.plain), "seconds": statistics.median(turns.theirs),
         "rounds": given.rounds, "tiny": given.tiny, "torch": torch.__version__,
         "clients": work.asked, "of": whole.asked,
         "python": platform.python_version(),
     }  # fmt: skip
-    print(json.dumps(found), flush=True)
+    print(json.dumps(result), flush=True)

@@ -98,8 +98,8 @@ def called(command: list[str], failed: str, seconds: int) -> str:
         lines = lines or [f"exit code {done.returncode}"]
         errors = [line for line in lines if "rror" in line]
         # pip says first what is wrong, and then how to read about it; a traceback ends with it.
-        told = (errors or lines)[0 if "pip" in command else -1]
-        raise Missing(f"{failed}: {told.strip()[:200]}")
+        message = (errors or lines)[0 if "pip" in command else -1]
+        raise Missing(f"{failed}: {message.strip()[:200]}")
     return done.stdout
 
 
@@ -108,25 +108,25 @@ def played(name: str, python: Path, workload: str, options: list[str]) -> Row:
     script = HERE / f"{name}_.py"
     if not script.exists():
         raise Missing("installs, but there is no script that plays it yet")
-    said = called([str(python), str(script), workload, *options], "does not run", PLAY)
-    row: Row = json.loads(said.strip().splitlines()[-1])
+    output = called([str(python), str(script), workload, *options], "does not run", PLAY)
+    row: Row = json.loads(output.strip().splitlines()[-1])
     return row | {"ratio": row["plain"] / row["seconds"]}
 
 
 def rows(names: list[str], workloads: list[str], place: Path, options: list[str]) -> list[Row]:
     """Every peer on every workload, or why not."""
-    found: list[Row] = []
+    results: list[Row] = []
     for name in names:
         try:
             python = environment(name, place)
             for workload in workloads:
                 few = ["--clients", str(FEW[workload])] if workload in FEW else []
-                found.append(played(name, python, workload, [*options, *few]))
-                print(line(found[-1]), flush=True)
+                results.append(played(name, python, workload, [*options, *few]))
+                print(line(results[-1]), flush=True)
         except Missing as e:
-            found.append({"peer": name, "missing": str(e)})
-            print(line(found[-1]), flush=True)
-    return found
+            results.append({"peer": name, "missing": str(e)})
+            print(line(results[-1]), flush=True)
+    return results
 
 
 def line(row: Row) -> str:
@@ -156,9 +156,9 @@ def main() -> None:
     if DEEP in workloads and len(workloads) > 1:
         raise SystemExit(f"{DEEP} has a file of its own; ask for it alone")
     options = ["--rounds", str(given.rounds), *(["--tiny"] if given.tiny else [])]
-    found = rows(names, workloads, given.venvs.resolve(), options)
+    results = rows(names, workloads, given.venvs.resolve(), options)
     out = given.out or OUT / ("peers-deep.json" if workloads == [DEEP] else "peers.json")
-    save(out, {"rows": found}, quick=given.tiny)
+    save(out, {"rows": results}, quick=given.tiny)
 
 
 if __name__ == "__main__":

@@ -63,13 +63,13 @@ def carried(text: str, override: str, section: str, key: str) -> str:
 def trap_ess_of_a_cohort() -> str:
     """I draw 4 of 9 clients a round and read the ESS share in summary.json."""
     training = SMALL["training"] | {"cohort": 4, "evaluate_every": 1}
-    said, heard = recorded(training=training, method={"name": "fedpals", "lam": 0.0})
+    summary, heard = recorded(training=training, method={"name": "fedpals", "lam": 0.0})
     rounds = [e for e in heard if e["event"] == "evaluation"]
     # Every client has 336 examples, so a cohort has four times as many.
     played = float(np.mean([e["ess"] / (4 * 336) for e in rounds]))
-    if abs(said["ess_fraction"] - played) < 1e-9:
+    if abs(summary["ess_fraction"] - played) < 1e-9:
         return "right"
-    return f"silent: {said['ess_fraction']:.2f} is said, {played:.2f} was played"
+    return f"silent: {summary['ess_fraction']:.2f} is said, {played:.2f} was played"
 
 
 def trap_gap_and_shares_of_a_cohort() -> str:
@@ -95,9 +95,11 @@ def trap_dishonest_client() -> str:
 
 def trap_ess_below_the_closest_mixtures() -> str:
     """I ask for an ESS of 5 % where the closest mixture has more, and take it for a setting."""
-    said, _ = recorded(method={"name": "fedpals", "ess": 0.05})
-    told = any("changes nothing" in sentence for sentence in said["why"])
-    return "right" if told else f"silent: {100 * said['ess_fraction']:.0f} % and no word of it"
+    summary, _ = recorded(method={"name": "fedpals", "ess": 0.05})
+    explained = any("changes nothing" in sentence for sentence in summary["why"])
+    return (
+        "right" if explained else f"silent: {100 * summary['ess_fraction']:.0f} % and no word of it"
+    )
 
 
 def trap_mu_of_another_method() -> str:
@@ -128,8 +130,10 @@ def trap_lambda_of_another_method() -> str:
     """I read `lam` of feddrm's summary.json as the lambda of its weights, as the docs say."""
     shift = {"kind": "iid", "clients": 3, "target": "clients"}
     model = {"name": "mlp-projected", "hidden": [4]}
-    said, _ = recorded(shift=shift, model=model, method={"name": "feddrm", "lam": 0.5})
-    return "right" if said["lam"] is None else f"silent: lambda {said['lam']} of a loss's weight"
+    summary, _ = recorded(shift=shift, model=model, method={"name": "feddrm", "lam": 0.5})
+    return (
+        "right" if summary["lam"] is None else f"silent: lambda {summary['lam']} of a loss's weight"
+    )
 
 
 def trap_retries_in_one_process() -> str:

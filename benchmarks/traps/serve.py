@@ -175,8 +175,8 @@ def trap_model_of_a_client_that_did_not_tune() -> str:
 
     def use() -> str:
         kept = _kept("fedavgft", tune_rounds=1)
-        own = [v for k, v in kept.items() if k.endswith(".personal/head.weight")]
-        alike = len(own) > 2  # two were tuned
+        personal = [v for k, v in kept.items() if k.endswith(".personal/head.weight")]
+        alike = len(personal) > 2  # two were tuned
         return "silent: the first model lies there as what it serves" if alike else "right"
 
     return _tried(use)
