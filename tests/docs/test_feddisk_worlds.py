@@ -29,18 +29,18 @@ def differences() -> dict[tuple[str, str, str], str]:
 
 def odd(page: str) -> list[str]:
     """Numbers of the page that are not those of the results."""
-    known, found = differences(), []
+    differing, faults = differences(), []
     (_, *columns), *rows = cells(page, "clients a round")
     for name, *values in rows:
         row = name.replace(", worst", ", accuracy of the worst round, %")
         for column, value in zip(columns, values, strict=True):
             data, drawn = column.split(", ")
             split = {"1 of 3": "cohort=1", "all": "cohort=3"}[drawn]
-            if known.get((PLACES[data], split, row)) != value:
-                found.append(f"{name}, {column}: {value}")
+            if differing.get((PLACES[data], split, row)) != value:
+                faults.append(f"{name}, {column}: {value}")
 
     def gain(data: str, split: str, row: str = "default") -> str:
-        return known[data, split, row].split()[0]
+        return differing[data, split, row].split()[0]
 
     looks = sorted(abs(float(gain("Looks", f"cohort={m}", "true weights"))) for m in (1, 3))
     slopes = {row[0]: row[1] for row in cells((MADE / "slope/table.md").read_text(), "Estimate")}
@@ -56,7 +56,7 @@ def odd(page: str) -> list[str]:
         f"are no density and have {slopes['direct, Bernoulli']};",
         f"({slopes['classifier, mixtures']} and {slopes['classifier, Bernoulli']})",
     )
-    return found + [words for words in due if words not in text]
+    return faults + [words for words in due if words not in text]
 
 
 def test_the_page_has_the_results_numbers() -> None:

@@ -16,8 +16,8 @@ PAGE = ROOT / "docs" / "promises.md"
 def rows(text: str) -> list[tuple[str, str, list[str]]]:
     """(page, promise, tests) of each row of the tables."""
     cells = [line.strip("|\n ").split(" | ") for line in text.splitlines() if line.startswith("|")]
-    known = [c for c in cells if len(c) == 3 and c[0].endswith(".md")]
-    return [(page, promise, re.findall(r"`([^`]+)`", tests)) for page, promise, tests in known]
+    complete = [c for c in cells if len(c) == 3 and c[0].endswith(".md")]
+    return [(page, promise, re.findall(r"`([^`]+)`", tests)) for page, promise, tests in complete]
 
 
 def words(text: str) -> str:
@@ -72,15 +72,15 @@ def untested(text: str) -> list[str]:
     """Claims without a test, and tests that are not there."""
     cells = [line.strip("|\n ").split(" | ") for line in text.splitlines() if line.startswith("|")]
     claims = [c for c in cells if len(c) == 2 and c[0] not in ("claim", "---")]
-    found = []
+    faults = []
     for claim, tests in claims:
         names = re.findall(r"`([^`]+)`", tests)
-        found += [claim] if not names else []
+        faults += [claim] if not names else []
         for name in names:
             file, _, function = name.partition("::")
             if not (ROOT / "tests" / file).is_file() or function not in functions(file):
-                found.append(name)
-    return found
+                faults.append(name)
+    return faults
 
 
 def test_every_claim_of_the_threat_model_has_its_tests() -> None:

@@ -79,9 +79,9 @@ def test_the_doubt_of_a_runs_sentence_is_the_results(bench: Any) -> None:
     for mode in bench.MODES:
         rounds = (SetRound(1, 0, optima=optima),)
         sets = LabelSets(mode=mode, tune="kl", holders=(1,), absent_rounds=(0,), rounds=rounds)
-        (said,) = sentences(sets, ("cat",))
+        (sentence,) = sentences(sets, ("cat",))
         doubted = [k for k in bench.LOSSES if bench.scored(forecasts, mode, k).agreement < 0.7]
-        assert ("the optima of mse and pairwise did not tell" in said) == bool(doubted)
+        assert ("the optima of mse and pairwise did not tell" in sentence) == bool(doubted)
         assert doubted in ([], ["mse", "pairwise"])
 
 
