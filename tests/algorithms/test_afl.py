@@ -104,8 +104,8 @@ def test_lambda_stays_on_the_simplex(setting: Setting, federated: Any) -> None:
             mixture = algorithm.mixture(played.server)
             assert float(mixture.min()) >= 0
             assert float(played.server["mixture"]["mass"].sum()) == pytest.approx(125, abs=1e-11)
-            held = mixture[played.cohort]
-            assert float(held.sum()) > 0
+            present = mixture[played.cohort]
+            assert float(present.sum()) > 0
 
 
 def test_a_client_whose_loss_is_large_gains(setting: Setting, federated: Any) -> None:
@@ -137,8 +137,8 @@ def test_risk_is_the_mean_loss_in_evaluation_mode(normed: Model) -> None:
     again = mean_risk(normed, CrossEntropy(), params, buffers, {}, data, padded)
     assert float(again) == pytest.approx(expected, rel=1e-6)
     trained, _ = normed.train(params, buffers, data.x)
-    own = torch.nn.functional.cross_entropy(trained["logits"], data.y)
-    assert abs(float(own) - expected) > 1e-3  # the control: batch statistics are another loss
+    by_batch = torch.nn.functional.cross_entropy(trained["logits"], data.y)
+    assert abs(float(by_batch) - expected) > 1e-3  # the control: batch statistics are another loss
 
 
 def test_risk_is_of_the_model_received(setting: Setting, federated: Any) -> None:
@@ -146,10 +146,10 @@ def test_risk_is_of_the_model_received(setting: Setting, federated: Any) -> None
     federation = federated()
     job = one_job(recipes.afl(setting), federation)
     longer = replace(recipes.afl(setting), local=Local(lr=0.3, epochs=5, batch=8))
-    held = replace(recipes.afl(setting), objective=CrossEntropy() + Proximal(1.0))
+    proximal = replace(recipes.afl(setting), objective=CrossEntropy() + Proximal(1.0))
     one = recipes.afl(setting).client_update(*job[1:5])[0]["risk"]["loss"]
     assert torch.equal(longer.client_update(*job[1:5])[0]["risk"]["loss"], one)
-    assert torch.equal(held.client_update(*job[1:5])[0]["risk"]["loss"], one)
+    assert torch.equal(proximal.client_update(*job[1:5])[0]["risk"]["loss"], one)
     moved = job.message | {"params": {k: v + 0.1 for k, v in job.message["params"].items()}}
     other = recipes.afl(setting).client_update(moved, *job[2:5])[0]["risk"]["loss"]
     assert abs(float(other - one)) > 1e-4

@@ -84,12 +84,12 @@ def test_clients_of_weight_zero_still_get_a_model(setting: Setting, federated: A
     assert same(Ditto(inner, 1.0, setting.local), inner, federated()) == 0
 
 
-def moved(algorithm: Ditto, received: Params, own: Params, steps: int) -> Params:
-    """The personal model of client 0 after `steps`, from `own`, with `received` as the message."""
+def moved(algorithm: Ditto, received: Params, personal: Params, steps: int) -> Params:
+    """The personal model of client 0 after `steps` from `personal`; `received` is the message."""
     federation = quadratic_federation((steps, 1, 1))
     data = federation.clients[0]
     plans = plan_all(algorithm.phases(), data, 1, 0, 0)
-    state: Parts = algorithm.init_client(own, {}, data)
+    state: Parts = algorithm.init_client(personal, {}, data)
     _, changed = algorithm.client_update({"params": received, "buffers": {}}, state, data, plans)
     return changed["personal"]
 

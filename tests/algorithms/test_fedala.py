@@ -86,14 +86,14 @@ def test_the_gradient_of_w_is_that_of_finite_differences(mlp: Model) -> None:
     stepped = learn(mlp, Mix(lr=1e-3, share=1.0), w, plan_of(40, batch=40))
     h = 1e-6
     for name in names:
-        found = ((w[name] - stepped[name]) / 1e-3).flatten()
-        for entry in range(0, found.numel(), 7):
+        derivative = ((w[name] - stepped[name]) / 1e-3).flatten()
+        for entry in range(0, derivative.numel(), 7):
             bump = torch.zeros_like(w[name]).flatten()
             bump[entry] = h
             ends = [loss(w | {name: w[name] + s * bump.view_as(w[name])}) for s in (1, -1)]
             slope = float((ends[0] - ends[1]) / (2 * h))
-            assert float(found[entry]) == pytest.approx(slope, rel=1e-5, abs=1e-8)
-        assert float(found.abs().max()) > 1e-4
+            assert float(derivative[entry]) == pytest.approx(slope, rel=1e-5, abs=1e-8)
+        assert float(derivative.abs().max()) > 1e-4
     leaves = {k: v.clone().requires_grad_() for k, v in mixed(old, new, w).items()}
     ahead = F.cross_entropy(mlp(leaves, {}, x)["logits"], y)
     at_theta = torch.autograd.grad(ahead, leaves["head.weight"])[0]  # without (new - old)

@@ -139,16 +139,16 @@ def test_buffers_take_the_same_weights(normed: Model) -> None:
     federation = make_federation(normed, make_clients(sizes=(16, 32, 8)))
     algorithm = FedAs(normed, local=Local(epochs=1, batch=8))
     jobs = [one_job(algorithm, federation, i) for i in range(3)]
-    own = [algorithm.client_update(*job[1:5])[0] for job in jobs]
-    traces = torch.stack([update["fisher"]["trace"] for update in own])
+    updates = [algorithm.client_update(*job[1:5])[0] for job in jobs]
+    traces = torch.stack([update["fisher"]["trace"] for update in updates])
     name = "body.1.running_mean"
     expected = sum(
-        t * u["buffers"][name].double() for t, u in zip(traces / traces.sum(), own, strict=True)
+        t * u["buffers"][name].double() for t, u in zip(traces / traces.sum(), updates, strict=True)
     )
     got = final(algorithm, federation, 1).server["buffers"][name]
     assert float((got.double() - expected).abs().max()) < 1e-7
     by_size = sum(
-        n / 56 * u["buffers"][name].double() for n, u in zip((16, 32, 8), own, strict=True)
+        n / 56 * u["buffers"][name].double() for n, u in zip((16, 32, 8), updates, strict=True)
     )
     assert float((got.double() - by_size).abs().max()) > 1e-4
 
@@ -245,14 +245,14 @@ def test_each_class_of_a_batch_counts_once(mlp: Model) -> None:
     goal = torch.randn(CLASSES, 10, generator=generator(0, "goal"))
     context = {"prototypes": {"mean": goal, "held": torch.ones(CLASSES)}}
     features = mlp(*mlp.init(), data.x)["features"]
-    held = data.y.unique()
+    labels = data.y.unique()
     parts = [F.mse_loss(features[data.y == k], goal[k].expand(int((data.y == k).sum()), 10))
-             for k in held]  # fmt: skip
+             for k in labels]  # fmt: skip
     got = value(ToClassMeans(), mlp, data, context)
     assert float(got - sum(parts)) == pytest.approx(0, abs=1e-5)
-    assert abs(float(got) - len(held) * float(F.mse_loss(features, goal[data.y]))) > 1e-2
+    assert abs(float(got) - len(labels) * float(F.mse_loss(features, goal[data.y]))) > 1e-2
     some = {"prototypes": {"mean": goal, "held": torch.zeros(CLASSES)}}
-    some["prototypes"]["held"][held[0]] = 1
+    some["prototypes"]["held"][labels[0]] = 1
     left = value(ToClassMeans(), mlp, data, some)
     assert float(left - parts[0]) == pytest.approx(0, abs=1e-5)
     padded = ClientData(

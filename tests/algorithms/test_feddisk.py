@@ -35,7 +35,7 @@ def test_density_rounds_are_fedavg_of_the_density(inputs: Setting, federated: An
     alone = replace(federation, params=first)
     got = final(algorithm, federation, 2)
     server = start(plain, alone)
-    own = [first] * len(SIZES)
+    densities = [first] * len(SIZES)
     assert apart(got.server["params"], federation.params) == 0
     for t in (1, 2):
         updates = []
@@ -45,8 +45,10 @@ def test_density_rounds_are_fedavg_of_the_density(inputs: Setting, federated: An
             message = plain.broadcast(server.server, i)
             state = plain.init_client(first, {}, data)
             updates.append(plain.client_update(message, state, data, renamed)[0])
-            by_itself = plain.client_update(message | {"params": own[i]}, state, data, renamed)[0]
-            own[i] = add(own[i], by_itself["delta"])
+            by_itself = plain.client_update(
+                message | {"params": densities[i]}, state, data, renamed
+            )[0]
+            densities[i] = add(densities[i], by_itself["delta"])
         stacked = stack(updates)
         weights = plain.weigh(server.server, torch.arange(len(SIZES)))
         stacked["cohort"] = {"id": torch.arange(len(SIZES)), "weight": weights}
@@ -55,9 +57,9 @@ def test_density_rounds_are_fedavg_of_the_density(inputs: Setting, federated: An
         ))  # fmt: skip
     assert apart(got.server["density"], server.server["params"]) == 0
     assert apart(got.server["density"], first) > 1e-3
-    assert all(apart(got.states[i]["density"], q) == 0 for i, q in enumerate(own))
-    assert all(apart(a, got.server["density"]) > 1e-4 for a in own)
-    assert apart(own[0], own[1]) > 1e-4
+    assert all(apart(got.states[i]["density"], q) == 0 for i, q in enumerate(densities))
+    assert all(apart(a, got.server["density"]) > 1e-4 for a in densities)
+    assert apart(densities[0], densities[1]) > 1e-4
 
 
 def play(
@@ -74,9 +76,9 @@ def play(
     for t in rounds:
         stage = algorithm.at(t)
         weights = stage.weigh(server, ids)
-        told = server | {"cohort": {"id": ids, "weight": weights}}
+        sent = server | {"cohort": {"id": ids, "weight": weights}}
         replies = [
-            stage.client_update(stage.broadcast(told, i), states[i], d, plans_of(stage, d, t))
+            stage.client_update(stage.broadcast(sent, i), states[i], d, plans_of(stage, d, t))
             for i, d in enumerate(clients)
         ]
         updates = stack([update for update, _ in replies]) | {
@@ -220,7 +222,7 @@ def test_what_leaves_a_client(inputs: Setting, federated: Any) -> None:
     """A density's change, then two numbers, then the inner method's update; q_i and a_i stay."""
     algorithm, federation = direct(inputs), federated()
     seen: list[tuple[set[str], set[str]]] = []
-    told = algorithm.reveals()
+    revealed = algorithm.reveals()
     for t in range(1, 5):
         played = final(algorithm, federation, t - 1) if t > 1 else start(algorithm, federation)
         stage, data = algorithm.at(t), federation.clients[1]
@@ -239,8 +241,8 @@ def test_what_leaves_a_client(inputs: Setting, federated: Any) -> None:
         ({"report"}, {"id", "loss", "ess", "estimated"}),
         ({"delta", "report"}, {"id", "loss"}),
     ]
-    assert "of a density of inputs in rounds 1 to 2" in told["delta"]
-    assert "effective sample size" in told["report"]
+    assert "of a density of inputs in rounds 1 to 2" in revealed["delta"]
+    assert "effective sample size" in revealed["report"]
 
 
 # ------------------------------------------------------------------ refusals

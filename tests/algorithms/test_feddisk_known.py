@@ -33,16 +33,16 @@ def ratios(scale: float = 1.0) -> tuple[Tensor, ...]:
     return tuple(scale * torch.randn(n, generator=source, dtype=torch.float64) for n in SIZES)
 
 
-def true(inputs: Setting, known: tuple[Tensor, ...] | None, **options: Any) -> Any:
-    setting = replace(inputs, log_ratios=known)
+def true(inputs: Setting, log_ratios: tuple[Tensor, ...] | None, **options: Any) -> Any:
+    setting = replace(inputs, log_ratios=log_ratios)
     return direct(setting, estimator="true", least_ess=0.0, **options)
 
 
 def test_true_weights_are_the_known_ratios(inputs: Setting, federated: Any) -> None:
     played = weighed(true(inputs, ratios()), federated())
-    for i, known in enumerate(ratios()):
+    for i, true_ratios in enumerate(ratios()):
         least = torch.tensor(SIZES[i] / sum(SIZES), dtype=torch.float64)
-        expected = bounded(known, torch.ones(len(known), dtype=torch.bool), least, 10.0)
+        expected = bounded(true_ratios, torch.ones(len(true_ratios), dtype=torch.bool), least, 10.0)
         assert torch.equal(played.states[i]["importance"]["a"], expected)
     assert played.states[0]["importance"]["a"].std() > 0.1
 
@@ -92,13 +92,13 @@ def test_a_generated_world_brings_its_ratios(inputs: Setting) -> None:
     config = validate(tables("binary-world", data={"name": "binary-world", "validation": 0.25}))
     ready = prepare(config)
     assert ready.log_ratios is not None
-    for client, known in zip(ready.task.clients, ready.log_ratios, strict=True):
-        assert len(client.y) == len(known)
-        assert abs(len(known) - 3000) < 3
+    for client, log_ratios in zip(ready.task.clients, ready.log_ratios, strict=True):
+        assert len(client.y) == len(log_ratios)
+        assert abs(len(log_ratios) - 3000) < 3
         # Those of the rows that are left for training: the ratio is a function of the bits.
         s = client.x.double().sum(1)
         for value in s.unique():
-            assert known[s == value].std() < 1e-9
+            assert log_ratios[s == value].std() < 1e-9
     done = run_experiment(config)
     weights = done.outcome.last.states[0]["importance"]["a"]
     assert weights.log().std() > 0.3
@@ -161,13 +161,13 @@ def test_a_sentence_says_when_weights_do_nothing_or_too_much() -> None:
 
 def test_users_are_warned_of_both(inputs: Setting, federated: Any) -> None:
     federation: Federation = federated(make_clients(sizes=(40, 40)))
-    known = tuple(r[:40] if len(r) >= 40 else r.repeat(9)[:40] for r in ratios(1.0)[:2])
+    log_ratios = tuple(r[:40] if len(r) >= 40 else r.repeat(9)[:40] for r in ratios(1.0)[:2])
     for scale, words in ((0.01, "change nothing"), (9.0, "costs more than it mends")):
         with pytest.warns(NeedlessWarning, match=words):
-            weighed(true(inputs, tuple(scale * r for r in known)), federation)
+            weighed(true(inputs, tuple(scale * r for r in log_ratios)), federation)
     with warnings.catch_warnings():
         warnings.simplefilter("error", NeedlessWarning)
-        weighed(true(inputs, known), federation)
+        weighed(true(inputs, log_ratios), federation)
 
 
 def test_two_values_are_seen_in_all_clients_together() -> None:

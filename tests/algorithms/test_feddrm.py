@@ -121,8 +121,8 @@ def test_everybody_present_is_the_plain_softmax(model: Model) -> None:
     data, (params, _) = make_clients()[4], model.init()
 
     def plain(view: View) -> Tensor:
-        own = torch.full((len(view.batch.y),), 4)
-        loss = F.cross_entropy(view.out["client_logits"], own, reduction="none")
+        client = torch.full((len(view.batch.y),), 4)
+        loss = F.cross_entropy(view.out["client_logits"], client, reduction="none")
         return (loss * view.batch.w).sum() / view.batch.size
 
     def gradient(term: Any, present: list[int]) -> Gradient:
@@ -151,8 +151,8 @@ def test_the_softmax_over_those_present_is_the_conditional_likelihood(model: Mod
     data = make_clients()[1]
     view = view_of(model, data, [1, 4, 5])
     p = view.out["client_logits"].double().softmax(1)
-    told = -(p[:, 1] / p[:, [1, 4, 5]].sum(1)).log().mean()
-    assert float(ClientEntropy()(view)) == pytest.approx(float(told), abs=1e-6)
+    conditional = -(p[:, 1] / p[:, [1, 4, 5]].sum(1)).log().mean()
+    assert float(ClientEntropy()(view)) == pytest.approx(float(conditional), abs=1e-6)
 
 
 def test_one_client_is_local_training_at_lam_times_the_rate() -> None:
@@ -273,8 +273,8 @@ def test_a_shared_head_makes_routing_a_no_op(model: Model) -> None:
         assert len(other.route(x).clients.unique()) > 1
         for mode in ("hard", 3, "mixture"):
             assert float((other.predict(x, mode) - answer).abs().max()) < 1e-6
-    own = final(recipes.feddrm(setting), federation)
-    routed = Router.of(recipes.feddrm(setting), own.server, own.states)
+    separate = final(recipes.feddrm(setting), federation)
+    routed = Router.of(recipes.feddrm(setting), separate.server, separate.states)
     differ = routed.predict(x, "hard") - replace(routed, head=noise).predict(x, "hard")
     assert float(differ.abs().max()) > 1e-2
 
@@ -292,8 +292,8 @@ def test_routed_by_the_truth_is_average_accuracy(model: Model) -> None:
     ]
     # A prior that is sure of the client routes by the truth, whatever the logits are.
     sure = torch.eye(N).double()
-    told = [router.predict(t.x, prior=sure[i]).argmax(1) for i, t in enumerate(tests)]
-    assert [int((a == t.y).sum()) for a, t in zip(told, tests, strict=True)] == right
+    predicted = [router.predict(t.x, prior=sure[i]).argmax(1) for i, t in enumerate(tests)]
+    assert [int((a == t.y).sum()) for a, t in zip(predicted, tests, strict=True)] == right
     wrong = [router.predict(t.x, prior=sure[i - 1]).argmax(1) for i, t in enumerate(tests)]
     assert sum(int((a == t.y).sum()) for a, t in zip(wrong, tests, strict=True)) < sum(right)
 

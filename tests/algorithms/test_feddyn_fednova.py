@@ -136,9 +136,9 @@ def test_memories_are_gradients_where_local_training_is_exact() -> None:
             algorithm.broadcast(first.server, 1), first.states[1], federation.clients[1],
             {"train0": local.plan(1, 2, torch.Generator().manual_seed(0))},
         )  # fmt: skip
-        own = theta(first) + update["delta"]["weight"].flatten()
+        trained = theta(first) + update["delta"]["weight"].flatten()
         assert apart(changed["memory"], second.states[1]["memory"]) == 0
-        gradient = THREE.a[1] @ (own - THREE.b[1])
+        gradient = THREE.a[1] @ (trained - THREE.b[1])
         return float((changed["memory"]["weight"].flatten() - gradient).abs().max())
 
     assert gap(200) < 1e-12
@@ -166,14 +166,14 @@ def test_feddyn_by_hand() -> None:
     hand = Hand(federation, algorithm)
     rounds = list(run(algorithm, federation, 3, cohort=2))
     x = hand.start()
-    h, own = np.zeros_like(x), [np.zeros_like(x)] * 3
+    h, client_h = np.zeros_like(x), [np.zeros_like(x)] * 3
     for t, played in enumerate(rounds, 1):
         ends: list[Array] = []
         for i in played.cohort.tolist():
             y = x
             for rows in hand.batches(i, t):
-                y = y - 0.2 * (hand.gradient(y, i, rows) - own[i] + alpha * (y - x))
-            own[i] = own[i] - alpha * (y - x)
+                y = y - 0.2 * (hand.gradient(y, i, rows) - client_h[i] + alpha * (y - x))
+            client_h[i] = client_h[i] - alpha * (y - x)
             ends.append(y)
         h = h - alpha / 3 * sum(y - x for y in ends)
         x = sum(ends) / 2 - h / alpha

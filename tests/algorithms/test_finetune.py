@@ -163,9 +163,9 @@ def recorded(algorithm: Algorithm, federation: Federation, **options: Any) -> di
     seen: dict[int, list[Any]] = {}
 
     def backend(update: ClientUpdate, jobs: Any) -> Any:
-        held: list[Job] = list(jobs)
-        replies = list(loop(update, held))
-        pairs = zip(held, replies, strict=True)
+        todo: list[Job] = list(jobs)
+        replies = list(loop(update, todo))
+        pairs = zip(todo, replies, strict=True)
         seen[len(seen) + 1] = [(j.client, j.message, r.update) for j, r in pairs]
         return iter(replies)
 
@@ -176,13 +176,13 @@ def recorded(algorithm: Algorithm, federation: Federation, **options: Any) -> di
 def test_tuning_sends_nothing_but_reports(four: Setting, federated: Any) -> None:
     """The model comes down once per client, in the first tuning round that it is drawn for."""
     algorithm = recipes.fedavgft(four, tune_rounds=3)
-    seen, told = recorded(algorithm, federated(), cohort=4), set()
+    seen, informed = recorded(algorithm, federated(), cohort=4), set()
     assert all("delta" in update for _, _, update in seen[1])
     for t in (2, 3, 4):
         for client, message, update in seen[t]:
             assert update.keys() == {"report"}
-            assert set(message) == (set() if client in told else {"params", "buffers"})
-            told.add(client)
+            assert set(message) == (set() if client in informed else {"params", "buffers"})
+            informed.add(client)
     assert len(seen[4]) == 4
     assert any(not message for _, message, _ in seen[3])
 
@@ -249,9 +249,9 @@ def test_statistics_are_tuned_too(normed: Model) -> None:
 
 
 def test_what_is_revealed_says_until_when(four: Setting) -> None:
-    told = recipes.fedavgft(four, tune_rounds=3).reveals()
-    assert told["delta"] == "the change of the shared parameters, until tuning begins"
-    assert told["report"] == recipes.fedavg(four).reveals()["report"]
+    revealed = recipes.fedavgft(four, tune_rounds=3).reveals()
+    assert revealed["delta"] == "the change of the shared parameters, until tuning begins"
+    assert revealed["report"] == recipes.fedavg(four).reveals()["report"]
     assert "delta" not in FineTune(recipes.fedavg(four), 0, four.local).reveals()
 
 

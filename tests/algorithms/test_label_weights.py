@@ -151,8 +151,8 @@ def test_no_weights_of_clients_alone_have_a_larger_ess(data: st.DataObject) -> N
     assert joint >= solved.ess * (1 - 1e-6) - 1e-9
     assert joint == pytest.approx(1 / (T[T > 0] ** 2 / labels.sum(0)[T > 0]).sum())
     # Any other masses with the same sums by label have less; here those of FedPALS' weights.
-    own = torch.tensor(solved.weights)[:, None] * labels / labels.sum(1, keepdim=True)
-    assert mass_ess(own, labels) == pytest.approx(solved.ess)
+    of_labels = torch.tensor(solved.weights)[:, None] * labels / labels.sum(1, keepdim=True)
+    assert mass_ess(of_labels, labels) == pytest.approx(solved.ess)
 
 
 def test_with_one_label_per_client_it_is_fedpals() -> None:

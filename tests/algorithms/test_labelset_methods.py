@@ -43,17 +43,17 @@ def uniform(model: Model, local: Local) -> LabelSets:
 def test_rows_of_the_control_are_means_over_holders(option: Any, setting: Setting) -> None:
     """c(y) = sum_{i: y in Y_i} c_i(y) / #holders of y in the population, in sampled cohorts too."""
     federation = double(make_federation(setting.model))
-    held = federation.table["labels"] > 0
+    holds = federation.table["labels"] > 0
     algorithm = recipes.labelset_scaffold(setting, option=option, slots=4)
     for played in run(algorithm, federation, 3, cohort=3):
         for k, c in played.server["control"].items():
             total = torch.zeros_like(c)
             for i, state in played.states.items():
-                own = state["control"][k]
-                assert len(own) == (int(held[i].sum()) if k in HEAD else len(c))
-                at = held[i] if k in HEAD else torch.ones(len(c)).bool()
-                total[at] += own
-            holders = held.sum(0).double() if k in HEAD else torch.full((len(c),), 6.0).double()
+                control = state["control"][k]
+                assert len(control) == (int(holds[i].sum()) if k in HEAD else len(c))
+                at = holds[i] if k in HEAD else torch.ones(len(c)).bool()
+                total[at] += control
+            holders = holds.sum(0).double() if k in HEAD else torch.full((len(c),), 6.0).double()
             wide = holders.reshape(-1, *[1] * (c.ndim - 1))
             assert float((c - total / wide).abs().max()) < 1e-14
     assert float((c - total / 6).abs().max()) > 1e-3  # the head's bias: not the population's mean
@@ -114,21 +114,21 @@ def test_clients_serve_their_own_labels(name: str, setting: Setting, federated: 
     federation, algorithm = federated(), getattr(recipes, name)(setting)
     done = final(algorithm, federation, 2)
     x = federation.clients[1].x
-    held = federation.table["labels"][1] > 0
+    holds = federation.table["labels"][1] > 0
     model = setting.model(*algorithm.model_for(done.server, done.states[1]), x)["logits"]
     probabilities = model.softmax(1)
     assert probabilities.shape[1] == CLASSES
-    assert float(probabilities[:, ~held].max()) == 0
+    assert float(probabilities[:, ~holds].max()) == 0
     shared = setting.model(done.server["params"], {}, x)["logits"]
-    assert torch.equal(model[:, held], shared[:, held]) == (name == "labelset_fedavg")
-    mine = {k: v[held] if k in HEAD else v for k, v in done.server["params"].items()}
-    own = mine if name == "labelset_fedavg" else personal(done, 1)
-    want = setting.model(own, {}, x)["logits"].softmax(1)
-    assert float((probabilities[:, held] - want).abs().max()) < 1e-6
+    assert torch.equal(model[:, holds], shared[:, holds]) == (name == "labelset_fedavg")
+    mine = {k: v[holds] if k in HEAD else v for k, v in done.server["params"].items()}
+    served_params = mine if name == "labelset_fedavg" else personal(done, 1)
+    want = setting.model(served_params, {}, x)["logits"].softmax(1)
+    assert float((probabilities[:, holds] - want).abs().max()) < 1e-6
     public = getattr(recipes, name)(setting, mode="public")
     done = final(public, federation, 1)
     served = setting.model(*public.model_for(done.server, done.states[1]), x)["logits"].softmax(1)
-    assert float(served[:, ~held].min()) > 0
+    assert float(served[:, ~holds].min()) > 0
 
 
 MAKERS: dict[str, Any] = {
@@ -287,13 +287,13 @@ def test_running_statistics_travel_as_ever(normed: Model) -> None:
 
 
 def test_what_is_revealed_is_said(setting: Setting) -> None:
-    told = recipes.labelset_scaffold(setting).reveals()
-    assert "which labels it holds, once, to the server alone" in told["register"]
-    assert "own labels" in told["delta"]
+    revealed = recipes.labelset_scaffold(setting).reveals()
+    assert "which labels it holds, once, to the server alone" in revealed["register"]
+    assert "own labels" in revealed["delta"]
     # From the sums alone numbers of holders, and not which clients these are.
-    assert "how many clients hold each label (among ten an AUC of 0.71" in told["delta"]
-    assert "cannot tell which of them (0.50), unless it knows who takes part" in told["delta"]
-    assert "guess" not in told["delta"]
+    assert "how many clients hold each label (among ten an AUC of 0.71" in revealed["delta"]
+    assert "cannot tell which of them (0.50), unless it knows who takes part" in revealed["delta"]
+    assert "guess" not in revealed["delta"]
     modes: tuple[Mode, ...] = ("public", "holders")
     for mode in modes:
         whole = recipes.labelset_scaffold(setting, mode=mode).reveals()

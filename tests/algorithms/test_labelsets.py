@@ -130,8 +130,8 @@ def test_rows_are_means_over_their_holders(mode: Mode, mlp: Model) -> None:
     Label 3 is on client 2 alone and takes its row exactly; label 4 is on nobody and stays.
     """
     clients = tuple(
-        client_data(c.x, torch.tensor(held)[torch.arange(len(c.y)) % len(held)], i)
-        for i, (c, held) in enumerate(
+        client_data(c.x, torch.tensor(labels)[torch.arange(len(c.y)) % len(labels)], i)
+        for i, (c, labels) in enumerate(
             zip(make_clients(sizes=(9, 23, 16)), ((0, 1), (0, 1, 2), (2, 3)), strict=True)
         )
     )
@@ -175,13 +175,13 @@ def test_a_row_that_nobody_holds_stays(mode: Mode, mlp: Model) -> None:
         both[seed] = final(algorithm, drawn, t, cohort=2, after=first)
     stayed = 0
     for after in both.values():
-        held = (federation.table["labels"][after.cohort] > 0).any(0)
-        assert torch.equal(after.server["absent"]["now"], ~held)
-        assert torch.equal(after.server["absent"]["rounds"], (~held).long())
+        present = (federation.table["labels"][after.cohort] > 0).any(0)
+        assert torch.equal(after.server["absent"]["now"], ~present)
+        assert torch.equal(after.server["absent"]["rounds"], (~present).long())
         for k in HEAD:
             kept = (after.server["params"][k] == first.server["params"][k]).reshape(CLASSES, -1)
-            assert torch.equal(kept.all(1), ~held if mode != "public" else held & False)
-        stayed += int((~held).sum())
+            assert torch.equal(kept.all(1), ~present if mode != "public" else present & False)
+        stayed += int((~present).sum())
     assert stayed > 0
 
 
@@ -215,11 +215,11 @@ def test_a_client_trains_a_model_of_its_own_labels(
                 placed[k][y - 1] = update[k][slot]
     assert apart(placed, want) < 1e-14
     # The control: without the mask, empty slots take part in the softmax and move.
-    told, own, _, drawn = job(algorithm, federation, 1)[1:5]
-    order = told["slots"]["local"]
+    received, before, _, drawn = job(algorithm, federation, 1)[1:5]
+    order = received["slots"]["local"]
     local_y = data._replace(y=torch.tensor([(order == y - 1).nonzero().item() for y in data.y]))
     loose = algorithm.inner.client_update(
-        {k: v for k, v in told.items() if k != "slots"}, own, local_y, drawn
+        {k: v for k, v in received.items() if k != "slots"}, before, local_y, drawn
     )[0]["delta"]
     assert float(loose["head.bias"][slots < 0].abs().min()) > 1e-3
 
@@ -315,23 +315,23 @@ def test_what_travels(setting: Setting, federated: Any) -> None:
 
 
 def test_slots_say_nothing_of_the_order_of_labels() -> None:
-    held = torch.zeros(400, 6).bool()
-    held[:, [1, 4]] = True
-    table = slot_table(held, 4, seed=0)
+    holds = torch.zeros(400, 6).bool()
+    holds[:, [1, 4]] = True
+    table = slot_table(holds, 4, seed=0)
     assert all(sorted(row) == [-1, -1, 1, 4] for row in table.tolist())
     first = [row.index(1) for row in table.tolist()]
     counts = torch.bincount(torch.tensor(first), minlength=4)
     assert 60 < int(counts.min()) <= int(counts.max()) < 140
-    assert not torch.equal(table, slot_table(held, 4, seed=1))
+    assert not torch.equal(table, slot_table(holds, 4, seed=1))
     with pytest.raises(InputError, match="slots=1 is too few, as client 0 holds 2 labels; give at"):
-        slot_table(held, 1, seed=0)
+        slot_table(holds, 1, seed=0)
 
 
 def test_shares_and_sums_of_rows() -> None:
     weights = torch.tensor([0.7, 0.2, 0.1, 0.0], dtype=torch.float64)
     assert weights.sum() != 1  # rounded: a label that all hold must not be divided by it
-    held = torch.tensor([[1, 1, 0, 0], [1, 0, 0, 1], [1, 1, 0, 0], [0, 0, 1, 1]]).bool()
-    shares = holder_shares(weights, held)
+    holds = torch.tensor([[1, 1, 0, 0], [1, 0, 0, 1], [1, 1, 0, 0], [0, 0, 1, 1]]).bool()
+    shares = holder_shares(weights, holds)
     assert torch.equal(shares[:, 0], weights)
     two = torch.tensor([7 / 8, 0, 1 / 8, 0], dtype=torch.float64)
     assert float((shares[:, 1] - two).abs().max()) < 1e-15

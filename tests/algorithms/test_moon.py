@@ -207,9 +207,9 @@ def test_features_that_are_zero_or_images_are_no_problem(mlp: Model) -> None:
     params, _ = model.init()
     data = client_data(torch.ones(3, 2), torch.zeros(3).long(), 0)
     context = {"anchor": params, "anchor_buffers": {}, **Contrastive().remember(params, {}, data)}
-    found = gradient_of(model, Contrastive(), {}, {}, whole(data), context)(params)
-    assert float(found.loss) == pytest.approx(math.log(2))
-    assert torch.isfinite(found.grad["w"]).all()
+    result = gradient_of(model, Contrastive(), {}, {}, whole(data), context)(params)
+    assert float(result.loss) == pytest.approx(math.log(2))
+    assert torch.isfinite(result.grad["w"]).all()
 
 
 @pytest.mark.slow

@@ -85,9 +85,9 @@ def test_fedper_is_fedavg_on_the_body(heavy: Setting, federated: Any, mlp: Model
 
 def test_fedper_with_one_client_is_fedavg(heavy: Setting, mlp: Model) -> None:
     federation = double(make_federation(mlp, make_clients(sizes=(37,))))
-    own, plain = recipes.fedper(heavy), recipes.fedavg(heavy)
-    one, two = final(own, federation, 3), final(plain, federation, 3)
-    assert apart(own.model_for(one.server, one.states[0])[0], two.server["params"]) < 1e-13
+    fedper, plain = recipes.fedper(heavy), recipes.fedavg(heavy)
+    one, two = final(fedper, federation, 3), final(plain, federation, 3)
+    assert apart(fedper.model_for(one.server, one.states[0])[0], two.server["params"]) < 1e-13
 
 
 def test_fedrep_without_head_phase_is_fedbabus_body(heavy: Setting, federated: Any) -> None:

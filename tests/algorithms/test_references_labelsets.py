@@ -139,9 +139,9 @@ def tuned(
         batches = [(algorithm.inputs[r].double(), r) for r in rows]
         before = theta
         theta = adam(theta, loss, batches, names, algorithm.lr, memory if kept else None)
-        nobody = [y for y in range(CLASSES) if not any(y in labels for labels in sets)]
+        absent = [y for y in range(CLASSES) if not any(y in labels for labels in sets)]
         for k in HEAD if kept else ():
-            theta[k][nobody] = before[k][nobody]
+            theta[k][absent] = before[k][absent]
     return theta
 
 

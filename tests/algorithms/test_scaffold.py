@@ -45,9 +45,9 @@ WHOLE = Local(lr=0.3, epochs=1, batch=200)  # Q = 1 step over all examples
 
 def mixed_controls(played: Round, weights: Tensor, params: Params) -> Params:
     """sum_i w_i c_i over the population, c_i = 0 for clients never seen."""
-    own = [played.states[i]["control"] if i in played.states else zeros(params)
+    controls = [played.states[i]["control"] if i in played.states else zeros(params)
            for i in range(len(weights))]  # fmt: skip
-    return {k: sum(w * c[k] for w, c in zip(weights, own, strict=True)) for k in params}
+    return {k: sum(w * c[k] for w, c in zip(weights, controls, strict=True)) for k in params}
 
 
 def test_the_first_round_is_fedavg_bit_for_bit(setting: Setting, federated: Any) -> None:
@@ -141,17 +141,17 @@ def two_client_rounds(divisor: int, rounds: int) -> tuple[list[float], float]:
     """max_i |c - c_i| per round and the last theta of option II by hand, with (theta - y) /
     (lr * divisor): F_1 = (t - 10)^2 / 2 and F_2 = (t + 10)^2 / 4, 20 steps of lr 0.1."""
     a, b, lr = (1.0, 0.5), (10.0, -10.0), 0.1
-    x, c, own, gaps = 0.0, 0.0, [0.0, 0.0], []
+    x, c, controls, gaps = 0.0, 0.0, [0.0, 0.0], []
     for _ in range(rounds):
         ends, news = [], []
         for i in range(2):
             y = x
             for _ in range(20):
-                y -= lr * (a[i] * (y - b[i]) - own[i] + c)
+                y -= lr * (a[i] * (y - b[i]) - controls[i] + c)
             ends.append(y)
-            news.append(own[i] - c + (x - y) / (lr * divisor))
-        x, c, own = sum(ends) / 2, sum(news) / 2, news
-        gaps.append(max(abs(c - v) for v in own))
+            news.append(controls[i] - c + (x - y) / (lr * divisor))
+        x, c, controls = sum(ends) / 2, sum(news) / 2, news
+        gaps.append(max(abs(c - v) for v in controls))
     return gaps, x
 
 
@@ -166,8 +166,8 @@ def test_steps_keep_controls_bounded_and_epochs_do_not() -> None:
     rounds = list(run(algorithm, federation, 12))
     for gap, played in zip(gaps, rounds, strict=True):
         c = played.server["control"]
-        found = max(apart(c, played.states[i]["control"]) for i in range(2))
-        assert found == pytest.approx(gap, abs=1e-12)
+        distance = max(apart(c, played.states[i]["control"]) for i in range(2))
+        assert distance == pytest.approx(gap, abs=1e-12)
     assert max(gaps) < 10
     assert float(theta(rounds[-1])) == pytest.approx(x, abs=1e-12)
     epochs, _ = two_client_rounds(1, 12)
@@ -277,19 +277,19 @@ def test_two_rounds_by_hand(option: Option) -> None:
     )
     hand = Hand(federation, algorithm)
     x, p = hand.start(), np.array([12, 20, 9]) / 41
-    c, own = np.zeros_like(x), [np.zeros_like(x)] * 3
+    c, controls = np.zeros_like(x), [np.zeros_like(x)] * 3
     for t in (1, 2):
         deltas: list[Array] = []
         news: list[Array] = []
         for i in range(3):
             y, batches = x, hand.batches(i, t)
             for rows in batches:
-                y = y - 0.2 * (hand.gradient(y, i, rows) + 0.01 * y - own[i] + c)
-            mean = own[i] - c + (x - y) / (0.2 * len(batches))
+                y = y - 0.2 * (hand.gradient(y, i, rows) + 0.01 * y - controls[i] + c)
+            mean = controls[i] - c + (x - y) / (0.2 * len(batches))
             news.append(hand.gradient(x, i) + 0.01 * x if option == "I" else mean)
             deltas.append(y - x)
-        c = c + sum(w * (new - old) for w, new, old in zip(p, news, own, strict=True))
-        x, own = x + 0.7 * sum(w * d for w, d in zip(p, deltas, strict=True)), news
+        c = c + sum(w * (new - old) for w, new, old in zip(p, news, controls, strict=True))
+        x, controls = x + 0.7 * sum(w * d for w, d in zip(p, deltas, strict=True)), news
     done = final(algorithm, federation, 2)
     assert np.abs(hand.flat(done.server["params"]) - x).max() < 1e-14
     assert np.abs(hand.flat(done.server["control"]) - c).max() < 1e-14

@@ -68,8 +68,8 @@ def test_kept_moments_do_not_move_absent_labels(mode: Any, options: Any, mlp: Mo
     """Adam remembers the rows of label 3, which none of the second round's two clients holds."""
     sets, sources = ([1, 2], [2, 4], [1, 3]), make_clients(sizes=(12, 20, 28))
     clients = tuple(
-        client_data(c.x, torch.tensor(held)[torch.arange(len(c.y)) % 2], i)
-        for i, (c, held) in enumerate(zip(sources, sets, strict=True))
+        client_data(c.x, torch.tensor(labels)[torch.arange(len(c.y)) % 2], i)
+        for i, (c, labels) in enumerate(zip(sources, sets, strict=True))
     )
     federation = make_federation(mlp, clients)
     plain = recipes.labelset_fedavg(Setting(mlp, TARGET, Local(lr=0.3, batch=8)), mode=mode)

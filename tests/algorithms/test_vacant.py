@@ -76,9 +76,11 @@ def test_the_balanced_loss_and_its_gradient() -> None:
     assert float((grad - (p - F.one_hot(y, 6)) / 13).abs().max()) < 1e-15
     # A tiny least leaves absent labels out of the partition.
     few = tried(CountAdjusted(6, 1e-12), COUNTS)
-    held = torch.tensor(COUNTS) > 0
-    assert float(few[1][:, ~held].abs().max()) < 1e-10
-    alone = F.cross_entropy(z[:, held] + n[held].log(), torch.searchsorted(held.nonzero()[:, 0], y))
+    present = torch.tensor(COUNTS) > 0
+    assert float(few[1][:, ~present].abs().max()) < 1e-10
+    alone = F.cross_entropy(
+        z[:, present] + n[present].log(), torch.searchsorted(present.nonzero()[:, 0], y)
+    )
     assert float(few[0]) == pytest.approx(float(alone), rel=1e-9)
     assert float(few[0]) != pytest.approx(float(value), rel=1e-3)
 

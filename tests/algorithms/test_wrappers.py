@@ -64,9 +64,9 @@ def final(method: Any, setting: Setting, rounds: int = ROUNDS) -> Round:
 def moved(played: Round, setting: Setting) -> bool:
     """Whether the branch is another than at first."""
     first, _ = setting.model.init()
-    own = {k: v for k, v in played.server["params"].items() if k.startswith("router.")}
-    assert own
-    return not all(torch.equal(v, first[k]) for k, v in own.items())
+    router = {k: v for k, v in played.server["params"].items() if k.startswith("router.")}
+    assert router
+    return not all(torch.equal(v, first[k]) for k, v in router.items())
 
 
 def routed(method: Any, played: Round) -> Tensor:
@@ -254,7 +254,7 @@ def test_label_sets_serve_the_personal_models_of_ditto(setting: Setting) -> None
     for wrapped in (LabelSets(method, "holders"), tuned(method, setting)):
         played = final(wrapped, setting)
         served = models(wrapped, played, make_federation(setting.model))
-        assert all(served[i][0] is own for i, own in of_state(played, "personal").items())
+        assert all(served[i][0] is model for i, model in of_state(played, "personal").items())
     # The control: one model for all is the server's.
     assert personal(tuned(recipes.fedavg(setting), setting), setting) == []
     assert personal(disk(recipes.fedavg(setting), setting), setting) == []
