@@ -56,11 +56,11 @@ def test_the_losses_are_their_definitions(kind: Any) -> None:
     """The pairwise one by its identity, 2 (||p||^2 ||q||^2 - (p . q)^2), against both loops."""
     p, z = opinions(), drawn(7, 5, seed=2)
     q = z.softmax(1)
-    found = float(disagreement(kind, p, seen(kind, z), WEIGHTS))
-    assert abs(found - by_loops(kind, p, q)) < 1e-15
-    assert abs(found - by_loops(kind, opinions(seed=3), q)) > 1e-4
+    loss = float(disagreement(kind, p, seen(kind, z), WEIGHTS))
+    assert abs(loss - by_loops(kind, p, q)) < 1e-15
+    assert abs(loss - by_loops(kind, opinions(seed=3), q)) > 1e-4
     other = "pairwise" if kind == "mse" else "mse"
-    assert abs(found - by_loops(other, p, q)) > 1e-2
+    assert abs(loss - by_loops(other, p, q)) > 1e-2
 
 
 def restriction(q: Tensor) -> Tensor:
@@ -180,10 +180,10 @@ def test_where_all_know_all_labels_it_is_the_public_kl() -> None:
     everything = torch.arange(5).expand(3, -1)
     p, z = drawn(3, 7, 5, seed=1).softmax(2), drawn(7, 5, seed=2)
     terms = (p * (p.log() - z.log_softmax(1))).sum(2).mean(1)
-    found = kl(p, restricted(z, everything), WEIGHTS)
-    assert abs(float(found - (WEIGHTS * terms).sum())) < 1e-15
+    loss = kl(p, restricted(z, everything), WEIGHTS)
+    assert abs(float(loss - (WEIGHTS * terms).sum())) < 1e-15
     fewer = kl(p[:, :, :4], restricted(z, everything[:, :4]), WEIGHTS)
-    assert abs(float(fewer - found)) > 1e-2
+    assert abs(float(fewer - loss)) > 1e-2
 
 
 def test_labels_and_clients_that_say_nothing_to_restricted_kl() -> None:

@@ -179,17 +179,17 @@ def test_ess_search_finds_the_smallest_lambda(
     floor = pals_weights(counts, target, lam=0, **options).ess_fraction
     top = pals_weights(counts, target, lam=math.inf, **options).ess_fraction
     for fraction in (0.5 * floor, floor, *np.linspace(floor, top, 6)[1:-1], top):
-        found = pals_weights(counts, target, ess=fraction, **options)
-        assert found.certified
+        solved = pals_weights(counts, target, ess=fraction, **options)
+        assert solved.certified
         if fraction <= floor:
-            assert found.lam == 0.0
+            assert solved.lam == 0.0
         elif fraction == top:
-            assert found.lam == math.inf
+            assert solved.lam == math.inf
         else:
-            assert found.ess_fraction == pytest.approx(fraction, rel=1e-10)
-            again = pals_weights(counts, target, lam=found.lam, **options)
+            assert solved.ess_fraction == pytest.approx(fraction, rel=1e-10)
+            again = pals_weights(counts, target, lam=solved.lam, **options)
             assert again.ess_fraction == pytest.approx(fraction, rel=1e-8)
-            less = pals_weights(counts, target, lam=found.lam * 0.99, **options)
+            less = pals_weights(counts, target, lam=solved.lam * 0.99, **options)
             assert less.ess_fraction < fraction
 
 
