@@ -33,11 +33,12 @@ def drawn(like: Params, prefixes: tuple[str, ...], seed: int) -> Params:
     }
 
 
-def router_of(model: Model, *own: str) -> Router:
-    """N clients with their own values under the prefixes `own`, buffers included."""
+def router_of(model: Model, *prefixes: str) -> Router:
+    """N clients with their own values under these prefixes, buffers included."""
     params, buffers = model.init()
     served = {
-        i: (params | drawn(params, own, i), buffers | drawn(buffers, own, i)) for i in range(N)
+        i: (params | drawn(params, prefixes, i), buffers | drawn(buffers, prefixes, i))
+        for i in range(N)
     }
     return Router(model, (params, buffers), served, torch.tensor([5.0, 1, 3, 2]))
 
@@ -101,14 +102,14 @@ NETWORKS: Mapping[str, tuple[Any, tuple[str, ...]]] = {
 @pytest.mark.parametrize("k", [1, 2, N])
 def test_answers_are_those_of_a_pass_for_each_client(name: str, k: int) -> None:
     """Also where a shared pass would not do; client logits are the shared network's."""
-    make, own = NETWORKS[name]
-    router = router_of(build(make, seed=0), *own)
+    make, prefixes = NETWORKS[name]
+    router = router_of(build(make, seed=0), *prefixes)
     x = torch.randn(B, FEATURES, generator=generator(1, "queries"))
-    told = router.predict(x, k)
-    assert float((told - plainly(router, x, k)).abs().max()) < 1e-6
+    predicted = router.predict(x, k)
+    assert float((predicted - plainly(router, x, k)).abs().max()) < 1e-6
     other = replace(router, served={i: router.served[(i + 1) % N] for i in range(N)})
-    assert float((other.predict(x, k) - told).abs().max()) > 1e-3
-    assert torch.equal(router.predict(x, k), told)
+    assert float((other.predict(x, k) - predicted).abs().max()) > 1e-3
+    assert torch.equal(router.predict(x, k), predicted)
 
 
 def test_tied_heads_are_answered_right() -> None:
@@ -123,8 +124,8 @@ def test_tied_heads_are_answered_right() -> None:
             self.head.weight = self.body.weight
 
     x = torch.randn(B, FEATURES, generator=generator(1, "queries"))
-    for own in (("body.", "head."), ("head.",)):
-        router = router_of(build(Tied, seed=0), *own)
+    for prefixes in (("body.", "head."), ("head.",)):
+        router = router_of(build(Tied, seed=0), *prefixes)
         for k in (1, N):
             assert float((router.predict(x, k) - plainly(router, x, k)).abs().max()) < 1e-6
 
@@ -172,9 +173,9 @@ def test_small_probabilities_of_mixtures_are_right(logit: float) -> None:
     router = unlikely(logit)
     x = torch.randn(B, FEATURES, generator=generator(1, "queries"))
     for k in (2, N):
-        told, plain = router.predict(x, k), plainly(router, x, k)
-        assert torch.allclose(told, plain, rtol=1e-5, atol=0)
-        assert float((told.sum(1) - 1).abs().max()) < 1e-14
+        predicted, plain = router.predict(x, k), plainly(router, x, k)
+        assert torch.allclose(predicted, plain, rtol=1e-5, atol=0)
+        assert float((predicted.sum(1) - 1).abs().max()) < 1e-14
     assert not torch.allclose(plainly(unlikely(logit - 0.01), x, N), plain, rtol=1e-5, atol=0)
 
 
@@ -186,11 +187,11 @@ def test_each_query_is_answered_by_the_client_that_it_is_sent_to() -> None:
         chosen = router.route(x, prices=prices).clients[:, 0].tolist()
         plain = [router.model(*router.served[i], q[None])["logits"].double().softmax(1)
                  for i, q in zip(chosen, x, strict=True)]  # fmt: skip
-        told = router.predict(x, prices=prices)
-        assert torch.allclose(told, torch.cat(plain), rtol=0, atol=1e-6)
+        predicted = router.predict(x, prices=prices)
+        assert torch.allclose(predicted, torch.cat(plain), rtol=0, atol=1e-6)
         turned = router.predict(x.flip(0), prices=prices)
-        assert torch.allclose(turned.flip(0), told, rtol=0, atol=1e-6)
-        assert not torch.allclose(turned, told, rtol=0, atol=1e-3)
+        assert torch.allclose(turned.flip(0), predicted, rtol=0, atol=1e-6)
+        assert not torch.allclose(turned, predicted, rtol=0, atol=1e-3)
 
 
 def overflowing(client: int) -> Router:

@@ -61,15 +61,15 @@ def test_clients_out_of_order_are_refused(router: Router) -> None:
 def test_queries_that_are_not_finite_are_refused(
     router: Router, queries: Tensor, value: float
 ) -> None:
-    known = router.refitted(make_clients()).with_moments(make_clients())
+    fitted = router.refitted(make_clients()).with_moments(make_clients())
     many = torch.cat([queries] * 12)
     row = 1100  # beyond the first block
     many[row, 3] = value
     many[row + 5] = value
     ways = (
-        known.route, known.predict, known.scores, known.logits, known.features, known.novelty,
-        lambda x: known.predict(x, "mixture"), lambda x: known.predict(x, 2),
-        lambda x: known.route(x, min_posterior=0.1, max_novelty=9.0), router.route, router.predict,
+        fitted.route, fitted.predict, fitted.scores, fitted.logits, fitted.features, fitted.novelty,
+        lambda x: fitted.predict(x, "mixture"), lambda x: fitted.predict(x, 2),
+        lambda x: fitted.route(x, min_posterior=0.1, max_novelty=9.0), router.route, router.predict,
     )  # fmt: skip
     for ask in ways:
         with pytest.raises(
@@ -78,7 +78,7 @@ def test_queries_that_are_not_finite_are_refused(
             ask(many)
     left = many[many.flatten(1).isfinite().all(1)]
     assert len(left) == len(many) - 2
-    assert bool(known.predict(left).isfinite().all())
+    assert bool(fitted.predict(left).isfinite().all())
 
 
 def test_a_query_whose_logits_overflow_is_refused(router: Router, queries: Tensor) -> None:
@@ -175,10 +175,10 @@ def test_whole_numbers_of_any_kind_do_for_k(router: Router, queries: Tensor) -> 
 def test_lists_and_arrays_do_for_priors_and_prices(router: Router, queries: Tensor) -> None:
     q, mu = [0.1, 0.2, 0.3, 0.1, 0.1, 0.2], [0, 0, 1, 0, 0, 0]
     exact = torch.tensor(q, dtype=torch.float64)
-    told = router.predict(queries, 2, prior=exact, prices=torch.tensor(mu))
+    predicted = router.predict(queries, 2, prior=exact, prices=torch.tensor(mu))
     for kind in (list, tuple, np.array):
-        assert torch.equal(router.predict(queries, 2, prior=kind(q), prices=kind(mu)), told)
-    assert not torch.equal(router.predict(queries, 2), told)
+        assert torch.equal(router.predict(queries, 2, prior=kind(q), prices=kind(mu)), predicted)
+    assert not torch.equal(router.predict(queries, 2), predicted)
     ask = recipes.feddrm(routed_setting(MODEL))
     played = final(ask, routed_federation(MODEL), 1)
     with pytest.raises(InputError, match='unknown prior "densty"; .* Did you mean "density"'):
