@@ -96,9 +96,9 @@ def test_an_interruption_while_libraries_load(
     (tmp_path / f"{module}.py").write_text(stop)
     path = {"PYTHONPATH": str(tmp_path)}
     assert ran(tmp_path, "methods", **path) == (code, "", "interrupted\n")
-    found = ran(tmp_path, "methods", "--format", "json", **path)
-    assert found[:2] == (code, "")
-    assert json.loads(found[2]) == {"error": "interrupted", "exit_code": code}
+    result = ran(tmp_path, "methods", "--format", "json", **path)
+    assert result[:2] == (code, "")
+    assert json.loads(result[2]) == {"error": "interrupted", "exit_code": code}
 
 
 @pytest.mark.slow
@@ -111,14 +111,14 @@ def test_a_library_that_fails_to_load_is_no_interruption(tmp_path: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "message"),
     [(["rum"], "No such command 'rum'. Did you mean 'run'?"),
      (["datasets", "fech"], "No such command 'fech'. Did you mean 'fetch'?"),
      (["nothing"], "No such command 'nothing'.")],
 )  # fmt: skip
-def test_what_was_perhaps_meant_is_said_once(args: list[str], told: str, tmp_path: Path) -> None:
-    assert ran(tmp_path, *args)[2].splitlines()[-1] == f"Error: {told}"
-    assert json.loads(ran(tmp_path, *args, "--format", "json")[2])["error"] == told
+def test_what_was_perhaps_meant_is_said_once(args: list[str], message: str, tmp_path: Path) -> None:
+    assert ran(tmp_path, *args)[2].splitlines()[-1] == f"Error: {message}"
+    assert json.loads(ran(tmp_path, *args, "--format", "json")[2])["error"] == message
 
 
 @pytest.mark.slow
@@ -149,8 +149,8 @@ def test_a_full_device_is_named(tmp_path: Path) -> None:
             [SCRIPT, "methods"], stdout=full, stderr=subprocess.PIPE, check=False, env=ENV
         )
     assert done.returncode == 2
-    told = b"error: the output cannot be written: No space left on device; send it elsewhere\n"
-    assert done.stderr == told
+    message = b"error: the output cannot be written: No space left on device; send it elsewhere\n"
+    assert done.stderr == message
 
 
 @pytest.mark.slow
@@ -165,13 +165,13 @@ def test_ascii_output(tmp_path: Path) -> None:
 def test_version_and_help(tmp_path: Path) -> None:
     assert ran(tmp_path, "--version")[:2] == (0, "fedshift 0.1.0\n")
     assert "3 missing or damaged data (also CSV" in " ".join(ran(tmp_path, "--help")[1].split())
-    for command, told in (
+    for command, text in (
         (["run"], "FILE.toml: the experiment's data"),
         (["report"], "FOLDER...: run folders"),
         (["datasets", "fetch"], "NAME: as listed by"),
         (["init"], "-c sets keys of section"),
     ):
-        assert told in ran(tmp_path, *command, "--help")[1]
+        assert text in ran(tmp_path, *command, "--help")[1]
 
 
 @pytest.mark.parametrize(
@@ -186,9 +186,9 @@ def test_version_and_help(tmp_path: Path) -> None:
 )
 def test_usage_errors_as_json(args: list[str], tmp_path: Path) -> None:
     code, out, err = ran(tmp_path, *args, "--format", "json")
-    told = json.loads(err)
-    assert (code, out, told["exit_code"]) == (2, "", 2)
-    assert told["error"]
+    answer = json.loads(err)
+    assert (code, out, answer["exit_code"]) == (2, "", 2)
+    assert answer["error"]
 
 
 @pytest.mark.slow

@@ -35,9 +35,9 @@ def fedshift(folder: Path, *args: str) -> Any:
 
 
 def needs(name: str) -> None:
-    found = {one.name: one for one in datasets.known()}[name]
-    if not found.available:
-        pytest.skip(f"{name} is not in any search folder: {found.how}")
+    entry = {one.name: one for one in datasets.known()}[name]
+    if not entry.available:
+        pytest.skip(f"{name} is not in any search folder: {entry.how}")
 
 
 @pytest.fixture(scope="module")
@@ -84,20 +84,20 @@ def test_the_picture_of_the_readme_is_that_of_the_demo(
 def test_two_rounds_on_a_whole_data_set(name: str, tmp_path: Path) -> None:
     """One of each form of files; MNIST's are those of Fashion-MNIST."""
     needs(name)
-    told = fedshift(
+    answer = fedshift(
         tmp_path, "demo", "--out", "o", "-c", f"data.name={name}", "-c", "training.rounds=2",
         "-c", "selection.grid=[0.5]",
     )  # fmt: skip
-    assert [r["method"] for r in told["runs"]] == ["fedavg", "fedpals", "oracle"]
-    assert all(0 < r["target_accuracy"] <= 1 for r in told["runs"])
+    assert [r["method"] for r in answer["runs"]] == ["fedavg", "fedpals", "oracle"]
+    assert all(0 < r["target_accuracy"] <= 1 for r in answer["runs"])
     again = fedshift(tmp_path, "report", "o/fedavg", "o/oracle", "--out", "two.html")
     assert Path(tmp_path, again["report"]).exists()
 
 
-def rows_of(told: Any) -> dict[str, dict[int, float]]:
+def rows_of(answer: Any) -> dict[str, dict[int, float]]:
     """The values of a table's rows by seed."""
     return {
-        c["row"]: {v["seed"]: v["value"] for v in c["seeds"]} for c in told["cells"] if c["seeds"]
+        c["row"]: {v["seed"]: v["value"] for v in c["seeds"]} for c in answer["cells"] if c["seeds"]
     }
 
 
@@ -131,8 +131,8 @@ def test_routing_in_the_small_setting(tmp_path: Path) -> None:
     assert mean("FedDRM, hard routing") >= mean("FedAvgFT, 50 % tuning, vote") + 1
     assert mean("FedDRM, refitted router") >= mean("FedDRM, hard routing") + 1
     assert mean("FedDRM, average accuracy") > mean("FedAvgFT, 12.5 % tuning, average accuracy")
-    found = [mean(f"FedDRM{lam}, client accuracy") for lam in (" lambda=0.5", "", " lambda=0.95")]
-    assert found[0] > found[1] > found[2]
+    means = [mean(f"FedDRM{lam}, client accuracy") for lam in (" lambda=0.5", "", " lambda=0.95")]
+    assert means[0] > means[1] > means[2]
     served = [mean(f"FedDRM{lam}, average accuracy") for lam in (" lambda=0.5", "", " lambda=0.95")]
     assert min(served[1:]) >= served[0] - 0.3
 
@@ -154,13 +154,13 @@ def test_the_feddrm_tables_run_on_their_own_network(tmp_path: Path) -> None:
     """
     needs("cifar-10")
     methods = "confree,ditto,fedala,fedas,fedavgft,fedbabu_drm_repo,feddrm,fedpac,fedrep"
-    told = fedshift(
+    answer = fedshift(
         tmp_path, "reproduce", "feddrm/table1", "--dataset", "cifar-10", "--split", "SPC=5",
         "--rounds", "2", "--out", "r", "-c", "data.limit=100", "-c", "training.steps=5",
         "-c", "training.batch=2", "--methods", methods, "--jobs", "2",
     )  # fmt: skip
-    assert not told["failures"]
-    assert len(told["trained"]) == 9
-    cells = [cell for cell in told["cells"] if cell["seeds"]]
+    assert not answer["failures"]
+    assert len(answer["trained"]) == 9
+    cells = [cell for cell in answer["cells"] if cell["seeds"]]
     assert len(cells) >= 9
     assert all(0 <= cell["here"]["mean"] <= 100 for cell in cells)

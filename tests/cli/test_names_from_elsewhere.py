@@ -110,11 +110,11 @@ def test_a_run_and_its_report_print_names_as_they_are(
     )
     code, out, err = cli("run", "f.toml", "--out", "o")
     assert code == 0, err
-    again, told, _ = cli("report", "o", "--out", "again.html")
+    again, printed, _ = cli("report", "o", "--out", "again.html")
     assert again == 0
     pages = [Path(p).read_text() for p in ("o/report.html", "again.html")]
-    for said in (out, err, told, *pages, Path("o/clients.csv").read_text()):
-        assert harmless(said)
+    for shown in (out, err, printed, *pages, Path("o/clients.csv").read_text()):
+        assert harmless(shown)
     assert all(SEEN in page for page in pages)
     assert "[red]cat[/] :dog: [link=x]&lt;b&gt;&amp;" in pages[0]
     assert not any("<b>" in page for page in pages)
@@ -157,8 +157,8 @@ def test_bars_and_tables_draw_names_as_they_are(
 
 
 def test_every_form_of_a_report_shows_names_as_they_are() -> None:
-    held = Table(("name", "n"), ((NAME, 1), (MARKED, 2)), ("", "d"), caption=NAME)
+    rows = Table(("name", "n"), ((NAME, 1), (MARKED, 2)), ("", "d"), caption=NAME)
     for form in (csv_text, latex, markdown):
-        assert harmless(form(held))
-    assert SEEN in csv_text(held)
+        assert harmless(form(rows))
+    assert SEEN in csv_text(rows)
     assert escape(NAME + "<b>") == SEEN + "&lt;b&gt;"

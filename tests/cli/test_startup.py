@@ -36,9 +36,9 @@ def loaded(*arguments: str) -> set[str]:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("arguments", [(), ("--help",), ("run", "--help")], ids=" ".join)
 def test_nothing_large_is_loaded(arguments: tuple[str, ...]) -> None:
-    found = loaded(*arguments)
-    assert "fedshift" in found
-    assert not found & set(LARGE)
+    modules = loaded(*arguments)
+    assert "fedshift" in modules
+    assert not modules & set(LARGE)
 
 
 @pytest.mark.slow

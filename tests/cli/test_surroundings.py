@@ -129,11 +129,13 @@ SAID = [
 ]
 
 
-@pytest.mark.parametrize(("setting", "command", "code", "told"), SAID)
-def test_what_is_said(setting: str, command: str, code: int, told: str, performed: Perform) -> None:
+@pytest.mark.parametrize(("setting", "command", "code", "message"), SAID)
+def test_what_is_said(
+    setting: str, command: str, code: int, message: str, performed: Perform
+) -> None:
     done = performed(setting, command)
     assert done["code"] == code, done["err"]
-    assert re.search(told, done["err"]), done["err"]
+    assert re.search(message, done["err"]), done["err"]
 
 
 def test_without_a_home_there_is_no_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -159,7 +161,7 @@ REAL: dict[str, tuple[list[str], list[str], dict[str, str], int, str]] = {
 
 @pytest.mark.parametrize("name", REAL)
 def test_what_only_a_new_process_shows(name: str, tmp_path: Path) -> None:
-    options, arguments, more, code, told = REAL[name]
+    options, arguments, more, code, message = REAL[name]
     (tmp_path / "f.toml").write_text(TINY)
     (tmp_path / "loop").symlink_to("loop")
     write_run(tmp_path / "whole")
@@ -168,4 +170,4 @@ def test_what_only_a_new_process_shows(name: str, tmp_path: Path) -> None:
         capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"} | more,
     )  # fmt: skip
     assert done.returncode == code, done.stderr
-    assert re.search(told, done.stdout + done.stderr)
+    assert re.search(message, done.stdout + done.stderr)
