@@ -87,13 +87,13 @@ def test_the_least_cap_is_a_plain_mean(setting: Setting, federated: Any) -> None
 def test_fedpals_own_cap_is_the_same(setting: Setting, federated: Any) -> None:
     free = final(recipes.fedpals(setting, lam=0.0), federated(), 1)
     assert float(free.weights.max()) > CAP
-    own = final(recipes.fedpals(setting, lam=0.0, cap=CAP), federated())
+    fedpals = final(recipes.fedpals(setting, lam=0.0, cap=CAP), federated())
     given = final(recipes.fedpals(replace(setting, cap=CAP), lam=0.0), under(federated(), CAP))
-    assert torch.equal(own.weights, given.weights)
-    assert apart(own.server["params"], given.server["params"]) == 0
+    assert torch.equal(fedpals.weights, given.weights)
+    assert apart(fedpals.server["params"], given.server["params"]) == 0
     # Of two caps the smaller one counts.
     both = recipes.fedpals(replace(setting, cap=0.9), lam=0.0, cap=CAP)
-    assert torch.equal(final(both, under(federated(), 0.9)).weights, own.weights)
+    assert torch.equal(final(both, under(federated(), 0.9)).weights, fedpals.weights)
 
 
 def test_a_small_cohort_has_no_less_than_its_share(setting: Setting, federated: Any) -> None:

@@ -44,13 +44,13 @@ def combined(rule: ConFree | PairwiseProjection, rows: Array, seed: int = 0) -> 
     """What a rule makes of changes [n, q] of one tensor, with equal weights."""
     n = len(rows)
     weights = torch.full((n,), 1.0 / n, dtype=torch.float64)
-    found: Array = rule(weights, {"w": torch.from_numpy(rows)}, seed)["w"].numpy()
-    return found
+    change: Array = rule(weights, {"w": torch.from_numpy(rows)}, seed)["w"].numpy()
+    return change
 
 
 def cases(count: int) -> list[Array]:
     """Changes of many scales: with exact opposites, zeros, unequal lengths, n above and below q."""
-    source, found = numpy_generator(5, "confree cases"), []
+    source, drawn = numpy_generator(5, "confree cases"), []
     for i in range(count):
         n, q = source.integers(1, 9), source.integers(1, 12)
         rows = source.normal(size=(n, q)) * 10.0 ** source.integers(-4, 2)
@@ -62,8 +62,8 @@ def cases(count: int) -> list[Array]:
             rows[0] = 0.0
         if i % 13 == 0:
             rows *= 10.0 ** source.integers(-3, 4, size=(n, 1))
-        found.append(rows)
-    return found
+        drawn.append(rows)
+    return drawn
 
 
 def test_every_client_gains_at_least_what_the_guidance_gives() -> None:
@@ -72,16 +72,16 @@ def test_every_client_gains_at_least_what_the_guidance_gives() -> None:
     for i, rows in enumerate(cases(250)):
         alpha = (0.01, 0.1, 0.5, 0.9, 1.5)[i % 5]
         start = guidance(rows, np.random.default_rng(i))
-        found = fairest(rows, start, alpha)
-        g, d = start @ rows, found @ rows
+        solution = fairest(rows, start, alpha)
+        g, d = start @ rows, solution @ rows
         longest, length = np.linalg.norm(rows, axis=1).max(), np.linalg.norm(g)
         if length <= 1e-12 * longest:  # nothing but conflicts: no move
-            assert np.array_equal(found, start)
+            assert np.array_equal(solution, start)
             continue
         tolerance = 1e-7 * longest * length
         assert np.linalg.norm(d - g) <= alpha * length * (1 + 1e-9)
         assert (rows @ d).min() >= (rows @ g).min() - tolerance
-        w = (found - start) / (found - start).sum()
+        w = (solution - start) / (solution - start).sum()
         assert w.min() > -1e-9
         dual = w @ rows @ g + alpha * length * np.linalg.norm(w @ rows)
         assert dual - (rows @ d).min() <= (1 + alpha) * tolerance  # nobody's worst can be better
@@ -152,9 +152,9 @@ def test_opposite_changes_do_not_move() -> None:
 
 def test_zero_changes_are_no_problem() -> None:
     assert np.array_equal(combined(ConFree(), np.zeros((3, 4))), np.zeros(4))
-    found = combined(ConFree(), np.vstack([AGAINST, np.zeros(3)]))
-    assert np.isfinite(found).all()
-    assert np.abs(found).max() > 0.01
+    change = combined(ConFree(), np.vstack([AGAINST, np.zeros(3)]))
+    assert np.isfinite(change).all()
+    assert np.abs(change).max() > 0.01
 
 
 def test_two_clients_are_projected_off_one_another() -> None:
@@ -169,14 +169,14 @@ def test_two_clients_are_projected_off_one_another() -> None:
 
 
 def by_hand_guidance(rows: Array, orders: list[list[int]]) -> Array:
-    found = []
+    changes = []
     for i, order in enumerate(orders):
         v = rows[i].copy()
         for j in order:
             if j != i and v @ rows[j] < 0:
                 v = v - v @ rows[j] / (rows[j] @ rows[j]) * rows[j]
-        found.append(v)
-    return np.mean(found, axis=0)
+        changes.append(v)
+    return np.mean(changes, axis=0)
 
 
 def test_projections_follow_one_another_in_the_drawn_order() -> None:
@@ -316,23 +316,23 @@ def test_wrong_hosts_are_refused(setting: Setting) -> None:
 
 
 def by_hand_pairs(rows: Array, weights: Array, added: float = 1e-8) -> Array:
-    found = rows.copy()
+    projected = rows.copy()
     for i, j in itertools.combinations(range(len(rows)), 2):
         along = rows[i] @ rows[j]
         if along < 0:
-            found[i] -= along / (rows[j] @ rows[j] + added) * rows[j]
-            found[j] -= along / (rows[i] @ rows[i] + added) * rows[i]
-    return weights @ found  # type: ignore[no-any-return]
+            projected[i] -= along / (rows[j] @ rows[j] + added) * rows[j]
+            projected[j] -= along / (rows[i] @ rows[i] + added) * rows[i]
+    return weights @ projected  # type: ignore[no-any-return]
 
 
 def test_the_other_code_projects_pairs_of_original_changes() -> None:
     weights = np.array([0.5, 0.3, 0.2])
     stacked = {"a": torch.from_numpy(AGAINST[:, :2]), "b": torch.from_numpy(AGAINST[:, 2:])}
-    found = PairwiseProjection()(torch.from_numpy(weights), stacked, 0)
-    got = torch.cat([found["a"], found["b"]]).numpy()
+    projected = PairwiseProjection()(torch.from_numpy(weights), stacked, 0)
+    got = torch.cat([projected["a"], projected["b"]]).numpy()
     assert np.abs(got - by_hand_pairs(AGAINST, weights)).max() < 1e-15
     again = PairwiseProjection()(torch.from_numpy(weights), stacked, 1)
-    assert all(torch.equal(found[k], again[k]) for k in found)
+    assert all(torch.equal(projected[k], again[k]) for k in projected)
     mixed = np.vstack([AGAINST[:2], -AGAINST[1]]) + np.array([[0.0, 0.0, 0.2]])
     inner = mixed @ mixed.T
     assert (inner < 0).any()
@@ -340,7 +340,7 @@ def test_the_other_code_projects_pairs_of_original_changes() -> None:
     some = PairwiseProjection()(torch.from_numpy(weights), {"w": torch.from_numpy(mixed)}, 0)["w"]
     assert np.abs(some.numpy() - by_hand_pairs(mixed, weights)).max() < 1e-15
     sequential = ConFree(alpha=0.0)(torch.from_numpy(weights), stacked, 0)
-    assert apart(found, sequential) > 0.01
+    assert apart(projected, sequential) > 0.01
     short = 1e-4 * AGAINST  # of squares of the size of what the source adds to them
     few = PairwiseProjection()(torch.from_numpy(weights), {"w": torch.from_numpy(short)}, 0)["w"]
     assert np.abs(few.numpy() - by_hand_pairs(short, weights)).max() < 1e-19
@@ -371,6 +371,6 @@ def test_wrong_settings_are_refused(setting: Setting) -> None:
 
 def test_changes_in_float32_come_back_in_float32() -> None:
     stacked = {"w": torch.from_numpy(AGAINST).float()}
-    found: Tensor = ConFree()(torch.full((3,), 1 / 3).double(), stacked, 0)["w"]
-    assert found.dtype == torch.float32
-    assert np.abs(found.numpy() - combined(ConFree(), AGAINST)).max() < 1e-6
+    change: Tensor = ConFree()(torch.full((3,), 1 / 3).double(), stacked, 0)["w"]
+    assert change.dtype == torch.float32
+    assert np.abs(change.numpy() - combined(ConFree(), AGAINST)).max() < 1e-6

@@ -133,9 +133,9 @@ def test_padded_rows_change_nothing(make: Make, setting: Setting, federated: Any
         for part, tree in state.items():
             kept = more.states[i][part]
             for name in (k for k, v in tree.items() if kept[k].shape != v.shape):
-                own, rest = kept[name].split([clients[i].y.numel(), 7])
+                real, rest = kept[name].split([clients[i].y.numel(), 7])
                 assert not rest.any()
-                kept[name] = own
+                kept[name] = real
     assert equal(plain, more)
 
 
@@ -237,10 +237,10 @@ def test_one_client_is_centralised_training(make: Make, setting: Setting, mlp: M
 
 @pytest.mark.parametrize("name", recipes.__all__)
 def test_recipes_say_what_they_are(name: str) -> None:
-    found = recipes.recipe(name)
-    assert found.summary.endswith(".")
-    assert found.reference
-    assert all(p.default is not inspect.Parameter.empty for p in found.options.values())
+    entry = recipes.recipe(name)
+    assert entry.summary.endswith(".")
+    assert entry.reference
+    assert all(p.default is not inspect.Parameter.empty for p in entry.options.values())
 
 
 def test_targets_reach_the_weights(setting: Setting, federated: Any) -> None:

@@ -190,11 +190,11 @@ def test_batchnorm_statistics_are_averaged_and_counters_are_not(normed: Model) -
     assert (after["body.1.running_var"] > 0).all()
     # Expected from the clients' own statistics, taken before they are combined.
     jobs = [one_job(algorithm, federation, i) for i in range(3)]
-    own = [algorithm.client_update(*job[1:5])[0]["buffers"] for job in jobs]
+    buffers = [algorithm.client_update(*job[1:5])[0]["buffers"] for job in jobs]
     for name in ("body.1.running_mean", "body.1.running_var"):
-        mean = sum(n / 56 * b[name].double() for n, b in zip((16, 32, 8), own, strict=True))
+        mean = sum(n / 56 * b[name].double() for n, b in zip((16, 32, 8), buffers, strict=True))
         assert float((after[name].double() - mean).abs().max()) < 1e-7
-        assert float((after[name] - own[0][name]).abs().max()) > 1e-3
+        assert float((after[name] - buffers[0][name]).abs().max()) > 1e-3
 
 
 def test_private_parts_never_leave(normed: Model) -> None:

@@ -52,9 +52,9 @@ def norm(tree: Params) -> float:
     return math.hypot(*(float(v.double().norm()) for v in tree.values()))
 
 
-def away(found: Params, right: Params) -> float:
+def away(gradients: Params, right: Params) -> float:
     """||a - b|| / ||b|| over all tensors."""
-    return norm({k: found[k].double() - v for k, v in right.items()}) / norm(right)
+    return norm({k: gradients[k].double() - v for k, v in right.items()}) / norm(right)
 
 
 def batch_of(shape: tuple[int, ...], n: int) -> Batch:
@@ -86,9 +86,9 @@ def smooth() -> nn.Module:
 def test_how_far_gradients_are_from_float64(net: Callable[[], nn.Module], most: float) -> None:
     model, batch = build(net, 0), batch_of((1, 28, 28), 32)
     right = gradient(model, batch, "float32", torch.float64)
-    found = gradient(model, batch, "bfloat16", torch.float32)
-    assert all(v.dtype == torch.float32 for v in found.values())
-    assert UNIT / 8 < away(found, right) < most
+    gradients = gradient(model, batch, "bfloat16", torch.float32)
+    assert all(v.dtype == torch.float32 for v in gradients.values())
+    assert UNIT / 8 < away(gradients, right) < most
     assert away(gradient(model, batch, "float32", torch.float32), right) < 1e-5
 
 
@@ -105,9 +105,9 @@ def test_the_products_are_bfloat16s_forward_and_backward() -> None:
         delta = (logits.softmax(1) - nn.functional.one_hot(batch.y, 10)) / 16
         return {"weight": r(r(delta).T @ r(batch.x))}
 
-    found = gradient(model, batch, "bfloat16", torch.float32)
-    assert away(found, by_hand(r)) < UNIT / 100
-    assert away(found, by_hand(lambda v: v)) > UNIT / 10
+    gradients = gradient(model, batch, "bfloat16", torch.float32)
+    assert away(gradients, by_hand(r)) < UNIT / 100
+    assert away(gradients, by_hand(lambda v: v)) > UNIT / 10
 
 
 class Watching(Term):
@@ -117,8 +117,8 @@ class Watching(Term):
         self.seen: set[object] = set()
 
     def __call__(self, view: View) -> Tensor:
-        own = view.model(view.params, view.context["anchor_buffers"], view.batch.x)
-        self.seen |= {v.dtype for v in (*view.out.values(), *own.values())}
+        at_anchor = view.model(view.params, view.context["anchor_buffers"], view.batch.x)
+        self.seen |= {v.dtype for v in (*view.out.values(), *at_anchor.values())}
         self.seen.add(torch.is_autocast_enabled("cpu"))
         return CrossEntropy()(view)
 
@@ -189,8 +189,8 @@ def test_backends() -> None:
         assert 1e-3 < away(other, plain) < 0.2
     assert away(beside, one) < 0.2
     assert 0.0 < away(stacked, one) < 0.2
-    found = probe({"stacked": Stacked()}, recipes.fedavg(setting), federation)
-    assert "away from the loop's" in found.refused["stacked"]
+    probed = probe({"stacked": Stacked()}, recipes.fedavg(setting), federation)
+    assert "away from the loop's" in probed.refused["stacked"]
 
 
 def test_dense_refuses(setting: Setting) -> None:
@@ -228,12 +228,14 @@ def test_methods_train_in_it(name: str) -> None:
 
 def test_a_pass_for_the_gradient_is_in_the_phases_precision(mlp: Model) -> None:
     client, (params, _) = make_clients()[3], mlp.init()
-    found = {}
+    gradients = {}
     for precision in ("float32", "bfloat16"):
         phase = Local(batch=16, precision=precision)
         plan = plan_all({"t": phase}, client, 1, 0, 3)["t"]
-        found[precision] = pass_gradient(phase, mlp, CrossEntropy(), params, {}, {}, client, plan)
-    assert UNIT / 8 < away(found["bfloat16"], found["float32"]) < 0.1
+        gradients[precision] = pass_gradient(
+            phase, mlp, CrossEntropy(), params, {}, {}, client, plan
+        )
+    assert UNIT / 8 < away(gradients["bfloat16"], gradients["float32"]) < 0.1
 
 
 def test_the_alignment_of_fedas_is_training_too(setting: Setting) -> None:

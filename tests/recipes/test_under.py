@@ -138,8 +138,8 @@ def test_a_file_names_the_weights_beside_the_method(file: Path) -> None:
     # Another method on the command line keeps them, and one that fixes its own forgets them.
     kept, _ = load_with_source(file, ["method.name=scaffold"])
     assert kept.method.options == config.method.options
-    own, _ = load_with_source(file, ["method.name=afl"])
-    assert own.method.options == {}
+    loaded, _ = load_with_source(file, ["method.name=afl"])
+    assert loaded.method.options == {}
 
 
 @pytest.mark.parametrize(
