@@ -38,7 +38,7 @@ class World:
     def __init__(self, place: Path, plans: list[list[tuple[float, Any]]], gone: Any) -> None:
         self.place, self.plans, self.gone = place, plans, gone
         self.now, self.started = 0.0, 0
-        self.said, self.levels, self.looks = list[tuple[float, str]](), list[str](), list[Any]()
+        self.printed, self.levels, self.looks = list[tuple[float, str]](), list[str](), list[Any]()
         self.unready: Callable[[], str] = lambda: "unwatched"
 
     def answers(self, *_: Any) -> str:
@@ -70,11 +70,11 @@ class World:
         yield SimpleNamespace(poll=poll, wait=lambda: self.plans[self.started - 1][-1][1])
 
     def say(self, text: str, level: str) -> None:
-        self.said.append((self.now, text))
+        self.printed.append((self.now, text))
         self.levels.append(level)
 
     def texts(self) -> list[str]:
-        return [text for _, text in self.said]
+        return [text for _, text in self.printed]
 
     def ready_at(self, second: float) -> str:
         """Why the client was not ready then; "" if it was."""

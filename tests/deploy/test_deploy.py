@@ -193,8 +193,8 @@ def ending(*ends: tuple[int, str]) -> Any:
     return process
 
 
-def into(said: list[str]) -> Callable[[str, str], None]:
-    return lambda text, level: said.append(text)
+def into(lines: list[str]) -> Callable[[str, str], None]:
+    return lambda text, level: lines.append(text)
 
 
 def test_a_client_that_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,8 +202,8 @@ def test_a_client_that_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     make_place(folder, "", 1, ["127.0.0.1"])
     place = folder / "clients" / "client-0"
     monkeypatch.setattr("fedshift.deploy.supernode.running", ending(*[(1, NO)] * 2))
-    told = r"does not let this client in \(\[code: 2004\] no\): it does"
-    with tls_server(folder) as here, pytest.raises(InputError, match=told) as error:
+    message = r"does not let this client in \(\[code: 2004\] no\): it does"
+    with tls_server(folder) as here, pytest.raises(InputError, match=message) as error:
         join(place, here, patience=0.0)
     assert error.value.exit_code == 2
     # What a wrong clock does is not said to be the key's fault.
@@ -215,7 +215,7 @@ def test_a_client_whose_super_node_is_killed_joins_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Less and less often, and told once; a refusal right after is the server's memory."""
-    folder, said, pauses = tmp_path / "f", list[str](), list[float]()
+    folder, lines, pauses = tmp_path / "f", list[str](), list[float]()
     make_place(folder, "", 1, ["127.0.0.1"])
     place, now = folder / "clients" / "client-0", [1000.0]
     nodes = ending((-9, JOINED), (1, NO), *[(-9, JOINED)] * 6, (1, NO))
@@ -225,8 +225,8 @@ def test_a_client_whose_super_node_is_killed_joins_again(
     ))  # fmt: skip
     monkeypatch.setattr("fedshift.deploy.joining.FORGETS", 30.0)
     with tls_server(folder) as here, pytest.raises(InputError, match="does not let this client in"):
-        join(place, here, patience=60.0, say=into(said))
-    assert said == [
+        join(place, here, patience=60.0, say=into(lines))
+    assert lines == [
         f"joined {here}",
         "the SuperNode was ended by signal 9, perhaps for lack of memory; joining again, which may "
         f"take a minute (see {place / 'supernode.log'})",
@@ -239,15 +239,15 @@ def test_a_client_stays_for_the_next_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that ended is no refusal: patience counts anew."""
-    folder, said = tmp_path / "f", list[str]()
+    folder, lines = tmp_path / "f", list[str]()
     make_place(folder, "", 1, ["127.0.0.1"])
     nodes = ending((0, JOINED), (1, f"{JOINED}\noh"), (1, NO))
     monkeypatch.setattr("fedshift.deploy.supernode.running", nodes)
     for name in ("PAUSE", "LONGEST", "FORGETS"):
         monkeypatch.setattr(f"fedshift.deploy.joining.{name}", 0.0)
     with tls_server(folder) as here, pytest.raises(InputError, match="does not let this client in"):
-        join(folder / "clients" / "client-0", here, patience=0.0, say=into(said))
-    assert said == [
+        join(folder / "clients" / "client-0", here, patience=0.0, say=into(lines))
+    assert lines == [
         f"joined {here}",
         "the server has ended; waiting for the next one",
         f"joined {here}",
@@ -257,9 +257,9 @@ def test_a_client_stays_for_the_next_server(
 
 
 def test_flowers_refusals_are_told_in_one_line() -> None:
-    told = '{"success": false, "error-message": "\\nno such\\napp\\n"}'
+    answer = '{"success": false, "error-message": "\\nno such\\napp\\n"}'
     with pytest.raises(InputError, match="^`flwr ls -x` failed: no such app$"):
-        run_flower(["ls", "-x"], os.environ, [sys.executable, "-c", f"print({told!r})"])
+        run_flower(["ls", "-x"], os.environ, [sys.executable, "-c", f"print({answer!r})"])
     with pytest.raises(FedshiftError, match="failed: 7"):
         run_flower(["ls", "-x"], os.environ, [sys.executable, "-c", "print(7)"])
 
@@ -294,12 +294,12 @@ def test_exit_codes(
             f"{tmp_path}/none: no client's folder": [
                 "client", str(tmp_path / "none"), "--server", "127.0.0.1:8000"],
         }  # fmt: skip
-        for told, args in cases.items():
+        for message, args in cases.items():
             assert call(*args, monkeypatch=monkeypatch) == 2
-            printed, said = capsys.readouterr()
+            printed, errors = capsys.readouterr()
             assert not printed
-            assert said.startswith(f"error: {told}")
-            assert len(said.splitlines()) == 1
+            assert errors.startswith(f"error: {message}")
+            assert len(errors.splitlines()) == 1
 
 
 def test_the_server_may_always_call_itself(

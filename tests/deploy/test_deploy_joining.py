@@ -75,19 +75,22 @@ def test_a_server_without_usable_keys(tmp_path: Path) -> None:
     folder, other = tmp_path / "f", authority(tmp_path / "other")
     make_place(folder, "", 1, ["localhost"])
     check_server(folder)
-    own = {name: (folder / name).read_bytes() for name in ("server.crt", "server.key")}
+    files = {name: (folder / name).read_bytes() for name in ("server.crt", "server.key")}
     for change, expected in (
         ({"server.key": None}, "server.key: cannot be read: No such file"),
         ({"server.key": (other / "server.key").read_bytes()}, "server.key: not the key of"),
         ({"server.key": b"hello"}, "server.key: not the key of"),
-        ({n: (other / n).read_bytes() for n in own}, "server.crt: not signed by .*; take the one"),
+        (
+            {n: (other / n).read_bytes() for n in files},
+            "server.crt: not signed by .*; take the one",
+        ),
     ):
-        for name, held in change.items():
-            (folder / name).unlink() if held is None else (folder / name).write_bytes(held)
+        for name, content in change.items():
+            (folder / name).unlink() if content is None else (folder / name).write_bytes(content)
         with pytest.raises(InputError, match=expected):
             clients_of(folder)
-        for name, held in own.items():
-            (folder / name).write_bytes(held)
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
     (folder / "clients" / "client-0" / "key.pub").unlink()
     with pytest.raises(InputError, match="key.pub: is missing; the server must know this key"):
         clients_of(folder)

@@ -88,8 +88,8 @@ def test_failures_are_lines(
     where = ["--server", "127.0.0.1:8000"] if command == "client" else []
     none = str(tmp_path / "none")
     assert perform(app, ["deploy", command, none, *where, *given]) == 2
-    printed, told = capsys.readouterr()
-    (line,) = told.splitlines()
+    printed, errors = capsys.readouterr()
+    (line,) = errors.splitlines()
     failure = json.loads(line)
     assert (printed, failure["level"], failure["event"]) == ("", "error", "failed")
     assert failure["exit_code"] == 2

@@ -291,8 +291,8 @@ def test_idle_connections_starve_no_one(
     monkeypatch.setattr(door, "OF_ADDRESS", 4)
     monkeypatch.setattr(door, "IN_ALL", 6)
     with serving(tmp_path) as (port, callers), contextlib.ExitStack() as opened:
-        known = opened.enter_context(connect(port, "127.0.0.9", tls=True))
-        assert ask(known, "/prove") == "200"
+        proven = opened.enter_context(connect(port, "127.0.0.9", tls=True))
+        assert ask(proven, "/prove") == "200"
         idle = [opened.enter_context(connect(port, "127.0.0.2", tls=tls)) for _ in range(20)]
         assert all(cut(one) for one in idle[:16])
         idle += [opened.enter_context(connect(port, "127.0.0.3", tls=tls)) for _ in range(4)]
@@ -301,7 +301,7 @@ def test_idle_connections_starve_no_one(
         assert ask(new, "/") == "200"
         assert len(callers) == 7
         # The one with a proof is counted apart.
-        assert ask(known, "/") == "200"
+        assert ask(proven, "/") == "200"
 
 
 @here
@@ -320,13 +320,13 @@ def test_who_proves_nothing_is_cut_off(
     """Before the handshake and after it; who has proved its key stays."""
     monkeypatch.setattr(door, "PATIENCE", 1.0)
     with serving(tmp_path) as (port, callers), contextlib.ExitStack() as opened:
-        known = opened.enter_context(connect(port, "127.0.0.1", tls=True))
-        assert ask(known, "/prove") == "200"
+        proven = opened.enter_context(connect(port, "127.0.0.1", tls=True))
+        assert ask(proven, "/prove") == "200"
         idle = opened.enter_context(connect(port, "127.0.0.1", tls=tls))
         if tls:
             idle.sendall(b"GET / HTTP/1.1\r\n")  # and no end of the headers
         assert cut(idle)
-        assert ask(known, "/") == "200"
+        assert ask(proven, "/") == "200"
         assert len(callers) == 1
 
 

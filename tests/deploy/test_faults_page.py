@@ -22,14 +22,14 @@ VARIES = re.compile(
 @cache
 def pieces() -> set[str]:
     """The fixed parts of all texts in these rooms."""
-    found: set[str] = set()
+    texts: set[str] = set()
     package = ROOT / "fedshift"
     rooms = [path for room in ROOMS for path in (package / room).rglob("*.py")]
     for path in (package / "files.py", *rooms):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found.add(" ".join(node.value.split()))
-    return found
+                texts.add(" ".join(node.value.split()))
+    return texts
 
 
 def messages() -> list[str]:
@@ -41,10 +41,10 @@ def messages() -> list[str]:
     return [message for cell in cells for message in re.findall(r"`([^`]+)`", cell)]
 
 
-def missing(message: str, said: set[str]) -> list[str]:
+def missing(message: str, texts: set[str]) -> list[str]:
     """Parts of a message that no text of the code has; a part may span several texts."""
     parts = [part.strip(" :;,()") for part in VARIES.sub("\0", message).split("\0")]
-    return [p for p in parts if len(p) > 8 and not any(p in t or _within(p, t) for t in said)]
+    return [p for p in parts if len(p) > 8 and not any(p in t or _within(p, t) for t in texts)]
 
 
 def _within(part: str, text: str) -> bool:

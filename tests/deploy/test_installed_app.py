@@ -169,9 +169,9 @@ def test_tasks_of_servers_and_clients_and_no_others() -> None:
         assert Launcher().launch(spec).status == LaunchResultStatus.FAILED
 
 
-@pytest.mark.parametrize(("number", "told"), [("KILL", True), ("TERM", False)])
+@pytest.mark.parametrize(("number", "shown"), [("KILL", True), ("TERM", False)])
 def test_a_killed_task_is_told_on_the_clients_screen(
-    number: str, told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    number: str, shown: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At once: Flower takes a minute, and tells the server. An end in order is no news."""
     notices, stands_in = tmp_path / "notices", tmp_path / "python"
@@ -184,7 +184,7 @@ def test_a_killed_task_is_told_on_the_clients_screen(
     assert Launcher().launch(spec).status == LaunchResultStatus.ACCEPTED
     for thread in set(threading.enumerate()) - before:
         thread.join(20)
-    assert notices.exists() is told
-    if told:
+    assert notices.exists() is shown
+    if shown:
         text = json.loads(notices.read_text())["trouble"]
         assert text.endswith("process of its app was ended by signal 9, perhaps for lack of memory")

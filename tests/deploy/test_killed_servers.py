@@ -50,14 +50,14 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(
-    ("word", "told"),
+    ("word", "message"),
     [
         ("flwr-serverapp", "ServerApp was ended|the run finished"),
         ("fedshift.deploy.guard", "SuperLink was ended by signal 9, perhaps for lack of memory"),
     ],
 )
 def test_kill_9_of_the_server_process(
-    word: str, told: str, fed: Loopback, here: dict[str, bytes], tmp_path: Path
+    word: str, message: str, fed: Loopback, here: dict[str, bytes], tmp_path: Path
 ) -> None:
     """Real processes: one of the server's is killed after round 2; the error comes within 5 s.
 
@@ -74,7 +74,7 @@ def test_kill_9_of_the_server_process(
                 killed[pid] = time.monotonic()
 
     fed.heard = kill
-    with pytest.raises(Exception, match=told):
+    with pytest.raises(Exception, match=message):
         fed.play(tmp_path / "run")
     (seconds,) = (time.monotonic() - at for at in killed.values())
     most = 5.0 * min(6.0, max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))

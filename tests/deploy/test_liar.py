@@ -59,10 +59,12 @@ def folder_of(config: Config, out: Path, liar: int | None = LIAR) -> dict[str, A
 def test_the_liar_has_the_cap_and_is_named(method: tuple[str, ...], tmp_path: Path) -> None:
     run = folder_of(experiment("training.max_weight=0.5", *method), tmp_path / "run")
     assert run["weights"][LIAR] == pytest.approx(0.5, abs=1e-12)
-    said = [line for line in run["why"] if line.startswith(f"Client {LIAR}: by what it registered")]
-    assert len(said) == 1
-    assert "it would have 1.000 of" in said[0] or "it would have 0.999 of" in said[0]
-    assert "of the weight; the cap leaves it 0.500. It claims 1,000,000,000 examples" in said[0]
+    warnings = [
+        line for line in run["why"] if line.startswith(f"Client {LIAR}: by what it registered")
+    ]
+    assert len(warnings) == 1
+    assert "it would have 1.000 of" in warnings[0] or "it would have 0.999 of" in warnings[0]
+    assert "of the weight; the cap leaves it 0.500. It claims 1,000,000,000 examples" in warnings[0]
     claims = run["claims"]
     assert claims["one_could_take"] == 0.5
     assert claims["without_cap"] > 0.999

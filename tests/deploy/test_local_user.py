@@ -90,19 +90,19 @@ def calls(mark: Path, key: Path) -> dict[str, tuple[type[ProtobufClient], str, A
 
 def tried(url: str, given: dict[str, Any], path: str = "") -> dict[str, int]:
     """The status of each call's answer; 0 where there is none."""
-    found = {}
+    codes = {}
     if path:
         call_over(path)
     for name, (kind, method, request) in given.items():
         client = kind(url, verify=False, interceptors=[RuntimeVersionHttpInterceptor("flwr CLI")])
         try:
             getattr(client, method)(request)
-            found[name] = 200
+            codes[name] = 200
         except httpx.HTTPStatusError as e:
-            found[name] = e.response.status_code
+            codes[name] = e.response.status_code
         except httpx.HTTPError:
-            found[name] = 0
-    return found
+            codes[name] = 0
+    return codes
 
 
 @pytest.fixture(scope="module")
@@ -140,8 +140,8 @@ def test_flower_alone_is_taken_over(tmp_path: Path, given: dict[str, Any]) -> No
     env["PATH"] = f"{beside}{os.pathsep}{env['PATH']}"
     with running(arguments, env, log) as process:
         wait_for("127.0.0.1", port, process, log)
-        found = elsewhere(lambda: tried(f"https://127.0.0.1:{port}", attack))
-        assert found == dict.fromkeys(attack, 200)
+        codes = elsewhere(lambda: tried(f"https://127.0.0.1:{port}", attack))
+        assert codes == dict.fromkeys(attack, 200)
         end = time.monotonic() + 120
         while not mark.exists() and time.monotonic() < end:
             time.sleep(0.5)
@@ -202,8 +202,8 @@ def path_in(environment: str) -> str:
 def test_another_machine_can_give_no_orders(fed: Loopback, given: dict[str, Any]) -> None:
     with another_machine() as network:
         url = f"https://{SERVER}:{fed.port}"
-        found = elsewhere(lambda: tried(url, given), user=0, network=network)
-        assert found == dict.fromkeys(given, 403)
+        codes = elsewhere(lambda: tried(url, given), user=0, network=network)
+        assert codes == dict.fromkeys(given, 403)
         # The control: from there nothing else is in the way.
         nowhere = elsewhere(lambda: tried(f"https://{SERVER}:9", given), user=0, network=network)
         assert nowhere == dict.fromkeys(given, 0)

@@ -109,9 +109,9 @@ def test_a_site_is_the_client_of_its_key() -> None:
         record: Any
 
     grid = Grid(lambda m, c: m, 1)  # type: ignore[arg-type]
-    for client, told in ((1, "it has the key of client-0 and says"), (0, "1 of 2 clients are")):
+    for client, message in ((1, "it has the key of client-0 and says"), (0, "1 of 2 clients are")):
         grid.record = ConfigRecord({"client": client, "answer": '{"labels": [1], "spans": {}}'})
-        with pytest.raises(InputError, match=told):
+        with pytest.raises(InputError, match=message):
             Sites(grid, ("east", "west"), 0.0, 0.0, lambda event: None).surveys()
 
 

@@ -131,9 +131,9 @@ def test_a_folder_in_which_a_group_may_write_is_refused(mode: int, outside: Path
     folder.chmod(0o755)
     make_place(folder, "", 1, ["127.0.0.1"])
     folder.chmod(mode)
-    told = f"f: users of the group {grp.getgrgid(USERS).gr_name} may write there; run `chmod g-w"
+    message = f"f: users of the group {grp.getgrgid(USERS).gr_name} may write there; run `chmod g-w"
     with (
-        pytest.raises(InputError, match=told),
+        pytest.raises(InputError, match=message),
         superlink(folder, host="127.0.0.1", port=free_port()),
     ):
         pass

@@ -199,9 +199,9 @@ def test_the_commands_that_stay(here: Path) -> None:
     assert open_to_others(made) == []
     assert open_to_others([Path("server.log")]) != []
     # What those who wait look for.
-    told = [json.loads(line) for line in Path("server.log").read_text().splitlines()]
-    assert told[0]["event"] == "listening"
-    assert "begins with all 3 clients" in told[0]["message"]
+    server_log = [json.loads(line) for line in Path("server.log").read_text().splitlines()]
+    assert server_log[0]["event"] == "listening"
+    assert "begins with all 3 clients" in server_log[0]["message"]
     for i in range(3):
         assert f'"joined 127.0.0.1:{port}"' in Path(f"client-{i}.log").read_text()
     assert gone(str(here))

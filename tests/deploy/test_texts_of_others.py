@@ -77,10 +77,10 @@ def test_names_of_parts_and_tensors() -> None:
     w = {"w": torch.zeros(2)}
     asked = Asked(1, (0,), lambda _: {"params": w})
     for tree in ({"params": w, ODD: {"w": torch.tensor([torch.nan])}}, {ODD: {ODD: ODD}}):
-        found = Gate().admit([block_of(Reply(0, tree, {}, 1))], asked).bad  # type: ignore[arg-type]
-        assert [one.client for one in found] == [0]
-        assert "oh" in found[0].reason
-        assert harmless(found[0].reason)
+        bad = Gate().admit([block_of(Reply(0, tree, {}, 1))], asked).bad  # type: ignore[arg-type]
+        assert [one.client for one in bad] == [0]
+        assert "oh" in bad[0].reason
+        assert harmless(bad[0].reason)
 
 
 def test_registrations() -> None:

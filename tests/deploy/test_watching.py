@@ -181,18 +181,18 @@ def test_a_killed_superlink_leaves_nothing_behind(watch: Watch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "told"),
+    ("status", "message"),
     [("running", "ServerApp was ended, perhaps"), ("finished:failed", "the run finished:failed")],
 )
 def test_a_run_without_its_server_ends(
-    status: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    status: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Flower may know why it ended: then that is the reason."""
     here = "fedshift.deploy.federation."
     monkeypatch.setattr(f"{here}run_flower", lambda *a: {"runs": [{"status": status}]})
     monkeypatch.setattr(f"{here}inside", lambda name: ["true"])
     link = Link(tmp_path, os.environ, tmp_path / "log", lambda: {SERVERAPP: None})
-    with pytest.raises(TrainingError, match=told):
+    with pytest.raises(TrainingError, match=message):
         follow("1", tmp_path / "run", link, lambda event: None)
 
 
@@ -228,8 +228,8 @@ def test_one_server_and_one_client_per_folder(tmp_path: Path) -> None:
     make_place(folder, "", 1, ["127.0.0.1"])
     place = folder / "clients" / "client-0"
     with taken(folder) as pid:
-        told = rf"f: another process \(number {pid}\) is at work in this folder"
-        with pytest.raises(InputError, match=told):  # noqa: SIM117
+        message = rf"f: another process \(number {pid}\) is at work in this folder"
+        with pytest.raises(InputError, match=message):  # noqa: SIM117
             with superlink(folder, host="127.0.0.1", port=free_port()):
                 pass
         # The one at work reads this file for its address.
