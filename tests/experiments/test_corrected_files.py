@@ -127,9 +127,11 @@ def test_another_target_from_the_record_alone(runs: dict[str, Path]) -> None:
     import fedshift as fs
 
     result = fs.load(runs["calibrated"])
-    own = result.for_target(list(result.summary.target))
+    corrected = result.for_target(list(result.summary.target))
     x = torch.rand(20, 1, 28, 28)
-    assert np.allclose(own.predict(x).probabilities, result.predict(x).probabilities, atol=1e-6)
+    assert np.allclose(
+        corrected.predict(x).probabilities, result.predict(x).probabilities, atol=1e-6
+    )
     plain = fs.load(runs["target"])
     assert plain.summary.corrected is not None
     shift = prior_shift(np.full(10, 0.1), plain.summary.corrected.trained_on)

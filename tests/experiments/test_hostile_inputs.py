@@ -53,7 +53,7 @@ def test_overrides_that_cannot_be_read(tmp_path: Path, value: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
         (["training.rounds=true"], "^-c training.rounds = true: must be a whole"),
         (["model.hidden=[3, -1]"], r"^-c model.hidden: model.hidden.1 = -1: must be at least 1"),
@@ -66,9 +66,9 @@ def test_overrides_that_cannot_be_read(tmp_path: Path, value: str) -> None:
     ],
 )
 def test_overrides_are_not_blamed_on_the_file(
-    overrides: list[str], said: str, tmp_path: Path
+    overrides: list[str], message: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         load_config(written(tmp_path, GOOD.encode()), overrides)
 
 
@@ -178,9 +178,9 @@ def test_an_emptied_configuration_does_not_begin_another_run(tmp_path: Path) -> 
     ],
 )
 def test_what_the_machine_lacks_is_no_defect(error: Exception, message: str) -> None:
-    told = out_of_resources(error)
-    assert isinstance(told, InputError)
-    assert message in str(told)
+    refusal = out_of_resources(error)
+    assert isinstance(refusal, InputError)
+    assert message in str(refusal)
 
 
 def test_other_failures_are_defects() -> None:

@@ -216,10 +216,10 @@ def test_what_cannot_be_resumed_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda held: held | {"data_sha256": "0"}, "the data are not those with which the run"),
-        (lambda held: held | {"split_sha256": "0"}, "the clients' examples are not those"),
-        (lambda held: "{", "lock.json: damaged"),
-        (lambda held: None, "lock.json: cannot be read: No such file"),
+        (lambda lock: lock | {"data_sha256": "0"}, "the data are not those with which the run"),
+        (lambda lock: lock | {"split_sha256": "0"}, "the clients' examples are not those"),
+        (lambda lock: "{", "lock.json: damaged"),
+        (lambda lock: None, "lock.json: cannot be read: No such file"),
     ],
 )
 def test_other_data_are_refused(spoil: Any, message: str, tmp_path: Path) -> None:
@@ -243,13 +243,13 @@ def test_other_versions_are_noted(tmp_path: Path) -> None:
     config = config_of("fedavg")
     record_until(tmp_path / "o", config, 3)
     lock = tmp_path / "o" / "lock.json"
-    held = json.loads(lock.read_text())
+    lock_file = json.loads(lock.read_text())
     with reopened(tmp_path / "o", config, prepare(config)) as (_, moved):
         assert moved == ""
-    lock.write_text(json.dumps(held | {"packages": held["packages"] | {"torch": "1.0"}}))
+    lock.write_text(json.dumps(lock_file | {"packages": lock_file["packages"] | {"torch": "1.0"}}))
     with reopened(tmp_path / "o", config, prepare(config)) as (_, moved):
         assert moved.startswith("the last digits of results may differ: torch 1.0 then, 2")
-    lock.write_text(json.dumps(held | {"platform": "Plan9 mips", "python": "3.0"}))
+    lock.write_text(json.dumps(lock_file | {"platform": "Plan9 mips", "python": "3.0"}))
     with reopened(tmp_path / "o", config, prepare(config)) as (_, moved):
         assert "python 3.0 then, 3." in moved
         assert "platform Plan9 mips then, " in moved

@@ -81,11 +81,11 @@ def test_a_client_that_loses_a_label_is_named(tmp_path: Path) -> None:
                 }
             )
         )  # fmt: skip
-        found = [note for note in ready.custom.notes if "has all rows" in note]
-        assert len(found) == int(float(ready.task.table()["labels"][0, 2]) == 0)
-        notes |= {seed: found}
-    assert {len(found) for found in notes.values()} == {0, 1}
-    (text,) = {found[0] for found in notes.values() if found}
+        warnings = [note for note in ready.custom.notes if "has all rows" in note]
+        assert len(warnings) == int(float(ready.task.table()["labels"][0, 2]) == 0)
+        notes |= {seed: warnings}
+    assert {len(warnings) for warnings in notes.values()} == {0, 1}
+    (text,) = {warnings[0] for warnings in notes.values() if warnings}
     assert text == (
         'The server has all rows of client "a" with label "z"; lower server.unlabeled if the '
         "client is to have it."

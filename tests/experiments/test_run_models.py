@@ -89,8 +89,10 @@ def measured_again(folder: Path, kept: RunModels) -> tuple[dict[str, Any], dict[
     shared = serve(kept.model, [kept.shared], [task.test]).labels[0] if whole else None
     metrics, _ = measure(3, served, sizes, taken, shared)
     pairs = zip(kept.served, task.validation, strict=True)
-    own = [score(kept.model, *pair, examples, classes).accuracy for pair, examples in pairs]
-    return clean(vars(metrics) | {"client_accuracy": own}), clean(details(served, taken, classes))
+    accuracies = [score(kept.model, *pair, examples, classes).accuracy for pair, examples in pairs]
+    return clean(vars(metrics) | {"client_accuracy": accuracies}), clean(
+        details(served, taken, classes)
+    )
 
 
 @pytest.mark.few(1)
@@ -205,8 +207,8 @@ def test_what_is_shared_is_written_once(setting: Setting) -> None:
     }
     assert plain["clients"]["took_part"].nonzero().flatten().tolist() == sorted(last.states)
     ditto, _, last = parts_of("ditto", setting)
-    own = {k.partition(".")[0] for k, tree in ditto.items() if tree and k.startswith("client")}
-    assert own == {"clients", *(f"client{i}" for i in last.states)}
+    prefixes = {k.partition(".")[0] for k, tree in ditto.items() if tree and k.startswith("client")}
+    assert prefixes == {"clients", *(f"client{i}" for i in last.states)}
     # All but the branch, which Ditto trains nowhere: it is the server's, bit for bit.
     assert ditto["first"].keys() == {k for k in ditto["params"] if not k.startswith("router.")}
     heads = {k: v for k, v in parts_of("fedper", setting)[0].items() if k.endswith(".private")}

@@ -59,7 +59,7 @@ def test_a_run_of_winograd_is_not_taken_up_by_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "count", "told"),
+    ("name", "count", "expected"),
     [
         ("loop", None, "loop"),
         ("workers", 2, "loop"),
@@ -69,16 +69,16 @@ def test_a_run_of_winograd_is_not_taken_up_by_it(tmp_path: Path) -> None:
         ("stacked", None, "stacked"),
     ],
 )
-def test_names_tell_numbers_apart(name: str, count: int | None, told: str) -> None:
+def test_names_tell_numbers_apart(name: str, count: int | None, expected: str) -> None:
     engine = backend_of(name, count)
-    assert engine.backend == told
-    assert Way.again(told).numbers == told
+    assert engine.backend == expected
+    assert Way.again(expected).numbers == expected
     assert InProcess().backend == "loop"
 
 
 def lock(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "lock.json").read_text())
-    return found
+    content: dict[str, Any] = json.loads((folder / "lock.json").read_text())
+    return content
 
 
 def typed(place: Path, model: str, method: str, backend: str) -> int:
@@ -93,7 +93,7 @@ def typed(place: Path, model: str, method: str, backend: str) -> int:
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize(
-    ("model", "method", "backend", "told"),
+    ("model", "method", "backend", "message"),
     [
         ("lenet", "fedavg", "dense", "the backend dense trains chains of linear layers"),
         ("lenet", "fedavg", "winograd", "the backend winograd is gone"),
@@ -104,14 +104,14 @@ def test_a_backend_that_refuses_leaves_nothing(
     model: str,
     method: str,
     backend: str,
-    told: str,
+    message: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert typed(tmp_path, model, method, backend) == 2
-    said = " ".join(capsys.readouterr().err.split())
-    assert told in said
-    assert "1 round" not in said  # refused before a run is announced
+    errors = " ".join(capsys.readouterr().err.split())
+    assert message in errors
+    assert "1 round" not in errors  # refused before a run is announced
     assert not (tmp_path / "a").exists()
 
 
@@ -133,16 +133,16 @@ def test_a_backend_is_tried_without_a_trace(backend: str) -> None:
         method_of(config.method, config.training, ready)(),
         federation_of(config.method, ready),
     )
-    own = Way(backend).alone
-    plain = [played.server for played in run(algorithm, federation, 2, backend=own())]
-    found = []
+    make = Way(backend).alone
+    plain = [played.server for played in run(algorithm, federation, 2, backend=make())]
+    servers = []
     after = None
     for _ in range(2):
-        check_fit(own(), algorithm, federation, 2, after=after)
-        after = next(run(algorithm, federation, 2, backend=own(), after=after))
-        found.append(after.server)
-    assert different(found[-1], plain[-1]) == []
-    assert different(found[0], plain[-1]) != []
+        check_fit(make(), algorithm, federation, 2, after=after)
+        after = next(run(algorithm, federation, 2, backend=make(), after=after))
+        servers.append(after.server)
+    assert different(servers[-1], plain[-1]) == []
+    assert different(servers[0], plain[-1]) != []
 
 
 @pytest.mark.slow
@@ -290,8 +290,8 @@ def test_the_lock_follows_who_goes_on(tmp_path: Path, capsys: Printed) -> None:
     with reopened(folder, config, prepared, "dense") as (_, moved):
         assert moved == ""
     assert perform(app, ["run", "--resume", str(folder), "--backend", "stacked"]) == 0
-    told = "backend dense then, stacked now"
-    assert told in " ".join(capsys.readouterr().err.split())
+    message = "backend dense then, stacked now"
+    assert message in " ".join(capsys.readouterr().err.split())
     assert lock(folder)["backend"] == "loop, then dense, then stacked"
     drawn = reproduce(replace(ONE, out=tmp_path)).outcome
     assert drawn.notes[-1].endswith("; backend loop, then dense, then stacked.")
@@ -299,16 +299,21 @@ def test_the_lock_follows_who_goes_on(tmp_path: Path, capsys: Printed) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("known", [True, False])
-def test_a_run_goes_on_by_its_own_backend(known: bool, tmp_path: Path, capsys: Printed) -> None:
+@pytest.mark.parametrize("recognised", [True, False])
+def test_a_run_goes_on_by_its_own_backend(
+    recognised: bool, tmp_path: Path, capsys: Printed
+) -> None:
     folder = interrupted(tmp_path, "dense")
-    if not known:
+    if not recognised:
         (folder / "lock.json").write_text(json.dumps({**lock(folder), "backend": "abacus"}))
     code = perform(app, ["run", "--resume", str(folder)])
-    said = " ".join(capsys.readouterr().err.split())
-    assert code == (0 if known else 3)
-    assert ("then," in said, "name the backend with --backend" in said) == (False, not known)
-    assert lock(folder)["backend"] == ("dense" if known else "abacus")
+    errors = " ".join(capsys.readouterr().err.split())
+    assert code == (0 if recognised else 3)
+    assert ("then," in errors, "name the backend with --backend" in errors) == (
+        False,
+        not recognised,
+    )
+    assert lock(folder)["backend"] == ("dense" if recognised else "abacus")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is such a device")

@@ -426,7 +426,7 @@ def test_a_message_is_placed_by_keys_alone() -> None:
 
 def test_arguments_that_are_words_too_are_left_in_prose() -> None:
     names = {"share": "share", "keep": "keep"}
-    said = "clients share what they keep; share=0.7 is too much, share and keep out"
-    told = "clients share what they keep; method.share = 0.7 is too much, share and keep out"
-    assert file_words(said, "method", names) == told
+    sentence = "clients share what they keep; share=0.7 is too much, share and keep out"
+    rewritten = "clients share what they keep; method.share = 0.7 is too much, share and keep out"
+    assert file_words(sentence, "method", names) == rewritten
     assert file_words("more data.", "method", names) == "[method]: more data."
