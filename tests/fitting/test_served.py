@@ -63,8 +63,8 @@ def test_saved_and_loaded(results: dict[str, Result], tmp_path: Path) -> None:
     assert np.array_equal(again.predict(x).probabilities, given.predict(x).probabilities)
     assert (again.accuracy, again.estimate) == (given.accuracy, given.estimate)
     assert str(again) == str(given)
-    own = again.for_target(list(given.summary.target)).predict(x).probabilities
-    assert np.allclose(own, given.predict(x).probabilities, atol=1e-6)
+    probabilities = again.for_target(list(given.summary.target)).predict(x).probabilities
+    assert np.allclose(probabilities, given.predict(x).probabilities, atol=1e-6)
 
 
 def test_where_nothing_is_validated_the_shares_alone_correct(tmp_path: Path) -> None:
