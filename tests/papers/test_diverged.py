@@ -285,8 +285,8 @@ def test_a_damaged_note_is_one_message(text: str, tmp_path: Path) -> None:
     name = cell(done, "FedAvg").values[0].run.name
     diverge(tmp_path, name)
     (tmp_path / "runs" / name / DIVERGED).write_text(text)
-    told = rf"{DIVERGED}: .*\. Delete the folder .*{re.escape(name)} to train this run again"
-    with pytest.raises(DataError, match=told) as error:
+    message = rf"{DIVERGED}: .*\. Delete the folder .*{re.escape(name)} to train this run again"
+    with pytest.raises(DataError, match=message) as error:
         reproduce(replace(FEDAVG, out=tmp_path, seeds=(0,), rounds=1))
     assert "\n" not in str(error.value)
 

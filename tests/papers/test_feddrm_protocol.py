@@ -64,8 +64,8 @@ TEN = {
 @pytest.mark.parametrize("name", COLUMNS)
 def test_every_columns_data_and_shift(name: str) -> None:
     columns = study(f"feddrm/{name}").columns
-    found = [(c.settings["data"]["name"], dict(c.settings["shift"])) for c in columns]
-    assert found == COLUMNS[name]
+    pairs = [(c.settings["data"]["name"], dict(c.settings["shift"])) for c in columns]
+    assert pairs == COLUMNS[name]
     for column in columns:
         assert column.settings["data"] == {
             "name": column.dataset, "validation": 0.0, "test": 0.3,
@@ -82,9 +82,9 @@ def test_every_rows_method_and_options(name: str) -> None:
                          for k, v in options.items()})
         for label, (method, options) in ROWS.items()
     }  # fmt: skip
-    found = {row.label.partition(",")[0]: (row.method, dict(row.options)) for row in
+    methods = {row.label.partition(",")[0]: (row.method, dict(row.options)) for row in
              study(f"feddrm/{name}").rows}  # fmt: skip
-    assert found == expected
+    assert methods == expected
 
 
 @pytest.mark.slow

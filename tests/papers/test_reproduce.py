@@ -192,19 +192,19 @@ def test_results_are_small_and_say_where_numbers_come_from(
     text = (out / "table1" / "results.json").read_text()
     assert len(text) < 20_000
     assert str(out) not in text
-    told = json.loads(text)
-    assert told["command"] == done.outcome.command
-    for found in told["cells"]:
-        values = [s["value"] for s in found["seeds"]]
-        assert found["here"]["mean"] == pytest.approx(np.mean(values), abs=1e-12)
-        for seed in found["seeds"]:
+    record = json.loads(text)
+    assert record["command"] == done.outcome.command
+    for row in record["cells"]:
+        values = [s["value"] for s in row["seeds"]]
+        assert row["here"]["mean"] == pytest.approx(np.mean(values), abs=1e-12)
+        for seed in row["seeds"]:
             folder = out / "runs" / seed["run"]
             whole = (folder / "config.resolved.toml").read_bytes()
             assert hashlib.sha256(whole).hexdigest() == seed["config_sha256"]
             best = json.loads((folder / "summary.json").read_text())["best"]
             assert seed["value"] == 100 * best["target_accuracy"]
             assert seed["round"] == best["round"]
-    assert any("torch" in note and note.startswith("Run with: Python") for note in told["notes"])
+    assert any("torch" in note and note.startswith("Run with: Python") for note in record["notes"])
 
 
 def test_methods_are_paired(finished: tuple[Path, Reproduced]) -> None:
@@ -254,8 +254,8 @@ def test_tuning_keeps_the_best_of_the_grid_for_later(tmp_path: Path) -> None:
     assert len({g["validation_accuracy"] for g in grid}) > 1
     assert record["undecided"] is False
     assert record["options"] == best["options"] == dict(cell(first, "FedProx").options)
-    said = f"mu = {best['options']['mu']:g} (seed 0, 1 round)."
-    assert any(n.startswith("Tuned on validation") and said in n for n in first.outcome.notes)
+    note = f"mu = {best['options']['mu']:g} (seed 0, 1 round)."
+    assert any(n.startswith("Tuned on validation") and note in n for n in first.outcome.notes)
     worst = min(grid, key=lambda g: g["validation_accuracy"])["options"]
     text = json.dumps([record | {"options": worst}])
     (tmp_path / "tuned.json").write_text(text)

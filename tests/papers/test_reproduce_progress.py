@@ -14,7 +14,7 @@ from fedshift.cli.many_runs import PlainRuns
 
 
 @pytest.mark.parametrize(
-    ("between", "said"),
+    ("between", "output"),
     [
         (3600, "one: 9 rounds\none: goes on with round 5/9\n[1/2] one: done (4 s)\n"
                "two: 9 rounds\n[2/2] two: done (4 s)\n"),
@@ -23,7 +23,7 @@ from fedshift.cli.many_runs import PlainRuns
     ],
 )  # fmt: skip
 def test_progress_in_lines(
-    between: float, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    between: float, output: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedshift.cli.many_runs.BETWEEN", between)
     with PlainRuns() as plain:
@@ -33,7 +33,7 @@ def test_progress_in_lines(
             plain({"event": "round", "run": name, "round": first})
             plain({"event": "round", "run": name, "round": first + 1})
             plain({"event": "over", "run": name, "error": None, "seconds": 4.0})
-    assert capsys.readouterr().err == "2 runs to do, 1 complete\n" + said
+    assert capsys.readouterr().err == "2 runs to do, 1 complete\n" + output
 
 
 def test_every_run_is_heard_of_where_several_go_on(
@@ -48,8 +48,8 @@ def test_every_run_is_heard_of_where_several_go_on(
     for t in (1, 2, 3):
         for name in "ab":
             plain({"event": "round", "run": name, "round": t})
-    said = capsys.readouterr().err.split("\n")
-    assert said[2:-1] == ["a: round 2/3", "b: round 2/3", "a: round 3/3", "b: round 3/3"]
+    lines = capsys.readouterr().err.split("\n")
+    assert lines[2:-1] == ["a: round 2/3", "b: round 2/3", "a: round 3/3", "b: round 3/3"]
 
 
 TABLE1 = [
@@ -70,9 +70,9 @@ def test_progress_that_nobody_reads(args: list[str], code: int, tmp_path: Path) 
         assert process.stdout is not None
         assert process.stderr is not None
         process.stderr.close()
-        said = process.stdout.read().decode()
+        output = process.stdout.read().decode()
         assert process.wait(120) == code
-    assert "Page: reproduced/table" in said
+    assert "Page: reproduced/table" in output
 
 
 LONG = ["data.name=fashion-mnist-mini", "model.name=linear", "training.rounds=60"]

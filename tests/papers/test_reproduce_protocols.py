@@ -43,8 +43,8 @@ def test_printed_numbers_are_the_files(table: str, cells: int) -> None:
     assert len(rows) == cells == len(shown.printed)
     places = {(c.title, c.split, r.label) for c in shown.columns for r in shown.rows}
     assert set(shown.printed) <= places
-    for row, found in zip(rows, shown.printed.items(), strict=True):
-        (dataset, split, label), printed = found
+    for row, cell in zip(rows, shown.printed.items(), strict=True):
+        (dataset, split, label), printed = cell
         assert dataset == row["dataset"]
         assert label.startswith(row.get("method", "FedPALS"))
         assert printed.mean == float(row.get("mean") or row["value"])
@@ -146,12 +146,12 @@ def test_shipped_values_are_the_best_of_their_grids_or_the_default() -> None:
 def test_intervals_are_scipys() -> None:
     x = [61.2, 70.5, 55.1, 80.3, 66.6]
     y = [60.0, 64.5, 57.1, 71.3, 60.2]
-    found = moments(x)
+    interval = moments(x)
     low, high = stats.t.interval(0.95, 4, loc=np.mean(x), scale=stats.sem(x))
-    assert (found.n, found.mean) == (5, pytest.approx(np.mean(x)))
-    assert found.sd == pytest.approx(np.std(x, ddof=1))
-    assert (found.low, found.high) == (pytest.approx(low), pytest.approx(high))
-    assert found.sd != pytest.approx(np.std(x))  # the divisor can be told apart
+    assert (interval.n, interval.mean) == (5, pytest.approx(np.mean(x)))
+    assert interval.sd == pytest.approx(np.std(x, ddof=1))
+    assert (interval.low, interval.high) == (pytest.approx(low), pytest.approx(high))
+    assert interval.sd != pytest.approx(np.std(x))  # the divisor can be told apart
     both = paired(dict(enumerate(x)), {**dict(enumerate(y)), 9: 0.0})
     theirs = stats.ttest_rel(x, y).confidence_interval(0.95)
     assert both is not None
