@@ -216,9 +216,9 @@ def test_a_table_neither_clears_nor_trains_what_another_process_trains(tmp_path:
         before.items()
         <= {p.name: p.read_bytes() for p in store.path(run).iterdir() if p.is_file()}.items()
     )
-    held = set[str]()
-    perform(run, store, lambda event: held.add(told_by_another(store.path(run))))
-    assert held == {f"another process (number {os.getpid()})"}
+    holders = set[str]()
+    perform(run, store, lambda event: holders.add(told_by_another(store.path(run))))
+    assert holders == {f"another process (number {os.getpid()})"}
     done = results(store.path(run))
     perform(run, store, lambda event: pytest.fail("trained again"))
     assert results(store.path(run)) == done
