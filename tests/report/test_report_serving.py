@@ -130,10 +130,10 @@ def test_models_at_their_sites_are_no_system(tmp_path: Path) -> None:
 
     runs = serving_run(tmp_path / "a"), serving_run(tmp_path / "b", serves, at_sites)
     here, there = ("".join(Outline(page([run])).text) for run in runs)
-    own, system = "each client's own model on its own test examples.", "The system's answers:"
+    sentence, system = "each client's own model on its own test examples.", "The system's answers:"
     assert system in here
-    assert own not in here
-    assert own in there
+    assert sentence not in here
+    assert sentence in there
     assert system not in there
 
 
@@ -166,16 +166,16 @@ def test_the_numbers_of_clients_and_router_are_those_of_the_summary(tmp_path: Pa
 
 
 def test_rows_of_heat_maps_have_the_looks(tmp_path: Path) -> None:
-    found = {s.get("aria-label"): s for s in drawings(page([serving_run(tmp_path / "a")]))}
+    charts = {s.get("aria-label"): s for s in drawings(page([serving_run(tmp_path / "a")]))}
     names = [f"client {i}: {look}" for i, look in enumerate(LOOKS)]
     for title in (
         "Accuracy of each client's own model by class (FedDRM)",
         "Where each client's queries are sent (FedDRM)",
         "Share of each label per client, and of the tests of all (FedDRM)",
     ):
-        words = [t.text for t in found[title].iter(f"{SVG}text")]
+        words = [t.text for t in charts[title].iter(f"{SVG}text")]
         assert [w for w in words if w in names] == names, title
-    cells = [t.text for t in found[title].iter(f"{SVG}title")]
+    cells = [t.text for t in charts[title].iter(f"{SVG}title")]
     assert any("tests of all, cat: 100.0%" in str(t) for t in cells)
 
 
