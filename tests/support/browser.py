@@ -65,5 +65,5 @@ def show(page: str, place: Path, *, width: int = 390, dark: bool = False) -> Sho
         "--virtual-time-budget=10000", f"--user-data-dir={place / 'profile'}", file.as_uri(),
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    (found,) = re.findall(r'<pre id="out">(.*?)</pre>', done.stdout, re.S)
-    return Shown(**json.loads(html.unescape(found)))
+    (output,) = re.findall(r'<pre id="out">(.*?)</pre>', done.stdout, re.S)
+    return Shown(**json.loads(html.unescape(output)))

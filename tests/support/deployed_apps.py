@@ -145,9 +145,9 @@ def use_these(folder: Path) -> None:
         "fedshift.experiments.machines.deployed:", f"{__name__}:"
     )
     text = text.replace('out = ""', 'out = ""\nplan = ""')
-    told = tomllib.loads(text)["tool"]["flwr"]["app"]
-    assert told["components"]["clientapp"] == f"{__name__}:client_app"
-    assert told["config"]["plan"] == ""
+    settings = tomllib.loads(text)["tool"]["flwr"]["app"]
+    assert settings["components"]["clientapp"] == f"{__name__}:client_app"
+    assert settings["config"]["plan"] == ""
     app.write_text(text, encoding="utf-8")
     for place in (folder / "clients").iterdir():
         client = json.loads((place / "client.json").read_text()) | {"app": f"{__name__}:client_app"}

@@ -84,9 +84,9 @@ class Loopback:
     def node(self, client: int) -> int:
         """The process id of a client's SuperNode."""
         key = str(self.place(client) / "key")
-        found = [pid for pid, args in processes(key).items() if "flower-supernode" in args]
-        assert len(found) == 1, found
-        return found[0]
+        pids = [pid for pid, args in processes(key).items() if "flower-supernode" in args]
+        assert len(pids) == 1, pids
+        return pids[0]
 
     def play(self, out: Path, **given: str | float) -> None:
         """Run the app once; what it tells is in `events`."""

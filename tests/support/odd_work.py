@@ -97,7 +97,7 @@ def changed(kind: str, sent: Parts, kept: Parts) -> tuple[Parts, Parts]:
     """Something else in what a client sends or keeps."""
     delta, report = sent["delta"], sent["report"]
     name = next(iter(delta))
-    found: dict[str, Callable[[], Parts]] = {
+    changes: dict[str, Callable[[], Parts]] = {
         "nan": lambda: {"delta": delta | {name: delta[name] * float("nan")}},
         "inf": lambda: {"delta": delta | {name: delta[name] + float("inf")}},
         "large": lambda: {"delta": delta | {name: delta[name] + 1e6}},
@@ -108,8 +108,8 @@ def changed(kind: str, sent: Parts, kept: Parts) -> tuple[Parts, Parts]:
         "more": lambda: {"extra": {"w": torch.zeros(2)}},
         "kept": dict,
     }
-    own = {"kept": {"w": torch.tensor([float("inf")])}} if kind == "kept" else {}
-    return sent | found[kind](), {**kept, **own}
+    state = {"kept": {"w": torch.tensor([float("inf")])}} if kind == "kept" else {}
+    return sent | changes[kind](), {**kept, **state}
 
 
 def asleep() -> None:

@@ -192,4 +192,4 @@ class Outline(HTMLParser):
 def drawings(text: str) -> list[ET.Element]:
     """The drawings for a page; each stands there a second time, for a telephone."""
     text = re.sub(r'<div class="phone">.*?</div>', "", text, flags=re.S)
-    return [ET.fromstring(found) for found in re.findall(r"<svg.*?</svg>", text, re.S)]
+    return [ET.fromstring(drawing) for drawing in re.findall(r"<svg.*?</svg>", text, re.S)]

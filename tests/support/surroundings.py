@@ -286,14 +286,14 @@ def cell(folder: Path, given: Path, setting: str, command: str) -> dict[str, obj
         perform(arguments, at, SETTINGS.get(setting, variables()), writer)
     os.close(writer)
     with os.fdopen(reader, encoding="utf-8", errors="replace") as heard:
-        said = heard.read()
+        errors = heard.read()
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     for shut in (at / "closed", at / "shut"):
         if shut.exists():
             shut.chmod(0o700)
     parts = [str(p.relative_to(at)) for p in at.rglob("*") if p.name.endswith(".part")]
     shutil.rmtree(at)
-    return {"code": code, "err": said, "parts": parts}
+    return {"code": code, "err": errors, "parts": parts}
 
 
 def without_a_network(*_: object, **__: object) -> None:

@@ -26,8 +26,8 @@ def uneven(model: Model) -> Federation:
     """Clients of 12, 20 and 28 examples with labels 1-2, 1-3 and 2-3; 0 and 4 are nobody's."""
     sets = ([1, 2], [1, 2, 3], [2, 3])
     clients = tuple(
-        client_data(c.x, torch.tensor(held)[torch.arange(len(c.y)) % len(held)], i)
-        for i, (c, held) in enumerate(zip(make_clients(sizes=(12, 20, 28)), sets, strict=True))
+        client_data(c.x, torch.tensor(labels)[torch.arange(len(c.y)) % len(labels)], i)
+        for i, (c, labels) in enumerate(zip(make_clients(sizes=(12, 20, 28)), sets, strict=True))
     )
     return make_federation(model, clients)
 
