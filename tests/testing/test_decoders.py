@@ -42,10 +42,10 @@ def test_every_kind_of_damage_changes_a_file() -> None:
 def test_a_reader_that_is_sound(tmp_path: Path) -> None:
     path = tmp_path / "lock.json"
     path.write_text('{"a": [1, 2.5], "b": {"c": 3}}')
-    found = fuzz_file(Reader("lock", path, lambda: read_object(path)), 200, seed=0)
-    assert found.broken == ()
-    assert found.taken > 0
-    assert found.refused > 100
+    fuzzed = fuzz_file(Reader("lock", path, lambda: read_object(path)), 200, seed=0)
+    assert fuzzed.broken == ()
+    assert fuzzed.taken > 0
+    assert fuzzed.refused > 100
     assert path.read_text() == '{"a": [1, 2.5], "b": {"c": 3}}'
 
 
