@@ -112,13 +112,13 @@ def imported(source: str) -> set[str]:
 
 def breaches(path: Path, source: str) -> list[str]:
     group = path.relative_to(PACKAGE).with_suffix("").parts[0]
-    found = []
+    faults = []
     for name in imported(source):
         inner = name.removeprefix("fedshift.")
         allowed = MAY[group] | {group}
         if inner.split(".")[0] not in allowed and inner not in allowed:
-            found.append(f"{path.name} imports {name}")
-    return found
+            faults.append(f"{path.name} imports {name}")
+    return faults
 
 
 def test_imports_point_inwards() -> None:
@@ -183,13 +183,13 @@ def test_methods_are_known_by_name_in_recipes_alone() -> None:
     """Control: recipes name their own."""
     texts: dict[str, set[str]] = {}
     for path in FILES:
-        found = {
+        names = {
             node.value
             for node in nodes_of(path.read_text())
             if isinstance(node, ast.Constant) and node.value in recipes.__all__
         }
-        if found:
-            texts[place_of(path)] = found
+        if names:
+            texts[place_of(path)] = names
     beside = {p: n for p, n in texts.items() if not p.startswith(("recipes/", "papers/"))}
     assert beside == NAMED
     assert texts["recipes/routed.py"] >= {"feddrm", "feddrm_shared_head"}
@@ -215,10 +215,10 @@ def graph(sources: Mapping[str, str]) -> dict[str, set[str]]:
 
 def by_folder(files: Mapping[str, set[str]], folders: Mapping[str, str]) -> dict[str, set[str]]:
     """By folder, those that its files import from; a file beside all folders is one of its own."""
-    found: dict[str, set[str]] = {folder: set() for folder in folders.values()}
+    imports: dict[str, set[str]] = {folder: set() for folder in folders.values()}
     for name, others in files.items():
-        found[folders[name]] |= {folders[other] for other in others} - {folders[name]}
-    return found
+        imports[folders[name]] |= {folders[other] for other in others} - {folders[name]}
+    return imports
 
 
 def circle(arrows: Mapping[str, set[str]]) -> list[str]:

@@ -70,14 +70,14 @@ def test_without_a_cap_a_claim_wins() -> None:
 
 def alarms(n: int, distance: float, draws: int, offset: float = 0.0) -> tuple[float, float]:
     """(share of draws in which client 0 is found, share of alarms among the honest)."""
-    found, false = 0, 0
+    detected, false = 0, 0
     for seed in range(draws):
         source = numpy_generator(seed, "toy", n)
         first, second, counts = federation(n, source, offset)
-        told = audit_marginals(first, second, lie(counts, distance, source))
-        found += told[0].verdict == "inconsistent"
-        false += sum(one.verdict == "inconsistent" for one in told[1:])
-    return found / draws, false / (draws * (len(told) - 1))
+        verdicts = audit_marginals(first, second, lie(counts, distance, source))
+        detected += verdicts[0].verdict == "inconsistent"
+        false += sum(one.verdict == "inconsistent" for one in verdicts[1:])
+    return detected / draws, false / (draws * (len(verdicts) - 1))
 
 
 @pytest.mark.slow
@@ -109,9 +109,9 @@ def test_labels_that_nobody_else_has_are_not_tested() -> None:
     first, second, counts = federation(100, numpy_generator(0, "toy"))
     counts[:, 4] = 0
     counts[3] = [0, 0, 0, 0, 100]
-    told = audit_marginals(first, second, counts)
-    assert told[3].verdict == "untested"
-    assert np.isnan(told[3].p)
+    verdicts = audit_marginals(first, second, counts)
+    assert verdicts[3].verdict == "untested"
+    assert np.isnan(verdicts[3].p)
 
 
 @pytest.mark.parametrize(
@@ -140,12 +140,12 @@ def test_a_configured_task() -> None:
     }  # fmt: skip
     counts = prepared.federation().table["labels"].numpy().copy()
     counts[2] = np.roll(counts[2], 3)
-    told = audit_task(prepared, params, buffers, counts)
-    assert told[2].verdict == "inconsistent"
+    verdicts = audit_task(prepared, params, buffers, counts)
+    assert verdicts[2].verdict == "inconsistent"
     counts[5] = 0.0
     counts[5, 9] = 1e9  # a size that would pass for noise, and hide the other
-    told = audit_task(prepared, params, buffers, counts)
-    assert (told[2].verdict, told[5].verdict) == ("inconsistent", "inconsistent")
+    verdicts = audit_task(prepared, params, buffers, counts)
+    assert (verdicts[2].verdict, verdicts[5].verdict) == ("inconsistent", "inconsistent")
 
 
 def test_claims_by_label_and_client(tmp_path: Path) -> None:
@@ -172,8 +172,8 @@ def test_the_command(
         '[model]\nname = "linear"\n'
     )
     assert perform(app, ["audit", "marginals", "f.toml", "--format", "json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [one["client"] for one in told["clients"]] == [0, 1, 2, 3]
+    answer = json.loads(capsys.readouterr().out)
+    assert [one["client"] for one in answer["clients"]] == [0, 1, 2, 3]
     assert perform(app, ["audit", "marginals", str(tmp_path)]) == 2
     assert "not a run folder" in capsys.readouterr().err
     assert perform(app, ["audit", "marginals", "f.toml", "--level", "2"]) == 2

@@ -104,11 +104,11 @@ class Unfinished:
 
 
 def test_a_method_of_ones_own_is_told_what_it_lacks(mlp: Model) -> None:
-    own: Any = Unfinished(FedAvg(mlp))
+    method: Any = Unfinished(FedAvg(mlp))
     with pytest.raises(InputError, match="an Unfinished, which lacks reveals; a method has all"):
-        run(own, make_federation(mlp), 1)
-    own.reveals = FedAvg(mlp).reveals
-    assert next(run(own, make_federation(mlp), 1)).t == 1
+        run(method, make_federation(mlp), 1)
+    method.reveals = FedAvg(mlp).reveals
+    assert next(run(method, make_federation(mlp), 1)).t == 1
 
 
 class Counted(Pooled):
@@ -155,10 +155,10 @@ def test_workers_within_another_process(daemon: bool) -> None:
     process = context.Process(target=tell, daemon=daemon)
     process.start()
     assert ours.poll(30)
-    said = ours.recv()
+    answer = ours.recv()
     process.join()
-    assert said == "made" or ("daemonic" in said and "ProcessPoolExecutor" in said)
-    assert (said == "made") is not daemon
+    assert answer == "made" or ("daemonic" in answer and "ProcessPoolExecutor" in answer)
+    assert (answer == "made") is not daemon
 
 
 def test_workers_within_a_thread() -> None:
@@ -183,7 +183,7 @@ def wide() -> dict[str, Any]:
     method = FedAvg(model, CrossEntropy() + Proximal(0.1), combine=Mean(Pals(target, ess=0.5)))
     federation = Federation(clients, params, buffers, table, Seeds.of(0))
     start = fedshift.engine.run.start(method, federation)
-    held = Examples(clients[0].x, clients[0].y)
+    examples = Examples(clients[0].x, clients[0].y)
     classes = tuple(f"class {i}" for i in range(k))
     shares = torch.tensor(target, dtype=torch.float64)
     return {
@@ -194,8 +194,8 @@ def wide() -> dict[str, Any]:
         "personal": recipes.ditto(Setting(model, target, head=("40.",))),
         "setting": Setting(model, target),
         "round": start._replace(cohort=torch.arange(n), trained=tuple(range(n))),
-        "task": data.Task(tuple(clients), (held,) * n, shares, held, None, classes),
-        "examples": held,
+        "task": data.Task(tuple(clients), (examples,) * n, shares, examples, None, classes),
+        "examples": examples,
         "pool": Pooled(clients[0].x, clients[0].y, torch.arange(40), torch.ones(40).long()),
         "reply": Reply(0, {"delta": params}, {}, 1),
         "job": Job(0, {"params": params}, {}, clients[0], {}),

@@ -68,10 +68,10 @@ def read(name: str, tmp: Path) -> dict[str, Any]:
     return {k: v for k, v in run.items() if k not in ("folder", "config")}
 
 
-def differing(name: str, found: dict[str, Any]) -> dict[str, Any]:
+def differing(name: str, values: dict[str, Any]) -> dict[str, Any]:
     """What stands in expected.json and was not read; fields that came later do not count."""
     expected = leaves(json.loads((GOLDEN / name / EXPECTED).read_text()))
-    here = leaves(found)
+    here = leaves(values)
     return {place: value for place, value in expected.items() if here.get(place) != value}
 
 
@@ -82,9 +82,9 @@ def test_a_report_reads_what_it_always_read(name: str, tmp_path: Path) -> None:
 
 def test_a_number_that_is_read_otherwise_is_noticed(tmp_path: Path) -> None:
     """The control."""
-    found = read("router", tmp_path)
-    found["summary"]["final"]["round"] += 1
-    assert differing("router", found) == {"summary.final.round": 2}
+    values = read("router", tmp_path)
+    values["summary"]["final"]["round"] += 1
+    assert differing("router", values) == {"summary.final.round": 2}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -101,9 +101,9 @@ def test_a_table_goes_on_from_a_published_run(name: str, tmp_path: Path) -> None
     if ended is None:
         assert finished.summary == json.loads((GOLDEN / name / "summary.json").read_text())
     else:
-        said = json.loads((GOLDEN / name / "diverged.json").read_text())
-        assert (ended.error, ended.rounds) == (said["error"], said["rounds"])
-        assert finished.summary["best"] == said["best"]
+        note = json.loads((GOLDEN / name / "diverged.json").read_text())
+        assert (ended.error, ended.rounds) == (note["error"], note["rounds"])
+        assert finished.summary["best"] == note["best"]
 
 
 if __name__ == "__main__":

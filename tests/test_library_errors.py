@@ -232,13 +232,13 @@ def page(name: str) -> str:
 
 
 def test_the_example_file_loads(tmp_path: Path) -> None:
-    found = re.search(r"```toml\n(.*?)```", page("configuration"), re.S)
-    assert found is not None
+    block = re.search(r"```toml\n(.*?)```", page("configuration"), re.S)
+    assert block is not None
     file = tmp_path / "experiment.toml"
-    file.write_text(found.group(1))
+    file.write_text(block.group(1))
     config = load_config(file)
     assert (config.method.name, config.method.options) == ("fedpals", {"ess": 0.5})
-    file.write_text(found.group(1).replace("ess =", "es ="))
+    file.write_text(block.group(1).replace("ess =", "es ="))
     with pytest.raises(InputError, match="did you mean|Did you mean"):
         load_config(file)
 

@@ -100,9 +100,9 @@ def test_what_is_scored_and_routed_stays(hidden: str) -> None:
     algorithm = recipes.feddrm(routed_setting(routed))
     played = last(run(algorithm, routed_federation(routed), 1))
     router, queries = Router.of(algorithm, played.server, played.states), x.clone()
-    told = router.route(queries).probabilities
+    before = router.route(queries).probabilities
     assert torch.equal(queries, x)
-    assert torch.equal(router.route(queries).probabilities, told)
+    assert torch.equal(router.route(queries).probabilities, before)
 
 
 def test_a_pass_that_writes_now_and_then_is_refused() -> None:

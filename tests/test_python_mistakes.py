@@ -149,11 +149,11 @@ CASES = [
 def test_mistakes_are_refused_in_one_sentence_with_the_cure(typed: str, words: str) -> None:
     with pytest.raises(InputError) as caught:
         eval(typed)
-    said = str(caught.value)
+    message = str(caught.value)
     for part in words.split("; "):
-        assert part in said, f"{part!r} is not in: {said}"
-    assert "\n" not in said
-    assert len(said) < 900  # with the names of all methods
+        assert part in message, f"{part!r} is not in: {message}"
+    assert "\n" not in message
+    assert len(message) < 900  # with the names of all methods
 
 
 def test_there_are_more_cases_than_were_counted() -> None:

@@ -71,10 +71,10 @@ def test_a_generator_that_is_replaced_between_rounds() -> None:
     """It is one more that starts at each pass's seed."""
 
     def ending(late: Callable[[], torch.Generator]) -> dict[str, Tensor]:
-        def own(net: Any, h: Tensor) -> Tensor:
+        def noisy(net: Any, h: Tensor) -> Tensor:
             return h * torch.rand(h.shape, generator=net.source) if net.training else h
 
-        algorithm, federation = federated(own)
+        algorithm, federation = federated(noisy)
         net: Any = algorithm.model.net
         servers = []
         for played in run(algorithm, federation, 3):

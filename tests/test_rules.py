@@ -289,12 +289,12 @@ def classes(source: str) -> dict[str, set[str]]:
 
 def concrete_bases(sources: Collection[str]) -> set[tuple[str, str]]:
     """(class, base) where the base is concrete; errors and sections of a configuration may be."""
-    known = {name: bases for source in sources for name, bases in classes(source).items()}
+    bases_of = {name: bases for source in sources for name, bases in classes(source).items()}
     return {
         (name, base)
-        for name, bases in known.items()
-        for base in bases & known.keys()
-        if not known[base] & {"abc.ABC", "typing.Protocol"}
+        for name, bases in bases_of.items()
+        for base in bases & bases_of.keys()
+        if not bases_of[base] & {"abc.ABC", "typing.Protocol"}
         and not base.endswith(("Error", "Section"))
     }
 

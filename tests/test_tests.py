@@ -46,7 +46,7 @@ def test_no_test_file_imports_another() -> None:
 
 def private_replacements(source: str) -> list[str]:
     """The private names that a test file replaces: `_x`, alone or in a dotted name, not `__x__`."""
-    found = []
+    private = []
     for node in ast.walk(ast.parse(source)):
         call = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name)
         name = ast.unparse(node.func).rpartition(".")[2] if call else ""
@@ -55,8 +55,8 @@ def private_replacements(source: str) -> list[str]:
             values = node.args[:2] if len(node.args) > 2 or name == "delattr" else node.args[:1]
             texts = (v.value if isinstance(v, ast.Constant) else ast.unparse(v) for v in values)
             parts = (part for text in texts for part in re.findall(r"[A-Za-z_]\w*", str(text)))
-            found += [part for part in parts if re.match(r"_[a-zA-Z]", part)]
-    return found
+            private += [part for part in parts if re.match(r"_[a-zA-Z]", part)]
+    return private
 
 
 def test_no_test_replaces_a_private_name() -> None:
