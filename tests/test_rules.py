@@ -7,7 +7,9 @@ import re
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
-from support.sources import FILES, PACKAGE, names_given, nodes_of, place_of
+import pytest
+
+from support.sources import FILES, PACKAGE, TESTS, names_given, nodes_of, place_of
 
 Names = dict[str, set[str]]
 
@@ -250,24 +252,29 @@ def test_long_files_and_functions_are_seen() -> None:
     assert too_long(PACKAGE / "a.py", "x = 1\n" * 451) == ["a.py has 451 lines"]
 
 
-# Words of stories; a name of the package says what the value is, or what the function does.
+# Words of stories; a name says what the value is, or what the function does.
 OF_STORIES = {"found", "told", "held", "own", "known", "whoever", "nobody", "said"}
-# Those that users write: fields, keys of messages, arguments; and what is left. Only to shrink.
+# Names that users write. Only to shrink.
 STORIES_LEFT = {
     "datasets/registry.py": {"found", "known"},
-    "evaluation/scores.py": {"own"},
-    "experiments/measures/served.py": {"own"},
     "flower/strategy.py": {"own"},
-    "randomness.py": {"own"},
 }
 
 
 def test_names_say_what_things_are() -> None:
-    for path in FILES:
-        left = STORIES_LEFT.get(path.relative_to(PACKAGE).as_posix(), set())
-        assert names_given(path.read_text()) & OF_STORIES <= left, path
+    used = by_file(lambda source: names_given(source) & OF_STORIES)
+    assert used == STORIES_LEFT
     source = "class A:\n    own: int\ndef known(told):\n    a.held = said = [x for found in y]"
     assert names_given(source) & OF_STORIES == OF_STORIES - {"whoever", "nobody"}
+
+
+@pytest.mark.slow
+def test_names_in_tests_and_benchmarks_say_what_things_are() -> None:
+    """Slow because it parses all of them."""
+    benchmarks = sorted(PACKAGE.parent.joinpath("benchmarks").rglob("*.py"))
+    used = {path: names_given(path.read_text()) & OF_STORIES for path in (*TESTS, *benchmarks)}
+    assert len(benchmarks) > 50
+    assert {path: names for path, names in used.items() if names} == {}
 
 
 def classes(source: str) -> dict[str, set[str]]:
