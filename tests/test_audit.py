@@ -105,7 +105,7 @@ def test_the_whole_toy_table() -> None:
     assert false <= 0.015
 
 
-def test_labels_that_nobody_else_has_are_not_tested() -> None:
+def test_labels_of_one_client_alone_are_not_tested() -> None:
     first, second, counts = federation(100, numpy_generator(0, "toy"))
     counts[:, 4] = 0
     counts[3] = [0, 0, 0, 0, 100]

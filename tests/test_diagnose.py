@@ -103,7 +103,7 @@ def test_a_target_just_outside_is_nearly_covered() -> None:
     assert "Not covered, but nearly" in d.verdict[0]
 
 
-def test_a_sparse_target_whose_label_nobody_holds() -> None:
+def test_a_sparse_target_whose_label_no_client_has() -> None:
     counts = np.array([[60, 40, 0], [50, 50, 0]])
     d = diagnose(counts, [0.0, 0.5, 0.5], classes=NAMES)
     assert d.missing == ("owl",)
@@ -261,7 +261,7 @@ def test_clients_without_data_are_not_counted() -> None:
     assert d.noise_factor == pytest.approx(3 * d.largest_weight)
 
 
-def test_one_client_has_nobody_to_fall_back_on() -> None:
+def test_a_single_client_has_no_other_to_fall_back_on() -> None:
     d = diagnose([[3, 1]], [0.5, 0.5])
     assert d.carriers[0].without is None
     assert d.largest_weight == 1.0
@@ -322,7 +322,7 @@ def test_the_cap_is_the_bound_where_there_is_one() -> None:
     assert "a cap does: one below 1, which takes some from 100.0 %" in verdict_of(alone)
 
 
-def test_an_ess_below_that_of_the_closest_mixture_is_said() -> None:
+def test_an_ess_below_that_of_the_closest_mixture_is_reported() -> None:
     has = diagnose(CORNERS, [0.5, 0.3, 0.2], lam=0.0).chosen.ess_fraction
     words = "the closest mixture has more, so that changes nothing"
     assert words in verdict_of(diagnose(CORNERS, [0.5, 0.3, 0.2], ess=has / 2))
@@ -347,7 +347,7 @@ def test_the_interval_covers_the_true_distance() -> None:
         assert hits >= 93, name
 
 
-def test_the_interval_is_seeded_and_said() -> None:
+def test_the_interval_is_seeded_and_reported() -> None:
     counts, T = random_problem(3)
     d = diagnose(counts, T, bootstrap=50, seed=1)
     assert d.interval is not None

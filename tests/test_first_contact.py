@@ -103,7 +103,7 @@ class Unfinished:
         return getattr(self.inner, name)
 
 
-def test_a_method_of_ones_own_is_told_what_it_lacks(mlp: Model) -> None:
+def test_a_custom_method_is_refused_with_what_it_lacks(mlp: Model) -> None:
     method: Any = Unfinished(FedAvg(mlp))
     with pytest.raises(InputError, match="an Unfinished, which lacks reveals; a method has all"):
         run(method, make_federation(mlp), 1)

@@ -174,7 +174,7 @@ def test_draws_outside_of_the_forward_pass_are_refused() -> None:
     assert not before.moved(states())
 
 
-def test_draws_beside_another_thread_are_told() -> None:
+def test_draws_beside_another_thread_warn() -> None:
     done = threading.Event()
     thread = threading.Thread(target=done.wait)
     thread.start()

@@ -90,7 +90,7 @@ def test_what_leaves_a_client(known_end: Setting, federated: Any) -> None:
     assert isinstance(inner, FedAvg)
 
 
-def test_labels_that_nobody_has_are_left_out(known_end: Setting) -> None:
+def test_labels_that_no_client_has_are_left_out(known_end: Setting) -> None:
     """Clients 0 and 1 have labels 0 to 3; a target of the fifth alone leaves the head as it is."""
     few = make_federation(known_end.model, make_clients()[:2])
     done = final(recipes.ccvr(known_end, virtual=30), few, ROUNDS).server["params"]

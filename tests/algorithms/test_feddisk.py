@@ -197,7 +197,9 @@ def test_any_method_can_be_the_inner_one(inputs: Setting, federated: Any) -> Non
     assert tuned == [False, True]
 
 
-def test_who_is_not_drawn_to_weigh_trains_unweighted(inputs: Setting, federated: Any) -> None:
+def test_clients_that_are_not_drawn_to_weigh_train_unweighted(
+    inputs: Setting, federated: Any
+) -> None:
     algorithm, federation = direct(inputs), federated()
     once = weighed(algorithm, federation, cohort=3)
     ess = once.server["importance"]["ess"]

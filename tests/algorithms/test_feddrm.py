@@ -105,7 +105,7 @@ def test_the_loss_is_the_weighted_sum_of_two_entropies(model: Model, setting: Se
     assert abs(float(classes - origins)) > 1e-2  # else lam would not matter
 
 
-def test_equal_logits_cost_log_of_who_takes_part(model: Model) -> None:
+def test_equal_logits_cost_the_log_of_the_cohorts_size(model: Model) -> None:
     params, _ = model.init()
     blank = {
         k: torch.zeros_like(v) if k.startswith("router.head") else v for k, v in params.items()

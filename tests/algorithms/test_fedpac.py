@@ -181,7 +181,9 @@ def test_a_missing_prototype_is_replaced_by_the_clients_own(
     assert apart(body_after(without), body_after(sent)) > 1e-3
 
 
-def test_who_is_absent_keeps_the_head_and_gets_the_body(setting: Setting, federated: Any) -> None:
+def test_an_absent_client_keeps_its_head_and_gets_the_body(
+    setting: Setting, federated: Any
+) -> None:
     algorithm, kept = recipes.fedpac(setting), 0
     rounds = list(run(algorithm, federated(), 4, cohort=3))
     for before, after in pairwise(rounds):

@@ -173,7 +173,7 @@ class First:
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("mode", ["private", "holders", "public"])
-def test_who_has_no_weight_holds_nothing(mode: Any, mlp: Model) -> None:
+def test_clients_without_weight_hold_nothing(mode: Any, mlp: Model) -> None:
     """Its labels count as absent, round after round; none is before the first."""
     inner = FedAvg(mlp, local=Local(batch=8), combine=Mean(First()))
     algorithm = LabelSets(Ditto(inner), mode)  # which trains everybody all the same
@@ -286,7 +286,7 @@ def test_running_statistics_travel_as_ever(normed: Model) -> None:
     assert float((done[name] - federation.buffers[name]).abs().max()) > 1e-3
 
 
-def test_what_is_revealed_is_said(setting: Setting) -> None:
+def test_what_is_revealed_is_described(setting: Setting) -> None:
     revealed = recipes.labelset_scaffold(setting).reveals()
     assert "which labels it holds, once, to the server alone" in revealed["register"]
     assert "own labels" in revealed["delta"]

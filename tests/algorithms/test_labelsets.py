@@ -164,7 +164,7 @@ def test_rows_are_means_over_their_holders(mode: Mode, mlp: Model) -> None:
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("mode", MODES)
-def test_a_row_that_nobody_holds_stays(mode: Mode, mlp: Model) -> None:
+def test_a_row_that_no_client_holds_stays(mode: Mode, mlp: Model) -> None:
     """Through local momentum and decay and the server's momentum; and it is reported."""
     setting = Setting(mlp, TARGET, RESTLESS, server=Sgd(1.0, 0.9))
     algorithm, federation = recipes.labelset_fedavg(setting, mode=mode), make_federation(mlp)
@@ -265,7 +265,7 @@ def worlds(mlp: Model) -> tuple[Federation, Federation, Setting]:
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_a_client_cannot_tell_who_else_there_is(name: str, mlp: Model, setting: Setting) -> None:
+def test_a_client_learns_nothing_of_the_others(name: str, mlp: Model, setting: Setting) -> None:
     """Not a bit of its messages, state or update depends on K or on the others' labels."""
     five, nine, other = worlds(mlp)
     make = PAIRS[name][0]

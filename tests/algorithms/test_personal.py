@@ -144,7 +144,7 @@ def test_fedbabus_head_does_not_move_in_federated_rounds(heavy: Setting, federat
 
 
 @pytest.mark.parametrize("part", ["head", "body", "full"])
-def test_fedbabu_tunes_the_part_it_is_told(part: Any, heavy: Setting, federated: Any) -> None:
+def test_fedbabu_tunes_the_part_that_is_named(part: Any, heavy: Setting, federated: Any) -> None:
     algorithm = recipes.fedbabu(heavy, tune_rounds=1, tune_part=part)
     federation = federated()
     middle = final(algorithm, federation, 2)

@@ -124,7 +124,7 @@ def test_models_are_asked_with_their_own_statistics(normed: Model) -> None:
         assert (float(gap.abs().max()) < 1e-6) == equal
 
 
-def test_one_private_client_disagrees_with_nobody(mlp: Model) -> None:
+def test_a_single_private_client_disagrees_with_no_other(mlp: Model) -> None:
     """At the loss's zero its identity rounds to either side; a loss that is told is never below."""
     for i in range(6):
         federation = make_federation(mlp, (make_clients()[i]._replace(id=torch.tensor(0)),))

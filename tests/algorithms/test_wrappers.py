@@ -83,7 +83,7 @@ def inner(kind: str, setting: Setting, objective: Term = ROUTES) -> Any:
 @pytest.mark.few(2)
 @pytest.mark.parametrize("kind", ["FedAvg", "Scaffold"])
 @pytest.mark.parametrize("name", WRAP)
-def test_a_router_inside_is_trained_and_said(name: str, kind: str, setting: Setting) -> None:
+def test_a_router_inside_is_trained_and_reported(name: str, kind: str, setting: Setting) -> None:
     method = WRAP[name](inner(kind, setting), setting)
     if name == "FineTune at once":  # nothing of the inner method is left
         assert not ask(method, Capabilities.trains_router)
@@ -96,7 +96,7 @@ def test_a_router_inside_is_trained_and_said(name: str, kind: str, setting: Sett
 
 @pytest.mark.few(3)
 @pytest.mark.parametrize("name", WRAP)
-def test_no_router_is_said_where_none_is_trained(name: str, setting: Setting) -> None:
+def test_no_router_is_reported_where_none_is_trained(name: str, setting: Setting) -> None:
     """The control of the test above."""
     method = WRAP[name](inner("FedAvg", setting, CrossEntropy()), setting)
     assert not ask(method, Capabilities.trains_router)
@@ -260,7 +260,7 @@ def test_label_sets_serve_the_personal_models_of_ditto(setting: Setting) -> None
     assert personal(disk(recipes.fedavg(setting), setting), setting) == []
 
 
-def test_who_says_label_rules(setting: Setting) -> None:
+def test_which_method_sets_the_label_rules(setting: Setting) -> None:
     plain: Any = recipes.fedavg(setting)
     assert ask(plain, Capabilities.label_rules) is None
     assert ask(disk(plain, setting), Capabilities.label_rules) is None

@@ -184,7 +184,7 @@ def test_diagnose_prints_json_and_a_page(call: Any) -> None:
     assert "<- chosen" in out
 
 
-def test_diagnose_warns_of_a_label_that_nobody_holds(call: Any) -> None:
+def test_diagnose_warns_of_a_label_that_no_client_has(call: Any) -> None:
     Path("c.csv").write_text("client,cat,dog,owl\na,10,20,0\nb,5,5,0\n")
     Path("t.csv").write_text(TARGET)
     code, out, err = call("diagnose", "--counts", "c.csv", "--target", "t.csv")

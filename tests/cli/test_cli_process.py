@@ -116,7 +116,7 @@ def test_a_library_that_fails_to_load_is_no_interruption(tmp_path: Path) -> None
      (["datasets", "fech"], "No such command 'fech'. Did you mean 'fetch'?"),
      (["nothing"], "No such command 'nothing'.")],
 )  # fmt: skip
-def test_what_was_perhaps_meant_is_said_once(args: list[str], message: str, tmp_path: Path) -> None:
+def test_the_nearest_match_is_named_once(args: list[str], message: str, tmp_path: Path) -> None:
     assert ran(tmp_path, *args)[2].splitlines()[-1] == f"Error: {message}"
     assert json.loads(ran(tmp_path, *args, "--format", "json")[2])["error"] == message
 
@@ -192,7 +192,7 @@ def test_usage_errors_as_json(args: list[str], tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_lost_data_folder_is_told(tmp_path: Path) -> None:
+def test_a_lost_data_folder_is_named(tmp_path: Path) -> None:
     line = "warning: $FEDSHIFT_DATA: no such folder: /nonexistent\n"
     assert ran(tmp_path, "datasets", FEDSHIFT_DATA="/nonexistent")[::2] == (0, line)
     assert ran(tmp_path, "datasets", FEDSHIFT_DATA=str(tmp_path))[2] == ""

@@ -121,7 +121,7 @@ def test_a_run_and_its_report_print_names_as_they_are(
     assert f"label_{SEEN}" in next(csv.reader(io.StringIO(Path("o/clients.csv").read_text())))
 
 
-def test_mistakes_in_files_and_options_are_told_in_one_line(cli: Cli) -> None:
+def test_mistakes_in_files_and_options_are_one_line(cli: Cli) -> None:
     Path("f.toml").write_text('"\\u001b[31m\\n\\u202e" = 1\n[data]\nname = "\\u001b[2J[red]\\n"\n')
     code, out, err = cli("run", "f.toml")
     assert (code, out) == (2, "")

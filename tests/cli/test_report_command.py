@@ -102,7 +102,7 @@ def test_the_title_is_the_comparison_s(call: Call) -> None:
     assert "<h1>hospitals</h1>" in Path("cmp/report.html").read_text()
 
 
-def test_progress_is_told_where_reading_takes_long(
+def test_progress_is_shown_where_reading_takes_long(
     call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in "abc":

@@ -130,7 +130,7 @@ SAID = [
 
 
 @pytest.mark.parametrize(("setting", "command", "code", "message"), SAID)
-def test_what_is_said(
+def test_commands_in_odd_surroundings(
     setting: str, command: str, code: int, message: str, performed: Perform
 ) -> None:
     done = performed(setting, command)

@@ -209,7 +209,7 @@ def test_what_is_no_square_colour_image_is_refused(shape: tuple[int, ...]) -> No
         photos(torch.zeros(shape), 0)
 
 
-def test_without_kornia_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_kornia_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(name: str) -> Any:
         raise ImportError(f"No module named {name!r}")
 

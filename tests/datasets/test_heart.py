@@ -142,7 +142,7 @@ def test_the_scale_is_that_of_the_training_rows_alone() -> None:
     assert not torch.equal(moved.x[rows[1:]], before.x[rows[1:]])
 
 
-def test_patients_who_agree_look_alike_in_every_hospital() -> None:
+def test_equal_patients_look_alike_in_every_hospital() -> None:
     """The input may not tell the router what it is to find: scaling per hospital would."""
     table = made()
     twins = [int(np.flatnonzero(table.site == i)[0]) for i in range(4)]
@@ -247,7 +247,7 @@ def test_the_real_counts_are_those_that_are_documented(real: Path) -> None:
     assert sum(kept) == 740
 
 
-def test_the_real_federation_can_be_learnt_and_its_hospitals_told_apart(real: Path) -> None:
+def test_the_real_federation_can_be_learnt_and_its_hospitals_distinguished(real: Path) -> None:
     table = heart.scan(real)
     everyone, split = heart.federated(table)
     assert [len(rows) for rows in split.train] == [212, 205, 86, 140]

@@ -206,7 +206,7 @@ def test_answers_after_a_run_are_not_of_the_next(play: Play) -> None:
     assert sum("the run has ended" in text for text in world.texts()) == 1
 
 
-def test_troubles_are_told_once_until_a_round_was_answered(play: Play) -> None:
+def test_troubles_are_reported_once_until_a_round_is_answered(play: Play) -> None:
     one, other = {"trouble": 'no column\n"age"'}, {"trouble": "\x1b[2Jnone"}
     fine = {"round": 1, "rounds": 2}
     heard = [one, one, other, fine, other, other]

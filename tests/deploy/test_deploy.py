@@ -256,7 +256,7 @@ def test_a_client_stays_for_the_next_server(
     ]
 
 
-def test_flowers_refusals_are_told_in_one_line() -> None:
+def test_flowers_refusals_are_one_line() -> None:
     answer = '{"success": false, "error-message": "\\nno such\\napp\\n"}'
     with pytest.raises(InputError, match="^`flwr ls -x` failed: no such app$"):
         run_flower(["ls", "-x"], os.environ, [sys.executable, "-c", f"print({answer!r})"])

@@ -73,7 +73,7 @@ def test_a_strict_handshake(tmp_path: Path) -> None:
         ("ca", x509.KeyUsage, "Path length given without key usage keyCertSign"),
     ],
 )
-def test_what_a_certificate_lacks_is_said(
+def test_what_a_certificate_lacks_is_named(
     name: str,
     extension: type[x509.ExtensionType],
     answer: str,

@@ -138,7 +138,7 @@ def test_flower_may_be_silent_for_a_while(tmp_path: Path, monkeypatch: pytest.Mo
     assert error.value.exit_code == 70
 
 
-def test_events_of_before_are_not_told_again(tmp_path: Path) -> None:
+def test_earlier_events_are_not_repeated(tmp_path: Path) -> None:
     """Nor does the failure that a run goes on after end it."""
     lines = [{"event": "round"}, {"event": "failed", "error": "killed"}, {"event": "start"}]
     (tmp_path / "events.jsonl").write_text("".join(json.dumps(e) + "\n" for e in lines))

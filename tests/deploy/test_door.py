@@ -87,7 +87,7 @@ def posted(keys: Path, path: str, length: int, headers: Any = (), at: Any = PORT
     return sent[0]["status"], bool(reads), sent[0]["headers"]
 
 
-def test_bodies_are_as_long_as_who_sends_them_has_proved(keys: Path) -> None:
+def test_the_size_of_a_body_depends_on_what_its_sender_has_proved(keys: Path) -> None:
     client = signed(keys / "client")
     for path, headers, most in (
         (PUSH, [], UNPROVEN),
@@ -314,7 +314,7 @@ def test_without_limits_all_stay(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tls", [False, True])
-def test_who_proves_nothing_is_cut_off(
+def test_callers_that_prove_nothing_are_cut_off(
     tls: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before the handshake and after it; who has proved its key stays."""

@@ -106,7 +106,7 @@ def test_what_a_cap_is_worth_is_what_clients_get(case: str) -> None:
         assert most == pytest.approx(share)
 
 
-def test_without_a_cap_it_is_said_that_there_is_none() -> None:
+def test_a_missing_cap_is_reported() -> None:
     assert cap_text(Method(), Training(), 3).startswith("No cap, since the experiment names")
 
 

@@ -170,7 +170,7 @@ def test_tasks_of_servers_and_clients_and_no_others() -> None:
 
 
 @pytest.mark.parametrize(("number", "shown"), [("KILL", True), ("TERM", False)])
-def test_a_killed_task_is_told_on_the_clients_screen(
+def test_a_killed_task_is_reported_on_the_clients_screen(
     number: str, shown: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At once: Flower takes a minute, and tells the server. An end in order is no news."""

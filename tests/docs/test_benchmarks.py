@@ -316,7 +316,9 @@ def test_peers_play_the_deep_network_with_few_clients(
             run.main()
 
 
-def test_who_is_not_for_a_network_is_left_out(load, capsys: pytest.CaptureFixture[str]) -> None:  # type: ignore[no-untyped-def]
+def test_peers_that_cannot_train_a_network_are_left_out(
+    load, capsys: pytest.CaptureFixture[str]
+) -> None:  # type: ignore[no-untyped-def]
     engine = load("engine.py")
     (work,) = (w for w in engine.WORKLOADS if w.name == "W5")
     federation, algorithm = work.federation(True)

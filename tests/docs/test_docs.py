@@ -211,4 +211,7 @@ OF_STORIES = re.compile(r"\b(nobody|told|said|whoever|whom)\b", re.I)
 def test_pages_speak_plainly() -> None:
     pages = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "ARCHITECTURE.md"]
     assert {p.name: odd for p in pages if (odd := OF_STORIES.findall(p.read_text()))} == {}
-    assert OF_STORIES.findall("Nobody is told; see `test_what_is_said`") == ["Nobody", "told"]
+    assert OF_STORIES.findall("Nobody is told; see `test_commands_in_odd_surroundings`") == [
+        "Nobody",
+        "told",
+    ]

@@ -112,7 +112,7 @@ FORMS = ["form", "type", "names", "more"]
     ("kind", "each"), [*((kind, 3) for kind in NUMBERS), *((kind, 1) for kind in NUMBERS + FORMS)]
 )
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=linux)])
-def test_what_is_bad_is_said_as_one_by_one(
+def test_bad_replies_raise_the_same_error_as_one_by_one(
     processes: int, kind: str, each: int, client: int, setting: Setting, federation: Federation,
     entered: list[tuple[int, ...]],
 ) -> None:  # fmt: skip
@@ -286,7 +286,7 @@ def test_what_clients_keep_does_not_hold_the_block(setting: Setting) -> None:
                 assert v.untyped_storage().nbytes() == v.nbytes
 
 
-def test_a_block_is_summed_by_who_has_weight() -> None:
+def test_only_clients_with_weight_enter_a_blocks_sum() -> None:
     """What a client of weight 0 sent is not read, and a part that nobody sends is none."""
     numbers = torch.tensor([[1.0, 2.0], [float("nan")] * 2, [3.0, 5.0]])
     block = block_of(Block((7, 2, 4), {"delta": {"w": numbers}, "report": {}}, {}, 1))

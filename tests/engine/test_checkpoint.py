@@ -277,7 +277,7 @@ def test_what_comes_back_lies_as_torch_would_put_it(tmp_path: Path, played: Roun
     assert all(v.data_ptr() % 64 == 0 for one in kept for v in flatten(one).values())
 
 
-def test_a_folder_that_may_not_be_looked_into_is_told(
+def test_an_unreadable_folder_is_an_error(
     tmp_path: Path, played: Round, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not taken for one without checkpoints: the run would begin anew."""

@@ -64,7 +64,7 @@ def played(
 
 
 @pytest.mark.slow
-def test_who_is_late_drops_out(setting: Setting, federation: Federation, tmp_path: Path) -> None:
+def test_a_late_client_drops_out(setting: Setting, federation: Federation, tmp_path: Path) -> None:
     """The round is that of the others, and the next one that of all."""
     algorithm = recipes.scaffold(setting)
     first, second = played(
@@ -135,7 +135,7 @@ def test_nothing_ends_a_client_in_this_process() -> None:
 
 
 @pytest.mark.slow
-def test_nobody_is_asked_again_in_this_process() -> None:
+def test_no_client_is_asked_again_in_this_process() -> None:
     config = config_of("fedavg", training={"rounds": 1, "steps": 1, "retries": 2})
     for engine in (InProcess(), backend_of("stacked"), backend_of("dense")):
         with pytest.raises(InputError, match="training.retries = 2 asks clients again whose proc"):
@@ -159,7 +159,7 @@ def over(algorithm: Any, federation: Federation, failing: dict[int, int], **more
     return list(play(strategy, LocalGrid(client_app(site), len(SIZES)), 2)), asked
 
 
-def test_flower_asks_again_who_failed(setting: Setting, federation: Federation) -> None:
+def test_flower_asks_failed_clients_again(setting: Setting, federation: Federation) -> None:
     algorithm = recipes.scaffold(setting)
     rounds, asked = over(algorithm, federation, {2: 1, 4: 3}, retries=2)
     assert [[one.client for one in r.dropped] for r in rounds] == [[4], []]

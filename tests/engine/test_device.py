@@ -113,7 +113,7 @@ def test_models_are_evaluated_where_clients_train(name: str, there: bool) -> Non
 
 
 @pytest.mark.parametrize("name", sorted(LOOKS))
-def test_who_looks_at_values_is_seen(name: str) -> None:
+def test_code_that_reads_values_fails(name: str) -> None:
     """The negative control: a question for a number fails there."""
     setting = Setting(routed_model(), TARGET, Local(lr=0.3, batch=12))
     algorithm, federation = MAKE[name](setting), make_federation(setting.model)

@@ -73,7 +73,7 @@ def test_the_others_of_a_cohort_are_played(setting: Setting, mlp: Model) -> None
     assert not any(r.skipped for r in played)
 
 
-def test_a_run_that_drew_nobody_at_all_says_so(setting: Setting, mlp: Model) -> None:
+def test_a_run_that_drew_no_client_says_so(setting: Setting, mlp: Model) -> None:
     federation, method = with_an_empty_client(mlp), recipes.fedavg(setting)
     drawn = next(r.t for r in run(method, federation, 9, cohort=1) if not r.skipped)
     assert drawn > 1  # else the run would not show what happens

@@ -138,7 +138,7 @@ KEPT: dict[str, tuple[Any, str]] = {
 @pytest.mark.few(5)
 @pytest.mark.parametrize("on_bad", ["drop", "stop"])
 @pytest.mark.parametrize(("kept", "reason"), KEPT.values(), ids=KEPT)
-def test_a_state_that_is_no_parts_of_tensors_is_told(
+def test_a_state_that_is_no_parts_of_tensors_is_reported(
     kept: Any, reason: str, on_bad: Any, setting: Setting
 ) -> None:
     algorithm = MAKE["fedavg"](setting)
@@ -219,7 +219,7 @@ def test_the_gap_is_that_of_those_left(setting: Setting) -> None:
     assert len(set(gaps)) == 3  # the control
 
 
-def test_a_gap_that_nobody_knows_passes_no_limit() -> None:
+def test_an_unknown_gap_passes_no_limit() -> None:
     limited = Gate(on_bad="drop", max_gap=0.5, target=(0.5, 0.5))
     assert "the gap to the target is nan" in limited.lacking(3, float("nan"))
     assert limited.lacking(3, 0.5) == ""

@@ -72,7 +72,7 @@ def test_infinities_that_cancel_are_found() -> None:
         let(replies(c1=reply(1, torch.inf), c2=reply(2, -torch.inf)))
 
 
-def test_who_is_left_out_of_a_sum_is_looked_at() -> None:
+def test_clients_left_out_of_a_sum_are_checked() -> None:
     """0 * NaN is not added, so no sum would tell."""
     weights = torch.tensor([0.5, 0.0, 0.5, 0.0, 0.0, 0.0], dtype=torch.float64)
     with pytest.raises(DivergedError, match="client 1 sent non-finite"):
@@ -97,7 +97,7 @@ def test_the_first_client_is_named() -> None:
         let(replies(c0=reply(0, claimed=4), c1=reply(1, torch.nan)))
 
 
-def test_numbers_are_told_of_before_a_form_that_differs() -> None:
+def test_bad_numbers_are_reported_before_a_form_that_differs() -> None:
     """The second three agree on a form that is not the first three's."""
     came = [of_its_own(lambda v, i=i: v.repeat(1 + i // 3), reply(i)) for i in range(CLIENTS)]
     with pytest.raises(TrainingError, match='client 3 sent an update with another "own"'):
@@ -114,7 +114,7 @@ def test_a_sum_may_overflow() -> None:
     assert let(came, torch.eye(CLIENTS).double()[0]).finite()  # the control
 
 
-def test_no_sum_tells_of_complex_numbers() -> None:
+def test_no_sum_reveals_bad_complex_numbers() -> None:
     nan = lambda v: torch.complex(v, torch.full_like(v, torch.nan))  # noqa: E731
     with pytest.raises(TrainingError, match="non-finite numbers"):
         let([of_its_own(nan, reply(i)) for i in range(CLIENTS)])

@@ -68,7 +68,7 @@ def test_a_part_that_only_some_send_is_refused() -> None:
         sums.parts()
 
 
-def test_who_does_not_answer_is_missed_whoever_summed() -> None:
+def test_a_missing_answer_is_noticed_wherever_it_is_summed() -> None:
     sums = RunningSums(torch.arange(3), {"delta": torch.full((3,), 0.5)})
     taken = partial(in_turn, Gate(), asked=asked_of(range(3)), sums=sums)
     with pytest.raises(TrainingError, match="no answer in time"):
@@ -154,7 +154,7 @@ def test_parts_that_are_not_the_methods_are_not_let_through() -> None:
         assert bool(first.sums) == some
 
 
-def test_parts_that_nobody_sends_are_not_summed() -> None:
+def test_parts_that_no_client_sends_are_not_summed() -> None:
     """Replies stay as they are, and so does their order."""
     agreed = Terms(Gate(), frozenset(), {"control": (0.5, 0.25, 0.25)})
     came = [reply(i, 1.0) for i in (2, 0, 1)]

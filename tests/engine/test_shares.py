@@ -146,7 +146,7 @@ def test_a_share_whose_process_dies_is_trained_again(
 
 
 @pytest.mark.slow
-def test_what_cannot_be_trained_so_is_said(setting: Setting, mlp_plain: Model) -> None:
+def test_what_dense_cannot_train_is_refused_in_shares(setting: Setting, mlp_plain: Model) -> None:
     federation = make_federation(mlp_plain)
     algorithm = recipes.fedsam(replace(setting, model=mlp_plain))
     with workers(federation.clients, 2) as team, pytest.raises(UnfitError, match="through Sam"):

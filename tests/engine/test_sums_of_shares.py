@@ -50,7 +50,7 @@ def test_every_method_with_sums_of_sums(make: Any, setting: Setting) -> None:
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_who_is_summed_where(
+def test_which_process_sums_which_clients(
     count: int, setting: Setting, federation: Federation, entered: list[tuple[int, ...]]
 ) -> None:
     """Each other process where it trained, here one by one, and two clients alone not at all."""
@@ -112,7 +112,7 @@ KINDS = ["nan", "large", "form", "type", "names", "another's", "more", "kept"]
 @pytest.mark.slow
 @pytest.mark.parametrize("members", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("clients", [5, 6, 7, 8, 9, 11])
-def test_nobody_is_left_out(clients: int, members: int, setting: Setting) -> None:
+def test_no_client_is_left_out(clients: int, members: int, setting: Setting) -> None:
     """Also where own replies lie on both sides of a share, and in order."""
     sizes = (12, 9, 7, 14, 10, 8, 11, 13, 9, 6, 5)[:clients]
     federation = make_federation(setting.model, make_clients(sizes=sizes))
@@ -147,7 +147,7 @@ def test_what_is_not_finite_is_not_summed(
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("client", "before"), WHERE)
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_bad_is_said_as_in_one_process(
+def test_bad_replies_raise_the_same_error_as_in_one_process(
     kind: str, client: int, before: list[tuple[int, ...]], setting: Setting, federation: Federation,
     entered: list[tuple[int, ...]],
 ) -> None:  # fmt: skip
@@ -193,7 +193,7 @@ def test_the_first_to_be_refused_ends_the_round(setting: Setting) -> None:
 
 
 @pytest.mark.slow
-def test_whom_the_main_processs_gate_looks_at(
+def test_which_clients_pass_the_main_processs_gate(
     setting: Setting, monkeypatch: pytest.MonkeyPatch, entered: list[tuple[int, ...]]
 ) -> None:
     """Clients that it trained, eight at a time, and those of another process beside them."""

@@ -65,7 +65,7 @@ def test_channels_last_is_for_images(setting: Setting) -> None:
 
 
 @pytest.mark.parametrize("by_work", [True, False], ids=["work", "client_update"])
-def test_a_backend_of_ones_own_trains_as_told_by_work(setting: Setting, by_work: bool) -> None:
+def test_a_custom_backend_trains_as_the_job_says_by_work(setting: Setting, by_work: bool) -> None:
     """Vectors cannot be trained so: that is seen where the job's own way is taken."""
 
     def one_by_one(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
@@ -184,7 +184,7 @@ def test_batches_drawn_ahead_are_the_same(
 
 
 @pytest.mark.slow
-def test_nobody_without_weight_is_trained_by_any_backend() -> None:
+def test_no_backend_trains_a_client_without_weight() -> None:
     """FedPALS for two labels: clients that hold none of them get weight 0, and no job."""
     model = build(lambda: Mlp((8,), (6,), CLASSES), 1)
     setting = Setting(model, (0.5, 0.5, 0.0, 0.0, 0.0), Local(lr=0.1, batch=8))

@@ -35,7 +35,7 @@ def yields(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.mark.parametrize("patience", [0.0, LONG])
-def test_those_who_said_something_or_are_gone(patience: float, yields: list[float]) -> None:
+def test_processes_that_answered_or_are_gone(patience: float, yields: list[float]) -> None:
     pipes = [Pipe() for _ in range(3)]
     ours = [one for one, _ in pipes]
     pipes[1][1].send("a word")
@@ -74,7 +74,7 @@ def test_what_comes_while_one_waits(patience: float) -> None:
     sender.join()
 
 
-def test_who_is_awake(set_plain: Callable[[bool], None]) -> None:
+def test_which_processes_spin(set_plain: Callable[[bool], None]) -> None:
     """Where clients are trained together; the environment says no."""
     set_plain(False)
     assert awake() == Task(len, within=loop).patience == AWAKE > 0  # type: ignore[arg-type]

@@ -83,7 +83,7 @@ def test_teams_end_in_any_order(setting: Setting, federation: Federation) -> Non
     assert not OURS
 
 
-def test_a_team_ends_whoever_was_forked_meanwhile(federation: Federation) -> None:
+def test_a_team_ends_although_processes_were_forked_meanwhile(federation: Federation) -> None:
     context = multiprocessing.get_context("fork")
     with workers(federation.clients, 1):
         other = context.Process(target=time.sleep, args=(50,))
@@ -186,7 +186,7 @@ class WithTensor:
         return {**sent, "v": {"v": self.v}}, kept
 
 
-def test_work_with_tensors_is_told_anew(setting: Setting, federation: Federation) -> None:
+def test_work_with_tensors_is_sent_again(setting: Setting, federation: Federation) -> None:
     update, todo = jobs(setting, federation)
     with workers(federation.clients, 1) as team:
         for number in (1.0, 2.0):

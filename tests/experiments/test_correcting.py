@@ -197,7 +197,7 @@ def test_examples_that_were_weighed_to_the_target_need_no_correction(method: str
 
 
 @pytest.mark.slow
-def test_a_correction_that_does_harm_is_told() -> None:
+def test_a_correction_that_does_harm_is_reported() -> None:
     """Of logits that are no good; the control: the same sentence is not there where it helps."""
     warned = {}
     for steps in (1, 60):

@@ -46,7 +46,7 @@ def sizes(n: list[float], ess: list[float], estimated: list[float] | None = None
     return {"importance": {k: torch.tensor(v, dtype=torch.float64) for k, v in rows.items()}}
 
 
-def test_weights_that_are_not_there_are_not_told() -> None:
+def test_missing_weights_are_not_reported() -> None:
     assert importance({"params": {}}) is None
     assert sentences_of({"params": {}}) == []
     assert importance_sentences(recipes.fedavg(SETTING), after({"params": {}}), TRAINING) == []
@@ -119,7 +119,7 @@ def slopes(
     return [text for text in texts if "slope" in text]
 
 
-def test_where_the_truth_is_known_the_slope_is_said() -> None:
+def test_where_the_truth_is_known_the_slope_is_reported() -> None:
     """Of weights under the same bounds: those of the true ratio have exactly 1."""
     assert slopes(1.0) == [
         "Estimated log weights follow the true ones with slope 1.00 and correlation 1.00."
@@ -130,7 +130,7 @@ def test_where_the_truth_is_known_the_slope_is_said() -> None:
     assert "above 1.2 they do too much" in much
 
 
-def test_it_is_not_said_of_controls_unknown_ratios_and_weights_of_1() -> None:
+def test_no_slope_is_reported_of_controls_unknown_ratios_and_weights_of_1() -> None:
     assert slopes(1.0, with_ratios=False) == []
     for estimator in ("true", "equal"):
         assert slopes(0.1, disk(estimator=estimator)) == []

@@ -61,7 +61,7 @@ def test_the_split_is_the_papers(ready: Prepared) -> None:
     assert tested.tolist() == [300 if t > 0 else 0 for t in ready.task.target]
 
 
-def test_nobodys_examples_are_anybody_elses(ready: Prepared) -> None:
+def test_no_example_is_dealt_twice(ready: Prepared) -> None:
     task = ready.task
     groups = [c.x for c in task.clients] + [v.x for v in task.validation] + [task.test.x]
     assert task.target_validation is not None
@@ -363,7 +363,7 @@ def test_an_option_is_never_carried_over_to_another_meaning(
         assert load_config(path, [*others, f"{key}="]).method.options == {}
 
 
-def test_every_option_of_several_methods_has_its_meanings_told() -> None:
+def test_every_shared_option_has_its_meanings_described() -> None:
     """Of a name that several methods have, one meaning for all, or one for each of them."""
     meanings: dict[str, list[str | None]] = {}
     for recipe in recipes.recipes():

@@ -237,7 +237,7 @@ def test_a_run_says_what_its_weights_are_worth(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_weights_are_told_where_clients_test_on_their_own_data(tmp_path: Path) -> None:
+def test_weights_are_reported_where_clients_test_on_their_own_data(tmp_path: Path) -> None:
     given = tables(DISK, noise=0.5, target="clients")
     given["training"] = {"rounds": 4, "batch": 20, "lr": 0.05}
     config = validate(given)

@@ -19,7 +19,7 @@ def scored(right: list[int], total: list[int]) -> Score:
     return Score(torch.tensor(right), torch.tensor(total), torch.tensor(total), 1.0)
 
 
-def test_few_test_examples_are_said_with_their_interval() -> None:
+def test_few_test_examples_are_reported_with_their_interval() -> None:
     """Wilson's interval in its closed form; the control has as many as are enough."""
     (line,) = few_tests(scored([2, 1, 0], [3, 1, 1]), CLASSES, TARGET)
     n, p, z = 5, 3 / 5, 1.959964

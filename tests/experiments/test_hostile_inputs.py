@@ -72,7 +72,7 @@ def test_overrides_are_not_blamed_on_the_file(
         load_config(written(tmp_path, GOOD.encode()), overrides)
 
 
-def test_of_many_mistakes_the_first_are_told() -> None:
+def test_of_many_mistakes_the_first_are_listed() -> None:
     with pytest.raises(InputError, match="and 5 more$") as caught:
         validate({f"k{i}": 1 for i in range(MOST_SHOWN + 5)})
     assert len(str(caught.value).splitlines()) == MOST_SHOWN + 1

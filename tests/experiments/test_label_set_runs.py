@@ -79,7 +79,7 @@ def test_the_meter_changes_nothing(mlp: Model, federated: Callable[..., Federati
 # --------------------------------------------------------------------------- what a run says
 
 
-def test_a_run_tells_what_was_absent_and_where_mass_went(tmp_path: Path) -> None:
+def test_a_run_reports_absent_labels_and_where_mass_went(tmp_path: Path) -> None:
     changes: dict[str, Any] = {
         "training": {"cohort": 2, "rounds": 3},
         "shift": {"labels_per_client": 3, "cover": False, "clients": 4},
@@ -110,7 +110,7 @@ def test_a_run_tells_what_was_absent_and_where_mass_went(tmp_path: Path) -> None
     assert "Mass on absent labels before" in html
 
 
-def test_absences_are_told_where_clients_test_on_their_own_data(tmp_path: Path) -> None:
+def test_absences_are_reported_where_clients_test_on_their_own_data(tmp_path: Path) -> None:
     given = tables(shift={"cover": False, "target": "clients"}, training={"cohort": 1})
     given.pop("server")
     config = validate(given | {"method": {"name": "labelset_fedavg"}, "name": "own"})
@@ -146,7 +146,7 @@ def test_a_run_without_label_sets_says_nothing_of_them(tmp_path: Path) -> None:
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("validation", "mentioned"), [(0.0, False), (0.001, True)])
-def test_a_missing_estimate_is_told_only_where_one_was_asked_for(
+def test_a_missing_estimate_is_reported_only_where_one_was_asked_for(
     tmp_path: Path, validation: float, mentioned: bool
 ) -> None:
     """0.001 of a client's examples is none either, which is worth a sentence."""
@@ -204,7 +204,7 @@ def test_a_run_says_whether_tuning_will_pay(tmp_path: Path) -> None:
     ("mode", "tune", "first"),
     [("private", "mse", "mse"), ("public", "pairwise", "pairwise"), ("private", "none", "kl")],
 )
-def test_the_runs_loss_is_told_first_and_the_doubt_where_there_is_one(
+def test_the_runs_loss_comes_first_and_a_doubt_where_there_is_one(
     mode: str, tune: str, first: str
 ) -> None:
     optima = Optima(0.5, 0.6, 0.55, 0.45, {"mse": 0.02, "pairwise": 0.03, "kl": 0.011})
@@ -227,7 +227,7 @@ def test_the_runs_loss_is_told_first_and_the_doubt_where_there_is_one(
     assert "±" not in sentences(without, ("cat",))[0]
 
 
-def test_tuning_that_raises_its_loss_is_told() -> None:
+def test_tuning_that_raises_its_loss_is_reported() -> None:
     """In any round that is kept, the worst by its numbers; not for what is rounding."""
 
     def sentences_of(*losses: tuple[float, float] | tuple[None, None]) -> list[str]:
@@ -246,7 +246,7 @@ def test_tuning_that_raises_its_loss_is_told() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("lr", "warned"), [(0.5, True), (0.001, False)])
-def test_a_run_whose_tuning_goes_astray_says_so(lr: float, warned: bool, tmp_path: Path) -> None:
+def test_a_run_whose_tuning_diverges_says_so(lr: float, warned: bool, tmp_path: Path) -> None:
     method = {"tune": "kl", "tune_part": "all", "tune_steps": 20, "tune_lr": lr}
     config = validate(tables(method=method) | {"name": "astray"})
     record(tmp_path, config, prepare(config), silent)
@@ -261,7 +261,7 @@ def test_a_run_whose_tuning_goes_astray_says_so(lr: float, warned: bool, tmp_pat
 PRIVATE: dict[str, Any] = {"mode": "private", "tune": "mse", "tune_over": "union"}
 
 
-def test_sentences_name_labels_of_nobody_and_labels_absent_at_times() -> None:
+def test_sentences_name_labels_without_clients_and_labels_absent_at_times() -> None:
     one = SetRound(9, 2, 0.5, 0.4, 0.25, 0.75)
     sets = LabelSets(holders=(1, 0, 2), absent_rounds=(4, 9, 0), rounds=(one,), **PRIVATE)
     texts = sentences(sets, ("cat", "dog", "cow"))
@@ -278,7 +278,7 @@ def test_sentences_name_labels_of_nobody_and_labels_absent_at_times() -> None:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("mode", ["private", "holders", "public"])
 @pytest.mark.parametrize("over", [None, "union", "all"])
-def test_rows_of_nobodys_labels_are_said_to_move_where_they_do(
+def test_rows_of_labels_without_clients_are_reported_to_move_where_they_do(
     mode: str, over: str | None, tmp_path: Path
 ) -> None:
     options = {"tune_over": over} if over else {"tune": "none"}

@@ -129,7 +129,7 @@ def test_sites_that_are_clients_ask_for_their_target(name: str) -> None:
         prepare(config)
 
 
-def test_colours_on_grey_images_are_told() -> None:
+def test_colours_on_grey_images_are_noted() -> None:
     """Of "bits" gamma alone is left, at two values; of "wide" three gammas, posterised or not."""
     shift = {"kind": "iid", "clients": 8, "target": "clients"}
 

@@ -92,7 +92,7 @@ def test_without_cohorts_weights_are_those_over_all_clients(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_on_flower_the_same_is_said(tmp_path: Path) -> None:
+def test_flower_records_the_same(tmp_path: Path) -> None:
     """Through its messages, in memory; another seed is the control."""
     config = config_of("fedpals", **MOST)
     summary, rounds = recorded(tmp_path / "here", config)
@@ -156,7 +156,7 @@ def test_another_methods_lam_is_not_called_fedpals_lambda(name: str, tmp_path: P
 
 
 @pytest.mark.slow
-def test_an_ess_that_changes_nothing_is_said(tmp_path: Path) -> None:
+def test_an_ess_that_changes_nothing_is_reported(tmp_path: Path) -> None:
     """What lambda = 0 has already cannot be asked for; more can."""
     training = {"rounds": 2, "steps": 1}
 

@@ -93,7 +93,7 @@ def test_another_configurations_checkpoints_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_another_versions_measurements_are_told(tmp_path: Path) -> None:
+def test_measurements_of_another_version_are_refused(tmp_path: Path) -> None:
     """Whole by its checksums, and of other columns than this version's."""
     config = config_of("fedavg")
     record_until(tmp_path / "cut", config, 3)
@@ -106,7 +106,7 @@ def test_another_versions_measurements_are_told(tmp_path: Path) -> None:
         keeper.progress("run")
 
 
-def test_a_run_goes_on_when_nobody_hears_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_goes_on_without_a_reader_of_its_output(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reader of stderr is gone: neither progress nor a signal's word ends the run."""
     reads, writes = os.pipe()
     os.close(reads)
@@ -197,7 +197,7 @@ def test_kill_9_at_random_points(tmp_path: Path) -> None:
     assert min(kinds) >= 1, "a kind of point was not hit at all"
 
 
-def test_what_cannot_be_resumed_is_told(tmp_path: Path) -> None:
+def test_what_cannot_be_resumed_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"o: not a run folder \(no config.resolved.toml\)"):
         configured(tmp_path / "o")
     config = config_of("fedavg")

@@ -66,7 +66,7 @@ def test_a_run_folder_has_its_router(trained: tuple[Path, Experiment]) -> None:
 
 
 @pytest.mark.slow
-def test_of_a_smaller_cohort_those_who_took_part_are_routed_to(tmp_path: Path) -> None:
+def test_only_clients_that_took_part_are_routed_to(tmp_path: Path) -> None:
     made = run(tmp_path / "run", rounds=1, cohort=2)
     router = load_router(tmp_path / "run", shape=SHAPE)
     assert router.clients == of_run(made).clients == made.outcome.last.cohort.tolist()

@@ -47,7 +47,7 @@ def test_every_metric_is_what_counting_gives(method: str, cohort: int | None) ->
     assert len(hand.last.states) == (cohort or CLIENTS)
 
 
-def test_the_metrics_can_be_told_apart() -> None:
+def test_the_metrics_differ() -> None:
     """The control: no two ways of answering agree here."""
     hand = played("feddrm")
     metrics = {k: v for k, v in hand.metrics().items() if k != "system_accuracy"}
@@ -150,7 +150,7 @@ def test_risk_is_that_of_routing_by_the_posterior() -> None:
 
 
 @pytest.mark.slow
-def test_details_know_who_never_took_part() -> None:
+def test_details_leave_out_clients_that_never_took_part() -> None:
     """Nothing is sent to the two of five that were not drawn."""
     hand = played("feddrm", 3)
     last = served.last_round(
@@ -242,7 +242,7 @@ def test_every_clients_images_go_through_its_look_in_training_and_in_testing() -
             assert not torch.allclose(seen, raw)
 
 
-def test_nobody_is_tested_on_what_somebody_trains_on() -> None:
+def test_no_client_is_tested_on_training_examples() -> None:
     task = prepared("fedper", "none").task
     trained = {x.numpy().tobytes() for c in task.clients for x in c.x}
     parts = [t.x for t in (*task.tests, *task.validation)]

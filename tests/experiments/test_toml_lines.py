@@ -76,7 +76,7 @@ def test_every_number_is_found_on_its_line(newline: str) -> None:
     assert lines_of(newline + text)[("top",)] == 2
 
 
-def test_sections_are_found_where_they_are_first_said() -> None:
+def test_sections_are_located_at_their_first_header() -> None:
     lines = lines_of(TEXT)
     assert lines[("plain",)] == 7
     assert lines[("plain", "sub.sub")] == 22
@@ -102,7 +102,7 @@ def test_sections_are_found_where_they_are_first_said() -> None:
         ('[[training]]\nrounds = "two"', 1),
     ],
 )
-def test_mistakes_are_told_with_their_line(tmp_path: Path, text: str, line: int) -> None:
+def test_mistakes_are_reported_with_their_line(tmp_path: Path, text: str, line: int) -> None:
     path = tmp_path / "f.toml"
     path.write_text(text)
     with pytest.raises(InputError) as caught:

@@ -268,7 +268,7 @@ def test_a_refused_backend_leaves_no_run_of_a_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_lock_follows_who_goes_on(tmp_path: Path, capsys: Printed) -> None:
+def test_the_lock_follows_the_backend_that_goes_on(tmp_path: Path, capsys: Printed) -> None:
     """Also of a run that is stopped again: here by a failure in its fourth round."""
     folder = interrupted(tmp_path, "loop")
     capsys.readouterr()

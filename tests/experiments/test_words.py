@@ -309,7 +309,7 @@ def answer(capsys: pytest.CaptureFixture[str], *args: str) -> str:
 @pytest.mark.parametrize(
     ("change", "words", "call", "named"), CASES, ids=[c[1][:45] for c in CASES]
 )
-def test_files_are_told_keys_with_lines_and_python_its_arguments(
+def test_messages_name_keys_with_lines_in_files_and_arguments_in_python(
     change: tuple[str, str],
     words: str,
     call: Callable[[], object],
@@ -331,7 +331,7 @@ def test_files_are_told_keys_with_lines_and_python_its_arguments(
     assert not any(f"{section}." in str(caught.value) for section in ("method", "training"))
 
 
-def test_options_are_named_to_those_who_type_them(
+def test_options_are_named_on_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -34,7 +34,7 @@ class Noting:
         self.lines.append("finished")
 
 
-def test_every_round_is_told_once() -> None:
+def test_every_round_is_reported_once() -> None:
     """With its measures where it is evaluated."""
     rounds: list[Mapping[str, Any]] = []
     logger = Noting()

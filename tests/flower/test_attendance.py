@@ -95,7 +95,7 @@ def test_missing_clients_are_named_as_they_come(
     assert not [e for e in play(Named(text), text, tmp_path / "two") if e["event"] == "waiting"]
 
 
-def test_a_wait_without_a_change_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_without_a_change_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     events, now = list[Event](), [0.0]
     monkeypatch.setattr(waiting.time, "monotonic", lambda: now[0])
     attendance = waiting.Attendance(3, events.append)
@@ -133,7 +133,7 @@ class Late(Named):
 
 
 @pytest.mark.slow
-def test_late_joiners_and_refusals_are_told(
+def test_late_joiners_and_refusals_are_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And what the clients' claims amount to, anew."""

@@ -147,7 +147,9 @@ def test_by_moments_alone(runs: tuple[Path, Path, Watched], tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_what_the_server_waits_for_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_server_waits_for_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(awaited, "LONG", 0.0)
     out = Watched(experiment(), tmp_path / "run", tmp_path / "kept", refit=False).serve()
     events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]

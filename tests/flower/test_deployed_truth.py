@@ -131,7 +131,7 @@ class Leaving(LocalGrid):
 
 
 @pytest.mark.slow
-def test_who_drops_out_is_said_and_kept(
+def test_clients_that_drop_out_are_reported_and_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(SERVING, "fedshift deploy server /f --host h --port 1")
@@ -240,7 +240,7 @@ class Slow(LocalGrid):
         (ErrorCode.REPLY_MESSAGE_UNAVAILABLE, "timeout", "no answer in time"),
     ],
 )
-def test_a_failure_is_said_while_others_are_working(
+def test_a_failure_is_reported_while_others_are_working(
     mlp: Any, setting: Setting, code: int, kind: str, reason: str
 ) -> None:
     algorithm, federation = MAKE["fedavg"](setting), make_federation(mlp)

@@ -131,7 +131,9 @@ def test_scores_that_are_none(
     assert sorted(strategy.scores) == [0, 1, 3, 4, 5]
 
 
-def test_who_is_gone_is_asked_for_no_score(setting: Setting, federation: Federation) -> None:
+def test_disconnected_clients_are_asked_for_no_score(
+    setting: Setting, federation: Federation
+) -> None:
     """And whatever is sent is worth nothing after the time for an answer."""
     algorithm = recipes.fedavg(setting)
     strategy = strategy_of(algorithm, federation, evaluates=lambda t: True, timeout=77.0)
@@ -256,7 +258,7 @@ def test_registrations_are_bounded_by_the_number_of_classes(
         next(play(strategy, grid, 1))
 
 
-def test_clients_show_nobody_what_they_keep(setting: Setting, federation: Federation) -> None:
+def test_what_clients_keep_is_shown_to_no_one(setting: Setting, federation: Federation) -> None:
     """Unless their app was made so: a personal model stays where it is."""
     algorithm = recipes.ditto(setting)
     strategy = strategy_of(algorithm, federation)
@@ -270,7 +272,7 @@ def test_clients_show_nobody_what_they_keep(setting: Setting, federation: Federa
 
 
 @pytest.mark.parametrize(("seconds", "times"), [(1e-9, 1), (60.0, 4)])
-def test_who_fails_is_asked_again_while_there_is_time(
+def test_failed_clients_are_asked_again_while_there_is_time(
     seconds: float, times: int, setting: Setting, federation: Federation
 ) -> None:
     algorithm, asked = recipes.fedavg(setting), []

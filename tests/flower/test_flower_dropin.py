@@ -228,7 +228,7 @@ def test_given_counts_without_a_partition() -> None:
         played(pals(label_counts={9: COUNTS[0]}), app_of())
 
 
-def test_nobody_reports() -> None:
+def test_no_client_reports() -> None:
     silent = dict.fromkeys(range(4), dropped("label-counts"))
     with pytest.raises(InputError, match=r"no reply can be used; node 1000: .*label_counts="):
         played(pals(), app_of(silent))

@@ -83,7 +83,7 @@ def test_rays_processes_give_the_same_bits(name: str) -> None:
     assert apart(in_process(algorithm, federation, 3), there) == []
 
 
-def test_a_client_app_that_fails_in_every_process_is_told() -> None:
+def test_a_client_app_that_fails_in_every_process_is_an_error() -> None:
     from support.flower_runs import strategy_of
     from support.simsites import build, site
 

@@ -211,7 +211,7 @@ class Registered(LocalGrid):
         return [SimpleNamespace(node_id=n, name=f"site-{n}") for n in self.get_node_ids()]
 
 
-def test_who_is_connected_is_named(setting: Setting, federation: Federation) -> None:
+def test_connected_clients_are_named(setting: Setting, federation: Federation) -> None:
     algorithm = recipes.fedavg(setting)
     grid = Registered(client_app(sites(algorithm, federation)), 6, partitions={0: 0, 2: 2})
     with pytest.raises(InputError, match=r"2 of 6 .* after 0\.1 s \(site-1000, site-1014\); start"):
@@ -261,7 +261,7 @@ def test_data_of_another_partition(setting: Setting, federation: Federation) -> 
     assert "give client_data(x, y, partition)" in message
 
 
-def test_first_models_of_other_numbers_are_told(
+def test_first_models_of_other_numbers_are_logged(
     setting: Setting, federation: Federation, caplog: pytest.LogCaptureFixture
 ) -> None:
     algorithm = recipes.ditto(setting)

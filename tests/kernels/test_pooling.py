@@ -299,7 +299,7 @@ def test_what_became_of_a_pool_since_counts() -> None:
 
 @pytest.mark.parametrize("which", ["forward", "forward_pre", "full_backward", "full_backward_pre"])
 @pytest.mark.parametrize("at", [0, 1])
-def test_who_looks_into_a_layer_sees_it_as_it_stands(which: str, at: int) -> None:
+def test_a_layer_that_is_inspected_stays_as_written(which: str, at: int) -> None:
     """Also who looks into all layers there are."""
     net, x = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2)), torch.randn(1, 2, 8, 8, requires_grad=True)
     seen: list[Tensor] = []

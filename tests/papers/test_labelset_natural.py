@@ -76,7 +76,7 @@ def cells(table: Study, **values: tuple[float, ...]) -> list[Cell]:
         ((88.0, 93.0, 90.0), "does not clearly beat"),
     ],
 )
-def test_the_foot_says_who_is_ahead(ahead: tuple[float, ...], verdict: str) -> None:
+def test_the_foot_says_which_method_is_ahead(ahead: tuple[float, ...], verdict: str) -> None:
     """By the difference paired by seed. Control: seeds that only one of them has count for none."""
     table, base = study("labelsets/natural"), (90.0, 90.0, 90.0, 0.0)
     made = cells(table, **{PRIVATE: base, AHEAD: ahead})

@@ -268,9 +268,7 @@ def test_tuning_keeps_the_best_of_the_grid_for_later(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------- what cannot be done
 
 
-def test_a_method_that_is_not_there_is_said(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_missing_method_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("fedshift.recipes.__all__", ["fedavg"])
     done = reproduce(replace(MINI, out=tmp_path, methods=(), train=False))
     assert cell(done, "Oracle").note == 'this version has no method "oracle"'

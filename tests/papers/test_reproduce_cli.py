@@ -268,7 +268,7 @@ def test_too_few_rounds_for_tuning_is_one_message(
 
 
 @pytest.mark.slow
-def test_shares_of_tuning_that_rounding_changes_are_told(
+def test_shares_of_tuning_that_rounding_changes_are_noted(
     call: Callable[..., tuple[int, str, str]],
 ) -> None:
     args = ("--methods", "fedavgft", "--no-train", "--format", "json")

@@ -215,7 +215,7 @@ def test_tuned_values_of_other_tables_do_no_harm(tmp_path: Path) -> None:
         ([], "(seed 0, 1 round, with nothing changed from the protocol)."),
     ],
 )
-def test_a_value_tuned_under_other_changes_is_said(
+def test_a_value_tuned_under_other_changes_is_reported(
     changed: list[str], ending: str, tmp_path: Path
 ) -> None:
     (tmp_path / "tuned.json").write_text(json.dumps([{**RECORD, "changed": changed}]))

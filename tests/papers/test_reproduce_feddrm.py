@@ -294,7 +294,7 @@ def test_runs_of_versions_without_details_have_a_table_and_bars(
         ((0, 1), " has no value (2 of 2 seeds)"),
     ],
 )
-def test_a_router_that_was_not_refitted_is_told_with_its_reason(
+def test_a_router_that_was_not_refitted_is_reported_with_its_reason(
     drawn: tuple[Path, Reproduced],
     tmp_path: Path,
     capsys: Any,

@@ -304,7 +304,7 @@ def check_bytes(done: Reproduced) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_reduced_is_said(tmp_path: Path) -> None:
+def test_what_is_reduced_is_reported(tmp_path: Path) -> None:
     done = small("sweep", tmp_path, splits=("C=3",), methods=("fedavg",), seeds=(0,), train=False)
     notes = " ".join(done.outcome.notes)
     assert "Changed from the protocol: server.unlabeled=40." in notes

@@ -170,7 +170,7 @@ def test_a_missing_package_is_a_problem_with_its_cure(
 
 
 @pytest.mark.slow
-def test_notes_call_default_only_what_nobody_set(tmp_path: Path) -> None:
+def test_notes_call_default_only_what_was_not_set(tmp_path: Path) -> None:
     plan = Plan(narrowed(study("fedpals/table1"), ("pacs-96",), (), ()))
     cells = [replace(cell, problem=None) for cell in collect(plan, Store(tmp_path), {})]
     notes = " ".join(notes_of(plan, cells, {}))

@@ -36,7 +36,7 @@ def test_progress_in_lines(
     assert capsys.readouterr().err == "2 runs to do, 1 complete\n" + output
 
 
-def test_every_run_is_heard_of_where_several_go_on(
+def test_every_run_reports_progress_where_several_go_on(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rounds of 31 seconds, a second apart."""
@@ -60,7 +60,7 @@ TABLE1 = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("args", "code"), [(TABLE1, 0), (["fedpals/table3", "--no-train"], 3)])
-def test_progress_that_nobody_reads(args: list[str], code: int, tmp_path: Path) -> None:
+def test_progress_without_a_reader(args: list[str], code: int, tmp_path: Path) -> None:
     """Whoever read stderr is gone: all else is as ever."""
     env = {**os.environ, "FEDSHIFT_DATA": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
     with subprocess.Popen(

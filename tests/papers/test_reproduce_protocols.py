@@ -234,7 +234,7 @@ def test_natural_clients_come_with_the_data() -> None:
             gaussians(**wrong)
 
 
-def test_the_server_can_be_told_a_noisy_target() -> None:
+def test_the_server_can_be_given_a_noisy_target() -> None:
     """T_p = normalise(T + noise max(eps, 0)); the test set and T itself stay."""
     exact, noisy = prepare(gaussians()), prepare(gaussians(target_noise=0.5))
     assert exact.announced == tuple(exact.task.target.tolist())

@@ -201,7 +201,7 @@ def test_dense_refuses(setting: Setting) -> None:
             ended(in_bfloat16(setting), federation, backend)
 
 
-def test_other_parameters_are_refused_and_nobody_is_dropped(setting: Setting) -> None:
+def test_other_parameters_are_refused_and_no_client_is_dropped(setting: Setting) -> None:
     federation = replace(double(make_federation(setting.model)), gate=Gate(on_bad="drop"))
     with pytest.raises(UnfitError, match=r"for float32 parameters, and \S+ is torch.float64; use"):
         ended(in_bfloat16(setting), federation)

@@ -168,7 +168,7 @@ def test_rounds_between_evaluations_are_no_gaps(tmp_path: Path) -> None:
     assert [len(str(points).split()) for points in lines] == [2, 4]  # of the legend, and the line
 
 
-def test_why_a_run_stopped_is_said(tmp_path: Path) -> None:
+def test_the_reason_why_a_run_stopped_is_shown(tmp_path: Path) -> None:
     end = json.dumps({"time": 1.0, "event": "failed", "error": "interrupted"}) + "\n"
     run = read_any(write_begun(tmp_path / "a", 3, end=end))
     assert isinstance(run, Begun)
@@ -180,7 +180,7 @@ def test_why_a_run_stopped_is_said(tmp_path: Path) -> None:
     assert run.state.startswith("not complete, round 3")
 
 
-def test_training_that_diverged_is_said_so(tmp_path: Path) -> None:
+def test_diverged_training_is_reported(tmp_path: Path) -> None:
     """As in a comparison, which keeps no summary of such a run."""
     folder = write_begun(tmp_path / "a", 3)
     (folder / "diverged.json").write_text(json.dumps({"error": "the loss is not finite"}))

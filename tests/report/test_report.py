@@ -41,7 +41,7 @@ def test_a_page_has_every_section_and_well_formed_drawings(tmp_path: Path) -> No
         assert title.text == svg.get("aria-label")
 
 
-def test_gap_is_said_of_the_l2_distance_alone(tmp_path: Path) -> None:
+def test_only_the_l2_distance_is_called_gap(tmp_path: Path) -> None:
     counts = np.array([[60, 40, 0], [10, 50, 40], [0, 20, 80]])
     diagnosis = diagnosis_page(diagnose(counts, [0.5, 0.25, 0.25]))
     for text in (page([made(tmp_path / "a")]), diagnosis):

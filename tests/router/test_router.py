@@ -235,7 +235,7 @@ def test_a_client_that_has_left_makes_its_queries_new(router: Router) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fit", ["refitted", "from_moments"])
-def test_who_has_left_is_in_no_later_fit(router: Router, queries: Tensor, fit: str) -> None:
+def test_clients_that_left_are_in_no_later_fit(router: Router, queries: Tensor, fit: str) -> None:
     """Nor does it change the odds of an earlier one."""
     clients = make_clients()
     wild = [c._replace(x=100 * c.x + 7) if i == 3 else c for i, c in enumerate(clients)]
@@ -248,7 +248,7 @@ def test_who_has_left_is_in_no_later_fit(router: Router, queries: Tensor, fit: s
     assert not torch.allclose(one.scores(queries).softmax(1), kept)
 
 
-def test_who_cannot_be_routed_to_has_no_part_in_priors(router: Router, queries: Tensor) -> None:
+def test_clients_that_cannot_be_routed_to_have_no_prior(router: Router, queries: Tensor) -> None:
     """What a prior gives it goes to the others, in proportion."""
     gone, q = router.without(3), torch.tensor([0.2, 0.1, 0.1, 0.4, 0.1, 0.1], dtype=torch.float64)
     left = q.index_fill(0, torch.tensor(3), 0.0) / 0.6
@@ -291,7 +291,7 @@ def test_a_client_that_joins_has_a_row_from_moments(router: Router) -> None:
     assert not (router.route(new.x).clients == N).any()
 
 
-def test_who_never_took_part_is_not_routed_to() -> None:
+def test_clients_that_never_took_part_are_not_routed_to() -> None:
     played = final(ALGORITHM, routed_federation(MODEL), 1, cohort=3)
     router = Router.of(ALGORITHM, played.server, played.states)
     assert router.clients == played.cohort.tolist()

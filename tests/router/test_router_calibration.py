@@ -45,7 +45,7 @@ def test_clients_sums_give_the_pooled_figures() -> None:
     assert figures(sums)[0] != figures(sums[:3])[0]
 
 
-def test_every_example_is_held_out_once_and_who_has_one_keeps_it() -> None:
+def test_every_example_is_held_out_once_but_a_clients_only_one() -> None:
     marked = [torch.arange(float(len(h)))[:, None] for h in SAMPLES]
     here = Here(marked, marked, 0)
     assert folds_of(here.sizes) == list(range(FOLDS))
@@ -99,7 +99,7 @@ def gaussian_clients(sizes: tuple[int, ...], seed: int, gap: float = 0.5) -> lis
 
 
 @pytest.mark.slow
-def test_a_refit_tells_what_fresh_examples_would_show(router: Router) -> None:
+def test_a_refit_reports_what_fresh_examples_would_show(router: Router) -> None:
     """Features that were never trained on these clients, so that what is held out is fair."""
     clients = gaussian_clients((300, 80, 150, 200, 60, 120), 0)
     fresh = [c.x for c in gaussian_clients((3000, 800, 1500, 2000, 600, 1200), 1)]
@@ -165,7 +165,7 @@ def test_what_makes_the_error_worse_is_not_recommended(router: Router) -> None:
     assert "keep the router that it was made from" in str(kept.calibration)
 
 
-def test_the_figures_are_told_in_a_sentence() -> None:
+def test_the_figures_are_put_in_a_sentence() -> None:
     was, now = HeldOut(90, 0.9, 0.08), HeldOut(90, 0.8, 0.03)
     calibration = Calibration(was, now, 0.01, 1.5)
     assert str(calibration) == (

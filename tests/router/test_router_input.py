@@ -230,7 +230,7 @@ def test_a_router_that_was_never_trained_can_be_refitted(queries: Tensor) -> Non
         (Proximal(0.1) + (CrossEntropy() + 0.5 * (0.5 * ClientEntropy())), True),
     ],
 )
-def test_who_trains_a_router_is_known_from_the_objective(objective: Term, trains: bool) -> None:
+def test_the_objective_says_whether_a_router_is_trained(objective: Term, trains: bool) -> None:
     assert FedAvg(MODEL, objective).trains_router() is trains
     assert FineTune(FedAvg(MODEL, objective), 1).trains_router() is trains
 

@@ -181,7 +181,7 @@ def test_a_cap_among_two_clients_that_hardly_differ() -> None:
     assert solved.certified
 
 
-def test_the_reference_tells_wrong_weights() -> None:
+def test_the_reference_detects_wrong_weights() -> None:
     programme = drawn.draw(0)
     solved = programme.solve()
     best = drawn.exact_answer(programme, solved)

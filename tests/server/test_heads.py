@@ -136,7 +136,7 @@ def test_clients_without_examples_stay_apart() -> None:
     assert float(head_weights(variance, means, EVERYBODY)[present][:, ~present].max()) > 0.1
 
 
-def test_a_class_that_nobody_has_is_not_made_up() -> None:
+def test_a_class_that_no_client_has_is_not_made_up() -> None:
     stacked = {"mean": torch.ones(2, 3, 4), "count": torch.tensor([[2.0, 0, 0], [1, 0, 3]])}
     pooled = pooled_prototypes(stacked)
     assert pooled["count"].tolist() == [3, 0, 3]

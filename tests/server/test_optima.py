@@ -162,7 +162,7 @@ def test_where_all_know_all_labels(kind: str) -> None:
     assert (float(gap.abs().max()) < 1e-9) == (kind != "pairwise")
 
 
-def test_labels_of_nobody() -> None:
+def test_labels_that_no_client_has() -> None:
     """They keep their logits in KL, take what is left in MSE, and all in the pairwise loss."""
     labels = torch.tensor([[0, 3], [0, 1]])
     p = torch.tensor([[[0.7, 0.3]], [[0.6, 0.4]]])

@@ -131,7 +131,7 @@ def test_result_is_read_only_and_describes_itself() -> None:
     assert pals_weights(COUNTS, TARGET, lam=0).l1_bound == math.inf
 
 
-def test_label_that_nobody_holds_is_reported_not_refused() -> None:
+def test_a_label_without_a_client_is_reported_not_refused() -> None:
     counts = np.column_stack([COUNTS, np.zeros(5, dtype=int)])
     target = np.append(TARGET * 0.9, 0.1)
     solved = pals_weights(counts, target, lam=1.0)

@@ -46,7 +46,7 @@ def test_every_client_has_k_labels_and_as_many_examples(k: int) -> None:
         assert (counts.sum(0) > 0).all()  # every label has a client
 
 
-def test_labels_are_drawn_uniformly_and_so_is_who_gets_one_more() -> None:
+def test_labels_and_extra_examples_are_drawn_uniformly() -> None:
     """Without `cover`, label y is in Y_i with probability k / K: within 4.5 s.e. of it."""
     draws = [dealt(LabelSetSplit(3, samples=31, cover=False), seed=s) for s in range(250)]
     share = np.mean([c > 0 for c in draws], axis=0)
@@ -114,7 +114,7 @@ def rows_of(prepared: Prepared, sets: Sequence[torch.Tensor]) -> list[set[int]]:
     return [{place[0] for place in some if len(place) == 1} for some in places]
 
 
-def test_nobodys_examples_are_somebody_elses() -> None:
+def test_clients_and_server_share_no_examples() -> None:
     prepared = ready(data={"validation": 0.1})
     task = prepared.task
     assert prepared.server_inputs is not None
