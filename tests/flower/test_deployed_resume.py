@@ -41,7 +41,7 @@ ROUNDS = 5
 
 
 class Dies(BaseException):
-    """What nothing catches."""
+    """An exception that nothing catches."""
 
 
 class Mortal(LocalGrid):

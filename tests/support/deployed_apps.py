@@ -1,4 +1,4 @@
-"""A deployed federation's app for tests: its clients misbehave where the run's configuration says.
+"""A deployed federation's app for tests, whose clients misbehave as the run's configuration says.
 
 The run's "plan" is "WHAT ROUND PARTITION" and more of these, divided by semicolons; or "states",
 and then the run ends with everything that server and clients keep in one file.
@@ -37,7 +37,7 @@ server_app = ServerApp()
 
 
 def planned(context: Context, t: int) -> str | None:
-    """What this client is to do in round t, if not its work."""
+    """The misbehaviour planned for this client in round t, if any."""
     for one in str(context.run_config["plan"]).split(";"):
         what, *place = one.split() or [""]
         if place == [str(t), str(partition(context))]:
@@ -46,7 +46,7 @@ def planned(context: Context, t: int) -> str | None:
 
 
 def site_of(context: Context) -> Site:
-    """As the deployed app, and also for experiments that only a simulation can measure."""
+    """The deployed app's site, also for experiments that only a simulation can measure."""
     named = str(context.run_config["site"])
     if context.run_config["plan"] != "states" and not named.startswith(f"{__name__}:"):
         return deployed.site_of(context)
@@ -139,7 +139,7 @@ def other_classes(text: str, client: int) -> Site:
 
 
 def use_these(folder: Path) -> None:
-    """Have a federation's app use this module, on the server and on all clients."""
+    """Make a federation's app use this module, on the server and on all clients."""
     app = folder / "app" / "pyproject.toml"
     text = app.read_text(encoding="utf-8").replace(
         "fedshift.experiments.machines.deployed:", f"{__name__}:"

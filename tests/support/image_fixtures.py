@@ -17,7 +17,7 @@ IMAGES = len(pacs.DOMAINS) * len(pacs.CLASSES) * PER_CLASS
 
 
 def colour(d: int, y: int, k: int) -> tuple[int, int, int]:
-    """What image k of domain d and class y is painted with."""
+    """The colour of image k of domain d and class y."""
     return 60 * d, 30 * y, 40 * k
 
 

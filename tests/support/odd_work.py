@@ -1,4 +1,4 @@
-"""A client's work whose answer is changed, for tests of what is let through."""
+"""A client's work with a changed answer, for tests of the checks of replies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fedshift.tree import Parts, stack
 
 @dataclass(frozen=True)
 class OddWork:
-    """`change` makes others of what one client sends and keeps; it is pickled for workers."""
+    """`change` alters what one client sends and keeps; it is pickled for workers."""
 
     update: ClientUpdate
     client: int
@@ -36,7 +36,7 @@ class OddWork:
 
 @dataclass(frozen=True)
 class Together:
-    """`loop`, whose replies are then put together; `kind` says what is changed of one client's.
+    """`loop`, with its replies merged into blocks; `kind` is the change in one client's reply.
 
     each: how many are put together; turned: the last of them first; apart: by odd ids and even
     """
@@ -94,7 +94,7 @@ SIZES = (12, 9, 7, 14, 10, 8, 11, 13)
 
 
 def changed(kind: str, sent: Parts, kept: Parts) -> tuple[Parts, Parts]:
-    """Something else in what a client sends or keeps."""
+    """A client's update and state with one thing changed."""
     delta, report = sent["delta"], sent["report"]
     name = next(iter(delta))
     changes: dict[str, Callable[[], Parts]] = {
@@ -122,7 +122,7 @@ def killed() -> None:
 
 @dataclass(frozen=True)
 class Once:
-    """A client's work, but that client 3 does something else where `flag` does not exist yet."""
+    """A client's work; client 3 does something else while `flag` does not exist."""
 
     update: ClientUpdate
     flag: Path

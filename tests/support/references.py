@@ -1,4 +1,4 @@
-"""Federated methods once more, in plain loops over float64 tensors, to compare the library with.
+"""Federated methods in plain loops over float64 tensors, as references for the library's.
 
 Of the library they take what chance decides, cohorts and batches, and the first weights. Networks,
 losses, steps, weights and sums are written out here. Clients' changes are added one by one.
@@ -39,7 +39,7 @@ def reference_setting(**changes: Any) -> Setting:
 
 @dataclass(frozen=True, eq=False)
 class Played:
-    """A run of the library's method, and what chance decided in it."""
+    """A run of the library's method with its random choices: cohorts and batches."""
 
     algorithm: Algorithm
     federation: Federation

@@ -1,4 +1,4 @@
-"""What rounds left, compared: bit for bit, or how far two runs are apart."""
+"""Comparisons of rounds: bit for bit, or by distance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Served models and their metrics with plain arrays, as one counts them by hand."""
+"""Served models and their metrics computed by hand with plain arrays."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def softmax(z: Array) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class Hand:
-    """One round's models on everybody's test images [n], with plain arrays."""
+    """One round's models on all clients' test images [n], with plain arrays."""
 
     algorithm: Algorithm
     federation: Federation
@@ -84,7 +84,7 @@ class Hand:
 
     @cached_property
     def each(self) -> list[dict[str, Array]]:
-        """What every client's own model gives; the first model for one that never trained."""
+        """The outputs of each client's model; for a client that never trained, of the first one."""
         stage, answers = self.algorithm.at(self.last.t), []
         for i, data in enumerate(self.federation.clients):
             first = self.algorithm.init_client(

@@ -17,12 +17,12 @@ OPEN = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
 
 
 def shade(site: str, glaucoma: bool, k: int) -> tuple[int, int, int]:
-    """What image k of a class of a site is painted with."""
+    """The colour of image k of a class at a site."""
     return 70 * list(SMALL).index(site), 90 * glaucoma, 20 * k
 
 
 def put(path: Path, rgb: tuple[int, int, int]) -> Path:
-    """A picture of one colour at `path`."""
+    """Write an image of one colour to `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(png(rgb))
     return path

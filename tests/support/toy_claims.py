@@ -38,7 +38,7 @@ def federation(n: int, source: np.random.Generator, offset: float = 0.0) -> tupl
 
 
 def lie(counts: Any, distance: float, source: np.random.Generator) -> Any:
-    """Client 0 claims `distance` of its mass for another label than the one that it is of."""
+    """Client 0 claims that `distance` of its mass belongs to another label."""
     claimed = counts.copy()
     true = counts[0]
     if not distance:
