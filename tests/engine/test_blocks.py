@@ -1,4 +1,4 @@
-"""Clients that were trained together: through the gate and into sums as one, or one by one."""
+"""Clients trained together as a block: they pass the gate and enter sums as one or one by one."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def setting(mlp: Model) -> Setting:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
 def test_every_method_in_blocks(make: Any, setting: Setting) -> None:
-    """Bit for bit the loop's result: totals grow by ascending client, whatever is in a block."""
+    """Bit for bit the loop's result: sums are taken by ascending client, however blocks are cut."""
     federation, algorithm = make_federation(setting.model), make(setting)
     alone = last(run(algorithm, federation, ROUNDS))
     for each, turned in ((1, False), (3, False), (3, True), (8, True)):
@@ -57,7 +57,7 @@ def test_every_method_in_blocks(make: Any, setting: Setting) -> None:
 def test_blocks_of_clients_that_do_not_follow_one_another(
     turned: bool, setting: Setting, federation: Federation, entered: list[tuple[int, ...]]
 ) -> None:
-    """As those of unequal sizes are: sums in another order, and nobody is left out."""
+    """As for unequal sizes: sums are in another order, and no client is left out."""
     algorithm = recipes.scaffold(setting)
     alone = last(run(algorithm, federation, 2))
     mixed = last(run(algorithm, federation, 2, backend=Together(apart=True, turned=turned)))
@@ -116,7 +116,7 @@ def test_bad_replies_raise_the_same_error_as_one_by_one(
     processes: int, kind: str, each: int, client: int, setting: Setting, federation: Federation,
     entered: list[tuple[int, ...]],
 ) -> None:  # fmt: skip
-    """By the same words; its block was not summed."""
+    """The messages are equal, and the client's block was not summed."""
     gate = Gate(max_norm=1e3) if kind == "large" else Gate()
     algorithm, federation = recipes.fedavg(setting), replace(federation, gate=gate)
 
@@ -141,7 +141,7 @@ def test_bad_replies_raise_the_same_error_as_one_by_one(
 def test_reports_of_two_blocks_are_alike(
     change: str, client: int, setting: Setting, federation: Federation
 ) -> None:
-    """Each block is of one form, and one is of another than the rest."""
+    """Each block has one form, and one block's form differs from the others'."""
     algorithm = recipes.fedavg(setting)
 
     def error_of(backend: Backend) -> str:
@@ -156,7 +156,7 @@ def test_reports_of_two_blocks_are_alike(
 
 @dataclass(frozen=True)
 class Remembering(Together):
-    """The history of a gradient in what the last block sends, or keeps."""
+    """The last block sends, or keeps, a tensor with the history of its gradient."""
 
     part: int = 1
 
@@ -176,7 +176,7 @@ class Remembering(Together):
 def test_the_history_of_a_gradient_does_not_travel(
     processes: int, part: int, setting: Setting, federation: Federation
 ) -> None:
-    """Which a pipe would take away without a word."""
+    """A pipe would drop the history silently."""
     odd, algorithm = Remembering(part=part), recipes.fedavg(setting)
     with (
         workers(federation.clients, processes) as team,
@@ -197,7 +197,7 @@ def test_a_limit_on_norms_is_each_clients(
 
 @dataclass(frozen=True)
 class Failing(Together):
-    """After the block of client 0, training fails."""
+    """Training fails after the block of client 0."""
 
     def stream(
         self, update: ClientUpdate, jobs: Iterable[Job], terms_of: TermsOf | None = None
@@ -209,14 +209,14 @@ class Failing(Together):
 def test_what_follows_a_bad_block_is_not_waited_for(
     setting: Setting, federation: Federation
 ) -> None:
-    """One client after the other could not have told of the later failure, either."""
+    """Clients trained one by one would not have reached the later failure, either."""
 
     with pytest.raises(DivergedError, match="client 0 sent"):
         last(run(recipes.fedavg(setting), federation, 1, backend=Failing("nan", 0, each=8)))
 
 
 def block(**others: Any) -> Block:
-    """Two clients' block that passes, or with something else in it."""
+    """A block of two clients that passes the gate, or one with the given changes."""
     sent: Parts = {
         "delta": {"w": torch.ones(2, 3)},
         "report": {"id": torch.tensor([4, 7]), "loss": torch.ones(2)},
@@ -273,7 +273,7 @@ def test_what_does_not_pass_as_one(odd: Block, gate: Gate, question: Asked) -> N
 
 
 def test_what_clients_keep_does_not_hold_the_block(setting: Setting) -> None:
-    """Its own memory, where updates are views of the whole."""
+    """States are copied, where updates are views of the whole block."""
     federation = make_federation(setting.model, make_clients(sizes=SIZES))
     algorithm = recipes.ditto(setting)
     from fedshift.engine.run import start
@@ -287,7 +287,7 @@ def test_what_clients_keep_does_not_hold_the_block(setting: Setting) -> None:
 
 
 def test_only_clients_with_weight_enter_a_blocks_sum() -> None:
-    """What a client of weight 0 sent is not read, and a part that nobody sends is none."""
+    """The reply of a client of weight 0 is not read, and a part that no client sends is absent."""
     numbers = torch.tensor([[1.0, 2.0], [float("nan")] * 2, [3.0, 5.0]])
     block = block_of(Block((7, 2, 4), {"delta": {"w": numbers}, "report": {}}, {}, 1))
     weights = torch.tensor([0.0, 0.25, 0.5], dtype=torch.float64)

@@ -41,7 +41,7 @@ def on_disk(played: Round) -> list[int]:
 
 
 def both(name: str, setting: Setting, shelf: Shelf) -> tuple[Round, Round]:
-    """The last rounds, with states in memory and on the shelf."""
+    """The last rounds of two runs, with states in memory and on disk."""
     algorithm, federation = MAKE[name](setting), make_federation(setting.model)
     plain = list(run(algorithm, federation, ROUNDS, cohort=4))[-1]
     return plain, list(run(algorithm, replace(federation, shelf=shelf), ROUNDS, cohort=4))[-1]
@@ -119,7 +119,7 @@ def test_a_folder_that_cannot_be_written(setting: Setting, tmp_path: Path) -> No
 
 
 def test_any_tensor_comes_back(tmp_path: Path) -> None:
-    """Also to those who read safetensors files, but for the padding between tensors."""
+    """Also when the file is read by safetensors, apart from the padding between tensors."""
     named = {
         "a/odd": torch.arange(7, dtype=torch.uint8),
         "a/none": torch.zeros(0, 4),
@@ -145,7 +145,7 @@ def test_any_tensor_comes_back(tmp_path: Path) -> None:
 
 
 def recorded(folder: Path, name: str, mebibytes: float | None, at: int | None = None) -> list[str]:
-    """Record a run with its states on a shelf, until round `at`; the folder's files before that."""
+    """Record a run with its states on disk until round `at`; return the folder's earlier files."""
     config, seen = config_of(name), list[str]()
     prepared = prepare(config)
 
@@ -165,7 +165,7 @@ def recorded(folder: Path, name: str, mebibytes: float | None, at: int | None = 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["scaffold", "ditto"])
 def test_killed_and_resumed_with_states_on_disk(name: str, tmp_path: Path) -> None:
-    """The files of a run in memory, whose resumed half may also have another budget."""
+    """The files equal those of a run in memory; the resumed half may have another memory budget."""
     assert recorded(tmp_path / "whole", name, None) == []
     assert ".safetensors" in recorded(tmp_path / "cut", name, 0, at=3)
     (tmp_path / "cut" / STATES).mkdir()

@@ -35,7 +35,7 @@ from support.small_runs import config_of
 
 
 def terminated(flag: Path | None = None) -> None:
-    """And, where there is a flag, the next process just so."""
+    """Terminate this process; where there is a flag, the next one as well."""
     if flag is not None:
         flag.unlink()
     os.kill(os.getpid(), signal.SIGTERM)
@@ -65,7 +65,7 @@ def played(
 
 @pytest.mark.slow
 def test_a_late_client_drops_out(setting: Setting, federation: Federation, tmp_path: Path) -> None:
-    """The round is that of the others, and the next one that of all."""
+    """The round has the others alone, and the next round has all clients."""
     algorithm = recipes.scaffold(setting)
     first, second = played(
         federation, algorithm, lambda update: Once(update, tmp_path / "flag", asleep), deadline=3.0
@@ -100,7 +100,7 @@ def test_a_process_that_dies_is_replaced(
 def test_a_signal_to_all_processes_is_the_main_ones(
     setting: Setting, federation: Federation, tmp_path: Path
 ) -> None:
-    """As `systemctl stop` sends it: the round is finished by new processes, without retries."""
+    """`systemctl stop` sends it: new processes finish the round, without retries."""
     algorithm = recipes.fedavg(setting)
     rounds = played(federation, algorithm, lambda u: Once(u, tmp_path / "flag", terminated))
     assert (tmp_path / "flag").exists()
@@ -144,7 +144,7 @@ def test_no_client_is_asked_again_in_this_process() -> None:
 
 
 def over(algorithm: Any, federation: Federation, failing: dict[int, int], **more: Any) -> Any:
-    """(rounds on Flower, messages sent), where client i fails its first failing[i] tries."""
+    """(rounds on Flower, messages sent) where client i fails in its first failing[i] attempts."""
     asked: list[int] = []
 
     def site(i: int) -> Site:
@@ -170,7 +170,7 @@ def test_flower_asks_failed_clients_again(setting: Setting, federation: Federati
 
 
 def test_a_round_is_not_trained_twice(setting: Setting, federation: Federation) -> None:
-    """Its answer was lost: what the client keeps has moved, and must not move again."""
+    """The answer was lost: the client's state has moved, and must not move again."""
     for method, refused in ((recipes.scaffold, True), (recipes.fedavg, False)):
         algorithm = method(setting)
         grid = LocalGrid(

@@ -1,4 +1,4 @@
-"""A cohort without an example is chance: its round is skipped, and the run goes on."""
+"""A cohort may have no example by chance: its round is skipped, and the run goes on."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def mlp() -> Model:
 
 
 def with_an_empty_client(model: Model, on_bad: OnBad = "stop") -> Federation:
-    """Client 1 of three has nothing."""
+    """A federation of three clients, of which client 1 has no example."""
     first, middle, last = make_clients(sizes=SIZES)
     nothing = client_data(middle.x[:0], middle.y[:0], 1)
     federation = make_federation(model, (first, nothing, last))
@@ -46,7 +46,7 @@ def with_an_empty_client(model: Model, on_bad: OnBad = "stop") -> Federation:
 @pytest.mark.parametrize("on_bad", ["stop", "drop"])
 @pytest.mark.parametrize("name", ALONE)
 def test_its_round_is_skipped(name: str, on_bad: OnBad, setting: Setting, mlp: Model) -> None:
-    """By every method: nobody trains, nothing moves, and rounds of the others are played."""
+    """By every method: no client trains, no state changes, and the other rounds are played."""
     federation = with_an_empty_client(mlp, on_bad)
     played = list(run(MAKE[name](setting), federation, 5, cohort=1))
     empty = [r for r in played if r.cohort.tolist() == [1]]
@@ -94,7 +94,7 @@ def test_backends_are_tried_on_a_cohort_that_has_some(setting: Setting, mlp: Mod
 
 
 def test_what_such_rounds_are_worth() -> None:
-    """Nobody's weights have no effective sample size, nor have those of clients without any."""
+    """Without clients, or without examples, weights have no effective sample size."""
     assert math.isnan(ess_of(torch.zeros(2).numpy(), torch.zeros(2).numpy()))
     assert math.isnan(ess_of(torch.tensor([0.5, 0.5]).numpy(), torch.tensor([8.0, 0.0]).numpy()))
     assert ess_of(torch.tensor([0.5, 0.5]).numpy(), torch.tensor([8.0, 8.0]).numpy()) == 16.0

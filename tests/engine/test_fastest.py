@@ -1,4 +1,4 @@
-"""The probe of backends: what it chooses and says, what it refuses, first calls that are slow."""
+"""The probe of backends: its choice and report, its refusals, and slow first calls."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ SECONDS = 0.25
 
 
 class Processes:
-    """A backend by a clock that only clients move: so many at a time, each slow at first."""
+    """A backend on a clock that only clients advance: several at a time, each slow at first."""
 
     def __init__(self, count: int, clock: list[float], cold: float = 10 * module.LONG) -> None:
         self.free, self.clock, self.cold = [0.0] * count, clock, dict.fromkeys(range(count), cold)
@@ -81,7 +81,7 @@ class Processes:
 def test_processes_are_reckoned_with_all_of_them_at_work(
     count: int, named: bool, setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also that what is slow once is not reckoned. Told of one process, six would seem as four."""
+    """The slow first call is not counted. With one process assumed, six would look like four."""
     clock = [0.0]
     monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     monkeypatch.setattr(module, "BUDGET", 0.0)

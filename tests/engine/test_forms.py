@@ -1,4 +1,4 @@
-"""Which clients can be stacked: what is seen at once is what a look at each would say."""
+"""Which clients can be stacked: the fast check agrees with a check of each client."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.federations import make_federation
 
 @pytest.fixture
 def jobs(setting: Setting) -> list[Job]:
-    """Those of a round, as the engine makes them."""
+    """The jobs of a round, as the engine makes them."""
     federation, algorithm = make_federation(setting.model), recipes.fedavg(setting)
     server = start(algorithm, federation).server
     opened = open_round(algorithm, server, torch.arange(6), 1)
@@ -57,7 +57,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_differs_is_of_another_form(change: str, jobs: list[Job]) -> None:
-    """Whichever comes first, and whatever was before."""
+    """Whichever job comes first, and whatever jobs came before."""
     odd = CHANGES[change](jobs[1])
     for order in ((jobs[0], odd, jobs[2]), (odd, jobs[0], jobs[2]), (jobs[0], jobs[2], odd)):
         forms = Forms()

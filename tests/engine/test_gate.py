@@ -1,4 +1,4 @@
-"""Bad replies and absent clients: the round is, bit for bit, the one without them."""
+"""Bad replies and absent clients: the round equals, bit for bit, the one without them."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_every_attack_leaves_the_round_of_the_others(name: str, place: Arena) ->
     ("method", "name"), [("fedpals", "duplicate"), ("scaffold", "one row"), ("ditto", "drop")]
 )
 def test_a_run_of_three_rounds(method: str, name: str, setting: Setting, mlp: Model) -> None:
-    """Client 3 misbehaves in round 2; its own parts stay, and it is back in round 3."""
+    """Client 3 misbehaves in round 2; its state stays as it was, and it takes part in round 3."""
     algorithm = getattr(recipes, method)(setting, **({"ess": 0.9} if method == "fedpals" else {}))
     federation = gated(make_federation(mlp))
     faulty = Faulty(at({(2, 3): name}))
@@ -135,7 +135,7 @@ def test_a_client_whose_training_fails_drops_out(
 
 
 def test_a_delayed_reply_is_not_used_a_round_later(setting: Setting, mlp: Model) -> None:
-    """It arrives in round 2 beside the client's own, so neither is; in round 3 all is well."""
+    """It arrives in round 2 with the round's reply, so neither is used; round 3 is whole again."""
     faulty = Faulty(at({(1, 3): "delay"}))
     played = list(run(recipes.fedavg(setting), gated(make_federation(mlp)), 3, backend=faulty))
     assert [one.dropped for one in played] == [
@@ -260,7 +260,7 @@ def test_many_fuzzed_replies(seed: int, place: Arena) -> None:
 
 
 def test_the_fuzzer_finds_an_open_gate(place: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control: without the look at numbers, NaN gets in within a few replies."""
+    """The control: without the check of numbers, NaN gets in within a few replies."""
     monkeypatch.setattr("fedshift.engine.checks.replies.check_finite", lambda *given: None)
     monkeypatch.setattr("fedshift.engine.round.first_not_finite", lambda after, before: "")
     assert any("is not finite" in one for one in fuzz(replace(place, gate=Gate(on_bad="drop")),
@@ -281,7 +281,7 @@ PARTS = st.sampled_from(["delta", "buffers", "counters", "report", "weight"]) | 
 @settings(max_examples=100, deadline=None)
 @given(st.dictionaries(PARTS, st.dictionaries(NAMES, leaves, max_size=4), max_size=5), st.data())
 def test_whatever_hypothesis_makes_up(place: Arena, parts: Any, data: Any) -> None:
-    """Alone, beside its parts in an honest update, and twice: the others' round comes of it."""
+    """Alone, within an honest update, and twice: the round equals the one of the other clients."""
     honest = place.honest[2]
     mixed = {**honest.update, **parts}
     rest = [r for r in place.honest if r.client != 2]

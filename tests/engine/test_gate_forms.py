@@ -1,4 +1,4 @@
-"""Odd forms in the parts of a method's own, and what no sum of replies may do to the server."""
+"""Odd forms in a method's specific parts, and what no sum of replies may do to the server."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def federation(model: Model, *sizes: int) -> Federation:
 
 
 def first(algorithm: Any, many: Federation, change: Change) -> Round:
-    """Round 1, in which client 0 answers something else."""
+    """Round 1, with a changed answer of client 0."""
 
     def backend(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
         for reply in loop(update, jobs):
@@ -58,7 +58,7 @@ def each(part: str, change: Callable[[Tensor], Any]) -> Change:
     ids=["leading axis", "one row", "one number", "float64"],
 )
 def test_one_of_two_does_not_decide_the_form(change: Any, setting: Setting) -> None:
-    """No majority says what SCAFFOLD's controls look like; the control that was sent does."""
+    """The form of SCAFFOLD's controls is that of the control sent, not a majority's."""
     algorithm, two = MAKE["scaffold"](setting), federation(setting.model, 9, 23)
     played = first(algorithm, two, each("control", change))
     assert [one.client for one in played.dropped] == [0]
@@ -70,7 +70,7 @@ def test_one_of_two_does_not_decide_the_form(change: Any, setting: Setting) -> N
 
 @pytest.mark.parametrize("shape", [(7,), (1, 7), (1,)])
 def test_a_lonely_reply_changes_no_form(shape: tuple[int, ...], setting: Setting) -> None:
-    """What nothing that was sent mirrors: a step that would broadcast is no step."""
+    """A part without a counterpart in the message: a step that would broadcast is refused."""
     algorithm, one = MAKE["fednova"](setting), federation(setting.model, 9)
     played = first(algorithm, one, each("normaliser", lambda v: v.expand(shape)))
     before, after = flatten(start(algorithm, one).server), flatten(played.server)
@@ -94,7 +94,7 @@ def test_a_step_that_changes_the_servers_form_is_skipped(
 
 @pytest.mark.parametrize("name", ["fedadam", "fedyogi"])
 def test_an_optimiser_that_would_never_move_again(name: str, setting: Setting) -> None:
-    """A finite change whose square is not: the model stays finite, its second moments do not."""
+    """A finite change with an infinite square: the model stays finite, second moments do not."""
     algorithm, many = MAKE[name](setting), federation(setting.model)
     played = first(algorithm, many, each("delta", lambda v: torch.full_like(v, 1e30)))
     assert "the server's step left non-finite numbers in \"optimizer/" in played.skipped
@@ -158,7 +158,7 @@ def test_a_state_that_is_no_parts_of_tensors_is_reported(
 
 
 def test_more_bytes_than_allowed_are_not_looked_into(setting: Setting) -> None:
-    """Of the right form otherwise; the others' are within the limit."""
+    """The reply's form is right otherwise; the other replies are within the limit."""
     algorithm, many = MAKE["fedavg"](setting), federation(setting.model)
     large = lambda update: {**update, "delta": update["delta"] | {"x": torch.zeros(1 << 14)}}  # noqa: E731
     limited = replace(many, gate=Gate(on_bad="drop", max_bytes=1 << 16))
@@ -168,7 +168,7 @@ def test_more_bytes_than_allowed_are_not_looked_into(setting: Setting) -> None:
 
 
 def test_what_was_sent_outvotes_a_majority(setting: Setting) -> None:
-    """Four of six with one axis more: what the model looks like is not put to the vote."""
+    """Four of six replies have one axis more: the form is the model's, not the majority's."""
     algorithm, many = MAKE["fedavg"](setting), federation(setting.model)
     odd = each("delta", lambda v: v[None])
 
@@ -184,7 +184,7 @@ def test_what_was_sent_outvotes_a_majority(setting: Setting) -> None:
 
 
 def test_what_a_client_would_keep_is_finite_too(setting: Setting) -> None:
-    """Its own model diverged without a word of it in the update; it keeps the one before."""
+    """Its personal model diverged, which the update does not show; it keeps the earlier one."""
     algorithm, many = MAKE["ditto"](setting), federation(setting.model)
 
     def backend(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
@@ -199,7 +199,7 @@ def test_what_a_client_would_keep_is_finite_too(setting: Setting) -> None:
 
 
 def test_large_numbers_are_finite() -> None:
-    """Their sum is not; and infinities that would cancel are none."""
+    """Their sum is infinite; and infinities that would cancel are refused."""
     assert finite(torch.full((4,), 3e38))
     assert not finite(torch.tensor([torch.inf, 1.0, -torch.inf]))
     assert not finite(torch.tensor([1.0, torch.nan]))
@@ -229,7 +229,7 @@ def test_an_unknown_gap_passes_no_limit() -> None:
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("name", "part"), [("fednova", "normaliser"), ("fedas", "fisher")])
 def test_a_claim_below_0_weighs_nothing(name: str, part: str, setting: Setting) -> None:
-    """What a method's own numbers claim may be false, but turns nobody's change round."""
+    """A false number may be claimed, but it reverses no client's change."""
     algorithm, many = MAKE[name](setting), federation(setting.model)
     below, none, true = (
         first(algorithm, many, each(part, lambda v, by=by: v * by)).server

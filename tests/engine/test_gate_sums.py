@@ -1,4 +1,4 @@
-"""Numbers that are looked at in their sum, forms that are looked at once: nothing gets past."""
+"""Numbers are checked in their sum and forms once; no bad reply passes."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def let(came: list[Reply], weights: Tensor | None = None) -> RunningSums:
 
 
 def of_its_own(change: Callable[[Tensor], Tensor], r: Reply) -> Reply:
-    """The reply with a part whose form nothing that was sent tells."""
+    """The reply with a part whose form nothing in the message determines."""
     update = {"own": {"w": change(r.update["delta"]["w"])}, "report": r.update["report"]}
     return r._replace(update=update)
 
 
 def replies(**odd: Reply) -> list[Reply]:
-    """Those of all clients; `c2=...` in the place of client 2's."""
+    """The replies of all clients; `c2=...` replaces client 2's."""
     return [odd.get(f"c{i}", reply(i)) for i in range(CLIENTS)]
 
 
@@ -73,7 +73,7 @@ def test_infinities_that_cancel_are_found() -> None:
 
 
 def test_clients_left_out_of_a_sum_are_checked() -> None:
-    """0 * NaN is not added, so no sum would tell."""
+    """0 * NaN is never added, so that no sum would reveal it."""
     weights = torch.tensor([0.5, 0.0, 0.5, 0.0, 0.0, 0.0], dtype=torch.float64)
     with pytest.raises(DivergedError, match="client 1 sent non-finite"):
         let(replies(c1=reply(1, torch.nan)), weights)
@@ -90,7 +90,7 @@ def test_what_is_not_summed_is_looked_at() -> None:
 
 
 def test_the_first_client_is_named() -> None:
-    """Though its numbers are looked at later than what the second says."""
+    """Although its numbers are checked later than the second client's form."""
     with pytest.raises(DivergedError, match="client 0 sent non-finite"):
         let(replies(c0=reply(0, torch.nan), c1=reply(1, claimed=4)))
     with pytest.raises(TrainingError, match="client 0 says that it is client 4"):
@@ -98,7 +98,7 @@ def test_the_first_client_is_named() -> None:
 
 
 def test_bad_numbers_are_reported_before_a_form_that_differs() -> None:
-    """The second three agree on a form that is not the first three's."""
+    """The second three clients agree on a form that differs from the first three's."""
     came = [of_its_own(lambda v, i=i: v.repeat(1 + i // 3), reply(i)) for i in range(CLIENTS)]
     with pytest.raises(TrainingError, match='client 3 sent an update with another "own"'):
         let(came)
@@ -154,7 +154,7 @@ def equal(a: Plan, b: Plan) -> bool:
 
 
 def test_plans_drawn_together_are_each_clients_own() -> None:
-    """Of equal and of other sizes, whole batches or not, and of nobody's examples."""
+    """For equal and unequal sizes, whole and partial batches, and clients without examples."""
     phases = {"a": Local(batch=4), "b": Local(steps=3, batch=4), "c": Local(epochs=2, batch=3)}
     clients = list(enumerate(make_clients(0, (8, 5, 8, 5, 8, 16, 16))))
     together = plan_many(phases, clients, 3, 9)

@@ -1,4 +1,4 @@
-"""Training on a CUDA GPU: the loop's numbers but for rounding, and equal bits for equal seeds.
+"""Training on a CUDA GPU: the loop's numbers up to rounding, and equal bits for equal seeds.
 
 `test_device` says what can be said without one.
 """
@@ -81,7 +81,7 @@ def test_every_method_gives_the_loops_result(name: str, within: str) -> None:
 
 @pytest.mark.parametrize("name", ["fedavg", "ditto"])
 def test_models_are_evaluated_there_with_the_processors_outputs(name: str) -> None:
-    """A round's model on both; the control: the model before it."""
+    """A round's model on both devices; the control: the model before it."""
     server, model = played(name).server, routed_model()
     x = make_federation(model).clients[0].x
     with torch.no_grad():
@@ -125,7 +125,7 @@ def test_networks_that_draw_are_refused_where_clients_are_stacked() -> None:
 
 
 def test_workers_that_torch_lets_train_nothing_are_refused() -> None:
-    """Forked after gradients; the control: those that were forked in time train."""
+    """They were forked after a gradient; the control: workers forked earlier train."""
     command = (
         "from support.federations import CLASSES, FEATURES, TARGET, make_federation\n"
         "from fedshift import recipes, run\n"

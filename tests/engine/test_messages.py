@@ -1,4 +1,4 @@
-"""Jobs for pipes: each gets there what it had here, and nothing goes twice."""
+"""Jobs sent through pipes arrive unchanged, and nothing is sent twice."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_each_job_has_its_batches(change: str, setting: Setting) -> None:
 
 
 def test_what_the_receiver_has_is_left_out(setting: Setting) -> None:
-    """By the tree itself: an equal one that is another object goes."""
+    """Identity counts: an equal tree that is another object is sent."""
     base = one_job(recipes.fedavg(setting), make_federation(setting.model), 0)
     shared, other = {"w": torch.ones(2)}, {"w": torch.zeros(1)}
     sent: tuple[Parts, ...] = (
@@ -59,7 +59,7 @@ def test_what_the_receiver_has_is_left_out(setting: Setting) -> None:
 
 
 def test_states_are_apart(setting: Setting) -> None:
-    """Jobs that were given one state: what one client writes there, the other does not see."""
+    """Jobs that share one state object: what one client writes, the other does not see."""
     federation = make_federation(setting.model)
     kept: Parts = {"own": {"w": torch.ones(2)}}
     base = one_job(recipes.fedavg(setting), federation, 0)._replace(state=kept)

@@ -1,4 +1,4 @@
-"""Sums of shares by themselves: how they are added, and what a process is told to sum."""
+"""Sums of shares: how they are added, and which parts a process sums."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def block(client: int, *numbers: float) -> Block:
 
 
 def share_of(clients: Sequence[int], numbers: Sequence[float], weight: float = 0.5) -> Block:
-    """What another process sends for these clients."""
+    """The reply of another process for these clients."""
     sums = RunningSums(torch.tensor(clients), {"delta": torch.full((len(clients),), weight)})
     left = sums.add([block(i, n) for i, n in zip(clients, numbers, strict=True)])
     return joined(left)._replace(sums=sums.totals)
@@ -57,7 +57,7 @@ def test_another_form_is_refused() -> None:
 
 
 def test_a_part_that_only_some_send_is_refused() -> None:
-    """Whoever comes first, and whether it was summed here or elsewhere."""
+    """Whichever client comes first, and wherever its update was summed."""
     weights = {"delta": torch.full((6,), 0.5)}
     bare = block_of(Reply(0, {"report": {"id": torch.tensor(0)}}, {}, 1))
     sums = RunningSums(torch.arange(6), weights)
@@ -109,7 +109,7 @@ def jobs_of(clients: Sequence[int]) -> list[Job]:
 
 
 def given(came: Sequence[Reply]) -> Backend:
-    """A backend that has these replies."""
+    """A backend that returns these replies."""
     return lambda update, jobs: iter(came)
 
 
@@ -118,7 +118,7 @@ def untrained(*given: Any) -> tuple[Parts, Parts]:
 
 
 def test_each_part_has_its_own_weights() -> None:
-    """As SCAFFOLD's controls, whose weights are not those of the changes."""
+    """SCAFFOLD's controls, for example, have other weights than the changes."""
     weights = {
         "delta": torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64),
         "control": torch.full((4,), 0.25, dtype=torch.float64),
@@ -143,7 +143,7 @@ def test_a_weight_of_0_for_one_part_is_enough() -> None:
 
 
 def test_parts_that_are_not_the_methods_are_not_let_through() -> None:
-    """Where the whole share sends them, only the method's own parts tell."""
+    """Where the whole share sends them, only the method's list of parts shows that they are odd."""
     numbers = {"delta": (0.5, 0.25, 0.25)}
     came = [reply(i, 1.0) for i in range(3)]
     came = [r._replace(update={**r.update, "extra": {"w": torch.ones(1)}}) for r in came]

@@ -1,4 +1,4 @@
-"""Where time goes: counted once, by name, and only when asked for."""
+"""The profile of a run: each second is counted once, by name, and only when asked for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.small_runs import config_of
 
 
 class Ticks:
-    """A clock that moves when told."""
+    """A clock that moves only when `now` is set."""
 
     now = 0.0
 
@@ -29,7 +29,7 @@ class Ticks:
 
 
 def test_only_the_innermost_counts() -> None:
-    """As in a run: rounds begin as planning, which turns when clients are asked."""
+    """As in a run: a round begins with planning, until its clients are asked."""
     ticks = Ticks()
     watch = Stopwatch(ticks)
 

@@ -1,4 +1,4 @@
-"""The default backend: the loop or workers, by time alone; the numbers are the same."""
+"""The default backend chooses the loop or workers by time alone; the numbers are the same."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def federation() -> tuple[FedAvg, Federation]:
 
 
 def slow(seconds: float, name: str, played: list[str], clock: list[float]) -> Backend:
-    """The loop, which takes so long for each client, on a clock that stands still otherwise."""
+    """The loop on a clock that advances by a fixed time for each client."""
 
     def backend(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
         played.append(name)
@@ -54,7 +54,7 @@ def slow(seconds: float, name: str, played: list[str], clock: list[float]) -> Ba
 def rounds_by(
     monkeypatch: pytest.MonkeyPatch, here: float, there: float, rounds: int = 8
 ) -> tuple[list[str], bool]:
-    """(who played each round, whether workers are still there at the end)."""
+    """(the backend of each round, whether workers are left at the end)."""
     played, there_still, clock = list[str](), [False], [0.0]
 
     @contextlib.contextmanager
@@ -76,7 +76,7 @@ def rounds_by(
 
 
 def test_the_faster_one_plays_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two rounds by each, since a first call is slow; and the numbers of the loop either way."""
+    """Each plays two rounds, since a first call is slow; the numbers are the loop's either way."""
     played, there = rounds_by(monkeypatch, 0.01, 0.0)
     assert played == ["loop"] * 2 + ["workers"] * 6
     assert there
@@ -88,7 +88,7 @@ def test_the_faster_one_plays_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_workers_that_fail_when_they_are_tried_leave_it_to_the_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A client that had been trained is not trained again."""
+    """A client that workers have trained is not trained again."""
 
     def failing(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
         yield next(loop(update, jobs))
@@ -109,7 +109,7 @@ def test_long_rounds_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_not_worth_it_or_cannot_be_sent_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Short runs, functions of a function, and systems that cannot fork."""
+    """Short runs, local functions, and systems that cannot fork."""
 
     def fails() -> Any:
         raise InputError("no processes")

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.routed
 
 
 def played(make: Make, setting: Setting, backend: Any = loop, rounds: int = 2) -> Parts:
-    """Everything that a run of a few rounds leaves, its clients' states as well."""
+    """All results of a run of a few rounds, including its clients' states."""
     federation = make_federation(setting.model)
     last = list(run(make(setting), federation, rounds, cohort=4, backend=backend))[-1]
     return last.server | {f"{i} {p}": t for i, s in last.states.items() for p, t in s.items()}
@@ -88,7 +88,7 @@ SUMMED = ("Ditto", "LabelSets public", "CentralTuning without steps", "FedDisk",
 def test_sums_through_wrappers(
     name: str, setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is around a method asks for its sums, and they are those of stacked updates."""
+    """A wrapper asks for its method's sums, which equal those of stacked updates."""
 
     def make(setting: Setting) -> Any:
         return WRAP[name](recipes.scaffold(setting), setting)
@@ -113,7 +113,7 @@ def test_the_comparison_can_fail(setting: Setting, monkeypatch: pytest.MonkeyPat
 
 
 def test_most_methods_are_summed(setting: Setting) -> None:
-    """A method that forgets to say so would take the cohort's memory."""
+    """A method that does not declare its sums would need the memory of the whole cohort."""
     for name in ("fedavg", "fedpals", "scaffold", "ditto", "feddyn", "afl", "fedrep", "moon"):
         algorithm = next(make for key, make in MAKE.items() if key.startswith(name))(setting)
         federation = make_federation(setting.model)
@@ -124,7 +124,7 @@ def test_most_methods_are_summed(setting: Setting) -> None:
 
 
 class Backwards:
-    """Clients answer in descending order, and each reply is watched."""
+    """Clients answer in descending order, and the lifetime of each reply is recorded."""
 
     def __init__(self, step: int = -1) -> None:
         self.step, self.alive, self.most = step, weakref.WeakSet[Any](), 0
@@ -151,7 +151,7 @@ def test_the_order_of_arrival_changes_nothing(setting: Setting) -> None:
 
 @pytest.mark.slow
 def test_replies_are_let_go(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of six clients never more than two at once, where two pass the gate together."""
+    """Of six replies at most two are in memory, where two pass the gate together."""
     monkeypatch.setattr(rounds, "in_turn", lambda *args: in_turn(*args, some=2))
     watched = Backwards(step=1)
     list(run(MAKE["scaffold"](setting), make_federation(setting.model), 1, backend=watched))

@@ -1,4 +1,4 @@
-"""Workers that take shares of a round: what `within` gives, wherever a share was trained."""
+"""Workers that train shares of a round: the result is that of `within`, wherever they train."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ pytestmark = [
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "ditto", "fedpac", "feddrm"])
 def test_packing_changes_nothing(name: str, setting: Setting) -> None:
-    """Bit for bit the loop's result, also with messages and states of each client's own.
+    """Bit for bit the loop's result, also where messages and states differ between clients.
 
-    Where nothing is summed in workers: sums of sums round otherwise (test_sums_of_shares.py).
+    Nothing is summed in workers: sums of sums round differently (test_sums_of_shares.py).
     """
     algorithm, federation = MAKE[name](setting), make_federation(setting.model)
     alone = last(run(algorithm, federation, ROUNDS, cohort=4))
@@ -96,7 +96,7 @@ def in_type(federation: Federation, kind: torch.dtype) -> Federation:
 
 @dataclass(frozen=True)
 class Within:
-    """`loop`, but that client 3's work is done by `Once`."""
+    """`loop`, with client 3's work done by `Once`."""
 
     flag: Path
     instead: Any
@@ -201,7 +201,7 @@ def test_every_share_is_trained_once(
 
 
 def test_plans_are_drawn_where_they_are_used(setting: Setting) -> None:
-    """What travels is how to draw them, and how the job is done."""
+    """The job carries the recipe of its plan and the way to train, not the drawn plan."""
     algorithm, federation = recipes.fedavg(setting), make_federation(setting.model)
     opened = open_round(algorithm, start(algorithm, federation).server, torch.arange(6), 1)
     jobs = tuple(jobs_of(opened, federation.clients, lambda i: {}, 7))
@@ -239,7 +239,7 @@ def test_messages_of_ones_own_arrive(setting: Setting) -> None:
 
 @pytest.mark.slow
 def test_a_team_that_was_left_alone_starts_afresh(setting: Setting, tmp_path: Path) -> None:
-    """After an error, and in the middle of a round: nobody's answers are taken for others'."""
+    """After an error, and in the middle of a round: no answer is taken for another round's."""
     federation = make_federation(setting.model)
     algorithm = recipes.fedavg(setting)
     other = recipes.fedavg(replace(setting, local=replace(setting.local, lr=0.05)))
@@ -270,7 +270,7 @@ def test_workers_are_for_the_clients_that_they_were_made_with(setting: Setting) 
 
 
 def changed(kind: str, sent: Parts, kept: Parts) -> tuple[Parts, Parts]:
-    """Something in the update that is no plain tensor."""
+    """The update with something in it that is no plain tensor."""
     odd: Any = {
         "sparse": lambda: torch.ones(3).to_sparse(),
         "float": lambda: 2.0,
@@ -314,7 +314,7 @@ def test_large_models_travel_in_small_shares(
 def test_states_count_for_the_size_of_a_share(
     setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What all are sent is one tree, and counts for each."""
+    """The message is one tree for all clients, and counts for each of them."""
     monkeypatch.setattr(messages, "ROOM", 96)
     one = one_job(recipes.fedavg(setting), make_federation(setting.model))
     sent, kept = {"params": {"w": torch.zeros(2)}}, {"own": {"w": torch.zeros(4)}}

@@ -1,4 +1,4 @@
-"""Sums that processes make of what they trained: the same numbers, and nothing bad in them."""
+"""Sums taken in the processes that trained: the same numbers, and no bad reply in them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ pytestmark = [
 @pytest.mark.slow
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
 def test_every_method_with_sums_of_sums(make: Any, setting: Setting) -> None:
-    """The loop's result but for the order of sums, the same each time."""
+    """The loop's result up to the order of sums, the same each time."""
     federation, algorithm = make_federation(setting.model), make(setting)
     alone = last(run(algorithm, federation, ROUNDS))
     with workers(federation.clients, 2) as team:
@@ -53,7 +53,7 @@ def test_every_method_with_sums_of_sums(make: Any, setting: Setting) -> None:
 def test_which_process_sums_which_clients(
     count: int, setting: Setting, federation: Federation, entered: list[tuple[int, ...]]
 ) -> None:
-    """Each other process where it trained, here one by one, and two clients alone not at all."""
+    """Other processes sum what they trained, this one clients one by one, and two not at all."""
     algorithm = recipes.fedavg(setting)
     alone = last(run(algorithm, federation, 1))
     with workers(federation.clients, count) as team:
@@ -113,7 +113,7 @@ KINDS = ["nan", "large", "form", "type", "names", "another's", "more", "kept"]
 @pytest.mark.parametrize("members", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("clients", [5, 6, 7, 8, 9, 11])
 def test_no_client_is_left_out(clients: int, members: int, setting: Setting) -> None:
-    """Also where own replies lie on both sides of a share, and in order."""
+    """Also where replies of this process lie on both sides of a share; the order is kept."""
     sizes = (12, 9, 7, 14, 10, 8, 11, 13, 9, 6, 5)[:clients]
     federation = make_federation(setting.model, make_clients(sizes=sizes))
     algorithm = recipes.fedavg(setting)
@@ -135,7 +135,7 @@ def test_what_is_not_finite_is_not_summed(
     kind: str, client: int, before: list[tuple[int, ...]], setting: Setting, federation: Federation,
     entered: list[tuple[int, ...]],
 ) -> None:  # fmt: skip
-    """By the sum alone: no limit of the gate is in the way."""
+    """The sum alone reveals it: no limit of the gate is set."""
     with (
         workers(federation.clients, 2) as team,
         pytest.raises(DivergedError, match=f"client {client} sent"),
@@ -151,7 +151,7 @@ def test_bad_replies_raise_the_same_error_as_in_one_process(
     kind: str, client: int, before: list[tuple[int, ...]], setting: Setting, federation: Federation,
     entered: list[tuple[int, ...]],
 ) -> None:  # fmt: skip
-    """The same error by the same words, although the sums would have been made elsewhere."""
+    """Type and message are equal, although the sums would have been taken elsewhere."""
     federation = replace(federation, gate=Gate(max_norm=1e3))
     algorithm = recipes.fedavg(setting)
 
@@ -183,7 +183,7 @@ class OddThenRefused:
 
 @pytest.mark.slow
 def test_the_first_to_be_refused_ends_the_round(setting: Setting) -> None:
-    """Replies pass the gate while others of the same process train."""
+    """Replies pass the gate while other clients of the same process train."""
     federation = make_federation(setting.model, make_clients(sizes=SIZES * 3))
     algorithm = recipes.fedavg(setting)
     with workers(federation.clients, 2) as team:
@@ -196,7 +196,7 @@ def test_the_first_to_be_refused_ends_the_round(setting: Setting) -> None:
 def test_which_clients_pass_the_main_processs_gate(
     setting: Setting, monkeypatch: pytest.MonkeyPatch, entered: list[tuple[int, ...]]
 ) -> None:
-    """Clients that it trained, eight at a time, and those of another process beside them."""
+    """Those that it trained, eight at a time, and others that another process did not sum."""
     federation = make_federation(setting.model, make_clients(sizes=SIZES * 3))
     algorithm, plain = recipes.fedavg(setting), Gate.admit
     alone, looked_at = last(run(algorithm, federation, 1)), list[tuple[int, ...]]()
@@ -216,7 +216,7 @@ def test_which_clients_pass_the_main_processs_gate(
 
 @dataclass(frozen=True)
 class OtherReports:
-    """`loop`, but that clients from 12 on report something else."""
+    """`loop`, with changed reports of the clients from 12 on."""
 
     change: Callable[[Params], Params]
 
@@ -238,7 +238,7 @@ def with_more(report: Params) -> Params:
 @pytest.mark.parametrize("members", [2, 3, 4, 6])
 @pytest.mark.parametrize("change", [in_float64, with_more])
 def test_reports_of_two_shares_are_alike(change: Any, members: int, setting: Setting) -> None:
-    """Each share is of one kind, and eight clients that are let through together are not."""
+    """Each share has one form, but eight clients that pass the gate together have two."""
     federation = make_federation(setting.model, make_clients(sizes=SIZES * 3))
     algorithm = recipes.fedavg(setting)
 

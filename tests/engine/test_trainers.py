@@ -1,4 +1,4 @@
-"""Marks on plans, the layout of images, batches drawn ahead; and who is not trained at all."""
+"""Ways to train, the layout of images, batches drawn ahead, and clients that are not trained."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_channels_last_is_for_images(setting: Setting) -> None:
 
 @pytest.mark.parametrize("by_work", [True, False], ids=["work", "client_update"])
 def test_a_custom_backend_trains_as_the_job_says_by_work(setting: Setting, by_work: bool) -> None:
-    """Vectors cannot be trained so: that is seen where the job's own way is taken."""
+    """Vectors cannot be channels-last: the error shows that the job's way was taken."""
 
     def one_by_one(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
         for job in jobs:
@@ -144,7 +144,7 @@ def test_the_mean_of_even_batches_has_the_same_bits() -> None:
 def test_cross_entropy_of_even_batches_has_the_same_gradient(
     kind: torch.dtype, factor: float, setting: Setting
 ) -> None:
-    """Bit for bit; the loss itself by another order of sums. Uneven weights are not left out."""
+    """Bit for bit; the loss is summed in another order. Uneven weights are still applied."""
     source, term = generator(6), factor * CrossEntropy()
 
     def loss_and_gradient(logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -185,7 +185,7 @@ def test_batches_drawn_ahead_are_the_same(
 
 @pytest.mark.slow
 def test_no_backend_trains_a_client_without_weight() -> None:
-    """FedPALS for two labels: clients that hold none of them get weight 0, and no job."""
+    """FedPALS for two labels: clients without these labels get weight 0 and no job."""
     model = build(lambda: Mlp((8,), (6,), CLASSES), 1)
     setting = Setting(model, (0.5, 0.5, 0.0, 0.0, 0.0), Local(lr=0.1, batch=8))
     algorithm, federation = recipes.fedpals(setting, lam=0.0), make_federation(model)
@@ -226,7 +226,7 @@ def test_one_process_takes_no_workers() -> None:
 
 
 def test_parameters_that_were_sent_stay(setting: Setting) -> None:
-    """Steps are taken in place, from the second one on."""
+    """From the second step on, steps are taken in place."""
     federation = make_federation(setting.model)
     before = {k: v.clone() for k, v in federation.params.items()}
     job = one_job(recipes.fedavg(setting), federation)

@@ -1,4 +1,4 @@
-"""Processes that wait for one another: awake for a moment, then asleep, and what they hear."""
+"""Processes that wait for one another: they spin briefly, then block."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LONG = 30.0
 
 @pytest.fixture
 def yields(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """When a process gave way to others."""
+    """The times at which a process yielded to others."""
     times: list[float] = []
     monkeypatch.setattr(module.os, "sched_yield", lambda: times.append(time.monotonic()))
     return times
@@ -75,7 +75,7 @@ def test_what_comes_while_one_waits(patience: float) -> None:
 
 
 def test_which_processes_spin(set_plain: Callable[[bool], None]) -> None:
-    """Where clients are trained together; the environment says no."""
+    """Those that train clients together, unless FEDSHIFT_PLAIN is set."""
     set_plain(False)
     assert awake() == Task(len, within=loop).patience == AWAKE > 0  # type: ignore[arg-type]
     assert Task(len).patience == 0  # type: ignore[arg-type]

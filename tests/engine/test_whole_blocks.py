@@ -1,4 +1,4 @@
-"""Clients that were summed and keep nothing: let through as one, where all are."""
+"""Clients that were summed and keep no state pass the gate as one block."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def setting(mlp: Model) -> Setting:
 
 @pytest.fixture
 def let(monkeypatch: pytest.MonkeyPatch) -> list[Admitted]:
-    """What was let through in each round."""
+    """The clients that passed the gate in each round."""
     seen: list[Admitted] = []
 
     def noted(*given: Any) -> Admitted:
@@ -80,7 +80,7 @@ def test_all_as_one(
 def test_states_are_put_down_and_let_go(
     backend: Any, setting: Setting, federation: Federation, let: list[Admitted]
 ) -> None:
-    """As they come: all of them at once might not fit in memory."""
+    """States are stored as they arrive: all of them at once might not fit in memory."""
     last(run(recipes.scaffold(setting), federation, 1, backend=backend))
     assert let[0].clients == tuple(range(8))
     assert [block.changed for block in let[0].good] == [{}] * len(let[0].good)
@@ -92,7 +92,7 @@ def test_states_are_put_down_and_let_go(
 def test_reports_of_two_processes_are_alike(
     change: str, setting: Setting, federation: Federation
 ) -> None:
-    """All of one process report something else: as in one process, by the same words."""
+    """All clients of one process report something else: the error is that of a single process."""
     odd = OddReports(others=range(4, 8), change=change)
 
     def error_of(backend: Backend) -> str:
@@ -121,7 +121,7 @@ def test_bytes_are_counted_as_if_updates_had_come(
 
 @dataclass(frozen=True)
 class Watched(Together):
-    """Notes memory of updates, and what of it is left when the next block is asked for."""
+    """Records the memory of updates, and how much is left when the next block is asked for."""
 
     seen: list[Any] = field(default_factory=list)
     left: list[int] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Processes side by side where something is odd: they end, answer or are given up, in time."""
+"""Odd cases of worker processes: they end, answer or are given up, in time."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="wo
 
 @pytest.fixture(autouse=True)
 def in_time() -> Iterator[None]:
-    """What waits for ever fails here."""
+    """Fail where a test would wait for ever."""
 
     def late(*args: Any) -> None:
         raise RuntimeError("this takes for ever")
@@ -65,7 +65,7 @@ def jobs(setting: Setting, federation: Federation) -> tuple[ClientUpdate, list[J
 
 @pytest.mark.slow
 def test_teams_end_in_any_order(setting: Setting, federation: Federation) -> None:
-    """Also where one has a process younger than the other team: it was forked with its pipes."""
+    """Also where a process of one team was forked later, with copies of the other team's pipes."""
     algorithm = recipes.fedavg(setting)
     alone = last(run(algorithm, federation, 1))
     with workers(federation.clients, 2) as one:
@@ -95,7 +95,7 @@ def test_a_team_ends_although_processes_were_forked_meanwhile(federation: Federa
 
 
 class Sealed:
-    """Cannot be pickled, by an error that pipes have, too."""
+    """Cannot be pickled; the error is of a kind that pipes raise, too."""
 
     def __reduce__(self) -> Any:
         raise FileNotFoundError("no such key")
@@ -103,7 +103,7 @@ class Sealed:
 
 @dataclass(frozen=True)
 class Locked:
-    """A client's work with something that cannot be sent."""
+    """A client's work with an attribute that cannot be sent."""
 
     update: ClientUpdate
     sealed: Sealed
@@ -123,7 +123,7 @@ def test_what_cannot_be_pickled_is_no_dead_process(
 
 
 class TwoWordsError(FedshiftError):
-    """Cannot be made again of its message."""
+    """An error that cannot be rebuilt from its message."""
 
     def __init__(self, one: str, two: str) -> None:
         super().__init__(f"{one} {two}")
@@ -176,7 +176,7 @@ def test_lazy_kinds_of_numbers_travel(setting: Setting, federation: Federation) 
 
 @dataclass(frozen=True)
 class WithTensor:
-    """A client's work that does not say whether it equals another."""
+    """A client's work that cannot be compared with another."""
 
     update: ClientUpdate
     v: Tensor
@@ -196,7 +196,7 @@ def test_work_with_tensors_is_sent_again(setting: Setting, federation: Federatio
 
 @pytest.mark.slow
 def test_one_round_at_a_time(setting: Setting, federation: Federation) -> None:
-    """The later one is whole; the earlier says that it is not."""
+    """The later round is complete; the earlier one raises an error."""
     update, todo = jobs(setting, federation)
     with workers(federation.clients, 1) as team:
         for asked in (1, 3):  # with nothing left to do, and in the middle
@@ -225,7 +225,7 @@ def test_a_process_that_died_is_gone(setting: Setting, federation: Federation) -
 
 
 def dropping(team: Team, setting: Setting, federation: Federation) -> list[int]:
-    """Who is late in a first round; in the second nobody is."""
+    """The clients that are late in a first round; in the second none is."""
     gentle = replace(federation, gate=Gate(on_bad="drop"))
     first, second = run(recipes.fedavg(setting), gentle, 2, backend=team)
     assert second.dropped == ()
@@ -273,7 +273,7 @@ def test_work_that_is_not_taken_is_late(
 
 @pytest.mark.parametrize("way", ["unread", "unread words", "half", "half a word"])
 def test_pipes_have_an_end(way: str) -> None:
-    """Where the other end takes nothing, or says no more after a first half."""
+    """Where the other end reads nothing, or stops after half a message."""
     ours, theirs = Pipe()
     tree: Parts = {"a": {"w": torch.zeros(1 << 23)}}
     end = time.monotonic() + 0.3
@@ -289,7 +289,7 @@ def test_pipes_have_an_end(way: str) -> None:
 
 @pytest.mark.parametrize("update", [lambda *job: failing(), Forgiving(lambda *job: failing())])
 def test_processes_that_may_take_no_gradients_are_no_clients_fault(update: Any) -> None:
-    """What torch says where it sees a GPU; tests/engine/test_gpu.py has the real thing."""
+    """The message is torch's on a machine with a GPU; tests/engine/test_gpu.py tests a real one."""
     job = Job(0, {}, {}, client_data(torch.zeros(1, 2), torch.zeros(1, dtype=torch.long), 0), {})
     with pytest.raises(UnfitError, match="make workers before anything is trained"):
         work(update, job)

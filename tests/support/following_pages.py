@@ -42,9 +42,9 @@ def follow(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run all blocks of a page in order, in the current folder.
 
     A block of Python or TOML whose first line is a comment with a file's name is that file; other
-    Python runs. A section sees what stands above the first one, and nothing of the others: who
-    comes by a link has no more. In blocks of `sh`, `fedshift` runs. An output that follows is what
-    was printed: `text` exactly, `console` but for the last digits.
+    Python runs. A section has the names defined above the first section, and none of the other
+    sections, as for a reader that follows a link. Blocks of `sh` run `fedshift`. The output below
+    a block must be what was printed: `text` exactly, `console` up to the last digits.
     """
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.syspath_prepend(str(Path.cwd()))
