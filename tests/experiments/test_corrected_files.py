@@ -1,4 +1,4 @@
-"""A corrected model in a run folder: its last layer, what was done to it, and what is not."""
+"""A corrected model in a run folder: its last layer, the correction, and what stays uncorrected."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PRIORS = ("none", "target", "calibrated")
 
 
 def experiment(prior: str, **more: Any) -> str:
-    """Three small clients, two rounds, a target that is not their mixture."""
+    """Three small clients, two rounds, and a target that differs from their mixture."""
     from fedshift.experiments.config.load import dumps
 
     return dumps(validate({
@@ -123,7 +123,7 @@ def test_a_damaged_correction(runs: dict[str, Path], tmp_path: Path) -> None:
 
 
 def test_another_target_from_the_record_alone(runs: dict[str, Path]) -> None:
-    """The correction of the run's own target comes out of its summary to the last digits."""
+    """For the run's own target the correction from its summary equals the original."""
     import fedshift as fs
 
     result = fs.load(runs["calibrated"])

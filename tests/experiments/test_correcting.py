@@ -131,7 +131,7 @@ def test_a_model_that_is_at_the_target_is_not_moved_again() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ccvr", "ccvr_target"])
 def test_a_model_of_a_round_before_ccvrs_is_one_of_its_clients_labels(name: str) -> None:
-    """As with keep = "best", and where patience ends training."""
+    """For example with keep = "best", and where patience ends training."""
     method = {"name": name, "virtual": 20, "ridge": 1e60}  # its head is 0
     kept = {"keep": "best", "evaluate_every": 1, "rounds": 3}
     done = run_experiment(config("target", method=method, training=kept))
@@ -198,7 +198,7 @@ def test_examples_that_were_weighed_to_the_target_need_no_correction(method: str
 
 @pytest.mark.slow
 def test_a_correction_that_does_harm_is_reported() -> None:
-    """Of logits that are no good; the control: the same sentence is not there where it helps."""
+    """Of useless logits; the control: no such sentence where the correction helps."""
     warned = {}
     for steps in (1, 60):
         done = run_experiment(

@@ -63,7 +63,7 @@ def test_equal_clients_do_not_drift_in_the_class_loss() -> None:
 
 
 def test_two_networks_in_one_have_no_drift_to_compare() -> None:
-    """Nothing named "body." that the client loss reaches: NaN, not 0."""
+    """The client loss reaches no parameter named "body.": NaN, not 0."""
     model = routed_model()
     federation = make_federation(model)
     params, buffers = model.init()

@@ -1,4 +1,4 @@
-"""What a run says of the weights of its clients' examples."""
+"""What a run reports of the weights of its clients' examples."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_clients_that_no_weighing_round_drew_are_named_with_the_cure() -> None:
 
 
 def test_the_control_says_nothing_against_itself() -> None:
-    """Weights of 1 by `equal` are asked for; the same sizes of estimated ones change nothing."""
+    """Weights of 1 by `equal` are intended; equal estimated weights change nothing."""
     even = sizes([9, 9], [9, 9])
     assert sentences_of(even, disk(estimator="equal")) == [
         "Every example weighs 1: this is the control, without estimated weights."
@@ -103,7 +103,7 @@ def ratios() -> list[Tensor]:
 def slopes(
     scale: float, method: Any = None, *, replaced: bool = False, with_ratios: bool = True
 ) -> list[str]:
-    """Sentences of a run whose clients weigh by `scale` times the true log ratio."""
+    """The sentences of a run whose clients weigh by `scale` times the true log ratio."""
     least = torch.tensor(0.5, dtype=torch.float64)
     ones = torch.ones(N, dtype=torch.bool)
     a = [bounded(scale * r, ones, least, 10.0) for r in ratios()]
@@ -141,7 +141,7 @@ def test_no_slope_is_reported_of_controls_unknown_ratios_and_weights_of_1() -> N
 
 @pytest.mark.slow
 def test_runs_in_a_world_say_it() -> None:
-    """The direct ratio follows, at temper 0.02 it does not; one of three weighs in one round."""
+    """The direct ratio follows the truth, at temper 0.02 not; one of three weighs in one round."""
 
     def why(cohort: int | None = None, **options: Any) -> list[str]:
         training: dict[str, Any] = {"rounds": 23, "steps": 1, "batch": 50}

@@ -1,4 +1,4 @@
-"""From configuration to task, oracle and choice, on the shipped data."""
+"""From a configuration to task, oracle and selection, on the shipped data."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def ready() -> Prepared:
 
 
 def rows(x: torch.Tensor) -> set[bytes]:
-    """Images as bytes, to tell who holds which."""
+    """Images as bytes, to find the clients that have them."""
     return {one.numpy().tobytes() for one in x}
 
 
@@ -106,7 +106,7 @@ def test_oracle_clients_follow_the_target(ready: Prepared) -> None:
 
 
 def test_an_oracle_client_is_no_larger_than_the_supply() -> None:
-    """A client shrinks to floor(min_y supply_y / T_y), and none where that is as large as it is."""
+    """A client shrinks to floor(min_y supply_y / T_y), and none if that is as large as it is."""
     mostly = (0.91, *(0.01,) * 9)
     whole = prepare(FAST.model_copy(update={"shift": Split(labels_per_client=10, clients=2)}))
     rare = replace(whole, task=replace(whole.task, target=torch.tensor(mostly).double()))
@@ -132,7 +132,7 @@ def test_an_oracle_without_examples_of_a_label_is_refused(ready: Prepared) -> No
 
 
 def test_oracle_overlap_is_even() -> None:
-    """Where clients need more than there is, examples are reused at most once more than others."""
+    """Where clients need more than the supply, no example is reused twice more than another."""
     ready = prepare(FAST.model_copy(update={"shift": Split(labels_per_client=3, clients=30)}))
     used: dict[int, dict[bytes, int]] = {}
     for client in oracle_clients(ready):
@@ -188,7 +188,7 @@ def test_scaling_is_the_authors() -> None:
 
 
 def test_methods_share_all_but_their_method() -> None:
-    """Paired: the same split, first model and batches, so that only the method differs."""
+    """Methods are paired: the same split, first model and batches; only the method differs."""
     configs = method_configs(demo_config(["training.rounds=1"])[0])
     assert [c.method.name for c in configs] == ["fedavg", "fedpals", "oracle"]
     assert (
@@ -206,7 +206,7 @@ def test_the_grid_drops_what_lambda_0_already_reaches(ready: Prepared) -> None:
 
 
 class Final:
-    """The last metrics of a pretended run."""
+    """The last metrics of a simulated run."""
 
     def __init__(self, estimate: float, validation: float, source: float, target: float) -> None:
         self.estimated_accuracy, self.validation_accuracy = estimate, validation
@@ -312,7 +312,7 @@ def test_the_shipped_data_are_what_the_digest_says() -> None:
 
 
 def test_one_file_serves_to_compare_methods(tmp_path: Path) -> None:
-    """Another method forgets the file's foreign options; what -c gives stays, and is judged."""
+    """Another method drops the file's options that it lacks; those of -c stay, and are checked."""
     path = tmp_path / "c.toml"
     path.write_text('[method]\nname = "fedpals"\ness = 0.5\nmu = 0.2\n')
     assert load_config(path, ["method.name=fedavg"]).method.options == {}
@@ -345,7 +345,7 @@ def test_one_file_serves_to_compare_methods(tmp_path: Path) -> None:
 def test_an_option_is_never_carried_over_to_another_meaning(
     file: str, override: str, key: str, before: str, after: str, tmp_path: Path
 ) -> None:
-    """Refused with both meanings; set or left out by -c it is no more the file's."""
+    """Refused with both meanings; an option set or removed by -c is no longer the file's."""
     path = tmp_path / "c.toml"
     path.write_text(file)
     old, new = file.split('"')[1], override.partition("=")[2]
@@ -364,7 +364,7 @@ def test_an_option_is_never_carried_over_to_another_meaning(
 
 
 def test_every_shared_option_has_its_meanings_described() -> None:
-    """Of a name that several methods have, one meaning for all, or one for each of them."""
+    """An option of several methods has one meaning for all, or one for each of them."""
     meanings: dict[str, list[str | None]] = {}
     for recipe in recipes.recipes():
         for option in recipe.options:

@@ -59,7 +59,7 @@ def ready(**shift: Any) -> Prepared:
 
 
 def origins(prepared: Prepared) -> list[set[int]]:
-    """The writers of each client, found by their images."""
+    """The writers of each client, identified by their images."""
     train = writers.leaf(datasets.find("femnist-digits"))[0]
     images = (train.x.float().div(127.5) - 1).numpy()
     of = {x.tobytes(): int(w) for x, w in zip(images, train.site, strict=True)}
@@ -82,7 +82,7 @@ def test_whole_writers_go_to_clients_and_the_test_file_is_the_test() -> None:
 
 @pytest.mark.slow
 def test_noise_is_the_pools_and_grows_with_the_client() -> None:
-    """As `noisy_writers` has it, client by client; the test set is clean unless asked."""
+    """As in `noisy_writers`, client by client; the test set is clean unless asked for."""
     clean, noisy = ready(), ready(noise=0.5)
     ids = writer_ids("femnist-digits")[: WRITERS * EACH]
     parts, pool = noisy_writers(ids, 6, 0.5, 0)
@@ -126,7 +126,7 @@ def test_shared_looks_deal_a_set_evenly() -> None:
 
 @pytest.mark.slow
 def test_clients_can_keep_tests_of_their_own_writers() -> None:
-    """Writers of both files in one pool; a writer that occurs in both is one."""
+    """Writers of both files are one pool; a writer that occurs in both is counted once."""
     prepared = prepare(validate(tables(target="clients", noise=0.2)))
     sizes = [
         len(c.y) + len(t) for c, t in zip(prepared.task.clients, prepared.task.tests, strict=True)

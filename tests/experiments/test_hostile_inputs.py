@@ -1,4 +1,4 @@
-"""Inputs that no honest user gives: each ends with a message that says what to do."""
+"""Hostile inputs: each ends with a message that says what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run with label sets sends, counted, and what it says of absent labels and of tuning."""
+"""The bytes of a run with label sets, and its sentences on absent labels and on tuning."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_a_run_without_label_sets_says_nothing_of_them(tmp_path: Path) -> None:
 def test_a_missing_estimate_is_reported_only_where_one_was_asked_for(
     tmp_path: Path, validation: float, mentioned: bool
 ) -> None:
-    """0.001 of a client's examples is none either, which is worth a sentence."""
+    """0.001 of a client's examples is no example either, which is reported."""
     given = tables(data={"validation": validation}, training={"rounds": 1})
     config = validate(given | {"method": {"name": "fedavg"}, "name": "plain"})
     record(tmp_path, config, prepare(config), silent)
@@ -161,7 +161,7 @@ def test_a_missing_estimate_is_reported_only_where_one_was_asked_for(
 
 @pytest.mark.slow
 def test_a_run_says_whether_tuning_will_pay(tmp_path: Path) -> None:
-    """By the server's labelled examples alone, also in rounds after those of tuning."""
+    """From the server's labelled examples alone, also in rounds after tuning."""
     method = {"tune": "kl", "tune_part": "all", "tune_rounds": 1}
     config = validate(tables(method=method) | {"name": "pays"})
     experiment = record(tmp_path / "run", config, prepare(config), silent)
@@ -228,7 +228,7 @@ def test_the_runs_loss_comes_first_and_a_doubt_where_there_is_one(
 
 
 def test_tuning_that_raises_its_loss_is_reported() -> None:
-    """In any round that is kept, the worst by its numbers; not for what is rounding."""
+    """In any recorded round; the worst is named with its numbers; rounding is ignored."""
 
     def sentences_of(*losses: tuple[float, float] | tuple[None, None]) -> list[str]:
         rounds = tuple(SetRound(t, 0, *pair) for t, pair in enumerate(losses, start=1))

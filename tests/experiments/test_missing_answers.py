@@ -1,4 +1,4 @@
-"""What a run says at its end of answers that it lacked."""
+"""What a run reports at its end of missing answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.small_runs import config_of
 
 
 class FaultyEngine:
-    """Round 2 of a run fails altogether, round 3 for whichever of clients 0, 1, 2 is drawn."""
+    """Round 2 fails for all clients, round 3 for whichever of clients 0, 1, 2 is drawn."""
 
     backend, tells_drops = "loop", False
 

@@ -1,4 +1,4 @@
-"""Experiment files for personalised methods: what does not fit is told in a file's terms."""
+"""Experiment files for personalised methods: mistakes are reported in terms of the file."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ HEART: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def refused(tmp_path: Path) -> Any:
-    """What is said of CLOTHES with some `-c` options, without the file's own folder."""
+    """The message on CLOTHES with some `-c` options, without the file's folder."""
 
     def message(*overrides: str) -> str:
         file = tmp_path / "f.toml"
@@ -130,7 +130,7 @@ def test_sites_that_are_clients_ask_for_their_target(name: str) -> None:
 
 
 def test_colours_on_grey_images_are_noted() -> None:
-    """Of "bits" gamma alone is left, at two values; of "wide" three gammas, posterised or not."""
+    """On grey images "bits" has two gammas alone; "wide" three, posterised or not."""
     shift = {"kind": "iid", "clients": 8, "target": "clients"}
 
     def note(transform: str, clients: int = 8, channels: int = 1) -> str | None:
@@ -152,7 +152,7 @@ def test_colours_on_grey_images_are_noted() -> None:
 def test_a_run_of_one_round_on_grey_images(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Notes come before training and at the end; one round has no deviation; scores have names."""
+    """Notes come before training and at the end; one round has no deviation; scores are named."""
     monkeypatch.chdir(tmp_path)
     Path("f.toml").write_text(CLOTHES)
     words = ["fedshift", "run", "f.toml", "--out", "o", "-c", "shift.transform=bits"]

@@ -1,4 +1,4 @@
-"""What is said of weights where every round draws a cohort: that of the rounds really played."""
+"""What is recorded of weights where every round draws a cohort: that of the rounds played."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_cohorts_weights_are_those_of_the_rounds(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_without_cohorts_weights_are_those_over_all_clients(tmp_path: Path) -> None:
-    """Also where the cohort is everybody; events say nothing of weights then."""
+    """Also where the cohort is all clients; events then have no weights."""
     training = {"rounds": 2, "steps": 1, "evaluate_every": 2}
     config = config_of("fedpals", **MOST, training=training)
     summary, rounds = recorded(tmp_path / "a", config)
@@ -93,7 +93,7 @@ def test_without_cohorts_weights_are_those_over_all_clients(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_flower_records_the_same(tmp_path: Path) -> None:
-    """Through its messages, in memory; another seed is the control."""
+    """Over Flower's messages, in memory; another seed is the control."""
     config = config_of("fedpals", **MOST)
     summary, rounds = recorded(tmp_path / "here", config)
     app = client_app(partial(configured_site, dumps(config)))
@@ -146,7 +146,7 @@ def test_lambda_is_given_where_all_rounds_have_the_same(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ditto", "feddrm"])
 def test_another_methods_lam_is_not_called_fedpals_lambda(name: str, tmp_path: Path) -> None:
-    """Their `lam` weighs losses; the weights are sample sizes."""
+    """Their `lam` weighs losses; the clients' weights are sample sizes."""
     model = {"name": "mlp-projected", "hidden": [4]}
     training = {"rounds": 1, "steps": 1}
     method = {"name": name, "lam": 0.5}
@@ -157,7 +157,7 @@ def test_another_methods_lam_is_not_called_fedpals_lambda(name: str, tmp_path: P
 
 @pytest.mark.slow
 def test_an_ess_that_changes_nothing_is_reported(tmp_path: Path) -> None:
-    """What lambda = 0 has already cannot be asked for; more can."""
+    """An ESS that lambda = 0 exceeds changes nothing; a larger one does."""
     training = {"rounds": 2, "steps": 1}
 
     def why(ess: float, **more: Any) -> list[str]:
@@ -191,7 +191,7 @@ def test_skipped_rounds_have_changed_nothing() -> None:
 
 
 def test_what_a_checkpoint_keeps_is_all_of_it() -> None:
-    """Number by number; one that an older version wrote lacks it, and two columns of metrics."""
+    """Number by number; checkpoints of older versions lack it, and two columns of metrics."""
     reached = Reach(math.nan, 1 / 3, 0.1 + 0.2, 5e-324)
     played = Played(
         3, np.array([0.1 + 0.2, 1 / 3]), reached, lams=(0.0, math.inf), certified=2, unneeded=1
@@ -237,7 +237,7 @@ def test_candidates_have_the_ess_of_their_rounds(tmp_path: Path) -> None:
 def test_weight_of_a_client_without_examples_is_no_reason_to_fail(
     cohort: int | None, tmp_path: Path
 ) -> None:
-    """A plain mean gives it some: an ESS does not exist then; by size it has none."""
+    """A plain mean gives it weight: then there is no ESS; weights by size give it none."""
     shift = {"kind": "dirichlet-per-class", "beta": 0.02, "min_size": 0, "clients": 30}
     tables = {
         "data": {"validation": 0.0},

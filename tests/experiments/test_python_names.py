@@ -1,4 +1,4 @@
-"""Python that a file names: loaded once, with files beside it, and every mistake placed."""
+"""Python named in an experiment: loaded once, with modules beside it; mistakes have their place."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_no_such_file(tmp_path: Path) -> None:
 
 
 def test_each_file_imports_what_lies_beside_it(tmp_path: Path) -> None:
-    """Where two folders have a file of one name."""
+    """Where two folders have files of the same name."""
     for i, folder in enumerate(("a", "b", "a")):
         place = tmp_path / folder
         place.mkdir(exist_ok=True)

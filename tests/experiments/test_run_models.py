@@ -1,4 +1,4 @@
-"""A run folder has every model that the run served: its numbers follow from its files alone."""
+"""A run folder has every model that the run served: its numbers can be computed from its files."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ OTHERS = [pytest.param(m, marks=pytest.mark.slow) for m in recipes.__all__ if m 
 
 
 def made(folder: Path, method: str, **shift: Any) -> Path:
-    """A small run's folder, of which a client or two never took part."""
+    """The folder of a small run, in which a client or two never took part."""
     options = dict(OPTIONS.get(method, {}))
     if {"tune", "tune_rounds"} & recipes.recipe(method).options.keys() == {"tune_rounds"}:
         options["tune_rounds"] = 1
@@ -79,7 +79,7 @@ def summary(folder: Path) -> dict[str, Any]:
 
 
 def measured_again(folder: Path, kept: RunModels) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What summary.json has as "final" and "serving", from these models and the configured data."""
+    """ "final" and "serving" of summary.json, computed from these models and the configured data."""
     task = prepare(load_config(folder / "config.resolved.toml")).task
     sizes = sizes_in(folder / "clients.csv")
     taken, classes = torch.zeros_like(sizes), len(task.classes)
@@ -109,7 +109,7 @@ def test_a_summary_follows_from_its_files(method: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_another_head_has_other_numbers(tmp_path: Path) -> None:
-    """The control: the comparison sees one client's head, of those that the server keeps."""
+    """The control: the comparison detects a change in one client's head at the server."""
     folder = made(tmp_path / "run", "fedpac")
     model, written = folder / "model.safetensors", summary(folder)
     tensors = load_file(model)
@@ -159,12 +159,12 @@ def mlp() -> Model:
 
 @pytest.fixture
 def setting(mlp: Model) -> Setting:
-    """Batches that leave no single example over."""
+    """Batch sizes that leave no batch of one example."""
     return Setting(mlp, TARGET, Local(lr=0.1, epochs=1, batch=16))
 
 
 def parts_of(name: str, setting: Setting) -> tuple[Parts, Any, Any]:
-    """What a run's file would have, what its clients serve, and its last round."""
+    """The parts of a run's file, the models that its clients serve, and its last round."""
     method, federation = MAKE[name](setting), make_federation(setting.model)
     last = list(run(method, federation, 3, cohort=2))[-1]
     served = models(method, last, federation)
@@ -185,7 +185,7 @@ def copied(parts: Parts) -> Parts:
 @pytest.mark.few(2)
 @pytest.mark.parametrize("name", [n for n in MAKE if n not in ROBUST])
 def test_models_of_every_method_come_back(name: str, setting: Setting) -> None:
-    """Bit for bit, buffers as well, of clients that took part and of those that never did."""
+    """Bit for bit, with buffers, for clients that took part and those that never did."""
     parts, served, last = parts_of(name, setting)
     again = unflatten(flatten(copied(parts)), ("params", "buffers"))
     who = took_part(again, len(served), Path("model.safetensors"))

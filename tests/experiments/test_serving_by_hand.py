@@ -1,4 +1,4 @@
-"""What is measured where clients serve models of their own, counted once more by hand.
+"""Measurements where clients serve models of their own, compared with counts by hand.
 
 Clients of unequal sizes: with equal ones many different definitions give the same number.
 """
@@ -207,7 +207,7 @@ def changed(task: Task, change: Any) -> Task:
 
 @pytest.mark.slow
 def test_test_examples_never_reach_a_refit() -> None:
-    """With other test images and labels, too, it is the router fitted to the clients' data."""
+    """With other test images and labels the router, fitted to the clients' data, is the same."""
     hand = played("feddrm")
     scores = refitted(hand, hand.task)
     other = changed(hand.task, lambda t: Examples(-t.x, (t.y + 1) % CLASSES))

@@ -1,4 +1,4 @@
-"""A site's own rows against the declaration; what its operator reads, and what a server may."""
+"""A site's rows against the declaration: messages for its operator and for the server."""
 
 from __future__ import annotations
 

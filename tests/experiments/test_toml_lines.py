@@ -1,4 +1,4 @@
-"""Where keys are written: in a text whose every number is the line that it stands on."""
+"""Lines of keys in TOML, tested on a text in which every number is the number of its line."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ x=41""".replace("QQQ", '"' * 3)
 
 
 def numbers(value: Any, key: Key = ()) -> dict[Key, int]:
-    """Every whole number of parsed tables with its key."""
+    """All integers of parsed tables with their keys."""
     if isinstance(value, dict):
         inner = [numbers(v, (*key, k)) for k, v in value.items()]
     elif isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Which backend made a run's numbers: lock.json says so, and a table keeps to one."""
+"""The backend of a run's numbers: lock.json records it, and a table keeps to one."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def lock(folder: Path) -> dict[str, Any]:
 
 
 def typed(place: Path, model: str, method: str, backend: str) -> int:
-    """The exit code of `fedshift run` of one round, in the folder "a" of a place."""
+    """The exit code of `fedshift run` for one round, in the folder "a" of a place."""
     file = place / "one.toml"
     file.write_text(
         '[data]\nname = "fashion-mnist-mini"\n[shift]\nclients = 4\nkind = "iid"\n'
@@ -124,7 +124,7 @@ def test_a_run_is_announced_once_its_backend_fits(tmp_path: Path, capsys: Printe
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["dense", "stacked", "channels-last"])
 def test_a_backend_is_tried_without_a_trace(backend: str) -> None:
-    """One step of two clients of the next round, whoever they are; numbers stay the same."""
+    """The trial takes one step of two clients of the next round; the numbers stay the same."""
     model = "lenet" if backend == "channels-last" else "mlp"
     setting = {"model": {"name": model}, "training": {"rounds": 2, "steps": 2}}
     config = config_of("fedavg", **setting)
@@ -269,7 +269,7 @@ def test_a_refused_backend_leaves_no_run_of_a_table(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_lock_follows_the_backend_that_goes_on(tmp_path: Path, capsys: Printed) -> None:
-    """Also of a run that is stopped again: here by a failure in its fourth round."""
+    """Also for a run that is stopped again, here by a failure in its fourth round."""
     folder = interrupted(tmp_path, "loop")
     capsys.readouterr()
     config, seen = load_config(folder / "config.resolved.toml"), list[str]()

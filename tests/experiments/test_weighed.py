@@ -1,4 +1,4 @@
-"""Runs whose examples are weighed by labels: their ESS and distance are those of the examples."""
+"""Runs with examples weighed by labels: ESS and distance are those of the weighed examples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When checkpoints are written, and the order of a run folder's files: what a kill can leave."""
+"""When checkpoints are written, and the order of a run folder's files, which a kill may cut."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def kept(
     monkeypatch.setattr("fedshift.experiments.folder.progress.time.monotonic", lambda: now[0])
 
     class Noting(Keeper):
-        """Notes the round in place of writing its checkpoint."""
+        """Records the round in place of writing its checkpoint."""
 
         def keep(self, label: str, progress: Progress) -> None:
             if progress.after is not None:
@@ -46,7 +46,7 @@ def kept(
 
 
 def test_when_checkpoints_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the clock unless a number is given; after the last round, and when a stop is asked for."""
+    """By the clock unless a number is given; also after the last round and at a requested stop."""
     fast, slow = [float(t) for t in range(1, 10)], [25.0 * t for t in range(1, 10)]
     assert kept(monkeypatch, None, fast) == [ROUNDS]
     assert kept(monkeypatch, None, slow) == [3, 6, 9]  # 75, 150 and 225 seconds
@@ -61,7 +61,7 @@ def test_when_checkpoints_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_the_order_of_a_run_folders_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With its configuration a folder can be resumed, with its summary it is complete."""
+    """From its configuration on, a folder can be resumed; from its summary on, it is complete."""
     from fedshift.experiments.folder import run_folder as module
 
     done, real = list[str](), module.write
@@ -84,7 +84,7 @@ class LaterTraining(Training):
 
 
 class Later(Config):
-    """The configuration of a version to come: one key more."""
+    """The configuration of a later version, with one more key."""
 
     training: LaterTraining = LaterTraining()
 
@@ -101,7 +101,7 @@ def test_a_new_key_makes_no_other_run_while_it_has_its_default() -> None:
 
 @pytest.mark.slow
 def test_checkpoints_of_the_version_before_are_accepted(tmp_path: Path) -> None:
-    """What that version called this run, the data that ship with the package included."""
+    """With that version's identity of the run, also for the data that ship with the package."""
     config = validate(
         {
             "data": {"name": "fashion-mnist-mini"},

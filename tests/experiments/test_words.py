@@ -1,4 +1,4 @@
-"""The same mistake in a file and in Python: each is told in the words of who made it."""
+"""The same mistake in a file and in Python: messages name keys there, and arguments here."""
 
 from __future__ import annotations
 
@@ -300,7 +300,7 @@ CASES: list[tuple[tuple[str, str], str, Callable[[], object], str]] = [
 
 
 def answer(capsys: pytest.CaptureFixture[str], *args: str) -> str:
-    """What the command line says that is wrong."""
+    """The error message of the command line."""
     assert perform(app, list(args)) == 2
     return capsys.readouterr().err.partition("error: ")[2].rstrip("\n")
 
