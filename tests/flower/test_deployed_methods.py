@@ -1,4 +1,4 @@
-"""Every recipe on a federation: what docs/flower.md says, and the numbers of one process."""
+"""Every recipe on a federation: allowed as docs/flower.md says, with the numbers of one process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SAME = (
 
 
 def table() -> dict[str, tuple[str, str]]:
-    """Recipe -> (what the page says of a server's target, and of the clients' own)."""
+    """Recipe -> the page's cells (for a target at the server, for targets at the clients)."""
     text = PAGE.read_text(encoding="utf-8").partition("### Which methods run where")[2]
     rows = [row.split("|")[1:4] for row in text.partition("###")[0].splitlines() if "`, `" in row]
     cells = [(re.findall(r"`(\w+)`", row[0]), (row[1].strip(), row[2].strip())) for row in rows]
@@ -111,7 +111,7 @@ def test_init_refuses_what_a_run_refuses() -> None:
 
 @pytest.mark.parametrize("name", ["scaffold", "ditto", "fedper", "fedpac", "local_only"])
 def test_clients_with_data_of_their_own(name: str, tmp_path: Path) -> None:
-    """There the server has no row to try a start on; what has no model for all is refused."""
+    """The server has no row for a trial; methods without a common model are refused."""
     text = resolved(tmp_path, FILE.replace('"fedpals"\ness = 0.5', f'"{name}"'))
     if table()[name][0] == "yes":
         assert check_start(configured(text)) == ""
@@ -157,7 +157,7 @@ def test_a_target_of_the_servers(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_report_of_sites(tmp_path: Path) -> None:
-    """Pages and summaries do without what no site can know."""
+    """Pages and summaries leave out what no site can know."""
     from fedshift.cli.results import draw, run_json
 
     _, there = both("ditto", CLIENTS, tmp_path)

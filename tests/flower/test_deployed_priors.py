@@ -88,7 +88,7 @@ def test_a_target_without_a_calibrator_asks_for_scores_alone(tmp_path: Path) -> 
 def test_a_server_that_goes_on_corrects_once(
     runs: tuple[Path, Path, Watched], tmp_path: Path
 ) -> None:
-    """Checkpoints hold the model as it was trained."""
+    """Checkpoints have the model as trained, before the correction."""
 
     class Dies(BaseException):
         pass
@@ -114,7 +114,7 @@ LIAR = 1000 + 7 * 2
 
 
 class Liar(Watched):
-    """One client's sums are of each example a thousand times."""
+    """One client's sums count each example a thousand times."""
 
     def send_and_receive(self, messages: Iterable[Message], **given: Any) -> list[Message]:
         replies = super().send_and_receive(messages, **given)
@@ -189,7 +189,7 @@ def test_sites_that_score_their_own_test_rows() -> None:
 def test_sites_calibrate_a_model_for_the_servers_own_examples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows never leave; the model is that of the joined table, but for rounding of sums.
+    """Rows never leave a site; the model is that of the joined table up to rounding of sums.
 
     A site's validation rows stand in another order there.
     """

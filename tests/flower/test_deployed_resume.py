@@ -1,4 +1,4 @@
-"""A federation whose server was killed: the run goes on, with what clients keep on their disks."""
+"""After a kill of the server a federation's run goes on from the states on its clients' disks."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def over(
     algorithm: Any, federation: Federation, last: int = 0, after: Round | None = None,
     keep: Path | None = None, trained: bool = False,
 ) -> list[Round]:  # fmt: skip
-    """Rounds on nodes with nothing of before but in `keep`, until the server dies in `last`."""
+    """Rounds on new nodes that have only the folder `keep`, until the server dies in `last`."""
 
     def site(i: int) -> Site:
         return Site(algorithm, federation.clients[i], federation.seeds.batch)
@@ -108,7 +108,7 @@ def _own(site: Any, keep: Path | None) -> Any:
     "name", ["fedavg", "fedpals", "feddyn", "scaffold", "ditto", "moon", "fedala", "fedpac"]
 )
 def test_the_rest_of_a_run(name: str, trained: bool, setting: Setting, tmp_path: Path) -> None:
-    """From a checkpoint, on nodes with their folders alone: what nothing interrupted gives."""
+    """From a checkpoint, on nodes with only their folders: the result of an uninterrupted run."""
     federation = make_federation(setting.model)
     algorithm = MAKE[name](setting)
     (*_, whole) = run(algorithm, federation, ROUNDS, cohort=4)
@@ -138,7 +138,7 @@ def test_without_a_folder_it_differs(setting: Setting) -> None:
 
 
 def test_what_a_client_kept(tmp_path: Path) -> None:
-    """The last round that counts; rounds that the server forgot are removed, damage is told."""
+    """The last valid round is read; rounds that the server lost are removed; damage is reported."""
     folder = folder_of(tmp_path, NAME)
     old, new = Kept(folder, 3, run=1, after=0), Kept(folder, 3, run=2, after=4)
     assert old.recall() is None
@@ -177,7 +177,7 @@ def test_other_counts_are_another_federation(setting: Setting) -> None:
 
 
 def served(text: str, out: Path, last: int = 0) -> None:
-    """The deployed app's server, over clients that have nothing of before but on disk."""
+    """The deployed app's server, with new clients that have only their folders."""
     grid = Mortal(_own(partial(configured_site, text), out.parent / "nodes"), 3, last, True)
     given = {"experiment": text, "out": str(out), "patience": 60.0, "timeout": 60.0}
     deployed.server_app(grid, SimpleNamespace(run_config=given))  # type: ignore[arg-type]

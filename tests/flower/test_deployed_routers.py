@@ -1,4 +1,4 @@
-"""FedDRM on a federation: heads stay at their sites, and the server ends with the same router."""
+"""FedDRM on a federation: heads stay at their sites, and the server's router is the same."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_a_client_that_is_gone_or_sends_nonsense(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_client_that_claims_moments_of_more_examples(tmp_path: Path) -> None:
-    """It would count for more in the router: the fit is left out, with the reason."""
+    """It would count for more in the router: the layer is left out, with the reason."""
 
     class Liar(Watched):
         def send_and_receive(self, messages: Iterable[Message], **given: Any) -> list[Message]:

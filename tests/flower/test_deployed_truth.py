@@ -1,4 +1,4 @@
-"""What a deployed run says of itself: who measured, who dropped out, how to get it again."""
+"""What a deployed run records: who measured, which clients dropped out, how to repeat it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def config_of(method: str = "fedpals", shift: Any = SHIFT, **training: Any) -> C
 def deploy(
     text: str, out: Path, grid: LocalGrid, site: str = CHOICES[SITE]
 ) -> list[dict[str, Any]]:
-    """Run the deployed app's server over a grid; its events."""
+    """Run the deployed app's server over a grid; return its events."""
     given = {"experiment": text, "out": str(out), "patience": 5.0, "timeout": 5.0, "site": site}
     deployed.server_app(grid, SimpleNamespace(run_config=given))  # type: ignore[arg-type]
     return [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
@@ -169,7 +169,7 @@ def test_clients_that_drop_out_are_reported_and_recorded(
 def test_the_audit_reads_what_clients_registered(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Client 0 claims one label alone, and client 1 a size that it was not dealt."""
+    """Client 0 claims a single label, and client 1 a size that differs from its data."""
     shift = {"kind": "dirichlet-per-client", "beta": 1.0, "clients": 12}
     text, out = dumps(config_of(shift=shift)), tmp_path / "run"
     deploy(text, out, dealt(text, 12))
@@ -200,8 +200,8 @@ def test_the_audit_reads_what_clients_registered(
 class Slow(LocalGrid):
     """Client 3 fails at once, and the others answer when pulled again; 4 is missing.
 
-    `code` is Flower's error for 4. `early` are the drop-outs that the server had said before the
-    second pull, of all in `reported`.
+    `code` is Flower's error for 4. `reported` are the drop-outs that the server reports, `early`
+    those before the second pull.
     """
 
     def __init__(self, *given: Any) -> None:

@@ -65,7 +65,7 @@ class Noisy(torch.nn.Module):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "moon", "ditto", "fedsam"])
 def test_networks_that_draw_are_the_same_on_flower(name: str, federated: Any) -> None:
-    """Clients there know nothing of what a look at the network showed here."""
+    """Clients there do not know the result of this process's trial of the network."""
     rounds, ends = 2, []
     for play_rounds in (in_process, on_flower, in_process):
         model = Model(Noisy()) if len(ends) < 2 else routed_model()
@@ -89,7 +89,7 @@ def test_bfloat16_is_the_same_on_flower(setting: Setting, federated: Any) -> Non
 
 
 def test_the_comparison_can_fail(setting: Setting, federated: Any) -> None:
-    """Another seed on one client, and a client without its memory, are seen."""
+    """Another seed on one client, and a client that lost its state, are detected."""
     federation = federated()
 
     def other_seed(algorithm: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Answers of clients that are none: when they register, and when they score a model."""
+"""Invalid answers of clients, when they register and when they score a model."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def federation(mlp: Model) -> Federation:
 
 
 def _npy(shape: str) -> bytes:
-    """Eight bytes of numbers under a header that promises this shape."""
+    """Eight bytes of numbers under a header with this shape."""
     header = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
     return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + bytes(8)
 
@@ -96,7 +96,7 @@ REGISTERED = {
 def test_registrations_that_cannot_be_read(
     case: tuple[Any, str], setting: Setting, federation: Federation
 ) -> None:
-    """One message, which names the node, whatever arrives."""
+    """Whatever arrives, there is one message, which names the node."""
     algorithm = recipes.fedavg(setting)
     grid = Answering(client_app(sites(algorithm, federation)), len(SIZES))
     grid.kind, grid.change = "query.register", case[0]
@@ -134,7 +134,7 @@ def test_scores_that_are_none(
 def test_disconnected_clients_are_asked_for_no_score(
     setting: Setting, federation: Federation
 ) -> None:
-    """And whatever is sent is worth nothing after the time for an answer."""
+    """Answers after the time limit are not used."""
     algorithm = recipes.fedavg(setting)
     strategy = strategy_of(algorithm, federation, evaluates=lambda t: True, timeout=77.0)
     grid = LocalGrid(client_app(sites(algorithm, federation)), len(SIZES))
@@ -173,7 +173,7 @@ def test_rows_that_are_no_counts(
 
 
 class Swelling(LocalGrid):
-    """A grid on which client 2's updates have so many bytes more."""
+    """A grid on which client 2's updates are larger by some bytes."""
 
     more = 0
 
@@ -189,7 +189,7 @@ class Swelling(LocalGrid):
 
 
 def test_replies_are_bounded_by_the_model(setting: Setting, federation: Federation) -> None:
-    """What is larger is not decoded; the limit is the model's size times a number, and 1 MiB."""
+    """Larger replies are not decoded; the limit is a multiple of the model's size, plus 1 MiB."""
     algorithm = recipes.fedavg(setting)
     size = sum(v.nbytes for v in (federation.params | federation.buffers).values())
 
@@ -259,7 +259,7 @@ def test_registrations_are_bounded_by_the_number_of_classes(
 
 
 def test_what_clients_keep_is_shown_to_no_one(setting: Setting, federation: Federation) -> None:
-    """Unless their app was made so: a personal model stays where it is."""
+    """Unless their app is made to: a personal model stays at its client."""
     algorithm = recipes.ditto(setting)
     strategy = strategy_of(algorithm, federation)
     grid = LocalGrid(client_app(sites(algorithm, federation)), len(SIZES))

@@ -1,4 +1,4 @@
-"""Bytes per round and client on Flower's messages, against what methods are said to cost."""
+"""Bytes per round and client on Flower's messages, against the methods' specified costs."""
 
 from __future__ import annotations
 

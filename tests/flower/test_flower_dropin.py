@@ -1,4 +1,4 @@
-"""FedPALS as a strategy in Flower apps that know nothing else of the library."""
+"""FedPALS as a strategy in Flower apps that use nothing else of the library."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def moved(client: int, w: np.ndarray) -> np.ndarray:
 
 
 def app_of(change: dict[int, Change] | None = None) -> ClientApp:
-    """Clients on NumPy alone: client i adds i + 1 times a constant, and reports its labels."""
+    """Clients in NumPy alone: client i adds i + 1 times a constant, and reports its labels."""
     app = ClientApp()
 
     @app.train()
@@ -144,7 +144,7 @@ def test_replies_that_cannot_be_used_are_left_out(
 
 
 def test_two_nodes_of_one_partition_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    """Both, in this round: nobody can tell which one the row is of."""
+    """Both are left out of this round: it is unknown which node the row belongs to."""
     strategy = pals(label_counts=COUNTS)
     with caplog.at_level(logging.WARNING, "fedshift.flower"):
         played(strategy, app_of({3: reporting("partition-id", 1)}))
@@ -156,7 +156,7 @@ def test_two_nodes_of_one_partition_are_left_out(caplog: pytest.LogCaptureFixtur
 
 
 def test_too_few_are_left_to_share_a_cap(caplog: pytest.LogCaptureFixture) -> None:
-    """With a reply lost the model stays; with all there, the cap itself is wrong."""
+    """If a reply is lost the model stays; if all are there, the cap itself is wrong."""
     with caplog.at_level(logging.ERROR, "fedshift.flower"):
         result = played(pals(cap=0.3), app_of({1: failing}))
     assert "round 1: no weights; the model stays: cap=0.3" in caplog.text
@@ -235,7 +235,7 @@ def test_no_client_reports() -> None:
 
 
 def test_a_first_round_of_refused_replies_ends_the_run() -> None:
-    """As where all clients send another type: a run that trains nothing must not end well."""
+    """For example if all clients send another type: a run that trains nothing must not succeed."""
     double = dict.fromkeys(range(4), set_to("w", Array(np.ones((2, 3)))))
     with pytest.raises(InputError, match="no reply can be used; node 1000.*float64"):
         played(pals(label_counts=COUNTS), app_of(double), rounds=2)
@@ -259,7 +259,7 @@ def test_a_round_without_any_reply_keeps_the_model(caplog: pytest.LogCaptureFixt
     "inner", [partial(FedAdam, eta=0.3), partial(FedAvgM, server_momentum=0.9)], ids=["adam", "m"]
 )
 def test_flowers_server_optimisers_step_along_the_weighted_mean(inner: Any) -> None:
-    """As Flower's strategy alone, told FedPALS' weights as numbers of examples."""
+    """As Flower's strategy alone, given FedPALS' weights as numbers of examples."""
     weights = pals_weights(COUNTS, TARGET, ess=0.8).weights
 
     def weight_as_examples(client: int) -> Change:

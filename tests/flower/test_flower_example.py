@@ -27,7 +27,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.slow
 def test_the_example_runs(example: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Both strategies, by the app's own ServerApp; FedPALS is better where the model is used."""
+    """Both strategies run in the app's ServerApp; FedPALS is better on the target."""
     accuracies = {}
     for name in ("fedavg", "fedpals"):
         config = {"num-server-rounds": 3, "local-epochs": 1, "learning-rate": 0.1, "strategy": name}

@@ -1,4 +1,4 @@
-"""The corpus against messages: the strategy's round is the one without the client."""
+"""Every attack on Flower's messages: the strategy's round equals the one without the attacker."""
 
 from __future__ import annotations
 

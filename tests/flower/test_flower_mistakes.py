@@ -1,4 +1,4 @@
-"""Usual mistakes at Flower's door: refused when a strategy or an app is made."""
+"""Usual mistakes with Flower: refused when a strategy or an app is made."""
 
 from __future__ import annotations
 

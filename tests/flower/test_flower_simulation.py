@@ -44,7 +44,7 @@ evaluate_every = 1
 
 @pytest.fixture(scope="module", autouse=True)
 def tests_on_the_path() -> Any:
-    """Ray's processes import what clients are from this folder."""
+    """Ray's processes import the clients from this folder."""
     before = os.environ.get("PYTHONPATH")
     here = str(Path(__file__).parents[1])
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, before]))
@@ -111,7 +111,7 @@ def test_the_command_leaves_the_same_folder(tmp_path: Path) -> None:
 
 
 def test_clients_tests_of_their_own(tmp_path: Path) -> None:
-    """What the clients serve is scored on everybody's examples, as in one process."""
+    """The models that clients serve are scored on all clients' examples, as in one process."""
     text = CONFIG.replace("clients = 4", 'clients = 4\nkind = "iid"\ntarget = "clients"')
     text = text.replace('"fedpals"\ness = 0.5', '"ditto"')
     (tmp_path / "t.toml").write_text(text)

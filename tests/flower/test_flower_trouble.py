@@ -1,4 +1,4 @@
-"""What goes wrong on Flower: clients that drop out of a round, and federations that are refused."""
+"""Failures on Flower: clients that drop out of a round, and federations that are refused."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Forge = Callable[[Parts], Parts]
 
 
 class Unruly(LocalGrid):
-    """A grid whose clients send something else than they computed, or nothing."""
+    """A grid whose clients send changed replies, or none."""
 
     def __init__(self, app: ClientApp, clients: int, forge: dict[int, Forge | None]) -> None:
         super().__init__(app, clients)
@@ -104,7 +104,7 @@ def test_a_client_that_sends_nothing_useful_drops_out(
     federation: Federation,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The round is then the one of those present: weighed anew, as if 3 had not been drawn."""
+    """The round is that of the clients present, weighed as if 3 had not been drawn."""
     algorithm = recipes.fedpals(setting, ess=0.9)
     grid = Unruly(client_app(sites(algorithm, federation)), len(SIZES), {3: forge[0]})
     with caplog.at_level(logging.WARNING, "fedshift.flower"):
@@ -121,7 +121,7 @@ def test_a_client_that_sends_nothing_useful_drops_out(
 
 
 def test_a_client_that_fails_keeps_what_it_had(setting: Setting, federation: Federation) -> None:
-    """It raises in round 2, and is back in round 3 with the memory of round 1."""
+    """It raises in round 2, and takes part in round 3 with its state of round 1."""
     algorithm, good = recipes.scaffold(setting), sites(recipes.scaffold(setting), federation)
     strategy = strategy_of(algorithm, federation)
     now = {"t": 1}
@@ -162,7 +162,7 @@ def test_a_node_that_is_gone_is_not_weighed(setting: Setting, federation: Federa
 def test_one_odd_client_does_not_make_the_others_odd(
     setting: Setting, federation: Federation
 ) -> None:
-    """Client 0 comes first; it is the one with another part, not the five others."""
+    """Client 0 replies first; it is the odd one, not the five others."""
     algorithm = recipes.scaffold(setting)
     forge = {0: lambda u: {**u, "control": {**u["control"], "head.bias": torch.zeros(2)}}}
     grid = Unruly(client_app(sites(algorithm, federation)), len(SIZES), forge)
@@ -189,7 +189,7 @@ def test_no_weights_over_those_that_are_left(setting: Setting, federation: Feder
 def refused(
     algorithm: Any, federation: Federation, site: Any = None, nodes: Any = None, **given: Any
 ) -> str:
-    """What the server says to a federation that it cannot work with."""
+    """The error for a federation that the server cannot work with."""
     app = client_app(site or sites(algorithm, federation))
     grid = LocalGrid(app, len(federation.clients), partitions=nodes)
     with pytest.raises(InputError) as error:
@@ -300,7 +300,7 @@ def test_flower_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nothing_is_put_where_flower_has_no_such_name() -> None:
-    """A Flower that calls its hook otherwise would else run without the guard."""
+    """Otherwise a Flower with another name for its hook would run without the guard."""
     owner = SimpleNamespace(__name__="flwr.superlink.ext", get_middleware=list)
     put_in_place(owner, "get_middleware", tuple)
     assert owner.get_middleware is tuple

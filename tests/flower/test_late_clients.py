@@ -1,4 +1,4 @@
-"""A federation that begins without some of its clients, and takes them in when they come."""
+"""A federation that begins without some of its clients, which join late."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def grid_of(algorithm: Any, federation: Federation, changed: Any = None) -> Loca
 def test_a_late_client_counts_as_one_that_dropped_out_before(
     name: str, setting: Setting, federation: Federation
 ) -> None:
-    """Bit for bit: the server's state with its table, weights, and who trained."""
+    """Bit for bit: the server's state with its table, the weights, and the clients that trained."""
     algorithm = MAKE[name](setting)
     with_all = strategy_of(algorithm, federation)
     grid = grid_of(algorithm, federation)
@@ -84,7 +84,7 @@ def test_a_late_client_counts_as_one_that_dropped_out_before(
 
 
 def test_what_late_clients_register_is_passed_on(setting: Setting, federation: Federation) -> None:
-    """As the others' before round 1: a liar that comes late is looked at, too."""
+    """As for the others before round 1: a liar that comes late is audited, too."""
     algorithm, tables = recipes.fedpals(setting, ess=0.9), list[Any]()
     strategy = strategy_of(algorithm, federation, min_clients=MOST, registers=tables.append)
     list(joining(strategy, grid_of(algorithm, federation)))
@@ -104,7 +104,7 @@ def test_the_comparison_can_fail(setting: Setting, federation: Federation) -> No
 
 
 def test_methods_that_mix_all_counts_wait_for_all(setting: Setting, federation: Federation) -> None:
-    """Also within others; and a method that says nothing of it takes no one late."""
+    """Also within wrappers; a method that does not declare it takes no late client."""
     algorithm = recipes.labelset_scaffold(setting)
     strategy = strategy_of(algorithm, federation, min_clients=MOST)
     with pytest.raises(InputError, match=r"^clients \[3\] have not joined, and rounds of this"):
@@ -184,7 +184,7 @@ def test_too_few_to_begin_with(setting: Setting, federation: Federation) -> None
 
 
 def test_missing_clients_are_named(setting: Setting, federation: Federation) -> None:
-    """Where nodes have the names of a federation's folders; other names are listed."""
+    """Missing clients are listed by the names of a federation's folders, as are other names."""
     from types import SimpleNamespace
 
     algorithm = recipes.fedavg(setting)

@@ -60,7 +60,7 @@ def test_the_model_of_the_joined_table(
 
 
 def by_class(folder: Path) -> dict[str, int]:
-    """How many test rows of each class were scored."""
+    """The number of scored test rows of each class."""
     rows, counts = csv.DictReader((folder / "confusion.csv").open()), dict[str, int]()
     for truth, _, count in (row.values() for row in rows):
         counts[truth] = counts.get(truth, 0) + int(count)
@@ -69,7 +69,7 @@ def by_class(folder: Path) -> dict[str, int]:
 
 @pytest.mark.slow
 def test_a_target_that_the_server_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its rows are scored on the server, so that all numbers are those of one process."""
+    """Its rows are scored on the server: all numbers equal those of one process."""
     table = joined()
     joined(1, 40).drop(columns="site").to_csv(tmp_path / "north.csv", index=False)
     text = FILE.replace("{well = 0.3, ill = 0.7}", '"north.csv"')
@@ -199,7 +199,7 @@ def test_all_sites_whose_data_do_not_fit_are_named(
 def test_a_site_that_is_gone_is_not_one_whose_data_do_not_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before the first question is over it is asked again when it is back; later the run ends."""
+    """During the first question it is asked again once it is back; later the run ends."""
     gone, asked = {"survey": 1, "totals": 1}, list[str]()
 
     def flaky(app: Any) -> Any:
@@ -241,7 +241,7 @@ def test_errors_of_a_sites_function_stay_there(
 def test_data_that_change_while_a_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such a client drops out, with the reason, and the summary says what it did not measure."""
+    """Such a client drops out with the reason, and the summary says what was not measured."""
     folders = places(tmp_path / "c", joined())
     file, changed = folders[1] / "data.csv", list[bool]()
 
@@ -333,7 +333,7 @@ LIES = {
 @pytest.mark.few(2)
 @pytest.mark.parametrize("case", LIES)
 def test_answers_that_are_none(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A site that sends what no data are is named, before anything is made of it."""
+    """A site that sends invalid answers is named before they are used."""
     at, old, new, words = LIES[case]
 
     def lying(app: Any) -> Any:
