@@ -1,4 +1,4 @@
-"""A federation's folder, keys and processes; the whole of it on loopback, slowly."""
+"""A federation's folder, keys and processes; and a whole federation on loopback, slowly."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_port_in_use() -> None:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("apart", [False, True])
 def test_processes_end_with_their_children(apart: bool, tmp_path: Path) -> None:
-    """Also with those that have a session of their own."""
+    """Also children in a session of their own."""
     code = (
         "import subprocess, sys, time\n"
         "child = [sys.executable, '-c', 'import time; time.sleep(60)']\n"
@@ -180,7 +180,7 @@ NO = "Failed to initialize the connection to the SuperLink.\n[code: 2004] no"
 
 
 def ending(*ends: tuple[int, str]) -> Any:
-    """In the place of SuperNodes: processes that write a text to their log and end with a code."""
+    """Replace SuperNodes by processes that write a text to their log and end with a code."""
     left = iter(ends)
 
     @contextlib.contextmanager
@@ -214,7 +214,7 @@ def test_a_client_that_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_client_whose_super_node_is_killed_joins_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Less and less often, and told once; a refusal right after is the server's memory."""
+    """At growing intervals, reported once; a refusal right after comes from the server's memory."""
     folder, lines, pauses = tmp_path / "f", list[str](), list[float]()
     make_place(folder, "", 1, ["127.0.0.1"])
     place, now = folder / "clients" / "client-0", [1000.0]
@@ -238,7 +238,7 @@ def test_a_client_whose_super_node_is_killed_joins_again(
 def test_a_client_stays_for_the_next_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that ended is no refusal: patience counts anew."""
+    """The end of a server is no refusal: patience starts again."""
     folder, lines = tmp_path / "f", list[str]()
     make_place(folder, "", 1, ["127.0.0.1"])
     nodes = ending((0, JOINED), (1, f"{JOINED}\noh"), (1, NO))
@@ -274,7 +274,7 @@ def call(*args: str, monkeypatch: pytest.MonkeyPatch) -> int:
 def test_exit_codes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever is wrong before a process is started ends with 2 and one message."""
+    """Any mistake found before a process starts ends with exit code 2 and one message."""
     folder, late = tmp_path / "f", tmp_path / "late"
     make_place(folder, "shift.clients = 1", 1, ["127.0.0.1"])
     make_place(late, "", 1, ["127.0.0.1"])
@@ -305,7 +305,7 @@ def test_exit_codes(
 def test_the_server_may_always_call_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever names it has for others; and a later run gets a folder of its own."""
+    """Whatever names others call it by; and a later run gets a folder of its own."""
     from fedshift.cli.deploy import init, next_folder
 
     init(
@@ -329,7 +329,7 @@ def test_the_server_may_always_call_itself(
 def test_options_that_an_earlier_versions_app_does_not_have(
     options: dict[str, Any], line: str, tmp_path: Path
 ) -> None:
-    """Flower would refuse to set them, once the server is up; control: with the line they pass."""
+    """Flower would refuse them once the server is up; control: with the line they pass."""
     folder, app = tmp_path / "f", tmp_path / "f" / "app" / "pyproject.toml"
     make_place(folder, "", 1, ["localhost"])
     elsewhere = partial(
@@ -348,7 +348,7 @@ def test_options_that_an_earlier_versions_app_does_not_have(
 def test_clients_with_data_of_their_own_do_not_join_late(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Refused before anything is started; control: without the option the port is tried."""
+    """Refused before anything starts; control: without the option the port is tried."""
     folder = tmp_path / "f"
     make_place(folder, FILE, 3, ["localhost"])
     server = ("server", str(folder), "--host", "192.0.2.7")
@@ -359,7 +359,7 @@ def test_clients_with_data_of_their_own_do_not_join_late(
 
 
 def test_what_a_run_raised(tmp_path: Path) -> None:
-    """The class, and so the exit code, of an error crosses the processes by its event."""
+    """An error's class, and so its exit code, comes from its event in the other process."""
     link = Link(tmp_path, {}, tmp_path / "log")
     for kind in (InputError, DataError, TrainingError):
         event = {"event": "failed", "error": "so", "exit_code": kind.exit_code}

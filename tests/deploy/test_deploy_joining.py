@@ -1,4 +1,4 @@
-"""What keeps a client from joining a federation: certificates, keys, addresses."""
+"""Reasons why a client cannot join a federation: certificates, keys, addresses."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_certificates_are_for_names_and_addresses(host: str, tmp_path: Path) -> 
     ],
 )
 def test_clocks_that_differ(ahead: float, expected: str, tmp_path: Path) -> None:
-    """The limits are Flower's: up to 5 s ahead, as its note may be delayed up to 305 s."""
+    """The limits are Flower's: up to 5 s ahead, or 305 s behind."""
     ours = authority(tmp_path / "ours")
     with tls_server(ours, ahead) as here:
         assert re.search(expected, clocks(here, ours / "ca.crt"))

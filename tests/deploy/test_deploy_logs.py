@@ -50,7 +50,7 @@ def test_rounds_that_lack_something_are_warnings(more: dict[str, Any], level: st
 def test_numbers_that_are_none_do_not_end_a_server(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A round that is skipped has no loss: NaN, which is null in the events that are followed."""
+    """A skipped round has no loss: NaN, which is null in the events."""
     log, run = EventLog(tmp_path), {"run": "r"}
     one = {**run, "event": "round", "rounds": 4, "clients": [0], "train_loss": math.inf}
     scores = {"target_accuracy": 0.5, "estimated_accuracy": math.nan}
@@ -105,7 +105,7 @@ def test_a_stop_is_no_failure(
     command: str, signal: tuple[int, ...], code: int, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """The units of systemd take its exit codes for success, too."""
+    """The units of systemd count its exit codes as success, too."""
 
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt(*signal)

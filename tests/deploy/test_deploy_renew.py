@@ -1,4 +1,4 @@
-"""Certificates and keys renewed: who has to get something new, and who is no longer let in."""
+"""Renewal of certificates and keys: which clients need new files, and which are refused."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_other_names(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_authority_that_ends_is_renewed_with_its_key(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As of federations of earlier versions, whose authority ends with the server's certificate."""
+    """For federations of earlier versions, whose authority ends with the server's certificate."""
     for name in ("ca.crt", "ca.key", "server.crt", "server.key"):
         (folder / name).unlink()
     write_authority(folder, ["127.0.0.1"], days=20)  # the authority's ends in 200 days
@@ -89,7 +89,7 @@ def test_certificates_that_have_ended_are_renewed(folder: Path) -> None:
 
 
 def test_another_authority_does_not_do(folder: Path, tmp_path: Path) -> None:
-    """Control: a client is not let believe a server of another federation."""
+    """Control: a client does not trust a server of another federation."""
     make_place(tmp_path / "other", "", 1, ["127.0.0.1"])
     with (
         tls_server(tmp_path / "other") as here,

@@ -1,4 +1,4 @@
-"""The cap that `deploy init` writes: chosen from the number of clients, the same bits as a run."""
+"""The cap that `deploy init` writes: chosen from the number of clients; runs have the same bits."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ NAMED = {
 
 @pytest.mark.parametrize("case", NAMED)
 def test_what_a_cap_is_worth_is_what_clients_get(case: str) -> None:
-    """The number of the sentence is the weight of a liar in a round, by the sum that weighs it."""
+    """The number in the sentence is a liar's weight in a round, computed by the round itself."""
     clients, cap, cohort, words = NAMED[case]
     training = Training(max_weight=cap, cohort=cohort or None)
     capped_training, sentence = with_cap(Method(), training, clients)
@@ -120,7 +120,7 @@ def test_an_even_share_above_a_small_cap_is_no_suspicion() -> None:
 
 
 def test_sites_of_nearly_one_size_are_no_suspicion() -> None:
-    """250 rows beside 248, and a tenth above the cap; the control is a little more."""
+    """250 rows beside 248, and up to a tenth above the cap; the control is a little more."""
     n = torch.tensor([250.0, 248.0]).double()
     for cap in (0.5, 1.0):
         assert not [*beyond(n / n.sum(), n, cap)]

@@ -29,7 +29,7 @@ TEXT = TEXT.replace("evaluate_every = 2", "evaluate_every = 4")
 
 @pytest.fixture(scope="module")
 def fed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
-    """Three clients, for both tests: a run that is over leaves nothing that another one meets."""
+    """Three clients, for both tests: a finished run leaves nothing that affects the next one."""
     folder = tmp_path_factory.mktemp("killed") / "federation"
     with loopback(folder, TEXT, 3) as made:
         for client in range(3):
@@ -59,7 +59,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 def test_kill_9_of_the_server_process(
     word: str, message: str, fed: Loopback, here: dict[str, bytes], tmp_path: Path
 ) -> None:
-    """Real processes: one of the server's is killed after round 2; the error comes within 5 s.
+    """Real processes: one of the server's is killed after round 2; the error appears within 5 s.
 
     Longer where several processes share a core: Flower is asked for the reason by two of them. Then
     the run goes on to the same files.

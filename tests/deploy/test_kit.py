@@ -44,7 +44,7 @@ CLIENTS = ("client-0", "client-1", "client-2")
 
 
 def exec_start(unit: str, name: str, given: dict[str, str]) -> list[str]:
-    """The words that systemd makes of ExecStart, for an instance and an environment file."""
+    """The arguments that systemd makes of ExecStart, for an instance and an environment file."""
     (line,) = re.findall(r"^ExecStart=(.*)$", UNITS[unit], re.M)
     words = []
     for word in shlex.split(line.replace("%i", name)):
@@ -55,7 +55,7 @@ def exec_start(unit: str, name: str, given: dict[str, str]) -> list[str]:
 
 
 def commands() -> dict[str, list[str]]:
-    """By place, the arguments of fedshift that stand there."""
+    """The arguments of fedshift in the kit's files, by place."""
     given = {"SERVER": "fed.example.org:8000"}
     units = {SERVER: exec_start(SERVER, "", given), CLIENT: exec_start(CLIENT, "client-0", given)}
     assert {words[0] for words in units.values()} == {"/opt/fedshift/bin/fedshift"}
@@ -64,7 +64,7 @@ def commands() -> dict[str, list[str]]:
 
 
 def parsed(arguments: Sequence[str]) -> dict[str, Any]:
-    """What the command line makes of arguments; an error for what it does not accept."""
+    """Parse arguments as the command line does; an error for invalid ones."""
     command: Any = typer.main.get_command(app)
     context, left = None, list(arguments)
     while True:
@@ -159,7 +159,7 @@ def test_alerts_ask_for_what_is_served() -> None:
     ids=("hadolint", "promtool"),
 )
 def test_linters(words: list[str], good: str, bad: str, tmp_path: Path) -> None:
-    """And a file with a fault that the linter is to see: the control."""
+    """The control: a file with a fault that the linter must report."""
     # The first is among the packages of the extra dev.
     places = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     if (command := shutil.which(words[0], path=places)) is None:
@@ -198,7 +198,7 @@ class Started:
             )
 
     def local(self, name: str, words: Sequence[str]) -> list[str]:
-        """The words with this machine's ports and folders in the place of the kit's."""
+        """The arguments with this machine's ports and folders in place of the kit's."""
         mine = self.metrics.setdefault(name, free_port())
         changes = {
             r"^/(federation|client)$": rf"{INSIDE}/\1", r"^server:8000$": f"127.0.0.1:{self.port}",

@@ -1,4 +1,4 @@
-"""A client that claims 10^9 examples: its weight, and whether anyone says so."""
+"""A client that claims 10^9 examples: its weight, and whether it is reported."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def grid_of(config: Config, liar: int | None = LIAR) -> LocalGrid:
 
 
 def folder_of(config: Config, out: Path, liar: int | None = LIAR) -> dict[str, Any]:
-    """What the run's folder holds, as the deployed server writes it: summary and claims."""
+    """The run's folder as the deployed server writes it: summary and claims."""
     prepared, waits = prepare(config), {"patience": 1.0, "timeout": 60.0}
     out.mkdir()
     opens = partial(
@@ -108,7 +108,7 @@ def claims_of(config: Config, change: Any, *, dealt: bool = True) -> dict[str, A
 
 @pytest.mark.slow
 def test_labels_are_set_against_gradients() -> None:
-    """Twenty clients of ten labels: one that claims another's labels, of its own size."""
+    """Twenty clients of ten labels, of which one claims another's labels at its own size."""
     config = experiment("shift.labels_per_client=3", "shift.clients=20")
 
     def swap(table: dict[str, torch.Tensor]) -> None:
@@ -143,7 +143,7 @@ def test_what_the_server_cannot_look_at() -> None:
 
 @pytest.mark.slow
 def test_what_one_client_could_take() -> None:
-    """By FedPALS and by size all of it, by a plain mean its share."""
+    """By FedPALS and by size all of the weight, by a plain mean its even share."""
     for method, free in (
         ((), 1.0),
         (BY_SIZE, 1.0),
@@ -158,7 +158,7 @@ def test_what_one_client_could_take() -> None:
     ("training.max_weight=0.5", *BY_SIZE), ("shift.labels_per_client=3", "shift.clients=20"),
 ], ids=["two of three", "19 of 20"])  # fmt: skip
 def test_a_client_that_has_not_joined_is_not_suspected(changes: tuple[str, ...]) -> None:
-    """As with --min-clients: its row is 0, which says nothing of it, nor of the others' sizes."""
+    """As with --min-clients: its row of zeros says nothing of it, nor of the others' sizes."""
 
     def absent(table: dict[str, torch.Tensor]) -> None:
         for column in table.values():

@@ -76,7 +76,7 @@ def evil(mark: Path) -> bytes:
 
 
 def calls(mark: Path, key: Path) -> dict[str, tuple[type[ProtobufClient], str, Any]]:
-    """Starting a run, registering a key of one's own, and taking the server's task."""
+    """Calls that start a run, register the caller's key, and take the server's task."""
     app = evil(mark)
     fab = fab_to_proto(Fab(hashlib.sha256(app).hexdigest(), app, {}))
     register = RegisterNodeRequest(public_key=read_client_key(key.with_name("key.pub"))[0])
@@ -89,7 +89,7 @@ def calls(mark: Path, key: Path) -> dict[str, tuple[type[ProtobufClient], str, A
 
 
 def tried(url: str, given: dict[str, Any], path: str = "") -> dict[str, int]:
-    """The status of each call's answer; 0 where there is none."""
+    """The status of each call's answer; 0 for no answer."""
     codes = {}
     if path:
         call_over(path)
@@ -117,7 +117,7 @@ def fed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
 
 @pytest.fixture(scope="module")
 def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The attacks, once tried in vain: what they import lazily another user may not read."""
+    """The attacks, tried once in vain, since another user may be unable to read lazy imports."""
     place = tmp_path_factory.mktemp("evil")
     made = calls(place / "ran", write_key(place))
     assert set(tried(f"https://127.0.0.1:{free_port()}", made).values()) == {0}
@@ -149,7 +149,7 @@ def test_flower_alone_is_taken_over(tmp_path: Path, given: dict[str, Any]) -> No
 
 
 def test_another_user_can_give_no_orders(fed: Loopback, given: dict[str, Any]) -> None:
-    """By the port it gets 403; the socket it cannot open. Its owner can, by the same calls."""
+    """By the port it gets 403, and it cannot open the socket. The owner can, by the same calls."""
     url = f"https://127.0.0.1:{fed.port}"
     assert elsewhere(lambda: tried(url, given)) == dict.fromkeys(given, 403)
     assert fed.link is not None
@@ -160,7 +160,7 @@ def test_another_user_can_give_no_orders(fed: Loopback, given: dict[str, Any]) -
 
 
 def test_no_port_and_no_token_is_left_to_another_user(fed: Loopback) -> None:
-    """A SuperNode listens on no port at all; a SuperLink on the federation's; no token is shown."""
+    """A SuperNode listens on no port, a SuperLink on the federation's alone; no token is shown."""
     seen: set[str] = set()
     ports: set[str] = set()
 

@@ -57,9 +57,9 @@ KEEPS = (
 
 
 def experiment(*changes: str) -> str:
-    """The example's TOML with few steps, and with these changes.
+    """The example's TOML with few steps and these changes.
 
-    Every message is a process of seconds at each client, an evaluation's too.
+    Every message starts a process of seconds at each client, also for an evaluation.
     """
     short = ["training.rounds=2", "training.steps=3", "training.evaluate_every=2", *changes]
     return dumps(load_config(EXAMPLE, short))
@@ -137,7 +137,7 @@ def test_another_model_and_other_classes(fed: Loopback, tmp_path: Path) -> None:
 
 
 def test_clients_that_fail_and_one_that_is_killed(fed: Loopback, tmp_path: Path) -> None:
-    """One raises, sends NaN, hangs past the deadline; then another's SuperNode is killed."""
+    """One client raises, sends NaN, misses the deadline; then another's SuperNode is killed."""
     text = experiment("training.rounds=8", "method.ess=0.9", "training.evaluate_every=8")
     killed = []
 
@@ -173,7 +173,7 @@ def test_clients_that_fail_and_one_that_is_killed(fed: Loopback, tmp_path: Path)
 
 
 def check_drop_outs(fed: Loopback, folder: Path, rounds: dict[int, dict[str, Any]]) -> None:
-    """Each is said before its round is over, is in the server's log, and counts in the weights."""
+    """Each is reported before its round ends, is in the server's log, and changes the weights."""
     order = [e for e in fed.events if e["event"] in ("dropped", "round")]
     drops = [(e["round"], e["client"], e["kind"]) for e in order if e["event"] == "dropped"]
     assert drops[:3] == [(1, 1, "error"), (2, 1, "reply"), (3, 1, "timeout")]
@@ -204,7 +204,7 @@ def whole_weights(folder: Path) -> list[float]:
 
 
 def check_rounds(text: str, rounds: dict[int, dict[str, Any]], folder: Path) -> None:
-    """Every round is the one of those present, weighed anew, and tells how far they mix from T."""
+    """Every round is that of the clients present, reweighed; their mixture's gap is recorded."""
     algorithm, federation, prepared = built_from(text)
     server, share = start(algorithm, federation).server, federation.table["labels"]
     share = share / federation.table["n"][:, None]

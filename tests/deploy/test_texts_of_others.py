@@ -1,4 +1,4 @@
-"""Texts of other machines reach no terminal, log or result with characters that terminals obey."""
+"""Texts from other machines reach no terminal, log or result with control characters."""
 
 from __future__ import annotations
 

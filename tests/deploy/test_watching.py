@@ -80,7 +80,7 @@ def test_each_process_is_missed_by_name(watch: Watch) -> None:
 
 @pytest.mark.slow
 def test_what_a_superlink_started_ends_with_it() -> None:
-    """Within 5 s, even where the killed one still counts as there, because it is not waited for."""
+    """Within 5 s, even while the killed process is a zombie."""
     code = "import sys, time; from fedshift.deploy.inside import end_without; "
     code += "end_without(sys.argv[1]); print('begun', flush=True); time.sleep(60)"
     with private_socket() as env:
@@ -123,7 +123,7 @@ def with_executor(folder: Path, *, needed: bool) -> Iterator[tuple[subprocess.Po
 
 @pytest.mark.slow
 def test_a_client_ends_with_its_superexec(tmp_path: Path) -> None:
-    """Within 5 s, with a line that says why; it stays while the SuperExec does."""
+    """Within 5 s, with a line that gives the reason; it stays while the SuperExec does."""
     with with_executor(tmp_path, needed=True) as (parent, superexec):
         with pytest.raises(subprocess.TimeoutExpired):
             parent.wait(2.5)
@@ -145,7 +145,7 @@ def test_a_superlink_stays_for_the_server_to_name_its_superexec(tmp_path: Path) 
 
 @pytest.mark.slow
 def test_a_client_whose_superexec_is_killed_joins_again(tmp_path: Path) -> None:
-    """Real processes: within 5 s it says why, and then plays a run."""
+    """Real processes: within 5 s it gives the reason, and then takes part in a run."""
     with loopback(tmp_path / "f", ONE, 1) as fed:
         client = fed.join(0)
         assert client.stderr is not None
@@ -173,7 +173,7 @@ def line_with(stream: IO[str], word: str) -> str:
 
 @pytest.mark.slow
 def test_a_killed_superlink_leaves_nothing_behind(watch: Watch) -> None:
-    """Its children are traced to nobody then; the fixture looks whether they are gone."""
+    """Its children then have no parent to trace; the fixture checks that they are gone."""
     watch.process.kill()
     watch.process.wait()
     assert watch() == {SUPERLINK: -9}
@@ -187,7 +187,7 @@ def test_a_killed_superlink_leaves_nothing_behind(watch: Watch) -> None:
 def test_a_run_without_its_server_ends(
     status: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Flower may know why it ended: then that is the reason."""
+    """Where Flower knows why the run ended, that is the reason."""
     here = "fedshift.deploy.federation."
     monkeypatch.setattr(f"{here}run_flower", lambda *a: {"runs": [{"status": status}]})
     monkeypatch.setattr(f"{here}inside", lambda name: ["true"])
