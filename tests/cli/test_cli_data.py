@@ -24,7 +24,7 @@ def cifar(folder: Path, broken: bytes) -> None:
 
 
 class Evil:
-    """Unpickled by the standard library, it would make a file."""
+    """Creates a file when the standard library unpickles it."""
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return (Path.touch, (Path("touched"),))  # type: ignore[return-value]

@@ -38,7 +38,7 @@ def ran(folder: Path, *args: str, **env: str) -> tuple[int, str, str]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_ends_a_demo_in_order(number: int, code: int, tmp_path: Path) -> None:
-    """What it does to a run: tests/experiments/test_resume.py."""
+    """For its effect on a run see tests/experiments/test_resume.py."""
     args, place = ["demo", "--out", "o", *LONG], Path("o/fedavg")
     with subprocess.Popen(
         [SCRIPT, *args], cwd=tmp_path, env=ENV, stderr=subprocess.PIPE, preexec_fn=hears_ctrl_c
@@ -91,7 +91,7 @@ def test_terminating_a_table_ends_its_processes(tmp_path: Path) -> None:
 def test_an_interruption_while_libraries_load(
     module: str, number: int, code: int, tmp_path: Path
 ) -> None:
-    """No traceback: what is loaded first is loaded behind a guard, and torch is not unwound."""
+    """No traceback: the first imports are guarded, and torch is not unwound."""
     stop = f"import os\nos.kill(os.getpid(), {int(number)})\nraise SystemExit('came too far')\n"
     (tmp_path / f"{module}.py").write_text(stop)
     path = {"PYTHONPATH": str(tmp_path)}

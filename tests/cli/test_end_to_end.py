@@ -26,7 +26,7 @@ QUOTED = r"│ (FedAvg|FedPALS|Oracle) +│ +([\d.]+) │"
 
 
 def fedshift(folder: Path, *args: str) -> Any:
-    """Run the installed script; its JSON."""
+    """Run the installed script; return its JSON."""
     done = subprocess.run(
         [SCRIPT, *args, "--format", "json"], cwd=folder, capture_output=True, text=True, check=False
     )
@@ -68,7 +68,7 @@ def test_the_demo_shows_what_it_promises(demo: tuple[Path, Any]) -> None:
 def test_the_picture_of_the_readme_is_that_of_the_demo(
     demo: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Training gives other digits on other processors; what README prints is in the picture."""
+    """Digits differ between processors; the numbers that README prints are in the picture."""
     monkeypatch.syspath_prepend(str(ROOT / "docs" / "site"))
     picture = importlib.import_module("readme_picture")
     runs = {m: json.loads((demo[0] / m / "summary.json").read_text()) for m in picture.METHODS}
@@ -82,7 +82,7 @@ def test_the_picture_of_the_readme_is_that_of_the_demo(
 
 @pytest.mark.parametrize("name", ["fashion-mnist", "cifar-10"])
 def test_two_rounds_on_a_whole_data_set(name: str, tmp_path: Path) -> None:
-    """One of each form of files; MNIST's are those of Fashion-MNIST."""
+    """One data set of each file format; MNIST's is that of Fashion-MNIST."""
     needs(name)
     answer = fedshift(
         tmp_path, "demo", "--out", "o", "-c", f"data.name={name}", "-c", "training.rounds=2",
@@ -102,7 +102,7 @@ def rows_of(answer: Any) -> dict[str, dict[int, float]]:
 
 
 def check_seed(rows: dict[str, dict[int, float]], seed: int) -> None:
-    """What must hold of FedDRM on eight clients with two classes and eight looks, in every seed."""
+    """Check FedDRM on eight clients with two classes and eight looks, for every seed."""
     hard = rows["FedDRM, hard routing"][seed]
     assert hard >= rows["FedRep, vote"][seed] + 30
     assert rows["FedDRM, mixture"][seed] >= hard - 0.3
@@ -111,9 +111,9 @@ def check_seed(rows: dict[str, dict[int, float]], seed: int) -> None:
 
 
 def test_routing_in_the_small_setting(tmp_path: Path) -> None:
-    """What must hold, of the recorded seeds 0 to 2; and seed 0, trained now, is the recorded one.
+    """The checks hold for the recorded seeds 0 to 2; and seed 0, trained now, equals its record.
 
-    Every seed goes through the same code: the other two would take twice as long once more.
+    All seeds run the same code: training the other two would triple the time.
     """
     records = ROOT / "results" / "feddrm" / "small" / RECORDS
     (tmp_path / "small").mkdir()
@@ -149,7 +149,7 @@ def test_routing_in_the_small_setting(tmp_path: Path) -> None:
 def test_the_feddrm_tables_run_on_their_own_network(tmp_path: Path) -> None:
     """Methods of Table 1 for two rounds of five steps of the ResNet-18, on few images.
 
-    Without FedProxFT and FedSAMFT, which take the network apart as FedAvgFT does; on a small one:
+    Without FedProxFT and FedSAMFT, which split the network as FedAvgFT does; on a small one:
     `papers/test_reproduce_feddrm_rounds.py`.
     """
     needs("cifar-10")

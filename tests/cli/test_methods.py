@@ -30,7 +30,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.few(34)
 @pytest.mark.parametrize("name", recipes.__all__)
 def test_an_entry_says_nothing_of_a_hidden_setting(name: str) -> None:
-    """Neither rounds nor steps of the stand-in, and no rule that is a mere name."""
+    """It contains neither rounds nor steps of the stand-in, and no rule by its class name alone."""
     row = method_row(recipes.recipe(name))
     text = json.dumps({k: row[k] for k in ("axes", "reveals")})
     assert not re.search(r"\b10 steps|\b\d{3,} (only|rounds)|rounds 1 to [89]\d\d", text)

@@ -1,4 +1,4 @@
-"""Names of clients and labels are printed, not obeyed: by a terminal, by rich, by a browser."""
+"""Names of clients and labels are printed, never interpreted: by terminals, rich or browsers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 
 def harmless(text: str) -> bool:
-    """Whether nothing but ends of lines is left to obey."""
+    """Whether a text has no control characters but ends of lines."""
     return all(c.isprintable() or c in "\n\t" for c in text)
 
 

@@ -41,7 +41,7 @@ def test_scores_are_named_by_what_they_are(
 
 
 def test_lines_carry_the_numbers_of_their_own_round(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of round 2, which was not evaluated, the loss; the accuracies are said to be round 1's."""
+    """Round 2, which was not evaluated, has its loss; the accuracies are labelled as round 1's."""
     plain, live = PlainProgress(), LiveProgress()
     second = {"event": "round", "run": "a", "round": 2, "rounds": 4, "train_loss": 0.25}
     lost = {
@@ -63,7 +63,7 @@ def test_lines_carry_the_numbers_of_their_own_round(capsys: pytest.CaptureFixtur
 
 
 def test_each_round_has_its_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """As on a federation's server; the control is what follows quick rounds."""
+    """As on a federation's server; the control: by default quick rounds have no line."""
     rounds = [
         {"event": "round", "run": "a", "round": t, "rounds": 2, "train_loss": 1 / t} for t in (1, 2)
     ]

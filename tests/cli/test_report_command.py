@@ -1,4 +1,4 @@
-"""`fedshift report` as a user meets it: sweeps, folders that are none, runs that are not over."""
+"""`fedshift report` for its users: sweeps, wrong folders, runs that are not over."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ call = calling("report")
 
 
 def inside(folder: str) -> list[str]:
-    """What a shell makes of FOLDER/*."""
+    """FOLDER/* as a shell expands it."""
     return [str(path) for path in sorted(Path(folder).iterdir())]
 
 

@@ -1,4 +1,4 @@
-"""What must start at once loads no large library."""
+"""Commands that must start at once load no large library."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
 
 
 def loaded(*arguments: str) -> set[str]:
-    """The packages in a process that has run a command, or has imported fedshift alone."""
+    """The packages loaded by a command, or by importing fedshift alone."""
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, *arguments], capture_output=True, text=True, check=True
     )

@@ -1,4 +1,4 @@
-"""Whatever the surroundings of a command are: a documented exit code, and never that of a defect.
+"""In any surroundings a command ends with a documented exit code, never with that of a defect.
 
 No home, closed folders, names that are too long, full disks, streams that are closed: see
 `surroundings.py`, which has the settings, the places and the commands.
@@ -44,7 +44,7 @@ Perform = Callable[[str, str], dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def performed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Perform]:
-    """Performs a cell in a process that is forked from one with all libraries loaded."""
+    """Run a cell in a process forked from one with all libraries loaded."""
     given = tmp_path_factory.mktemp("given")
     (given / "f.toml").write_text(TINY)
     (given / "counts.csv").write_text(COUNTS)
@@ -74,7 +74,7 @@ def performed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Perform]:
 
 
 def faults(performed: Perform, cells: list[tuple[str, str]]) -> list[str]:
-    """The cells that end otherwise than documented, or leave files that are not complete."""
+    """The cells with an undocumented end, or with incomplete files."""
     odd = []
     for setting, command in cells:
         done = performed(setting, command)

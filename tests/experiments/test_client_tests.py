@@ -197,7 +197,7 @@ def test_the_oracles_clients_keep_their_looks() -> None:
 
 
 def test_cifar_20_is_dealt_by_its_fine_labels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """2 shards each: about 12 neighbouring fine labels of many superclasses; by coarse ones 2 or 3."""
+    """2 shards each: about 12 neighbouring fine labels of many superclasses; by coarse, 2 or 3."""
     fine = torch.arange(100).repeat(20)
     images = torch.zeros(len(fine), 3, 32, 32, dtype=torch.uint8)
 

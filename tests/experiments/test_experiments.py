@@ -132,7 +132,7 @@ def test_an_oracle_without_examples_of_a_label_is_refused(ready: Prepared) -> No
 
 
 def test_oracle_overlap_is_even() -> None:
-    """Where clients need more than the supply, no example is reused twice more than another."""
+    """Where clients need more than the supply, uses of examples differ by at most one."""
     ready = prepare(FAST.model_copy(update={"shift": Split(labels_per_client=3, clients=30)}))
     used: dict[int, dict[bytes, int]] = {}
     for client in oracle_clients(ready):

@@ -79,7 +79,7 @@ def summary(folder: Path) -> dict[str, Any]:
 
 
 def measured_again(folder: Path, kept: RunModels) -> tuple[dict[str, Any], dict[str, Any]]:
-    """ "final" and "serving" of summary.json, computed from these models and the configured data."""
+    """The "final" and "serving" of summary.json, computed from these models and data."""
     task = prepare(load_config(folder / "config.resolved.toml")).task
     sizes = sizes_in(folder / "clients.csv")
     taken, classes = torch.zeros_like(sizes), len(task.classes)
