@@ -1,4 +1,4 @@
-"""Claims about labels: what a cap guarantees, and what gradients tell."""
+"""Claims about labels: what a cap guarantees, and what gradients reveal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from support.toy_claims import CLASSES, federation, lie
 
 
 def adversarial(source: np.random.Generator) -> np.ndarray:
-    """Honest counts [M, K], and in row 0 a claim that is made to win: of any size and shape."""
+    """Honest counts [M, K], with an adversarial claim of any size and shape in row 0."""
     clients = int(source.integers(4, 9))
     counts = source.integers(1, 200, (clients, CLASSES)).astype(float)
     size = 10.0 ** source.uniform(0, 12)
@@ -57,7 +57,7 @@ def largest_over_cap(claims: int, seed: int) -> float:
 
 @pytest.mark.slow
 def test_no_claim_buys_more_than_the_cap() -> None:
-    """Claims beyond some hundred show nothing new: sizes and shapes are drawn for each."""
+    """Sizes and shapes are drawn for each claim; more than some hundred show nothing new."""
     assert largest_over_cap(2_500, seed=1) <= 1e-9
 
 
@@ -69,7 +69,7 @@ def test_without_a_cap_a_claim_wins() -> None:
 
 
 def alarms(n: int, distance: float, draws: int, offset: float = 0.0) -> tuple[float, float]:
-    """(share of draws in which client 0 is found, share of alarms among the honest)."""
+    """(share of draws in which client 0 is detected, share of honest clients that are accused)."""
     detected, false = 0, 0
     for seed in range(draws):
         source = numpy_generator(seed, "toy", n)
@@ -129,7 +129,7 @@ def test_impossible_tables_are_refused(spoil, message: str) -> None:  # type: ig
 
 
 def test_a_configured_task() -> None:
-    """One client of sixteen claims a label of its own for another one."""
+    """One client of sixteen claims that examples of one label have another."""
     config = config_of(
         "fedavg", shift={"kind": "dirichlet-per-client", "beta": 1.0, "clients": 16, "min_size": 20}
     )
@@ -149,7 +149,7 @@ def test_a_configured_task() -> None:
 
 
 def test_claims_by_label_and_client(tmp_path: Path) -> None:
-    """Not by their places: a table of another order would accuse everybody."""
+    """Rows are matched by label and client: by position, another order would accuse all clients."""
     path = tmp_path / "claims.csv"
     path.write_text("client,owl,cat,dog\n1,6,4,5\n0,3,1,2\n")
     assert claimed(path, ("cat", "dog", "owl")).tolist() == [[1, 2, 3], [4, 5, 6]]

@@ -1,4 +1,4 @@
-"""Buffers that training does not change, and the trained network with all that it holds."""
+"""Buffers that training does not change, and the trained network with all its tensors."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ CONSTANTS = {
 
 
 class Holding(nn.Module):
-    """With constants of all kinds."""
+    """A network with constants of all kinds."""
 
     def __init__(self, constants: dict[str, Tensor]) -> None:
         super().__init__()
@@ -238,7 +238,7 @@ def test_what_does_not_fit_is_not_loaded() -> None:
 
 
 def test_a_buffer_that_the_pass_replaces_is_kept() -> None:
-    """As one that it writes to: `self.seen = self.seen + 1` and `self.seen += 1` are one."""
+    """`self.seen = self.seen + 1` is the same as `self.seen += 1`."""
 
     class Counting(nn.Module):
         def __init__(self, in_place: bool) -> None:

@@ -1,4 +1,4 @@
-"""Trees, seeds, plans: what everything else stands on."""
+"""Trees, seeds and plans, on which everything else rests."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_blocks_of_columns_sum_as_whole_rows_do(n: int, count: int) -> None:
 
 @pytest.mark.parametrize("count", [tree.MANY.start - 1, tree.MANY.start, tree.MANY.stop])
 def test_single_numbers_are_summed_in_turn(count: int) -> None:
-    """Running statistics hold such; few by few and many at once."""
+    """Running statistics have scalars; a few and many are summed in the same order."""
     source = torch.Generator().manual_seed(count)
     numbers = torch.randn(count, generator=source)
     weights = torch.rand(count, dtype=torch.float64, generator=source)
@@ -184,7 +184,7 @@ def test_sizes_that_no_number_can_hold() -> None:
     ],
 )
 def test_weights_off_the_simplex_are_refused(weights: list[Any], message: str) -> None:
-    """Each for what it is: a sum that overflows is no matter of shapes."""
+    """Each with its own message: a sum that overflows is no error of shapes."""
     check_weights(torch.tensor([0.5, 0.5]).double(), 2)
     with pytest.raises(InputError, match=re.escape(message)):
         check_weights(torch.tensor(weights, dtype=torch.float64), 2)

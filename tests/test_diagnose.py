@@ -1,4 +1,4 @@
-"""Diagnosis from label histograms: coverage, verdicts that are true, exact small cases."""
+"""Diagnosis from label histograms: coverage, true verdicts, exact small cases."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_target_on_a_face_leaves_clients_out() -> None:
 
 
 def test_a_target_on_a_face_between_clients_that_hold_every_label() -> None:
-    """No label is zero here: only geometry tells that the third client must be left out."""
+    """No label is zero: only the geometry shows that the third client must be left out."""
     counts = np.array([[80, 10, 10], [10, 80, 10], [30, 30, 40]])
     edge = (counts[0] + counts[1]) / 200
     assert diagnose(counts, edge).case == "face"
@@ -282,7 +282,7 @@ def test_numbers_in_the_sentences_are_the_numbers_of_the_diagnosis() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("given", [{}, {"lam": 20.0}, {"ess": 0.4}, {"lam": math.inf}])
 def test_what_a_lie_brings_is_what_the_sentence_says(given: Any) -> None:
-    """A client plays it: its claim in the place of its counts, the same setting, then the cap."""
+    """Weights with the claim in place of the client's counts, then with the cap."""
     for seed in range(6):
         counts, T = random_problem(seed)
         d = diagnose(counts, T, **given)
@@ -386,7 +386,7 @@ def test_bad_input_says_what_is_wrong() -> None:
 
 
 def test_a_target_in_counts_is_divided_by_its_sum_and_the_verdict_says_so() -> None:
-    """Controls: asked for, and shares, need no note."""
+    """Controls: no note where it is asked for, or for shares."""
     note = "The target was given as counts; they were divided by their sum."
     for asked in (False, True):
         d = diagnose(CORNERS, [5, 3, 2], normalise_target=asked)

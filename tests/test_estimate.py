@@ -1,4 +1,4 @@
-"""Scores that add, and target accuracy without target examples."""
+"""Scores that add up, and target accuracy without target examples."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_score_of_nothing_has_no_accuracy(mlp: Model) -> None:
 
 
 def scored(predicted: torch.Tensor, truth: torch.Tensor, classes: int) -> Score:
-    """What `score` counts for these predictions."""
+    """The score of these predictions."""
     right = truth[predicted == truth]
     counts = (v.bincount(minlength=classes) for v in (right, truth, predicted))
     return Score(*counts, 0.0)
@@ -100,7 +100,7 @@ def test_large_examples_are_scored_in_smaller_blocks() -> None:
 
 
 def test_the_estimate_by_hand() -> None:
-    """0.5 * 8/10 + 0.3 * 15/20 + 0.2 * 0 (nobody holds the third label)."""
+    """0.5 * 8/10 + 0.3 * 15/20 + 0.2 * 0 (no client has the third label)."""
     estimate = estimate_target_accuracy(
         [[5, 10, 0], [3, 5, 0]], [[5, 12, 0], [5, 8, 0]], [0.5, 0.3, 0.2]
     )
@@ -159,12 +159,12 @@ def test_nothing_measured_is_no_estimate() -> None:
 
 
 def by_bin(losses: np.ndarray, bins: np.ndarray, K: int) -> tuple[np.ndarray, ...]:
-    """Sums of losses and of their squares, and how many, [K] each."""
+    """Sums of losses and of their squares, and counts, [K] each."""
     return tuple(np.bincount(bins, w, K) for w in (losses, losses**2, np.ones(len(bins))))
 
 
 def test_loss_at_the_target_by_hand() -> None:
-    """Bins that no client has are left out, and the others' shares grow."""
+    """Bins without a client are left out, and the others' shares grow."""
     losses, bins = np.array([1.0, 3.0, 10.0]), np.array([0, 0, 1])
     result = estimate_target_loss(*by_bin(losses, bins, 3), [0.3, 0.5, 0.2])
     assert result.loss == pytest.approx((0.3 * 2 + 0.5 * 10) / 0.8)

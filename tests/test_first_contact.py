@@ -1,4 +1,4 @@
-"""What a newcomer meets first: names to complete, objects that show themselves, early checks."""
+"""First contact: names to complete, short reprs, early checks."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_nothing_is_trained_before_it_is_iterated(mlp: Model) -> None:
 
 
 def test_a_schedule_is_asked_for_the_rounds_that_are_left(mlp: Model) -> None:
-    """A resumed run is not refused for rates of rounds that it does not play."""
+    """A resumed run is not refused for rates of rounds that are over."""
     federation, seen = make_federation(mlp), []
 
     def rate(t: int) -> float:
@@ -90,7 +90,7 @@ def test_a_first_model_in_another_precision_is_none_of_another_network(mlp: Mode
 
 
 class Unfinished:
-    """A method of one's own, all but what its clients reveal."""
+    """A custom method, complete but for `reveals`."""
 
     reveals: Any
 
@@ -112,7 +112,7 @@ def test_a_custom_method_is_refused_with_what_it_lacks(mlp: Model) -> None:
 
 
 class Counted(Pooled):
-    """Clients of a pool, and how many of them were made."""
+    """A pool of clients that counts how many were made."""
 
     made = 0
 
@@ -144,7 +144,7 @@ def _asked(clients: tuple[ClientData, ...]) -> str:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("daemon", [True, False])
 def test_workers_within_another_process(daemon: bool) -> None:
-    """As in a pool of a sweep over settings, whose processes may have no children."""
+    """As in a sweep with a process pool, whose processes may have no children."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
     clients = make_clients()
@@ -171,7 +171,7 @@ def test_workers_within_a_thread() -> None:
 
 @pytest.fixture(scope="module")
 def wide() -> dict[str, Any]:
-    """Objects of a large federation."""
+    """The objects of a large federation."""
     net = nn.Sequential(*[nn.Linear(64, 64) for _ in range(40)], nn.Linear(64, 345))
     model, n, k = Model(net), 200, 345
     clients = [
@@ -246,7 +246,7 @@ def test_values_in_few_words(value: Any, text: str) -> None:
 
 
 def test_what_is_shown_within_vmap() -> None:
-    """There a tensor's numbers cannot be asked for."""
+    """Within vmap a tensor's numbers cannot be read."""
     seen = []
 
     def look(v: Tensor) -> Tensor:
@@ -258,7 +258,7 @@ def test_what_is_shown_within_vmap() -> None:
 
 
 def test_what_leaves_a_method_is_as_before(mlp: Model) -> None:
-    """The doors change nothing of a run: the same bits by a recipe and by its fields."""
+    """The checks do not change a run: a recipe and its fields give the same bits."""
     federation = make_federation(mlp)
     by_name = recipes.fedprox(Setting(mlp, TARGET, Local(0.1, batch=8)), mu=0.1)
     by_hand = FedAvg(mlp, CrossEntropy() + Proximal(0.1), Local(0.1, batch=8))

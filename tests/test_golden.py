@@ -1,4 +1,4 @@
-"""Run folders of earlier versions and of many methods are read as they always were.
+"""Run folders of earlier versions and of many methods are read without a change.
 
 `tests/golden/` holds runs that every version must understand. Some are as published, without
 `clients.csv` or `metrics.csv`: these are completed from the summary before they are read. What is
@@ -31,7 +31,7 @@ PUBLISHED = [name for name in RUNS if not (GOLDEN / name / "clients.csv").exists
 
 
 def completed(name: str, tmp: Path) -> Path:
-    """A copy with the files that a published run lacks, made from its summary."""
+    """Copy a run, adding the files that a published run lacks, made from its summary."""
     folder = tmp / name
     shutil.copytree(GOLDEN / name, folder)
     summary = json.loads((folder / "summary.json").read_text())
@@ -63,13 +63,13 @@ def leaves(value: Any, place: str = "") -> dict[str, Any]:
 
 
 def read(name: str, tmp: Path) -> dict[str, Any]:
-    """All that a report knows of a run."""
+    """All values that a report reads of a run."""
     run = asdict(read_run(completed(name, tmp)))
     return {k: v for k, v in run.items() if k not in ("folder", "config")}
 
 
 def differing(name: str, values: dict[str, Any]) -> dict[str, Any]:
-    """What stands in expected.json and was not read; fields that came later do not count."""
+    """The values of expected.json that were read differently; later fields do not count."""
     expected = leaves(json.loads((GOLDEN / name / EXPECTED).read_text()))
     here = leaves(values)
     return {place: value for place, value in expected.items() if here.get(place) != value}
@@ -89,7 +89,7 @@ def test_a_number_that_is_read_otherwise_is_noticed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_table_goes_on_from_a_published_run(name: str, tmp_path: Path) -> None:
-    """It is the run of its own configuration, over, and says what its files say."""
+    """It is the complete run of its configuration, with the values of its files."""
     store, run = Store(tmp_path), run_of(load_config(GOLDEN / name / "config.resolved.toml"))
     shutil.copytree(GOLDEN / name, tmp_path / run.name)
     config = (GOLDEN / name / "config.resolved.toml").read_text()

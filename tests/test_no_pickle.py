@@ -1,4 +1,4 @@
-"""Nothing that reads bytes from elsewhere can be made to run code: a rule for the source, a poison.
+"""No reader of bytes from elsewhere can run code: a rule for the source, and poisoned unpicklers.
 
 Processes of one machine talk by pickles: those of `engine/processes/pipe.py`, and Ray's.
 These bytes are the program's own.
@@ -46,7 +46,7 @@ PIPES = {
 
 
 def breaches(name: str, source: str) -> list[str]:
-    """What in a file could unpickle bytes or run them."""
+    """The calls and imports of a file that could unpickle bytes or run them."""
     if not WORDS.search(source):
         return []
     faults = []
@@ -114,7 +114,7 @@ def test_what_the_rule_allows() -> None:
 
 
 def test_the_poison_refuses_and_lets_own_uses_through() -> None:
-    """Executed as another module, and as one of those named."""
+    """Run as another module, and as one of the named ones."""
     code = "import io\ndef read(pickle, data):\n    return pickle(io.BytesIO(data)).load()"
     data = pickle.dumps({"x": 1})
     for name, refused in (("fedshift.report.page", True), ("multiprocessing.queues", False)):
@@ -139,7 +139,7 @@ FED = (
 
 @pytest.mark.slow
 def test_files_are_read_with_the_poison() -> None:
-    """The tests that read files most, where unpickling fails; CONTRIBUTING says how to run all."""
+    """The tests that read most files, poisoned; CONTRIBUTING says how to run all."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *FED],
         cwd=ROOT, env=os.environ | {poison.VARIABLE: "1"}, capture_output=True, text=True,

@@ -1,4 +1,4 @@
-"""What changes nothing, or is known of some rounds alone, is said."""
+"""Notes on options without effect, and on numbers of some rounds alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NOTE = "ess=0.2 changes nothing: the closest mixture (lam=0) already has 1"
 
 
 def federation() -> Federation:
-    """Two clients that mix to (1/2, 1/2) with equal weights, which are those by size."""
+    """Two clients whose mixture is (1/2, 1/2) with equal weights, which are those by size."""
     x = torch.zeros(10, 3)
     clients = [
         client_data(x, torch.tensor([0] * row[0] + [1] * row[1]), i) for i, row in enumerate(COUNTS)

@@ -1,4 +1,4 @@
-"""Commands and data sets that packages add, found by their entry points."""
+"""Commands and data sets that packages add by entry points."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def greet(name: str) -> None:
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Puts a package of one module on the path: its source, group and entry."""
+    """Put a package of one module on the path, with its source, group and entry point."""
 
     def put(source: str, group: str, entry: str) -> None:
         (tmp_path / "stranger_plugin.py").write_text(source)

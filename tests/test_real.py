@@ -1,4 +1,4 @@
-"""Numbers that users give: what is none is refused with a reason, and nothing is taken for one."""
+"""Numbers from users: what is no number is refused with the reason, never converted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md's rules of how code is written, each read from the source."""
+"""CONTRIBUTING.md's rules of code, each checked in the source."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Names = dict[str, set[str]]
 
 
 def by_file(names: Callable[[str], set[str]]) -> Names:
-    """What a reader of sources sees in each file of the package; no row for nothing."""
+    """The names that `names` reports of each file of the package, where there are any."""
     seen = {place_of(path): names(path.read_text()) for path in FILES}
     return {place: some for place, some in seen.items() if some}
 
@@ -85,7 +85,7 @@ def test_random_numbers_come_from_generators_of_the_package() -> None:
 
 
 def test_generators_are_made_in_few_places() -> None:
-    """`seeds` makes them from keys.
+    """`seeds` makes generators from keys.
 
     Others: a fixed seed of a trial, states that are read or copied, the seed of a paper's split.
     """
@@ -170,7 +170,7 @@ def private_names(source: str) -> set[str]:
 
 
 def test_private_names_of_torch_stand_in_one_file() -> None:
-    """Any private name counts, so that new ones of torch do, too."""
+    """Any private name counts, so that torch's new ones are seen, too."""
     seen = by_file(private_names)
     assert seen.pop("kernels/torch_private.py") >= {"ops", "_C", "_version", "_parameters"}
     assert seen == PRIVATE
@@ -221,7 +221,7 @@ TAKERS = 35
 
 
 def test_functions_take_a_section_of_the_configuration() -> None:
-    """The number may only fall: what needs a section takes that."""
+    """The number may only fall: a function takes the section that it needs."""
     takers = [name for path in FILES for name in takers_of_config(path.read_text())]
     assert len(takers) <= TAKERS, takers
     assert takers_of_config("def f(a: Config, b: Config | None): pass") == ["f"]
