@@ -214,7 +214,7 @@ def graph(sources: Mapping[str, str]) -> dict[str, set[str]]:
 
 
 def by_folder(files: Mapping[str, set[str]], folders: Mapping[str, str]) -> dict[str, set[str]]:
-    """The folders from which each folder's files import; a file beside all folders counts as one."""
+    """The folders that each folder's files import from; a file beside all folders counts as one."""
     imports: dict[str, set[str]] = {folder: set() for folder in folders.values()}
     for name, others in files.items():
         imports[folders[name]] |= {folders[other] for other in others} - {folders[name]}
@@ -267,7 +267,7 @@ def test_every_room_has_its_rule() -> None:
 
 
 def floors(drawing: str) -> dict[str, int]:
-    """The floor, from above, of each room in ARCHITECTURE.md's picture; comments stay out."""
+    """The floor, from above, of each room in ARCHITECTURE.md's picture; without its comments."""
     lines = [re.findall(r"\w+", line[:50]) for line in drawing.splitlines()]
     return {room: i for i, words in enumerate(lines) for room in words if room in MAY}
 

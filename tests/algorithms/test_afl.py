@@ -1,4 +1,4 @@
-"""AFL: the laws that tie it to FedAvg, and the minimax point that it seeks."""
+"""AFL: laws that tie it to FedAvg, and its minimax point."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_batchnorm_without_a_step_is_fedavg(normed: Model) -> None:
 
 
 def reported(algorithm: Afl, server: Parts, losses: list[float], ids: list[int]) -> Tensor:
-    """lambda after a round in which the clients `ids` report these losses and nobody moves."""
+    """lambda after a round in which the clients `ids` report these losses without training."""
     still = {k: torch.zeros(len(ids), *v.shape) for k, v in server["params"].items()}
     updates = {
         "cohort": {"id": torch.tensor(ids), "weight": algorithm.weigh(server, torch.tensor(ids))},
@@ -142,7 +142,7 @@ def test_risk_is_the_mean_loss_in_evaluation_mode(normed: Model) -> None:
 
 
 def test_risk_is_of_the_model_received(setting: Setting, federated: Any) -> None:
-    """And of the data: a proximal term in the objective does not enter."""
+    """The risk is that of the data: a proximal term of the objective is not part of it."""
     federation = federated()
     job = one_job(recipes.afl(setting), federation)
     longer = replace(recipes.afl(setting), local=Local(lr=0.3, epochs=5, batch=8))
@@ -268,7 +268,7 @@ def test_domains_share_by_size(setting: Setting, federated: Any) -> None:
 
 
 def test_what_becomes_of_a_domain_with_absent_clients(setting: Setting, federated: Any) -> None:
-    """Absent clients take their shares with them; or the domain is whole, by those present."""
+    """Absent clients take their shares along, or those present carry the whole domain."""
     domains, ids = (0, 1, 1, 0, 2, 1), torch.tensor([0, 2, 4, 5])
     server = start(recipes.afl(setting, domains=domains), federated()).server
     n, shares = federated().table["n"], [0.5, 0.2, 0.3]

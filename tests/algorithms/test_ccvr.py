@@ -46,7 +46,7 @@ def test_all_but_the_head_is_fedavg_of_one_round_less(known_end: Setting, federa
 
 @pytest.mark.parametrize("name", ["ccvr", "ccvr_target"])
 def test_the_head_is_the_fit_to_all_examples(known_end: Setting, name: str) -> None:
-    """As if they lay in one place: features of all, their Gaussians, and one fit."""
+    """As in one place: features of all examples, their Gaussians, and one fit."""
     federation = make_federation(known_end.model)
     algorithm = getattr(recipes, name)(known_end, virtual=30, ridge=1e-2)
     before = final(recipes.fedavg(known_end), federation, ROUNDS - 1).server

@@ -1,4 +1,4 @@
-"""FedNTD: what its equation says, its gradient, and when it is FedAvg."""
+"""FedNTD: its equation, its gradient, and when it is FedAvg."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_the_gradient_is_the_difference_of_the_shares(mlp: Model) -> None:
 
 
 def test_labels_that_are_left_out_may_be_far_away(mlp: Model) -> None:
-    """Neither a huge logit of the label nor an empty choice of labels gives what is no number."""
+    """Neither a huge logit of the label nor an empty choice of labels gives NaN."""
     (now, received), data = both(mlp), a_client()
     z = mlp(now, {}, data.x)["logits"].detach()
     far = (z + 1e6 * F.one_hot(data.y, CLASSES)).requires_grad_()
@@ -133,7 +133,7 @@ def test_at_the_model_received_it_does_not_pull(mlp: Model) -> None:
 def test_a_strong_pull_keeps_the_shares_of_the_other_labels(
     setting: Setting, federated: Any
 ) -> None:
-    """What it is for: how the server's model tells a client's absent labels apart."""
+    """Its purpose: how the server's model distinguishes labels that a client lacks."""
     federation = federated()
 
     def moved(algorithm: Any) -> float:

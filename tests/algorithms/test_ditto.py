@@ -125,7 +125,7 @@ def test_one_step_without_gradient_can_reach_the_global_model() -> None:
 
 
 def test_a_personal_model_that_diverges_is_named(setting: Setting, federated: Any) -> None:
-    """eta lam = 50: nothing of it is in the update, and it would be served."""
+    """eta lam = 50: the update does not show it, but the client would serve it."""
     with pytest.raises(TrainingError, match=r"client \d would keep non-finite numbers in .pers"):
         final(recipes.ditto(setting, lam=500.0), federated(), 15)
 

@@ -1,4 +1,4 @@
-"""FedALA: mixing weights that really move, and what is left when they do not."""
+"""FedALA: mixing weights that move, and the method without them."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_w_stays_between_zero_and_one(setting: Setting, federated: Any) -> None:
 
 
 def test_the_first_round_is_skipped(setting: Setting, federated: Any) -> None:
-    """Everybody has the received model: FedAvg bit for bit, and the first time is yet to come."""
+    """All clients have the received model: FedAvg bit for bit, and W is not learned yet."""
     algorithm, plain = recipes.fedala(setting, mix_lr=5.0), recipes.fedavg(setting)
     one, two = list(run(algorithm, federated(), 2))
     for state in one.states.values():
@@ -168,7 +168,7 @@ def test_w_of_one_is_fedavg(setting: Setting, federated: Any) -> None:
 
 
 def test_w_of_zero_keeps_the_local_top(setting: Setting, mlp: Model) -> None:
-    """Training with a rate of nothing shows where it starts: local above, global below."""
+    """A learning rate of 0 shows where training starts: local above, global below."""
     federation = double(make_federation(mlp))
     frozen = replace(setting.local, lr=STILL)
     algorithm = FedAla(mlp, Mix(lr=STILL), local=frozen)
@@ -246,7 +246,7 @@ def test_only_the_change_of_the_model_leaves(setting: Setting, federated: Any) -
 
 
 def test_buffers_are_the_received_ones(normed: Model) -> None:
-    """The passes that teach W leave no trace in running statistics."""
+    """The passes that learn W do not change running statistics."""
     federation = make_federation(normed)
     local = Local(lr=0.1, epochs=1, batch=7)
     job = one_job(FedAla(normed, Mix(), local=local), federation, 3)

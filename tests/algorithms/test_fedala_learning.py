@@ -20,7 +20,7 @@ from support.mixing import STILL, learn, models, plan_of
 
 @dataclass(frozen=True)
 class Counted(Term):
-    """Cross-entropy that notes how often it is asked."""
+    """Cross-entropy that counts its calls."""
 
     calls: list[int] = field(default_factory=list)
 
@@ -81,7 +81,7 @@ def test_a_share_of_the_examples(mlp: Model) -> None:
 
 
 def test_padding_does_not_teach_w(mlp: Model) -> None:
-    """Nor does it count as the last batch of an epoch."""
+    """Padding is not the last batch of an epoch, either."""
     plan = plan_of(40)
     rows = torch.cat([plan.rows, torch.zeros(3, 8).long()])
     weight = torch.cat([plan.weight, torch.zeros(3, 8)])

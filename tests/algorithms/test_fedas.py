@@ -1,4 +1,4 @@
-"""FedAS: the trace that weighs clients, and the alignment that leads bodies back."""
+"""FedAS: the trace that weighs clients, and the alignment of bodies."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def distance(algorithm: FedAs, body: Params, state: Parts, data: ClientData) -> 
 def test_alignment_leads_the_body_towards_the_old_features(
     setting: Setting, federated: Any
 ) -> None:
-    """Training with a rate of nothing shows what the alignment alone has done."""
+    """With a learning rate of 0 for training, the alignment alone is seen."""
     federation = double(federated())
     still = Local(lr=1e-300, epochs=1, batch=8)
     algorithm = FedAs(setting.model, align=Local(lr=0.1, epochs=5, batch=16), local=still)
@@ -275,7 +275,7 @@ def test_examples_are_matched_to_the_last_model(mlp: Model) -> None:
 
 
 def test_a_projected_network_is_matched_before_its_projection() -> None:
-    """The backbone's features, as the authors do, and not those that the head is given."""
+    """The backbone's features, as in the authors' code, not those that the head gets."""
     model, data = routed_model(None), make_clients()[3]
     params, _ = model.init()
     last = {k: v + 0.2 for k, v in params.items()}

@@ -1,4 +1,4 @@
-"""FedDisk with true log ratios, and what it says of weights that do nothing or cost much."""
+"""FedDisk with true log ratios, and its warnings of weights that do nothing or cost much."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_estimated_log_weights_have_the_slope_of_the_true_ones(cohort: int | Non
 def test_checkpoints_of_before_are_not_gone_on_from(
     method: str, same: bool, tmp_path: Path
 ) -> None:
-    """Other defaults and another form of the state: they belong to another run."""
+    """They have other defaults and another form of state, and belong to another run."""
     network = {"name": "mlp", "hidden": [4]}
     config = validate(tables("binary-world", model=network, method={"name": method}) | LONG)
     ready = prepare(config)

@@ -1,4 +1,4 @@
-"""FedDisk: what it refuses, and how options reach it."""
+"""FedDisk: its refusals, and how options reach it."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_inputs_that_mixtures_cannot_follow_are_refused(inputs: Setting, federat
 
 
 def test_two_values_at_the_ends_of_the_range_are_inside(inputs: Setting, federated: Any) -> None:
-    """Values as tables have them once they are standardised, which no rounding may put outside."""
+    """Standardised values of tables, which no rounding may put outside."""
     source = torch.Generator().manual_seed(3)
     for _ in range(20):
         low, high = torch.rand(2, generator=source).sub(0.5).mul(7).sort().values

@@ -1,4 +1,4 @@
-"""FedDyn and FedNova: where they stop, what they keep, and one round of each in numpy."""
+"""FedDyn and FedNova: their fixed points, their state, and one round of each in numpy."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_h_is_the_population_mean_of_the_memories(
 
 @pytest.mark.slow
 def test_feddyn_stops_at_the_minimiser() -> None:
-    """However few local steps, of however unlike numbers; FedAvg and FedProx stop elsewhere."""
+    """With few and unequal numbers of local steps; FedAvg and FedProx stop elsewhere."""
     model, federation = quadratic_model(), quadratic_federation((3, 4, 6), (5.0, 5.0))
     local, best = Local(lr=0.1, batch=1), THREE.minimiser(torch.ones(3))
 

@@ -71,13 +71,13 @@ def test_statistics_are_a_variance_and_a_mean() -> None:
 
 
 def alternating(setting: Setting, fit: Local) -> FedAvg:
-    """FedRep: heads first, at home."""
+    """FedRep: heads first, kept at the clients."""
     phases = replace(fit, only=("head.",)), replace(setting.local, frozen=("head.",))
     return FedAvg(setting.model, local=phases, share=Share(("head.",)))
 
 
 def heads_of(states: Any, server: Parts) -> tuple[dict[int, Params], dict[int, Params]]:
-    """Every client's head, as FedRep keeps it and as FedPac's server does."""
+    """Every client's head, from FedRep's client states and from FedPAC's server."""
     kept = {i: s.get("private", {}) for i, s in states.items()}
     server_heads = {i: {k: v[i] for k, v in server.get("heads", {}).items()} for i in states}
     return kept, server_heads

@@ -104,7 +104,7 @@ def test_without_pull_or_ascent_it_is_fedavgft(four: Setting) -> None:
 @pytest.mark.few(2)
 @each
 def test_global_rounds_are_the_inner_methods(make: Any, four: Setting, federated: Any) -> None:
-    """Bit for bit, and whoever is asked serves the global model: a vote is its answer."""
+    """Bit for bit, and every client serves the global model: a vote is its answer."""
     algorithm, federation = make(four, tune_rounds=2), federated()
     for a, b in zip(
         run(algorithm, federation, 2, cohort=4),

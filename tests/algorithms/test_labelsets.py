@@ -127,7 +127,7 @@ def whole_rows(delta: dict[str, Tensor], labels: Tensor) -> dict[str, Tensor]:
 def test_rows_are_means_over_their_holders(mode: Mode, mlp: Model) -> None:
     """theta(y) + sum_{i: y in Y_i} n_i delta_i(y) / sum_{i: y in Y_i} n_i, written out.
 
-    Label 3 is on client 2 alone and takes its row exactly; label 4 is on nobody and stays.
+    Client 2 alone has label 3, whose row is taken exactly; no client has label 4, whose row stays.
     """
     clients = tuple(
         client_data(c.x, torch.tensor(labels)[torch.arange(len(c.y)) % len(labels)], i)
@@ -266,7 +266,7 @@ def worlds(mlp: Model) -> tuple[Federation, Federation, Setting]:
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_a_client_learns_nothing_of_the_others(name: str, mlp: Model, setting: Setting) -> None:
-    """Not a bit of its messages, state or update depends on K or on the others' labels."""
+    """No bit of its messages, state or update depends on K or on the others' labels."""
     five, nine, other = worlds(mlp)
     make = PAIRS[name][0]
     one, two = job(make(setting), five, 1), job(make(other), nine, 1)

@@ -1,4 +1,4 @@
-"""MOON: what its equation says, and when it is FedAvg."""
+"""MOON: its equation, and when it is FedAvg."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def test_fedbabu_tunes_with_private_statistics(normed: Model) -> None:
 
 
 def test_local_only_does_not_depend_on_others(heavy: Setting, federated: Any) -> None:
-    """The same model, whoever else is there; and plain SGD on the client's own batches."""
+    """The same model whatever other clients there are: plain SGD on the client's own batches."""
     algorithm, federation = recipes.local_only(heavy), federated()
     done = final(algorithm, federation, 2)
     clients = federation.clients[:3]
@@ -288,7 +288,7 @@ def test_impossible_options_are_refused(heavy: Setting) -> None:
 
 
 def test_published_defaults(heavy: Setting) -> None:
-    """What the publications and their authors' code say, written down once more."""
+    """The values of the publications and their authors' code, copied by hand."""
     head, body = recipes.fedrep(heavy).local  # type: ignore[misc]
     assert (head.epochs, head.only, body.frozen) == (10, ("head.",), ("head.",))
     babu: Any = recipes.fedbabu(replace(heavy, rounds=20))

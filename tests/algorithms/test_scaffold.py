@@ -97,7 +97,7 @@ def test_absent_clients_keep_their_control(setting: Setting, federated: Any) -> 
 @pytest.mark.few(1)
 @both
 def test_one_full_step_is_fedsgd(option: Option, mlp: Model) -> None:
-    """Q = 1, full batch, everybody: the mean of the corrections is c - (1/M) sum_i c_i = 0."""
+    """Q = 1, full batches, all clients: the mean of the corrections is c - (1/M) sum_i c_i = 0."""
     federation = double(make_federation(mlp))
     plain = final(uniform_fedavg(mlp, WHOLE), federation, 4).server["params"]
     got = final(Scaffold(mlp, option, local=WHOLE), federation, 4).server["params"]
@@ -240,7 +240,7 @@ def test_weights_reach_the_fixed_point_only_through_the_controls() -> None:
 def test_c_follows_fedpals_weights(
     option: Option, cohort: int, lam: float, setting: Setting, federated: Any
 ) -> None:
-    """c = sum_i alpha_i c_i over the population, zero weights skipped, whoever takes part."""
+    """c = sum_i alpha_i c_i over the population, zero weights skipped, for any cohort."""
     federation = double(federated())
     weights = Mean(Pals(TARGET, lam=lam))
     alpha = weights.weigh(federation.table)

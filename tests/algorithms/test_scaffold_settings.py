@@ -1,4 +1,4 @@
-"""SCAFFOLD: frozen parts, buffers, schedules, what it refuses, and that it helps."""
+"""SCAFFOLD: frozen parts, buffers, schedules, refusals, and that it helps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Central tuning: one step by hand, what stays, and how it fails."""
+"""Central tuning: one step by hand, what does not change, and how it fails."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_models_are_asked_with_their_own_statistics(normed: Model) -> None:
 
 
 def test_a_single_private_client_disagrees_with_no_other(mlp: Model) -> None:
-    """At the loss's zero its identity rounds to either side; a loss that is told is never below."""
+    """At zero its formula rounds to either side; the reported loss is never below 0."""
     for i in range(6):
         federation = make_federation(mlp, (make_clients()[i]._replace(id=torch.tensor(0)),))
         plain = recipes.labelset_fedavg(Setting(mlp, TARGET, Local(batch=8)))
@@ -157,7 +157,7 @@ def test_rounding_moves_nothing(kind: Any, exact: bool, mlp: Model) -> None:
 
 @pytest.mark.parametrize("kind", ["mse", "pairwise", "kl"])
 def test_how_far_a_model_is_from_zero_loss(kind: Any) -> None:
-    """Label by label; clients of weight 0 have no say."""
+    """Label by label; clients of weight 0 do not count."""
     p, q = drawn(3, 4, 5, seed=1).double().softmax(2), drawn(3, 4, 5, seed=2).double().softmax(2)
     w, most = torch.tensor([0.5, 0.0, 0.5]).double(), 0.0
     for k in (0, 2):
@@ -173,7 +173,7 @@ def test_how_far_a_model_is_from_zero_loss(kind: Any) -> None:
 
 
 def test_clients_without_examples_say_nothing(setting: Setting, federated: Any) -> None:
-    """A client that holds no label has weight 0 and an answer that is no number elsewhere."""
+    """A client without labels has weight 0, and its answer may be NaN."""
     empty = client_data(torch.zeros(0, FEATURES), torch.zeros(0).long(), 6)
     with_empty, without = federated((*make_clients(), empty)), federated()
     algorithm = tuned(recipes.labelset_ditto(setting))  # which trains whatever the weight
@@ -242,7 +242,7 @@ def lacking(mlp: Model) -> Federation:
 def test_mass_can_flee_to_absent_labels(mlp: Model) -> None:
     """The pairwise loss's trivial minimum in private mode, seen in server["tuning"].
 
-    All clients are satisfied by h(Y_k|x) = 0, and one row can do that. MSE pulls the other way.
+    h(Y_k|x) = 0 has loss 0 for all clients, and one row can reach it. MSE pulls the other way.
     """
     setting = Setting(mlp, TARGET, Local(lr=0.3, epochs=4, batch=8))
     plain, outside = recipes.labelset_fedavg(setting), {}
@@ -322,7 +322,7 @@ def test_impossible_settings_are_refused(setting: Setting, federated: Any) -> No
 
 
 def test_a_diverged_client_is_named_and_not_the_tuning(setting: Setting, federated: Any) -> None:
-    """Finite weights whose outputs overflow pass the gate; tuning must not be blamed for them."""
+    """Finite weights with outputs that overflow pass the gate; the error must not blame tuning."""
     algorithm, federation = tuned(recipes.labelset_fedavg(setting)), federated()
     server = start(algorithm, federation).server
 

@@ -198,7 +198,7 @@ def test_tuning_is_not_tuned_again(setting: Setting, federated: Any) -> None:
 def test_options_of_steps_are_refused_where_there_are_none(
     options: dict[str, Any], without: bool, setting: Setting
 ) -> None:
-    """without: allowed with labelled examples, on which weights have their say."""
+    """without: allowed with labelled examples, for which the weights matter."""
     blind = replace(setting, server_inputs=drawn(40, FEATURES, seed=5))
     (name,) = options
     for given in (blind, replace(blind, server_examples=LABELLED)):
@@ -212,7 +212,7 @@ def test_options_of_steps_are_refused_where_there_are_none(
 
 
 def test_without_steps_weights_and_temperature_change_the_optima(mlp: Model) -> None:
-    """Which is why they are not refused there."""
+    """Therefore they are not refused there."""
     federation = make_federation(mlp, make_clients(sizes=(30, 40, 20)))
     setting = Setting(mlp, TARGET, Local(lr=0.3, epochs=4, batch=8))
     labelled = Examples(drawn(300, FEATURES, seed=6), torch.arange(300) % CLASSES)
@@ -247,7 +247,7 @@ def test_labelled_examples_that_do_not_fit_are_refused(
 
 
 def test_what_is_kept_of_a_run_that_uses_no_new_option(setting: Setting, federated: Any) -> None:
-    """Checkpoints of earlier versions have these parts, and no run asks for more."""
+    """Checkpoints of earlier versions have these parts, and no run needs more."""
     plain = recipes.labelset_fedavg(setting)
     parts = start(plain, federated()).server.keys()
     server = start(tuned(plain), federated()).server

@@ -1,4 +1,4 @@
-"""FedVLS: its terms by the authors' steps and by closed forms, and what takes no part in them."""
+"""FedVLS: its terms by the authors' steps and by closed forms, and what they leave out."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_the_suppression_is_the_authors() -> None:
 
 
 def test_large_logits_and_padding_give_numbers() -> None:
-    """Rows of weight 0 are not there; a batch of padding alone gives a number as well."""
+    """Rows of weight 0 do not count; a batch of padding alone gives a number as well."""
     y = labels_of(COUNTS)
     z = drawn(y, 6, "now")
     data = client_data(z, y, 0)

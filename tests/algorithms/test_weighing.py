@@ -1,4 +1,4 @@
-"""Clients that no weighing round draws, estimated against true log weights, and idle options."""
+"""Clients that no weighing round draws, estimated and true log weights, and idle options."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def heard(method: Any, federation: Any, cohort: int | None = None) -> tuple[list
 
 
 def test_python_is_warned_once_at_the_end_of_weighing(inputs: Setting, federated: Any) -> None:
-    """With the number that it names, with all clients and in a control it is silent."""
+    """It is silent with the number of rounds that it names, with all clients, and in a control."""
     clients, federation = len(SIZES), federated()
 
     def method(rounds: int, **more: Any) -> Any:

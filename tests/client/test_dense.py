@@ -1,4 +1,4 @@
-"""Chains of linear layers without autograd: the loop's result but for rounding, or a reason."""
+"""Chains of linear layers without autograd: the loop's result up to rounding, or a reason."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from support.rounds import different, last
 
 
 class ByVmap(FedAvg):
-    """A method that has its own `client_update`, and does not say what it does besides training."""
+    """A method with its own `client_update` that does not declare what it does besides training."""
 
     def client_update(self, *given: Any) -> Any:
         return super().client_update(*given)
@@ -63,7 +63,7 @@ def test_the_loops_result_but_for_rounding(name: str, setting: Setting) -> None:
 
 
 def test_what_it_trains_it_may_not_refuse() -> None:
-    """The control: a row of which nothing is said."""
+    """The control: a row without an expected outcome."""
     assert MAKE.keys() - REFUSED.keys() >= TRAINED
     with may_refuse("a new row"):
         raise UnfitError("it cannot")
@@ -83,7 +83,7 @@ def test_float64_inputs_beside_weights_in_float32(setting: Setting) -> None:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "scaffold I", "ditto", "fedrep"])
 def test_momentum_and_decay(name: str, setting: Setting) -> None:
-    """Clients of different lengths: what is done without a batch must not move them."""
+    """Clients with different numbers of steps: a step without a batch must not move them."""
     local = replace(setting.local, lr=0.1, momentum=0.7, decay=0.05)
     federation = double(make_federation(setting.model))
     for backend in (Stacked(dense=True), dense(loop)):
@@ -269,7 +269,7 @@ def tied() -> nn.Module:
     ],
 )
 def test_networks_that_are_no_chains(net: Any, reason: str, setting: Setting) -> None:
-    """From every backend the same words, and nobody is dropped for them."""
+    """Every backend raises the same error, and no client is dropped."""
     model = build(net, 1)
     algorithm = recipes.fedavg(replace(setting, model=model))
     federation = replace(make_federation(model), gate=Gate(on_bad="drop"))

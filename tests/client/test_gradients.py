@@ -1,4 +1,4 @@
-"""What a client knows of its own gradient: by one pass over its data, or by how far it came."""
+"""A client's gradient: by one pass over its data, or from the distance of its steps."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_weights_keep_to_both_bounds_and_have_mean_one(spread: float, low: float
 @pytest.mark.parametrize("high", [1.1, 1.7, 2.2, 3.3])
 @pytest.mark.parametrize("low", [0.1, 0.7])
 def test_no_weight_is_beyond_its_bound(low: float, high: float) -> None:
-    """Not by a bit: 1.1 is 1.100000024 as a float32, and e^(log 3.3) is no 3.3."""
+    """Not by one bit: 1.1 is 1.100000024 as a float32, and e^(log 3.3) is not 3.3."""
     least = torch.tensor(low, dtype=torch.float64)
     for seed in range(20):
         a = bounded(drawn(spread=5.0, seed=seed), torch.ones(40).bool(), least, high)

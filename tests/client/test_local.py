@@ -165,7 +165,7 @@ def test_prox_reaches_its_fixed_point() -> None:
 
 
 class Recorder:
-    """An oracle that changes nothing and keeps each point and gradient."""
+    """An oracle that changes nothing and records each point and gradient."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[dict[str, Tensor], dict[str, Tensor]]] = []

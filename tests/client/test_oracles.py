@@ -1,4 +1,4 @@
-"""SAM and clipping: what their equations say, and when they are FedAvg."""
+"""SAM and clipping: their equations, and when they are FedAvg."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_linear_loss_has_no_neighbours(mlp: Model, federated: Any) -> None:
 
 
 def quadratic(a: Tensor, b: Tensor) -> GradFn:
-    """g(theta) = A theta - b; the buffer says how often it was asked."""
+    """g(theta) = A theta - b; the buffer records where it was taken."""
 
     def gradient(params: Params) -> Gradient:
         theta = params["theta"]

@@ -78,7 +78,7 @@ def test_a_loss_that_is_no_number_is_refused(
 
 
 def test_a_loss_of_a_kind_of_its_own_goes_through_autograd(at: Params) -> None:
-    """Whose class may say otherwise what a gradient is."""
+    """Its class may define another gradient."""
     calls: list[object] = []
 
     class Own(Tensor):
@@ -92,7 +92,7 @@ def test_a_loss_of_a_kind_of_its_own_goes_through_autograd(at: Params) -> None:
 
 
 def test_a_mode_is_asked_before_the_way_back(at: Params) -> None:
-    """And is not in force on it, as Winograd's must not be: its own products would come back."""
+    """And it is not active during it, as Winograd's must not be: its products would recurse."""
     calls: list[object] = []
 
     class Mode(TorchFunctionMode):

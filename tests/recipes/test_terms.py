@@ -1,4 +1,4 @@
-"""FedRS: what its equations say and when it is FedAvg; and terms composed with FedPALS."""
+"""FedRS: its equations, and when it is FedAvg; and terms composed with FedPALS."""
 
 from __future__ import annotations
 
