@@ -1,4 +1,4 @@
-"""The known data sets: what the package holds, what is found or refused, the synthetic task."""
+"""The data sets: those in the package, those looked for or refused, the synthetic task."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_load_through_the_environment(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def small(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Makes the 6 + 4 images in `folder` the right content of "mnist"."""
+    """Make the 6 + 4 images in `folder` the official content of "mnist"."""
     digest = datasets.content_sha256(*idx.read_pair(folder, 10))
     one = dataclasses.replace(catalogue.entry("mnist"), examples=(6, 4), content=digest)
     monkeypatch.setattr(registry, "entry", lambda name: one)

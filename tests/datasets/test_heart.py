@@ -1,4 +1,4 @@
-"""The four hospitals: what is read, how it is scaled, what is refused, and the real files."""
+"""The four hospitals: reading, scaling, refusals, and the real files."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_the_scale_is_that_of_the_training_rows_alone() -> None:
 
 
 def test_equal_patients_look_alike_in_every_hospital() -> None:
-    """The input may not tell the router what it is to find: scaling per hospital would."""
+    """The input must not reveal the hospital to the router: scaling per hospital would."""
     table = made()
     twins = [int(np.flatnonzero(table.site == i)[0]) for i in range(4)]
     table.values[twins] = table.values[twins[0]]

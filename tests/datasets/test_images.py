@@ -1,4 +1,4 @@
-"""Photographs of every kind of file become the bytes that they stand for."""
+"""Photographs of every file format are decoded to the right bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PACS in every known layout: what is listed and decoded, and what is refused."""
+"""PACS in every known layout: listing, decoding and refusals."""
 
 from __future__ import annotations
 

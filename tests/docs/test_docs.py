@@ -1,4 +1,4 @@
-"""What the documents say is executed or compared with the code."""
+"""The documents' examples are executed, and their statements compared with the code."""
 
 from __future__ import annotations
 

@@ -15,13 +15,13 @@ PLACES = {"bits": "Tilted bits", "Gaussians": "Gaussians", "looks": "Looks"}
 
 
 def cells(text: str, first: str) -> list[list[str]]:
-    """The rows of the table whose first column is called so, its head first."""
+    """The rows of the table whose first column has this name, the head first."""
     lines = text[text.index(f"| {first} |") :].partition("\n\n")[0].splitlines()
     return [line.strip("| ").split(" | ") for line in lines if not line.startswith(("|--", "| --"))]
 
 
 def differences() -> dict[tuple[str, str, str], str]:
-    """(data, split, row) -> difference from FedAvg, as the results have it."""
+    """(data, split, row) -> difference from FedAvg in the results."""
     head, *rows = cells((MADE / "participation/table.md").read_text(encoding="utf-8"), "Data")
     at = head.index("Minus FedAvg, paired")
     return {(row[0], row[1], row[2]): row[at] for row in rows}
@@ -79,7 +79,7 @@ def test_any_other_number_would_be_seen() -> None:
 
 
 def test_the_default_is_credited_with_its_weighing_rounds_alone() -> None:
-    """On both pages; a page that left them out in one place would be seen."""
+    """On both pages; a page that leaves them out in one place is noticed."""
     page = PAGE.read_text(encoding="utf-8")
     places = list(re.finditer(r"with\s+12\s+weighing\s+rounds", page))
     assert len(places) == 3

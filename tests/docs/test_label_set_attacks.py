@@ -40,7 +40,7 @@ def tables(text: str) -> dict[tuple[str, str, str], tuple[float, float, float]]:
 
 
 def check_controls(numbers: dict[tuple[str, str, str], tuple[float, float, float]]) -> None:
-    """Sets of nobody are guesses; whole heads give two clients away; attacks are no guesses."""
+    """The controls guess; whole heads reveal two clients; attacks are better than guesses."""
     for (section, clients, attack), (value, low, high) in numbers.items():
         if attack == "control: sets that no client has":
             wide = (high - low) / 2
@@ -55,7 +55,7 @@ def check_controls(numbers: dict[tuple[str, str, str], tuple[float, float, float
 
 
 def test_results_have_their_controls(load: Any) -> None:
-    """And the client's best attack knows the number of holders, no more: the closed form."""
+    """And the client's best attack reaches the closed form for known numbers of holders alone."""
     numbers, pairs = tables(RESULTS.read_text(encoding="utf-8")), load("label_set_pairs")
     check_controls(numbers)
     size = load("label_set_messages").Size()
@@ -101,7 +101,7 @@ def test_pages_have_the_results_numbers(load: Any) -> None:
 
 
 def test_pairs_are_counted_by_hand(load: Any) -> None:
-    """Two federations, ties as halves, weights of yes and no; of groups alone."""
+    """Two federations by hand, with ties as halves, weights, and groups alone."""
     pairs = load("label_set_pairs")
     fed = torch.tensor([0, 0, 1, 1])
     score = torch.tensor([0.9, 0.1, 0.9, 0.5]).double()

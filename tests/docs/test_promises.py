@@ -1,4 +1,4 @@
-"""Every promise of docs/promises.md stands on its page, and its tests are there."""
+"""Every promise of docs/promises.md is on its page, and its tests exist."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def rows(text: str) -> list[tuple[str, str, list[str]]]:
 
 
 def words(text: str) -> str:
-    """The text with its line breaks taken away."""
+    """The text without its line breaks."""
     return " ".join(text.split())
 
 
@@ -33,7 +33,7 @@ def functions(name: str) -> frozenset[str]:
 
 
 def broken(page: str, promise: str, tests: list[str]) -> str | None:
-    """What is wrong with a row; None where nothing is."""
+    """What is wrong with a row; None if nothing is."""
     if words(promise) not in words((ROOT / page).read_text()):
         return f"{page} no longer says: {promise}"
     if not tests:
@@ -69,7 +69,7 @@ THREATS = ROOT / "docs" / "threat-model.md"
 
 
 def untested(text: str) -> list[str]:
-    """Claims without a test, and tests that are not there."""
+    """Claims without a test, and missing tests."""
     cells = [line.strip("|\n ").split(" | ") for line in text.splitlines() if line.startswith("|")]
     claims = [c for c in cells if len(c) == 2 and c[0] not in ("claim", "---")]
     faults = []

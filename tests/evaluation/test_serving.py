@@ -1,4 +1,4 @@
-"""How local models serve: votes, routes, mixtures and averages, against counting by hand."""
+"""Serving by local models: votes, routes, mixtures and averages, against counting by hand."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_mixture_weighs_probabilities_and_not_labels() -> None:
 
 
 def test_own_and_average_accuracy_by_hand() -> None:
-    """Client 0 is right on 2 of 3 of its own, client 1 on 1 of 1; n = (30, 10)."""
+    """Client 0 is right on 2 of its 3 examples, client 1 on 1 of 1; n = (30, 10)."""
     origin, y = torch.tensor([0, 0, 0, 1]), torch.tensor([0, 0, 1, 2])
     served = believing([[0, 0, 0, 0], [2, 2, 2, 2]], y=y, origin=origin)
     accuracies = own_accuracy(served)

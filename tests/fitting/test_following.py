@@ -19,7 +19,7 @@ QUICK: dict[str, Any] = {"rounds": 3, "steps": 2, "evaluate_every": 2, "progress
 
 
 class Noting:
-    """A logger that keeps what it gets."""
+    """A logger that records its calls."""
 
     def __init__(self) -> None:
         self.lines: list[Any] = []
@@ -35,7 +35,7 @@ class Noting:
 
 
 def test_every_round_is_reported_once() -> None:
-    """With its measures where it is evaluated."""
+    """With its measurements where it is evaluated."""
     rounds: list[Mapping[str, Any]] = []
     logger = Noting()
     result = fs.fit(hospitals(), Net, callbacks=[rounds.append], loggers=[logger], **QUICK)
@@ -53,7 +53,7 @@ def test_every_round_is_reported_once() -> None:
 
 
 def test_one_alone_needs_no_list() -> None:
-    """Control: what is neither is refused, also alone."""
+    """Control: a single value of another kind is refused."""
     rounds: list[Mapping[str, Any]] = []
     logger = Noting()
     fs.fit(hospitals(), Net, callbacks=rounds.append, loggers=logger, **QUICK)

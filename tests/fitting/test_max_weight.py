@@ -11,7 +11,7 @@ import fedshift as fs
 
 
 def weights(method: Any, **keys: Any) -> tuple[list[float], list[str]]:
-    """The weights of a large client and two small ones, and what the summary says of clients."""
+    """The weights of a large client and two small ones, and the summary's sentences on clients."""
     x = torch.randn(300, 5, generator=torch.Generator().manual_seed(0))
     client = [0] * 200 + [1] * 60 + [2] * 40
     task = fs.Task.from_arrays(

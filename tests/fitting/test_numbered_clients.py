@@ -1,4 +1,4 @@
-"""Clients that are whole numbers have one name everywhere: what the table says."""
+"""Clients named by whole numbers have one name everywhere, as in the table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `fit` refuses at the door: one sentence with the cure, before anything is trained."""
+"""Mistakes that `fit` refuses before training, in one sentence with the cure."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def test_what_has_no_meaning_for_a_kind_of_task(kind: str, keys: Any, match: str
 
 @pytest.mark.parametrize("kind", ["regression", "multilabel"])
 def test_shifts_deal_labels_alone(kind: Any) -> None:
-    """They dealt numbers as if each were a class of its own, and most rows went to no client."""
+    """Before, they took each number for a class, and most rows went to no client."""
     y = X[:, 0] if kind == "regression" else X[:, :2] > 0
     with pytest.raises(fs.InputError, match=f'a shift deals rows by their labels, .* "{kind}"'):
         fs.Task.from_split(X, y, Sparsity(2), clients=3, target="pooled", kind=kind)

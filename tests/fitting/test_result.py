@@ -1,4 +1,4 @@
-"""What came of `fit`: predictions, files, exports and personal models."""
+"""The result of `fit`: predictions, files, exports and personal models."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_the_module_is_a_copy(result: Result) -> None:
 
 
 def test_what_is_saved_is_loaded(result: Result, tmp_path: Path) -> None:
-    """By the class's own name, where a module has it: the same numbers bit for bit."""
+    """By the class's name, if a module defines it: the same numbers bit for bit."""
     x, _, _ = rows()
     folder = result.save(tmp_path / "north")
     assert {"encoding.json", "fit.json", "model.safetensors", "events.jsonl"} <= {
@@ -288,7 +288,7 @@ def test_a_run_folder_of_its_own_and_going_on(
 def test_damaged_folders_say_so(
     result: Result, tmp_path: Path, file: str, key: str | None, value: str, match: str
 ) -> None:
-    """What a folder names is no reason to run Python's own modules."""
+    """A folder that names Python's own modules does not make them run."""
     place = result.save(tmp_path / "run")
     changed = (
         value if key is None else json.dumps(json.loads((place / file).read_text()) | {key: value})

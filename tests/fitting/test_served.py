@@ -1,4 +1,4 @@
-"""What `fit` serves: the model corrected for the target, unless it is given `prior`."""
+"""What `fit` serves: the model corrected for the target, unless `prior` is given."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_clients_that_serve_their_own_models() -> None:
     ids=["class weights", "a loss"],
 )
 def test_weights_of_the_users_stay(key: dict[str, Any]) -> None:
-    """A correction would take them out again; one that is asked for is done."""
+    """A correction would remove their effect; one that is asked for is made."""
     assert fs.fit(hospitals(), Net, **key, **QUICK).models.corrected is None
     assert fs.fit(hospitals(), Net, prior="target", **key, **QUICK).models.corrected is not None
 
@@ -104,7 +104,7 @@ def test_a_prior_that_there_is_not() -> None:
 
 @pytest.mark.slow
 def test_a_run_that_goes_on_is_corrected_once(tmp_path: Path) -> None:
-    """Checkpoints hold the model as it is trained: they serve any prior."""
+    """Checkpoints have the model as trained, and so fit any prior."""
 
     class Stopped(Exception):  # noqa: N818
         pass

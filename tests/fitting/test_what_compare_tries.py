@@ -1,4 +1,4 @@
-"""What `compare` tries of every method before it trains any, and how its errors name the method."""
+"""`compare` tries every method before it trains any, and its errors name the method."""
 
 from __future__ import annotations
 

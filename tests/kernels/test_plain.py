@@ -22,7 +22,7 @@ SetPlain = Callable[[bool], None]
 
 
 def python(*arguments: str, **variables: str) -> str:
-    """What a new process prints; it must succeed."""
+    """The output of a new process, which must succeed."""
     done = subprocess.run(
         [sys.executable, *arguments], env=os.environ | variables, capture_output=True, text=True
     )
@@ -37,7 +37,7 @@ PLAIN = "not contract or centralised or padded or twice"
 
 @pytest.mark.slow
 def test_the_laws_hold_without_shortcuts() -> None:
-    """And the contract, and what dense training promises: every case, whatever its marks."""
+    """And so do the contract and the promises of dense training: every case, whatever its marks."""
     names = "laws contract stateless slopes dense"
     files = [str(next(HERE.rglob(f"test_{name}.py"))) for name in names.split()]
     options = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", PLAIN)
@@ -96,7 +96,7 @@ def test_a_torch_whose_private_names_take_other_arguments_is_enough() -> None:
 
 
 def test_names_are_found_wherever_they_are_first_needed(set_plain: SetPlain) -> None:
-    """Each is called once before it is used, which must not depend on what goes on around it."""
+    """Each is called once before it is used, and the result must not depend on the context."""
 
     def all_supported() -> bool:
         set_plain(False)

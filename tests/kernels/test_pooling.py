@@ -1,4 +1,4 @@
-"""ReLU after max-pooling, and pools of 2 x 2 as maxima: bit for bit what torch gives."""
+"""ReLU after max-pooling, and 2 x 2 pools as maxima: bit for bit torch's results."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def trained(backend: Backend, kind: type[nn.Sequential]) -> Any:
 
 
 def torch_pools(out: Tensor) -> int:
-    """How many of torch's own max-pools an output came through, by its graph."""
+    """The number of torch's own max-pools in an output's graph."""
     nodes, seen = [out.grad_fn], set[Any]()
     while nodes:
         node = nodes.pop()
@@ -79,7 +79,7 @@ def torch_pools(out: Tensor) -> int:
 def test_training_ends_with_the_same_bits(
     kind: Callable[[], Backend], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As those of a subclass of Sequential, whose pools stay as they are."""
+    """As with a subclass of Sequential, whose pools are not replaced."""
     monkeypatch.setattr(pooling, "LARGE", 0)
     for form, expected in ((nn.Sequential, 1), (OwnSequence, 2)):
         net = Net(form)
@@ -223,7 +223,7 @@ class OwnConv(nn.Conv2d):
 
 
 def turned(*layers: nn.Module, kind: type[nn.Sequential] = nn.Sequential) -> int:
-    """How many rectifiers come after the pool that stands behind them."""
+    """The number of rectifiers that are moved behind their pool."""
     net, shapes = kind(*layers), list[torch.Size]()
     x = torch.randn(1, 2, 16, 16)
 
@@ -252,7 +252,7 @@ def test_only_what_is_known_is_turned() -> None:
 
 
 def test_what_a_rectifier_writes_to_is_written_to() -> None:
-    """Where others may hold it."""
+    """Where other code may have a reference to it."""
     pool, into, conv = nn.MaxPool2d(2), nn.ReLU(inplace=True), nn.Conv2d(2, 2, 1)
     assert turned(conv, into, pool) == turned(nn.GroupNorm(1, 2), into, pool) == 1
     assert turned(nn.Identity(), into, pool) == turned(OwnConv(2, 2, 1), into, pool) == 0
@@ -300,7 +300,7 @@ def test_what_became_of_a_pool_since_counts() -> None:
 @pytest.mark.parametrize("which", ["forward", "forward_pre", "full_backward", "full_backward_pre"])
 @pytest.mark.parametrize("at", [0, 1])
 def test_a_layer_that_is_inspected_stays_as_written(which: str, at: int) -> None:
-    """Also who looks into all layers there are."""
+    """Also by a hook on all layers."""
     net, x = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2)), torch.randn(1, 2, 8, 8, requires_grad=True)
     seen: list[Tensor] = []
 

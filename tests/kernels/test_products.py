@@ -1,4 +1,4 @@
-"""Products by oneDNN: those of MKL but for rounding, where they are chosen and where not."""
+"""Products by oneDNN: those of MKL up to rounding, and where they are chosen."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def rounded(product: Tensor, a: Tensor, b: Tensor, first: Tensor | float = 0.0) 
 )
 @pytest.mark.usefixtures("onednn")
 def test_products_but_for_rounding(c: int, m: int, k: int, n: int) -> None:
-    """Also of matrices that lie transposed, or in rows of others."""
+    """Also of transposed matrices, and of rows of larger ones."""
     source = torch.Generator().manual_seed(0)
 
     def drawn(rows: int, columns: int) -> Iterator[Tensor]:

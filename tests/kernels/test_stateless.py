@@ -1,4 +1,4 @@
-"""Modules with other tensors in the places of their own."""
+"""Modules called with other tensors in place of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training that diverges would diverge again: it is over, and a candidate that cannot win."""
+"""Diverged training would diverge again: the run is over, and its candidate cannot win."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HIGH = ("model.name=linear", "training.lr=3e38")
 
 
 def queues(request: Request) -> tuple[Reproduced, list[int]]:
-    """What came of it, and how many runs were to do each time."""
+    """The result, and the numbers of runs to do each time."""
     asked: list[int] = []
 
     def listen(event: dict[str, Any]) -> None:
@@ -86,7 +86,7 @@ def test_what_fails_otherwise_is_tried_again(
 
 
 def diverge(out: Path, name: str, **more: Any) -> None:
-    """Leave a run as one that diverged."""
+    """Write the folder of a run that diverged."""
     folder = out / "runs" / name
     for left in folder.iterdir():
         if left.is_dir():
@@ -163,7 +163,7 @@ def test_a_point_of_a_grid_that_diverged_cannot_win(
 
 
 def diverging(after: int) -> Callable[..., Iterator[Round]]:
-    """Rounds as they are played, up to one in which training diverges."""
+    """The rounds of a run up to one in which training diverges."""
 
     def play(*given: Any, **options: Any) -> Iterator[Round]:
         for current in run(*given, **options):

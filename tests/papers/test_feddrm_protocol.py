@@ -117,7 +117,7 @@ def test_the_figures_rows_and_networks() -> None:
 
 
 def test_feet_are_of_their_own_figure() -> None:
-    """No foot speaks of lambda = 0.8 where it varies, of a ResNet under LeNet, of 800 rounds."""
+    """No foot names lambda = 0.8 where it varies, a ResNet under LeNet, or 800 rounds."""
     names = ("table1", "fig3-body", "fig4", "fig5", "fig6", "fig7")
     studies = {name: study(f"feddrm/{name}") for name in names}
     feet = {name: " ".join((*s.chosen, *s.columns[0].chosen)) for name, s in studies.items()}

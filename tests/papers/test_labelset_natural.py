@@ -77,7 +77,7 @@ def cells(table: Study, **values: tuple[float, ...]) -> list[Cell]:
     ],
 )
 def test_the_foot_says_which_method_is_ahead(ahead: tuple[float, ...], verdict: str) -> None:
-    """By the difference paired by seed. Control: seeds that only one of them has count for none."""
+    """By the difference paired by seed. Control: seeds of only one method do not count."""
     table, base = study("labelsets/natural"), (90.0, 90.0, 90.0, 0.0)
     made = cells(table, **{PRIVATE: base, AHEAD: ahead})
     d = paired(dict(enumerate(ahead)), dict(enumerate(base)), kind="bootstrap", within=(0, 100))
@@ -125,7 +125,7 @@ def test_the_study_runs(tmp_path: Path) -> None:
 
 
 def test_the_methods_page_says_what_was_found() -> None:
-    """Its sentences on natural and drawn label sets are of these answers; else both must change."""
+    """Its sentences on natural and drawn label sets match these verdicts."""
     root = Path(__file__).parents[2]
     on_page = {}
     for name in ("natural", "open"):

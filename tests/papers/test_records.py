@@ -88,7 +88,7 @@ def test_records_that_a_part_does_not_read_stay(small: Path) -> None:
 def test_a_folder_comes_before_a_record(
     small: Path, published: tuple[Path, Reproduced], tmp_path: Path
 ) -> None:
-    """Of a run that was trained once more."""
+    """For a run that was trained again."""
     value = published[1].outcome.cells[0].values[0]
     shutil.copytree(
         published[0].parent / "out" / "runs" / value.run.name, small / "runs" / value.run.name

@@ -1,4 +1,4 @@
-"""`fedshift reproduce`: what is trained when, what is shown, and what is said when it cannot be."""
+"""`fedshift reproduce`: what is trained, what is shown, and the notes on missing parts."""
 
 from __future__ import annotations
 
@@ -288,7 +288,7 @@ def test_a_damaged_run_is_named(copied: Path, finished: tuple[Path, Reproduced])
 def test_a_run_of_another_configuration_is_refused(
     copied: Path, finished: tuple[Path, Reproduced]
 ) -> None:
-    """A default that has changed since is seen; a key that is new does no harm."""
+    """A default that has changed since is noticed; a new key does no harm."""
     name = cell(finished[1], "FedAvg").values[0].run.name
     path = copied / "runs" / name / "config.resolved.toml"
     text = path.read_text()

@@ -1,4 +1,4 @@
-"""`fedshift reproduce` as a user meets it: exit codes, messages, JSON."""
+"""`fedshift reproduce` for its users: exit codes, messages, JSON."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_progress_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.fixture
 def untrained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The runs that would have been trained, each of which fails."""
+    """The runs that would be trained, each of which fails."""
     begun: list[str] = []
 
     def fails(run: Any, store: Any, tell: Any, asked: Any, means: Any) -> None:

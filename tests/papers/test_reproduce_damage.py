@@ -262,7 +262,7 @@ def test_two_that_write_tuned_values_at_once(tmp_path: Path) -> None:
 def refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., str]:
-    """What `fedshift reproduce ARGS` says, with exit code 2 and nothing made."""
+    """The error of `fedshift reproduce ARGS`, with exit code 2 and no files."""
     monkeypatch.chdir(tmp_path)
 
     def run(*args: str) -> str:

@@ -1,4 +1,4 @@
-"""How far `fedshift reproduce` is, said in lines where there is no terminal."""
+"""The progress of `fedshift reproduce`, in lines where there is no terminal."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ TABLE1 = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("args", "code"), [(TABLE1, 0), (["fedpals/table3", "--no-train"], 3)])
 def test_progress_without_a_reader(args: list[str], code: int, tmp_path: Path) -> None:
-    """Whoever read stderr is gone: all else is as ever."""
+    """stderr has no reader any more: all else is as usual."""
     env = {**os.environ, "FEDSHIFT_DATA": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
     with subprocess.Popen(
         [sys.executable, "-m", "fedshift", "reproduce", *args], cwd=tmp_path, env=env,
@@ -89,7 +89,7 @@ LONG = ["data.name=fashion-mnist-mini", "model.name=linear", "training.rounds=60
     ids=["reproduce", "run"],
 )
 def test_a_terminal_that_is_gone(args: list[str], left: str, tmp_path: Path) -> None:
-    """It is closed when its first bars are drawn; what is done is done to its end."""
+    """It is closed when its first bars are drawn; the runs under way are finished."""
     (tmp_path / "f.toml").write_text("")
     env = {**os.environ, "FEDSHIFT_DATA": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
     ours, theirs = os.openpty()

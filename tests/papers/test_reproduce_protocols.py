@@ -57,7 +57,7 @@ def test_printed_numbers_are_the_files(table: str, cells: int) -> None:
 
 
 def test_a_corrected_row_reads_the_runs_of_the_row_as_trained() -> None:
-    """Whatever is tuned for that one. Control: without `tuned_as`, others."""
+    """Also for tuned rows. Control: without `tuned_as` its runs are others."""
     whole = narrowed(study("fedpals/corrected"), ("fashion-mnist-mini",), (), ())
     (column,), rows = whole.columns, {row.label: row for row in whole.rows}
     tuned = {(column.key, label): dict.fromkeys(row.grid, 0.125) for label, row in rows.items()}
@@ -176,7 +176,7 @@ def test_one_seed_has_no_deviation_and_no_seed_is_refused() -> None:
 @pytest.mark.few(2)
 @pytest.mark.parametrize("shown", studies().values(), ids=lambda s: s.name)
 def test_protocols_are_valid_experiments(shown: Study) -> None:
-    """Whether the data are there or not."""
+    """With and without the data."""
     plan = Plan(shown)
     assert len({r.label for r in shown.rows}) == len(shown.rows)
     assert len({c.key for c in shown.columns}) == len(shown.columns)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while a table is made: rounds are finished and kept, and no run is begun."""
+"""Ctrl-C and SIGTERM while a table is made: rounds are finished and saved, no run begins."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def rounds_told(folder: Path) -> list[int]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, bytes]]:
-    """The files of runs that went through."""
+    """The files of uninterrupted runs."""
     out = tmp_path_factory.mktemp("whole")
     reproduce(replace(REQUEST, out=out))
     return {p.name: results(p) for p in (out / "runs").iterdir()}
@@ -90,7 +90,7 @@ def test_asked_before_it_began_nothing_is_begun(tmp_path: Path) -> None:
 def test_a_process_that_was_stopped_from_outside_is_a_failed_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody has asked the table to stop: the others go on."""
+    """The table was not asked to stop: the other runs go on."""
     monkeypatch.setattr("fedshift.sweeps.starting.work", stopped)
     done = reproduce(replace(REQUEST, out=tmp_path, jobs=2, seeds=(0,)))
     assert list(done.report.failures.values()) == ["stopped from outside (SIGTERM)"]
@@ -103,7 +103,7 @@ def stopped(run: Any, store: Any, channel: Any, means: Any) -> None:
 
 @pytest.mark.slow
 def test_asked_while_the_table_is_written(whole: Any, tmp_path: Path) -> None:
-    """All is there, and the exit code is that of the signal."""
+    """The table is complete, and the exit code is that of the signal."""
     request = replace(REQUEST, out=tmp_path, seeds=(0,), rounds=1)
     reproduce(request)
     heard: list[int] = []

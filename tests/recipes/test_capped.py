@@ -1,4 +1,4 @@
-"""Every method under a cap: a client that claims 10^9 examples does not take it over."""
+"""Every method under a cap: a client that claims 10^9 examples does not dominate."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def under(federation: Federation, cap: float) -> Federation:
 
 
 def lied_to(federation: Federation) -> Federation:
-    """The federation as the server knows it after client 2's claim; the data stay as they are."""
+    """The federation as the server sees it after client 2's claim; the data do not change."""
     table = {name: column.clone() for name, column in federation.table.items()}
     share = table["labels"][LIAR] / table["n"][LIAR]
     table["n"][LIAR], table["labels"][LIAR] = 1e9, 1e9 * share

@@ -1,4 +1,4 @@
-"""What a claim of 10^9 buys beside the weights of a round: nothing above the cap either."""
+"""What a claim of 10^9 gains besides weights of a round: nothing above the cap, either."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_steps_are_those_that_sizes_imply(
 
 
 def test_fedpacs_heads() -> None:
-    """A client that claims no variance and the others' mean takes their heads over."""
+    """A client that claims variance 0 and the others' mean takes over their heads."""
     source = torch.Generator().manual_seed(0)
     variance = 0.5 + torch.rand(6, generator=source, dtype=torch.float64)
     means = 0.01 * torch.randn(6, 3, 4, generator=source, dtype=torch.float64)
@@ -147,7 +147,7 @@ def test_fedpacs_heads() -> None:
 
 
 class _Lies(Here):
-    """Clients of which the third multiplies all of its sums by 10^7."""
+    """Clients, of which the third multiplies all its sums by 10^7."""
 
     by = 1e7
 

@@ -1,4 +1,4 @@
-"""ConFREE: what its direction promises each client, and what projections do to conflicts."""
+"""ConFREE: the gain of each client along its direction, and conflicts after projections."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ AGREED = np.abs(AGAINST)
 
 
 def combined(rule: ConFree | PairwiseProjection, rows: Array, seed: int = 0) -> Array:
-    """What a rule makes of changes [n, q] of one tensor, with equal weights."""
+    """The combination of changes [n, q] of one tensor by a rule, with equal weights."""
     n = len(rows)
     weights = torch.full((n,), 1.0 / n, dtype=torch.float64)
     change: Array = rule(weights, {"w": torch.from_numpy(rows)}, seed)["w"].numpy()

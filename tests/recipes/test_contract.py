@@ -40,7 +40,7 @@ def leaves(value: Any) -> list[torch.Tensor]:
 
 
 def floats(pair: tuple[Parts, Parts]) -> tuple[Parts, Parts]:
-    """Both in float64, flags and ids too, so that they can be subtracted."""
+    """Two trees in float64, with flags and ids, so that they can be subtracted."""
     one, two = ({p: {k: v.double() for k, v in t.items()} for p, t in x.items()} for x in pair)
     return one, two
 
@@ -154,7 +154,7 @@ def test_padding_steps_change_nothing(make: Make, setting: Setting, federated: A
     job = one_job(algorithm, federation)
 
     def apart(plans: dict[str, Plan]) -> float:
-        """How far these plans lead from the given ones, in what is sent and what is kept."""
+        """The distance of updates and states by these plans from those by the given plans."""
         pairs = zip(
             algorithm.at(1).client_update(*job[1:5]),
             algorithm.at(1).client_update(job.message, job.state, job.data, plans),

@@ -1,4 +1,4 @@
-"""Local training in bfloat16: how far gradients are off, what stays float32, and who refuses."""
+"""Local training in bfloat16: errors of gradients, what stays float32, and refusals."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_the_products_are_bfloat16s_forward_and_backward() -> None:
 
 
 class Watching(Term):
-    """Cross-entropy that notes what it is given, and how the model is called for evaluation."""
+    """Cross-entropy that records its inputs, and how the model is called for evaluation."""
 
     def __init__(self) -> None:
         self.seen: set[object] = set()
@@ -176,7 +176,7 @@ def ended(setting: Setting, federation: Federation, backend: Backend = loop) -> 
 
 @pytest.mark.slow
 def test_backends() -> None:
-    """Workers bit for bit, images in the other layout as well, stacked clients but for rounding."""
+    """Workers bit for bit, also with channels last; stacked clients up to rounding."""
     federation, setting = images(3, torch.float32)
     plain, setting = ended(setting, federation), in_bfloat16(setting)
     one = ended(setting, federation)
@@ -245,7 +245,7 @@ def test_the_alignment_of_fedas_is_training_too(setting: Setting) -> None:
 
 
 def test_folders_of_float32_keep_their_names() -> None:
-    """The key counts where it says something."""
+    """The key is part of a folder's name only where it differs."""
     plain = run_of(Config()).name
     assert run_of(Config(training=Training(precision="float32"))).name == plain
     assert run_of(Config(training=Training(precision="bfloat16"))).name != plain
@@ -253,7 +253,7 @@ def test_folders_of_float32_keep_their_names() -> None:
 
 @pytest.mark.slow
 def test_a_configured_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the command line, with and without workers; the run's own file says it to all engines."""
+    """On the command line, with and without workers; the run's file has it for all engines."""
     (tmp_path / "f.toml").write_text(GOOD)
     options = ["training.rounds=1", "training.steps=2", "model.name=lenet"]
     models = {}

@@ -1,4 +1,4 @@
-"""Robust combination: closed forms, an independent solver, and what bad clients can do."""
+"""Robust combination: closed forms, an independent solver, and bounds on bad clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any method under another's weights: the same objects as by hand, from files and from Python."""
+"""Any method under another's weights: the objects built by hand, from files and from Python."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def test_what_python_may_not_say() -> None:
 
 @pytest.mark.parametrize(("name", "lam"), [("fedprox", True), ("ditto", False)])
 def test_fedpals_weights_without_their_ess(name: str, lam: bool, setting: Setting) -> None:
-    """Ditto has a lam of its own, which is none of the weights'."""
+    """Ditto's lam is its own, not that of the weights."""
     made = recipes.recipe(name, {"weights": "fedpals"})
     with pytest.raises(InputError) as refused:
         made.make(setting, weights="fedpals")

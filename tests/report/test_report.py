@@ -1,4 +1,4 @@
-"""The report page: what is in the files is what is shown, whole, balanced and escaped."""
+"""The report page shows what is in the files, complete, balanced and escaped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports on runs whose clients serve models of their own, and what is drawn of their routers."""
+"""Reports on runs whose clients serve models of their own, with drawings of their routers."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_every_way_to_answer_is_shown_as_the_summary_has_it(tmp_path: Path) -> N
 
 
 def test_models_at_their_sites_are_no_system(tmp_path: Path) -> None:
-    """A class's accuracy is then that of own models; nothing was routed or voted on."""
+    """A class's accuracy is then that of the clients' models; there were no routes and no votes."""
 
     def at_sites(data: dict[str, Any]) -> None:
         data["last"] |= {"system_accuracy": None, "system_accuracy_sd": None}
@@ -335,7 +335,7 @@ def test_the_fixture_has_the_columns_that_runs_have() -> None:
 
 
 def test_confusions_of_other_tests_say_of_which(tmp_path: Path) -> None:
-    """Control: alike, the heading says it once."""
+    """Control: for the same tests the heading says it once."""
     folders = serving_folder(tmp_path / "a", method="ditto"), write_run(tmp_path / "b")
     for folder in folders:
         head = ["true", "predicted", "examples"]

@@ -1,4 +1,4 @@
-"""What FedDRM's client loss estimates: empirical likelihood, its dual, and density ratios."""
+"""FedDRM's client loss as an estimator: empirical likelihood, its dual, and density ratios."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_the_dual_is_never_below_the_profile(likelihood: Likelihood) -> None:
 
 
 def test_the_masses_solve_the_constrained_problem() -> None:
-    """The closed form against a solver that knows no duals: max sum log p, 30 points, 2 clients."""
+    """The closed form against a primal solver: max sum log p, 30 points, 2 clients."""
     x = draw_gaussians((0.0, 0.6), (1.0, 1.0), (18, 12), seed=5)
     fit = refit_locally([v[:, None] for v in x], penalty=0.0, tolerance=1e-12)
     h, rho = torch.cat(x)[:, None], torch.tensor([0.6, 0.4]).double()

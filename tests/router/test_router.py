@@ -217,7 +217,7 @@ def test_a_client_that_has_left_changes_no_odds(router: Router, queries: Tensor)
 
 
 def test_a_client_that_has_left_makes_its_queries_new(router: Router) -> None:
-    """Whatever the order of the calls, and as if it had never had an example."""
+    """In any order of the calls, and as if the client had never had an example."""
     clients = make_clients()
     x, with_moments = clients[3].x, router.with_moments(clients)
     empty = clients[3]._replace(x=x[:0], y=clients[3].y[:0], w=clients[3].w[:0])
@@ -249,7 +249,7 @@ def test_clients_that_left_are_in_no_later_fit(router: Router, queries: Tensor, 
 
 
 def test_clients_that_cannot_be_routed_to_have_no_prior(router: Router, queries: Tensor) -> None:
-    """What a prior gives it goes to the others, in proportion."""
+    """The prior's share of such a client goes to the others, in proportion."""
     gone, q = router.without(3), torch.tensor([0.2, 0.1, 0.1, 0.4, 0.1, 0.1], dtype=torch.float64)
     left = q.index_fill(0, torch.tensor(3), 0.0) / 0.6
     assert torch.allclose(gone.scores(queries, q), gone.scores(queries, left), rtol=0, atol=1e-12)

@@ -24,7 +24,7 @@ N, B = 4, 30
 
 
 def drawn(like: Params, prefixes: tuple[str, ...], seed: int) -> Params:
-    """New values for what has these prefixes; variances above 0."""
+    """New values for the names with these prefixes; variances above 0."""
     source = generator(seed, "heads")
     return {
         k: torch.rand(v.shape, generator=source) + (0.1 if k.endswith("running_var") else -0.5)
@@ -131,7 +131,7 @@ def test_tied_heads_are_answered_right() -> None:
 
 
 def passes(router: Router, x: Tensor, mode: Any) -> int:
-    """Queries that went through the first layer."""
+    """The number of queries that passed the first layer."""
     seen: list[int] = []
     hook = router.model.net.body[0].register_forward_pre_hook(lambda _, a: seen.append(len(a[0])))  # type: ignore[operator, index, union-attr]
     router.predict(x, mode)
@@ -140,7 +140,7 @@ def passes(router: Router, x: Tensor, mode: Any) -> int:
 
 
 def test_a_shared_body_is_gone_through_once() -> None:
-    """But for the queries that it is tried on, once per router."""
+    """Apart from the queries of a trial, once per router."""
     x = torch.randn(B, FEATURES, generator=generator(1, "queries"))
     shared, apart = router_of(build(Net, seed=0), "head."), router_of(build(Net, seed=0), "body.")
     assert passes(shared, x, "hard") == B + TRIED

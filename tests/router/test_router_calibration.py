@@ -1,4 +1,4 @@
-"""Refits say how right they are on what was held out, and choose by it."""
+"""Refits report their calibration on held-out examples, and choose by it."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def gaussian_clients(sizes: tuple[int, ...], seed: int, gap: float = 0.5) -> lis
 
 @pytest.mark.slow
 def test_a_refit_reports_what_fresh_examples_would_show(router: Router) -> None:
-    """Features that were never trained on these clients, so that what is held out is fair."""
+    """Features that were never trained on these clients, so that held-out examples are fair."""
     clients = gaussian_clients((300, 80, 150, 200, 60, 120), 0)
     fresh = [c.x for c in gaussian_clients((3000, 800, 1500, 2000, 600, 1200), 1)]
     for fit in (router.refitted, router.from_moments):
@@ -146,7 +146,7 @@ def test_inputs_that_are_held_apart_are_used_and_nothing_else(router: Router) ->
 
 @pytest.mark.slow
 def test_what_makes_the_error_worse_is_not_recommended(router: Router) -> None:
-    """Held-out examples that agree with the router: it stays as it was."""
+    """Where held-out examples agree with the router, it is kept."""
     other = gaussian_clients((300, 80, 150, 200, 60, 120), 0)
     good, fits = router.calibrated(other), [router.refitted(other), router.from_moments(other)]
     least = min(fits, key=lambda r: r.calibration.after.loss if r.calibration else np.inf)

@@ -1,4 +1,4 @@
-"""What a router cannot answer, and trainings that give none, get one clear message."""
+"""Queries that a router cannot answer, and methods without one, get one clear message."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NAN, INF = float("nan"), float("inf")
 
 @pytest.mark.slow
 def test_clients_out_of_order_are_refused(router: Router) -> None:
-    """Not taken for one another: the order is not the identity."""
+    """Clients are not confused: the order is not their identity."""
     clients = make_clients()
     for fit in (router.refitted, router.from_moments, router.with_moments):
         with pytest.raises(
@@ -249,7 +249,7 @@ def test_a_network_without_the_clients_columns_is_refused_before_round_1() -> No
 
 
 def test_a_cohort_of_one_trains_no_router() -> None:
-    """Its softmax has one entry: the router would be as it was drawn."""
+    """Its softmax has one entry: the router would stay at its first weights."""
     setting = routed_setting(MODEL)
     for method in (
         recipes.feddrm(setting),

@@ -117,7 +117,7 @@ def test_what_clients_send_is_a_gradient() -> None:
 
 
 def test_a_client_without_examples_is_never_chosen() -> None:
-    """The others' fit is what it is without it."""
+    """The others' fit is the same as without it."""
     empty = (SAMPLES[0], SAMPLES[0][:0], *SAMPLES[1:])
     with_empty, less = (refit_locally(s, tolerance=1e-10).head for s in (empty, SAMPLES))
     kept = [0, 2, 3, 4]

@@ -1,4 +1,4 @@
-"""How far one classifier is from several: the two losses, their zeros and their gradients there."""
+"""Disagreement of one classifier with several: losses, their zeros and gradients there."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def by_loops(kind: str, p: Tensor, q: Tensor) -> float:
 
 
 def seen(kind: str, z: Tensor) -> Tensor:
-    """What a loss compares with the clients' answers, of logits z [7, 5]."""
+    """The form of logits z [7, 5] that a loss compares with the clients' answers."""
     return restricted(z, LABELS) if kind == "kl" else seen_by(z.softmax(1), LABELS)
 
 

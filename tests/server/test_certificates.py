@@ -1,4 +1,4 @@
-"""Certificates where they are hardest: on faces of the hull, and for rows that nearly agree."""
+"""Hard cases for certificates: faces of the hull, and rows that nearly agree."""
 
 from __future__ import annotations
 

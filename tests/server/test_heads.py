@@ -1,4 +1,4 @@
-"""FedPAC's mixtures of heads: a quadratic programme for each client, and what decides it."""
+"""FedPAC's mixtures of heads: a quadratic programme for each client."""
 
 from __future__ import annotations
 

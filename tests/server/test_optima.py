@@ -86,7 +86,7 @@ def test_the_optima_are_a_numerical_solvers(kind: str, each: bool) -> None:
 
 @pytest.mark.parametrize("kind", ["mse", "pairwise"])
 def test_optima_among_some_labels_are_a_numerical_solvers(kind: str) -> None:
-    """Clients who answer for all labels, too, as in public mode; among all: another optimum."""
+    """Also clients that answer for all labels, as in public mode; among all: another optimum."""
     among, everything = torch.tensor([True, False, True, True, False]), torch.arange(K)
     free = among.nonzero().flatten()
     for labels in (LABELS, everything.expand(4, -1)):

@@ -177,7 +177,7 @@ def test_numbers_out_of_range_are_refused(
 
 
 def test_two_server_steps_at_once_are_refused(setting: Setting) -> None:
-    """A configured server step is never dropped without a word."""
+    """A configured server step is never dropped silently."""
     heavy = Setting(setting.model, setting.target, setting.local, Sgd(0.5, momentum=0.3))
     for make in (recipes.fedadam, recipes.fedyogi):
         with pytest.raises(InputError, match=r"brings its own server step: leave out Sgd\(lr=0\.5"):

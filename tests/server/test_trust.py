@@ -1,4 +1,4 @@
-"""How far clients are trusted: weights by confidence, and a temperature from sums of losses."""
+"""Trust in clients: weights by confidence, and a temperature from sums of losses."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def test_what_the_server_has_depends_on_no_client() -> None:
 
 
 def test_without_the_servers_examples_nothing_changes() -> None:
-    """The split of a run that was made before there was [server] is the same."""
+    """The split is that of a run from before there was [server]."""
     plain = tables()
     plain["method"] = {"name": "labelset_fedavg"}
     one = prepare(validate({k: v for k, v in plain.items() if k != "server"}))

@@ -36,7 +36,7 @@ def test_lists_span_a_grid_for_the_methods_that_have_the_option(file: Path) -> N
 
 
 def test_options_of_the_files_method_are_for_it_alone(tmp_path: Path) -> None:
-    """Also beside FILE.py:NAME; control: what it has stays, and what -c gives is judged."""
+    """Also beside FILE.py:NAME; control: its options stay, and those of -c are checked."""
     file = tmp_path / "f.toml"
     file.write_text(text_of("fedpals").replace("ess = 0.9", 'ess = "auto"\ncap = 0.9'))
     (tmp_path / "mine.py").write_text(

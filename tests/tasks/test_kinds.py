@@ -1,4 +1,4 @@
-"""Types of pandas' columns: each is read rightly, or refused in a sentence; as CSV files are."""
+"""Types of pandas' columns: read rightly, or refused in a sentence, as in CSV files."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def test_a_test_set_is_read_as_the_clients_table_is(tmp_path: Path) -> None:
 
 
 def test_encodings_of_before_read_booleans_of_a_frame() -> None:
-    """There, True and False of a CSV file were categories; a frame's came as "other"."""
+    """In those versions True and False of a CSV file were categories; a frame's became "other"."""
     flag = Encoding(("0", "1"), columns=(Column("flag", categories=("False", "True")),))
     for given in ([True, False], ["True", "False"], [1, 0], ["true", "false"]):
         assert flag.apply({"flag": given}).tolist() == [[0, 1, 0], [1, 0, 0]]

@@ -1,4 +1,4 @@
-"""Files damaged at random: some seconds of the benchmark, and that it finds what it looks for."""
+"""Randomly damaged files: some seconds of the benchmark, and a check that it detects faults."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_reader_that_is_sound(tmp_path: Path) -> None:
 
 
 def test_readers_that_are_not(tmp_path: Path) -> None:
-    """One that lets errors out, one that names no file, one that is slow: all are told."""
+    """One that leaks errors, one that names no file, one that is slow: all are reported."""
     path = tmp_path / "lock.json"
     path.write_text('{"a": 1}')
 
