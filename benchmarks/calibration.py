@@ -172,8 +172,10 @@ def all_rows(draws: Draws, quick: bool) -> Iterator[tuple[str, list[Row]]]:
 def line(name: str, rows: Sequence[Row]) -> str:
     """A row of the table: means over seeds."""
     mean = [statistics.fmean(values) for values in zip(*(r[:7] for r in rows), strict=True)]
-    kept = sum(not r.better for r in rows)
-    choice = rows[0].choice if len(rows) == 1 else f"{len(rows) - kept} of {len(rows)} refitted"
+    unchanged = sum(not r.better for r in rows)
+    choice = (
+        rows[0].choice if len(rows) == 1 else f"{len(rows) - unchanged} of {len(rows)} refitted"
+    )
     numbers = " | ".join(f"{v:.3f}" for v in mean)
     return f"| {name} | {numbers} | {choice} | {_verdict(rows)} |"
 
@@ -212,14 +214,14 @@ def summary(rows: Mapping[str, list[Row]]) -> str:
 def main() -> None:
     given = results.arguments(__doc__)
     given.add_argument("--write", action="store_true")
-    asked = given.parse_args()
+    options = given.parse_args()
     torch.set_num_threads(1)
     keep_memory()
     tables: dict[str, dict[str, list[Row]]] = {}
     # A trial does not look at what shall be seen once.
-    for name, draws in (("known", KNOWN), *(() if asked.quick else (("unseen", UNSEEN),))):
+    for name, draws in (("known", KNOWN), *(() if options.quick else (("unseen", UNSEEN),))):
         tables[name] = {}
-        for what, some in all_rows(draws, asked.quick):
+        for what, some in all_rows(draws, options.quick):
             tables[name][what] = some
             print(line(what, some), flush=True)
         print(summary(tables[name]))
@@ -227,8 +229,8 @@ def main() -> None:
         name: {what: [r._asdict() for r in some] for what, some in rows.items()}
         for name, rows in tables.items()
     }
-    results.save(asked.out, figures, quick=asked.quick)
-    if asked.write:
+    results.save(options.out, figures, quick=options.quick)
+    if options.write:
         parts = {name: _section(rows) for name, rows in tables.items()}
         OUT.write_text(PAGE.format(**parts))
 

@@ -126,27 +126,27 @@ def main() -> None:
     parser.add_argument("--backend", choices=("loop", "dense"), default="loop")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
     parser.add_argument("--play", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.play:
-        play(asked.play, asked.backend)
+    options = parser.parse_args()
+    if options.play:
+        play(options.play, options.backend)
         return
-    if asked.before is None:
+    if options.before is None:
         parser.error("--before CHECKOUT is missing")
     lines = [
         "# Processor time of the loop, now and before",
         "",
-        f"Ratio now / before of {asked.pairs} pairs of processes that take turns, by `python "
-        f"benchmarks/commits.py --before CHECKOUT --only {asked.only} --pairs {asked.pairs}`.",
+        f"Ratio now / before of {options.pairs} pairs of processes that take turns, by `python "
+        f"benchmarks/commits.py --before CHECKOUT --only {options.only} --pairs {options.pairs}`.",
         "",
         "| workload | median ratio | interval of the median |",
         "| --- | ---: | ---: |",
     ]
-    for name in asked.only.split(","):
-        row = compared(asked.before.resolve(), name, asked.pairs, asked.backend)
+    for name in options.only.split(","):
+        row = compared(options.before.resolve(), name, options.pairs, options.backend)
         print(json.dumps(row), flush=True)
         spread = f"{row['low']:.3f} to {row['high']:.3f}"
         lines.append(f"| {name} | {row['median']:.3f} | {spread} |")
-    if asked.write:
+    if options.write:
         PAGE.write_text("\n".join(lines) + "\n")
 
 

@@ -79,7 +79,7 @@ def of_runs(folder: Path) -> Iterator[Reader]:
         place.mkdir()
     record(run, made, prepared, silent)
     run_experiment(made, prepared=prepared, keeper=kept_in(cut, made, prepared, 2))
-    kept = next(cut.rglob("state.safetensors")).parent
+    checkpoint = next(cut.rglob("state.safetensors")).parent
     toml = folder / "experiment.toml"
     toml.write_text(dumps(made))
     yield Reader("configuration", toml, lambda: load_config(toml))
@@ -90,8 +90,8 @@ def of_runs(folder: Path) -> Iterator[Reader]:
     yield Reader("model.safetensors", model, lambda: read_parts(model))
     for path in (model, run / "clients.csv", run / "summary.json"):
         yield Reader(f"router, {path.name}", path, lambda: load_router(run, shape=(1, 28, 28)))
-    for path in (kept / "round.json", kept / "state.safetensors"):
-        yield Reader(f"checkpoint, {path.name}", path, lambda: read_checkpoint(kept.parent))
+    for path in (checkpoint / "round.json", checkpoint / "state.safetensors"):
+        yield Reader(f"checkpoint, {path.name}", path, lambda: read_checkpoint(checkpoint.parent))
 
 
 def of_tables(folder: Path) -> Iterator[Reader]:

@@ -180,23 +180,25 @@ def measure(
     weighing = int((algorithm.weigh(server, cohort_of(workload, 1)) > 0).sum())
     names = ("plain", *(name for name in few if name == "loop" or name in apart))
     del federation, algorithm, server, few
-    with players(workload, names, quick, count) as asked:
-        times, rounds = timed(asked, repeat)
+    with players(workload, names, quick, count) as contenders:
+        times, rounds = timed(contenders, repeat)
     medians = {k: statistics.median(v) for k, v in times.items()}
     return Result(workload, medians, apart, weighing, rounds)
 
 
-def timed(asked: Mapping[str, Seconds], repeat: int | None) -> tuple[dict[str, list[float]], int]:
+def timed(
+    contenders: Mapping[str, Seconds], repeat: int | None
+) -> tuple[dict[str, list[float]], int]:
     """(seconds of each contender's rounds, and how many there were).
 
     All have played one before, which does not count: in it, processes are given their memory.
     """
-    first = {name: seconds([1])[0] for name, seconds in asked.items()}
+    first = {name: seconds([1])[0] for name, seconds in contenders.items()}
     rounds = repeat or min(MOST, max(LEAST, int(ENOUGH / first["plain"])))
     turn, before = (TURN, UNCOUNTED) if rounds == MOST else (1, 0)
-    times: dict[str, list[float]] = {name: [] for name in asked}
+    times: dict[str, list[float]] = {name: [] for name in contenders}
     for begin in range(1, rounds + 1, turn):
-        for name, seconds in asked.items():
+        for name, seconds in contenders.items():
             played = [*range(1, before + 1), *range(begin, begin + turn)]
             times[name] += seconds(played)[before:]
     return times, rounds

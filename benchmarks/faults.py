@@ -129,8 +129,8 @@ class Quiet:
         content = RecordDict(
             {"arrays": ArrayRecord(arrays), "metrics": MetricRecord({"num-examples": size})}
         )
-        asked = Message(content, dst_node_id=1 + reply.client, message_type="train")
-        return Message(content, reply_to=asked)
+        question = Message(content, dst_node_id=1 + reply.client, message_type="train")
+        return Message(content, reply_to=question)
 
     def mean(self, name: str, replies: Sequence[Reply]) -> dict[str, Any]:
         """The arrays that the strategy makes of the replies."""

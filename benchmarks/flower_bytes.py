@@ -116,12 +116,12 @@ def metered(app: ClientApp, seen: dict[int, Seen]) -> ClientApp:
     @counting.train()
     def train(message: Message, context: Context) -> Message:
         t = int(message.content["run"]["round"])  # type: ignore[arg-type, index]
-        asked = list(message.content.array_records.values())
+        sent = list(message.content.array_records.values())
         reply = app(message, context)
         records = list(reply.content.array_records.items())
         now = seen.setdefault(t, Seen())
         now.clients.add(partition(context))
-        now.down += sum(map(_bytes, asked))
+        now.down += sum(map(_bytes, sent))
         now.up += sum(_bytes(record) for _, record in records)
         now.report += sum(_bytes(record) for name, record in records if name == "report")
         now.records += sum(len(a.data) for _, record in records for a in record.values())

@@ -351,13 +351,13 @@ def clock(seconds: float) -> Callable[[Fed], Command]:
 def full_disk() -> Result:
     """The federation's folder is on a disk of 2 MB that fills up after round 1."""
     with federation(30) as fed:
-        kept = fed.place / "kept"
-        fed.folder.rename(kept)
+        original = fed.place / "kept"
+        fed.folder.rename(original)
         fed.folder.mkdir()
         mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(fed.folder)]
         subprocess.run(mount, check=True)
         try:
-            shutil.copytree(kept, fed.folder, dirs_exist_ok=True)
+            shutil.copytree(original, fed.folder, dirs_exist_ok=True)
             server = fed.serve()
             fed.join(*range(CLIENTS))
             assert fed.rounds(1), "no round was played"

@@ -57,15 +57,15 @@ def _speeds(rows: Sequence[Mapping[str, Any]]) -> Iterator[Goal]:
             yield Goal(f"{name}, loop", LOOP[name], _ratio(row, "loop"), "x", True)
     for row in rows:
         name = row["workload"]
-        asked = BEST.get(name)
+        required = BEST.get(name)
         if name in SPARSE:
             # All clients are as large, and the plain loop trains all.
-            asked = BEST[SPARSE[name]] * row["clients"] / row["weighing"]
-        if asked is not None:
+            required = BEST[SPARSE[name]] * row["clients"] / row["weighing"]
+        if required is not None:
             contender = _best(row)
             rounds = f"{row['rounds']} round{'s' if row['rounds'] > 1 else ''}"
             what = f"{name}, {contender}, {rounds}"
-            yield Goal(what, asked, _ratio(row, contender), "x", True)
+            yield Goal(what, required, _ratio(row, contender), "x", True)
 
 
 def _ratio(row: Mapping[str, Any], contender: str) -> float:

@@ -166,9 +166,9 @@ def _gain(
     cells, count = [], 0
     for number, scale, digits in ((ACCURACY, 100.0, 1), (LOSS, 1.0, 3)):
         values = of.paired(method, number + moved, number + base)
-        kept = [scale * v for t, v in values.items() if only is None or t in only]
-        cells.append(difference(moments(kept) if kept else None, digits, "target"))
-        count = max(count, len(kept))
+        selected = [scale * v for t, v in values.items() if only is None or t in only]
+        cells.append(difference(moments(selected) if selected else None, digits, "target"))
+        count = max(count, len(selected))
     name = of.name if only is None else f"{of.name}, two labels or more"
     return [name, what, str(count), *cells]
 

@@ -38,10 +38,10 @@ def drawn(figures: Mapping[str, Any]) -> str:
         "JSON files that they leave, which lie in [benchmarks](benchmarks). Ratios compare what "
         "ran in turn on one machine.",
     ]
-    if asked := list(goals(figures)):
+    if goal_rows := list(goals(figures)):
         lines += ["", "## Figures to reach", ""]
         header = ["figure", "asked", "measured", "reached"]
-        lines += table(header, [goal.cells() for goal in asked])
+        lines += table(header, [goal.cells() for goal in goal_rows])
         lines += [
             "",
             "A workload that was played twice has two rows. Beside another library: its ratio is "

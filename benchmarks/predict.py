@@ -97,8 +97,8 @@ def bare_ways(router: Router, x: Tensor) -> dict[str, Callable[[], object]]:
         client = out["client_logits"].argmax(1)
         counts = torch.bincount(client, minlength=len(weight)).tolist()
         pieces = out["features"].index_select(0, client.argsort()).split(counts)
-        asked = [F.linear(p, weight[i], bias[i]) for i, p in enumerate(pieces) if len(p)]
-        return torch.cat(asked).T.contiguous().softmax(0)
+        answers = [F.linear(p, weight[i], bias[i]) for i, p in enumerate(pieces) if len(p)]
+        return torch.cat(answers).T.contiguous().softmax(0)
 
     def gathered() -> Tensor:
         out = router.model(*router.shared, x)
@@ -155,17 +155,17 @@ def line(row: dict[str, Any]) -> str:
 def main() -> None:
     given = results.arguments(__doc__)
     given.add_argument("--write", action="store_true")
-    asked = given.parse_args()
+    options = given.parse_args()
     torch.set_num_threads(1)
     keep_memory()
     rows = []
     print(HEAD)
     for name in NETWORKS:
         for clients in CLIENTS:
-            rows.append(measure(name, clients, asked.quick))
+            rows.append(measure(name, clients, options.quick))
             print(line(rows[-1]), flush=True)
-    results.save(asked.out, rows, quick=asked.quick)
-    if asked.write:
+    results.save(options.out, rows, quick=options.quick)
+    if options.write:
         OUT.write_text(PAGE.format(table="\n".join([HEAD, *map(line, rows)]), queries=QUERIES))
 
 

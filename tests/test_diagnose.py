@@ -388,11 +388,11 @@ def test_bad_input_says_what_is_wrong() -> None:
 def test_a_target_in_counts_is_divided_by_its_sum_and_the_verdict_says_so() -> None:
     """Controls: no note where it is asked for, or for shares."""
     note = "The target was given as counts; they were divided by their sum."
-    for asked in (False, True):
-        d = diagnose(CORNERS, [5, 3, 2], normalise_target=asked)
+    for normalise in (False, True):
+        d = diagnose(CORNERS, [5, 3, 2], normalise_target=normalise)
         assert [x.target for x in d.labels] == [0.5, 0.3, 0.2]
         assert d.case == "inside"
-        assert (note in d.verdict) == (not asked)
+        assert (note in d.verdict) == (not normalise)
     shares = diagnose(CORNERS, [0, 0, 1])
     assert note not in shares.verdict
 

@@ -52,17 +52,17 @@ def test_a_run_is_checked_when_it_is_called(mlp: Model) -> None:
 
 
 def test_nothing_is_trained_before_it_is_iterated(mlp: Model) -> None:
-    asked: list[int] = []
+    trained: list[int] = []
 
     def noted(update: Any, jobs: Any) -> Iterator[Reply]:
         for reply in loop(update, jobs):
-            asked.append(reply.client)
+            trained.append(reply.client)
             yield reply
 
     rounds = run(FedAvg(mlp), make_federation(mlp), 2, backend=noted)
-    assert asked == []
+    assert trained == []
     assert next(rounds).t == 1
-    assert sorted(asked) == [0, 1, 2, 3, 4, 5]
+    assert sorted(trained) == [0, 1, 2, 3, 4, 5]
     assert [played.t for played in rounds] == [2]
     with pytest.raises(StopIteration):
         next(rounds)

@@ -48,10 +48,10 @@ def test_an_ess_below_that_of_lambda_0_is_noted() -> None:
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_a_run_warns_of_it_when_it_is_asked_for(wrapped: bool) -> None:
     method = fedpals(0.2)
-    with pytest.warns(NeedlessWarning) as heard:
+    with pytest.warns(NeedlessWarning) as warned:
         run(Ditto(method) if wrapped else method, federation(), 1)
-    assert [str(one.message) for one in heard] == [NOTE]
-    assert heard[0].filename == __file__
+    assert [str(one.message) for one in warned] == [NOTE]
+    assert warned[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         run(fedpals(1.0), federation(), 1)

@@ -91,8 +91,8 @@ def test_labels_that_are_left_out_may_be_far_away(mlp: Model) -> None:
     near = NotTrueDistillation()(view_of(mlp, now, received, whole(data), z))
     assert float((value - near).detach().abs()) < 1e-14
     for few in (0, 1):  # no label, and one
-        among = torch.arange(CLASSES) < few
-        none = distilled(view, among, 1.0)
+        mask = torch.arange(CLASSES) < few
+        none = distilled(view, mask, 1.0)
         (grad,) = torch.autograd.grad(none.sum(), far)
         assert not none.any()
         assert not grad.any()

@@ -179,8 +179,8 @@ def test_w_of_zero_keeps_the_local_top(setting: Setting, mlp: Model) -> None:
             "personal": mine,
             "mixing": {k: torch.full_like(v, w) for k, v in job.state["mixing"].items()},
         }
-        kept = algorithm.client_update(job.message | {"params": theirs}, state, *job[3:5])[1]
-        start = kept["personal"]
+        new_state = algorithm.client_update(job.message | {"params": theirs}, state, *job[3:5])[1]
+        start = new_state["personal"]
         for name, v in start.items():
             whose = expected if name.startswith("head.") else theirs
             assert torch.equal(v, whose[name]), name
@@ -236,11 +236,11 @@ def test_only_the_change_of_the_model_leaves(setting: Setting, federated: Any) -
     algorithm = FedAla(setting.model, Mix(lr=5.0), local=replace(setting.local, lr=STILL))
     job = one_job(algorithm, double(federated()))
     mine, theirs = models(setting.model)
-    update, kept = algorithm.client_update(
+    update, new_state = algorithm.client_update(
         job.message | {"params": theirs}, job.state | {"personal": mine}, *job[3:5]
     )
     assert set(update) == {"delta", "buffers", "counters", "report"}
-    moved = {k: kept["personal"][k] - theirs[k] for k in theirs}
+    moved = {k: new_state["personal"][k] - theirs[k] for k in theirs}
     assert apart(update["delta"], moved) == 0
     assert float(moved["head.weight"].abs().max()) > 1e-3
 
@@ -254,8 +254,8 @@ def test_buffers_are_the_received_ones(normed: Model) -> None:
     counts = []
     for mix in (Mix(), None):
         algorithm = FedAla(normed, mix, local=local)
-        kept = algorithm.client_update(job.message, state, *job[3:5])[1]
-        counts.append(int(kept["personal_buffers"]["body.1.num_batches_tracked"]))
+        new_state = algorithm.client_update(job.message, state, *job[3:5])[1]
+        counts.append(int(new_state["personal_buffers"]["body.1.num_batches_tracked"]))
     assert counts == [6, 6]
     assert whole(federation.clients[3]).size == 40
 

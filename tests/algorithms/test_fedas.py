@@ -221,11 +221,11 @@ def test_alignment_leads_the_body_towards_the_old_features(
     state = job.state | {"history": {"trained": torch.tensor(True)}}
     message = job.message | {"params": body}
     before = {k: v.clone() for k, v in body.items()}
-    update, kept = algorithm.client_update(message, state, job.data, job.plans)
+    update, new_state = algorithm.client_update(message, state, job.data, job.plans)
     aligned = {k: v + update["delta"][k] for k, v in body.items()}
     there, here = (distance(algorithm, b, state, job.data) for b in (body, aligned))
     assert here < 0.5 * there
-    assert apart(kept["private"], state["private"]) == 0
+    assert apart(new_state["private"], state["private"]) == 0
     assert apart(body, before) == 0  # the server's own model is not aligned along with it
     first = job.state | {"history": {"trained": torch.tensor(False)}}
     unmoved, _ = algorithm.client_update(message, first, job.data, job.plans)
@@ -328,10 +328,10 @@ def test_what_leaves_is_fedpers_and_one_number(setting: Setting, federated: Any)
 def test_the_trace_is_of_the_model_after_training(setting: Setting, federated: Any) -> None:
     algorithm, federation = recipes.fedas(setting), double(federated())
     job = one_job(algorithm, federation, 3)
-    update, kept = algorithm.client_update(*job[1:5])
+    update, new_state = algorithm.client_update(*job[1:5])
     plan = plan_all(algorithm.phases(), job.data, 1, 0, 3)["pass"]
     model, before = setting.model, job.message["params"] | job.state["private"]
-    after = kept["body"] | kept["private"]
+    after = new_state["body"] | new_state["private"]
     traces = [
         float(gradient_trace(model, CrossEntropy(), p, {}, {}, job.data, plan))
         for p in (after, before)

@@ -122,17 +122,19 @@ def test_other_data_have_none(more: dict[str, Any]) -> None:
 
 def test_weights_of_little_use_are_replaced_by_one(inputs: Setting, federated: Any) -> None:
     wide = ratios(3.0)
-    kept = weighed(true(inputs, wide), federated()).server["importance"]
-    shares = kept["ess"] / kept["n"]
-    assert torch.equal(kept["estimated"], kept["ess"])
+    weighing = weighed(true(inputs, wide), federated()).server["importance"]
+    shares = weighing["ess"] / weighing["n"]
+    assert torch.equal(weighing["estimated"], weighing["ess"])
     bound = float(shares.sort().values[2:4].mean())
     played = weighed(true(inputs, wide, useful=bound), federated())
     importance = played.server["importance"]
-    assert torch.equal(importance["estimated"], kept["estimated"])
+    assert torch.equal(importance["estimated"], weighing["estimated"])
     for i in range(len(SIZES)):
         even = bool(played.states[i]["importance"]["a"].eq(1).all())
         assert even == bool(shares[i] < bound)
-        assert float(importance["ess"][i]) == float((importance["n"] if even else kept["ess"])[i])
+        assert float(importance["ess"][i]) == float(
+            (importance["n"] if even else weighing["ess"])[i]
+        )
 
 
 def importance(*shares: float, used: float | None = None) -> dict[str, Tensor]:

@@ -78,9 +78,9 @@ def alternating(setting: Setting, fit: Local) -> FedAvg:
 
 def heads_of(states: Any, server: Parts) -> tuple[dict[int, Params], dict[int, Params]]:
     """Every client's head, from FedRep's client states and from FedPAC's server."""
-    kept = {i: s.get("private", {}) for i, s in states.items()}
+    heads = {i: s.get("private", {}) for i, s in states.items()}
     server_heads = {i: {k: v[i] for k, v in server.get("heads", {}).items()} for i in states}
-    return kept, server_heads
+    return heads, server_heads
 
 
 @pytest.mark.slow
@@ -91,9 +91,9 @@ def test_without_pull_and_mixing_it_is_fedrep(setting: Setting, federated: Any) 
     bare = FedPac(setting.model, lam=0.0, collaborate=False, fit=fit, local=setting.local)
     ours = final(bare, federation, 3, cohort=4)
     assert apart(ours.server["params"], host.server["params"]) == 0
-    kept, _ = heads_of(host.states, host.server)
+    heads, _ = heads_of(host.states, host.server)
     _, server_heads = heads_of(ours.states, ours.server)
-    assert all(apart(kept[i], server_heads[i]) == 0 for i in kept)
+    assert all(apart(heads[i], server_heads[i]) == 0 for i in heads)
     for other in (replace(bare, lam=1.0), replace(bare, collaborate=True)):
         assert same(bare, other, federation, 3) > 1e-3
     named = recipes.fedpac(setting, lam=0.0, collaborate=False, head_lr=0.05)
@@ -184,18 +184,18 @@ def test_a_missing_prototype_is_replaced_by_the_clients_own(
 def test_an_absent_client_keeps_its_head_and_gets_the_body(
     setting: Setting, federated: Any
 ) -> None:
-    algorithm, kept = recipes.fedpac(setting), 0
+    algorithm, unmoved = recipes.fedpac(setting), 0
     rounds = list(run(algorithm, federated(), 4, cohort=3))
     for before, after in pairwise(rounds):
         for i in range(6):
             now = {k: v[i] for k, v in after.server["heads"].items()}
             same_head = apart(now, {k: v[i] for k, v in before.server["heads"].items()}) == 0
             assert same_head == (i not in after.trained)
-            kept += same_head
+            unmoved += same_head
             sent = algorithm.broadcast(after.server, i)
             assert apart(sent["head"], now) == 0
             assert sent["params"] is after.server["params"]
-    assert kept == 9
+    assert unmoved == 9
     state = rounds[-1].states[max(rounds[-1].states)]
     params, _ = algorithm.model_for(rounds[-1].server, state)
     head = {k: v[max(rounds[-1].states)] for k, v in rounds[-1].server["heads"].items()}

@@ -62,26 +62,29 @@ def weighed(name: str, target: tuple[float, ...]) -> Algorithm:
 def test_a_full_step_is_one_on_the_targets_risk(name: str, target: tuple[float, ...]) -> None:
     """Also where no weights of clients alone reach the target."""
     federation = softmax_federation(SIZES)
-    due = target_step(target, federation)
-    assert apart(final(weighed(name, target), federation, 1).server["params"], due) < 1e-9
+    target_params = target_step(target, federation)
+    assert apart(final(weighed(name, target), federation, 1).server["params"], target_params) < 1e-9
     # Weights of clients alone: FedAvg's and, outside the hull, FedPALS' as well.
     plain = FedAvg(softmax_regression(), local=ONE_STEP)
-    assert apart(final(plain, federation, 1).server["params"], due) > 1e-3
+    assert apart(final(plain, federation, 1).server["params"], target_params) > 1e-3
     pals = replace(plain, combine=Mean(Pals(target, lam=0.0)))
     if target == OUTSIDE:
-        assert apart(final(pals, federation, 1).server["params"], due) > 1e-3
+        assert apart(final(pals, federation, 1).server["params"], target_params) > 1e-3
 
 
 def test_it_is_so_under_fedpals_weights_and_under_a_cap() -> None:
-    federation, due = softmax_federation(SIZES), target_step(TARGET, softmax_federation(SIZES))
+    federation, target_params = (
+        softmax_federation(SIZES),
+        target_step(TARGET, softmax_federation(SIZES)),
+    )
     pals = FedAvg(softmax_regression(), local=ONE_STEP, combine=Mean(Pals(TARGET, ess=0.9)))
     around = LabelWeights(pals, TARGET, math.inf)
-    assert apart(final(around, federation, 1).server["params"], due) < 1e-9
+    assert apart(final(around, federation, 1).server["params"], target_params) < 1e-9
     joint, cap = weighed("fedpals_joint", TARGET), 0.4
     assert float(final(joint, federation, 1).weights.max()) > cap
     capped = final(joint, replace(federation, gate=Gate(max_weight=cap)), 1)
     assert float(capped.weights.max()) <= cap + 1e-12
-    assert apart(capped.server["params"], due) < 1e-9
+    assert apart(capped.server["params"], target_params) < 1e-9
 
 
 def test_a_clip_bounds_a_weight_and_leaves_the_targets_risk() -> None:

@@ -179,8 +179,8 @@ def test_a_row_that_no_client_holds_stays(mode: Mode, mlp: Model) -> None:
         assert torch.equal(after.server["absent"]["now"], ~present)
         assert torch.equal(after.server["absent"]["rounds"], (~present).long())
         for k in HEAD:
-            kept = (after.server["params"][k] == first.server["params"][k]).reshape(CLASSES, -1)
-            assert torch.equal(kept.all(1), ~present if mode != "public" else present & False)
+            unmoved = (after.server["params"][k] == first.server["params"][k]).reshape(CLASSES, -1)
+            assert torch.equal(unmoved.all(1), ~present if mode != "public" else present & False)
         stayed += int((~present).sum())
     assert stayed > 0
 

@@ -181,9 +181,9 @@ def test_the_previous_model_is_the_clients_own_last_one(setting: Setting, federa
     seen = set()
     for before, played in pairwise(rounds):
         for i in played.trained:
-            kept = played.states[i]["previous"]
-            assert apart(kept, federation.params) > 1e-3
-            assert apart(kept, played.server["params"]) > 1e-4
+            previous = played.states[i]["previous"]
+            assert apart(previous, federation.params) > 1e-3
+            assert apart(previous, played.server["params"]) > 1e-4
             seen.add(i)
         for i in set(before.states) - set(played.trained):
             assert apart(played.states[i]["previous"], before.states[i]["previous"]) == 0

@@ -84,13 +84,13 @@ def test_c_is_the_population_mean_of_c_i(
 
 def test_absent_clients_keep_their_control(setting: Setting, federated: Any) -> None:
     rounds = list(run(recipes.scaffold(setting), federated(), 5, cohort=3))
-    kept = moved = 0
+    unmoved = moved = 0
     for old, new in pairwise(rounds):
         for i, state in old.states.items():
             same = apart(state["control"], new.states[i]["control"]) == 0
             assert same == (i not in new.trained)
-            kept, moved = kept + same, moved + (not same)
-    assert kept > 2
+            unmoved, moved = unmoved + same, moved + (not same)
+    assert unmoved > 2
     assert moved > 2
 
 

@@ -258,8 +258,8 @@ def test_what_is_kept_of_a_run_that_uses_no_new_option(setting: Setting, federat
     *_, went_on = run(labelled, federation, 2, after=after)
     assert apart(went_on.server["params"], final(labelled, federation, 2).server["params"]) == 0
     assert float(went_on.server["tuning"]["accuracy"][0]) > 0
-    kept = start(tuned(plain, moments="kept"), federated()).server
-    assert {k for k in kept if k.startswith("tuning_")} == {
+    state = start(tuned(plain, moments="kept"), federated()).server
+    assert {k for k in state if k.startswith("tuning_")} == {
         "tuning_first", "tuning_second", "tuning_count",
     }  # fmt: skip
 
@@ -277,9 +277,9 @@ def test_recipes_build_it(setting: Setting, federated: Any) -> None:
         assert (default.loss, default.steps, default.batch, default.lr) == ("mse", 50, 128, 1e-3)
         assert (default.optimizer, default.part, default.over) == ("adam", "head", "all")
         assert (default.rounds, default.moments) == (0, "new")
-    kept = recipes.labelset_ditto(with_inputs, tune="kl", tune_rounds=3, tune_moments="kept")
-    assert isinstance(kept, CentralTuning)
-    assert (kept.loss, kept.rounds, kept.moments) == ("kl", 3, "kept")
+    method = recipes.labelset_ditto(with_inputs, tune="kl", tune_rounds=3, tune_moments="kept")
+    assert isinstance(method, CentralTuning)
+    assert (method.loss, method.rounds, method.moments) == ("kl", 3, "kept")
     other = replace(with_inputs, head=("body.",))
     inner = recipes.labelset_fedavg(other, tune="mse", tune_over="union", slots=3)
     assert isinstance(inner, CentralTuning)

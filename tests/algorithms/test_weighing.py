@@ -75,11 +75,11 @@ def test_python_is_warned_once_at_the_end_of_weighing(inputs: Setting, federated
         return direct(inputs, density_rounds=1, weighing_rounds=rounds, **more)
 
     (text,), left = heard(method(2), federation, 2)
-    due = rounds_for_all(2, left, 2 / clients)
+    needed = rounds_for_all(2, left, 2 / clients)
     assert text.startswith(f"{left} of {clients} clients were in no weighing round, and all")
-    assert f"give weighing_rounds = {due}, so that all are drawn in 95 % of runs" in text
-    assert text.endswith(f"and {due - 2} more rounds to the run")
-    assert heard(method(due), federation, 2) == ([], 0)
+    assert f"give weighing_rounds = {needed}, so that all are drawn in 95 % of runs" in text
+    assert text.endswith(f"and {needed - 2} more rounds to the run")
+    assert heard(method(needed), federation, 2) == ([], 0)
     assert heard(method(1), federation) == ([], 0)
     texts, left = heard(method(1, estimator="equal"), federation, 2)
     assert (texts, left) == ([], clients - 2)

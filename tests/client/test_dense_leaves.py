@@ -76,8 +76,8 @@ def test_a_phase_of_one_client_is_for_gradients_too(setting: Setting) -> None:
     algorithm, federation = recipes.fedavg(setting), make_federation(setting.model)
     job = one_job(algorithm, federation)
     with trained_by(train):
-        update, kept = algorithm.client_update(job.message, job.state, job.data, job.plans)
-    assert not inferred(update, kept)
+        update, new_state = algorithm.client_update(job.message, job.state, job.data, job.plans)
+    assert not inferred(update, new_state)
 
 
 @pytest.mark.parametrize("options", [{}, {"frozen": ("body.1",)}, {"only": ("head.bias",)}])

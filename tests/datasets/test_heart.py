@@ -242,9 +242,9 @@ def test_the_real_counts_are_those_that_are_documented(real: Path) -> None:
     assert extra == [0, 0, 123, 50]
     # FLamby drops slope, ca and thal, and then every row with a ?: 740 are left by its README.
     rows = [[r.split(",") for r in (real / n).read_text().splitlines()] for n in heart.FILES]
-    kept = [sum("?" not in row[:10] for row in one) for one in rows]
-    assert kept == [303, 261, 46, 130]
-    assert sum(kept) == 740
+    complete = [sum("?" not in row[:10] for row in one) for one in rows]
+    assert complete == [303, 261, 46, 130]
+    assert sum(complete) == 740
 
 
 def test_the_real_federation_can_be_learnt_and_its_hospitals_distinguished(real: Path) -> None:

@@ -58,8 +58,8 @@ def test_images_are_decoded_once_into_a_mapped_file(folder: Path, tmp_path: Path
     assert first.x.shape == (2, 3, 8, 8)
     wanted = torch.tensor([[1, 2, 3], [4, 8, 12]], dtype=torch.uint8)
     assert torch.equal(first.x, wanted.view(2, 3, 1, 1).expand(2, 3, 8, 8))
-    (kept,) = cache.iterdir()
-    assert kept.stat().st_size == 2 * 3 * 8 * 8
+    (cache_file,) = cache.iterdir()
+    assert cache_file.stat().st_size == 2 * 3 * 8 * 8
     for name in (folder / "train").iterdir():
         name.unlink()
     again = wildcam.samples(rows, size=8, cache=cache)
@@ -68,15 +68,15 @@ def test_images_are_decoded_once_into_a_mapped_file(folder: Path, tmp_path: Path
     for other, size in ((rows[:1], 8), (rows, 4)):
         with pytest.raises(DataError, match="cannot be read"):
             wildcam.samples(other, size=size, cache=cache)
-    assert list(cache.iterdir()) == [kept]
+    assert list(cache.iterdir()) == [cache_file]
 
 
 def test_an_incomplete_file_is_decoded_anew(folder: Path, tmp_path: Path) -> None:
     wildcam = iwildcam.scan(folder)
     rows = wildcam.rows("train")
     whole = wildcam.samples(rows, 8, tmp_path / "cache").x.clone()
-    (kept,) = (tmp_path / "cache").iterdir()
-    kept.write_bytes(kept.read_bytes()[:100])
+    (cache_file,) = (tmp_path / "cache").iterdir()
+    cache_file.write_bytes(cache_file.read_bytes()[:100])
     assert torch.equal(wildcam.samples(rows, 8, tmp_path / "cache").x, whole)
     assert len(wildcam.samples(rows[:0], 8, tmp_path / "cache")) == 0
 

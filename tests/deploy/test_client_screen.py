@@ -209,8 +209,10 @@ def test_answers_after_a_run_are_not_of_the_next(play: Play) -> None:
 def test_troubles_are_reported_once_until_a_round_is_answered(play: Play) -> None:
     one, other = {"trouble": 'no column\n"age"'}, {"trouble": "\x1b[2Jnone"}
     fine = {"round": 1, "rounds": 2}
-    heard = [one, one, other, fine, other, other]
-    world, _ = play([(1.0, JOINED), *[(2.0 + i, what) for i, what in enumerate(heard)], (9.0, 0)])
+    troubles = [one, one, other, fine, other, other]
+    world, _ = play(
+        [(1.0, JOINED), *[(2.0 + i, what) for i, what in enumerate(troubles)], (9.0, 0)]
+    )
     shown = [t for t, level in zip(world.texts(), world.levels, strict=True) if level == "error"]
     assert shown == ['no column "age"', r"\x1b[2Jnone", r"\x1b[2Jnone"]
 

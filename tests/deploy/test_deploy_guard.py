@@ -143,9 +143,9 @@ def test_earlier_events_are_not_repeated(tmp_path: Path) -> None:
     lines = [{"event": "round"}, {"event": "failed", "error": "killed"}, {"event": "start"}]
     (tmp_path / "events.jsonl").write_text("".join(json.dumps(e) + "\n" for e in lines))
     (tmp_path / "summary.json").write_text("{}")
-    heard: list[Any] = []
-    follow("1", tmp_path, Link(tmp_path, {}, tmp_path / "log"), heard.append, seen=2)
-    assert heard == lines[2:]
+    events: list[Any] = []
+    follow("1", tmp_path, Link(tmp_path, {}, tmp_path / "log"), events.append, seen=2)
+    assert events == lines[2:]
 
 
 def test_runs_that_fail_before_their_first_event(

@@ -32,7 +32,7 @@ def names(certificate: Path) -> set[str]:
 
 
 def test_a_new_server_certificate_for_clients_as_they_are(folder: Path) -> None:
-    kept = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.parent != folder}
+    before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.parent != folder}
     old = (folder / "server.crt").read_bytes(), (folder / "server.key").read_bytes()
     assert perform(app, ["deploy", "renew", str(folder)]) == 0
     assert (folder / "server.crt").read_bytes() != old[0]
@@ -41,7 +41,7 @@ def test_a_new_server_certificate_for_clients_as_they_are(folder: Path) -> None:
     assert names(folder / "server.crt") == {"localhost", "127.0.0.1"}
     check_server(folder)
     # No file of a client has changed, and its copy of ca.crt vouches for the new one.
-    assert {p: p.read_bytes() for p in kept} == kept
+    assert {p: p.read_bytes() for p in before} == before
     with tls_server(folder) as here:
         assert answers(here, folder / "clients" / "client-0" / "ca.crt") == ""
 

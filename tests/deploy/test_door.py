@@ -161,9 +161,9 @@ def test_super_nodes_wait_until_all_keys_are_registered(keys: Path) -> None:
         asyncio.run(guard(scope, receive, send))
         return int(sent[0]["status"])
 
-    for asked in ((REGISTER, SOCKET), (REGISTER, PORT), (CONTROL, SOCKET)):
+    for key in ((REGISTER, SOCKET), (REGISTER, PORT), (CONTROL, SOCKET)):
         assert status(PULL) == 503
-        status(*asked)
+        status(*key)
     assert status(REGISTER, SOCKET, b"fails") == 500
     assert status(PULL) == 503
     assert status(REGISTER, SOCKET) == 200

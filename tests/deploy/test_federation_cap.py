@@ -68,8 +68,8 @@ def test_the_cap_of_so_many_clients() -> None:
     ids=["training", "just the least", "method"],
 )
 def test_an_experiment_that_names_its_own_keeps_it(config: Config) -> None:
-    kept, sentence = with_cap(config.method, config.training, config.clients)
-    assert kept == config.training
+    training, sentence = with_cap(config.method, config.training, config.clients)
+    assert training == config.training
     cap = cap_named(config.method, config.training)
     assert sentence == f"No client gets a weight above {cap:.3g}, as the experiment says."
 

@@ -178,9 +178,9 @@ def test_no_port_and_no_token_is_left_to_another_user(fed: Loopback) -> None:
     node = Path(f"/proc/{fed.node(0)}/environ")
     with pytest.raises(AssertionError, match="PermissionError"):
         elsewhere(node.read_text)
-    kept = [fed.folder, *fed.folder.rglob("*")]
-    assert fed.folder / "run" / "clients.csv" in kept
-    assert [str(p) for p in kept if stat.S_IMODE(p.lstat().st_mode) & 0o077] == []
+    paths = [fed.folder, *fed.folder.rglob("*")]
+    assert fed.folder / "run" / "clients.csv" in paths
+    assert [str(p) for p in paths if stat.S_IMODE(p.lstat().st_mode) & 0o077] == []
     assert fed.link is not None
     for path in (fed.link.env[SOCKET], path_in(node.read_text())):
         assert path in sockets_named("/fedshift-")

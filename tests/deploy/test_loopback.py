@@ -122,8 +122,8 @@ def test_what_clients_keep(fed: Loopback, tmp_path: Path) -> None:
     there = load_file(tmp_path / "run" / "states.safetensors")
     algorithm, federation, _ = built_from(text)
     *_, last = run(algorithm, federation, 2)
-    kept = {f"client {i} {part}": v for i, s in last.states.items() for part, v in s.items()}
-    here = flatten(last.server | kept)
+    states = {f"client {i} {part}": v for i, s in last.states.items() for part, v in s.items()}
+    here = flatten(last.server | states)
     assert here.keys() == there.keys()
     assert [k for k, v in here.items() if not v.equal(there[k])] == []
     assert any(k.startswith("client 2 ") for k in here)

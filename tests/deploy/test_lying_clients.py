@@ -138,9 +138,9 @@ def routed(place: Path, lie: Change) -> list[str]:
 
     class Lying(Watched):
         def send_and_receive(self, messages: Iterable[Message], **given: Any) -> list[Message]:
-            asked = list(messages)
-            replies = super().send_and_receive(asked, **given)
-            about = asked[0].metadata.message_type if asked else ""
+            sent = list(messages)
+            replies = super().send_and_receive(sent, **given)
+            about = sent[0].metadata.message_type if sent else ""
             for name, record in replies[0].content.array_records.items() if replies else ():
                 if about == "query.router":
                     answer = {k: v.clone() for k, v in record.to_torch_state_dict().items()}
@@ -196,8 +196,8 @@ def agreed(place: Path, patch: pytest.MonkeyPatch, step: str, lie: Any) -> Path:
     def lying(app: Any) -> Any:
         def answer(message: Message, context: Context) -> Message:
             reply = app(message, context)
-            asked = message.content.config_records.get("site")
-            if asked and asked["step"] == step and partition(context) == LIAR:
+            question = message.content.config_records.get("site")
+            if question and question["step"] == step and partition(context) == LIAR:
                 made = json.dumps(lie(json.loads(reply.content["site"]["answer"])))
                 reply.content["site"] = ConfigRecord({"client": LIAR, "answer": made})
             return reply

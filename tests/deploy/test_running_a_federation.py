@@ -171,8 +171,8 @@ def test_the_commands_that_stay(here: Path) -> None:
         with Path("server.log").open("w") as log:
             first = subprocess.Popen(local(serve, port, metrics), env=environ(), stderr=log)
         # Later than the round's event, and what `--resume` needs.
-        kept, end = Path("federation/run/checkpoints"), time.monotonic() + 300
-        while not list(kept.rglob("round.json")):
+        checkpoints, end = Path("federation/run/checkpoints"), time.monotonic() + 300
+        while not list(checkpoints.rglob("round.json")):
             assert time.monotonic() < end
             assert first.poll() is None
             time.sleep(0.5)

@@ -46,11 +46,11 @@ def test_the_one_function() -> None:
 def reply(content: RecordDict | Error) -> Message:
     # Which makes this process one of Flower's, where messages can be made.
     LocalGrid(ClientApp(), 1)
-    asked = Message(RecordDict(), message_type="train", dst_node_id=7)
-    asked.metadata.__dict__["_message_id"] = "1"
+    question = Message(RecordDict(), message_type="train", dst_node_id=7)
+    question.metadata.__dict__["_message_id"] = "1"
     if isinstance(content, Error):
-        return Message(content, reply_to=asked)
-    return Message(content, reply_to=asked)
+        return Message(content, reply_to=question)
+    return Message(content, reply_to=question)
 
 
 def odd_array() -> RecordDict:
@@ -75,9 +75,9 @@ def test_reasons_of_failures() -> None:
 
 def test_names_of_parts_and_tensors() -> None:
     w = {"w": torch.zeros(2)}
-    asked = Asked(1, (0,), lambda _: {"params": w})
+    question = Asked(1, (0,), lambda _: {"params": w})
     for tree in ({"params": w, ODD: {"w": torch.tensor([torch.nan])}}, {ODD: {ODD: ODD}}):
-        bad = Gate().admit([block_of(Reply(0, tree, {}, 1))], asked).bad  # type: ignore[arg-type]
+        bad = Gate().admit([block_of(Reply(0, tree, {}, 1))], question).bad  # type: ignore[arg-type]
         assert [one.client for one in bad] == [0]
         assert "oh" in bad[0].reason
         assert harmless(bad[0].reason)

@@ -254,10 +254,10 @@ def importable(load) -> tuple[ModuleType, Any]:  # type: ignore[no-untyped-def]
 @pytest.mark.slow
 def test_contenders_play_in_processes_of_their_own(load) -> None:  # type: ignore[no-untyped-def]
     engine, work = importable(load)
-    with engine.players(work, ("plain", "dense, 2 workers"), True, 2) as asked:
-        assert list(asked) == ["plain", "dense, 2 workers"]
-        assert all(min(seconds([1, 2])) > 0 for seconds in asked.values())
-        times, rounds = engine.timed(asked, 2)
+    with engine.players(work, ("plain", "dense, 2 workers"), True, 2) as contenders:
+        assert list(contenders) == ["plain", "dense, 2 workers"]
+        assert all(min(seconds([1, 2])) > 0 for seconds in contenders.values())
+        times, rounds = engine.timed(contenders, 2)
     assert rounds == 2
     assert {len(each) for each in times.values()} == {2}
 
@@ -288,11 +288,11 @@ def test_first_rounds_do_not_count(load, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_peers_play_the_deep_network_with_few_clients(
     load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:  # type: ignore[no-untyped-def]
-    run, asked = load("peers/run.py"), []
+    run, calls = load("peers/run.py"), []
     row = {"peer": "pfl", "version": "1", "seconds": 1.0, "plain": 1.0, "ratio": 1.0, "tiny": True}
 
     def played(name: str, python: Path, workload: str, options: list[str]) -> dict[str, object]:
-        asked.append((workload, options))
+        calls.append((workload, options))
         return row | {"workload": workload}
 
     monkeypatch.setattr(run, "environment", lambda name, place: place / name)
@@ -302,7 +302,7 @@ def test_peers_play_the_deep_network_with_few_clients(
     run.main()
     monkeypatch.setattr(sys, "argv", [*sys.argv, "--workloads", "W4"])
     run.main()
-    assert asked == [
+    assert calls == [
         *((w, ["--rounds", "1"]) for w in ("W1", "W2", "W3")),
         ("W4", ["--rounds", "1", "--clients", "2"]),
     ]

@@ -45,7 +45,7 @@ def odd(page: str) -> list[str]:
     looks = sorted(abs(float(gain("Looks", f"cohort={m}", "true weights"))) for m in (1, 3))
     slopes = {row[0]: row[1] for row in cells((MADE / "slope/table.md").read_text(), "Estimate")}
     text = " ".join(page.split())
-    due = (
+    required = (
         f"{ROUNDS} has {gain('Tilted bits', 'cohort=1')} nats on bits, "
         f"{gain('Gaussians', 'cohort=1')} on Gaussians",
         f'so "default" is there {ROUNDS}:',
@@ -56,7 +56,7 @@ def odd(page: str) -> list[str]:
         f"are no density and have {slopes['direct, Bernoulli']};",
         f"({slopes['classifier, mixtures']} and {slopes['classifier, Bernoulli']})",
     )
-    return faults + [words for words in due if words not in text]
+    return faults + [words for words in required if words not in text]
 
 
 def test_the_page_has_the_results_numbers() -> None:

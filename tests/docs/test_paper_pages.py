@@ -105,10 +105,10 @@ def test_what_is_measured_is_not_listed_as_missing(paper: str, row: Claim) -> No
 
 def there(command: str) -> set[str]:
     """The columns of a command that are in a table of results/."""
-    asked = {f"{c.title} {c.split}" for c in columns(command) or ()}
+    wanted = {f"{c.title} {c.split}" for c in columns(command) or ()}
     pages = [(ROOT / folder / "table.md").read_text() for folder in measured(command.split()[2])]
     rows = (row for page in pages for table in tables(page) for row in table if "Here" in row)
-    return asked & {f"{row['Data']} {row['Split']}" for row in rows}
+    return wanted & {f"{row['Data']} {row['Split']}" for row in rows}
 
 
 def test_measured_columns_are_found() -> None:

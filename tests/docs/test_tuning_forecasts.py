@@ -41,7 +41,7 @@ def misses(bench: Any, forecasts: list[Any]) -> list[str]:
         for loss in bench.LOSSES
     }
     others = [t["private", loss] for loss in ("mse", "pairwise")]
-    due = {
+    required = {
         "KL's had the right sign in at least four runs of five, in both modes": all(
             t[mode, "kl"].agreement >= 0.8 for mode in bench.MODES
         ),
@@ -57,8 +57,8 @@ def misses(bench: Any, forecasts: list[Any]) -> list[str]:
         ),
     }
     text = " ".join(PAGE.read_text(encoding="utf-8").split())
-    assert [words for words in due if words not in text] == []
-    return [words for words, true in due.items() if not true]
+    assert [words for words in required if words not in text] == []
+    return [words for words, true in required.items() if not true]
 
 
 def test_the_page_says_what_the_results_do(bench: Any) -> None:

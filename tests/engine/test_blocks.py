@@ -97,8 +97,8 @@ def test_a_block_that_is_lost_is_missed(
 
 def test_numbers_that_cannot_be_summed_are_left_to_a_look_at_each() -> None:
     report = {"id": torch.arange(3), "q": torch.ones(3, 2).to(torch.float8_e4m3fn)}
-    asked = Asked(1, (0, 1, 2), lambda i: {})
-    admitted = Gate().admit([block_of(Block((0, 1, 2), {"report": report}, {}, 1))], asked)
+    question = Asked(1, (0, 1, 2), lambda i: {})
+    admitted = Gate().admit([block_of(Block((0, 1, 2), {"report": report}, {}, 1))], question)
     assert [one.client for one in admitted.bad] == [0, 1, 2]
 
 
@@ -221,8 +221,8 @@ def block(**others: Any) -> Block:
         "delta": {"w": torch.ones(2, 3)},
         "report": {"id": torch.tensor([4, 7]), "loss": torch.ones(2)},
     }
-    kept: Parts = {"own": {"w": torch.ones(2, 3)}}
-    raw = Block((4, 7), sent | others.pop("sent", {}), kept | others.pop("kept", {}), 1)
+    state: Parts = {"own": {"w": torch.ones(2, 3)}}
+    raw = Block((4, 7), sent | others.pop("sent", {}), state | others.pop("kept", {}), 1)
     return block_of(raw._replace(**others))
 
 

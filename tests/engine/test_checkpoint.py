@@ -273,8 +273,8 @@ def test_what_comes_back_lies_as_torch_would_put_it(tmp_path: Path, played: Roun
     write_checkpoint(tmp_path, played, {})
     saved = read_checkpoint(tmp_path)
     assert saved is not None
-    kept = [saved.round.server, *saved.round.states.values()]
-    assert all(v.data_ptr() % 64 == 0 for one in kept for v in flatten(one).values())
+    parts = [saved.round.server, *saved.round.states.values()]
+    assert all(v.data_ptr() % 64 == 0 for one in parts for v in flatten(one).values())
 
 
 def test_an_unreadable_folder_is_an_error(

@@ -145,26 +145,26 @@ def test_no_client_is_asked_again_in_this_process() -> None:
 
 def over(algorithm: Any, federation: Federation, failing: dict[int, int], **more: Any) -> Any:
     """(rounds on Flower, messages sent) where client i fails in its first failing[i] attempts."""
-    asked: list[int] = []
+    clients: list[int] = []
 
     def site(i: int) -> Site:
-        asked.append(i)
-        if asked.count(i) <= failing.get(i, 0) + 1 and asked.count(i) > 1:  # it registers first
+        clients.append(i)
+        if clients.count(i) <= failing.get(i, 0) + 1 and clients.count(i) > 1:  # it registers first
             raise OSError("the disk of this client is asleep")
         return Site(algorithm, federation.clients[i], federation.seeds.batch)
 
     strategy = AlgorithmStrategy(
         algorithm, clients=len(SIZES), classes=5, seeds=Seeds.of(0), timeout=60.0, **more
     )
-    return list(play(strategy, LocalGrid(client_app(site), len(SIZES)), 2)), asked
+    return list(play(strategy, LocalGrid(client_app(site), len(SIZES)), 2)), clients
 
 
 def test_flower_asks_failed_clients_again(setting: Setting, federation: Federation) -> None:
     algorithm = recipes.scaffold(setting)
-    rounds, asked = over(algorithm, federation, {2: 1, 4: 3}, retries=2)
+    rounds, clients = over(algorithm, federation, {2: 1, 4: 3}, retries=2)
     assert [[one.client for one in r.dropped] for r in rounds] == [[4], []]
     assert rounds[0].dropped[0].reason.endswith("the disk of this client is asleep")
-    assert [asked.count(i) for i in range(6)] == [3, 3, 4, 3, 5, 3]
+    assert [clients.count(i) for i in range(6)] == [3, 3, 4, 3, 5, 3]
     once, _ = over(algorithm, federation, {2: 1, 4: 3})
     assert [one.client for one in once[0].dropped] == [2, 4]
 

@@ -55,9 +55,9 @@ def gated(federation: Federation, **limits: Any) -> Federation:
 
 
 def apart(a: Round, b: Round) -> list[str]:
-    kept = [{**r.server, **{f"{i} {p}": t for i, s in r.states.items() for p, t in s.items()}}
+    parts = [{**r.server, **{f"{i} {p}": t for i, s in r.states.items() for p, t in s.items()}}
             for r in (a, b)]  # fmt: skip
-    return different(*kept)
+    return different(*parts)
 
 
 def test_the_corpus_is_large_enough() -> None:

@@ -137,16 +137,16 @@ KEPT: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.few(5)
 @pytest.mark.parametrize("on_bad", ["drop", "stop"])
-@pytest.mark.parametrize(("kept", "reason"), KEPT.values(), ids=KEPT)
+@pytest.mark.parametrize(("state", "reason"), KEPT.values(), ids=KEPT)
 def test_a_state_that_is_no_parts_of_tensors_is_reported(
-    kept: Any, reason: str, on_bad: Any, setting: Setting
+    state: Any, reason: str, on_bad: Any, setting: Setting
 ) -> None:
     algorithm = MAKE["fedavg"](setting)
     many = replace(federation(setting.model), gate=Gate(on_bad=on_bad))
 
     def backend(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
         for reply in loop(update, jobs):
-            yield reply._replace(changed=kept) if reply.client == 2 else reply
+            yield reply._replace(changed=state) if reply.client == 2 else reply
 
     played = run(algorithm, many, 1, backend=backend)
     if on_bad == "stop":

@@ -38,8 +38,8 @@ def let(came: list[Reply], weights: Tensor | None = None) -> RunningSums:
     """The sums after these replies, three at a time."""
     by = torch.full((CLIENTS,), 0.25, dtype=torch.float64) if weights is None else weights
     sums = RunningSums(torch.arange(CLIENTS), {"delta": by, "own": by})
-    asked = Asked(1, tuple(range(CLIENTS)), lambda i: {"params": {"w": torch.zeros(2)}})
-    in_turn(Gate(), map(block_of, came), asked, sums, some=3)
+    question = Asked(1, tuple(range(CLIENTS)), lambda i: {"params": {"w": torch.zeros(2)}})
+    in_turn(Gate(), map(block_of, came), question, sums, some=3)
     return sums
 
 
@@ -84,9 +84,9 @@ def test_what_is_not_summed_is_looked_at() -> None:
     nan = each("report", lambda v: v * torch.nan if v.is_floating_point() else v)
     with pytest.raises(DivergedError, match='client 4 sent non-finite numbers in "report/loss"'):
         let(replies(c4=nan(reply(4))))
-    kept = reply(4)._replace(changed={"personal": {"w": torch.tensor([torch.nan, 1.0])}})
+    with_nan = reply(4)._replace(changed={"personal": {"w": torch.tensor([torch.nan, 1.0])}})
     with pytest.raises(DivergedError, match='would keep non-finite numbers in "personal/w"'):
-        let(replies(c4=kept))
+        let(replies(c4=with_nan))
 
 
 def test_the_first_client_is_named() -> None:

@@ -61,7 +61,7 @@ def test_what_the_receiver_has_is_left_out(setting: Setting) -> None:
 def test_states_are_apart(setting: Setting) -> None:
     """Jobs that share one state object: what one client writes, the other does not see."""
     federation = make_federation(setting.model)
-    kept: Parts = {"own": {"w": torch.ones(2)}}
-    base = one_job(recipes.fedavg(setting), federation, 0)._replace(state=kept)
+    state: Parts = {"own": {"w": torch.ones(2)}}
+    base = one_job(recipes.fedavg(setting), federation, 0)._replace(state=state)
     one, two = unpacked(packed((base, base), {}), {}, federation.clients)
     assert one.state["own"] is not two.state["own"]

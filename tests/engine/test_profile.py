@@ -115,6 +115,6 @@ def test_nothing_is_left_unless_asked_for(
 def test_flower_has_neither(given: dict[str, Any], tmp_path: Path) -> None:
     file = tmp_path / "f.toml"
     file.write_text("[training]\nrounds = 1\n")
-    asked = Asked(file, None, tmp_path / "x", [], "flower-sim", None, None, None, **given)
+    options = Asked(file, None, tmp_path / "x", [], "flower-sim", None, None, None, **given)
     with pytest.raises(InputError, match="--state-memory and --profile are for the engine"):
-        run_asked(asked, as_json=False)
+        run_asked(options, as_json=False)

@@ -70,8 +70,10 @@ def rounds_by(
     with Quicker(hire, 2, rounds) as backend:
         *_, last = run(method, clients, rounds, backend=backend)
         still = there_still[0]
-    *_, due = run(method, clients, rounds)
-    assert all(torch.equal(v, due.server["params"][k]) for k, v in last.server["params"].items())
+    *_, loop_end = run(method, clients, rounds)
+    assert all(
+        torch.equal(v, loop_end.server["params"][k]) for k, v in last.server["params"].items()
+    )
     return played, still
 
 
@@ -99,8 +101,10 @@ def test_workers_that_fail_when_they_are_tried_leave_it_to_the_loop(
     with Quicker(lambda: contextlib.nullcontext(failing), 2, 6) as backend:
         *_, last = run(method, clients, 6, backend=backend)
     assert backend.chosen == "loop"
-    *_, due = run(method, clients, 6)
-    assert all(torch.equal(v, due.server["params"][k]) for k, v in last.server["params"].items())
+    *_, loop_end = run(method, clients, 6)
+    assert all(
+        torch.equal(v, loop_end.server["params"][k]) for k, v in last.server["params"].items()
+    )
 
 
 def test_long_rounds_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,10 +151,10 @@ def test_what_the_default_is(
     )
     assert engine.way.name == name
     assert engine.backend == "loop"
-    *_, due = run(method, clients, 2)
+    *_, loop_end = run(method, clients, 2)
     assert torch.equal(
         torch.cat([v.flatten() for v in last.server["params"].values()]),
-        torch.cat([v.flatten() for v in due.server["params"].values()]),
+        torch.cat([v.flatten() for v in loop_end.server["params"].values()]),
     )
 
 

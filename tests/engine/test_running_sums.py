@@ -96,8 +96,8 @@ def test_sums_through_wrappers(
     algorithm, federation = make(setting), make_federation(setting.model)
     server = algorithm.init(federation.params, federation.buffers, federation.table)
     cohort = {"id": torch.arange(2), "weight": torch.ones(2) / 2}
-    asked = ask(algorithm, Capabilities.sums, server, cohort)
-    assert asked.keys() == {"delta", "buffers", "control"}
+    sums = ask(algorithm, Capabilities.sums, server, cohort)
+    assert sums.keys() == {"delta", "buffers", "control"}
     assert compared(make, setting, monkeypatch) == [[]] * ROUNDS
 
 
@@ -169,8 +169,8 @@ def blocks(*clients: int, shape: int = 3) -> list[Block]:
     return [block_of(reply) for reply in replies(*clients, shape=shape)]
 
 
-def let(came: list[Reply], asked: tuple[int, ...]) -> tuple[int, ...]:
-    question = Asked(1, asked, lambda i: {"params": {"w": torch.zeros(3)}}, frozenset())
+def let(came: list[Reply], clients: tuple[int, ...]) -> tuple[int, ...]:
+    question = Asked(1, clients, lambda i: {"params": {"w": torch.zeros(3)}}, frozenset())
     nothing = RunningSums(torch.tensor(question.clients), {})
     return in_turn(Gate(), map(block_of, came), question, nothing, some=2).clients
 

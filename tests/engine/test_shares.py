@@ -269,14 +269,14 @@ def test_workers_are_for_the_clients_that_they_were_made_with(setting: Setting) 
         last(run(recipes.fedavg(setting), federation, 1, backend=team))
 
 
-def changed(kind: str, sent: Parts, kept: Parts) -> tuple[Parts, Parts]:
+def changed(kind: str, sent: Parts, state: Parts) -> tuple[Parts, Parts]:
     """The update with something in it that is no plain tensor."""
     odd: Any = {
         "sparse": lambda: torch.ones(3).to_sparse(),
         "float": lambda: 2.0,
         "history": lambda: torch.ones(3).requires_grad_() * 2,
     }[kind]
-    return sent | {"delta": sent["delta"] | {"odd": odd()}}, kept
+    return sent | {"delta": sent["delta"] | {"odd": odd()}}, state
 
 
 @pytest.mark.slow
@@ -317,9 +317,9 @@ def test_states_count_for_the_size_of_a_share(
     """The message is one tree for all clients, and counts for each of them."""
     monkeypatch.setattr(messages, "ROOM", 96)
     one = one_job(recipes.fedavg(setting), make_federation(setting.model))
-    sent, kept = {"params": {"w": torch.zeros(2)}}, {"own": {"w": torch.zeros(4)}}
+    sent, state = {"params": {"w": torch.zeros(2)}}, {"own": {"w": torch.zeros(4)}}
     assert [
         len(share) for share in messages.cut((one._replace(message=sent, state={}),) * 12, 1)
     ] == [12]
-    both = (one._replace(message=sent, state=kept),) * 12
+    both = (one._replace(message=sent, state=state),) * 12
     assert [len(share) for share in messages.cut(both, 1)] == [4, 4, 4]

@@ -267,8 +267,8 @@ def test_failures_are_answers_one_by_one_alone(setting: Setting) -> None:
             raise ValueError("not together") from None
         if client == 1:
             raise ValueError("no reason")
-        sent, kept = algorithm.client_update(message, state, data, plans)
-        return (sent | {"delta": {"w": "words"}} if client == 2 else sent), kept
+        sent, new_state = algorithm.client_update(message, state, data, plans)
+        return (sent | {"delta": {"w": "words"}} if client == 2 else sent), new_state
 
     federation, algorithm = make_federation(setting.model), recipes.fedavg(setting)
     lenient = replace(federation, gate=Gate(on_bad="drop"))
@@ -276,8 +276,8 @@ def test_failures_are_answers_one_by_one_alone(setting: Setting) -> None:
     replies = {r.client: r for r in Stacked()(Forgiving(odd), jobs)}
     assert sorted(replies) == [0, 1, 2, 3]
     assert failure(replies[1].update) == "no reason"
-    asked = Asked(jobs[0].t, (0, 1, 2, 3), lambda i: jobs[i].message)
-    admitted = Gate(on_bad="drop").admit([*map(block_of, replies.values())], asked)
+    question = Asked(jobs[0].t, (0, 1, 2, 3), lambda i: jobs[i].message)
+    admitted = Gate(on_bad="drop").admit([*map(block_of, replies.values())], question)
     dropped = {one.client: one.reason for one in admitted.bad}
     assert sorted(dropped) == [1, 2]
     assert "no tensor but str" in dropped[2]

@@ -168,7 +168,7 @@ def test_bad_replies_raise_the_same_error_as_in_one_process(
     assert entered == before
 
 
-def refused(sent: Parts, kept: Parts) -> tuple[Parts, Parts]:
+def refused(sent: Parts, state: Parts) -> tuple[Parts, Parts]:
     raise RuntimeError("boom")
 
 

@@ -189,22 +189,22 @@ def test_no_backend_trains_a_client_without_weight() -> None:
     model = build(lambda: Mlp((8,), (6,), CLASSES), 1)
     setting = Setting(model, (0.5, 0.5, 0.0, 0.0, 0.0), Local(lr=0.1, batch=8))
     algorithm, federation = recipes.fedpals(setting, lam=0.0), make_federation(model)
-    asked: list[int] = []
+    trained: list[int] = []
 
     def noted(backend: Backend) -> Backend:
         def backed(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
             todo = list(jobs)
-            asked.extend(job.client for job in todo)
+            trained.extend(job.client for job in todo)
             yield from backend(update, todo)
 
         return backed
 
     with workers(federation.clients, 2) as team:
         for one in (loop, team, Stacked(), Stacked(dense=True), dense(loop), dense(team)):
-            asked.clear()
+            trained.clear()
             played = last(run(algorithm, federation, 1, backend=noted(one)))
             heavy = played.cohort[played.weights > 0].tolist()
-            assert sorted(asked) == heavy == list(played.trained)
+            assert sorted(trained) == heavy == list(played.trained)
             assert len(heavy) < 6
 
 

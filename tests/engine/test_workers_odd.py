@@ -129,15 +129,15 @@ class TwoWordsError(FedshiftError):
         super().__init__(f"{one} {two}")
 
 
-def raising(error: Exception, sent: Parts, kept: Parts) -> tuple[Parts, Parts]:
+def raising(error: Exception, sent: Parts, state: Parts) -> tuple[Parts, Parts]:
     raise error
 
 
-def unpicklable(sent: Parts, kept: Parts) -> tuple[Parts, Parts]:
+def unpicklable(sent: Parts, state: Parts) -> tuple[Parts, Parts]:
     raise KeyError(lambda: 1)
 
 
-def two_words(sent: Parts, kept: Parts) -> tuple[Parts, Parts]:
+def two_words(sent: Parts, state: Parts) -> tuple[Parts, Parts]:
     raise TwoWordsError("gone", "astray")
 
 
@@ -161,9 +161,9 @@ def test_errors_arrive_as_what_they_are_or_in_words(
         assert len(list(team(update, todo))) == len(todo)  # by the same process
 
 
-def conjugate(sent: Parts, kept: Parts) -> tuple[Parts, Parts]:
+def conjugate(sent: Parts, state: Parts) -> tuple[Parts, Parts]:
     v = torch.tensor([1 + 2j, -3j])
-    return {**sent, "odd": {"conj": v.conj(), "neg": v.conj().imag}}, kept
+    return {**sent, "odd": {"conj": v.conj(), "neg": v.conj().imag}}, state
 
 
 def test_lazy_kinds_of_numbers_travel(setting: Setting, federation: Federation) -> None:
@@ -182,8 +182,8 @@ class WithTensor:
     v: Tensor
 
     def __call__(self, *given: Any) -> tuple[Parts, Parts]:
-        sent, kept = self.update(*given)
-        return {**sent, "v": {"v": self.v}}, kept
+        sent, state = self.update(*given)
+        return {**sent, "v": {"v": self.v}}, state
 
 
 def test_work_with_tensors_is_sent_again(setting: Setting, federation: Federation) -> None:
@@ -199,8 +199,8 @@ def test_one_round_at_a_time(setting: Setting, federation: Federation) -> None:
     """The later round is complete; the earlier one raises an error."""
     update, todo = jobs(setting, federation)
     with workers(federation.clients, 1) as team:
-        for asked in (1, 3):  # with nothing left to do, and in the middle
-            begun = team(update, todo[:asked])
+        for taken in (1, 3):  # with nothing left to do, and in the middle
+            begun = team(update, todo[:taken])
             next(begun)
             later = team(update, todo[2:])
             replies = [next(later)]

@@ -302,8 +302,8 @@ def test_names_that_are_paths_stay_inside(tmp_path: Path) -> None:
     saved = keeper.progress(config.name)
     keeper.keep("../../x", saved)
     keeper.keep("..", saved)  # a configuration may be called that
-    kept = [p.name for p in (tmp_path / "o" / "checkpoints").iterdir()]
-    assert sorted(kept) == [".._.._x", "__", "run"]
+    names = [p.name for p in (tmp_path / "o" / "checkpoints").iterdir()]
+    assert sorted(names) == [".._.._x", "__", "run"]
     assert [p.name for p in (tmp_path / "o").iterdir()] == ["checkpoints"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["o"]
 

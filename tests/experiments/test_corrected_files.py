@@ -137,13 +137,13 @@ def test_another_target_from_the_record_alone(runs: dict[str, Path]) -> None:
     shift = prior_shift(np.full(10, 0.1), plain.summary.corrected.trained_on)
     z = plain.models.model(*plain.models.uncorrected, x)["logits"].double().numpy()
     even = plain.for_target([0.1] * 10).predict(x).probabilities
-    due = torch.from_numpy(shift.of(z)).softmax(1).numpy()
-    assert np.allclose(even, due, atol=1e-6)
+    expected = torch.from_numpy(shift.of(z)).softmax(1).numpy()
+    assert np.allclose(even, expected, atol=1e-6)
 
 
 def test_answers_of_each_form_are_counted(runs: dict[str, Path]) -> None:
     """corrected.csv gives the accuracies, and the estimates, of both forms without the model."""
-    kept = dict[str, tuple[dict[str, Any], dict[str, Any]]]()
+    by_prior = dict[str, tuple[dict[str, Any], dict[str, Any]]]()
     for prior in PRIORS:
         facts, counts = summary_of(runs[prior]), dict[str, Any]()
         places = {name: i for i, name in enumerate(facts["classes"])}
@@ -158,13 +158,18 @@ def test_answers_of_each_form_are_counted(runs: dict[str, Path]) -> None:
         recall = counts["validation"].diagonal(axis1=1, axis2=2)
         recall = recall / np.maximum(counts["validation"].sum(2), 1)
         estimates = recall @ np.array(facts["target"])
-        kept[prior] = dict(zip(forms, right, strict=True)), dict(zip(forms, estimates, strict=True))
+        by_prior[prior] = (
+            dict(zip(forms, right, strict=True)),
+            dict(zip(forms, estimates, strict=True)),
+        )
         final, form = facts["final"], facts["corrected"]["form"]
-        assert kept[prior][0]["trained"] == pytest.approx(final["target_accuracy"])
-        assert kept[prior][0][form] == pytest.approx(final["target_accuracy_corrected"])
-        assert kept[prior][1]["trained"] == pytest.approx(final["estimated_accuracy"])
+        assert by_prior[prior][0]["trained"] == pytest.approx(final["target_accuracy"])
+        assert by_prior[prior][0][form] == pytest.approx(final["target_accuracy_corrected"])
+        assert by_prior[prior][1]["trained"] == pytest.approx(final["estimated_accuracy"])
         moved = final["estimated_accuracy_corrected"]
-        assert moved is None if prior == "none" else kept[prior][1][form] == pytest.approx(moved)
+        assert (
+            moved is None if prior == "none" else by_prior[prior][1][form] == pytest.approx(moved)
+        )
     # A run without a correction keeps what runs of either form would have measured.
-    assert kept["none"] == kept["calibrated"]
-    assert kept["none"][0]["target"] == kept["target"][0]["target"]
+    assert by_prior["none"] == by_prior["calibrated"]
+    assert by_prior["none"][0]["target"] == by_prior["target"][0]["target"]

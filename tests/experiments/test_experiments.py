@@ -74,8 +74,8 @@ def test_no_example_is_dealt_twice(ready: Prepared) -> None:
 
 def test_held_out_examples_follow_their_client(ready: Prepared) -> None:
     for client, held_out in zip(ready.task.clients, ready.task.validation, strict=True):
-        kept, out = client.y.bincount(minlength=10), held_out.y.bincount(minlength=10)
-        assert torch.equal(out, ((kept + out) * 0.2 + 1e-9).long())
+        rest, out = client.y.bincount(minlength=10), held_out.y.bincount(minlength=10)
+        assert torch.equal(out, ((rest + out) * 0.2 + 1e-9).long())
 
 
 def test_the_target_validates_with_its_own_part(ready: Prepared) -> None:

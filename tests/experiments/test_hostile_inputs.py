@@ -109,10 +109,10 @@ def test_numbers_beyond_any_machine(training: dict[str, Any], message: str) -> N
 def test_what_no_round_can_fulfil_is_refused_before_the_first(
     tables: dict[str, Any], message: str
 ) -> None:
-    heard: list[Any] = []
+    events: list[Any] = []
     with pytest.raises(InputError, match=message):
-        run_experiment(validate(tables), listen=heard.append)
-    assert not heard
+        run_experiment(validate(tables), listen=events.append)
+    assert not events
 
 
 def test_no_more_processes_than_clients(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -317,14 +317,14 @@ def test_an_experiment_file_can_say_all_this(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("rounds", "kept"), [(2, [1, 2, 3]), (0, [3])])
-def test_rounds_that_tune_alone_are_kept(rounds: int, kept: list[int], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("rounds", "expected"), [(2, [1, 2, 3]), (0, [3])])
+def test_rounds_that_tune_alone_are_kept(rounds: int, expected: list[int], tmp_path: Path) -> None:
     """Also where none of them is evaluated; the control: tuning in all rounds."""
     given = tables(training={"rounds": 3, "evaluate_every": 3}, method={"tune_rounds": rounds})
     config = validate(given | {"name": "early"})
     record(tmp_path, config, prepare(config), silent)
     seen = summary_of(tmp_path)["label_sets"]["rounds"]
-    assert [r["round"] for r in seen] == kept
+    assert [r["round"] for r in seen] == expected
     assert [r["loss_after"] is not None for r in seen] == (
         [True, True, False] if rounds else [True]
     )

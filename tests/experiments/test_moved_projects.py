@@ -142,14 +142,14 @@ def test_a_moved_comparison_goes_on(
     monkeypatch.chdir(project)
     assert call(*COMPARE, "--out", "o") == 0
     shutil.rmtree(next((project / "o" / "runs").glob("*fedavg*s1*")))
-    (kept,) = (project / "o" / "runs").glob("*fedavg*s0*")
+    (run_folder,) = (project / "o" / "runs").glob("*fedavg*s0*")
     monkeypatch.chdir(project.parent)
     place = moved(project)
     monkeypatch.chdir(place)
     capsys.readouterr()
     assert call(*COMPARE, "--out", "o", "--resume") == 0
     assert "1 run to do, 3 complete" in capsys.readouterr().err
-    assert (place / "o" / "runs" / kept.name / "summary.json").exists()
+    assert (place / "o" / "runs" / run_folder.name / "summary.json").exists()
     with (place / "net.py").open("a") as net:
         net.write("# changed\n")
     assert call(*COMPARE, "--out", "o", "--resume") == 0

@@ -111,11 +111,11 @@ def test_flower_records_the_same(tmp_path: Path) -> None:
             strategy = strategy_of(algorithm, federation, training)
             return on_grid(LocalGrid(app, 6), strategy, training, meter=meter)
 
-    heard: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = []
     (tmp_path / "there").mkdir()
-    record(tmp_path / "there", config, prepare(config), heard.append, OnFlower())
+    record(tmp_path / "there", config, prepare(config), events.append, OnFlower())
     assert json.loads((tmp_path / "there" / "summary.json").read_text()) == summary
-    there = [e for e in heard if e["event"] == "round"]
+    there = [e for e in events if e["event"] == "round"]
     timeless = [{k: v for k, v in e.items() if k not in ("time", "seconds")} for e in rounds]
     assert [{k: v for k, v in e.items() if k != "seconds"} for e in there] == timeless
     other = recorded(tmp_path / "other", config_of("fedpals", **MOST, seeds={"cohort": 1}))[0]

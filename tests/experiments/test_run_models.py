@@ -78,18 +78,20 @@ def summary(folder: Path) -> dict[str, Any]:
     return content
 
 
-def measured_again(folder: Path, kept: RunModels) -> tuple[dict[str, Any], dict[str, Any]]:
+def measured_again(folder: Path, loaded: RunModels) -> tuple[dict[str, Any], dict[str, Any]]:
     """The "final" and "serving" of summary.json, computed from these models and data."""
     task = prepare(load_config(folder / "config.resolved.toml")).task
     sizes = sizes_in(folder / "clients.csv")
     taken, classes = torch.zeros_like(sizes), len(task.classes)
-    taken[list(kept.took_part)] = sizes[list(kept.took_part)]
-    served = serve(kept.model, kept.served, task.tests)
-    whole = kept.shared[0].keys() == kept.model.init()[0].keys()
-    shared = serve(kept.model, [kept.shared], [task.test]).labels[0] if whole else None
+    taken[list(loaded.took_part)] = sizes[list(loaded.took_part)]
+    served = serve(loaded.model, loaded.served, task.tests)
+    whole = loaded.shared[0].keys() == loaded.model.init()[0].keys()
+    shared = serve(loaded.model, [loaded.shared], [task.test]).labels[0] if whole else None
     metrics, _ = measure(3, served, sizes, taken, shared)
-    pairs = zip(kept.served, task.validation, strict=True)
-    accuracies = [score(kept.model, *pair, examples, classes).accuracy for pair, examples in pairs]
+    pairs = zip(loaded.served, task.validation, strict=True)
+    accuracies = [
+        score(loaded.model, *pair, examples, classes).accuracy for pair, examples in pairs
+    ]
     return clean(vars(metrics) | {"client_accuracy": accuracies}), clean(
         details(served, taken, classes)
     )
@@ -99,9 +101,9 @@ def measured_again(folder: Path, kept: RunModels) -> tuple[dict[str, Any], dict[
 @pytest.mark.parametrize("method", [*WAYS, *OTHERS])
 def test_a_summary_follows_from_its_files(method: str, tmp_path: Path) -> None:
     folder = made(tmp_path / "run", method)
-    kept, written = load_models(folder), summary(folder)
-    assert 0 < len(kept.took_part) < len(kept.served) == CLIENTS
-    final, serving = measured_again(folder, kept)
+    loaded, written = load_models(folder), summary(folder)
+    assert 0 < len(loaded.took_part) < len(loaded.served) == CLIENTS
+    final, serving = measured_again(folder, loaded)
     assert {k: written["final"][k] for k in final} == final
     assert {k: written["serving"][k] for k in serving} == serving
     assert written["final"]["target_accuracy"] == final["system_accuracy"]
@@ -122,10 +124,10 @@ def test_another_head_has_other_numbers(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_routers_refitted_from_files_are_those_of_the_run(tmp_path: Path) -> None:
     folder = made(tmp_path / "run", "feddrm")
-    written, router, kept = summary(folder)["final"], load_router(folder), load_models(folder)
-    assert router.clients == list(kept.took_part)
+    written, router, loaded = summary(folder)["final"], load_router(folder), load_models(folder)
+    assert router.clients == list(loaded.took_part)
     task = prepare(load_config(folder / "config.resolved.toml")).task
-    served = serve(kept.model, kept.served, task.tests)
+    served = serve(loaded.model, loaded.served, task.tests)
     for name, fitted in (
         ("refitted", router.refitted(task.clients, tolerance=TOLERANCE)),
         ("moment", router.from_moments(task.clients)),
@@ -139,10 +141,10 @@ def test_routers_refitted_from_files_are_those_of_the_run(tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_one_model_for_a_target_elsewhere(tmp_path: Path) -> None:
     folder = made(tmp_path / "run", "fedavg", target="uniform")
-    for kept in (load_models(folder), load_models(str(folder), shape=SHAPE)):
-        assert (kept.served, kept.took_part) == ((), ())
+    for loaded in (load_models(folder), load_models(str(folder), shape=SHAPE)):
+        assert (loaded.served, loaded.took_part) == ((), ())
         task = prepare(load_config(folder / "config.resolved.toml")).task
-        measured = score(kept.model, *kept.shared, task.test, len(task.classes))
+        measured = score(loaded.model, *loaded.shared, task.test, len(task.classes))
         assert measured.accuracy == summary(folder)["final"]["target_accuracy"]
         assert measured.loss == summary(folder)["final"]["target_loss"]
 

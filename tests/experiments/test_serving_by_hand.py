@@ -105,9 +105,9 @@ def by_hand_ece(belief: Array, origin: Labels) -> float:
     confidence, right = belief.max(1), belief.argmax(1) == origin
     error = 0.0
     for g in range(15):
-        among = (confidence > g / 15) & (confidence <= (g + 1) / 15)
-        if among.any():
-            error += among.mean() * abs(right[among].mean() - confidence[among].mean())
+        in_bin = (confidence > g / 15) & (confidence <= (g + 1) / 15)
+        if in_bin.any():
+            error += in_bin.mean() * abs(right[in_bin].mean() - confidence[in_bin].mean())
     return float(error)
 
 

@@ -153,9 +153,9 @@ def test_what_was_begun_stays_when_another_backend_refuses(
     folder = interrupted(tmp_path, "loop", "model.name=lenet")
     if not checkpoints:
         shutil.rmtree(folder / "checkpoints")
-    kept = {name: (folder / name).read_bytes() for name in ("config.resolved.toml", "lock.json")}
+    before = {name: (folder / name).read_bytes() for name in ("config.resolved.toml", "lock.json")}
     assert perform(app, ["run", "--resume", str(folder), "--backend", "dense"]) == 2
-    assert {name: (folder / name).read_bytes() for name in kept} == kept
+    assert {name: (folder / name).read_bytes() for name in before} == before
     assert (folder / "checkpoints").is_dir() == checkpoints
 
 
@@ -201,23 +201,23 @@ def test_a_table_by_another_backend(tmp_path: Path) -> None:
 
 def interrupted(out: Path, backend: str, *overrides: str) -> Path:
     """The folder of a run that was stopped after its second round."""
-    asked: Iterator[int | None] = iter([None] * 2 + [2] * 99)
+    stops: Iterator[int | None] = iter([None] * 2 + [2] * 99)
     request = replace(ONE, out=out, backend=backend, overrides=overrides or ONE.overrides)
-    assert reproduce(request, asked=lambda: next(asked)).report.interrupted
+    assert reproduce(request, asked=lambda: next(stops)).report.interrupted
     assert (only(out) / "checkpoints").is_dir()
     return only(out)
 
 
 def played(out: Path, backend: str, jobs: int = 1) -> tuple[list[int], Report]:
     """The rounds that are played when a table goes on."""
-    heard: list[int] = []
+    played_rounds: list[int] = []
 
     def listen(event: dict[str, Any]) -> None:
-        heard.extend([event["round"]] if event["event"] == "round" else [])
+        played_rounds.extend([event["round"]] if event["event"] == "round" else [])
 
     store = Store(out / "runs")
     runs = wanted(make_plan(replace(ONE, out=out)), store)
-    return heard, execute(runs, store, jobs=jobs, means=Means(backend), listen=listen)
+    return played_rounds, execute(runs, store, jobs=jobs, means=Means(backend), listen=listen)
 
 
 @pytest.mark.slow
@@ -225,14 +225,14 @@ def played(out: Path, backend: str, jobs: int = 1) -> tuple[list[int], Report]:
 def test_a_run_goes_on_by_the_backend_that_began_it_alone(jobs: int, tmp_path: Path) -> None:
     folder = interrupted(tmp_path, "dense")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    heard, report = played(tmp_path, "loop", jobs)
-    assert heard == []
+    played_rounds, report = played(tmp_path, "loop", jobs)
+    assert played_rounds == []
     (why,) = report.failures.values()
     assert f"{folder}: begun by the backend dense" in why
     assert "go on with --backend dense, or delete the folder" in why
     assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
-    heard, report = played(tmp_path, "dense", jobs)
-    assert (heard, report.failures) == ([3, 4], {})
+    played_rounds, report = played(tmp_path, "dense", jobs)
+    assert (played_rounds, report.failures) == ([3, 4], {})
     assert lock(folder)["backend"] == "dense"
 
 
@@ -252,8 +252,8 @@ def test_a_folder_without_a_readable_lock(lost: bool, tmp_path: Path) -> None:
         path.unlink()
     else:
         path.write_text('{"packages": null}')
-    heard, report = played(tmp_path, "loop")
-    assert heard == ([3, 4] if lost else [])
+    played_rounds, report = played(tmp_path, "loop")
+    assert played_rounds == ([3, 4] if lost else [])
     assert all("Delete the folder" in why for why in report.failures.values())
     assert len(report.failures) == (not lost)
 

@@ -347,8 +347,8 @@ def test_several_inputs() -> None:
     both = {"ids": ids, "mask": mask}
     result = fs.fit(fs.Task.from_arrays(both, y, client=site, target="c"), Words, **QUICK)
     with torch.no_grad():
-        due = result.module()({k: torch.from_numpy(v) for k, v in both.items()}).softmax(1)
-    assert np.allclose(result.predict(both).probabilities, due, atol=1e-6)
+        expected = result.module()({k: torch.from_numpy(v) for k, v in both.items()}).softmax(1)
+    assert np.allclose(result.predict(both).probabilities, expected, atol=1e-6)
 
 
 class Words(nn.Module):

@@ -87,8 +87,8 @@ def test_metrics_are_tried_before_anything_is_trained(
         raise AssertionError("trained")
 
     monkeypatch.setattr(experiment, "train", never)
-    due = r".*metric auc \(.*test_refused.py, line [0-9]+\).*"
-    due += r"function of \(probabilities \[n, K\], labels \[n\]\) that returns one number"
+    pattern = r".*metric auc \(.*test_refused.py, line [0-9]+\).*"
+    pattern += r"function of \(probabilities \[n, K\], labels \[n\]\) that returns one number"
     keys: dict[str, Any] = {"metrics": {"auc": metric}, **QUICK}
     folder = tmp_path / "run"
     for run in (
@@ -97,7 +97,7 @@ def test_metrics_are_tried_before_anything_is_trained(
     ):
         with pytest.raises(fs.InputError, match=match) as refused:
             run()
-        refused.match(due)
+        refused.match(pattern)
     assert not (folder / "config.resolved.toml").exists()
     with pytest.raises(AssertionError, match="trained"):  # control: a metric that is one
         fs.fit(task, Net, metrics={"auc": lambda p, y: np.nan}, **QUICK)

@@ -51,8 +51,8 @@ def test_the_accuracy_is_that_of_the_predictions(prior: str, results: dict[str, 
     assert right == pytest.approx(result.accuracy)
     final = result.summary.final
     assert final.target_accuracy == results["none"].accuracy
-    due = final.target_accuracy if prior == "none" else final.target_accuracy_corrected
-    assert result.accuracy == due
+    expected = final.target_accuracy if prior == "none" else final.target_accuracy_corrected
+    assert result.accuracy == expected
     assert f"target accuracy {100 * result.accuracy:.1f} %" in repr(result)
 
 

@@ -201,8 +201,12 @@ def test_answers_about_data_and_scores_of_sites(
 
     def failing(app: Any) -> Any:
         def handle(message: Message, context: Any) -> Message:
-            asked = message.content.config_records.get("site")
-            if asked is not None and asked["step"] == "scores" and context.node_id == NODES[1]:
+            question = message.content.config_records.get("site")
+            if (
+                question is not None
+                and question["step"] == "scores"
+                and context.node_id == NODES[1]
+            ):
                 raise RuntimeError("the disk is on fire")
             return app(message, context)  # type: ignore[no-any-return]
 

@@ -57,8 +57,8 @@ class Played:
 
         def answer(message: Message, context: Context) -> Message:
             reply = app(message, context)
-            asked = message.metadata.message_type == "query.calibrate"
-            if change is not None and asked and partition(context) == LIAR:
+            is_query = message.metadata.message_type == "query.calibrate"
+            if change is not None and is_query and partition(context) == LIAR:
                 sums = change(to_parts(reply.content.array_records)[SUMS])
                 reply.content = RecordDict({**reply.content, SUMS: to_record(sums)})
             return reply

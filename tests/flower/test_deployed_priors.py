@@ -50,10 +50,10 @@ def test_the_corrected_model_is_that_of_one_process(runs: tuple[Path, Path, Watc
     one, there, grid = runs
     for name in FILES:
         assert (one / name).read_bytes() == (there / name).read_bytes(), name
-    given, due = summary_of(there), summary_of(one)
-    assert given["corrected"] == due["corrected"]
-    assert due["corrected"]["form"] == "calibrated"
-    corrected = {k: v for k, v in due["final"].items() if k.endswith("_corrected")}
+    given, expected = summary_of(there), summary_of(one)
+    assert given["corrected"] == expected["corrected"]
+    assert expected["corrected"]["form"] == "calibrated"
+    corrected = {k: v for k, v in expected["final"].items() if k.endswith("_corrected")}
     assert len(corrected) == 4
     assert {k: given["final"][k] for k in corrected} == corrected
     assert grid.traffic.messages["query.calibrate"] >= 2 * 3
@@ -95,10 +95,10 @@ def test_a_server_that_goes_on_corrects_once(
 
     class Killed(Watched):
         def send_and_receive(self, messages: Iterable[Message], **given: Any) -> list[Message]:
-            asked = list(messages)
-            if asked and asked[0].metadata.message_type == "query.calibrate":
+            sent = list(messages)
+            if sent and sent[0].metadata.message_type == "query.calibrate":
                 raise Dies
-            return super().send_and_receive(asked, **given)
+            return super().send_and_receive(sent, **given)
 
     text, out = experiment("calibrated"), tmp_path / "run"
     with pytest.raises(Dies):
@@ -200,10 +200,10 @@ def test_sites_calibrate_a_model_for_the_servers_own_examples(
     folders = places(tmp_path, table, text)
     there = deploy(monkeypatch, folders, tmp_path / "there", resolved(tmp_path, text))
     one = together(tmp_path, table, text)
-    given, due = summary_of(there)["corrected"], summary_of(one)["corrected"]
-    assert (given["form"], given["counts"]) == ("calibrated", due["counts"])
+    given, expected = summary_of(there)["corrected"], summary_of(one)["corrected"]
+    assert (given["form"], given["counts"]) == ("calibrated", expected["counts"])
     for name in ("scale", "bias", "prior"):
-        assert given[name] == pytest.approx(due[name], rel=1e-5), name
+        assert given[name] == pytest.approx(expected[name], rel=1e-5), name
     parts = [read_parts(folder / "model.safetensors") for folder in (there, one)]
     sent, due_here = (part["params"] | part["uncorrected"] for part in parts)
     assert all(v.equal(sent[name]) for name, v in due_here.items())

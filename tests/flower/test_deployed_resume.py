@@ -59,12 +59,12 @@ class Mortal(LocalGrid):
             context.run_id = number
 
     def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> list[Message]:
-        asked = list(messages)
-        t = [m.content["run"]["round"] for m in asked if m.metadata.message_type == "train"]
+        sent = list(messages)
+        t = [m.content["run"]["round"] for m in sent if m.metadata.message_type == "train"]
         dies = bool(t) and t[0] == self.last
         if dies and not self.trained:
             raise Dies
-        replies = list(super().send_and_receive(asked, timeout=timeout))
+        replies = list(super().send_and_receive(sent, timeout=timeout))
         if dies:
             raise Dies
         return replies
@@ -123,9 +123,9 @@ def test_the_rest_of_a_run(name: str, trained: bool, setting: Setting, tmp_path:
     assert different(rest[-1].server, whole.server) == []
     for i, state in whole.states.items():
         if any(state.values()):
-            kept = Kept(tmp_path / str(i) / NAME, i, -1, ROUNDS).recall()
-            assert kept is not None
-            assert different(kept, state) == []
+            recalled = Kept(tmp_path / str(i) / NAME, i, -1, ROUNDS).recall()
+            assert recalled is not None
+            assert different(recalled, state) == []
 
 
 def test_without_a_folder_it_differs(setting: Setting) -> None:

@@ -166,10 +166,10 @@ def test_a_client_that_is_gone_or_sends_nonsense(tmp_path: Path) -> None:
 
     class Fewer(Watched):
         def send_and_receive(self, messages: Iterable[Message], **given: Any) -> list[Message]:
-            asked = list(messages)
-            if asked[0].metadata.message_type == "query.router":
-                self.absent.add(asked[1].metadata.dst_node_id)
-            return super().send_and_receive(asked, **given)
+            sent = list(messages)
+            if sent[0].metadata.message_type == "query.router":
+                self.absent.add(sent[1].metadata.dst_node_id)
+            return super().send_and_receive(sent, **given)
 
     out = Fewer(experiment(), tmp_path / "gone", tmp_path / "kept").serve()
     summary = json.loads((out / "summary.json").read_text())

@@ -236,8 +236,8 @@ def test_a_client_says_itself_that_its_reply_is_too_large(
 
     class Wordy(type(inner)):  # type: ignore[misc]
         def client_update(self, *args: Any) -> Any:
-            update, kept = super().client_update(*args)
-            return {**update, "more": {"zeros": torch.zeros(500_000)}}, kept
+            update, state = super().client_update(*args)
+            return {**update, "more": {"zeros": torch.zeros(500_000)}}, state
 
     method = Wordy(**vars(inner))
     grid = LocalGrid(client_app(sites(method, federation)), len(SIZES))
@@ -266,8 +266,8 @@ def test_what_clients_keep_is_shown_to_no_one(setting: Setting, federation: Fede
     with pytest.raises(TrainingError, match="does not show its state: No query function"):
         list(play(strategy, grid, 1, states=lambda t: True))
     grid = LocalGrid(deployed.client_app, 1)
-    asked = Message(RecordDict(), message_type="query.state", dst_node_id=1000)
-    (reply,) = grid.send_and_receive([asked])
+    question = Message(RecordDict(), message_type="query.state", dst_node_id=1000)
+    (reply,) = grid.send_and_receive([question])
     assert "No query function" in reply.error.reason
 
 
@@ -275,12 +275,12 @@ def test_what_clients_keep_is_shown_to_no_one(setting: Setting, federation: Fede
 def test_failed_clients_are_asked_again_while_there_is_time(
     seconds: float, times: int, setting: Setting, federation: Federation
 ) -> None:
-    algorithm, asked = recipes.fedavg(setting), []
+    algorithm, clients = recipes.fedavg(setting), []
     good = sites(algorithm, federation)
 
     def site(i: int) -> Any:
-        asked.append(i)
-        if i == 2 and len(asked) > len(SIZES):
+        clients.append(i)
+        if i == 2 and len(clients) > len(SIZES):
             raise RuntimeError("no memory")
         return good(i)
 
@@ -288,7 +288,7 @@ def test_failed_clients_are_asked_again_while_there_is_time(
     strategy = strategy_of(algorithm, federation)
     messages = strategy.configure_train(1, to_record({}), ConfigRecord(), grid)
     replies = answered(grid, messages, seconds, 3)
-    assert asked[len(SIZES) :].count(2) == times
+    assert clients[len(SIZES) :].count(2) == times
     assert len(replies) == len(SIZES)
     assert [failure_of(reply) for reply in replies if failure_of(reply)] == [
         "RuntimeError: no memory"

@@ -333,8 +333,8 @@ def test_the_bias_has_the_correction_of_the_last_round() -> None:
     played(strategy, app_of())
     mixture = pals_weights(COUNTS, TARGET, ess=0.8).weights @ rows
     after = {k: v.numpy() for k, v in strategy.corrected(MODEL, "b").items()}
-    due = (BIAS + np.log(TARGET) - np.log(mixture)).astype(np.float32)
-    assert np.allclose(after["b"], due, atol=1e-6)
+    expected = (BIAS + np.log(TARGET) - np.log(mixture)).astype(np.float32)
+    assert np.allclose(after["b"], expected, atol=1e-6)
     assert after["b"].dtype == np.float32
     assert np.array_equal(after["w"], np.ones((3, 2)))
 

@@ -133,14 +133,14 @@ def test_a_client_that_fails_keeps_what_it_had(setting: Setting, federation: Fed
         return replace(good(i), data=data)
 
     grid = LocalGrid(client_app(site, open_states=True), len(SIZES))
-    kept, dropped = [], []
+    controls, dropped = [], []
     for played in play(strategy, grid, 3, states=lambda t: True):
         now["t"] = played.t + 1
-        kept.append(played.states[4]["control"]["head.bias"])
+        controls.append(played.states[4]["control"]["head.bias"])
         dropped.append([one.client for one in played.dropped])
     assert dropped == [[], [4], []]
-    assert torch.equal(kept[0], kept[1])
-    assert not torch.equal(kept[1], kept[2])
+    assert torch.equal(controls[0], controls[1])
+    assert not torch.equal(controls[1], controls[2])
 
 
 def test_a_node_that_is_gone_is_not_weighed(setting: Setting, federation: Federation) -> None:

@@ -200,14 +200,14 @@ def test_a_site_that_is_gone_is_not_one_whose_data_do_not_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """During the first question it is asked again once it is back; later the run ends."""
-    gone, asked = {"survey": 1, "totals": 1}, list[str]()
+    gone, steps = {"survey": 1, "totals": 1}, list[str]()
 
     def flaky(app: Any) -> Any:
         def handle(message: Message, context: Any) -> Message:
             question = message.content.config_records.get("site")
             if question is not None and context.node_config["partition-id"] == 1:
                 step = str(question["step"])
-                asked.append(step)
+                steps.append(step)
                 if gone.get(step, 0):
                     gone[step] -= 1
                     return Message(Error(ErrorCode.NODE_UNAVAILABLE, "beat"), reply_to=message)
@@ -218,7 +218,7 @@ def test_a_site_that_is_gone_is_not_one_whose_data_do_not_fit(
     folders, text = places(tmp_path / "c", joined()), resolved(tmp_path)
     with pytest.raises(InputError) as e:
         deploy(monkeypatch, folders, tmp_path / "run", text, flaky)
-    assert asked == ["survey", "survey", "totals"]
+    assert steps == ["survey", "survey", "totals"]
     assert str(e.value).startswith(
         '1 of 3 clients did not answer before round 1: "east": its node is no longer connected.'
     )
@@ -339,9 +339,9 @@ def test_answers_that_are_none(case: str, tmp_path: Path, monkeypatch: pytest.Mo
     def lying(app: Any) -> Any:
         def handle(message: Message, context: Any) -> Message:
             reply = app(message, context)
-            asked = message.content.config_records.get("site")
+            question = message.content.config_records.get("site")
             at_east = context.node_config["partition-id"] == 1
-            if asked is not None and asked["step"] == at and at_east:
+            if question is not None and question["step"] == at and at_east:
                 record = reply.content["site"]
                 assert old in record["answer"]
                 record["answer"] = record["answer"].replace(old, new, 1)

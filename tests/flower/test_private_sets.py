@@ -51,17 +51,17 @@ class Tapped(LocalGrid):
 
 
 def by_engine(algorithm: Any, federation: Federation) -> Heard:
-    heard: Heard = {}
+    messages: Heard = {}
 
     def tapped(update: Any, jobs: Iterable[Job]) -> Any:
         for job in jobs:
             (reply,) = loop(update, [job])
             assert isinstance(reply, Reply)
-            heard[job.t, job.client] = (job.message, reply.update)
+            messages[job.t, job.client] = (job.message, reply.update)
             yield reply
 
     list(run(algorithm, federation, ROUNDS, cohort=4, backend=tapped))
-    return heard
+    return messages
 
 
 def odd(a: Parts, b: Parts) -> list[str]:

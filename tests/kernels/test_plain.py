@@ -90,9 +90,9 @@ for space, name in (("mkldnn", "_linear_pointwise"), ("aten", "_log_softmax_back
 @pytest.mark.slow
 def test_a_torch_whose_private_names_take_other_arguments_is_enough() -> None:
     from_here = "from fedshift.kernels import torch_private as private\n"
-    asked = f"print(any(map(private.supported, {TRIED[1:]})))\nfrom torch import nn\n"
+    look_up = f"print(any(map(private.supported, {TRIED[1:]})))\nfrom torch import nn\n"
     train = CODE[CODE.index("from fedshift.algorithms") :]
-    assert python("-c", OTHER_ARGUMENTS + from_here + asked + train) == "False\ndone 4\n"
+    assert python("-c", OTHER_ARGUMENTS + from_here + look_up + train) == "False\ndone 4\n"
 
 
 def test_names_are_found_wherever_they_are_first_needed(set_plain: SetPlain) -> None:

@@ -44,9 +44,9 @@ def numbers(done: Reproduced) -> Any:
 def keep(path: Path, wanted: Callable[[str], bool]) -> None:
     """Only some of the records of a file."""
     lines = gzip.decompress(path.read_bytes()).decode().splitlines(keepends=True)
-    kept = [line for line in lines if wanted(json.loads(line)["run"])]
-    assert 0 < len(kept) < len(lines)
-    path.write_bytes(gzip.compress("".join(kept).encode()))
+    chosen = [line for line in lines if wanted(json.loads(line)["run"])]
+    assert 0 < len(chosen) < len(lines)
+    path.write_bytes(gzip.compress("".join(chosen).encode()))
 
 
 @pytest.mark.slow

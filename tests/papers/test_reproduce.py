@@ -156,9 +156,9 @@ def test_a_table_of_another_paper_is_not_replaced(tmp_path: Path, place: str) ->
     lies = tmp_path / place / "table1" / "table.md"
     lies.parent.mkdir(parents=True)
     lies.write_text("# made/table1: accuracy\n")
-    asked = replace(MINI, out=tmp_path / "out", publish=tmp_path / "publish", train=False)
+    request = replace(MINI, out=tmp_path / "out", publish=tmp_path / "publish", train=False)
     with pytest.raises(InputError, match=f"holds made/table1, not fedpals/table1; .* --{place}"):
-        reproduce(asked)
+        reproduce(request)
     assert [p.name for p in lies.parent.iterdir()] == ["table.md"]
 
 
@@ -312,8 +312,8 @@ def test_runs_of_versions_that_measured_less_are_still_read(
         path.write_text(json.dumps(whole))
         rows = [line.split(",") for line in (folder / "metrics.csv").read_text().splitlines()]
         k = rows[0].index("target_macro_f1")
-        kept = [",".join([*row[:k], *row[k + 1 :]]) for row in rows]
-        (folder / "metrics.csv").write_text("\n".join(kept) + "\n")
+        shortened = [",".join([*row[:k], *row[k + 1 :]]) for row in rows]
+        (folder / "metrics.csv").write_text("\n".join(shortened) + "\n")
         config = folder / "config.resolved.toml"
         lines = config.read_text().splitlines()
         new = ('augment = "none"', 'optimizer = "sgd"')

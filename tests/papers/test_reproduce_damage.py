@@ -225,8 +225,8 @@ def test_a_value_tuned_under_other_changes_is_reported(
     (tmp_path / "tuned.json").write_text(json.dumps([record]))
     notes = reproduce(replace(MINI, out=tmp_path, train=False)).outcome.notes
     assert not any(n.startswith("Tuned") for n in notes)
-    kept = next(n for n in notes if n.startswith("Kept, as all of the grid have one validation"))
-    assert kept.endswith(f"alpha = 0.1, the default {ending}")
+    note = next(n for n in notes if n.startswith("Kept, as all of the grid have one validation"))
+    assert note.endswith(f"alpha = 0.1, the default {ending}")
 
 
 @pytest.mark.slow
@@ -240,8 +240,8 @@ def test_records_of_another_invocation_stay(tmp_path: Path) -> None:
 
     done = reproduce(replace(MINI, out=tmp_path, seeds=(0,), tune=True), listen)
     assert len(done.report.trained) == 3
-    mine, kept = json.loads(path.read_text())[::-1]
-    assert (kept, mine["column"]) == (other, COLUMN)
+    mine, foreign = json.loads(path.read_text())[::-1]
+    assert (foreign, mine["column"]) == (other, COLUMN)
     assert dict(done.outcome.cells[0].options) == mine["options"]
 
 

@@ -218,30 +218,30 @@ def test_the_wilds_metric_is_tabulated(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.slow
 def test_the_size_of_images_can_be_changed(plan: Plan) -> None:
     """The column looks for images of the new size, and its runs have it."""
-    asked = Request(
+    request = Request(
         "fedpals/table4", Path("out"), ("pacs",), train=False, overrides=("data.size=8",)
     )
-    changed = make_plan(asked)
+    changed = make_plan(request)
     (column,) = changed.study.columns
     config = config_of(changed, changed.study.rows[0], column, {}, 0)
     assert (config.data.size, config.model.name) == (8, "resnet50")
     assert column.missing() is None
     assert "enlarging images to 9" in str(
-        make_plan(replace(asked, overrides=("data.size=9",))).study.columns[0].missing()
+        make_plan(replace(request, overrides=("data.size=9",))).study.columns[0].missing()
     )
     assert "enlarging images to 224" in str(
-        make_plan(replace(asked, overrides=())).study.columns[0].missing()
+        make_plan(replace(request, overrides=())).study.columns[0].missing()
     )
 
 
 @pytest.mark.slow
 def test_a_size_is_refused_where_images_have_one_size() -> None:
-    asked = Request("fedpals/table1", Path("out"), train=False, overrides=("data.size=64",))
+    request = Request("fedpals/table1", Path("out"), train=False, overrides=("data.size=64",))
     with pytest.raises(
         InputError, match=r"images of cifar-10, fashion-mnist have one size; add --d"
     ):
-        make_plan(asked)
+        make_plan(request)
     with pytest.raises(InputError, match=r"images of gaussians have one size; leave it out"):
-        make_plan(replace(asked, target="fedpals/fig9"))
+        make_plan(replace(request, target="fedpals/fig9"))
     with pytest.raises(InputError, match=r"data.size = 0: must be at least 1"):
-        make_plan(replace(asked, datasets=("pacs",), overrides=("data.size=0",)))
+        make_plan(replace(request, datasets=("pacs",), overrides=("data.size=0",)))

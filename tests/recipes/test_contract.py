@@ -131,11 +131,11 @@ def test_padded_rows_change_nothing(make: Make, setting: Setting, federated: Any
     # What a client keeps for each example has an entry for padding, too, and that one is 0.
     for i, state in plain.states.items():
         for part, tree in state.items():
-            kept = more.states[i][part]
-            for name in (k for k, v in tree.items() if kept[k].shape != v.shape):
-                real, rest = kept[name].split([clients[i].y.numel(), 7])
+            arrays = more.states[i][part]
+            for name in (k for k, v in tree.items() if arrays[k].shape != v.shape):
+                real, rest = arrays[name].split([clients[i].y.numel(), 7])
                 assert not rest.any()
-                kept[name] = real
+                arrays[name] = real
     assert equal(plain, more)
 
 

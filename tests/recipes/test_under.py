@@ -136,8 +136,8 @@ def test_a_file_names_the_weights_beside_the_method(file: Path) -> None:
     config, _ = load_with_source(file, [])
     assert config.method.options == {"weights": "fedpals", "ess": 0.5}
     # Another method on the command line keeps them, and one that fixes its own forgets them.
-    kept, _ = load_with_source(file, ["method.name=scaffold"])
-    assert kept.method.options == config.method.options
+    changed, _ = load_with_source(file, ["method.name=scaffold"])
+    assert changed.method.options == config.method.options
     loaded, _ = load_with_source(file, ["method.name=afl"])
     assert loaded.method.options == {}
 

@@ -144,8 +144,8 @@ def test_the_mixture_is_bayes_rule(router: Router, queries: Tensor) -> None:
     every, r = answers(router, queries), router.scores(queries).softmax(1)
     mixed = torch.einsum("bn,nbk->bk", r, every)
     assert float((router.predict(queries, "mixture") - mixed).abs().max()) < 1e-6
-    kept = torch.where(r >= r.sort(1, descending=True).values[:, 1:2], r, 0.0)
-    two = torch.einsum("bn,nbk->bk", kept / kept.sum(1, keepdim=True), every)
+    top_two = torch.where(r >= r.sort(1, descending=True).values[:, 1:2], r, 0.0)
+    two = torch.einsum("bn,nbk->bk", top_two / top_two.sum(1, keepdim=True), every)
     assert float((router.predict(queries, 2) - two).abs().max()) < 1e-6
     assert float((mixed - two).abs().max()) > 1e-3
 
@@ -243,9 +243,9 @@ def test_clients_that_left_are_in_no_later_fit(router: Router, queries: Tensor, 
     assert torch.equal(one.scores(queries), two.scores(queries))
     assert one.sizes.tolist() == [n if i != 3 else 0 for i, n in enumerate(SIZES)]
     whole = getattr(router, fit)(clients)
-    kept = whole.scores(queries).index_fill(1, torch.tensor(3), -torch.inf).softmax(1)
-    assert torch.allclose(whole.without(3).scores(queries).softmax(1), kept, rtol=1e-10, atol=0)
-    assert not torch.allclose(one.scores(queries).softmax(1), kept)
+    expected = whole.scores(queries).index_fill(1, torch.tensor(3), -torch.inf).softmax(1)
+    assert torch.allclose(whole.without(3).scores(queries).softmax(1), expected, rtol=1e-10, atol=0)
+    assert not torch.allclose(one.scores(queries).softmax(1), expected)
 
 
 def test_clients_that_cannot_be_routed_to_have_no_prior(router: Router, queries: Tensor) -> None:

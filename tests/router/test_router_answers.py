@@ -206,14 +206,14 @@ def test_a_client_that_overflows_spoils_its_own_queries_alone() -> None:
     x = 10 * torch.randn(B, FEATURES, generator=generator(1, "queries"))
     whole, broken = router_of(routed_model(N), "head."), overflowing(2)
     for k in (1, 2, 3):
-        asked = (whole.route(x, k).clients == 2).any(1)
-        assert bool(asked.any()) or k == 1
-        others = x[~asked]
+        routed = (whole.route(x, k).clients == 2).any(1)
+        assert bool(routed.any()) or k == 1
+        others = x[~routed]
         assert torch.allclose(
             broken.predict(others, k), whole.predict(others, k), rtol=0, atol=1e-7
         )
-        if bool(asked.any()):
-            first = int(asked.nonzero()[0])
+        if bool(routed.any()):
+            first = int(routed.nonzero()[0])
             with pytest.raises(InputError, match=f"query {first}: the classifier of a client"):
                 broken.predict(x, k)
 

@@ -157,12 +157,12 @@ def test_what_makes_the_error_worse_is_not_recommended(router: Router) -> None:
     x = torch.cat([c.x for c in clients])
     who = router.route(x).clients[:, 0]
     agreeing = [x[who == i] for i in range(len(SIZES))]
-    kept = router.calibrated(clients, fresh=agreeing)
-    assert kept.calibration is not None
-    assert not kept.calibration.better
-    assert kept.head is router.head
-    assert torch.equal(kept.scores(x), router.scores(x))
-    assert "keep the router that it was made from" in str(kept.calibration)
+    same_router = router.calibrated(clients, fresh=agreeing)
+    assert same_router.calibration is not None
+    assert not same_router.calibration.better
+    assert same_router.head is router.head
+    assert torch.equal(same_router.scores(x), router.scores(x))
+    assert "keep the router that it was made from" in str(same_router.calibration)
 
 
 def test_the_figures_are_put_in_a_sentence() -> None:

@@ -120,14 +120,14 @@ def test_a_client_without_examples_is_never_chosen() -> None:
     """The others' fit is the same as without it."""
     empty = (SAMPLES[0], SAMPLES[0][:0], *SAMPLES[1:])
     with_empty, less = (refit_locally(s, tolerance=1e-10).head for s in (empty, SAMPLES))
-    kept = [0, 2, 3, 4]
+    others = [0, 2, 3, 4]
     assert float(with_empty.gamma[1]) == -float("inf")
-    assert torch.allclose(with_empty.gamma[kept], less.gamma, rtol=0, atol=1e-6)
-    assert torch.allclose(with_empty.xi[kept], less.xi, rtol=0, atol=1e-6)
+    assert torch.allclose(with_empty.gamma[others], less.gamma, rtol=0, atol=1e-6)
+    assert torch.allclose(with_empty.xi[others], less.xi, rtol=0, atol=1e-6)
     head = pooled([moments(h) for h in empty]).head()
     assert float(head(SAMPLES[0]).softmax(1)[:, 1].max()) == 0
     same = pooled([moments(h) for h in SAMPLES]).head()
-    assert torch.allclose(head.xi[kept], same.xi, rtol=0, atol=1e-10)
+    assert torch.allclose(head.xi[others], same.xi, rtol=0, atol=1e-10)
 
 
 def test_a_refit_that_does_not_end_says_so() -> None:

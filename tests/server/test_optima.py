@@ -87,13 +87,13 @@ def test_the_optima_are_a_numerical_solvers(kind: str, each: bool) -> None:
 @pytest.mark.parametrize("kind", ["mse", "pairwise"])
 def test_optima_among_some_labels_are_a_numerical_solvers(kind: str) -> None:
     """Also clients that answer for all labels, as in public mode; among all: another optimum."""
-    among, everything = torch.tensor([True, False, True, True, False]), torch.arange(K)
-    free = among.nonzero().flatten()
+    allowed, everything = torch.tensor([True, False, True, True, False]), torch.arange(K)
+    free = allowed.nonzero().flatten()
     for labels in (LABELS, everything.expand(4, -1)):
         p, w = opinions(labels), weights(True)
         wide, holds = spread(p, labels, K)
-        q = OPTIMA[kind](wide, holds, w, among)
-        assert float(q[:, ~among].abs().max()) == 0
+        q = OPTIMA[kind](wide, holds, w, allowed)
+        assert float(q[:, ~allowed].abs().max()) == 0
         assert float((q.sum(1) - 1).abs().max()) < 1e-12
         assert torch.equal(OPTIMA[kind](wide, holds, w), OPTIMA[kind](wide, holds, w, holds.any(0)))
         assert float((q - OPTIMA[kind](wide, holds, w)).abs().max()) > 0.01

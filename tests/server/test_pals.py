@@ -106,9 +106,9 @@ def test_ess_and_residual_grow_with_lambda(inside: bool, cap: float | None, fide
 
 def test_empty_clients_get_zero_and_change_nothing() -> None:
     counts, target = task(4)
-    kept = counts.sum(axis=1) > 0
+    has_examples = counts.sum(axis=1) > 0
     padded = np.insert(counts, [0, 7], 0, axis=0)
-    plain, with_empty = (pals_weights(c, target, lam=5.0) for c in (counts[kept], padded))
+    plain, with_empty = (pals_weights(c, target, lam=5.0) for c in (counts[has_examples], padded))
     empty = padded.sum(axis=1) == 0
     assert (with_empty.weights[empty] == 0.0).all()
     np.testing.assert_array_equal(with_empty.weights[~empty], plain.weights)

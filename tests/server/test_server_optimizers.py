@@ -74,8 +74,10 @@ def test_without_memory_adam_is_the_sign_of_the_change() -> None:
     """b1 = b2 = 0 and tau -> 0: theta + lr delta / |delta|."""
     steps = np.diff([np.array([1.0, 2.0, 3.0]), *followed(Adam(0.1, 0.0, 0.0, 1e-12))], axis=0)
     assert np.abs(steps - 0.1 * np.sign(deltas())).max() < 1e-6
-    kept = np.diff([np.array([1.0, 2.0, 3.0]), *followed(Adam(0.1, 0.9, 0.0, 1e-12))], axis=0)
-    assert np.abs(kept - 0.1 * np.sign(deltas())).max() > 1e-2
+    with_memory = np.diff(
+        [np.array([1.0, 2.0, 3.0]), *followed(Adam(0.1, 0.9, 0.0, 1e-12))], axis=0
+    )
+    assert np.abs(with_memory - 0.1 * np.sign(deltas())).max() > 1e-2
 
 
 @pytest.mark.parametrize("make", [Adam, Yogi])

@@ -113,8 +113,8 @@ def main(grid: Grid, context: Context) -> None:
     )
     rounds = 2
     *_, last = play(strategy, grid, rounds, states=lambda t: t == rounds)
-    kept = {f"client {i} {part}": v for i, s in last.states.items() for part, v in s.items()}
-    tensors = {k: v.contiguous().clone() for k, v in flatten(last.server | kept).items()}
+    states = {f"client {i} {part}": v for i, s in last.states.items() for part, v in s.items()}
+    tensors = {k: v.contiguous().clone() for k, v in flatten(last.server | states).items()}
     out = Path(str(context.run_config["out"]))
     out.mkdir()
     save_file(tensors, out / "states.safetensors")

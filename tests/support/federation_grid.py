@@ -56,11 +56,11 @@ class Watched(LocalGrid):
         self.dies, self.about_routers, self.replies = dies, 0, list[Message]()
 
     def send_and_receive(self, messages: Iterable[Message], **given: Any) -> list[Message]:
-        asked = list(messages)
-        self.about_routers += asked[0].metadata.message_type == "query.router" if asked else 0
+        sent = list(messages)
+        self.about_routers += sent[0].metadata.message_type == "query.router" if sent else 0
         if self.dies and self.about_routers == self.dies:
             raise Dies
-        replies = list(super().send_and_receive(asked, **given))
+        replies = list(super().send_and_receive(sent, **given))
         self.replies += replies
         return replies
 

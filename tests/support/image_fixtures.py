@@ -74,11 +74,11 @@ def write_lists(folder: Path, ending: str, first: int, prefix: str) -> Path:
     for domain in pacs.DOMAINS:
         entries = [(y, key) for d, y, key in keys() if pacs.DOMAINS[d] == domain]
         last = f"_{PER_CLASS - 1:03d}.png"
-        for part, kept in (
+        for part, rows in (
             ("test", entries),
             ("train", [r for r in entries if not r[1].endswith(last)]),
         ):
-            lines = [f"{prefix}{key} {y + first}" for y, key in kept]
+            lines = [f"{prefix}{key} {y + first}" for y, key in rows]
             (folder / f"{domain}_{part}{ending}").write_text("\n".join(lines) + "\n")
     return folder
 

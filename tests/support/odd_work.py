@@ -30,8 +30,8 @@ class OddWork:
     change: Callable[[Parts, Parts], tuple[Parts, Parts]]
 
     def __call__(self, message: Parts, state: Parts, data: Any, plans: Any) -> tuple[Parts, Parts]:
-        sent, kept = self.update(message, state, data, plans)
-        return self.change(sent, kept) if int(data.id) == self.client else (sent, kept)
+        sent, new_state = self.update(message, state, data, plans)
+        return self.change(sent, new_state) if int(data.id) == self.client else (sent, new_state)
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,11 @@ class Together:
             some = replies[i : i + self.each][:: -1 if self.turned else 1]
             clients = tuple(reply.client for reply in some)
             try:
-                sent, kept = stack([r.update for r in some]), stack([r.changed for r in some])
+                sent, states = stack([r.update for r in some]), stack([r.changed for r in some])
             except InputError:  # as states of FedDisk, which are as large as a client's data
                 yield from map(block_of, some)
             else:
-                yield Block.of(clients, sent, kept, some[0].t)
+                yield Block.of(clients, sent, states, some[0].t)
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class OddReports(Together):
 SIZES = (12, 9, 7, 14, 10, 8, 11, 13)
 
 
-def changed(kind: str, sent: Parts, kept: Parts) -> tuple[Parts, Parts]:
+def changed(kind: str, sent: Parts, new_state: Parts) -> tuple[Parts, Parts]:
     """A client's update and state with one thing changed."""
     delta, report = sent["delta"], sent["report"]
     name = next(iter(delta))
@@ -109,7 +109,7 @@ def changed(kind: str, sent: Parts, kept: Parts) -> tuple[Parts, Parts]:
         "kept": dict,
     }
     state = {"kept": {"w": torch.tensor([float("inf")])}} if kind == "kept" else {}
-    return sent | changes[kind](), {**kept, **state}
+    return sent | changes[kind](), {**new_state, **state}
 
 
 def asleep() -> None:

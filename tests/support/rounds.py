@@ -16,8 +16,8 @@ def last(rounds: Iterable[Round]) -> Round:
 
 
 def everything(played: Round) -> Parts:
-    kept = {f"{i} {part}": t for i, s in played.states.items() for part, t in s.items()}
-    return played.server | kept
+    states = {f"{i} {part}": t for i, s in played.states.items() for part, t in s.items()}
+    return played.server | states
 
 
 def different(a: Round, b: Round) -> list[str]:

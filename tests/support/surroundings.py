@@ -243,13 +243,13 @@ def as_anybody() -> None:
     pwd.getpwuid = pwd.getpwnam = unknown  # type: ignore[assignment]
 
 
-def perform(arguments: Command, at: Path, apply: Setting, heard: int) -> None:
+def perform(arguments: Command, at: Path, apply: Setting, writer: int) -> None:
     """In a forked process, which does not come back: the command in its surroundings."""
     code = 99
     try:
         signal.alarm(SECONDS)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        os.dup2(heard, 2)
+        os.dup2(writer, 2)
         os.chdir(at)
         as_anybody()
         apply()
@@ -285,8 +285,8 @@ def cell(folder: Path, given: Path, setting: str, command: str) -> dict[str, obj
     if child == 0:
         perform(arguments, at, SETTINGS.get(setting, variables()), writer)
     os.close(writer)
-    with os.fdopen(reader, encoding="utf-8", errors="replace") as heard:
-        errors = heard.read()
+    with os.fdopen(reader, encoding="utf-8", errors="replace") as pipe:
+        errors = pipe.read()
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     for shut in (at / "closed", at / "shut"):
         if shut.exists():

@@ -162,8 +162,8 @@ def test_a_method_of_the_users_file(file: Path) -> None:
     assert plan.runs == plan_of(file, names, [0], ["method.mu=0.1,1"])[0].runs
     mine.write_text(text + "    return fedprox(setting, mu=2 * mu)\n")
     later = plan_of(file, names, [0], ["method.mu=0.1,1"])[0]
-    kept = plan.runs.keys() & later.runs.keys()
-    assert kept == {plan.contenders[0].points[0].runs[0].name}
+    common = plan.runs.keys() & later.runs.keys()
+    assert common == {plan.contenders[0].points[0].runs[0].name}
 
 
 def test_fedpals_chooses_its_ess_unless_it_is_given(file: Path) -> None:

@@ -88,8 +88,8 @@ def test_a_federated_data_set_of_files(images: Any, tmp_path: Path) -> None:
     federated_data_set = load("flwr_datasets").FederatedDataset
     images.to_parquet(tmp_path / "train.parquet")
     images.select(range(30)).to_parquet(tmp_path / "test.parquet")
-    kept = {"cache_dir": str(tmp_path / "cache")}
-    federated = federated_data_set(dataset=str(tmp_path), partitioners={"train": SITES}, **kept)
+    options = {"cache_dir": str(tmp_path / "cache")}
+    federated = federated_data_set(dataset=str(tmp_path), partitioners={"train": SITES}, **options)
     parts = {f"site {i}": federated.load_partition(i) for i in range(SITES)}
     test = federated.load_split("test")
     task = fs.Task.from_datasets(parts, target=test)

@@ -50,8 +50,8 @@ NUMBERS: dict[str, tuple[Any, Any]] = {
 def test_kinds_that_are_numbers(name: str) -> None:
     """Mean and deviation are those of the plain numbers; control: of others they differ."""
     given, plain = NUMBERS[name]
-    (made, notes), (due, _) = column(given), column(np.asarray(plain, np.float64))
-    assert made == due
+    (made, notes), (expected, _) = column(given), column(np.asarray(plain, np.float64))
+    assert made == expected
     assert made != column(np.asarray(plain, np.float64) + 1)[0]
     durations = 'Column "v" holds durations, which count in seconds.'
     assert (durations in notes) == name.startswith("timedelta")
@@ -122,8 +122,8 @@ def test_names_of_columns() -> None:
     """Whole numbers are names, too; those of several levels, and two alike, are refused."""
     whole = pd.DataFrame({0: SITE, 1: FEW, 2: FEW > 1})
     one: Any = fs.Task.from_frame(whole, client=0, label=2, target="a")  # type: ignore[arg-type]
-    due = fs.Task.from_frame(whole, client="0", label="2", target="a")
-    assert one.build().digest == due.build().digest
+    expected = fs.Task.from_frame(whole, client="0", label="2", target="a")
+    assert one.build().digest == expected.build().digest
     twice = pd.concat([table(), table()[["site"]]], axis=1)
     levels = table()
     levels.columns = pd.MultiIndex.from_product([["m"], levels.columns])
