@@ -21,7 +21,7 @@ from fedshift.evaluation.scores import score
 from fedshift.model import Model
 from fedshift.recipes import Setting
 from fedshift.tree import Parts
-from support.by_hand import apart, final
+from support.by_hand import final, max_difference
 from support.comparing import by_bisection, same
 from support.federations import CLASSES, TARGET, double, make_clients, make_federation, one_job
 
@@ -33,10 +33,10 @@ def test_without_a_step_it_is_fedavg(setting: Setting, federated: Any) -> None:
         one = final(recipes.fedavg(setting), federated(), **options)
         for still in (None, (0, 1, 1, 0, 2, 1)):
             two = final(recipes.afl(setting, gamma=0.0, domains=still), federated(), **options)
-            assert apart(one.server["params"], two.server["params"]) == 0
+            assert max_difference(one.server["params"], two.server["params"]) == 0
             assert torch.equal(one.weights, two.weights)
         moved = final(recipes.afl(setting, gamma=0.1), federated(), **options)
-        assert apart(one.server["params"], moved.server["params"]) > 1e-5
+        assert max_difference(one.server["params"], moved.server["params"]) > 1e-5
 
 
 def test_batchnorm_without_a_step_is_fedavg(normed: Model) -> None:
@@ -45,10 +45,10 @@ def test_batchnorm_without_a_step_is_fedavg(normed: Model) -> None:
     local = Local(epochs=1, batch=7)
     one = final(FedAvg(normed, local=local), federation)
     two = final(Afl(normed, gamma=0.0, local=local), federation)
-    assert apart(one.server["params"], two.server["params"]) == 0
-    assert apart(one.server["buffers"], two.server["buffers"]) == 0
+    assert max_difference(one.server["params"], two.server["params"]) == 0
+    assert max_difference(one.server["buffers"], two.server["buffers"]) == 0
     moved = final(Afl(normed, gamma=0.1, local=local), federation)
-    assert apart(one.server["buffers"], moved.server["buffers"]) > 1e-4
+    assert max_difference(one.server["buffers"], moved.server["buffers"]) > 1e-4
 
 
 def reported(algorithm: Afl, server: Parts, losses: list[float], ids: list[int]) -> Tensor:
@@ -190,7 +190,7 @@ def test_idle_clients_report_and_do_not_train(setting: Setting, federated: Any) 
     active, _ = algorithm.client_update(job.message, *job[2:5])
     assert all(not v.any() for v in update["delta"].values())
     assert torch.equal(update["risk"]["loss"], active["risk"]["loss"])
-    assert apart(active["delta"], update["delta"]) > 1e-3
+    assert max_difference(active["delta"], update["delta"]) > 1e-3
     assert not changed
 
     class Everyone(Afl):
@@ -201,7 +201,7 @@ def test_idle_clients_report_and_do_not_train(setting: Setting, federated: Any) 
     one = list(run(algorithm, federation, 1, after=first))[-1]
     two = list(run(everyone, federation, 1, after=first))[-1]
     assert one.trained == two.trained == (0, 1, 2, 3, 4, 5)
-    assert apart(one.server["params"], two.server["params"]) == 0
+    assert max_difference(one.server["params"], two.server["params"]) == 0
     assert torch.equal(one.server["mixture"]["mass"], two.server["mixture"]["mass"])
 
 
@@ -289,21 +289,21 @@ def test_what_becomes_of_a_domain_with_absent_clients(setting: Setting, federate
     algorithms = [recipes.afl(setting, domains=domains, whole=w) for w in (False, True)]
     assert same(*algorithms, federated(), 2) < 1e-6
     one, two = (final(a, federated(), 2, cohort=4).server["params"] for a in algorithms)
-    assert apart(one, two) > 1e-4
+    assert max_difference(one, two) > 1e-4
 
 
 def test_each_client_its_own_domain_is_the_default(setting: Setting, federated: Any) -> None:
     one = final(recipes.afl(setting), federated(), cohort=4)
     two = final(recipes.afl(setting, domains=tuple(range(6))), federated(), cohort=4)
-    assert apart(one.server["params"], two.server["params"]) == 0
+    assert max_difference(one.server["params"], two.server["params"]) == 0
     swapped = final(recipes.afl(setting, domains=(0, 0, 1, 1, 2, 2)), federated(), cohort=4)
-    assert apart(one.server["params"], swapped.server["params"]) > 1e-5
+    assert max_difference(one.server["params"], swapped.server["params"]) > 1e-5
 
 
 def test_all_in_one_domain_is_fedavg(setting: Setting, federated: Any) -> None:
     one = final(recipes.fedavg(setting), federated())
     two = final(recipes.afl(setting, gamma=9.0, domains=(0,) * 6), federated())
-    assert apart(one.server["params"], two.server["params"]) == 0
+    assert max_difference(one.server["params"], two.server["params"]) == 0
 
 
 def test_settings_out_of_range_are_refused(setting: Setting, federated: Any) -> None:

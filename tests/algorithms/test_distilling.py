@@ -20,7 +20,7 @@ from fedshift.models.dense import Mlp
 from fedshift.recipes import Setting
 from fedshift.seeds import Seeds, generator
 from fedshift.tree import Params
-from support.by_hand import apart, final
+from support.by_hand import final, max_difference
 from support.comparing import same, whole
 from support.federations import CLASSES, FEATURES, make_clients, make_federation
 
@@ -161,7 +161,7 @@ def test_the_model_received_is_used_in_evaluation_mode(normed: Model) -> None:
         context = {"anchor": watched, "anchor_buffers": other}
         value = NotTrueDistillation()(View(normed, params, out, whole(data), context))
         assert not value.requires_grad
-        assert apart(before, other) == 0
+        assert max_difference(before, other) == 0
         values.append(float(value))
     assert abs(values[0] - values[1]) > 1e-4
 

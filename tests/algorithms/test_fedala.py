@@ -22,7 +22,7 @@ from fedshift.model import Model
 from fedshift.recipes import Setting
 from fedshift.seeds import generator
 from fedshift.tree import Params
-from support.by_hand import apart, final
+from support.by_hand import final, max_difference
 from support.comparing import same, whole
 from support.federations import double, make_clients, make_federation, one_job
 from support.mixing import STILL, learn, models, plan_of
@@ -50,10 +50,10 @@ def test_each_batch_starts_from_the_mixture_that_the_last_one_left(mlp: Model) -
     ]  # fmt: skip
     first = learn(mlp, mix, half, parts[0])
     both = learn(mlp, mix, half, plan)
-    assert apart(both, learn(mlp, mix, first, parts[1])) < 1e-12
+    assert max_difference(both, learn(mlp, mix, first, parts[1])) < 1e-12
     other = learn(mlp, mix, half, parts[1])
     added = {k: (first[k] + other[k] - half[k]).clamp(0.0, 1.0) for k in names}
-    assert apart(both, added) > 1e-4
+    assert max_difference(both, added) > 1e-4
 
 
 def test_a_model_that_agrees_in_its_first_tensor_alone_is_mixed(setting: Setting) -> None:
@@ -67,7 +67,7 @@ def test_a_model_that_agrees_in_its_first_tensor_alone_is_mixed(setting: Setting
     state = job.state | {"personal": mine}
     assert torch.equal(mine[first], job.message["params"][first])
     _, changed = algorithm.client_update(job.message, state, job.data, job.plans)
-    assert apart(changed["mixing"], job.state["mixing"]) > 1e-4
+    assert max_difference(changed["mixing"], job.state["mixing"]) > 1e-4
 
 
 def test_the_gradient_of_w_is_that_of_finite_differences(mlp: Model) -> None:
@@ -108,14 +108,14 @@ def test_w_really_moves(layers: Any, mlp: Model) -> None:
     ones = {k: torch.ones_like(models(mlp)[0][k]) for k in names}
     learned = learn(mlp, Mix(layers=layers), ones, plan_of(40))
     assert all(float((1 - w).max()) > 1e-3 for w in learned.values())
-    assert apart(learn(mlp, Mix(lr=STILL), ones, plan_of(40)), ones) == 0
+    assert max_difference(learn(mlp, Mix(lr=STILL), ones, plan_of(40)), ones) == 0
 
 
 def test_w_moves_in_training_and_the_loss_falls(setting: Setting, federated: Any) -> None:
     played = list(run(recipes.fedala(setting, mix_lr=5.0), double(federated()), 4))
     for before, after in pairwise(played[1:]):
         for i in range(6):
-            gap = apart(before.states[i]["mixing"], after.states[i]["mixing"])
+            gap = max_difference(before.states[i]["mixing"], after.states[i]["mixing"])
             assert gap > 1e-6
     assert played[-1].loss < played[0].loss / 2
 
@@ -184,7 +184,7 @@ def test_w_of_zero_keeps_the_local_top(setting: Setting, mlp: Model) -> None:
         for name, v in start.items():
             whose = expected if name.startswith("head.") else theirs
             assert torch.equal(v, whose[name]), name
-    assert apart(mine, theirs) > 0.1
+    assert max_difference(mine, theirs) > 0.1
 
 
 class Towered(nn.Module):
@@ -225,8 +225,8 @@ def test_the_repo_recipe_is_fedavg_served_before_averaging(
     trained = algorithm.local(
         ten.model, CrossEntropy(), first, {}, {}, federated().clients[2], job_plans["train0"]
     ).params
-    assert apart(algorithm.model_for(last.server, last.states[2])[0], trained) == 0
-    assert apart(last.server["params"], trained) > 1e-3
+    assert max_difference(algorithm.model_for(last.server, last.states[2])[0], trained) == 0
+    assert max_difference(last.server["params"], trained) > 1e-3
     with pytest.raises(InputError, match="fedala_drm_repo counts steps"):
         recipes.fedala_drm_repo(setting)
 
@@ -241,7 +241,7 @@ def test_only_the_change_of_the_model_leaves(setting: Setting, federated: Any) -
     )
     assert set(update) == {"delta", "buffers", "counters", "report"}
     moved = {k: new_state["personal"][k] - theirs[k] for k in theirs}
-    assert apart(update["delta"], moved) == 0
+    assert max_difference(update["delta"], moved) == 0
     assert float(moved["head.weight"].abs().max()) > 1e-3
 
 

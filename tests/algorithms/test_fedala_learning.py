@@ -13,7 +13,7 @@ from fedshift.client.mixing import Mix, leading, top
 from fedshift.client.objectives import CrossEntropy, Term, View
 from fedshift.data import Plan
 from fedshift.model import Model
-from support.by_hand import apart
+from support.by_hand import max_difference
 from support.federations import double, make_federation, one_job
 from support.mixing import STILL, learn, models, plan_of
 
@@ -88,6 +88,6 @@ def test_padding_does_not_teach_w(mlp: Model) -> None:
     ones = {k: torch.ones_like(models(mlp)[0][k]) for k in top(mlp, 1, ("head.",))}
     mix = Mix(threshold=0.02)
     loose = Plan(rows, weight, plan.lr, None)
-    assert apart(learn(mlp, mix, ones, plan, 50), learn(mlp, mix, ones, loose, 50)) < 1e-14
+    assert max_difference(learn(mlp, mix, ones, plan, 50), learn(mlp, mix, ones, loose, 50)) < 1e-14
     wrong = loose._replace(weight=torch.ones_like(weight))
-    assert apart(learn(mlp, mix, ones, plan, 50), learn(mlp, mix, ones, wrong, 50)) > 1e-4
+    assert max_difference(learn(mlp, mix, ones, plan, 50), learn(mlp, mix, ones, wrong, 50)) > 1e-4

@@ -28,7 +28,7 @@ from fedshift.server.combine import Mean
 from fedshift.server.confree import ConFree
 from fedshift.server.weights import BySize, Uniform
 from fedshift.tree import Params, Parts, weighted_sum
-from support.by_hand import apart, final, softmax_federation, softmax_regression
+from support.by_hand import final, max_difference, softmax_federation, softmax_regression
 from support.comparing import same, whole
 from support.federations import (
     CLASSES,
@@ -115,7 +115,7 @@ def moved(algorithm: FedAs, traces: list[float], weights: list[float], setting: 
     """How far the fold is from sum_i w_i delta_i."""
     new, delta, old = fold(algorithm, traces, setting)
     mean = weighted_sum(torch.tensor(weights, dtype=torch.float64), delta)
-    return apart(new, {k: old[k] + mean[k] for k in old})
+    return max_difference(new, {k: old[k] + mean[k] for k in old})
 
 
 def test_clients_count_by_their_trace(setting: Setting) -> None:
@@ -162,8 +162,10 @@ def test_without_alignment_and_traces_it_is_fedper(setting: Setting, federated: 
         setting.model, local=setting.local, share=Share(("head.",)), combine=Mean(Uniform())
     )
     one, two = final(bare, federated(), 3, cohort=4), final(host, federated(), 3, cohort=4)
-    assert apart(one.server["params"], two.server["params"]) == 0
-    assert all(apart(one.states[i]["private"], two.states[i]["private"]) == 0 for i in one.states)
+    assert max_difference(one.server["params"], two.server["params"]) == 0
+    assert all(
+        max_difference(one.states[i]["private"], two.states[i]["private"]) == 0 for i in one.states
+    )
     for other in (replace(bare, fisher=True), replace(bare, align=Local(lr=0.1, batch=16))):
         assert same(bare, other, federated(), 3) > 1e-3
 
@@ -195,7 +197,7 @@ def test_it_may_begin_at_the_first(match: Any, setting: Setting, federated: Any)
     rounds = list(run(at_once, federated(), 2, cohort=3))
     assert set(rounds[1].trained) - set(rounds[0].trained)  # clients that come for the first time
     other = list(run(later, federated(), 2, cohort=3))
-    assert apart(rounds[1].server["params"], other[1].server["params"]) > 1e-4
+    assert max_difference(rounds[1].server["params"], other[1].server["params"]) > 1e-4
 
 
 def distance(algorithm: FedAs, body: Params, state: Parts, data: ClientData) -> float:
@@ -225,8 +227,8 @@ def test_alignment_leads_the_body_towards_the_old_features(
     aligned = {k: v + update["delta"][k] for k, v in body.items()}
     there, here = (distance(algorithm, b, state, job.data) for b in (body, aligned))
     assert here < 0.5 * there
-    assert apart(new_state["private"], state["private"]) == 0
-    assert apart(body, before) == 0  # the server's own model is not aligned along with it
+    assert max_difference(new_state["private"], state["private"]) == 0
+    assert max_difference(body, before) == 0  # the server's own model is not aligned along with it
     first = job.state | {"history": {"trained": torch.tensor(False)}}
     unmoved, _ = algorithm.client_update(message, first, job.data, job.plans)
     assert max(float(v.abs().max()) for v in unmoved["delta"].values()) == 0

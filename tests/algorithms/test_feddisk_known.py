@@ -23,7 +23,7 @@ from fedshift.experiments.experiment import run_experiment
 from fedshift.experiments.folder.run_folder import kept_in
 from fedshift.experiments.task.preparing import prepare
 from fedshift.recipes import Setting
-from support.by_hand import apart, final
+from support.by_hand import final, max_difference
 from support.densities import direct, weighed
 from support.federations import SIZES, make_clients
 
@@ -51,8 +51,8 @@ def test_equal_is_the_inner_method_after_as_many_rounds(inputs: Setting, federat
     """The control has the cohorts and batches of the others, and weights of exactly 1."""
     even, zero = direct(inputs, estimator="equal"), true(inputs, ratios(0.0))
     a, b, c = (final(m, federated(), 5) for m in (even, zero, true(inputs, ratios())))
-    assert apart(a.server["params"], b.server["params"]) == 0
-    assert apart(a.server["params"], c.server["params"]) > 1e-6
+    assert max_difference(a.server["params"], b.server["params"]) == 0
+    assert max_difference(a.server["params"], c.server["params"]) > 1e-6
     assert all(s["importance"]["a"].eq(1).all() for s in a.states.values())
 
 

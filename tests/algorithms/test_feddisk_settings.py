@@ -17,7 +17,7 @@ from fedshift.errors import InputError, TrainingError
 from fedshift.model import Model
 from fedshift.models.made import Made, MixtureMade
 from fedshift.recipes import Setting
-from support.by_hand import apart, final
+from support.by_hand import final, max_difference
 from support.densities import direct, fast, weighed
 
 
@@ -188,8 +188,8 @@ def test_without_the_shape_of_inputs_nothing_starts(setting: Setting, federated:
 
 def test_the_first_densities_belong_to_the_settings_seed(inputs: Setting) -> None:
     a, b, c = (direct(replace(inputs, seed=k)).network().init()[0] for k in (0, 0, 1))
-    assert apart(a, b) == 0
-    assert apart(a, c) > 1e-3
+    assert max_difference(a, b) == 0
+    assert max_difference(a, c) > 1e-3
     nets = [direct(replace(inputs, seed=k), ordering="random").network().net for k in (0, 0, 1)]
     orders = [tuple(net.degrees[0]) for net in nets if isinstance(net, MixtureMade)]
     assert orders[0] == orders[1] != orders[2]  # and so do the masks

@@ -29,8 +29,8 @@ from support.by_hand import (
     THREE,
     Array,
     Hand,
-    apart,
     final,
+    max_difference,
     quadratic_federation,
     quadratic_model,
     softmax_federation,
@@ -70,9 +70,9 @@ def test_feddyn_starts_as_fedprox_with_a_longer_server_step(
         )  # fmt: skip
         return final(algorithm, federation, 1, cohort=cohort).server["params"]
 
-    assert apart(got, prox(0.3, factor)) < 1e-14
-    assert apart(got, prox(0.3, 1.0)) > 1e-2
-    assert apart(got, prox(0.6, factor)) > 1e-4
+    assert max_difference(got, prox(0.3, factor)) < 1e-14
+    assert max_difference(got, prox(0.3, 1.0)) > 1e-2
+    assert max_difference(got, prox(0.6, factor)) > 1e-4
 
 
 @pytest.mark.parametrize("cohort", [6, 3])
@@ -87,15 +87,15 @@ def test_h_is_the_population_mean_of_the_memories(
     ):
         memories = [s["memory"] for s in played.states.values()]
         mean = {k: sum(m[k] for m in memories) / 6 for k in federation.params}
-        assert apart(played.server["memory"], mean) < 1e-14
+        assert max_difference(played.server["memory"], mean) < 1e-14
         for i, state in played.states.items():
             old = before[i]["memory"] if i in before else zeros(federation.params)
-            assert (apart(state["memory"], old) == 0) == (i not in played.trained)
+            assert (max_difference(state["memory"], old) == 0) == (i not in played.trained)
             by_cohort = {
                 k: v + (state["memory"][k] - old[k]) / cohort for k, v in by_cohort.items()
             }
         before = played.states
-    wrong = apart(by_cohort, played.server["memory"])
+    wrong = max_difference(by_cohort, played.server["memory"])
     assert wrong > 1e-3 if cohort < 6 else wrong < 1e-14
 
 
@@ -137,7 +137,7 @@ def test_memories_are_gradients_where_local_training_is_exact() -> None:
             {"train0": local.plan(1, 2, torch.Generator().manual_seed(0))},
         )  # fmt: skip
         trained = theta(first) + update["delta"]["weight"].flatten()
-        assert apart(changed["memory"], second.states[1]["memory"]) == 0
+        assert max_difference(changed["memory"], second.states[1]["memory"]) == 0
         gradient = THREE.a[1] @ (trained - THREE.b[1])
         return float((changed["memory"]["weight"].flatten() - gradient).abs().max())
 
@@ -151,10 +151,12 @@ def test_identical_clients_are_one_feddyn_client(mlp: Model) -> None:
     algorithm = FedDyn(mlp, 0.5, local=Local(lr=0.1, epochs=3, batch=24))
     single = final(algorithm, double(make_federation(mlp, (one,))), 3).server["params"]
     many = final(algorithm, double(make_federation(mlp, copies)), 3).server["params"]
-    assert apart(single, many) < 1e-13
+    assert max_difference(single, many) < 1e-13
     mixed = (*copies[:3], make_clients()[3])
     assert (
-        apart(final(algorithm, double(make_federation(mlp, mixed)), 3).server["params"], many)
+        max_difference(
+            final(algorithm, double(make_federation(mlp, mixed)), 3).server["params"], many
+        )
         > 1e-3
     )
 
@@ -188,8 +190,8 @@ def test_the_server_optimiser_scales_feddyn(setting: Setting, federated: Any) ->
     full = final(FedDyn(setting.model, local=setting.local), federation, 1).server
     half = final(FedDyn(setting.model, local=setting.local, server=Sgd(0.5)), federation, 1).server
     middle = {k: (v + federation.params[k]) / 2 for k, v in full["params"].items()}
-    assert apart(half["params"], middle) < 1e-14
-    assert apart(half["memory"], full["memory"]) == 0
+    assert max_difference(half["params"], middle) < 1e-14
+    assert max_difference(half["memory"], full["memory"]) == 0
 
 
 def test_feddyn_with_frozen_parameters(setting: Setting, federated: Any) -> None:
@@ -218,11 +220,11 @@ def test_fednova_with_equal_steps_is_fedavg(
     local = Local(lr=0.05, steps=5, batch=8, momentum=momentum)
     plain = final(FedAvg(mlp, local=local, combine=combine), federated()).server["params"]
     nova = final(FedNova(mlp, local=local, combine=combine), federated()).server["params"]
-    assert apart(plain, nova) == 0
+    assert max_difference(plain, nova) == 0
     local = Local(lr=0.05, epochs=2, batch=8, momentum=momentum)
     plain = final(FedAvg(mlp, local=local, combine=combine), federated()).server["params"]
     nova = final(FedNova(mlp, local=local, combine=combine), federated()).server["params"]
-    assert apart(plain, nova) > 1e-3
+    assert max_difference(plain, nova) > 1e-3
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
@@ -324,8 +326,8 @@ def test_a_client_without_steps_moves_nothing() -> None:
     two = final(replace(algorithm, combine=Mean()), federation, 1).server["params"]  # 0, 1/2, 1/2
     start = federation.params
     expected = {k: start[k] + (two[k] - start[k]) * (2 / 3) ** 2 for k in start}
-    assert apart(moved, expected) < 1e-7
-    assert apart(moved, two) > 1e-2
+    assert max_difference(moved, expected) < 1e-7
+    assert max_difference(moved, two) > 1e-2
 
 
 def test_fednova_refuses_several_phases_and_adam(mlp: Model) -> None:

@@ -26,7 +26,7 @@ from fedshift.recipes import Setting
 from fedshift.seeds import generator
 from fedshift.server.heads import head_weights
 from fedshift.tree import Params, Parts
-from support.by_hand import apart, final
+from support.by_hand import final, max_difference
 from support.comparing import same, whole
 from support.federations import (
     CLASSES,
@@ -90,10 +90,10 @@ def test_without_pull_and_mixing_it_is_fedrep(setting: Setting, federated: Any) 
     host = final(alternating(setting, fit), federation, 3, cohort=4)
     bare = FedPac(setting.model, lam=0.0, collaborate=False, fit=fit, local=setting.local)
     ours = final(bare, federation, 3, cohort=4)
-    assert apart(ours.server["params"], host.server["params"]) == 0
+    assert max_difference(ours.server["params"], host.server["params"]) == 0
     heads, _ = heads_of(host.states, host.server)
     _, server_heads = heads_of(ours.states, ours.server)
-    assert all(apart(heads[i], server_heads[i]) == 0 for i in heads)
+    assert all(max_difference(heads[i], server_heads[i]) == 0 for i in heads)
     for other in (replace(bare, lam=1.0), replace(bare, collaborate=True)):
         assert same(bare, other, federation, 3) > 1e-3
     named = recipes.fedpac(setting, lam=0.0, collaborate=False, head_lr=0.05)
@@ -177,8 +177,8 @@ def test_a_missing_prototype_is_replaced_by_the_clients_own(
         message = job.message | {"prototypes": prototypes}
         return algorithm.client_update(message, *job[2:5])[0]["delta"]
 
-    assert apart(body_after(without), body_after(replaced)) < 1e-6
-    assert apart(body_after(without), body_after(sent)) > 1e-3
+    assert max_difference(body_after(without), body_after(replaced)) < 1e-6
+    assert max_difference(body_after(without), body_after(sent)) > 1e-3
 
 
 def test_an_absent_client_keeps_its_head_and_gets_the_body(
@@ -189,17 +189,19 @@ def test_an_absent_client_keeps_its_head_and_gets_the_body(
     for before, after in pairwise(rounds):
         for i in range(6):
             now = {k: v[i] for k, v in after.server["heads"].items()}
-            same_head = apart(now, {k: v[i] for k, v in before.server["heads"].items()}) == 0
+            same_head = (
+                max_difference(now, {k: v[i] for k, v in before.server["heads"].items()}) == 0
+            )
             assert same_head == (i not in after.trained)
             unmoved += same_head
             sent = algorithm.broadcast(after.server, i)
-            assert apart(sent["head"], now) == 0
+            assert max_difference(sent["head"], now) == 0
             assert sent["params"] is after.server["params"]
     assert unmoved == 9
     state = rounds[-1].states[max(rounds[-1].states)]
     params, _ = algorithm.model_for(rounds[-1].server, state)
     head = {k: v[max(rounds[-1].states)] for k, v in rounds[-1].server["heads"].items()}
-    assert apart({k: params[k] for k in head}, head) == 0
+    assert max_difference({k: params[k] for k in head}, head) == 0
 
 
 def test_heads_are_the_mixtures_of_what_was_sent(setting: Setting, federated: Any) -> None:
@@ -252,14 +254,18 @@ def test_the_repo_recipe_is_fedrep_with_a_proximal_body(setting: Setting, federa
     two = replace(setting, local=Local(lr=0.1, steps=2, batch=8))
     host = final(recipes.fedrep_drm_repo(two), federated(), 2)
     ours = final(recipes.fedpac_drm_repo(two, mu=7.0), federated(), 2)
-    assert apart(host.server["params"], ours.server["params"]) == 0
-    assert all(apart(host.states[i]["private"], ours.states[i]["private"]) == 0 for i in range(6))
+    assert max_difference(host.server["params"], ours.server["params"]) == 0
+    assert all(
+        max_difference(host.states[i]["private"], ours.states[i]["private"]) == 0 for i in range(6)
+    )
     everywhere = replace(pulled, objective=CrossEntropy() + Proximal(0.5))
     repo, free, bound = (
         final(a, federated(), 1).states[0]["private"] for a in (plain, pulled, everywhere)
     )
-    assert apart(repo, free) == 0
-    assert apart(repo, bound) > 1e-4  # the control: a pull on everything holds the head back
+    assert max_difference(repo, free) == 0
+    assert (
+        max_difference(repo, bound) > 1e-4
+    )  # the control: a pull on everything holds the head back
 
 
 def test_wrong_models_and_settings_are_refused(setting: Setting, federated: Any) -> None:

@@ -24,7 +24,7 @@ from fedshift.engine.run import Federation, Round, run
 from fedshift.errors import InputError
 from fedshift.model import Model
 from fedshift.recipes import Setting
-from support.by_hand import THREE, apart, final, quadratic_federation, quadratic_model
+from support.by_hand import THREE, final, max_difference, quadratic_federation, quadratic_model
 from support.federations import TARGET, double, make_clients, make_federation
 
 TUNED: dict[str, Callable[..., Algorithm]] = {
@@ -111,9 +111,9 @@ def test_global_rounds_are_the_inner_methods(make: Any, four: Setting, federated
         run(make(four, tune_rounds=0), federation, 2, cohort=4),
         strict=True,
     ):
-        assert apart(a.server["params"], b.server["params"]) == 0
+        assert max_difference(a.server["params"], b.server["params"]) == 0
         for i in range(6):
-            assert apart(served(algorithm, federation, a, i), a.server["params"]) == 0
+            assert max_difference(served(algorithm, federation, a, i), a.server["params"]) == 0
 
 
 @pytest.mark.few(1)
@@ -125,14 +125,14 @@ def test_tuning_is_plain_sgd_from_the_global_model(
     algorithm, federation = make(four, tune_rounds=2), federated()
     middle = final(algorithm, federation, 2)
     done = final(algorithm, federation, 4, after=middle)
-    assert apart(done.server["params"], middle.server["params"]) == 0
+    assert max_difference(done.server["params"], middle.server["params"]) == 0
     for i, data in enumerate(federation.clients):
         end, context = middle.server["params"], {"client": {"id": data.id}}
         for t in (3, 4):
             plan = plan_all({"personal0": four.local}, data, t, 0, i)["personal0"]
             end = four.local(four.model, CrossEntropy(), end, {}, context, data, plan).params
-        assert apart(served(algorithm, federation, done, i), end) == 0
-        assert apart(end, middle.server["params"]) > 1e-3
+        assert max_difference(served(algorithm, federation, done, i), end) == 0
+        assert max_difference(end, middle.server["params"]) > 1e-3
 
 
 def test_what_the_setting_does_to_gradients_stays_in_tuning(four: Setting) -> None:
@@ -154,8 +154,8 @@ def test_one_client_is_plain_sgd(make: Any, four: Setting, mlp: Model) -> None:
         (plan,) = plan_all(algorithm.at(t).phases(), data, t, 0, 0).values()
         end = four.local(mlp, CrossEntropy(), end, {}, {}, data, plan).params
     done = final(algorithm, federation, 4)
-    assert apart(served(algorithm, federation, done, 0), end) < 1e-14
-    assert apart(done.server["params"], end) > 1e-3
+    assert max_difference(served(algorithm, federation, done, 0), end) < 1e-14
+    assert max_difference(done.server["params"], end) > 1e-3
 
 
 def recorded(algorithm: Algorithm, federation: Federation, **options: Any) -> dict[int, list[Any]]:
@@ -193,7 +193,10 @@ def test_clients_not_drawn_serve_the_global_model(four: Setting, federated: Any)
     drawn = set(rounds[2].trained) | set(rounds[3].trained)
     done = rounds[3]
     assert done.server["tuned"]["client"].nonzero().flatten().tolist() == sorted(drawn)
-    gaps = [apart(served(algorithm, federation, done, i), done.server["params"]) for i in range(6)]
+    gaps = [
+        max_difference(served(algorithm, federation, done, i), done.server["params"])
+        for i in range(6)
+    ]
     assert {i for i, gap in enumerate(gaps) if gap > 0} == drawn
     assert 0 < len(drawn) < 6
 
@@ -204,10 +207,10 @@ def test_resumed_anywhere_it_is_the_same_run(four: Setting, federated: Any) -> N
     for t in (1, 2, 3):
         again = final(algorithm, federation, 4, cohort=4, after=whole[t - 1])
         for i, state in whole[-1].states.items():
-            assert apart(state["personal"], again.states[i]["personal"]) == 0
+            assert max_difference(state["personal"], again.states[i]["personal"]) == 0
     lost = final(algorithm, federation, 4, cohort=4, after=whole[2]._replace(states={}))
     ends = [(whole[-1].states[i]["personal"], lost.states[i]["personal"]) for i in lost.trained]
-    assert max(apart(*pair) for pair in ends) > 1e-3
+    assert max(max_difference(*pair) for pair in ends) > 1e-3
 
 
 def test_tuning_from_the_start_is_local_only(setting: Setting, federated: Any) -> None:
@@ -217,8 +220,14 @@ def test_tuning_from_the_start_is_local_only(setting: Setting, federated: Any) -
     two = final(alone, federation, 3, cohort=4)
     late = final(FineTune(recipes.fedavg(setting), 1, setting.local), federation, 3, cohort=4)
     for i in two.states:
-        assert apart(one.states[i]["personal"], two.states[i]["personal"]) == 0
-    assert max(apart(late.states[i]["personal"], two.states[i]["personal"]) for i in two.states) > 0
+        assert max_difference(one.states[i]["personal"], two.states[i]["personal"]) == 0
+    assert (
+        max(
+            max_difference(late.states[i]["personal"], two.states[i]["personal"])
+            for i in two.states
+        )
+        > 0
+    )
 
 
 def test_tuning_a_quadratic_is_its_closed_form() -> None:

@@ -27,7 +27,7 @@ from fedshift.server.confree import ConFree
 from fedshift.server.rows import row_mean
 from fedshift.server.weights import Uniform
 from fedshift.tree import Parts, add, flatten
-from support.by_hand import apart, final
+from support.by_hand import final, max_difference
 from support.comparing import same
 from support.federations import CLASSES, FEATURES, TARGET, double, make_clients, make_federation
 
@@ -95,7 +95,7 @@ def test_personal_models_know_their_own_labels_alone(setting: Setting, federated
     federation = federated()
     free, tied = (final(recipes.labelset_ditto(setting, lam=x), federation, 2) for x in (0.0, 1.0))
     for played in (free, tied):
-        assert apart(
+        assert max_difference(
             played.server["params"],
             final(recipes.labelset_fedavg(setting), federation, 2).server["params"],
         ) == 0  # fmt: skip
@@ -103,8 +103,8 @@ def test_personal_models_know_their_own_labels_alone(setting: Setting, federated
     # lam = 0: nothing of the others; so another population gives the same personal model.
     others = (*make_clients()[:2], *make_clients(seed=7)[2:])
     again = final(recipes.labelset_ditto(setting, lam=0.0), federated(others), 2)
-    assert apart(personal(again, 1), personal(free, 1)) == 0
-    assert apart(personal(again, 1), personal(tied, 1)) > 1e-3
+    assert max_difference(personal(again, 1), personal(free, 1)) == 0
+    assert max_difference(personal(again, 1), personal(tied, 1)) > 1e-3
 
 
 @pytest.mark.few(1)
@@ -146,12 +146,12 @@ def test_empty_slots_change_nothing(name: str, setting: Setting, federated: Any)
     federation = double(federated())
     one, two = (final(MAKERS[name](setting, k), federation, 2, cohort=4) for k in (3, 5))
     other = final(recipes.labelset_fedavg(setting), federation, 2, cohort=4)
-    assert apart(one.server["params"], two.server["params"]) < 1e-14
+    assert max_difference(one.server["params"], two.server["params"]) < 1e-14
     for i, state in one.states.items():
         again = flatten(two.states[i])
         assert all(float((v - again[k]).abs().max()) < 1e-13 for k, v in flatten(state).items())
     if name != "ditto":
-        assert apart(one.server["params"], other.server["params"]) > 1e-4
+        assert max_difference(one.server["params"], other.server["params"]) > 1e-4
 
 
 def test_a_term_with_a_memory_is_the_inner_one_for_full_sets(setting: Setting) -> None:
@@ -208,8 +208,8 @@ def test_recipes_draw_slots_from_the_settings_seed(setting: Setting, federated: 
         for k in (0, 1)
     )
     assert not torch.equal(one["sets"]["slot"], two["sets"]["slot"])
-    assert apart(one["params"], two["params"]) == 0
-    assert apart(one["params"], federation.params) > 1e-3
+    assert max_difference(one["params"], two["params"]) == 0
+    assert max_difference(one["params"], federation.params) > 1e-3
 
 
 def test_one_label_alone(setting: Setting, federated: Any) -> None:
@@ -217,8 +217,8 @@ def test_one_label_alone(setting: Setting, federated: Any) -> None:
     lonely = client_data(make_clients()[0].x, torch.full((9,), 4), 0)
     algorithm = recipes.labelset_fedavg(setting)
     one, two = (federated((lonely, *rest)) for rest in (make_clients()[1:], ()))
-    assert apart(final(algorithm, two, 1).server["params"], two.params) == 0
-    assert apart(final(algorithm, one, 1).server["params"], one.params) > 1e-3
+    assert max_difference(final(algorithm, two, 1).server["params"], two.params) == 0
+    assert max_difference(final(algorithm, one, 1).server["params"], one.params) > 1e-3
 
 
 def test_a_client_registered_with_other_labels_is_named(setting: Setting, federated: Any) -> None:
@@ -272,7 +272,7 @@ def test_a_head_without_bias_trains_and_does_not_serve() -> None:
     federation = make_federation(model)
     algorithm = recipes.labelset_fedavg(Setting(model, TARGET, Local(batch=8)))
     done = final(algorithm, federation, 1)
-    assert apart(done.server["params"], federation.params) > 1e-3
+    assert max_difference(done.server["params"], federation.params) > 1e-3
     with pytest.raises(InputError, match=r"the head \(head\.weight\) has no bias"):
         algorithm.model_for(done.server, done.states[0])
 

@@ -27,7 +27,7 @@ from fedshift.seeds import Seeds
 from fedshift.server.optimizers import Sgd
 from fedshift.server.rows import holder_shares, row_sum, slot_table
 from fedshift.tree import Parts, flatten, size_in_bytes, weighted_sum
-from support.by_hand import apart, final
+from support.by_hand import final, max_difference
 from support.comparing import same
 from support.federations import (
     CLASSES,
@@ -96,7 +96,7 @@ def test_full_sets_are_the_inner_method_bit_for_bit(sets: Any, plain: Any, mlp: 
         for i, state in want.states.items():
             assert all(torch.equal(v, flatten(got.states[i])[k]) for k, v in flatten(state).items())
         partial = final(sets(setting, mode=mode), others, 2, cohort=4).server["params"]
-        assert (apart(partial, other.server["params"]) == 0) == (mode == "public")
+        assert (max_difference(partial, other.server["params"]) == 0) == (mode == "public")
 
 
 def test_option_one_reduces_too(mlp: Model) -> None:
@@ -159,7 +159,7 @@ def test_rows_are_means_over_their_holders(mode: Mode, mlp: Model) -> None:
     if mode == "holders":  # the same local training, so that the body is FedAvg's
         body = final(recipes.fedavg(setting), federation, 1)
         moved = {k: v for k, v in got["params"].items() if k not in HEAD}
-        assert apart(moved, body.server["params"]) == 0
+        assert max_difference(moved, body.server["params"]) == 0
 
 
 @pytest.mark.few(2)
@@ -213,7 +213,7 @@ def test_a_client_trains_a_model_of_its_own_labels(
         for slot, y in enumerate(slots.tolist()):
             if y >= 0:
                 placed[k][y - 1] = update[k][slot]
-    assert apart(placed, want) < 1e-14
+    assert max_difference(placed, want) < 1e-14
     # The control: without the mask, empty slots take part in the softmax and move.
     received, before, _, drawn = job(algorithm, federation, 1)[1:5]
     order = received["slots"]["local"]
@@ -249,8 +249,8 @@ def test_names_of_labels_do_not_matter(name: str, setting: Setting, mlp: Model) 
     federation, to = double(make_federation(mlp)), torch.tensor([3, 0, 4, 1, 2])
     one = final(algorithm, federation, 2, cohort=4).server["params"]
     two = final(algorithm, relabelled(federation, to), 2, cohort=4).server["params"]
-    assert apart({k: v[to] if k in HEAD else v for k, v in two.items()}, one) < 1e-13
-    assert apart(two, one) > 1e-3
+    assert max_difference({k: v[to] if k in HEAD else v for k, v in two.items()}, one) < 1e-13
+    assert max_difference(two, one) > 1e-3
 
 
 def worlds(mlp: Model) -> tuple[Federation, Federation, Setting]:

@@ -28,8 +28,8 @@ from support.by_hand import (
     Array,
     Hand,
     Quadratics,
-    apart,
     final,
+    max_difference,
     quadratic_federation,
     quadratic_model,
     softmax_federation,
@@ -54,9 +54,9 @@ def test_the_first_round_is_fedavg_bit_for_bit(setting: Setting, federated: Any)
     plain = uniform_fedavg(setting.model, setting.local)
     controlled = recipes.scaffold(setting)
     one, two = (final(a, federated(), 1).server["params"] for a in (plain, controlled))
-    assert apart(one, two) == 0
+    assert max_difference(one, two) == 0
     one, two = (final(a, federated(), 2).server["params"] for a in (plain, controlled))
-    assert apart(one, two) > 1e-3
+    assert max_difference(one, two) > 1e-3
 
 
 @pytest.mark.few(2)
@@ -72,13 +72,13 @@ def test_c_is_the_population_mean_of_c_i(
     by_cohort, before = zeros(federation.params), {}
     for played in run(algorithm, federation, 4, cohort=cohort):
         mean = mixed_controls(played, every, federation.params)
-        assert apart(played.server["control"], mean) < 1e-14
+        assert max_difference(played.server["control"], mean) < 1e-14
         for i in played.trained:
             old = before.get(i, {"control": zeros(federation.params)})["control"]
             new = played.states[i]["control"]
             by_cohort = {k: v + (new[k] - old[k]) / cohort for k, v in by_cohort.items()}
         before = played.states
-    wrong = apart(by_cohort, played.server["control"])
+    wrong = max_difference(by_cohort, played.server["control"])
     assert wrong > 1e-2 if cohort < 6 else wrong < 1e-14
 
 
@@ -87,7 +87,7 @@ def test_absent_clients_keep_their_control(setting: Setting, federated: Any) -> 
     unmoved = moved = 0
     for old, new in pairwise(rounds):
         for i, state in old.states.items():
-            same = apart(state["control"], new.states[i]["control"]) == 0
+            same = max_difference(state["control"], new.states[i]["control"]) == 0
             assert same == (i not in new.trained)
             unmoved, moved = unmoved + same, moved + (not same)
     assert unmoved > 2
@@ -101,11 +101,11 @@ def test_one_full_step_is_fedsgd(option: Option, mlp: Model) -> None:
     federation = double(make_federation(mlp))
     plain = final(uniform_fedavg(mlp, WHOLE), federation, 4).server["params"]
     got = final(Scaffold(mlp, option, local=WHOLE), federation, 4).server["params"]
-    assert apart(got, plain) < 1e-14
+    assert max_difference(got, plain) < 1e-14
     three = replace(WHOLE, epochs=3)
     plain = final(uniform_fedavg(mlp, three), federation, 4).server["params"]
     got = final(Scaffold(mlp, option, local=three), federation, 4).server["params"]
-    assert apart(got, plain) > 1e-3
+    assert max_difference(got, plain) > 1e-3
 
 
 @pytest.mark.few(1)
@@ -114,11 +114,11 @@ def test_options_coincide_for_one_full_step(mlp: Model, decay: float) -> None:
     """Both controls are then grad F_i(theta), decay theta included."""
     federation, local = double(make_federation(mlp)), replace(WHOLE, decay=decay)
     one, two = (final(Scaffold(mlp, o, local=local), federation, 3) for o in ("I", "II"))
-    assert apart(one.server["control"], two.server["control"]) < 1e-13
-    assert apart(one.states[2]["control"], two.states[2]["control"]) < 1e-13
+    assert max_difference(one.server["control"], two.server["control"]) < 1e-13
+    assert max_difference(one.states[2]["control"], two.states[2]["control"]) < 1e-13
     local = replace(local, batch=8)
     one, two = (final(Scaffold(mlp, o, local=local), federation, 3) for o in ("I", "II"))
-    assert apart(one.server["control"], two.server["control"]) > 1e-3
+    assert max_difference(one.server["control"], two.server["control"]) > 1e-3
 
 
 @pytest.mark.few(1)
@@ -131,10 +131,13 @@ def test_identical_clients_are_fedavg(option: Option, mlp: Model) -> None:
     federation = double(make_federation(mlp, copies))
     plain = final(uniform_fedavg(mlp, local), federation, 3).server["params"]
     got = final(Scaffold(mlp, option, local=local), federation, 3).server["params"]
-    assert apart(got, plain) < 1e-13
+    assert max_difference(got, plain) < 1e-13
     other = double(make_federation(mlp, (*copies[:3], make_clients()[3])))
     plain = final(uniform_fedavg(mlp, local), other, 3).server["params"]
-    assert apart(final(Scaffold(mlp, option, local=local), other, 3).server["params"], plain) > 1e-4
+    assert (
+        max_difference(final(Scaffold(mlp, option, local=local), other, 3).server["params"], plain)
+        > 1e-4
+    )
 
 
 def two_client_rounds(divisor: int, rounds: int) -> tuple[list[float], float]:
@@ -166,7 +169,7 @@ def test_steps_keep_controls_bounded_and_epochs_do_not() -> None:
     rounds = list(run(algorithm, federation, 12))
     for gap, played in zip(gaps, rounds, strict=True):
         c = played.server["control"]
-        distance = max(apart(c, played.states[i]["control"]) for i in range(2))
+        distance = max(max_difference(c, played.states[i]["control"]) for i in range(2))
         assert distance == pytest.approx(gap, abs=1e-12)
     assert max(gaps) < 10
     assert float(theta(rounds[-1])) == pytest.approx(x, abs=1e-12)
@@ -249,9 +252,9 @@ def test_c_follows_fedpals_weights(
     for played in run(algorithm, federation, 5, cohort=cohort):
         skipped += cohort - len(played.trained)
         mixed = mixed_controls(played, alpha, federation.params)
-        assert apart(played.server["control"], mixed) < 1e-14
+        assert max_difference(played.server["control"], mixed) < 1e-14
     even = mixed_controls(played, torch.ones(6).double() / 6, federation.params)
-    assert apart(played.server["control"], even) > 1e-3
+    assert max_difference(played.server["control"], even) > 1e-3
     assert skipped > 0 if lam == 0 else skipped == 0
 
 
@@ -264,8 +267,8 @@ def test_skipping_zero_weights_changes_no_bit(setting: Setting, federated: Any) 
     skipped = final(Scaffold(setting.model, **fields), federated(), 3)
     trained = final(Everyone(setting.model, **fields), federated(), 3)
     assert len(skipped.trained) < len(trained.trained) == 6
-    assert apart(skipped.server["params"], trained.server["params"]) == 0
-    assert apart(skipped.server["control"], trained.server["control"]) == 0
+    assert max_difference(skipped.server["params"], trained.server["params"]) == 0
+    assert max_difference(skipped.server["control"], trained.server["control"]) == 0
 
 
 @both

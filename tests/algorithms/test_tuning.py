@@ -21,7 +21,7 @@ from fedshift.recipes import Setting
 from fedshift.seeds import key
 from fedshift.server.agreement import farthest
 from fedshift.tree import Params, Parts
-from support.by_hand import apart, final
+from support.by_hand import final, max_difference
 from support.comparing import same
 from support.federations import CLASSES, FEATURES, TARGET, double, make_clients, make_federation
 from support.normals import drawn
@@ -148,7 +148,7 @@ def test_rounding_moves_nothing(kind: Any, exact: bool, mlp: Model) -> None:
         federation = double(federation) if exact else federation
         many: dict[str, Any] = {"loss": kind, "steps": 50, "lr": 1e-3}
         before, after = (final(a, federation, 1).server for a in (plain, tuned(plain, **many)))
-        return apart(before["params"], after["params"])
+        return max_difference(before["params"], after["params"])
 
     assert moved(data.x) == 0
     assert moved(data.x, data.x, data.x) == 0
@@ -178,7 +178,7 @@ def test_clients_without_examples_say_nothing(setting: Setting, federated: Any) 
     with_empty, without = federated((*make_clients(), empty)), federated()
     algorithm = tuned(recipes.labelset_ditto(setting))  # which trains whatever the weight
     one, two = (final(algorithm, f, 1).server for f in (with_empty, without))
-    assert apart(one["params"], two["params"]) == 0
+    assert max_difference(one["params"], two["params"]) == 0
     assert torch.equal(one["tuning"]["loss"], two["tuning"]["loss"])
 
 
@@ -211,10 +211,10 @@ def test_statistics_and_clients_do_not_notice(normed: Model) -> None:
     federation = make_federation(normed)
     plain = recipes.labelset_scaffold(Setting(normed, TARGET, Local(batch=7)))
     one, two = (final(a, federation, 1) for a in (plain, tuned(plain, part="all")))
-    assert apart(one.server["buffers"] | {}, two.server["buffers"]) == 0
-    assert apart(one.server["control"], two.server["control"]) == 0
-    assert apart(one.states[2]["control"], two.states[2]["control"]) == 0
-    assert apart(one.server["params"], two.server["params"]) > 1e-4
+    assert max_difference(one.server["buffers"] | {}, two.server["buffers"]) == 0
+    assert max_difference(one.server["control"], two.server["control"]) == 0
+    assert max_difference(one.states[2]["control"], two.states[2]["control"]) == 0
+    assert max_difference(one.server["params"], two.server["params"]) > 1e-4
     assert tuned(plain).reveals() == plain.reveals()
 
 

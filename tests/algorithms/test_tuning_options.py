@@ -17,7 +17,7 @@ from fedshift.engine.run import play_round, run, start
 from fedshift.errors import InputError
 from fedshift.model import Model
 from fedshift.recipes import Setting
-from support.by_hand import apart, final
+from support.by_hand import final, max_difference
 from support.comparing import same
 from support.federations import (
     CLASSES,
@@ -44,7 +44,7 @@ def test_absent_labels_stay_under_restricted_kl(mlp: Model) -> None:
         for t, ids in enumerate(([0, 1, 2], [0]), start=1):  # label 3 is absent from the second
             played = play_round(algorithm, federation, server, states, torch.tensor(ids), t)
             moved = [
-                max(apart({k: played.server["params"][k][y]}, {k: server["params"][k][y]})
+                max(max_difference({k: played.server["params"][k][y]}, {k: server["params"][k][y]})
                     for k in HEAD) > 0
                 for y in range(CLASSES)
             ]  # fmt: skip
@@ -55,7 +55,10 @@ def test_absent_labels_stay_under_restricted_kl(mlp: Model) -> None:
     assert rules == {"mode": "holders", "tune": "kl", "tune_over": "all"}
     server = final(tuned(everyone, loss="kl"), federation, 1).server  # softmax over all labels
     assert (
-        apart({"": server["params"]["head.bias"][4]}, {"": federation.params["head.bias"][4]}) > 0
+        max_difference(
+            {"": server["params"]["head.bias"][4]}, {"": federation.params["head.bias"][4]}
+        )
+        > 0
     )
 
 
@@ -82,7 +85,9 @@ def test_kept_moments_do_not_move_absent_labels(mode: Any, options: Any, mlp: Mo
             for a in (plain, algorithm)
         ]
         for k in HEAD:
-            moved = [apart({k: ends[0][k][y]}, {k: ends[1][k][y]}) > 0 for y in range(CLASSES)]
+            moved = [
+                max_difference({k: ends[0][k][y]}, {k: ends[1][k][y]}) > 0 for y in range(CLASSES)
+            ]
             assert moved == [False, True, True, False, True]
 
 
@@ -95,13 +100,13 @@ def test_later_rounds_are_the_inner_methods(setting: Setting, federated: Any) ->
         assert same(limited, always, federation, t) == 0
     assert same(limited, always, federation, 3) > 1e-4
     second, third = (final(limited, federation, t).server for t in (2, 3))
-    assert apart(second["tuning"], third["tuning"]) == 0
+    assert max_difference(second["tuning"], third["tuning"]) == 0
     assert limited.at(2) == limited
     assert limited.at(3) == replace(limited, steps=0, rounds=0)
     everyone = torch.arange(len(federation.clients))
     after = final(limited, federation, 2)
     by_hand = play_round(plain, federation, after.server, after.states, everyone, 3)
-    assert apart(by_hand.server["params"], third["params"]) == 0
+    assert max_difference(by_hand.server["params"], third["params"]) == 0
 
 
 LABELLED = Examples(drawn(30, FEATURES, seed=6), torch.arange(30) % 3 + 1)
@@ -256,7 +261,10 @@ def test_what_is_kept_of_a_run_that_uses_no_new_option(setting: Setting, federat
     federation, labelled = federated(), tuned(plain, labelled=LABELLED)
     after = final(tuned(plain), federation, 1)  # of a version that measured nothing
     *_, went_on = run(labelled, federation, 2, after=after)
-    assert apart(went_on.server["params"], final(labelled, federation, 2).server["params"]) == 0
+    assert (
+        max_difference(went_on.server["params"], final(labelled, federation, 2).server["params"])
+        == 0
+    )
     assert float(went_on.server["tuning"]["accuracy"][0]) > 0
     state = start(tuned(plain, moments="kept"), federated()).server
     assert {k for k in state if k.startswith("tuning_")} == {

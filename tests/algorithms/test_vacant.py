@@ -52,12 +52,12 @@ def tried(term: Term, counts: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor, 
     data = client_data(given, y, 0)
     data = data._replace(w=data.w.double())
     leaf = z.clone().requires_grad_()
-    value = term(seen(term, data, whole(data), leaf))
+    value = term(view_of(term, data, whole(data), leaf))
     (grad,) = torch.autograd.grad(value, leaf, allow_unused=False)
     return value.detach(), grad, z, given, y
 
 
-def seen(term: Term, data: ClientData, batch: Batch, logits: Tensor) -> View:
+def view_of(term: Term, data: ClientData, batch: Batch, logits: Tensor) -> View:
     params: Params = {"c": torch.zeros(1, dtype=torch.float64)}
     context = {"anchor": params, "anchor_buffers": {}, **term.remember(params, {}, data)}
     return View(Model(Given()), params, {"logits": logits}, batch, context)
@@ -146,16 +146,16 @@ def test_large_logits_and_padding_give_numbers() -> None:
     data = data._replace(w=data.w.double())
     term = LogitSuppression(6, 1.0)
     for shift in (0.0, 1e4):
-        plain = term(seen(term, data, whole(data), z + shift))
+        plain = term(view_of(term, data, whole(data), z + shift))
         extended = torch.cat([z + shift, z[:3] + shift])
         rows = torch.cat([torch.arange(13), torch.zeros(3, dtype=torch.int64)])
         weight = torch.cat([torch.ones(13), torch.zeros(3)]).double()
         batch = Batch(extended, data.y[rows], weight, rows, torch.tensor(13.0))
-        assert float((term(seen(term, data, batch, extended)) - plain).abs()) < 1e-12
+        assert float((term(view_of(term, data, batch, extended)) - plain).abs()) < 1e-12
         assert float(plain) == pytest.approx(shift or by_the_authors(z, y, COUNTS), rel=1e-3)
     none = batch._replace(w=torch.zeros(16).double(), size=torch.tensor(1.0))
     leaf = extended.clone().requires_grad_()
-    value = term(seen(term, data, none, leaf))
+    value = term(view_of(term, data, none, leaf))
     (grad,) = torch.autograd.grad(value, leaf)
     assert torch.isfinite(value)
     assert torch.isfinite(grad).all()

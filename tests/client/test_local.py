@@ -79,13 +79,13 @@ def test_local_adam_is_torch_adam(mlp: Model, decay: float, epochs: int) -> None
         F.cross_entropy(net(batch.x)["logits"], batch.y).backward()
         optimizer.step()
 
-    def apart(values: dict[str, Tensor]) -> float:
+    def difference(values: dict[str, Tensor]) -> float:
         return max(float((values[k] - v).abs().max()) for k, v in net.state_dict().items())
 
     # Without decay the operations are torch's own, in its order.
-    assert apart(ours()) <= (1e-6 if decay else 0.0)
-    assert apart(ours(decay=decay + 0.01)) > 1e-4
-    assert apart(ours(lr=0.0031)) > 1e-4
+    assert difference(ours()) <= (1e-6 if decay else 0.0)
+    assert difference(ours(decay=decay + 0.01)) > 1e-4
+    assert difference(ours(lr=0.0031)) > 1e-4
 
 
 def test_adams_first_step_is_the_sign_of_the_gradient(mlp: Model) -> None:

@@ -20,7 +20,7 @@ from fedshift.errors import InputError
 from fedshift.model import Model
 from fedshift.recipes import Setting
 from fedshift.tree import Params
-from support.by_hand import apart
+from support.by_hand import max_difference
 from support.comparing import same, whole
 from support.federations import make_clients, make_federation, one_job
 
@@ -113,9 +113,9 @@ def test_running_statistics_move_once_per_step(normed: Model) -> None:
     plain = FedAvg(normed, local=local)
     sharp = replace(plain, local=replace(local, oracles=(Sam(0.5),)))
     one, two = (a.client_update(*one_job(a, federation, 3)[1:5])[0] for a in (plain, sharp))
-    assert apart(one["buffers"], two["buffers"]) == 0
+    assert max_difference(one["buffers"], two["buffers"]) == 0
     assert int(two["counters"]["body.1.num_batches_tracked"]) == 1
-    assert apart(one["delta"], two["delta"]) > 1e-4
+    assert max_difference(one["delta"], two["delta"]) > 1e-4
     assert torch.equal(one["report"]["loss"], two["report"]["loss"])
 
 
@@ -128,11 +128,11 @@ def test_the_norm_is_over_all_parameters(mlp: Model) -> None:
     norm = torch.cat([v.flatten() for v in g.values()]).norm()
     moved = {k: v + 0.5 * g[k] / norm for k, v in params.items()}
     grads = Sam(0.5)(gradient)(params).grad
-    assert apart(grads, gradient(moved).grad) < 1e-6
+    assert max_difference(grads, gradient(moved).grad) < 1e-6
     per_tensor = {k: v + 0.5 * g[k] / g[k].norm() for k, v in params.items()}
-    assert apart(grads, gradient(per_tensor).grad) > 1e-3
+    assert max_difference(grads, gradient(per_tensor).grad) > 1e-3
     backwards = Sam(0.5)(gradient)(dict(reversed(params.items()))).grad
-    assert apart(grads, backwards) == 0
+    assert max_difference(grads, backwards) == 0
 
 
 def test_clipping_by_hand() -> None:

@@ -114,13 +114,13 @@ def test_a_port_in_use() -> None:
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("apart", [False, True])
-def test_processes_end_with_their_children(apart: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("new_session", [False, True])
+def test_processes_end_with_their_children(new_session: bool, tmp_path: Path) -> None:
     """Also children in a session of their own."""
     code = (
         "import subprocess, sys, time\n"
         "child = [sys.executable, '-c', 'import time; time.sleep(60)']\n"
-        f"child = subprocess.Popen(child, start_new_session={apart})\n"
+        f"child = subprocess.Popen(child, start_new_session={new_session})\n"
         f"open({str(tmp_path / 'child')!r}, 'w').write(str(child.pid))\n"
         "time.sleep(60)\n"
     )

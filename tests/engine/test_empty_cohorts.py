@@ -103,7 +103,7 @@ def test_what_such_rounds_are_worth() -> None:
 def test_on_flower_too(setting: Setting, mlp: Model) -> None:
     pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
     from fedshift.flower import LocalGrid, client_app, play
-    from support.flower_runs import apart, sites, strategy_of
+    from support.flower_runs import differing_tensors, sites, strategy_of
 
     federation, method = with_an_empty_client(mlp), recipes.fedavg(setting)
     grid: Any = LocalGrid(client_app(sites(method, federation)), len(SIZES))
@@ -112,4 +112,6 @@ def test_on_flower_too(setting: Setting, mlp: Model) -> None:
     here = list(run(method, federation, 5, cohort=1))
     assert [r.skipped for r in there] == [r.skipped for r in here]
     assert any(r.skipped for r in there)
-    assert all(apart(a._replace(states={}), b) == [] for a, b in zip(here, there, strict=True))
+    assert all(
+        differing_tensors(a._replace(states={}), b) == [] for a, b in zip(here, there, strict=True)
+    )

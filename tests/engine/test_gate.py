@@ -54,7 +54,7 @@ def gated(federation: Federation, **limits: Any) -> Federation:
     return replace(federation, gate=replace(DROP, **limits))
 
 
-def apart(a: Round, b: Round) -> list[str]:
+def differing_tensors(a: Round, b: Round) -> list[str]:
     parts = [{**r.server, **{f"{i} {p}": t for i, s in r.states.items() for p, t in s.items()}}
             for r in (a, b)]  # fmt: skip
     return different(*parts)
@@ -95,9 +95,9 @@ def test_a_run_of_three_rounds(method: str, name: str, setting: Setting, mlp: Mo
     others = torch.tensor([0, 1, 2, 4, 5])
     second = play_round(algorithm, federation, first.server, first.states, others, 2)
     third = play_round(algorithm, federation, second.server, second.states, torch.arange(6), 3)
-    assert apart(played[1], second) == []
-    assert apart(played[2], third) == []
-    assert apart(played[2], list(run(algorithm, federation, 3))[-1])  # the control
+    assert differing_tensors(played[1], second) == []
+    assert differing_tensors(played[2], third) == []
+    assert differing_tensors(played[2], list(run(algorithm, federation, 3))[-1])  # the control
 
 
 def test_a_gate_that_stops_names_the_client(setting: Setting, mlp: Model) -> None:
@@ -131,7 +131,7 @@ def test_a_client_whose_training_fails_drops_out(
         played = play_round(algorithm, broken, server, {}, everyone, 1)
     assert played.dropped[0].client == 3
     assert played.dropped[0].reason.startswith("client 3 failed: ")
-    assert apart(played, play_round(algorithm, federation, server, {}, others, 1)) == []
+    assert differing_tensors(played, play_round(algorithm, federation, server, {}, others, 1)) == []
 
 
 def test_a_delayed_reply_is_not_used_a_round_later(setting: Setting, mlp: Model) -> None:
@@ -160,7 +160,7 @@ def test_rounds_below_a_limit_are_skipped(
     assert skipped.skipped.startswith(why)
     assert (skipped.trained, skipped.skips) == ((), 1)
     before = start(recipes.scaffold(setting), federation) if skipped.t == 1 else played[0]
-    assert apart(skipped, before) == []
+    assert differing_tensors(skipped, before) == []
 
 
 def test_too_many_skipped_rounds_end_the_run(setting: Setting, mlp: Model, tmp_path: Any) -> None:
@@ -200,7 +200,7 @@ def test_down_to_one_client(setting: Setting, mlp: Model) -> None:
     (played,) = run(recipes.fedavg(setting), federation, 1, backend=Faulty(faults))
     server = start(recipes.fedavg(setting), federation).server
     alone = play_round(recipes.fedavg(setting), federation, server, {}, torch.tensor([3]), 1)
-    assert apart(played, alone) == []
+    assert differing_tensors(played, alone) == []
     assert played.weights.tolist() == [1.0]
 
 

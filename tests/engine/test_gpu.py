@@ -57,7 +57,7 @@ def played(name: str, seed: int = 0, backend: Backend = loop) -> Round:
     return last(run(MAKE[name](setting), federation, ROUNDS, backend=backend))
 
 
-def apart(a: Parts, b: Parts) -> float:
+def relative_difference(a: Parts, b: Parts) -> float:
     """The largest difference of two states, relative to the largest number of its tensor."""
     one, two = flatten(a), flatten(b)
     assert one.keys() == two.keys()
@@ -75,8 +75,10 @@ def test_every_method_gives_the_loops_result(name: str, within: str) -> None:
         assert within == "stacked"
         return
     assert there.trained == alone.trained
-    assert apart(everything(alone), everything(there)) < 1e-3
-    assert apart(everything(alone), everything(played(name, seed=1))) > 1e-3  # the control
+    assert relative_difference(everything(alone), everything(there)) < 1e-3
+    assert (
+        relative_difference(everything(alone), everything(played(name, seed=1))) > 1e-3
+    )  # the control
 
 
 @pytest.mark.parametrize("name", ["fedavg", "ditto"])
@@ -89,8 +91,8 @@ def test_models_are_evaluated_there_with_the_processors_outputs(name: str) -> No
         with outputs_on("cuda"):
             outs = model(server["params"], {}, x)
     assert {v.device.type for v in outs.values()} == {"cpu"}
-    assert apart({"out": here}, {"out": outs}) < 1e-3
-    assert apart({"out": here}, {"out": first}) > 1e-3
+    assert relative_difference({"out": here}, {"out": outs}) < 1e-3
+    assert relative_difference({"out": here}, {"out": first}) > 1e-3
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedpals", "scaffold", "moon"])

@@ -108,12 +108,12 @@ def jobs_of(clients: Sequence[int]) -> list[Job]:
     return [Job(i, message, {}, None, {}, 1) for i in clients]  # type: ignore[arg-type]
 
 
-def given(came: Sequence[Reply]) -> Backend:
+def backend_of(came: Sequence[Reply]) -> Backend:
     """A backend that returns these replies."""
     return lambda update, jobs: iter(came)
 
 
-def untrained(*given: Any) -> tuple[Parts, Parts]:
+def untrained(*backend_of: Any) -> tuple[Parts, Parts]:
     raise AssertionError("not called")
 
 
@@ -125,7 +125,7 @@ def test_each_part_has_its_own_weights() -> None:
     }
     agreed = terms(RunningSums(torch.arange(4), weights), Gate(), asked_of(range(4)), (1, 2, 3))
     assert agreed is not None
-    came = given([two_parts(i, 2.0**i) for i in (1, 2, 3)])
+    came = backend_of([two_parts(i, 2.0**i) for i in (1, 2, 3)])
     (share,) = summed(came, untrained, jobs_of((1, 2, 3)), agreed)
     assert share.clients == (1, 2, 3)
     sums = {part: float(tree["w"]) for part, tree in share.sums.items()}
@@ -150,7 +150,7 @@ def test_parts_that_are_not_the_methods_are_not_let_through() -> None:
     allowed = frozenset({"delta", "report"})
     for parts, some in ((allowed, False), (allowed | {"extra"}, True)):
         agreed = Terms(Gate(), parts, numbers)
-        first, *_ = summed(given(came), untrained, jobs_of(range(3)), agreed)
+        first, *_ = summed(backend_of(came), untrained, jobs_of(range(3)), agreed)
         assert bool(first.sums) == some
 
 
@@ -158,6 +158,6 @@ def test_parts_that_no_client_sends_are_not_summed() -> None:
     """Replies stay as they are, and so does their order."""
     agreed = Terms(Gate(), frozenset(), {"control": (0.5, 0.25, 0.25)})
     came = [reply(i, 1.0) for i in (2, 0, 1)]
-    left = summed(given(came), untrained, jobs_of(range(3)), agreed)
+    left = summed(backend_of(came), untrained, jobs_of(range(3)), agreed)
     assert [one.clients for one in left] == [(2,), (0,), (1,)]
     assert all(one.updates.keys() == {"delta", "report"} and not one.sums for one in left)

@@ -30,7 +30,7 @@ from fedshift.model import Model
 from fedshift.recipes import Setting
 from fedshift.seeds import Seeds
 from fedshift.tree import Parts
-from support.comparing import apart
+from support.comparing import max_difference
 from support.every_method import MAKE, ROUNDS
 from support.federations import make_federation, one_job
 from support.odd_work import OddWork, Once, asleep, killed
@@ -71,9 +71,9 @@ def test_stacked_shares_are_the_loop_but_for_rounding(
         backend = team.blocks(Stacked(dense=True))
         together = last(run(algorithm, federation, 2, backend=backend)).server["params"]
     near = 1e-6 if kind == torch.float32 else 1e-12
-    assert apart(alone, together) < near
+    assert max_difference(alone, together) < near
     other = replace(federation, seeds=Seeds.of(1))
-    assert apart(alone, last(run(algorithm, other, 2)).server["params"]) > 1e-3
+    assert max_difference(alone, last(run(algorithm, other, 2)).server["params"]) > 1e-3
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ from support.federations import (
     make_federation,
     one_job,
 )
-from support.rounds import apart
+from support.rounds import relative_difference
 
 pytestmark = pytest.mark.routed
 
@@ -72,7 +72,7 @@ def both(make: Make, setting: Setting, federation: Federation, **options: Any) -
     plain = last(run(algorithm, federation, ROUNDS, cohort=4))
     other = last(run(algorithm, federation, ROUNDS, cohort=4, backend=Stacked(**options)))
     assert other.trained == plain.trained
-    return apart(plain, other, start(algorithm, federation))
+    return relative_difference(plain, other, start(algorithm, federation))
 
 
 @pytest.mark.few(1)
@@ -111,7 +111,7 @@ def test_the_comparison_can_fail(setting: Setting) -> None:
         last(run(algorithm, federation, 1)),
         last(run(algorithm, federation, 1, backend=loose)),
     )
-    assert apart(plain, other, start(algorithm, federation)) > 1e-3
+    assert relative_difference(plain, other, start(algorithm, federation)) > 1e-3
 
 
 def test_norms_with_equal_batches(normed: Model) -> None:

@@ -27,7 +27,7 @@ from fedshift.model import Model, build
 from fedshift.models.dense import Mlp
 from fedshift.recipes import Setting
 from fedshift.tree import Parts
-from support.comparing import apart
+from support.comparing import max_difference
 from support.every_method import MAKE, ROUNDS, Make
 from support.federations import CLASSES, FEATURES, hears_ctrl_c, make_federation
 from support.rounds import different, last
@@ -280,4 +280,4 @@ def test_nothing_changes_in_the_loop(setting: Setting) -> None:
     before = last(run(recipes.fedavg(setting), federation, 1))
     keep_memory()
     after = last(run(recipes.fedavg(setting), federation, 1))
-    assert apart(before.server["params"], after.server["params"]) == 0
+    assert max_difference(before.server["params"], after.server["params"]) == 0

@@ -23,7 +23,7 @@ from support.small_runs import config_of
 ROUNDS = 9
 
 
-def kept(
+def written_after(
     monkeypatch: pytest.MonkeyPatch, every: int | None, times: list[float], stop: int | None = None
 ) -> list[int]:
     """The rounds after which a checkpoint is written; round t ends at times[t - 1]."""
@@ -48,14 +48,18 @@ def kept(
 def test_when_checkpoints_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the clock unless a number is given; also after the last round and at a requested stop."""
     fast, slow = [float(t) for t in range(1, 10)], [25.0 * t for t in range(1, 10)]
-    assert kept(monkeypatch, None, fast) == [ROUNDS]
-    assert kept(monkeypatch, None, slow) == [3, 6, 9]  # 75, 150 and 225 seconds
-    assert kept(monkeypatch, None, [SECONDS * t for t in range(1, 10)]) == list(range(1, 10))
-    assert kept(monkeypatch, 4, fast) == [4, 8, 9]
-    assert kept(monkeypatch, 4, slow) == [4, 8, 9]
-    assert kept(monkeypatch, None, fast, stop=ROUNDS) == [ROUNDS]  # there is nothing left to stop
+    assert written_after(monkeypatch, None, fast) == [ROUNDS]
+    assert written_after(monkeypatch, None, slow) == [3, 6, 9]  # 75, 150 and 225 seconds
+    assert written_after(monkeypatch, None, [SECONDS * t for t in range(1, 10)]) == list(
+        range(1, 10)
+    )
+    assert written_after(monkeypatch, 4, fast) == [4, 8, 9]
+    assert written_after(monkeypatch, 4, slow) == [4, 8, 9]
+    assert written_after(monkeypatch, None, fast, stop=ROUNDS) == [
+        ROUNDS
+    ]  # there is nothing left to stop
     with pytest.raises(KeyboardInterrupt) as stopped:
-        kept(monkeypatch, None, fast, stop=5)
+        written_after(monkeypatch, None, fast, stop=5)
     assert stopped.value.args == (130,)
 
 

@@ -27,7 +27,7 @@ from fedshift.errors import InputError
 from fedshift.flower import LocalGrid, client_app, play
 from fedshift.flower.arriving import Headers, read_arrays
 from fedshift.flower.records import failure_of, to_record
-from support.flower_runs import apart, in_process, on_flower, sites, strategy_of
+from support.flower_runs import differing_tensors, in_process, on_flower, sites, strategy_of
 
 pytestmark = pytest.mark.routed
 
@@ -47,7 +47,7 @@ def test_every_method_is_the_same_on_flower(make: Make, setting: Setting, federa
     here = in_process(algorithm, federation, ROUNDS, COHORT)
     there = on_flower(algorithm, federation, ROUNDS, cohort=COHORT)
     assert here.states  # else half of the comparison would be of nothing
-    assert apart(here, there) == []
+    assert differing_tensors(here, there) == []
     assert (here.t, here.trained, here.loss) == (there.t, there.trained, there.loss)
 
 
@@ -75,7 +75,7 @@ def test_networks_that_draw_are_the_same_on_flower(name: str, federated: Any) ->
         federation = replace(federated(), params=params, buffers=buffers)
         setting = Setting(model, TARGET, Local(lr=0.1, epochs=1, batch=16))
         ends.append(play_rounds(MAKE[name](setting), federation, rounds))
-    assert apart(ends[0], ends[1]) == []
+    assert differing_tensors(ends[0], ends[1]) == []
     assert ends[0].loss == ends[1].loss != ends[2].loss
 
 
@@ -84,8 +84,10 @@ def test_bfloat16_is_the_same_on_flower(setting: Setting, federated: Any) -> Non
     federation = federated()
     other = replace(setting, local=replace(setting.local, precision="bfloat16"))
     here = in_process(recipes.scaffold(other, option="I"), federation, 2)
-    assert apart(here, on_flower(recipes.scaffold(other, option="I"), federation, 2)) == []
-    assert apart(here, on_flower(recipes.scaffold(setting, option="I"), federation, 2))
+    assert (
+        differing_tensors(here, on_flower(recipes.scaffold(other, option="I"), federation, 2)) == []
+    )
+    assert differing_tensors(here, on_flower(recipes.scaffold(setting, option="I"), federation, 2))
 
 
 def test_the_comparison_can_fail(setting: Setting, federated: Any) -> None:
@@ -98,7 +100,7 @@ def test_the_comparison_can_fail(setting: Setting, federated: Any) -> None:
 
     algorithm = recipes.scaffold(setting)
     here = in_process(algorithm, federation, 2)
-    assert apart(here, on_flower(algorithm, federation, 2, site=other_seed(algorithm)))
+    assert differing_tensors(here, on_flower(algorithm, federation, 2, site=other_seed(algorithm)))
 
     grid = LocalGrid(client_app(sites(algorithm, federation), open_states=True), len(SIZES))
     played = []
@@ -106,7 +108,7 @@ def test_the_comparison_can_fail(setting: Setting, federated: Any) -> None:
         played.append(one)
         for context in grid.contexts.values():
             context.state.clear()
-    assert apart(here, played[-1])
+    assert differing_tensors(here, played[-1])
 
 
 def test_flower_can_drive_the_rounds(setting: Setting, federated: Any) -> None:
@@ -166,7 +168,7 @@ def test_batch_norm_travels(normed: Model, federated: Any) -> None:
     algorithm = recipes.fedavg(Setting(normed, TARGET, Local(batch=8)))
     federation = make_federation(normed, make_clients(sizes=(16, 24, 40)))
     here, there = in_process(algorithm, federation, 2), on_flower(algorithm, federation, 2)
-    assert apart(here, there) == []
+    assert differing_tensors(here, there) == []
     assert int(there.server["buffers"]["body.1.num_batches_tracked"]) == 10
 
 

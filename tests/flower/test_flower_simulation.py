@@ -66,7 +66,7 @@ def left_of_ray(session: int) -> list[str]:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_rays_processes_give_the_same_bits(name: str) -> None:
-    from support.flower_runs import apart, in_process, strategy_of
+    from support.flower_runs import differing_tensors, in_process, strategy_of
     from support.simsites import build, site
 
     with quiet():
@@ -80,7 +80,7 @@ def test_rays_processes_give_the_same_bits(name: str) -> None:
         with simulation(app, len(federation.clients), actors=2) as grid:
             *_, there = play(strategy, grid, 3, states=lambda t: t == 3)
     assert there.dropped == ()
-    assert apart(in_process(algorithm, federation, 3), there) == []
+    assert differing_tensors(in_process(algorithm, federation, 3), there) == []
 
 
 def test_a_client_app_that_fails_in_every_process_is_an_error() -> None:

@@ -34,7 +34,7 @@ from fedshift.flower import LocalGrid, client_app, play
 from fedshift.flower.installed import TRIED, put_in_place
 from fedshift.flower.records import parts_of, to_records
 from fedshift.tree import Parts
-from support.flower_runs import apart, sites, strategy_of
+from support.flower_runs import differing_tensors, sites, strategy_of
 
 Forge = Callable[[Parts], Parts]
 
@@ -116,8 +116,10 @@ def test_a_client_that_sends_nothing_useful_drops_out(
     server = start(algorithm, federation).server
     here = play_round(algorithm, federation, server, {}, others, 1)
     assert torch.equal(played.weights, here.weights)
-    assert apart(here._replace(states={}), played) == []
-    assert apart(last(run(algorithm, federation, 1))._replace(states={}), played)  # the control
+    assert differing_tensors(here._replace(states={}), played) == []
+    assert differing_tensors(
+        last(run(algorithm, federation, 1))._replace(states={}), played
+    )  # the control
 
 
 def test_a_client_that_fails_keeps_what_it_had(setting: Setting, federation: Federation) -> None:
@@ -153,7 +155,7 @@ def test_a_node_that_is_gone_is_not_weighed(setting: Setting, federation: Federa
     assert played.dropped == tuple((i, "its node is not connected", "lost") for i in (0, 1))
     server = start(algorithm, federation).server
     here = play_round(algorithm, federation, server, {}, torch.arange(2, 6), 1)
-    assert apart(here._replace(states={}), played) == []
+    assert differing_tensors(here._replace(states={}), played) == []
     grid.absent = set(grid.contexts)
     with pytest.raises(TrainingError, match="round 2: none of 6 clients sent an update that can"):
         last(play(strategy, grid, 2))

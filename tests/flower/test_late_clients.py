@@ -22,7 +22,7 @@ from support.federations import SIZES, TARGET, make_federation
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 from fedshift.flower import AlgorithmStrategy, LocalGrid, client_app, play
 from fedshift.flower.late import with_rows
-from support.flower_runs import apart, sites, strategy_of
+from support.flower_runs import differing_tensors, sites, strategy_of
 from support.routing import routed_model
 
 ROUNDS, LATE, MOST = 4, 3, len(SIZES) - 1
@@ -78,7 +78,7 @@ def test_a_late_client_counts_as_one_that_dropped_out_before(
         return
     second = list(joining(late, grid_of(algorithm, federation)))
     assert [[d.client for d in r.dropped] for r in second] == [[LATE], [LATE], [], []]
-    assert apart(first[-1], second[-1]) == []
+    assert differing_tensors(first[-1], second[-1]) == []
     assert [r.weights.tolist() for r in first] == [r.weights.tolist() for r in second]
     assert second[0].dropped[0].reason == "it has not joined yet"
 
@@ -100,7 +100,7 @@ def test_the_comparison_can_fail(setting: Setting, federation: Federation) -> No
         for come in (1, 2)
         if (grid := grid_of(algorithm, federation))
     ]
-    assert apart(*ends)
+    assert differing_tensors(*ends)
 
 
 def test_methods_that_mix_all_counts_wait_for_all(setting: Setting, federation: Federation) -> None:
@@ -131,7 +131,7 @@ def test_a_run_goes_on_with_others_than_it_began_with(
         table = played[-1].server["table"]
         assert all(torch.equal(v, table[k]) for k, v in after.server["table"].items())
     else:
-        assert apart(whole[-1], played[-1]) == []
+        assert differing_tensors(whole[-1], played[-1]) == []
 
 
 @pytest.mark.slow

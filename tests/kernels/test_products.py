@@ -101,9 +101,9 @@ def test_where_they_are_chosen(
         monkeypatch.setattr(module, "CPUINFO", about)
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
         set_plain(off)
-        return asked()
+        return uses_onednn()
 
-    def asked() -> bool:
+    def uses_onednn() -> bool:
         whole: Any = module.faster
         return bool(whole.__wrapped__())
 
@@ -116,13 +116,13 @@ def test_where_they_are_chosen(
     for library in (torch.backends.mkl, torch.backends.mkldnn):
         with monkeypatch.context() as patch:
             patch.setattr(library, "is_available", lambda: False)
-            assert not asked()
-    assert asked()
+            assert not uses_onednn()
+    assert uses_onednn()
     module.faster.cache_clear()
     assert module.faster()
     module.CPUINFO.write_text("")
-    assert not asked()
+    assert not uses_onednn()
     module.CPUINFO.unlink()
-    assert not asked()
+    assert not uses_onednn()
     assert module.faster()  # as it said when it was first asked
     module.faster.cache_clear()

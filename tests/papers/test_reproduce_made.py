@@ -156,7 +156,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-def asked(place: Path, name: str, *splits: str, rounds: int = 2) -> Request:
+def small_request(place: Path, name: str, *splits: str, rounds: int = 2) -> Request:
     short, rows = ("training.steps=2",), ("fedavg", "made")
     return Request(
         name, place / "out", ("femnist-digits",), splits,
@@ -166,7 +166,7 @@ def asked(place: Path, name: str, *splits: str, rounds: int = 2) -> Request:
 
 @pytest.fixture(scope="module")
 def table(place: Path) -> Reproduced:
-    return reproduce(asked(place, "made/table1", "sigma=0.5"))
+    return reproduce(small_request(place, "made/table1", "sigma=0.5"))
 
 
 @pytest.mark.slow
@@ -193,7 +193,7 @@ def test_table_1_in_small(place: Path, table: Reproduced) -> None:
 
 @pytest.mark.slow
 def test_complete_runs_are_not_trained_again(place: Path, table: Reproduced) -> None:
-    again = reproduce(asked(place, "made/table1", "sigma=0.5"))
+    again = reproduce(small_request(place, "made/table1", "sigma=0.5"))
     assert again.report.trained == ()
     assert len(table.report.trained) == 2
     assert [c.by_seed for c in again.outcome.cells] == [c.by_seed for c in table.outcome.cells]
@@ -201,7 +201,7 @@ def test_complete_runs_are_not_trained_again(place: Path, table: Reproduced) -> 
 
 @pytest.mark.slow
 def test_fig_2_counts_rounds_from_the_first_of_training(place: Path, table: Reproduced) -> None:
-    done = reproduce(asked(place, "made/fig2", rounds=3))
+    done = reproduce(small_request(place, "made/fig2", rounds=3))
     drawing = (place / "out" / "fig2" / "femnist-digits-sigma=0.5.svg").read_text()
     disk = done.outcome.cells[1]
     metrics = (place / "out" / "runs" / disk.values[0].run.name / "metrics.csv").read_text()
@@ -215,12 +215,12 @@ def test_fig_2_counts_rounds_from_the_first_of_training(place: Path, table: Repr
 
 @pytest.mark.slow
 def test_fig_3_and_the_baselines_in_small(place: Path, table: Reproduced) -> None:
-    third = reproduce(asked(place, "made/fig3", "beta=0.5", "beta=1"))
+    third = reproduce(small_request(place, "made/fig3", "beta=0.5", "beta=1"))
     assert third.report.failures == {}
     assert len(third.outcome.cells) == 8
     assert third.outcome.notes[0].startswith("Found on FEMNIST digits beta=0.5: ")
     assert (place / "out" / "fig3" / "femnist-digits-beta.svg").is_file()
-    both = reproduce(asked(place, "made/baselines"))
+    both = reproduce(small_request(place, "made/baselines"))
     assert both.report.failures == {}
     assert [c.printed.mean for c in both.outcome.cells if c.printed] == [84.5, 84.5]
     assert [c.note.endswith("not in the report, 2 of 5 rounds, 1 of 5 seeds") for c in

@@ -22,7 +22,7 @@ from fedshift.server.cap import capped_sizes
 from fedshift.server.combine import Mean
 from fedshift.server.heads import head_weights
 from fedshift.server.weights import BySize
-from support.by_hand import apart, final
+from support.by_hand import final, max_difference
 from support.routing import drawn
 
 LIAR, CAP = 2, 0.3
@@ -120,7 +120,7 @@ def test_steps_are_those_that_sizes_imply(
         method = FedNova(setting.model, local=local)
         free = final(method, federated())
         gate = replace(federated().gate, max_weight=0.95)
-        assert apart(final(method, replace(federated(), gate=gate)).server["params"],
+        assert max_difference(final(method, replace(federated(), gate=gate)).server["params"],
                      free.server["params"]) == 0  # fmt: skip
 
 

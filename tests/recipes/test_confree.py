@@ -32,7 +32,7 @@ from fedshift.server.confree import (
     stopped,
 )
 from fedshift.server.weights import BySize, Uniform
-from support.by_hand import Array, apart, final
+from support.by_hand import Array, final, max_difference
 from support.comparing import same
 from support.federations import double, make_federation
 
@@ -239,12 +239,12 @@ def test_scopes_differ_where_tensors_conflict_and_the_whole_does_not() -> None:
     }
     half, mean = torch.full((2,), 0.5).double(), {k: v.mean(0) for k, v in stacked.items()}
     whole = ConFree(alpha=0.0, scope="model")(half, stacked, 0)
-    assert apart(whole, mean) < 1e-15
+    assert max_difference(whole, mean) < 1e-15
     each = ConFree(alpha=0.0)(half, stacked, 0)
-    assert apart({"a": each["a"]}, mean) < 1e-15
+    assert max_difference({"a": each["a"]}, mean) < 1e-15
     # v_1 = (1, 0) + (-1, 1)/2 = (1/2, 1/2), v_2 = (-1, 1) + (1, 0) = (0, 1).
     assert torch.allclose(each["b"], torch.tensor([0.25, 0.75]).double(), atol=1e-15)
-    assert apart({"b": each["b"]}, mean) > 0.2
+    assert max_difference({"b": each["b"]}, mean) > 0.2
     one = ConFree(alpha=0.0)(half, {"x": torch.cat([stacked["a"], stacked["b"]], 1)}, 0)["x"]
     assert float((one - torch.cat([whole["a"], whole["b"]])).abs().max()) < 1e-15
 
@@ -270,8 +270,8 @@ def test_rounds_with_any_host(scope: Scope, setting: Setting, normed: Model) -> 
     played = list(run(replace(host, combine=ConFree(scope=scope)), federation, 6))
     assert played[-1].loss < 0.5 * played[0].loss
     uniform = final(replace(host, combine=Mean(Uniform())), federation, 1)
-    assert apart(played[0].server["buffers"], uniform.server["buffers"]) == 0
-    assert apart(played[0].server["params"], uniform.server["params"]) > 1e-3
+    assert max_difference(played[0].server["buffers"], uniform.server["buffers"]) == 0
+    assert max_difference(played[0].server["params"], uniform.server["params"]) > 1e-3
 
 
 def test_the_recipe_is_fedrep_with_another_combination(setting: Setting, federated: Any) -> None:
@@ -340,7 +340,7 @@ def test_the_other_code_projects_pairs_of_original_changes() -> None:
     some = PairwiseProjection()(torch.from_numpy(weights), {"w": torch.from_numpy(mixed)}, 0)["w"]
     assert np.abs(some.numpy() - by_hand_pairs(mixed, weights)).max() < 1e-15
     sequential = ConFree(alpha=0.0)(torch.from_numpy(weights), stacked, 0)
-    assert apart(projected, sequential) > 0.01
+    assert max_difference(projected, sequential) > 0.01
     short = 1e-4 * AGAINST  # of squares of the size of what the source adds to them
     few = PairwiseProjection()(torch.from_numpy(weights), {"w": torch.from_numpy(short)}, 0)["w"]
     assert np.abs(few.numpy() - by_hand_pairs(short, weights)).max() < 1e-19

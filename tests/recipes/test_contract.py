@@ -155,7 +155,7 @@ def test_padding_steps_change_nothing(make: Make, setting: Setting, federated: A
     algorithm, federation = make(setting), double(federated())
     job = one_job(algorithm, federation)
 
-    def apart(plans: dict[str, Plan]) -> float:
+    def difference(plans: dict[str, Plan]) -> float:
         """The distance of updates and states by these plans from those by the given plans."""
         pairs = zip(
             algorithm.at(1).client_update(*job[1:5]),
@@ -166,9 +166,9 @@ def test_padding_steps_change_nothing(make: Make, setting: Setting, federated: A
         return max(float(gap.abs().max()) for tree in gaps for gap in tree.values())
 
     plans = {k: stretched(p) for k, p in job.plans.items()}
-    assert apart(plans) < 1e-14
+    assert difference(plans) < 1e-14
     wrong = {k: p._replace(weight=torch.ones_like(p.weight)) for k, p in plans.items()}
-    assert apart(wrong) > 1e-4
+    assert difference(wrong) > 1e-4
 
 
 @pytest.mark.few(1)

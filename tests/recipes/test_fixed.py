@@ -143,11 +143,11 @@ def test_workers_do_as_the_loop() -> None:
 @pytest.mark.parametrize("name", ["fedavg", "scaffold I", "fedpac", "fedyogi", "labelset_ditto"])
 def test_flower_does_as_the_loop(name: str, setting: Setting, federated: Any) -> None:
     pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
-    from support.flower_runs import apart, in_process, on_flower
+    from support.flower_runs import differing_tensors, in_process, on_flower
 
     algorithm, federation = MAKE[name](setting), federated()
     here = in_process(algorithm, federation, 2, 4)
-    assert apart(here, on_flower(algorithm, federation, 2, cohort=4)) == []
+    assert differing_tensors(here, on_flower(algorithm, federation, 2, cohort=4)) == []
 
 
 def test_a_density_may_be_fixed_in_part(setting: Setting, federated: Any) -> None:

@@ -20,7 +20,7 @@ from fedshift.server.combine import Mean
 from fedshift.server.robust import Geometric
 from fedshift.server.weights import BySize, Pals, Uniform
 from fedshift.sweeps.from_file import plan_of
-from support.by_hand import apart, final
+from support.by_hand import final, max_difference
 from support.custom_tasks import hospitals
 from support.every_method import MAKE
 from support.federations import TARGET
@@ -58,8 +58,8 @@ def test_fedpals_is_fedavg_under_its_weights(setting: Setting, federated: Any) -
         final(one, federated()).server["params"]
         for one in (under_pals, pulled, recipes.fedprox(setting, mu=0.1))
     )
-    assert apart(ours, theirs) == 0
-    assert apart(ours, plain) > 1e-4
+    assert max_difference(ours, theirs) == 0
+    assert max_difference(ours, plain) > 1e-4
 
 
 def test_a_cap_of_the_setting_bounds_these_weights_too(setting: Setting) -> None:

@@ -26,7 +26,7 @@ from fedshift.model import Model, build
 from fedshift.models.lenet_gn import SMALL, lenet_gn
 from fedshift.recipes import Setting
 from fedshift.router.route import Router
-from support.by_hand import apart, final
+from support.by_hand import final, max_difference
 from support.federations import CLASSES, FEATURES, SIZES, TARGET, make_clients, make_federation
 from support.routing import routed_federation, routed_model, routed_setting
 
@@ -327,7 +327,7 @@ def test_a_named_head_stays_private() -> None:
     played = final(method, make_federation(OWN), 1)
     assert [k for k in played.server["params"] if k.startswith("classifier.")] == []
     router = Router.of(method, played.server, played.states)
-    assert apart(router.served[0][0], router.served[1][0]) > 1e-3
+    assert max_difference(router.served[0][0], router.served[1][0]) > 1e-3
 
 
 def test_shares_are_refused_as_heads_are() -> None:

@@ -46,7 +46,7 @@ def by_loops(kind: str, p: Tensor, q: Tensor) -> float:
     return total
 
 
-def seen(kind: str, z: Tensor) -> Tensor:
+def compared_form(kind: str, z: Tensor) -> Tensor:
     """The form of logits z [7, 5] that a loss compares with the clients' answers."""
     return restricted(z, LABELS) if kind == "kl" else seen_by(z.softmax(1), LABELS)
 
@@ -56,7 +56,7 @@ def test_the_losses_are_their_definitions(kind: Any) -> None:
     """The pairwise one by its identity, 2 (||p||^2 ||q||^2 - (p . q)^2), against both loops."""
     p, z = opinions(), drawn(7, 5, seed=2)
     q = z.softmax(1)
-    loss = float(disagreement(kind, p, seen(kind, z), WEIGHTS))
+    loss = float(disagreement(kind, p, compared_form(kind, z), WEIGHTS))
     assert abs(loss - by_loops(kind, p, q)) < 1e-15
     assert abs(loss - by_loops(kind, opinions(seed=3), q)) > 1e-4
     other = "pairwise" if kind == "mse" else "mse"
@@ -65,16 +65,16 @@ def test_the_losses_are_their_definitions(kind: Any) -> None:
 
 def restriction(q: Tensor) -> Tensor:
     """h(y|x) / h(Y_k|x): subset consistency, what clients of one true h would say."""
-    seen = seen_by(q, LABELS)
-    return seen / seen.sum(2, keepdim=True)
+    compared_form = seen_by(q, LABELS)
+    return compared_form / compared_form.sum(2, keepdim=True)
 
 
 def test_where_the_losses_are_zero() -> None:
     """Pairwise: at restrictions. MSE: only at equal models. And both trivial cases of the pair."""
     q = drawn(7, 5, seed=2).softmax(1)
-    seen = seen_by(q, LABELS)
-    assert abs(float(pairwise(restriction(q), seen, WEIGHTS))) < 1e-15
-    assert float(mse(restriction(q), seen, WEIGHTS)) > 1e-2
+    compared_form = seen_by(q, LABELS)
+    assert abs(float(pairwise(restriction(q), compared_form, WEIGHTS))) < 1e-15
+    assert float(mse(restriction(q), compared_form, WEIGHTS)) > 1e-2
     everything = torch.arange(5).expand(3, -1)
     assert float(mse(q.expand(3, -1, -1), seen_by(q, everything), WEIGHTS)) == 0
     assert abs(float(pairwise(q.expand(3, -1, -1), seen_by(q, everything), WEIGHTS))) < 1e-15
@@ -82,7 +82,7 @@ def test_where_the_losses_are_zero() -> None:
     assert float(pairwise(opinions(), torch.zeros(3, 7, 3).double(), WEIGHTS)) == 0
     assert float(mse(opinions(), torch.zeros(3, 7, 3).double(), WEIGHTS)) > 0.3
     alone = torch.tensor([0.0, 0.0, 1.0]).double()
-    assert abs(float(pairwise(opinions(), seen, alone))) < 1e-15
+    assert abs(float(pairwise(opinions(), compared_form, alone))) < 1e-15
 
 
 def test_mse_is_biased_at_the_truth_and_pairwise_is_not() -> None:

@@ -10,7 +10,7 @@ from fedshift.engine.run import Federation, run, start
 from fedshift.errors import UnfitError
 from fedshift.recipes import Setting
 from support.every_method import MAKE, ROUNDS, Make
-from support.rounds import apart, last
+from support.rounds import last, relative_difference
 
 # Rows of MAKE that it is not for, and a word of the reason.
 REFUSED = {
@@ -81,4 +81,4 @@ def gap(make: Make, setting: Setting, federation: Federation, backend: Backend) 
     plain = last(run(algorithm, federation, ROUNDS, cohort=4))
     other = last(run(algorithm, federation, ROUNDS, cohort=4, backend=backend))
     loss = abs(plain.loss - other.loss) / abs(plain.loss)
-    return max(loss, apart(plain, other, start(algorithm, federation)))
+    return max(loss, relative_difference(plain, other, start(algorithm, federation)))

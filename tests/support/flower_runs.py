@@ -52,7 +52,7 @@ def in_process(
     return list(run(algorithm, federation, rounds, cohort=cohort))[-1]
 
 
-def apart(a: Round, b: Round) -> list[str]:
+def differing_tensors(a: Round, b: Round) -> list[str]:
     """The names of all tensors in which two rounds differ, in type, shape or any bit."""
     x, y = flatten(everything(a)), flatten(everything(b))
     both = x.keys() & y.keys()

@@ -39,7 +39,7 @@ def far(one: Round, other: Round) -> float:
     return max(float((a[k].double() - b[k].double()).abs().max()) for k in a if a[k].numel()) / size
 
 
-def apart(one: Round, two: Round, before: Round) -> float:
+def relative_difference(one: Round, two: Round, before: Round) -> float:
     """||a - b|| over ||a - what was before round 1||, the largest of all parts of all states."""
     a, b, first = everything(one), everything(two), everything(before)
     assert flatten(a).keys() == flatten(b).keys()
