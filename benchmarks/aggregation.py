@@ -99,9 +99,9 @@ def contenders(federation: Federation) -> dict[str, Callable[[], Params]]:
 
 
 def main() -> None:
-    prepared = results.arguments(__doc__).parse_args()
+    options = results.arguments(__doc__).parse_args()
     torch.set_num_threads(1)
-    federation = federation_of(prepared.quick)
+    federation = federation_of(options.quick)
     size = sum(v.numel() for v in federation.params.values())
     todo = contenders(federation)
     models = {name: memory.taken_by(what) / (4 * size) for name, what in todo.items()}
@@ -131,7 +131,7 @@ def main() -> None:
             f"{row['processor']:.2f} s, {row['models']:.2f} models"
         )
     figures = {"clients": len(federation.clients), "parameters": size, "rows": rows}
-    results.save(prepared.out, figures, quick=prepared.quick)
+    results.save(options.out, figures, quick=options.quick)
 
 
 if __name__ == "__main__":

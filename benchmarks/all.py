@@ -67,17 +67,17 @@ def main() -> None:
     parser.add_argument("--draw", action="store_true", help="run nothing, draw what is there")
     parser.add_argument("--out", type=Path, default=HERE.parent / "build" / "benchmarks")
     parser.add_argument("--page", type=Path, help="where to write the page")
-    given = parser.parse_args()
-    chosen = given.only.split(",") if given.only else PARTS
+    options = parser.parse_args()
+    chosen = options.only.split(",") if options.only else PARTS
     if odd := sorted(set(chosen) - set(PARTS)):
         raise SystemExit(f"unknown: {', '.join(odd)}; there are {', '.join(PARTS)}")
-    given.out.mkdir(parents=True, exist_ok=True)
-    for name in () if given.draw else chosen:
-        run(name, given.out, given.quick)
-    results = figures(given.out)
+    options.out.mkdir(parents=True, exist_ok=True)
+    for name in () if options.draw else chosen:
+        run(name, options.out, options.quick)
+    results = figures(options.out)
     # Numbers of a trial are nobody's results.
-    trial = given.quick or any(one["quick"] for one in results.values())
-    target = given.page or (given.out / "benchmarks.md" if trial else PAGE)
+    trial = options.quick or any(one["quick"] for one in results.values())
+    target = options.page or (options.out / "benchmarks.md" if trial else PAGE)
     if target == PAGE:  # what was not run anew stays as it was
         results = figures(FILES) | results
     target.write_text(page.drawn(results))

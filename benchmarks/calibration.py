@@ -212,9 +212,9 @@ def summary(rows: Mapping[str, list[Row]]) -> str:
 
 
 def main() -> None:
-    given = results.arguments(__doc__)
-    given.add_argument("--write", action="store_true")
-    options = given.parse_args()
+    parser = results.arguments(__doc__)
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
     torch.set_num_threads(1)
     keep_memory()
     tables: dict[str, dict[str, list[Row]]] = {}

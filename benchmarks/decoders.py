@@ -231,25 +231,25 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--write", action="store_true")
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     limit_memory()
     with tempfile.TemporaryDirectory() as scratch:
         makers = (of_runs, of_tables, of_sets, of_pictures, of_messages)
         readers = [reader for make in makers for reader in make(Path(scratch))]
-        sums = fuzzed(readers, given.seconds, given.seed)
+        sums = fuzzed(readers, options.seconds, options.seed)
     lines = ["| file | taken | refused | broken |", "| --- | --- | --- | --- |"]
     lines += [f"| {k} | {s.taken} | {s.refused} | {len(s.broken)} |" for k, s in sums.items()]
     broken = [one for s in sums.values() for one in s.broken]
     text = PAGE.format(
         table="\n".join(lines), files=sum(s.taken + s.refused for s in sums.values()),
-        seconds=given.seconds, seed=given.seed, memory=MEMORY >> 30,
+        seconds=options.seconds, seed=options.seed, memory=MEMORY >> 30,
         broken="; ".join(broken[:10]) or "nothing", torch=torch.__version__,
         machine=platform.machine(),
     )  # fmt: skip
     print(text)
-    if given.write:
+    if options.write:
         OUT.write_text(text)
     return int(bool(broken))
 

@@ -108,8 +108,8 @@ def players(
     for name in names:
         ours, theirs = context.Pipe()
         lines.append(ours)
-        given = (theirs, workload.name, name, quick, count)
-        processes.append(context.Process(target=_play, args=given))
+        inputs = (theirs, workload.name, name, quick, count)
+        processes.append(context.Process(target=_play, args=inputs))
         processes[-1].start()
         theirs.close()
     try:
@@ -321,14 +321,16 @@ def main() -> None:
     parser.add_argument("--contenders", default="", help='as in "2 workers;dense"; loop is always')
     parser.add_argument("--repeat", type=int, help="rounds of each contender")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    chosen = [w for w in WORKLOADS if not given.only or w.name in given.only.split(",")]
-    only = given.contenders.split(";") if given.contenders else ()
-    check_names(given.only.split(",") if given.only else (), only, given.repeat, given.workers)
+    chosen = [w for w in WORKLOADS if not options.only or w.name in options.only.split(",")]
+    only = options.contenders.split(";") if options.contenders else ()
+    check_names(
+        options.only.split(",") if options.only else (), only, options.repeat, options.workers
+    )
     results = []
     for w in chosen:
-        results.append(measure(w, given.quick, given.repeat, given.workers, only))
+        results.append(measure(w, options.quick, options.repeat, options.workers, only))
         print(f"{w.name}: {results[-1].seconds}", flush=True)
     print("\n".join(("", *table(results))))
     rows = [
@@ -338,7 +340,7 @@ def main() -> None:
          "rounds": r.rounds, "seconds": r.seconds}
         for r in results
     ]  # fmt: skip
-    save(given.out, {"workers": given.workers, "rows": rows}, quick=given.quick)
+    save(options.out, {"workers": options.workers, "rows": rows}, quick=options.quick)
 
 
 if __name__ == "__main__":

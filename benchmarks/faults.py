@@ -219,15 +219,15 @@ def main() -> int:
     parser.add_argument("--most", type=int, default=1_000_000)
     parser.add_argument("--folder", type=Path, default=Path("runs/faults"))
     parser.add_argument("--write", action="store_true")
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)
-    given.folder.mkdir(parents=True, exist_ok=True)
+    options.folder.mkdir(parents=True, exist_ok=True)
     place = made()
-    tallies = list(pieces(place, given.replies, given.folder / "pieces.jsonl", given.most))
+    tallies = list(pieces(place, options.replies, options.folder / "pieces.jsonl", options.most))
     done, broken = sum(one.replies for one in tallies), [b for one in tallies for b in one.broken]
-    if done < given.replies:
-        print(f"{done} of {given.replies} replies; the same command goes on")
+    if done < options.replies:
+        print(f"{done} of {options.replies} replies; the same command goes on")
         return int(bool(broken))
     with quiet():
         lines = table(place)
@@ -237,7 +237,7 @@ def main() -> int:
         norm=GATE.max_norm, torch=torch.__version__, machine=platform.machine(),
     )  # fmt: skip
     print(text)
-    if given.write:
+    if options.write:
         OUT.write_text(text)
     return int(bool(broken))
 

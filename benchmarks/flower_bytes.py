@@ -281,13 +281,13 @@ def _setting() -> Setting:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--write", action="store_true", help=f"into {OUT.name}, not only printed")
-    given = parser.parse_args()
+    options = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     lines = []
     for line in page():
         print(line, flush=True)
         lines.append(line)
-    if given.write:
+    if options.write:
         OUT.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

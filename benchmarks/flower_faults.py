@@ -469,17 +469,17 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=Path("runs/flower_faults"))
     parser.add_argument("--again", action="store_true")
     parser.add_argument("--write", action="store_true")
-    given = parser.parse_args()
-    given.folder.mkdir(parents=True, exist_ok=True)
-    for name in given.names or FAULTS:
-        path = given.folder / f"{name}.json"
-        if given.again or not path.exists():
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    for name in options.names or FAULTS:
+        path = options.folder / f"{name}.json"
+        if options.again or not path.exists():
             load = os.getloadavg()[0]
             path.write_text(json.dumps(asdict(FAULTS[name]()) | {"load": load}))
         print(name, path.read_text(), flush=True)
-    paths = [given.folder / f"{name}.json" for name in FAULTS]
+    paths = [options.folder / f"{name}.json" for name in FAULTS]
     results = [Result(**json.loads(p.read_text())) for p in paths if p.exists()]
-    if given.write:
+    if options.write:
         OUT.write_text(page(results, OUT.read_text() if OUT.exists() else ""))
     return int(any(not r.words or r.left for r in results))
 

@@ -173,9 +173,9 @@ def main() -> int:
     parser.add_argument("--points", type=int, default=12)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--write", action="store_true")
-    given = parser.parse_args()
-    source, points = random.Random(given.seed), list[Point]()
-    for k in range(given.points):
+    options = parser.parse_args()
+    source, points = random.Random(options.seed), list[Point]()
+    for k in range(options.points):
         with tempfile.TemporaryDirectory() as place:
             method, victim = METHODS[k % len(METHODS)], VICTIMS[(k + k // 6) % len(VICTIMS)]
             points.append(play(method, victim, source, Path(place)))
@@ -187,9 +187,11 @@ def main() -> int:
         f"{p.wrong or 'the same files'} |"
         for p in points
     ]
-    text = PAGE.format(points=given.points, seed=given.seed, rounds=ROUNDS, table="\n".join(lines))
+    text = PAGE.format(
+        points=options.points, seed=options.seed, rounds=ROUNDS, table="\n".join(lines)
+    )
     print(text)
-    if given.write:
+    if options.write:
         OUT.write_text(text)
     return int(any(p.wrong or p.over - p.after > 1 for p in points))
 

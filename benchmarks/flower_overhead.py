@@ -323,8 +323,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="tiny, and nothing is written")
     parser.add_argument("--write", action="store_true", help=f"into {OUT.name}, not only printed")
     parser.add_argument("--rounds", type=int, default=3, help="of the CNN; four times of the MLP")
-    given = parser.parse_args()
-    if given.quick and given.write:
+    options = parser.parse_args()
+    if options.quick and options.write:
         parser.error("--quick prints only; leave out --write")
     torch.set_num_threads(1)
     # Ray's processes import this module (and `workloads`) by name.
@@ -334,10 +334,10 @@ def main() -> None:
         logging.getLogger("flwr").setLevel(logging.CRITICAL)
         import flower_overhead as module  # pickled by name, not as `__main__`
 
-        for line in module.page(given.quick, given.rounds):
+        for line in module.page(options.quick, options.rounds):
             print(line, flush=True)
             lines.append(line)
-    if given.write:
+    if options.write:
         OUT.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

@@ -300,16 +300,16 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, default=Path("runs/kills"))
     parser.add_argument("--write", action="store_true")
-    given = parser.parse_args()
-    given.folder.mkdir(parents=True, exist_ok=True)
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
     outcomes = []
-    for one in all_points(given.folder.absolute(), given.points, given.seed):
+    for one in all_points(options.folder.absolute(), options.points, options.seed):
         outcomes.append(one)
         verdict = one.wrong or ("the same" if one.killed else "ended before")
         print(f"{one.number} {one.method}, {one.kind}: {verdict}, {one.redone} again", flush=True)
-    text = page(outcomes, given.seed)
+    text = page(outcomes, options.seed)
     print(text)
-    if given.write:
+    if options.write:
         OUT.write_text(text)
     slow = [one for one in outcomes if one.cold and one.processor > START]
     return int(bool(slow) or any(one.wrong for one in outcomes))

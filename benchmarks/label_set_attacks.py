@@ -275,12 +275,12 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--folder", type=Path, default=Path("label-set-attacks"))
     parser.add_argument("--write", action="store_true")
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    size, pools = QUICK if given.quick else Size(), images()
+    size, pools = QUICK if options.quick else Size(), images()
     measured = {
-        cell.name: [kept(given.folder, cell, size, w, pools) for w in range(size.worlds)]
-        for cell in (CELLS[:2] + CELLS[-1:] if given.quick else CELLS)
+        cell.name: [kept(options.folder, cell, size, w, pools) for w in range(size.worlds)]
+        for cell in (CELLS[:2] + CELLS[-1:] if options.quick else CELLS)
     }
     enough = next(n for n in range(2, 10_000) if ceiling(n, size) <= GOAL)
     text = PAGE.format(
@@ -289,7 +289,7 @@ def main() -> None:
         enough=enough, goal=GOAL, missed="{} of {}".format(*missed(measured)), **asdict(size),
     )  # fmt: skip
     print(text)
-    if given.write and not given.quick:
+    if options.write and not options.quick:
         write(OUT, text)
 
 

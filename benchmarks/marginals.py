@@ -85,18 +85,18 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--write", action="store_true")
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    name = "fashion-mnist-mini" if given.quick else "fashion-mnist"
-    seeds, step = (1, 6) if given.quick else (given.seeds, 1)
+    name = "fashion-mnist-mini" if options.quick else "fashion-mnist"
+    seeds, step = (1, 6) if options.quick else (options.seeds, 1)
     head = " | ".join(f"{100 * lie:g} %" for lie in LIES)
     lines = [f"| model | {head} | false alarms |", "| --- " * (len(LIES) + 2) + "|"]
-    for what, rounds in (("first", 0), ("after 10 rounds", 1 if given.quick else 10)):
+    for what, rounds in (("first", 0), ("after 10 rounds", 1 if options.quick else 10)):
         told_ = " | ".join(f"{value:.3f}" for value in row(name, seeds, rounds, step))
         lines.append(f"| {what} | {told_} |")
     text = PAGE.format(table="\n".join(lines), name=name, seeds=seeds, clients=CLIENTS)
     print(text)
-    if given.write:
+    if options.write:
         OUT.write_text(text)
 
 

@@ -119,12 +119,12 @@ def measured(count: int, repeat: int) -> list[dict[str, object]]:
 
 
 def main() -> None:
-    given = results.arguments(__doc__).parse_args()
+    options = results.arguments(__doc__).parse_args()
     torch.set_num_threads(1)
     keep_memory()
-    count, repeat = (6, 1) if given.quick else (20, 5)
+    count, repeat = (6, 1) if options.quick else (20, 5)
     figures = {"clients": count, "rows": measured(count, repeat), "left_out": LEFT_OUT}
-    results.save(given.out, figures, quick=given.quick)
+    results.save(options.out, figures, quick=options.quick)
 
 
 if __name__ == "__main__":

@@ -257,20 +257,20 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--tables", default=",".join(TABLES))
     parser.add_argument("--first", type=int, help="only so many targets of each, as a trial")
-    given = parser.parse_args()
+    options = parser.parse_args()
     done = []
-    for name in given.tables.split(","):
+    for name in options.tables.split(","):
         try:
             task = fs.Task.from_name(name, target="pooled")
         except FedshiftError as e:
             print(f"{name} is left out: {e}")
             continue
-        only = task.labelled[: given.first] if given.first else None
-        done.append(measured(name, given.folder, given.jobs, only))
+        only = task.labelled[: options.first] if options.first else None
+        done.append(measured(name, options.folder, options.jobs, only))
         print("\n".join(lines_of(HEADER, list(rows(done[-1])))), flush=True)
     text = page(done)
     print(text)
-    if given.write and len(done) == len(given.tables.split(",")) and not given.first:
+    if options.write and len(done) == len(options.tables.split(",")) and not options.first:
         write(OUT, text)
         for one in done:
             write(OUT.with_suffix("") / f"{one.name}.svg", drawing(one) + "\n")

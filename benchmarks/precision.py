@@ -135,14 +135,14 @@ def extensions() -> list[str]:
 
 
 def main() -> None:
-    given = results.arguments(__doc__).parse_args()
+    options = results.arguments(__doc__).parse_args()
     torch.set_num_threads(1)
     keep_memory()
     rows = []
     for workload in workloads.WORKLOADS:
         if workload.name not in WORKLOADS:
             continue
-        row = measure(workload, given.quick)
+        row = measure(workload, options.quick)
         rows.append(row)
         first = row["seconds"]["float32"]
         print(f"{row['workload']}, batch {row['batch']}: float32 {first:.4f} s a step", flush=True)
@@ -152,7 +152,7 @@ def main() -> None:
             print(f"  gradient of {name:12} {error:.1e} from float64", flush=True)
     has = extensions()
     print(f"instructions for bfloat16: {', '.join(has) or 'none'}")
-    results.save(given.out, {"extensions": has, "rows": rows}, quick=given.quick)
+    results.save(options.out, {"extensions": has, "rows": rows}, quick=options.quick)
 
 
 if __name__ == "__main__":

@@ -148,17 +148,17 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="a few clients, to try it out")
     parser.add_argument("--venvs", type=Path, default=HERE.parents[1] / "build" / "peers")
     parser.add_argument("--out", type=Path, help="write the rows to this JSON file")
-    given = parser.parse_args()
-    names, workloads = given.only.split(","), given.workloads.split(",")
+    arguments = parser.parse_args()
+    names, workloads = arguments.only.split(","), arguments.workloads.split(",")
     if odd := [*set(names) - set(PEERS), *set(workloads) - {*WORKLOADS, DEEP}]:
         there = f"peers {', '.join(PEERS)}; workloads {', '.join((*WORKLOADS, DEEP))}"
         raise SystemExit(f"unknown: {', '.join(sorted(odd))}; there are {there}")
     if DEEP in workloads and len(workloads) > 1:
         raise SystemExit(f"{DEEP} has a file of its own; ask for it alone")
-    options = ["--rounds", str(given.rounds), *(["--tiny"] if given.tiny else [])]
-    results = rows(names, workloads, given.venvs.resolve(), options)
-    out = given.out or OUT / ("peers-deep.json" if workloads == [DEEP] else "peers.json")
-    save(out, {"rows": results}, quick=given.tiny)
+    options = ["--rounds", str(arguments.rounds), *(["--tiny"] if arguments.tiny else [])]
+    results = rows(names, workloads, arguments.venvs.resolve(), options)
+    out = arguments.out or OUT / ("peers-deep.json" if workloads == [DEEP] else "peers.json")
+    save(out, {"rows": results}, quick=arguments.tiny)
 
 
 if __name__ == "__main__":

@@ -113,7 +113,7 @@ def backend_of(came: Sequence[Reply]) -> Backend:
     return lambda update, jobs: iter(came)
 
 
-def untrained(*backend_of: Any) -> tuple[Parts, Parts]:
+def untrained(*args: Any) -> tuple[Parts, Parts]:
     raise AssertionError("not called")
 
 

@@ -65,16 +65,16 @@ def test_the_losses_are_their_definitions(kind: Any) -> None:
 
 def restriction(q: Tensor) -> Tensor:
     """h(y|x) / h(Y_k|x): subset consistency, what clients of one true h would say."""
-    compared_form = seen_by(q, LABELS)
-    return compared_form / compared_form.sum(2, keepdim=True)
+    on_labels = seen_by(q, LABELS)
+    return on_labels / on_labels.sum(2, keepdim=True)
 
 
 def test_where_the_losses_are_zero() -> None:
     """Pairwise: at restrictions. MSE: only at equal models. And both trivial cases of the pair."""
     q = drawn(7, 5, seed=2).softmax(1)
-    compared_form = seen_by(q, LABELS)
-    assert abs(float(pairwise(restriction(q), compared_form, WEIGHTS))) < 1e-15
-    assert float(mse(restriction(q), compared_form, WEIGHTS)) > 1e-2
+    on_labels = seen_by(q, LABELS)
+    assert abs(float(pairwise(restriction(q), on_labels, WEIGHTS))) < 1e-15
+    assert float(mse(restriction(q), on_labels, WEIGHTS)) > 1e-2
     everything = torch.arange(5).expand(3, -1)
     assert float(mse(q.expand(3, -1, -1), seen_by(q, everything), WEIGHTS)) == 0
     assert abs(float(pairwise(q.expand(3, -1, -1), seen_by(q, everything), WEIGHTS))) < 1e-15
@@ -82,7 +82,7 @@ def test_where_the_losses_are_zero() -> None:
     assert float(pairwise(opinions(), torch.zeros(3, 7, 3).double(), WEIGHTS)) == 0
     assert float(mse(opinions(), torch.zeros(3, 7, 3).double(), WEIGHTS)) > 0.3
     alone = torch.tensor([0.0, 0.0, 1.0]).double()
-    assert abs(float(pairwise(opinions(), compared_form, alone))) < 1e-15
+    assert abs(float(pairwise(opinions(), on_labels, alone))) < 1e-15
 
 
 def test_mse_is_biased_at_the_truth_and_pairwise_is_not() -> None:
