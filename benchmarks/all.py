@@ -75,7 +75,7 @@ def main() -> None:
     for name in () if options.draw else chosen:
         run(name, options.out, options.quick)
     results = figures(options.out)
-    # Numbers of a trial are nobody's results.
+    # Numbers of a trial are no results.
     trial = options.quick or any(one["quick"] for one in results.values())
     target = options.page or (options.out / "benchmarks.md" if trial else PAGE)
     if target == PAGE:  # what was not run anew stays as it was

@@ -52,7 +52,7 @@ CLOSE, AMPLIFIED = 1e-4, 1e-2
 CHECKED = 3
 # Unless told how many rounds to play: as many as the plain loop plays in so many seconds, these at
 # least and at most. Where they are many, a turn is several rounds, and some before them that are
-# not counted: in a run, nobody else's data are in the processor's cache. Processes that
+# not counted: in a run, no other program's data are in the processor's cache. Processes that
 # have waited for others take some rounds to be as fast again as they were.
 ENOUGH, LEAST, MOST, TURN, UNCOUNTED = 120.0, 2, 60, 20, 8
 
@@ -128,7 +128,7 @@ def players(
 
 
 def _play(line: Connection, work: str, name: str, quick: bool, count: int) -> None:
-    """Tell the seconds of each of the rounds that are asked for, until nobody asks.
+    """Send the seconds of each round that is asked for, until the pipe is closed.
 
     They follow one another, as in a run: a process that must be woken for each of them would find
     nothing of the last one in the processor's cache.
@@ -276,7 +276,7 @@ def check_steps(workload: Workload, algorithm: Algorithm, federation: Federation
 
 
 def table(results: Sequence[Result]) -> Iterator[str]:
-    """Markdown: seconds of the plain loop, and everybody's speed relative to it."""
+    """Markdown: seconds of the plain loop, and the other backends' speed relative to it."""
     names = list(dict.fromkeys(name for r in results for name in r.seconds))[1:]
     yield f"| | workload | plain loop, s | {' | '.join(names)} | apart | clients with weight |"
     yield "|---|---|---|" + "---|" * (len(names) + 2)

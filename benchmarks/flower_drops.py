@@ -110,8 +110,8 @@ def different(fed: Fed) -> list[str]:
     algorithm = method_of(config.method, config.training, prepared)(**config.method.options)
     server = start(algorithm, federation).server
     for t, event in sorted(played(fed.folder / "run").items()):
-        # Weights of a round are first solved without those who are away at its start; who is lost
-        # later leaves weights to those alone who were asked with it.
+        # Weights of a round are solved without the clients away at its start; a client lost later
+        # leaves its weight to those that were asked with it.
         dropped = {one["client"]: one["reason"] for one in event.get("dropped", [])}
         away = {client for client, reason in dropped.items() if reason in (GONE, NOT_YET)}
         lost = Faulty(at({(t, client): "drop" for client in dropped.keys() - away}))

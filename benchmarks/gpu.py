@@ -56,7 +56,7 @@ def seconds(play: Play, t: int) -> float:
 
 
 def measure(workload: Workload, quick: bool) -> dict[str, float]:
-    """Median seconds by contender; those whom the network does not fit are left out."""
+    """Median seconds by contender, without those that the network does not fit."""
     plays, times = contenders(workload, quick), dict[str, list[float]]()
     for name, play in plays.items():
         try:

@@ -142,7 +142,7 @@ def whole(folder: Path, method: str) -> tuple[dict[str, bytes], float, int]:
 
 
 def left(place: Path) -> dict[str, bytes]:
-    """All files of a run but events and page, which hold times, and who was at work in it."""
+    """All files of a run but events and page, which have times, and the lock of its process."""
     passing = ("events.jsonl", "report.html", IN_USE)
     files = (p for p in (place / "o").rglob("*") if p.is_file() and p.name not in passing)
     return {str(p.relative_to(place)): p.read_bytes() for p in files}

@@ -1,4 +1,4 @@
-"""How often attackers order (who holds, who does not) rightly: AUC, its interval, its ceiling."""
+"""How often attackers order (holder, other) pairs rightly: AUC, its interval, its ceiling."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RESAMPLES = 2000
 
 
 class Compared(NamedTuple):
-    """Pairs (who holds, who does not) of federations [F, F]: those in order, and all."""
+    """Pairs (holder, other) of federations [F, F]: those in order, and all."""
 
     right: Tensor
     pairs: Tensor

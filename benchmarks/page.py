@@ -83,7 +83,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]
 
 
 def engine(figures: Mapping[str, Any]) -> Iterator[str]:
-    """The plain loop's seconds, and everybody's speed relative to it."""
+    """The plain loop's seconds, and the other backends' speed relative to it."""
     rows = figures["rows"]
     others = list(dict.fromkeys(k for row in rows for k in row["seconds"] if k != "plain"))
 

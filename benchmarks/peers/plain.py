@@ -106,7 +106,7 @@ class Workload:
         return self.steps or -(-self.examples // self.batch)
 
     def few(self, count: int) -> Workload:
-        """With so many clients, who take part in each round: as long per client and step."""
+        """With so many clients in each round: as long per client and step."""
         return replace(self, clients=count, cohort=None)
 
     def tiny(self) -> Workload:

@@ -28,7 +28,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 from results import save  # noqa: E402
 
-# A round of all eight clients of W4 takes each peer many minutes; it is for those who ask.
+# A round of all eight clients of W4 takes each peer many minutes; it is played when asked for.
 WORKLOADS = ("W1", "W2", "W3")
 DEEP = "W4"
 FEW = {DEEP: 2}

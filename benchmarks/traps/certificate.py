@@ -91,7 +91,7 @@ def trap_cap_true() -> str:
 
 
 def trap_who_holds_what() -> str:
-    """A table of True and False, who holds which label, as label counts."""
+    """A table of True and False, for the labels that clients hold, as label counts."""
     return taken("True was taken for one example", [[True, False], [True, True]])
 
 

@@ -60,7 +60,7 @@ def test_rows_of_the_control_are_means_over_holders(option: Any, setting: Settin
 
 
 class ByPopulation(LabelSets):
-    """SCAFFOLD's own rule, sum_i c_i / N, for rows that not everybody has."""
+    """SCAFFOLD's own rule, sum_i c_i / N, for rows that some clients lack."""
 
     def _control(self, server: Parts, updates: Parts) -> Parts:
         ids = updates["cohort"]["id"]
@@ -71,7 +71,7 @@ class ByPopulation(LabelSets):
 
 
 def test_corrections_of_a_row_cancel(mlp: Model) -> None:
-    """One full-batch step of everybody is private FedSGD: holders' corrections sum to 0.
+    """One full-batch step of all clients is private FedSGD: holders' corrections sum to 0.
 
     With c(y) over the whole population, holders would be pulled by c_i(y) of nobody.
     """
@@ -176,7 +176,7 @@ class First:
 def test_clients_without_weight_hold_nothing(mode: Any, mlp: Model) -> None:
     """Its labels count as absent, round after round; none is before the first."""
     inner = FedAvg(mlp, local=Local(batch=8), combine=Mean(First()))
-    algorithm = LabelSets(Ditto(inner), mode)  # which trains everybody all the same
+    algorithm = LabelSets(Ditto(inner), mode)  # which trains all clients all the same
     federation = make_federation(mlp)
     assert not start(algorithm, federation).server["absent"]["now"].any()
     done = final(algorithm, federation, 3).server

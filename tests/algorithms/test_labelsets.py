@@ -53,7 +53,7 @@ def full_clients(sizes: tuple[int, ...] = SIZES) -> tuple[ClientData, ...]:
 
 
 def job(algorithm: Algorithm, federation: Federation, client: int, t: int = 1) -> Job:
-    """What a client gets to do in the first round, everybody taking part."""
+    """The job of a client in the first round, with all clients."""
     server = start(algorithm, federation).server
     everyone = torch.arange(len(federation.clients))
     cohort = {"cohort": {"id": everyone, "weight": algorithm.weigh(server, everyone)}}

@@ -79,7 +79,7 @@ def test_terminating_a_table_ends_its_processes(tmp_path: Path) -> None:
     assert "Traceback" not in err
     left = {path: path.read_bytes() for path in runs.glob("*/events.jsonl")}
     time.sleep(0.3)
-    assert {path: path.read_bytes() for path in left} == left  # nobody writes any more
+    assert {path: path.read_bytes() for path in left} == left  # no process writes any more
     assert "not in the paper" in (tmp_path / "reproduced" / "table1" / "table.md").read_text()
 
 

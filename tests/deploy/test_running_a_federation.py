@@ -198,7 +198,7 @@ def test_the_commands_that_stay(here: Path) -> None:
     assert {Path("federation/run/clients.csv"), Path("client-0/supernode.log")} <= {*made}
     assert open_to_others(made) == []
     assert open_to_others([Path("server.log")]) != []
-    # What those who wait look for.
+    # The log lines that operators wait for.
     server_log = [json.loads(line) for line in Path("server.log").read_text().splitlines()]
     assert server_log[0]["event"] == "listening"
     assert "begins with all 3 clients" in server_log[0]["message"]

@@ -190,7 +190,7 @@ def test_no_weights_over_those_left(setting: Setting, mlp: Model) -> None:
     assert played.skipped.startswith("round 1: clients [0, 3, 4, 5] are left, and there are no")
     played = next(run(recipes.krum(setting, byzantine=1), federation, 2, backend=faulty))
     assert "4 clients' changes are too few for byzantine=1" in played.skipped
-    with pytest.raises(InputError, match="too few"):  # with everybody present
+    with pytest.raises(InputError, match="too few"):  # with all clients present
         list(run(recipes.krum(setting, byzantine=3), federation, 1))
 
 

@@ -54,7 +54,7 @@ def test_only_the_innermost_counts() -> None:
     with watch.of("other"):
         for _ in watch.each("planning", rounds()):
             ticks.now += 10000
-    ticks.now += 5000  # nobody's
+    ticks.now += 5000  # in no phase
     assert watch.seconds == {
         "client compute": 60.0, "planning": 306.0, "aggregation": 6000.0, "evaluation": 0.0,
         "checkpointing": 0.0, "other": 30000.0,

@@ -79,7 +79,7 @@ def test_one_more_client_leaves_the_draw_as_it_is(clients: int) -> None:
 @pytest.mark.few(2)
 @pytest.mark.parametrize("name", [n for n in COHORTS if n in MAKE])
 def test_clients_that_are_never_drawn_change_nothing(name: str, setting: Setting) -> None:
-    """Two more clients: the same model and states of those who took part, bit for bit."""
+    """Two more clients: the same model and states of those that took part, bit for bit."""
     drawn = [draw_cohort(len(SIZES), 3, t, SEED).tolist() for t in (1, 2, 3)]
     assert drawn == [draw_cohort(len(SIZES) + 2, 3, t, SEED).tolist() for t in (1, 2, 3)]
     few = make_federation(setting.model)

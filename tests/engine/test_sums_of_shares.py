@@ -124,7 +124,7 @@ def test_no_client_is_left_out(clients: int, members: int, setting: Setting) -> 
     assert together.trained == alone.trained
 
 
-# A client of the main process, and one of the worker; and who is summed until it is met.
+# A client of the main process, and one of the worker; and the clients summed before it.
 WHERE = [(2, [(4, 5, 6, 7)]), (6, [(4, 5)])]
 
 

@@ -140,7 +140,7 @@ def test_disconnected_clients_are_asked_for_no_score(
     grid = LocalGrid(client_app(sites(algorithm, federation)), len(SIZES))
     sent = list(strategy.configure_train(1, to_record({}), ConfigRecord(), grid))
     replies = list(grid.send_and_receive(sent))
-    assert arrived(replies, lambda message: None, 1 << 20) == ([], [])  # of nodes that are nobody's
+    assert arrived(replies, lambda message: None, 1 << 20) == ([], [])  # of unknown nodes
     strategy.aggregate_train(1, replies)
     grid.absent = {1000, 1035}
     sent += strategy.configure_evaluate(1, to_record({}), ConfigRecord(), grid)

@@ -84,7 +84,9 @@ def test_every_client_gains_at_least_what_the_guidance_gives() -> None:
         w = (solution - start) / (solution - start).sum()
         assert w.min() > -1e-9
         dual = w @ rows @ g + alpha * length * np.linalg.norm(w @ rows)
-        assert dual - (rows @ d).min() <= (1 + alpha) * tolerance  # nobody's worst can be better
+        assert (
+            dual - (rows @ d).min() <= (1 + alpha) * tolerance
+        )  # no direction has a better worst case
         mean = rows.mean(0)
         short = alpha * length / max(float(np.linalg.norm(mean - g)), 1e-300)
         other = g + min(1.0, short) * (mean - g)  # the control: towards the mean, as far as allowed

@@ -200,11 +200,11 @@ def test_what_leaves_a_client_is_declared(make: Make, setting: Setting, federate
 def test_a_client_that_diverges_is_named(make: Make, setting: Setting, federated: Any) -> None:
     clients = list(make_clients())
     algorithm, federation = make(setting), federated(tuple(clients))
-    clients[3].x.fill_(float("nan"))  # in place: who gives such clients is refused
+    clients[3].x.fill_(float("nan"))  # in place: such clients are refused when given
     weights = algorithm.weigh(
         algorithm.init(federation.params, {}, federation.table), torch.arange(6)
     )
-    if weights[3] == 0:  # a client that nobody listens to cannot do harm
+    if weights[3] == 0:  # a client without weight cannot do harm
         assert torch.isfinite(
             last(run(algorithm, federation, 1)).server["params"]["head.bias"]
         ).all()

@@ -35,7 +35,7 @@ MODEL = routed_model()
 NAN, INF = float("nan"), float("inf")
 
 
-# ------------------------------------------------------------------------------ who the clients are
+# --------------------------------------------------------------------------- order of the clients
 
 
 @pytest.mark.slow

@@ -146,7 +146,7 @@ def test_the_gradient_of_restricted_kl_is_the_difference_on_each_clients_labels(
 
 @pytest.mark.parametrize("kind", ["mse", "pairwise", "kl"])
 def test_absent_labels_get_no_gradient_from_restricted_kl_alone(kind: Any) -> None:
-    labels = torch.tensor([[0, 3, -1], [4, 0, 3], [3, -1, -1]])  # 1 and 2 are nobody's
+    labels = torch.tensor([[0, 3, -1], [4, 0, 3], [3, -1, -1]])  # no client has 1 or 2
     z = drawn(7, 5, seed=2).requires_grad_()
     p = drawn(3, 7, 3, seed=1).masked_fill((labels < 0)[:, None], -torch.inf).softmax(2)
     q = restricted(z, labels) if kind == "kl" else seen_by(z.softmax(1), labels)
@@ -160,7 +160,7 @@ def test_the_truth_is_the_fixed_point_of_restricted_kl() -> None:
     """Perfect clients, label sets in a chain 0-1-2-3-4: the truth is the one minimum; else not."""
     truth, start = drawn(6, 5, seed=2), drawn(6, 5, seed=3)
     chain = torch.tensor([[0, 1], [1, 2], [2, 3], [3, 4]])
-    apart = torch.tensor([[0, 1], [1, 2], [3, 4]])  # two parts: their masses are nobody's to say
+    apart = torch.tensor([[0, 1], [1, 2], [3, 4]])  # two parts: no client knows their masses
     for labels, connected in ((chain, True), (apart, False)):
         p, w = shares(truth, labels), torch.full((len(labels),), 0.25).double()
         at = truth.clone().requires_grad_()
