@@ -228,16 +228,16 @@ def table(names: Sequence[str] | None = None) -> Iterator[str]:
 
 def row_of(name: str, c: Counted) -> str:
     """The table's row of a method."""
-    want, same = SPECIFIED.get(name), ""
+    want, verdict = SPECIFIED.get(name), ""
     if want is not None:
-        same = "yes" if agrees(c, want) else f"no: {4 * want.down} / {4 * want.up}"
-        same += f"; {want.why}" if want.why else ""
+        verdict = "yes" if agrees(c, want) else f"no: {4 * want.down} / {4 * want.up}"
+        verdict += f"; {want.why}" if want.why else ""
     notes = ["with a client branch"] if name.startswith("feddrm") else []
     notes += [f"{c.asked} of {CLIENTS} clients asked"] if c.asked < CLIENTS else []
     shares = f"{c.down / 4 / P:.2f} | {(c.up - c.report) / 4 / P:.2f}"
-    printed = "" if want is None else want.text
+    spec = "" if want is None else want.text
     return (
-        f"| {name} | {c.down:.0f} | {c.up:.0f} | {c.report:.0f} | {shares} | {printed} | {same} | "
+        f"| {name} | {c.down:.0f} | {c.up:.0f} | {c.report:.0f} | {shares} | {spec} | {verdict} | "
         f"{'; '.join(notes)} |"
     )
 

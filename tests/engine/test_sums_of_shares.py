@@ -196,7 +196,7 @@ def test_the_first_to_be_refused_ends_the_round(setting: Setting) -> None:
 def test_which_clients_pass_the_main_processs_gate(
     setting: Setting, monkeypatch: pytest.MonkeyPatch, entered: list[tuple[int, ...]]
 ) -> None:
-    """Those that it trained, eight at a time, and others that another process did not sum."""
+    """Those that it trained, eight at a time; clients of another process fill the last eight."""
     federation = make_federation(setting.model, make_clients(sizes=SIZES * 3))
     algorithm, plain = recipes.fedavg(setting), Gate.admit
     alone, looked_at = last(run(algorithm, federation, 1)), list[tuple[int, ...]]()
