@@ -31,7 +31,7 @@ def init(*arguments: str) -> int:
     return perform(app, ["init", "patients.csv", *arguments])
 
 
-def test_it_says_what_it_saw(patients: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_reports_what_it_read(patients: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = (patients / "patients.csv").read_text().splitlines()
     lines = [text[0], *(line.replace(",f,", ",,") for line in text[1:8]), *text[8:]]
     (patients / "patients.csv").write_text("\n".join(lines))
@@ -54,7 +54,7 @@ def test_it_says_what_it_saw(patients: Path, capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     "target", ["north", "clients", "pooled", "ill=0.7, well=0.3", "test.csv", None]
 )
-def test_what_it_writes_runs(
+def test_the_written_file_runs(
     patients: Path, target: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = patients / "a b" / "c"
@@ -202,7 +202,7 @@ def test_what_to_look_at_is_named(patients: Path, capsys: pytest.CaptureFixture[
         assert f'Column "{name}"' not in out
 
 
-def test_doubts_about_numbers() -> None:
+def test_doubtful_labels_of_numbers_are_noted() -> None:
     """A label that is another column in other units, or a threshold of one; a client's code."""
     rng = np.random.default_rng(0)
     n = 200

@@ -42,5 +42,5 @@ def test_nothing_large_is_loaded(arguments: tuple[str, ...]) -> None:
 
 
 @pytest.mark.slow
-def test_the_look_can_fail() -> None:
+def test_the_check_of_loaded_packages_can_fail() -> None:
     assert loaded("datasets", "--format", "json") & set(LARGE)

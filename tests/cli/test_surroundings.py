@@ -91,7 +91,7 @@ def test_odd_surroundings_end_as_documented(performed: Perform) -> None:
     assert faults(performed, CELLS) == []
 
 
-def test_the_sweep_can_fail(performed: Perform) -> None:
+def test_the_check_of_surroundings_can_fail(performed: Perform) -> None:
     done = performed("with a defect", "datasets")
     assert done["code"] == 70
     assert re.search(

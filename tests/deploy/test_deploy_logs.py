@@ -47,9 +47,7 @@ def test_rounds_that_lack_something_are_warnings(more: dict[str, Any], level: st
     assert json.loads(line_of({"event": "round", "round": 1, **more}))["level"] == level
 
 
-def test_numbers_that_are_none_do_not_end_a_server(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nan_does_not_end_a_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A skipped round has no loss: NaN, which is null in the events."""
     log, run = EventLog(tmp_path), {"run": "r"}
     one = {**run, "event": "round", "rounds": 4, "clients": [0], "train_loss": math.inf}
@@ -130,7 +128,7 @@ def test_usage_errors_are_lines(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--nothing" in json.loads(capsys.readouterr()[1])["error"]
 
 
-def test_a_line_of_now() -> None:
+def test_a_log_line_has_the_time() -> None:
     first, second = (json.loads(log_line("a", level="error", n=1)) for _ in range(2))
     assert (first["event"], first["level"], first["n"]) == ("a", "error", 1)
     assert first["time"] <= second["time"]

@@ -192,7 +192,7 @@ with answering(port, {}, CollectorRegistry()):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("level", ["ours", "control"])
-def test_rubbish_writes_nothing_among_the_lines_of_the_log(level: str) -> None:
+def test_malformed_requests_leave_no_lines_in_the_log(level: str) -> None:
     """uvicorn's own lines are no JSON. The control: with uvicorn's own log level."""
     done = subprocess.run(
         [sys.executable, "-c", RUBBISH, level], capture_output=True, text=True, check=True

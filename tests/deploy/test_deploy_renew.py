@@ -88,7 +88,7 @@ def test_certificates_that_have_ended_are_renewed(folder: Path) -> None:
     check_server(folder)
 
 
-def test_another_authority_does_not_do(folder: Path, tmp_path: Path) -> None:
+def test_another_authority_is_not_trusted(folder: Path, tmp_path: Path) -> None:
     """Control: a client does not trust a server of another federation."""
     make_place(tmp_path / "other", "", 1, ["127.0.0.1"])
     with (
@@ -122,9 +122,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "loopback" / "experiment.toml
 
 
 @pytest.mark.slow
-def test_another_site_with_the_keys_of_before(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_site_with_earlier_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     init = ["deploy", "init", str(EXAMPLE), str(one), "--host", "fed.example.org"]
     assert perform(app, init) == 0

@@ -305,7 +305,7 @@ def test_idle_connections_starve_no_one(
 
 
 @here
-def test_without_limits_all_stay(tmp_path: Path) -> None:
+def test_without_limits_all_connections_stay(tmp_path: Path) -> None:
     """The control of the test above."""
     with serving(tmp_path) as (port, callers), contextlib.ExitStack() as opened:
         for _ in range(20):
@@ -342,7 +342,7 @@ def test_a_client_has_a_number_of_connections(
         assert ask(many[2], "/") == "200"
 
 
-def test_headers_have_an_end(tmp_path: Path) -> None:
+def test_headers_are_limited(tmp_path: Path) -> None:
     with serving(tmp_path) as (port, _), connect(port, "127.0.0.1", tls=True) as caller:
         caller.sendall(b"GET / HTTP/1.1\r\n")
         with contextlib.suppress(OSError):

@@ -104,7 +104,7 @@ def test_services_may_do_little(name: str) -> None:
     assert all(port.startswith("127.0.0.1:") for port in ports)
 
 
-def test_the_image_is_no_ones() -> None:
+def test_the_image_runs_as_a_plain_user_and_pins_what_it_fetches() -> None:
     stages = (KIT / "Dockerfile").read_text().split("\nFROM ")
     assert re.findall(r"^USER (.*)$", stages[-1], re.M) == [f"{USER}:{USER}"]
     assert 'ENTRYPOINT ["fedshift"]' in stages[-1]

@@ -61,7 +61,7 @@ def test_the_commands_that_end(here: Path) -> None:
     assert len(clients_of(Path("restored/federation"))) == 3
 
 
-def test_a_site_more(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_site_can_join(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With data of their own: no site gets the number, and so the key, of another one."""
     file, old = tmp_path / "experiment.toml", tmp_path / "old"
     file.write_text(FILE)

@@ -35,7 +35,7 @@ def harmless(text: str) -> bool:
     return text.isprintable()
 
 
-def test_the_one_function() -> None:
+def test_the_function_that_makes_text_harmless() -> None:
     assert from_elsewhere(ODD) == SEEN
     assert not harmless(ODD)
     assert from_elsewhere("a  b\n\n c", 5) == "a b c"

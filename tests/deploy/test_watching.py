@@ -62,13 +62,13 @@ def kill(watch: Watch, word: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_server_of_the_run_before_may_end(watch: Watch) -> None:
+def test_the_server_of_the_previous_run_may_end(watch: Watch) -> None:
     watch.begin()
     kill(watch, "flwr-serverapp")
     assert watch() == {}
 
 
-def test_each_process_is_missed_by_name(watch: Watch) -> None:
+def test_a_process_that_ended_is_named(watch: Watch) -> None:
     kill(watch, "flwr-serverapp")
     assert watch() == {SERVERAPP: None}
     kill(watch, "flower-superexec")
@@ -196,7 +196,7 @@ def test_a_run_without_its_server_ends(
         follow("1", tmp_path / "run", link, lambda event: None)
 
 
-def test_the_way_on_is_named(tmp_path: Path) -> None:
+def test_the_error_says_how_to_go_on(tmp_path: Path) -> None:
     link = Link(tmp_path, {}, tmp_path / "log", lambda: {SUPERLINK: -9, SUPEREXEC: None})
     with pytest.raises(TrainingError, match=r"signal 9, .*`fedshift deploy server FOLDER` ") as e:
         follow("1", tmp_path / "run", link, lambda event: None)

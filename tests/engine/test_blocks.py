@@ -67,7 +67,7 @@ def test_blocks_of_clients_that_do_not_follow_one_another(
 
 
 @pytest.mark.slow
-def test_blocks_are_summed_and_one_by_one_they_are_not(
+def test_blocks_are_summed_together_and_single_clients_are_not(
     setting: Setting, federation: Federation, entered: list[tuple[int, ...]]
 ) -> None:
     algorithm = recipes.fedavg(setting)
@@ -78,7 +78,7 @@ def test_blocks_are_summed_and_one_by_one_they_are_not(
     assert sorted(sum(entered, ())) == sorted([*range(8)] * 2)
 
 
-def test_a_block_that_is_lost_is_missed(
+def test_a_lost_block_is_noticed(
     setting: Setting, federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The comparison above can fail."""
@@ -95,7 +95,7 @@ def test_a_block_that_is_lost_is_missed(
     assert far(alone, last(run(algorithm, federation, 1, backend=Together()))) > 1e-3
 
 
-def test_numbers_that_cannot_be_summed_are_left_to_a_look_at_each() -> None:
+def test_numbers_that_cannot_be_summed_are_checked_one_by_one() -> None:
     report = {"id": torch.arange(3), "q": torch.ones(3, 2).to(torch.float8_e4m3fn)}
     question = Asked(1, (0, 1, 2), lambda i: {})
     admitted = Gate().admit([block_of(Block((0, 1, 2), {"report": report}, {}, 1))], question)
@@ -206,9 +206,7 @@ class Failing(Together):
         raise TrainingError("client 9 failed")
 
 
-def test_what_follows_a_bad_block_is_not_waited_for(
-    setting: Setting, federation: Federation
-) -> None:
+def test_a_bad_block_ends_the_round_at_once(setting: Setting, federation: Federation) -> None:
     """Clients trained one by one would not have reached the later failure, either."""
 
     with pytest.raises(DivergedError, match="client 0 sent"):
@@ -240,7 +238,7 @@ NEGATIVE = {"counters": {"n": torch.tensor([1, -1])}}
 @pytest.mark.parametrize(
     ("good", "gate"), [(block(), Gate()), (block(sent=COUNTS), Gate()), (block(), Gate(max_norm=9))]
 )
-def test_what_passes_as_one(good: Block, gate: Gate) -> None:
+def test_blocks_that_pass_the_gate_as_one(good: Block, gate: Gate) -> None:
     admitted = gate.admit([good], asked())
     assert admitted.good == (good,)
     assert admitted.bad == ((5, "no answer in time", "timeout"),)
@@ -266,7 +264,7 @@ def test_what_passes_as_one(good: Block, gate: Gate) -> None:
         (block(), Gate(), asked(clients=(4, 5))),
     ],
 )  # fmt: skip
-def test_what_does_not_pass_as_one(odd: Block, gate: Gate, question: Asked) -> None:
+def test_blocks_that_do_not_pass_the_gate_as_one(odd: Block, gate: Gate, question: Asked) -> None:
     admitted = gate.admit([odd], question)
     assert {4, 7} & {one.client for one in admitted.bad}
     assert all(len(one.clients) == 1 for one in admitted.good)

@@ -72,7 +72,7 @@ def test_the_first_state_and_drop_outs(tmp_path: Path, setting: Setting) -> None
     assert saved.round.loss != saved.round.loss  # no loss before the first round
 
 
-def test_two_are_kept(tmp_path: Path, played: Round) -> None:
+def test_the_last_two_checkpoints_stay(tmp_path: Path, played: Round) -> None:
     for t in (9, 10, 100, 101):
         write_checkpoint(tmp_path, played._replace(t=t), {})
     assert sorted(p.name for p in tmp_path.iterdir()) == ["round-00000100", "round-00000101"]
@@ -110,7 +110,9 @@ DAMAGE = {
 
 @pytest.mark.few(3)
 @pytest.mark.parametrize(("name", "spoil"), DAMAGE.values(), ids=DAMAGE)
-def test_a_damaged_one_is_passed_over(name: str, spoil: Any, tmp_path: Path, played: Round) -> None:
+def test_a_damaged_checkpoint_is_skipped(
+    name: str, spoil: Any, tmp_path: Path, played: Round
+) -> None:
     write_checkpoint(tmp_path, played, {"which": 1})
     newest = write_checkpoint(tmp_path, played._replace(t=3), {"which": 2})
     spoil(newest / name)
@@ -138,7 +140,7 @@ def test_every_flipped_bit_of_the_facts_is_found(tmp_path: Path, played: Round) 
             read_checkpoint(tmp_path)
 
 
-def test_one_of_the_first_format_is_read(tmp_path: Path, played: Round) -> None:
+def test_a_checkpoint_of_the_first_format_is_read(tmp_path: Path, played: Round) -> None:
     about = write_checkpoint(tmp_path, played, {"which": 1}) / "round.json"
     record = json.loads(about.read_text()) | {"format": 1}
     about.write_text(json.dumps({k: v for k, v in record.items() if k != "checksum"}))
@@ -147,7 +149,7 @@ def test_one_of_the_first_format_is_read(tmp_path: Path, played: Round) -> None:
     assert equal(saved.round, played)
 
 
-def test_a_half_written_one_does_not_count(tmp_path: Path, played: Round) -> None:
+def test_a_half_written_checkpoint_is_ignored(tmp_path: Path, played: Round) -> None:
     whole = write_checkpoint(tmp_path, played, {})
     whole.rename(tmp_path / "round-00000007.part")
     assert read_checkpoint(tmp_path) is None
@@ -195,7 +197,7 @@ def flushed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks for names in /proc")
-def test_all_is_on_disk_before_its_name(
+def test_content_is_on_disk_before_its_name(
     tmp_path: Path, played: Round, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Content is flushed before its name, or a power cut leaves names of empty files."""
@@ -206,7 +208,7 @@ def test_all_is_on_disk_before_its_name(
     assert done == [*first, f"{part} > round-00000002", "x", "checkpoints", "run"]
 
 
-def test_older_ones_stay_until_the_new_one_is_there(
+def test_older_checkpoints_stay_until_the_new_one_is_complete(
     tmp_path: Path, played: Round, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk fills up while one is written: the two older ones are left, and no partial file."""
@@ -268,7 +270,7 @@ def test_headers_that_lie(lie: Any, tmp_path: Path, played: Round) -> None:
         read_checkpoint(tmp_path)
 
 
-def test_what_comes_back_lies_as_torch_would_put_it(tmp_path: Path, played: Round) -> None:
+def test_loaded_tensors_are_aligned_like_torchs(tmp_path: Path, played: Round) -> None:
     """Kernels may round unaligned memory differently, and safetensors' buffers start anywhere."""
     write_checkpoint(tmp_path, played, {})
     saved = read_checkpoint(tmp_path)

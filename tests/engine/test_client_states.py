@@ -67,7 +67,7 @@ def test_the_comparison_can_fail(setting: Setting, tmp_path: Path) -> None:
     assert different(everything(plain), everything(shelved)) != []
 
 
-def test_what_fits_stays_in_memory(setting: Setting, tmp_path: Path) -> None:
+def test_states_within_the_budget_stay_in_memory(setting: Setting, tmp_path: Path) -> None:
     plain, _ = both("scaffold", setting, Shelf())
     each = size_in_bytes(next(iter(plain.states.values())))
     there = replace(make_federation(setting.model), shelf=Shelf(2.5 * each, tmp_path))
@@ -93,7 +93,9 @@ def test_workers_and_stacked_clients(setting: Setting, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_files_go_with_the_last_round_that_holds_them(setting: Setting, tmp_path: Path) -> None:
+def test_files_are_deleted_with_the_last_round_that_uses_them(
+    setting: Setting, tmp_path: Path
+) -> None:
     federation = replace(make_federation(setting.model), shelf=Shelf(0, tmp_path / "states"))
     rounds = list(run(MAKE["scaffold"](setting), federation, 2))
     before = {i: {p: dict(t) for p, t in s.items()} for i, s in rounds[0].states.items()}

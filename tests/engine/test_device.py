@@ -174,7 +174,7 @@ def test_examples_go_there_once_and_the_model_once_a_round(setting: Setting) -> 
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("make", [lambda: on("cpu", loop), Stacked, lambda: Stacked(dense=True)])
-def test_what_is_kept_of_clients_is_theirs(make: Any) -> None:
+def test_kept_inputs_belong_to_their_client(make: Any) -> None:
     """The same inputs with other labels, or with changed values, belong to other clients."""
     model = build(lambda: Mlp((FEATURES,), (4,), CLASSES), seed=1)
     algorithm = recipes.fedavg(Setting(model, TARGET, Local(lr=0.3, batch=12)))
@@ -192,7 +192,7 @@ def test_what_is_kept_of_clients_is_theirs(make: Any) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_nowhere_else_is_not_kept(setting: Setting) -> None:
+def test_clients_made_on_demand_are_not_kept(setting: Setting) -> None:
     """Clients made on demand are not kept, or the device would fill up."""
     algorithm, federation = recipes.fedavg(setting), make_federation(setting.model)
     opened = open_round(algorithm, start(algorithm, federation).server, torch.arange(6), 1)
@@ -237,7 +237,7 @@ def test_a_device_that_is_full(setting: Setting) -> None:
         )
 
 
-def test_levers_go_with_it(setting: Setting) -> None:
+def test_channels_last_refuses_other_inputs_on_a_device(setting: Setting) -> None:
     """channels-last refuses inputs that are no images on this device, too."""
     with pytest.raises(InputError, match="channels-last is for images"):
         last(

@@ -45,7 +45,9 @@ def with_an_empty_client(model: Model, on_bad: OnBad = "stop") -> Federation:
 @pytest.mark.few(5)
 @pytest.mark.parametrize("on_bad", ["stop", "drop"])
 @pytest.mark.parametrize("name", ALONE)
-def test_its_round_is_skipped(name: str, on_bad: OnBad, setting: Setting, mlp: Model) -> None:
+def test_the_round_of_an_empty_cohort_is_skipped(
+    name: str, on_bad: OnBad, setting: Setting, mlp: Model
+) -> None:
     """By every method: no client trains, no state changes, and the other rounds are played."""
     federation = with_an_empty_client(mlp, on_bad)
     played = list(run(MAKE[name](setting), federation, 5, cohort=1))
@@ -93,7 +95,7 @@ def test_backends_are_tried_on_a_cohort_that_has_some(setting: Setting, mlp: Mod
     assert probe({"dense": Stacked(dense=True)}, method, federation, cohort=1).clients == 1
 
 
-def test_what_such_rounds_are_worth() -> None:
+def test_empty_weights_have_no_effective_sample_size() -> None:
     """Without clients, or without examples, weights have no effective sample size."""
     assert math.isnan(ess_of(torch.zeros(2).numpy(), torch.zeros(2).numpy()))
     assert math.isnan(ess_of(torch.tensor([0.5, 0.5]).numpy(), torch.tensor([8.0, 0.0]).numpy()))

@@ -40,7 +40,7 @@ def test_the_probe_refuses_other_results(setting: Setting) -> None:
     assert "wrong is out: results are 0.01 of a step away" in probed.line()
 
 
-def test_the_probes_line() -> None:
+def test_the_probes_report() -> None:
     probed = Probed({"loop": 2.0, "2 workers": 1.0}, {"stacked": "it cannot. Do not."}, 7)
     assert probed.line() == (
         "backend 2 workers: about 1 s for a round of 7 clients "
@@ -78,7 +78,7 @@ class Processes:
 @pytest.mark.few(2)
 @pytest.mark.parametrize("named", [True, False])
 @pytest.mark.parametrize("count", [1, 2, 3, 6, 12])
-def test_processes_are_reckoned_with_all_of_them_at_work(
+def test_processes_are_timed_with_all_of_them_at_work(
     count: int, named: bool, setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The slow first call is not counted. With one process assumed, six would look like four."""

@@ -156,7 +156,7 @@ def test_another_run_may_go_on_from_there() -> None:
     assert moved == first.keys() - {"0.weight"}
 
 
-def test_rows_that_lie_apart_in_memory_are_no_state() -> None:
+def test_rows_that_are_not_contiguous_are_no_state() -> None:
     """Clients are every third row of one table: passes on such views differ in the last bits."""
     x = torch.randn(90, 5, generator=generator(0, "apart"))
     y = torch.arange(90) % 3

@@ -57,7 +57,7 @@ def each(part: str, change: Callable[[Tensor], Any]) -> Change:
     [lambda v: v[None], lambda v: v[:1], lambda v: v.flatten()[:1], lambda v: v.double()],
     ids=["leading axis", "one row", "one number", "float64"],
 )
-def test_one_of_two_does_not_decide_the_form(change: Any, setting: Setting) -> None:
+def test_one_of_two_clients_does_not_decide_the_form(change: Any, setting: Setting) -> None:
     """The form of SCAFFOLD's controls is that of the control sent, not a majority's."""
     algorithm, two = MAKE["scaffold"](setting), federation(setting.model, 9, 23)
     played = first(algorithm, two, each("control", change))
@@ -69,7 +69,7 @@ def test_one_of_two_does_not_decide_the_form(change: Any, setting: Setting) -> N
 
 
 @pytest.mark.parametrize("shape", [(7,), (1, 7), (1,)])
-def test_a_lonely_reply_changes_no_form(shape: tuple[int, ...], setting: Setting) -> None:
+def test_a_single_reply_changes_no_form(shape: tuple[int, ...], setting: Setting) -> None:
     """A part without a counterpart in the message: a step that would broadcast is refused."""
     algorithm, one = MAKE["fednova"](setting), federation(setting.model, 9)
     played = first(algorithm, one, each("normaliser", lambda v: v.expand(shape)))
@@ -157,7 +157,7 @@ def test_a_state_that_is_no_parts_of_tensors_is_reported(
     assert (dropped.client, reason in dropped.reason) == (2, True)
 
 
-def test_more_bytes_than_allowed_are_not_looked_into(setting: Setting) -> None:
+def test_replies_with_too_many_bytes_are_not_read(setting: Setting) -> None:
     """The reply's form is right otherwise; the other replies are within the limit."""
     algorithm, many = MAKE["fedavg"](setting), federation(setting.model)
     large = lambda update: {**update, "delta": update["delta"] | {"x": torch.zeros(1 << 14)}}  # noqa: E731
@@ -167,7 +167,7 @@ def test_more_bytes_than_allowed_are_not_looked_into(setting: Setting) -> None:
     assert 'a different "delta"' in first(algorithm, many, large).dropped[0].reason  # the control
 
 
-def test_what_was_sent_outvotes_a_majority(setting: Setting) -> None:
+def test_the_message_outvotes_a_majority(setting: Setting) -> None:
     """Four of six replies have one axis more: the form is the model's, not the majority's."""
     algorithm, many = MAKE["fedavg"](setting), federation(setting.model)
     odd = each("delta", lambda v: v[None])
@@ -205,7 +205,7 @@ def test_large_numbers_are_finite() -> None:
     assert not finite(torch.tensor([1.0, torch.nan]))
 
 
-def test_the_gap_is_that_of_those_left(setting: Setting) -> None:
+def test_the_gap_is_that_of_the_clients_left(setting: Setting) -> None:
     many, target = federation(setting.model), (0.0, 0.0, 0.0, 0.0, 1.0)
     many = replace(many, gate=Gate(on_bad="drop", max_gap=1e-3, target=target))
     algorithm = MAKE["fedavg"](setting)
@@ -239,7 +239,7 @@ def test_a_claim_below_0_weighs_nothing(name: str, part: str, setting: Setting) 
     assert different(below, true)
 
 
-def test_strides_are_no_form(setting: Setting) -> None:
+def test_strides_are_not_part_of_a_form(setting: Setting) -> None:
     """The control: the same numbers in another order of memory, or one number for all."""
     algorithm, many = MAKE["fedavg"](setting), federation(setting.model)
     plain = first(algorithm, many, lambda update: update)

@@ -80,7 +80,7 @@ def test_clients_left_out_of_a_sum_are_checked() -> None:
     assert let(replies(), weights).parts()["delta"]["w"].tolist() == [0.5, 1.0]
 
 
-def test_what_is_not_summed_is_looked_at() -> None:
+def test_parts_that_are_not_summed_are_checked() -> None:
     nan = each("report", lambda v: v * torch.nan if v.is_floating_point() else v)
     with pytest.raises(DivergedError, match='client 4 sent non-finite numbers in "report/loss"'):
         let(replies(c4=nan(reply(4))))
@@ -133,7 +133,7 @@ def test_no_sum_reveals_bad_complex_numbers() -> None:
         lambda v: v.double(),
     ],
 )
-def test_nothing_odd_looks_as_what_is_plain(change: Callable[[Tensor], Any]) -> None:
+def test_no_odd_tensor_looks_plain(change: Callable[[Tensor], Any]) -> None:
     plain, odd = block_of(reply(0)), block_of(each("delta", change)(reply(1)))
     assert plain.odd == ""
     assert block_of(reply(1)).look == plain.look  # the control

@@ -43,7 +43,7 @@ def test_each_job_has_its_batches(change: str, setting: Setting) -> None:
             assert torch.equal(plan.rows, theirs.plans[name].rows)
 
 
-def test_what_the_receiver_has_is_left_out(setting: Setting) -> None:
+def test_parts_that_the_receiver_has_are_not_sent(setting: Setting) -> None:
     """Identity counts: an equal tree that is another object is sent."""
     base = one_job(recipes.fedavg(setting), make_federation(setting.model), 0)
     shared, other = {"w": torch.ones(2)}, {"w": torch.zeros(1)}
@@ -58,7 +58,7 @@ def test_what_the_receiver_has_is_left_out(setting: Setting) -> None:
     assert [list(job.message) for job in back] == [["params"], ["own", "params"], ["params"]]
 
 
-def test_states_are_apart(setting: Setting) -> None:
+def test_states_are_not_shared_between_jobs(setting: Setting) -> None:
     """Jobs that share one state object: what one client writes, the other does not see."""
     federation = make_federation(setting.model)
     state: Parts = {"own": {"w": torch.ones(2)}}

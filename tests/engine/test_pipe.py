@@ -115,7 +115,7 @@ def test_more_pieces_than_a_call_takes_and_more_bytes_than_a_pipe_holds() -> Non
     check_same([many, large, many], there_and_back([many, large, many]))
 
 
-def test_what_fits_lies_in_memory_that_both_see() -> None:
+def test_small_messages_use_shared_memory() -> None:
     """The next message overwrites it, but received tensors stay; larger messages take the pipe."""
     room, (ours, theirs) = shared()[: 4 * ALIGN], Pipe()
     one, two = (torch.full((32,), i) for i in (1, 2))

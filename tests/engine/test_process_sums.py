@@ -85,7 +85,9 @@ def asked_of(clients: Sequence[int]) -> Asked:
     [([0.5, 0.5, 0.0, 0.0], (0, 1, 2)), ([0.25] * 4, (0, 1)), (None, (0, 1, 2))],
     ids=["a client of weight 0", "two updates are no more than their sum", "nothing is summed"],
 )
-def test_when_updates_travel(weights: list[float] | None, clients: tuple[int, ...]) -> None:
+def test_clients_whose_updates_are_sent_in_full(
+    weights: list[float] | None, clients: tuple[int, ...]
+) -> None:
     by = {} if weights is None else {"delta": torch.tensor(weights)}
     assert terms(RunningSums(torch.arange(4), by), Gate(), asked_of(range(4)), clients) is None
 

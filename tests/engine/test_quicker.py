@@ -87,7 +87,7 @@ def test_the_faster_one_plays_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not there
 
 
-def test_workers_that_fail_when_they_are_tried_leave_it_to_the_loop(
+def test_after_failed_workers_the_loop_takes_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A client that workers have trained is not trained again."""
@@ -112,7 +112,9 @@ def test_long_rounds_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rounds_by(monkeypatch, 0.02, 0.01, 4)[0] == ["loop"] + ["workers"] * 3
 
 
-def test_what_is_not_worth_it_or_cannot_be_sent_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_runs_and_unpicklable_work_stay_in_this_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Short runs, local functions, and systems that cannot fork."""
 
     def fails() -> Any:
@@ -138,7 +140,7 @@ def test_what_is_not_worth_it_or_cannot_be_sent_stays(monkeypatch: pytest.Monkey
         ({"deadline": 9.0, "on_bad_reply": "drop"}, False, "workers"),
     ],
 )
-def test_what_the_default_is(
+def test_the_default_backend(
     monkeypatch: pytest.MonkeyPatch, training: dict[str, Any], safe: bool, name: str
 ) -> None:
     monkeypatch.setattr("fedshift.experiments.engines.os.cpu_count", lambda: 2)
@@ -158,7 +160,7 @@ def test_what_the_default_is(
     )
 
 
-def test_one_core_is_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_one_core_the_default_is_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedshift.experiments.engines.os.cpu_count", lambda: 1)
     engine = default_engine()
     assert isinstance(engine, InProcess)

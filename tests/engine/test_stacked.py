@@ -174,7 +174,7 @@ def test_networks_that_cannot_be_stacked(make: Any, match: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
-def test_lstms_are_slow_and_right() -> None:
+def test_lstms_are_slow_but_right() -> None:
     """torch warns that it goes from client to client; where it cannot, it raises its own error."""
     model = build(Sequences, 1)
     federation = double(make_federation(model, make_clients(sizes=(9, 14, 20, 12))))
@@ -292,7 +292,7 @@ def test_shortened_plans_keep_their_sizes(setting: Setting) -> None:
     assert shortened(job, 99).plans["train0"].steps == job.plans["train0"].steps
 
 
-def test_no_memory_is_refused() -> None:
+def test_a_memory_limit_of_zero_is_refused() -> None:
     with pytest.raises(InputError, match="0 bytes for stacked clients"):
         Stacked(memory=0)
 

@@ -66,7 +66,7 @@ def test_first_awake_then_asleep(yields: list[float]) -> None:
 
 
 @pytest.mark.parametrize("patience", [0.0, LONG])
-def test_what_comes_while_one_waits(patience: float) -> None:
+def test_messages_that_arrive_during_a_wait(patience: float) -> None:
     ours, theirs = Pipe()
     sender = threading.Timer(0.05, theirs.send, ("a word",))
     sender.start()

@@ -77,7 +77,7 @@ def test_all_as_one(
 
 
 @pytest.mark.parametrize("backend", [Stacked(), Together()])
-def test_states_are_put_down_and_let_go(
+def test_states_are_stored_and_released(
     backend: Any, setting: Setting, federation: Federation, let: list[Admitted]
 ) -> None:
     """States are stored as they arrive: all of them at once might not fit in memory."""

@@ -212,7 +212,7 @@ def test_workers_end_with_the_main_process(how: signal.Signals) -> None:
     assert not any(map(running, pids))
 
 
-def test_much_may_be_on_its_way_between_processes(
+def test_pipes_between_processes_are_large(
     setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pipes are enlarged as far as the system allows; where it refuses, the usual size stays."""
@@ -235,9 +235,7 @@ def test_much_may_be_on_its_way_between_processes(
 
 
 @pytest.mark.slow
-def test_tensors_lie_in_memory_that_both_see(
-    setting: Setting, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tensors_are_in_shared_memory(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that replaces another uses its shared memory; without any, pipes are used."""
     federation, algorithm = make_federation(setting.model), recipes.scaffold(setting)
     alone = last(run(algorithm, federation, 2))

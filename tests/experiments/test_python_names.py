@@ -29,7 +29,7 @@ def loaded(folder: Path, source: str, name: str = "Net") -> PythonName:
     return load_python("model.name", f"{path}:{name}")
 
 
-def test_what_is_such_a_name() -> None:
+def test_which_texts_are_names_of_python() -> None:
     assert all(map(is_python, ["net.py:Net", "a/b c.py:make_1", "C:\\x\\net.py:Net"]))
     assert not any(
         map(is_python, ["net.py", "net:Net", "net.py:", "net.py:1", "net.py:a.b", "mlp"])
