@@ -148,7 +148,7 @@ def plain() -> Model:
 
 
 def branched() -> Model:
-    """The same with LayerNorm and a branch that tells clients apart."""
+    """The same with LayerNorm and a branch that distinguishes clients."""
     return build(lambda: routed_mlp((INPUTS,), (WIDTH,), CLASSES, CLIENTS), seed=0)
 
 

@@ -393,7 +393,7 @@ def restarted() -> Result:
     with federation(30) as fed:
         server = fed.serve()
         clients = fed.join(*range(CLIENTS))
-        # A round is told of before its checkpoint is written: after two there is one.
+        # A round is reported before its checkpoint is written: after two there is one.
         assert fed.rounds(2), "no two rounds were played"
         began = time.monotonic()
         server.process.send_signal(signal.SIGTERM)
@@ -463,7 +463,7 @@ core when it began; where it is missing, other work kept both cores busy (8 to 4
 
 
 def main() -> int:
-    """The table; exit code 1 where nothing was said, or processes were left over."""
+    """The table; exit code 1 where nothing was reported, or processes were left over."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help=f"of {', '.join(FAULTS)}; default: all")
     parser.add_argument("--folder", type=Path, default=Path("runs/flower_faults"))

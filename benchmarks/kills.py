@@ -75,7 +75,7 @@ def toml_of(method: str) -> str:
 class Point:
     """Where a run is killed.
 
-    after   once this round is told of (0: once the process has begun)
+    after   once this round is reported (0: once the process has begun)
     delay   then so many rounds' times later
     step    at this share of all steps of writing checkpoints, with the share `kept` of a file
     """

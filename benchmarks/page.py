@@ -10,7 +10,7 @@ from goals import goals
 from fedshift.engine.ways import GONE
 
 MIB = 2**20
-# What each part is about, and where its figures to reach are said.
+# The subject of each part, and where its figures to reach are.
 ABOUT = {
     "engine": "Seconds per round against a plain loop",
     "engine-earlier": "The same by an earlier version, on an EPYC of the generation Zen 4",

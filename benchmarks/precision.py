@@ -126,7 +126,7 @@ def measure(workload: workloads.Workload, quick: bool) -> dict[str, Any]:
 
 
 def extensions() -> list[str]:
-    """The processor's instructions for bfloat16, where the system tells."""
+    """The processor's instructions for bfloat16, where the system lists them."""
     try:
         words = set(Path("/proc/cpuinfo").read_text().split())
     except OSError:

@@ -237,7 +237,7 @@ def trap_leaf_user_in_two_files() -> str:
 
 
 def trap_leaf_unlisted_user() -> str:
-    """A LEAF file with data of a user whom it does not list."""
+    """A LEAF file with data of a user that it does not list."""
 
     def change(content: dict[str, Any]) -> None:
         content["user_data"]["b"] = content["user_data"]["a"]

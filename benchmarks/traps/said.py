@@ -1,4 +1,4 @@
-"""Wrong uses, and wrong words about right ones: what is said of weights, options and backends."""
+"""Wrong uses, and wrong reports on right ones, of weights, options and backends."""
 
 from __future__ import annotations
 

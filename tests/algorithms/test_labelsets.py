@@ -309,7 +309,7 @@ def test_what_travels(setting: Setting, federated: Any) -> None:
         assert set(flatten(up[5])) == {
             *(f"delta/{k}" for k in federation.params), "report/id", "report/loss"
         }  # fmt: skip
-        # Of its labels a client is told their own numbers, in slots of any order.
+        # A client is sent only the numbers of its own labels, in slots of any order.
         assert sorted(down[5]["slots"]["local"].tolist()) == [-1] * (width - 1) + [0]
     assert size_in_bytes(job(recipes.fedavg(setting), federation, 0).message) == 4 * (body + 55)
 

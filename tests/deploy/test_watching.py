@@ -161,7 +161,7 @@ def test_a_client_whose_superexec_is_killed_joins_again(tmp_path: Path) -> None:
         assert fed.node(0) != node
         fed.play(tmp_path / "run")
         assert [e["round"] for e in fed.events if e["event"] == "round"] == [1]
-    # A SuperNode that is told to end has time for it, although its SuperExec ends first.
+    # A SuperNode that gets a signal has time to end, although its SuperExec ends first.
     log = (tmp_path / "f" / "clients" / "client-0" / "supernode.log").read_text()
     assert log.count("SuperExec was ended") == log.count("SuperNode terminated gracefully") == 1
 

@@ -151,7 +151,7 @@ def test_a_table_over_targets_speaks_of_targets(task: fs.Task) -> None:
 
 @pytest.mark.slow
 def test_the_notes_say_how_many_rows_test_and_which_labels_are_one_clients() -> None:
-    """Control: without the label that only "c" has, nothing is said of it."""
+    """Control: without the label that only "c" has, there is no such note."""
     draws = np.random.default_rng(0)
     sites = ["a"] * 30 + ["b"] * 40 + ["c"] * 20
     y = draws.integers(2, size=90)

@@ -91,7 +91,7 @@ def test_missing_clients_are_named_as_they_come(
     ]  # fmt: skip
     shown = lines_of(waits, capsys)
     assert "2 of 3 clients are connected; waiting for client-2\n" in shown
-    # The control: of clients that are all there nothing is told.
+    # The control: with all clients present there is no event.
     assert not [e for e in play(Named(text), text, tmp_path / "two") if e["event"] == "waiting"]
 
 

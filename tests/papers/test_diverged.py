@@ -103,7 +103,7 @@ def test_a_candidate_that_diverged_is_not_chosen(
     shutil.copytree(finished[0], tmp_path / "one")
     (value,) = cell(finished[1], "FedPALS").values
     assert value.others
-    if value.chosen == "lambda=0":  # which tells what the other candidates are
+    if value.chosen == "lambda=0":  # then the other candidates are known
         lost, chosen = value.others[0].name, value.run.name
     else:
         lost, chosen = value.run.name, None

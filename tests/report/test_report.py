@@ -139,7 +139,7 @@ def test_several_runs_share_what_they_have_in_common(tmp_path: Path) -> None:
     text = page(runs)
     assert len(drawings(text)) == 6
     assert "FedAvg: equal to n / N." in text
-    # What all say is said once, without names; what one says, under its own.
+    # A sentence of all runs is shown once, without names; one of a single run under its name.
     assert text.count("FedAvg under-weights &lt;b&gt;owl") == 1
     assert "<h3>FedAvg</h3><ul>" not in text
     apart = made(tmp_path / "d", method="Oracle", edit=lambda d: d["why"].append("It cheats."))
