@@ -1,4 +1,4 @@
-"""Modules that have moved are still imported from where they were, with a warning."""
+"""Moved modules can still be imported by their former names, with a warning."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_former_path_warns_and_gives_the_same(
 
 @pytest.mark.slow
 def test_a_program_is_shown_its_own_line(tmp_path: Path) -> None:
-    """Python hides this kind of warning unless the program's own file is to blame."""
+    """Python hides this kind of warning unless it points to the program's own file."""
     lines = ["from fedshift.engine.rounds import run", "from fedshift.datasets import gaussians"]
     program = tmp_path / "program.py"
     program.write_text("\n".join([*lines, "from fedshift.engine.run import run"]))

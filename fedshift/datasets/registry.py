@@ -24,6 +24,7 @@ from fedshift.errors import DataError, InputError
 _PACKED = (".zip", ".tar", ".tar.gz", ".tgz")
 
 
+# Users write `known`, `Known` and its field `found`: these names stay.
 @dataclass(frozen=True)
 class Known:
     """One line of `fedshift datasets`.

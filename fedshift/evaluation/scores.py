@@ -124,13 +124,13 @@ class Score(Scored):
 class OwnScores(NamedTuple):
     """What one client says of the model that it serves, where models stay on their clients.
 
-    validation, own: on its validation and test examples. shared: of the server's model on the
+    validation, test: on its validation and test examples. shared: of the server's model on the
     test examples, where that is a whole model. sent [M]: how many of these the router sends to
     each client; None for a method without one.
     """
 
     validation: Score
-    own: Score
+    test: Score
     shared: Score | None
     sent: Tensor | None
 

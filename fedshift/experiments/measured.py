@@ -187,7 +187,7 @@ def evaluate_on_sites(
     given = [sent.get(i, OwnScores(nothing, nothing, None, None)) for i in clients]
     validation = tuple(one.validation for one in given)
     estimate, others = estimated(task, pool(validation))
-    tested = [one.own for one in given]
+    tested = [one.test for one in given]
     test = sum(tested[1:], start=tested[0])
     metrics = _served_metrics(current, given, registered(current, federation.table)["n"])
     observed = Observed(metrics, test, None, tuple(given))
@@ -196,7 +196,7 @@ def evaluate_on_sites(
 
 
 def _served_metrics(current: Round, given: list[OwnScores], sizes: Tensor) -> ServedMetrics:
-    per_client = torch.tensor([one.own.accuracy for one in given], dtype=torch.float64)
+    per_client = torch.tensor([one.test.accuracy for one in given], dtype=torch.float64)
     measured = per_client[~per_client.isnan()]
     shared = [one.shared for one in given if one.shared is not None]
     routed = [(i, one.sent) for i, one in enumerate(given) if one.sent is not None]
@@ -213,7 +213,7 @@ def _served_metrics(current: Round, given: list[OwnScores], sizes: Tensor) -> Se
         routed_posterior=none,
         routed_density=none,
         mixture_accuracy=none,
-        oracle_routed=pool([one.own for one in given]).accuracy,
+        oracle_routed=pool([one.test for one in given]).accuracy,
         router_accuracy=right / queries if queries else none,
     )
 
@@ -226,14 +226,14 @@ def last_round_on_sites(
     observed: Observed,
 ) -> LastRound:
     """As `last_round`: fits of the router by messages, where the method trains one."""
-    tested = [one.own for one in observed.own]
+    tested = [one.test for one in observed.sites]
     details: dict[str, Any] = {
         "client_accuracy": [None if math.isnan(one.accuracy) else one.accuracy for one in tested],
         "class_accuracy": [one.recall for one in tested],
         "router": None,
     }
     last = LastRound({}, details, on_sites=True)
-    if all(one.sent is None for one in observed.own):
+    if all(one.sent is None for one in observed.sites):
         return last
     first = federation.params, federation.buffers
     router = Router.of_sites(algorithm.at(current.t), current.server, first, current.states)

@@ -148,7 +148,7 @@ class AlgorithmStrategy(Strategy):
         first: tuple[Params, Params] | None = None,
         patience: float = 600.0,
         timeout: float = 3600.0,
-        own: bool = False,
+        own: bool = False,  # users write this name (docs/flower.md)
         evaluates: Callable[[int], bool] = never,
         listen: Listener = silent,
         registers: Callable[[Params], None] = silent,

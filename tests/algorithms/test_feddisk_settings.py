@@ -1,4 +1,4 @@
-"""FedDisk: what it refuses, and how options reach it."""
+"""FedDisk: its refusals, and how options reach it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedshift.errors import InputError, TrainingError
 from fedshift.model import Model
 from fedshift.models.made import Made, MixtureMade
 from fedshift.recipes import Setting
-from support.by_hand import apart, final
+from support.by_hand import final, max_difference
 from support.densities import direct, fast, weighed
 
 
@@ -87,7 +87,7 @@ def test_inputs_that_mixtures_cannot_follow_are_refused(inputs: Setting, federat
 
 
 def test_two_values_at_the_ends_of_the_range_are_inside(inputs: Setting, federated: Any) -> None:
-    """Values as tables have them once they are standardised, which no rounding may put outside."""
+    """Standardised values of tables, which no rounding may put outside."""
     source = torch.Generator().manual_seed(3)
     for _ in range(20):
         low, high = torch.rand(2, generator=source).sub(0.5).mul(7).sort().values
@@ -198,8 +198,8 @@ def test_a_shape_that_is_not_the_inputs_is_refused(inputs: Setting, federated: A
 
 def test_the_first_densities_belong_to_the_settings_seed(inputs: Setting) -> None:
     a, b, c = (direct(replace(inputs, seed=k)).network().init()[0] for k in (0, 0, 1))
-    assert apart(a, b) == 0
-    assert apart(a, c) > 1e-3
+    assert max_difference(a, b) == 0
+    assert max_difference(a, c) > 1e-3
     nets = [direct(replace(inputs, seed=k), ordering="random").network().net for k in (0, 0, 1)]
     orders = [tuple(net.degrees[0]) for net in nets if isinstance(net, MixtureMade)]
     assert orders[0] == orders[1] != orders[2]  # and so do the masks

@@ -1,4 +1,4 @@
-"""Clients that no weighing round draws, estimated against true log weights, and idle options."""
+"""Clients that no weighing round draws, estimated and true log weights, and idle options."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedshift.algorithms.weighing import (
 from fedshift.engine.run import draw_cohort
 from fedshift.errors import InputError, NeedlessWarning, TrainingError
 from fedshift.recipes import Setting
-from support.by_hand import apart, final
+from support.by_hand import final, max_difference
 from support.densities import direct, weighed
 from support.federations import SIZES
 
@@ -64,7 +64,7 @@ def test_at_least_one_round_more_is_named() -> None:
     assert (2 / 3) ** 8 < 0.05 < (2 / 3) ** 7
 
 
-def heard(method: Any, federation: Any, cohort: int | None = None) -> tuple[list[str], int]:
+def warnings_of(method: Any, federation: Any, cohort: int | None = None) -> tuple[list[str], int]:
     """The warnings of clients that are left out, and how many are."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", NeedlessWarning)
@@ -74,20 +74,20 @@ def heard(method: Any, federation: Any, cohort: int | None = None) -> tuple[list
 
 
 def test_python_is_warned_once_at_the_end_of_weighing(inputs: Setting, federated: Any) -> None:
-    """With the number that it names, with all clients and in a control it is silent."""
+    """It is silent with the number of rounds that it names, with all clients, and in a control."""
     clients, federation = len(SIZES), federated()
 
     def method(rounds: int, **more: Any) -> Any:
         return direct(inputs, density_rounds=1, weighing_rounds=rounds, **more)
 
-    (text,), left = heard(method(2), federation, 2)
-    due = rounds_for_all(2, left, 2 / clients)
+    (text,), left = warnings_of(method(2), federation, 2)
+    needed = rounds_for_all(2, left, 2 / clients)
     assert text.startswith(f"{left} of {clients} clients were in no weighing round, and all")
-    assert f"give weighing_rounds = {due}, so that all are drawn in 95 % of runs" in text
-    assert text.endswith(f"and {due - 2} more rounds to the run")
-    assert heard(method(due), federation, 2) == ([], 0)
-    assert heard(method(1), federation) == ([], 0)
-    texts, left = heard(method(1, estimator="equal"), federation, 2)
+    assert f"give weighing_rounds = {needed}, so that all are drawn in 95 % of runs" in text
+    assert text.endswith(f"and {needed - 2} more rounds to the run")
+    assert warnings_of(method(needed), federation, 2) == ([], 0)
+    assert warnings_of(method(1), federation) == ([], 0)
+    texts, left = warnings_of(method(1, estimator="equal"), federation, 2)
     assert (texts, left) == ([], clients - 2)
 
 
@@ -177,8 +177,8 @@ def test_options_that_are_refused_would_change_nothing(
         other = direct(setting, estimator="direct", least_ess=0.0, **option)
         changed = replace(plain, **{field: getattr(other, field)})
         a, b = (final(m, federated(), 5).server for m in (plain, changed))
-        assert (apart(a["params"], b["params"]) == 0) == (estimator != "direct")
-        assert apart(a["density"], b["density"]) > 0  # the option is at work
+        assert (max_difference(a["params"], b["params"]) == 0) == (estimator != "direct")
+        assert max_difference(a["density"], b["density"]) > 0  # the option is at work
         if estimator != "direct":
             with pytest.raises(InputError, match=f"{next(iter(option))} is for densities that"):
                 direct(setting, estimator=estimator, **option)

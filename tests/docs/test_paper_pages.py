@@ -76,7 +76,7 @@ def test_other_places_methods_and_words_would_be_seen() -> None:
 
 
 def made_by(row: Claim) -> bool:
-    """Whether the command, or what of it is not left out, stands on the first page; or the test."""
+    """Whether the first page has the command, or the shown parts of it; or the test."""
     name, _, function = row.command.partition("::")
     if function:
         tree = ast.parse((ROOT / name).read_text())
@@ -86,7 +86,7 @@ def made_by(row: Claim) -> bool:
 
 
 def columns(command: str) -> Sequence[Column] | None:
-    """The columns of a `fedshift reproduce` command; none for a picture. Raises InputError."""
+    """The columns of a `fedshift reproduce` command; none for a picture. May raise InputError."""
     words = shlex.split(command)
     assert words[:2] == ["fedshift", "reproduce"]
     given = dict(zip(words[3::2], words[4::2], strict=True))
@@ -99,16 +99,16 @@ def columns(command: str) -> Sequence[Column] | None:
 
 @pytest.mark.parametrize(("paper", "row"), named(UNMEASURED))
 def test_what_is_measured_is_not_listed_as_missing(paper: str, row: Claim) -> None:
-    """A row whose cells lie in results/ by now needs its numbers."""
+    """A row whose cells are in results/ by now needs its numbers."""
     assert there(row.command) == set()
 
 
 def there(command: str) -> set[str]:
-    """The columns of a command that some table in results/ has."""
-    asked = {f"{c.title} {c.split}" for c in columns(command) or ()}
+    """The columns of a command that are in a table of results/."""
+    wanted = {f"{c.title} {c.split}" for c in columns(command) or ()}
     pages = [(ROOT / folder / "table.md").read_text() for folder in measured(command.split()[2])]
     rows = (row for page in pages for table in tables(page) for row in table if "Here" in row)
-    return asked & {f"{row['Data']} {row['Split']}" for row in rows}
+    return wanted & {f"{row['Data']} {row['Split']}" for row in rows}
 
 
 def test_measured_columns_are_found() -> None:

@@ -1,4 +1,4 @@
-"""The same mistake in a file and in Python: each is told in the words of who made it."""
+"""The same mistake in a file and in Python: messages name keys there, and arguments here."""
 
 from __future__ import annotations
 
@@ -313,7 +313,7 @@ CASES: list[tuple[tuple[str, str], str, Callable[[], object], str]] = [
 
 
 def answer(capsys: pytest.CaptureFixture[str], *args: str) -> str:
-    """What the command line says that is wrong."""
+    """The error message of the command line."""
     assert perform(app, list(args)) == 2
     return capsys.readouterr().err.partition("error: ")[2].rstrip("\n")
 
@@ -322,7 +322,7 @@ def answer(capsys: pytest.CaptureFixture[str], *args: str) -> str:
 @pytest.mark.parametrize(
     ("change", "words", "call", "named"), CASES, ids=[c[1][:45] for c in CASES]
 )
-def test_files_are_told_keys_with_lines_and_python_its_arguments(
+def test_messages_name_keys_with_lines_in_files_and_arguments_in_python(
     change: tuple[str, str],
     words: str,
     call: Callable[[], object],
@@ -344,7 +344,7 @@ def test_files_are_told_keys_with_lines_and_python_its_arguments(
     assert not any(f"{section}." in str(caught.value) for section in ("method", "training"))
 
 
-def test_options_are_named_to_those_who_type_them(
+def test_options_are_named_on_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -439,9 +439,9 @@ def test_a_message_is_placed_by_keys_alone() -> None:
 
 def test_arguments_that_are_words_too_are_left_in_prose() -> None:
     names = {"share": "share", "keep": "keep"}
-    said = "clients share what they keep; share=0.7 is too much, share and keep out"
-    told = "clients share what they keep; method.share = 0.7 is too much, share and keep out"
-    assert file_words(said, "method", names) == told
+    sentence = "clients share what they keep; share=0.7 is too much, share and keep out"
+    rewritten = "clients share what they keep; method.share = 0.7 is too much, share and keep out"
+    assert file_words(sentence, "method", names) == rewritten
     assert file_words("more data.", "method", names) == "[method]: more data."
 
 

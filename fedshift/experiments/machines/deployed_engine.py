@@ -180,7 +180,7 @@ class Deployed:
         pairs = [] if self.counts is None else [(score, self.counts[client])]
         if self.dealt is not None and tests is not None:
             y = self.dealt.tests[client].y
-            pairs.append((tests.own, y.bincount(minlength=len(score.total))))
+            pairs.append((tests.test, y.bincount(minlength=len(score.total))))
         if not all(torch.equal(one.total, counts) for one, counts in pairs):
             raise InputError("its counts are not those of the examples that it was dealt")
 

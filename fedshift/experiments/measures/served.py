@@ -144,13 +144,13 @@ def score_of(given: Tensor, truth: Tensor, classes: int) -> Score:
 class Observed:
     """One evaluation of all clients' models: metrics, the system's score, and every answer.
 
-    Where models stay at their sites, answers is None and own [M] has the scores that clients sent.
+    Where models stay at their sites, answers is None and sites [M] has the scores that they sent.
     """
 
     metrics: ServedMetrics
     score: Score
     answers: Served | None
-    own: tuple[OwnScores, ...] = ()
+    sites: tuple[OwnScores, ...] = ()
 
 
 def observe(algorithm: Algorithm, current: Round, federation: Federation, task: Task) -> Observed:
