@@ -36,9 +36,16 @@ from fedshift.errors import DivergedError, NeedlessWarning, UnfitError
 from fedshift.experiments.config.custom import Metric, recipe_of
 from fedshift.experiments.config.method_fit import named_alike
 from fedshift.experiments.config.schema import Config, Method, Selection, Training
-from fedshift.experiments.config.settings import for_densities, setting
+from fedshift.experiments.config.training_objects import setting
 from fedshift.experiments.config.wording import in_file_words
 from fedshift.experiments.engines import Engine, InProcess, evaluating
+from fedshift.experiments.evaluation import (
+    Evaluation,
+    measure_at_end,
+    measure_round,
+    metrics_of_round,
+)
+from fedshift.experiments.first_checks import check_first_round
 from fedshift.experiments.folder.outcome import Choice, Experiment, Outcome
 from fedshift.experiments.folder.progress import Keeper, Progress, Saver
 from fedshift.experiments.folder.run_folder import (
@@ -51,22 +58,22 @@ from fedshift.experiments.folder.run_folder import (
     write_run,
     write_start,
 )
-from fedshift.experiments.measured import (
-    Evaluation,
-    measure_at_end,
-    measure_round,
-    measured_round,
-)
+from fedshift.experiments.listeners import Listener, ignore_event, join_listeners
 from fedshift.experiments.measures.correcting import Correcting, Prior, check_prior, corrected
 from fedshift.experiments.measures.custom_metrics import try_metrics
 from fedshift.experiments.measures.label_sets import set_round, tuned_early
-from fedshift.experiments.measures.played import Played, describe_weights, registered, sizes_alone
+from fedshift.experiments.measures.round_weights import (
+    WeightSums,
+    describe_weights,
+    registered,
+    sizes_alone,
+)
 from fedshift.experiments.measures.served import unused
 from fedshift.experiments.measures.stopping import best_round, check_stopping, ends
 from fedshift.experiments.selection import candidates, choose
 from fedshift.experiments.task.custom_loss import loss_of, with_loss
-from fedshift.experiments.task.preparing import Prepared, oracle_clients, prepare
-from fedshift.experiments.training import Listener, check_first_round, listeners, silent
+from fedshift.experiments.task.prepared import Prepared, with_densities
+from fedshift.experiments.task.preparing import oracle_clients, prepare
 from fedshift.record.folder import CHECKPOINTS, CONFIG, EVENTS, LOCK
 from fedshift.record.rounds import Metrics
 
@@ -108,7 +115,7 @@ def record(
             write_lock(folder, lock(config, prepared, by[0]), prepared.custom.files)
 
     # In this order: a folder's first event comes after its configuration and lock file.
-    tell = listeners(begin, EventLog(folder), listen)
+    tell = join_listeners(begin, EventLog(folder), listen)
     with clock.of(OTHER), _clean_up_if_unfit(folder, lambda: new and not by):
         experiment = run_experiment(
             config, listen=tell, prepared=prepared, engine=engine, keeper=keeper, clock=clock
@@ -152,7 +159,7 @@ def method_of(method: Method, training: Training, prepared: Prepared) -> Callabl
     base = replace(base, local=_without_padding(base.local, clients))
     recipe, task = recipe_of(method, prepared.custom), prepared.task
     if recipe.traits.densities:
-        base = for_densities(base, prepared)
+        base = with_densities(base, prepared)
     make = partial(recipe.make, base)
     loss = loss_of(task, prepared.custom.loss)
     return lambda **options: with_loss(make(**options), loss, task.kind, recipe.name)
@@ -167,7 +174,7 @@ def _without_padding(local: Local, clients: Sequence[ClientData]) -> Local:
 def run_experiment(
     config: Config,
     *,
-    listen: Listener = silent,
+    listen: Listener = ignore_event,
     prepared: Prepared | None = None,
     engine: Engine | None = None,
     keeper: Keeper | None = None,
@@ -290,7 +297,7 @@ def train(
         _tell_drops(engine, label, current, listen)
         listen(_round_event(label, current, training.rounds, seconds, meter.last) | weights)
         done.after, done.traffic, done.missed = current, meter.last, done.missed.after(current)
-        done.played = done.played.after(current, algorithm, federation.table, task.target)
+        done.weight_sums = done.weight_sums.after(current, algorithm, federation.table, task.target)
         if training.evaluates(current.t):
             with clock.of(EVALUATION):
                 scores = measure(current)
@@ -300,7 +307,7 @@ def train(
             done.sets += tuned_early(current, algorithm, training.rounds)
         last = current.t == training.rounds or ends(training, done.metrics)
         with clock.of(CHECKPOINTING):
-            saver.played(done, last=last)
+            saver.after_round(done, last=last)
         if last:
             break
         began = time.perf_counter()
@@ -314,7 +321,7 @@ def _enter(
     algorithm: Algorithm, training: Training,
 ) -> None:  # fmt: skip
     """Add what was measured after a round, and note whether it is the best so far."""
-    done.metrics.append(measured_round(current, scores, federation, task, algorithm))
+    done.metrics.append(metrics_of_round(current, scores, federation, task, algorithm))
     done.served += [] if scores.served is None else [scores.served.metrics]
     done.sets += set_round(current, algorithm)
     if training.keep == "best" and best_round(done.metrics) == current.t:
@@ -431,12 +438,12 @@ def _outcome(
 
 def _weights(
     algorithm: Algorithm, federation: Federation, done: Progress, last: Round, training: Training
-) -> tuple[Played | None, tuple[float, ...]]:
+) -> tuple[WeightSums | None, tuple[float, ...]]:
     """The weights of the rounds, where not all clients were in every one, and the run's [M]."""
     # With all clients in every round, one solution has the weights of all rounds to the last bit.
     means = training.draws(len(federation.clients)) or done.missed.rounds
-    if means and done.played.rounds:
-        return done.played, done.played.weights
+    if means and done.weight_sums.rounds:
+        return done.weight_sums, done.weight_sums.weights
     all_clients = torch.arange(len(federation.clients))
     cap = federation.gate.max_weight
     return None, tuple(weigh(algorithm, last.server, all_clients, cap).tolist())

@@ -34,8 +34,8 @@ from fedshift.experiments.folder.run_models import (
     load_models,
     network_of,
 )
+from fedshift.experiments.listeners import join_listeners
 from fedshift.experiments.resume import reopened
-from fedshift.experiments.training import listeners
 from fedshift.files import is_file, read_object
 from fedshift.fitting.bars import shown_progress
 from fedshift.fitting.class_weights import Weights
@@ -139,7 +139,7 @@ def fit(
         shown_progress(progress) as bar,
         following(planned, several(callbacks), several(loggers)) as follow,
     ):
-        record(place, planned.config, planned.prepared, listeners(bar, follow), engine, keeper)
+        record(place, planned.config, planned.prepared, join_listeners(bar, follow), engine, keeper)
         result = _result(place, planned.prepared.model)
     if folder is None:
         weakref.finalize(result, remove, place, os.getpid())

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from fedshift.arguments import called
 from fedshift.errors import InputError
 from fedshift.experiments.config.schema import Config
-from fedshift.experiments.training import Listener
+from fedshift.experiments.listeners import Listener
 from fedshift.fitting.planning import Plan
 
 Numbers = Mapping[str, Any]

@@ -13,8 +13,8 @@ from torch import nn
 
 from fedshift.errors import InputError, unknown
 from fedshift.evaluation.corrected import Shifted, head_of, written
+from fedshift.experiments.folder.model_file import Pair
 from fedshift.experiments.folder.run_models import RunModels
-from fedshift.experiments.folder.stored import Pair
 from fedshift.experiments.measures.custom_metrics import answers
 from fedshift.fitting.export import export
 from fedshift.fitting.networks import inner

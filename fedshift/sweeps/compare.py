@@ -13,22 +13,22 @@ from typing import Any, NamedTuple
 from fedshift.engine.quicker import forks_safely
 from fedshift.errors import DataError, InputError, shown
 from fedshift.experiments.folder.progress import Asked, no_stop
-from fedshift.experiments.training import Listener, silent
+from fedshift.experiments.listeners import Listener, ignore_event
 from fedshift.files import clean, is_folder, make_folder, write
 from fedshift.record.folder import METRICS, SERVED, read_run
 from fedshift.record.in_use import alone_in
 from fedshift.report.intervals import Moments, bounds_of, moments
 from fedshift.sweeps.execute import Report, execute
-from fedshift.sweeps.measured import (
-    Measured,
+from fedshift.sweeps.plan import Plan, units_in_words
+from fedshift.sweeps.results import (
     Row,
+    RunResult,
     chosen_by,
-    measured,
     metric_of,
     rows_of,
+    run_results,
     smaller_is_better,
 )
-from fedshift.sweeps.plan import Plan, units_in_words
 from fedshift.sweeps.starting import Forks
 from fedshift.sweeps.store import Run, Store
 from fedshift.sweeps.table import Table
@@ -91,7 +91,7 @@ def compare(
     jobs: int = 1,
     notes: Iterable[str] = (),
     words: Callable[[str], str] = str,
-    listen: Listener = silent,
+    listen: Listener = ignore_event,
     asked: Asked = no_stop,
 ) -> Compared:
     """Do the runs of the plan that `folder` does not have yet, and write the table there.
@@ -163,7 +163,7 @@ def table_of(
     words: Callable[[str], str],
 ) -> Table:  # fmt: skip
     """The table of what is complete."""
-    runs = tuple(replace(m, why=words(m.why)) for m in measured(plan, store, report))
+    runs = tuple(replace(m, why=words(m.why)) for m in run_results(plan, store, report))
     metric = metric_of(plan, runs)
     rows = rows_of(plan, runs, metric)
     curves = {row.label: _curve(row.runs, store, metric) for row in rows}
@@ -193,7 +193,7 @@ def _choice(plan: Plan, rows: Sequence[Row]) -> str:
     return chosen + why
 
 
-def _curve(runs: Iterable[Measured], store: Store, metric: str) -> dict[int, Moments]:
+def _curve(runs: Iterable[RunResult], store: Store, metric: str) -> dict[int, Moments]:
     """The metric over the seeds by round; empty where no round was measured by it."""
     curves: list[dict[int, float]] = []
     for file in (METRICS, SERVED):

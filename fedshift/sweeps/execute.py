@@ -17,7 +17,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from fedshift.experiments.folder.progress import Asked, no_stop
-from fedshift.experiments.training import Listener, silent
+from fedshift.experiments.listeners import Listener, ignore_event
 from fedshift.sweeps.starting import Start, spawned
 from fedshift.sweeps.store import Run, Store
 from fedshift.sweeps.worker import Means, perform, reason
@@ -46,7 +46,7 @@ def execute(
     jobs: int = 1,
     means: Means = Means(),
     start: Start = spawned,
-    listen: Listener = silent,
+    listen: Listener = ignore_event,
     asked: Asked = no_stop,
 ) -> Report:
     """Do the runs that are not complete, in order, at most `jobs` at once.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 from fedshift.errors import InputError, shown, unknown
 from fedshift.experiments.config.schema import Config, SeedTable
-from fedshift.experiments.measures.served import measured
+from fedshift.experiments.measures.served import serving_metrics
 from fedshift.record.rounds import Metrics
 from fedshift.record.summary import Final
 from fedshift.sweeps.store import Run
@@ -141,7 +141,7 @@ def check_metric(metric: str | None, added: Iterable[str]) -> None:
     """Raise InputError for a number that no run has; added: metrics of the user's."""
     corrected = {one.name for one in fields(Final) if one.name.endswith("_corrected")}
     names = {one.name for one in fields(Metrics)} | corrected
-    names |= {*measured(), *added, "ess", "distance"}
+    names |= {*serving_metrics(), *added, "ess", "distance"}
     if metric is not None and metric not in names - {"others"}:
         raise unknown("metric", metric, names - {"round", "clients_trained", "others"})
 

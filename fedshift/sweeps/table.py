@@ -18,7 +18,7 @@ from fedshift.report.intervals import Moments
 from fedshift.report.layout import figure, fold, html_page, items, note, section, table
 from fedshift.report.printed import save
 from fedshift.sweeps.drawings import Curves, drawings
-from fedshift.sweeps.measured import CORRECTED, Measured, Row
+from fedshift.sweeps.results import CORRECTED, Row, RunResult
 from fedshift.sweeps.texts import difference, spread
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Table:
     metric: str
     base: str
     rows: tuple[Row, ...]
-    runs: tuple[Measured, ...]
+    runs: tuple[RunResult, ...]
     notes: tuple[str, ...]
     curves: Curves
     folder: Path

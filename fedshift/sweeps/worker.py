@@ -16,9 +16,9 @@ from fedshift.experiments.engines import Engine, backend_of
 from fedshift.experiments.experiment import record
 from fedshift.experiments.folder.progress import Asked, no_stop
 from fedshift.experiments.folder.run_folder import EventLog, kept_in
+from fedshift.experiments.listeners import Listener
 from fedshift.experiments.resume import check_links
 from fedshift.experiments.task.preparing import Prepared, prepare
-from fedshift.experiments.training import Listener
 from fedshift.record.in_use import alone_in
 from fedshift.server.pals import pals_weights
 from fedshift.sweeps.store import Run, Store

@@ -25,8 +25,8 @@ from fedshift.experiments.config.schema import (
     Split,
     Training,
 )
-from fedshift.experiments.config.settings import setting
 from fedshift.experiments.config.toml_lines import lines_of
+from fedshift.experiments.config.training_objects import setting
 from fedshift.experiments.demo import demo_config, method_configs
 from fedshift.experiments.experiment import run_experiment
 from fedshift.experiments.folder.summary import reasons

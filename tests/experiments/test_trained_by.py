@@ -72,7 +72,7 @@ def test_a_run_of_winograd_is_not_taken_up_by_it(tmp_path: Path) -> None:
 def test_names_tell_numbers_apart(name: str, count: int | None, told: str) -> None:
     engine = backend_of(name, count)
     assert engine.backend == told
-    assert Way.again(told).numbers == told
+    assert Way.parse(told).numbers == told
     assert InProcess().backend == "loop"
 
 

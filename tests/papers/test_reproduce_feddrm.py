@@ -15,7 +15,7 @@ import pytest
 import typer
 
 from fedshift.errors import DataError
-from fedshift.experiments.measures.served import measured
+from fedshift.experiments.measures.served import serving_metrics
 from fedshift.papers.command import leave, show
 from fedshift.papers.datasets import heart
 from fedshift.papers.protocols import feddrm
@@ -56,7 +56,7 @@ def test_every_cell_is_a_valid_experiment(name: str) -> None:
             assert config.shift.target == "clients"
             share = last_rounds(found.metric.last, column.rounds, found.rounds)
             assert config.training.evaluate_last == share
-        assert (row.reads or found.metric.key) in measured()
+        assert (row.reads or found.metric.key) in serving_metrics()
     labels = [row.label for row in found.rows]
     assert len(set(labels)) == len(labels)
     assert all((row.against or found.baseline) in ("", "-", *labels) for row in found.rows)

@@ -8,7 +8,7 @@ from torch import nn
 from fedshift import recipes
 from fedshift.data import Examples
 from fedshift.errors import InputError
-from fedshift.experiments.config import settings
+from fedshift.experiments.config import training_objects
 from fedshift.experiments.config.networks import ROUTED, unrouted
 from fedshift.experiments.config.python_names import is_python
 from fedshift.experiments.config.schema import PYTHON, Config, Method, Network, Training
@@ -77,7 +77,7 @@ def misfits(config: Config) -> list[Problem]:
         lambda: _StandIn(has_body(config.model), _may_be_fixed(config.model, recipe)), 0
     )
     examples = Examples(torch.zeros(1, 1), torch.zeros(1).long())
-    setting = settings.setting(
+    setting = training_objects.setting(
         config.training, stand_in, (1.0,), clients=config.shift.clients,
         seed=config.seeds.resolved().init, server_inputs=inputs,
         server_examples=examples if config.server.validation else None,

@@ -14,7 +14,7 @@ from fedshift.evaluation.scores import Scored
 from fedshift.experiments.config.schema import Config
 from fedshift.experiments.folder.progress import Missed
 from fedshift.experiments.measures.correcting import Corrected, Prior
-from fedshift.experiments.measures.played import Played
+from fedshift.experiments.measures.round_weights import WeightSums
 from fedshift.experiments.measures.served import LastRound
 from fedshift.experiments.task.preparing import Prepared
 from fedshift.record import summary as record
@@ -55,7 +55,7 @@ class Outcome:
     sets: tuple[SetRound, ...] = ()
     traffic: Traffic = Traffic()
     missed: Missed = Missed()
-    played: Played | None = None
+    weight_sums: WeightSums | None = None
     tests: tuple[Scored, ...] = ()
     silent: tuple[int, ...] = ()
     sizes_alone: bool = False
@@ -97,14 +97,14 @@ class Candidate:
     @property
     def ess(self) -> float:
         """The ESS in examples: of the weights over all clients, or the mean over the rounds."""
-        played = self.outcome.played
-        return self.solved.ess if played is None else played.mean.ess
+        sums = self.outcome.weight_sums
+        return self.solved.ess if sums is None else sums.mean.ess
 
     @property
     def ess_fraction(self) -> float:
         """The ESS as a share of all examples, or of a cohort's."""
-        played = self.outcome.played
-        return self.solved.ess_fraction if played is None else played.mean.ess_fraction
+        sums = self.outcome.weight_sums
+        return self.solved.ess_fraction if sums is None else sums.mean.ess_fraction
 
     def estimates(self, prior: Prior) -> dict[str, float]:
         """The numbers that rules compare: the corrected model's where the prior is set."""

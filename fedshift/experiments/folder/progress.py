@@ -16,7 +16,7 @@ from fedshift.engine.storage.checkpoint import read_checkpoint, write_checkpoint
 from fedshift.engine.storage.client_states import Shelf
 from fedshift.engine.traffic import Traffic
 from fedshift.errors import DataError, InputError
-from fedshift.experiments.measures.played import Played, played_of
+from fedshift.experiments.measures.round_weights import WeightSums, weight_sums_of
 from fedshift.record.rounds import Metrics, ServedMetrics
 from fedshift.record.summary import SetRound
 
@@ -77,7 +77,7 @@ class Progress:
     sets: list[SetRound] = field(default_factory=list)
     traffic: Traffic = Traffic()
     missed: Missed = Missed()
-    played: Played = Played()
+    weight_sums: WeightSums = WeightSums()
     best: Round | None = None
 
     def facts(self) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class Progress:
             "sets": [_as_json(asdict(one)) for one in self.sets],
             "traffic": list(self.traffic),
             "missed": list(self.missed),
-            "played": self.played.facts(),
+            "played": self.weight_sums.facts(),
         }
 
 
@@ -102,7 +102,7 @@ def progress_of(after: Round, facts: Mapping[str, Any]) -> Progress:
         Traffic(*facts["traffic"]),
         # Runs of earlier versions have no counts: counting starts here.
         Missed(*facts.get("missed", ())),
-        played_of(facts["played"]) if "played" in facts else Played(),
+        weight_sums_of(facts["played"]) if "played" in facts else WeightSums(),
     )
 
 
@@ -191,7 +191,7 @@ class Saver:
             progress.best = self.keeper.progress(self._best_label).after
         return progress
 
-    def played(self, progress: Progress, *, last: bool) -> None:
+    def after_round(self, progress: Progress, *, last: bool) -> None:
         """After a round. Raises KeyboardInterrupt, with an exit code, where it is asked to stop."""
         if self.keeper is None or progress.after is None:
             return

@@ -16,14 +16,8 @@ from fedshift import recipes
 from fedshift.arguments import check_path
 from fedshift.errors import DataError, InputError, check_name
 from fedshift.experiments.config.schema import Config
-from fedshift.experiments.config.settings import setting
-from fedshift.experiments.folder.run_models import (
-    classes_in,
-    complete_config,
-    network_of,
-    sizes_in,
-)
-from fedshift.experiments.folder.stored import (
+from fedshift.experiments.config.training_objects import setting
+from fedshift.experiments.folder.model_file import (
     FIRST,
     FIRST_BUFFERS,
     ON_SITES,
@@ -33,6 +27,12 @@ from fedshift.experiments.folder.stored import (
     read_parts,
     took_part,
     without_correction,
+)
+from fedshift.experiments.folder.run_models import (
+    classes_in,
+    complete_config,
+    network_of,
+    sizes_in,
 )
 from fedshift.record.folder import CLIENTS, MODEL, ROUTER
 from fedshift.router.calibration import Calibration, HeldOut

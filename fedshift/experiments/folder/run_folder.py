@@ -22,10 +22,14 @@ from fedshift.experiments.config.data import OF_SITES, OF_TASK
 from fedshift.experiments.config.load import dumps
 from fedshift.experiments.config.named_files import relative
 from fedshift.experiments.config.schema import PYTHON, Config
+from fedshift.experiments.folder.model_file import (
+    model_parts,
+    parts_without_clients,
+    with_correction,
+)
 from fedshift.experiments.folder.outcome import Experiment
 from fedshift.experiments.folder.progress import Asked, Keeper, no_stop
 from fedshift.experiments.folder.routers import fits_of
-from fedshift.experiments.folder.stored import model_parts, parts_without_clients, with_correction
 from fedshift.experiments.folder.summary import PACKAGES, package_version, summary
 from fedshift.experiments.measures.served import models
 from fedshift.experiments.task.extras import extra_packages

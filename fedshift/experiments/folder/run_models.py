@@ -19,7 +19,7 @@ from fedshift.experiments.config.load import load_config
 from fedshift.experiments.config.named_files import check_files
 from fedshift.experiments.config.python_names import is_python
 from fedshift.experiments.config.schema import Config
-from fedshift.experiments.folder.stored import (
+from fedshift.experiments.folder.model_file import (
     ON_SITES,
     WHO,
     Applied,
@@ -99,7 +99,7 @@ def load_models(
         raise InputError(
             f"{path}: of a version of fedshift that did not keep the models of all clients; run "
             "it again, or read the parts that are there with "
-            "fedshift.experiments.folder.stored.read_parts"
+            "fedshift.experiments.folder.model_file.read_parts"
         )
     clients = len(sizes_in(place / CLIENTS))
     model = network_of(config, place, clients, shape) if model is None else model

@@ -22,9 +22,9 @@ from fedshift.experiments.measures.caps import beyond, cap_named, free_weights
 from fedshift.experiments.measures.correcting import Corrected
 from fedshift.experiments.measures.distances import measured_shift
 from fedshift.experiments.measures.example_weights import importance, importance_sentences
-from fedshift.experiments.measures.measuring import few_tests
-from fedshift.experiments.measures.played import Played, ess_of, reach, weighs_labels
+from fedshift.experiments.measures.round_weights import WeightSums, ess_of, reach, weighs_labels
 from fedshift.experiments.measures.stopping import sentences
+from fedshift.experiments.measures.task_scores import few_tests
 from fedshift.experiments.task.feature_shift import grey_note, look_names, shifts_features
 from fedshift.record.summary import (
     Cohorts,
@@ -134,7 +134,7 @@ def _method_notes(experiment: Experiment, sets: LabelSets | None) -> list[str]:
     return [
         *served.unused(name, experiment.algorithm, outcome.federation, task),
         *_needless_ess(experiment),
-        *_undefined_ess(outcome.played),
+        *_undefined_ess(outcome.weight_sums),
         *_beyond_cap(experiment),
         *(label_sets.sentences(sets, task.classes) if sets else ()),
         *_example_weights(experiment),
@@ -162,7 +162,7 @@ def _not_correctable(experiment: Experiment) -> list[str]:
 
 def _missing_answers(outcome: Outcome) -> list[str]:
     rounds = outcome.metrics[-1].round
-    sentence = outcome.missed.sentence(rounds, outcome.played is not None)
+    sentence = outcome.missed.sentence(rounds, outcome.weight_sums is not None)
     return [sentence] if sentence else []
 
 
@@ -293,16 +293,16 @@ def _weight_facts(
     experiment: Experiment, weights: Floats, sizes: Floats, residual: Floats
 ) -> dict[str, Any]:
     """Lambda, ESS and distances of the weights: over all clients, or as the rounds had them."""
-    played = experiment.outcome.played
-    if played is not None:
-        of = played.mean
+    sums = experiment.outcome.weight_sums
+    if sums is not None:
+        of = sums.mean
         return {
-            "lam": played.lam,
+            "lam": sums.lam,
             "ess": of.ess,
             "ess_fraction": of.ess_fraction,
             "distance": of.gap,
             "l1_distance": of.l1,
-            "certified": None if played.lams is None else played.certified == played.rounds,
+            "certified": None if sums.lams is None else sums.certified == sums.rounds,
         }
     rule = pals_of(experiment.algorithm)
     solved = None if rule is None else rule.solved(experiment.outcome.federation.table)
@@ -323,36 +323,36 @@ def _weight_facts(
 
 def _cohorts(experiment: Experiment) -> Cohorts | None:
     """How many clients a round draws, and over how many rounds the weights are means."""
-    played, drawn = experiment.outcome.played, experiment.config.training.cohort
+    sums, drawn = experiment.outcome.weight_sums, experiment.config.training.cohort
     draws = experiment.config.training.draws(len(experiment.outcome.weights))
-    if played is None or drawn is None or not draws:
+    if sums is None or drawn is None or not draws:
         return None
-    return Cohorts(clients=drawn, rounds=played.rounds)
+    return Cohorts(clients=drawn, rounds=sums.rounds)
 
 
-def _undefined_ess(played: Played | None) -> list[str]:
+def _undefined_ess(sums: WeightSums | None) -> list[str]:
     """A sentence if some rounds have no ESS, else none."""
     # With an ESS in no round the summary has none, which needs no sentence.
-    if played is None or not 0 < played.with_ess < played.rounds:
+    if sums is None or not 0 < sums.with_ess < sums.rounds:
         return []
     return [
-        f"The mean ESS is that of {played.with_ess} of {played.rounds} rounds: in the others a "
+        f"The mean ESS is that of {sums.with_ess} of {sums.rounds} rounds: in the others a "
         "client without examples had a weight."
     ]
 
 
 def _needless_ess(experiment: Experiment) -> list[str]:
     """A sentence if `ess` asks for less than there is, else none."""
-    rule, played = pals_of(experiment.algorithm), experiment.outcome.played
+    rule, sums = pals_of(experiment.algorithm), experiment.outcome.weight_sums
     if rule is None or rule.ess is None:
         return []
     wish = f"Asked for an ESS of {100 * rule.ess:.3g} %"
-    if played is not None:
-        often = f"{played.unneeded} of {played.rounds} rounds"
+    if sums is not None:
+        often = f"{sums.unneeded} of {sums.rounds} rounds"
         return [
             f"{wish}: in {often} the closest mixture of the cohort (lambda = 0) already has more; "
             "there ess changes nothing."
-        ] * bool(played.unneeded)
+        ] * bool(sums.unneeded)
     solved = rule.solved(experiment.outcome.federation.table)
     return [
         f"{wish}: the closest mixture (lambda = 0) already has {100 * solved.ess_fraction:.3g} %, "

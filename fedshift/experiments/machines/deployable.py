@@ -11,11 +11,11 @@ from fedshift.experiments.config.load import validate
 from fedshift.experiments.config.python_names import is_python
 from fedshift.experiments.config.schema import Config, Data
 from fedshift.experiments.experiment import check_method, federation_of, method_of
+from fedshift.experiments.first_checks import check_own_models
 from fedshift.experiments.measures.stopping import check_stopping
 from fedshift.experiments.sites.gathering import check_sites, check_target, imagined, is_table
 from fedshift.experiments.task.custom_data import prepare_built
 from fedshift.experiments.task.preparing import prepare
-from fedshift.experiments.training import check_own_models
 
 UNSCORED = (
     "set data.validation = 0 (and, with data of the clients' own, a table of the target as "

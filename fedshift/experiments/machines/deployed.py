@@ -25,6 +25,7 @@ from fedshift.experiments.config.python_names import SITES
 from fedshift.experiments.config.schema import Config
 from fedshift.experiments.experiment import record
 from fedshift.experiments.folder.run_folder import EventLog, kept_in, reserved
+from fedshift.experiments.listeners import ignore_event
 from fedshift.experiments.machines.awaited import Awaited
 from fedshift.experiments.machines.deployable import check_min_clients, configured
 from fedshift.experiments.machines.deployed_engine import Deployed, News, validated
@@ -35,7 +36,6 @@ from fedshift.experiments.sites.answering import ASK, answer, own_site
 from fedshift.experiments.sites.gathering import gather
 from fedshift.experiments.sites.own_model import MODELS, leave_own_model
 from fedshift.experiments.task.preparing import Prepared, prepare
-from fedshift.experiments.training import silent
 from fedshift.files import is_file
 from fedshift.flower.chosen import CHOICES, SITE, check_source, chosen, imported, present
 from fedshift.flower.client import Own, Site, app_of, partition, tell_here
@@ -89,7 +89,7 @@ def main(grid: Grid, context: Context) -> None:
             grid, waits, folder, opens, news, on_sites=on_sites, refits=refits, facts=facts,
             asks=asks, dealt=prepared.task if dealt else None, counts=counts,
         )  # fmt: skip
-        record(folder, config, prepared, silent, engine, keeper)
+        record(folder, config, prepared, ignore_event, engine, keeper)
 
 
 def opening(

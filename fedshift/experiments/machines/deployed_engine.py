@@ -144,7 +144,7 @@ class Deployed:
             overhear(self.grid, self.made.hear)
         return self.made
 
-    def measured(self, current: Round) -> Mapping[int, Score] | None:
+    def client_scores(self, current: Round) -> Mapping[int, Score] | None:
         """As `Engine`: sums of each client that is connected and answers."""
         return measured_by_clients(self.strategy, self.grid, current) if self.asks else None
 

@@ -84,7 +84,7 @@ class FlowerSimulation:
                     grid, strategy, training, meter=meter, asks_states=asks, began=began
                 )
 
-    def measured(self, current: Round) -> None:
+    def client_scores(self, current: Round) -> None:
         """As `Engine`: the server's process has all examples."""
 
 

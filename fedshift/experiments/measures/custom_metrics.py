@@ -18,8 +18,8 @@ from fedshift.errors import InputError, shown
 from fedshift.evaluation.corrected import shifted
 from fedshift.experiments.config.custom import Metric
 from fedshift.experiments.config.user_code import file_of, place_of, raised
-from fedshift.experiments.measures.measuring import EXTRA, truth
-from fedshift.experiments.measures.served import measured
+from fedshift.experiments.measures.served import serving_metrics
+from fedshift.experiments.measures.task_scores import EXTRA, truth
 from fedshift.model import Model
 from fedshift.randomness import put_back, states
 from fedshift.record.rounds import ESTIMATES, Metrics
@@ -43,7 +43,7 @@ def check_metrics(metrics: Mapping[str, Metric], kind: str = "classification") -
     """Raise InputError for what is no function, or a name that results use for another number."""
     if not isinstance(metrics, Mapping):
         raise InputError(f'metrics is {called(metrics)}; give functions by name, as {{"auc": f}}')
-    taken = {f.name for kind in (Metrics, Final) for f in fields(kind)} | measured()
+    taken = {f.name for kind in (Metrics, Final) for f in fields(kind)} | serving_metrics()
     # Runs are chosen by these numbers, so no metric may take their names.
     taken |= {*EXTRA[kind], *ESTIMATES}
     for name, metric in metrics.items():

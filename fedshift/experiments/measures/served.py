@@ -47,7 +47,7 @@ REFITS = (
 HELD_OUT = "validation_system_accuracy"
 
 
-def measured() -> set[str]:
+def serving_metrics() -> set[str]:
     """Names of all measurements where clients serve their own models."""
     return {f.name for f in fields(ServedMetrics)} | set(REFITS)
 

@@ -24,7 +24,6 @@ from fedshift.errors import InputError, shown
 from fedshift.evaluation.scores import Score
 from fedshift.experiments.config.custom import Custom
 from fedshift.experiments.config.data import Data
-from fedshift.experiments.config.prepared import Prepared
 from fedshift.experiments.config.python_names import TABLES
 from fedshift.experiments.config.schema import Config
 from fedshift.experiments.config.section import Section
@@ -52,6 +51,7 @@ from fedshift.experiments.sites.sums import (
     means,
 )
 from fedshift.experiments.task.custom_data import about, prepare_built
+from fedshift.experiments.task.prepared import Prepared
 from fedshift.flower.records import to_records
 from fedshift.flower.scoring import score_in
 from fedshift.flower.waiting import Tell

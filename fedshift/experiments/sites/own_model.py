@@ -15,7 +15,7 @@ from fedshift import recipes
 from fedshift.arguments import check_path
 from fedshift.errors import DataError
 from fedshift.experiments.config.load import load_config
-from fedshift.experiments.folder.stored import Pair, check_fit, read_parts
+from fedshift.experiments.folder.model_file import Pair, check_fit, read_parts
 from fedshift.experiments.task.first_model import named_network
 from fedshift.files import read_object, write
 from fedshift.record.folder import CONFIG, MODEL

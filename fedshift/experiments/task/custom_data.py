@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from fedshift.experiments.config.custom import Custom
-from fedshift.experiments.config.prepared import Prepared
 from fedshift.experiments.config.schema import Config
-from fedshift.experiments.config.settings import gate_of
+from fedshift.experiments.config.training_objects import gate_of
 from fedshift.experiments.measures.custom_metrics import check_metrics
 from fedshift.experiments.task.custom_loss import check_loss, loss_of
 from fedshift.experiments.task.first_model import first_model
+from fedshift.experiments.task.prepared import Prepared
 from fedshift.model import Model
 from fedshift.outputs import check_classes
 from fedshift.record.folder import ENCODING

@@ -17,12 +17,12 @@ from fedshift.arguments import is_number, members
 from fedshift.data import Examples
 from fedshift.errors import InputError, nearest, shown
 from fedshift.experiments.config.custom import Custom
-from fedshift.experiments.config.prepared import Prepared
 from fedshift.experiments.config.python_names import digest_of, is_python, load_python
 from fedshift.experiments.config.schema import Config, Method
 from fedshift.experiments.measures.custom_metrics import check_metrics
 from fedshift.experiments.task.custom_data import about, prepare_built
 from fedshift.experiments.task.custom_source import note_in_file_words, task_of
+from fedshift.experiments.task.prepared import Prepared
 from fedshift.experiments.task.server_rows import about_rows, lost_labels, set_apart, validating
 from fedshift.record.folder import FIT
 from fedshift.tasks.task import Task

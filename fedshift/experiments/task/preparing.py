@@ -19,11 +19,9 @@ from fedshift.data import ClientData, Examples, Task, client_data
 from fedshift.datasets import Dataset
 from fedshift.errors import InputError
 from fedshift.experiments.config.networks import BYTES
-from fedshift.experiments.config.prepared import Indices, Look
-from fedshift.experiments.config.prepared import Prepared as Prepared
 from fedshift.experiments.config.schema import PYTHON, Config, Data, Method, Network, ServerData
-from fedshift.experiments.config.settings import gate_of
 from fedshift.experiments.config.shift import Split
+from fedshift.experiments.config.training_objects import gate_of
 from fedshift.experiments.config.wording import in_file_words
 from fedshift.experiments.task.client_tests import among_clients
 from fedshift.experiments.task.custom_source import task_of
@@ -32,6 +30,8 @@ from fedshift.experiments.task.feature_shift import check_images, dealing, noise
 from fedshift.experiments.task.first_model import first_model
 from fedshift.experiments.task.from_files import custom_of, prepare_source
 from fedshift.experiments.task.natural import Dealt, natural
+from fedshift.experiments.task.prepared import Indices, Look
+from fedshift.experiments.task.prepared import Prepared as Prepared
 from fedshift.experiments.task.server_rows import reserve
 from fedshift.holdout import hold_out_by_label
 from fedshift.seeds import numpy_generator

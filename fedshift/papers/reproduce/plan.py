@@ -11,7 +11,7 @@ from fedshift.datasets.registry import sized
 from fedshift.errors import InputError
 from fedshift.experiments.config.load import apply_override, apply_overrides, validate
 from fedshift.experiments.config.schema import Config
-from fedshift.experiments.measures.served import measured
+from fedshift.experiments.measures.served import serving_metrics
 from fedshift.experiments.selection import candidates
 from fedshift.experiments.task.extras import check_extras
 from fedshift.papers.protocols.study import Column, Options, Row, Study
@@ -79,7 +79,7 @@ class Plan:
         if absent:
             return absent
         metric = self.study.metric_of(row)
-        if metric.key not in {*measured(), *OTHERS, *(f.name for f in fields(Metrics))}:
+        if metric.key not in {*serving_metrics(), *OTHERS, *(f.name for f in fields(Metrics))}:
             return f"this version does not measure {metric.name}"
         try:
             config = config_of(self, row, column, LAMBDA_0 if row.ess else {}, 0)

@@ -12,7 +12,7 @@ from fedshift.errors import InputError
 from fedshift.experiments.config.places import Source
 from fedshift.experiments.folder.progress import Asked, no_stop
 from fedshift.experiments.folder.run_folder import trained_with
-from fedshift.experiments.training import Listener, silent
+from fedshift.experiments.listeners import Listener, ignore_event
 from fedshift.files import make_folder
 from fedshift.papers.protocols.study import narrowed
 from fedshift.papers.reproduce.catalogue import shipped_tuning, study
@@ -101,7 +101,7 @@ def unsaid(_: str) -> None:
 
 def reproduce(
     request: Request,
-    listen: Listener = silent,
+    listen: Listener = ignore_event,
     asked: Asked = no_stop,
     tell: Callable[[str], None] = unsaid,
 ) -> Reproduced:

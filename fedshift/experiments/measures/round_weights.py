@@ -103,7 +103,7 @@ def reach(current: Round, table: Params, target: Tensor, algorithm: Algorithm) -
 
 
 @dataclass(frozen=True, eq=False)
-class Played:
+class WeightSums:
     """Sums over the rounds that changed something, for runs whose rounds have other clients.
 
     shares [M] sums a_i, 0 where a client was not drawn or dropped out. reached sums each measure
@@ -120,11 +120,13 @@ class Played:
     certified: int = 0
     unneeded: int = 0
 
-    def after(self, current: Round, algorithm: Algorithm, table: Params, target: Tensor) -> Played:
+    def after(
+        self, current: Round, algorithm: Algorithm, table: Params, target: Tensor
+    ) -> WeightSums:
         """With one round more; a skipped one has changed nothing and does not count."""
         if current.skipped:
             return self
-        # A copy: `Played` is a value, and the one before this round must stay as it is.
+        # A copy: `WeightSums` is a value, and the one before this round must stay as it is.
         shares = self.shares.copy() if self.rounds else np.zeros(len(table["n"]))
         shares[current.cohort.numpy()] += current.weights.numpy()
         here = reach(current, table, target, algorithm)
@@ -187,10 +189,10 @@ class Played:
         }
 
 
-def played_of(facts: Mapping[str, Any]) -> Played:
-    """The inverse of `Played.facts`."""
+def weight_sums_of(facts: Mapping[str, Any]) -> WeightSums:
+    """The inverse of `WeightSums.facts`."""
     low_and_high = facts["lams"]
-    return Played(
+    return WeightSums(
         facts["rounds"],
         np.array(facts["shares"], dtype=np.float64),
         Reach(*(float(v) for v in facts["reached"])),

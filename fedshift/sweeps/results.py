@@ -22,7 +22,7 @@ CORRECTED = {name: f"{name}_corrected" for name in ("target_accuracy", "target_l
 
 
 @dataclass(frozen=True)
-class Measured:
+class RunResult:
     """One run of a setting: its numbers by name, or why there are none.
 
     state  "done", "diverged", "failed" or "not run"
@@ -56,7 +56,7 @@ class Row:
 
     label: str
     setting: str
-    runs: tuple[Measured, ...]
+    runs: tuple[RunResult, ...]
     moments: Moments | None = None
     difference: Moments | None = None
     corrected: Moments | None = None
@@ -95,7 +95,7 @@ class Row:
         return math.fsum(worst) / len(worst) if worst else None
 
 
-def measured(plan: Plan, store: Store, report: Report) -> tuple[Measured, ...]:
+def run_results(plan: Plan, store: Store, report: Report) -> tuple[RunResult, ...]:
     """Every run of the plan. Raises DataError for a damaged run folder."""
     states: dict[str, tuple[str, str, Facts]] = {}
     for name, run in plan.runs.items():
@@ -115,7 +115,7 @@ def measured(plan: Plan, store: Store, report: Report) -> tuple[Measured, ...]:
         else:
             states[name] = "not run", "", {}
     return tuple(
-        Measured(
+        RunResult(
             contender.label,
             point.label,
             seed,
@@ -129,7 +129,7 @@ def measured(plan: Plan, store: Store, report: Report) -> tuple[Measured, ...]:
     )
 
 
-def metric_of(plan: Plan, runs: Iterable[Measured]) -> str:
+def metric_of(plan: Plan, runs: Iterable[RunResult]) -> str:
     """The name of the number that is compared. Raises InputError for one that no run has."""
     done = [m for m in runs if m.state == "done"]
     names = dict.fromkeys(k for m in done for k in m.facts if m.number(k) is not None)
@@ -143,7 +143,7 @@ def metric_of(plan: Plan, runs: Iterable[Measured]) -> str:
     return plan.metric
 
 
-def rows_of(plan: Plan, runs: Sequence[Measured], metric: str) -> tuple[Row, ...]:
+def rows_of(plan: Plan, runs: Sequence[RunResult], metric: str) -> tuple[Row, ...]:
     """A row per method, at the setting that validation chose, beside the base."""
     rows = [_row(plan, contender, runs, metric) for contender in plan.contenders]
     base = next(row for row in rows if row.label == plan.base)
@@ -160,7 +160,7 @@ def rows_of(plan: Plan, runs: Sequence[Measured], metric: str) -> tuple[Row, ...
     )
 
 
-def _row(plan: Plan, contender: Contender, runs: Sequence[Measured], metric: str) -> Row:
+def _row(plan: Plan, contender: Contender, runs: Sequence[RunResult], metric: str) -> Row:
     by_point = {
         p.label: tuple(m for m in runs if (m.method, m.setting) == (contender.label, p.label))
         for p in contender.points
@@ -187,7 +187,7 @@ def _moments(row: Row, metric: str) -> Moments | None:
     return moments(values, within=bounds_of(metric, values)) if values else None
 
 
-def chosen_by(plan: Plan, runs: Sequence[Measured]) -> str:
+def chosen_by(plan: Plan, runs: Sequence[RunResult]) -> str:
     """The number that settings are chosen by: of validation examples, never of the target's test.
 
     Where clients serve models of their own, these are measured on their own validation examples.

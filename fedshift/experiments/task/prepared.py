@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedshift.client.importance import two_values
 from fedshift.data import ClientData, Examples, Task, register
 from fedshift.datasets import Dataset
 from fedshift.engine.checks.gate import Gate
 from fedshift.engine.run import Federation
 from fedshift.experiments.config.custom import Custom
 from fedshift.model import Model
+from fedshift.recipes import Setting
 from fedshift.seeds import Seeds
 
 Indices = NDArray[np.int64]
@@ -57,3 +59,11 @@ class Prepared:
         params, buffers = self.model.init()
         table = register(chosen, len(self.task.classes))
         return Federation(chosen, params, buffers, table, self.seeds, self.gate)
+
+
+def with_densities(base: Setting, prepared: Prepared) -> Setting:
+    """The setting with what methods that fit densities of inputs need to know of the inputs."""
+    # At its own site a client sees only its own inputs. If each decided by these which kind of
+    # density to fit, the clients could disagree, so there the automatic choice is left out.
+    pair = None if prepared.at_sites else two_values(prepared.task.clients)
+    return replace(base, two_values=pair, log_ratios=prepared.log_ratios)

@@ -18,7 +18,7 @@ from fedshift.experiments.config.load import dumps, validate
 from fedshift.experiments.experiment import record
 from fedshift.experiments.folder.progress import Progress, progress_of
 from fedshift.experiments.machines.on_flower import configured_site, on_grid, strategy_of
-from fedshift.experiments.measures.played import Played, Reach, played_of
+from fedshift.experiments.measures.round_weights import Reach, WeightSums, weight_sums_of
 from fedshift.experiments.task.preparing import prepare
 from fedshift.flower import LocalGrid, client_app
 from fedshift.record.folder import read_run
@@ -101,7 +101,7 @@ def test_on_flower_the_same_is_said(tmp_path: Path) -> None:
     class OnFlower:
         backend, tells_drops = "loop", False
 
-        def measured(self, current: Any) -> None:
+        def client_scores(self, current: Any) -> None:
             return None
 
         def rounds(
@@ -184,26 +184,26 @@ def test_an_ess_that_changes_nothing_is_said(tmp_path: Path) -> None:
 def test_skipped_rounds_have_changed_nothing() -> None:
     nobody = before_rounds({})
     skipped = nobody._replace(t=1, skipped="the gap is above max_gap")
-    before = Played(rounds=2)
+    before = WeightSums(rounds=2)
     assert before.after(skipped, None, {}, torch.zeros(1)) is before  # type: ignore[arg-type]
 
 
 def test_what_a_checkpoint_keeps_is_all_of_it() -> None:
     """Number by number; one that an older version wrote lacks it, and two columns of metrics."""
     reached = Reach(math.nan, 1 / 3, 0.1 + 0.2, 5e-324)
-    known = Played(
+    known = WeightSums(
         3, np.array([0.1 + 0.2, 1 / 3]), reached, lams=(0.0, math.inf), certified=2, unneeded=1
     )
-    back = played_of(json.loads(json.dumps(known.facts(), allow_nan=False)))
+    back = weight_sums_of(json.loads(json.dumps(known.facts(), allow_nan=False)))
     assert back.facts() == known.facts()
     assert back.weights == known.weights
     assert back.reached[1:] == reached[1:]
-    facts = Progress(metrics=[METRICS], played=known).facts()
+    facts = Progress(metrics=[METRICS], weight_sums=known).facts()
     assert progress_of(None, facts).metrics[0].gap == 0.1  # type: ignore[arg-type]
     del facts["played"], facts["metrics"][0]["gap"]
     older = progress_of(None, facts)  # type: ignore[arg-type]
     assert math.isnan(older.metrics[0].gap)
-    assert older.played.rounds == 0
+    assert older.weight_sums.rounds == 0
 
 
 @pytest.mark.slow
