@@ -24,7 +24,7 @@ from fedshift.engine.trial import check_model, check_training, check_whole_model
 from fedshift.errors import InputError
 from fedshift.evaluation.scores import OwnScores, Score
 from fedshift.experiments.config.schema import Training
-from fedshift.experiments.experiment import dropped_event
+from fedshift.experiments.events import dropped_event
 from fedshift.experiments.folder.run_folder import EventLog
 from fedshift.experiments.machines.deployable import UNSCORED
 from fedshift.experiments.machines.on_flower import on_grid, strategy_of
