@@ -29,7 +29,7 @@ from fedshift.experiments.config.toml_lines import lines_of
 from fedshift.experiments.config.training_objects import setting
 from fedshift.experiments.demo import demo_config, method_configs
 from fedshift.experiments.experiment import run_experiment
-from fedshift.experiments.folder.summary import reasons
+from fedshift.experiments.folder.why import reasons
 from fedshift.experiments.selection import candidates, choose
 from fedshift.experiments.task.preparing import Prepared, oracle_clients, prepare, scaled
 from fedshift.seeds import Seeds

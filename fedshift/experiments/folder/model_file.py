@@ -1,9 +1,9 @@
-"""model.safetensors of a run folder: its parts, written and read back.
+"""model.safetensors of a run folder: how its parts are written and read back.
 
-"params" and "buffers" are the server's model. Clients that serve other models have parts of their
-own (`model_parts`). Of a corrected model there is part "correction" with scale [], bias [K] and
-correctable [K]. Where the last layer took them, "params" are corrected, and part "uncorrected" has
-that layer as it was trained. Elsewhere `predict` applies them.
+"params" and "buffers" are the server's model. A client that serves another model has parts of its
+own (`model_parts`). A corrected model comes with the part "correction": scale [], bias [K] and
+correctable [K]. If the last layer can take the correction (`head_of`), "params" have it already,
+and the part "uncorrected" has that layer as it was trained. Otherwise `predict` applies it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from fedshift.server.prior import Correction
 from fedshift.tree import Params, Parts, flatten, unflatten
 
 Pair = tuple[Params, Params]
-# The first model, which clients that never took part serve, and the ids of those that did.
+# Parts with the first model, which clients that never took part serve, and with who took part.
 FIRST, FIRST_BUFFERS, WHO = "first", "first_buffers", "clients"
-# Among the latter, where the clients' models are no part of the file.
+# A mark in the latter: the clients' models stayed at their sites and are not in the file.
 ON_SITES = "on_sites"
-# What was done to the model, and the last layer as it was trained.
+# Parts with the correction of a model, and with its last layer as it was trained.
 CORRECTION, UNCORRECTED = "correction", "uncorrected"
 
 
@@ -40,7 +40,8 @@ def read_parts(path: Path) -> Parts:
     """
     try:
         # safetensors checks that the header fits the file and is below 100 MB.
-        # Copies, because kernels may round differently on unaligned memory of a mapped file.
+        # Cloned, because tensors of a mapped file may be unaligned, where kernels can round
+        # differently: predictions would then depend on the file's layout.
         flat = {name: v.clone() for name, v in load_file(path).items()}
         parts = unflatten(flat, ("params", "buffers"))
     except FileNotFoundError:
@@ -50,20 +51,23 @@ def read_parts(path: Path) -> Parts:
     except (SafetensorError, ValueError, LookupError, RuntimeError) as e:
         raise DataError(f"{path}: cannot be read: {e}") from None
     for name, v in flatten(parts).items():
-        # Counters are int64; other whole numbers come from a damaged or foreign file.
+        # Whole numbers are counters, which are int64: other types mean a damaged or foreign file.
         if not (v.dtype.is_floating_point or v.dtype.itemsize == 8) or not finite(_biases(name, v)):
             raise DataError(f'{path}: "{name}" holds numbers that no training leaves ({v.dtype})')
     return parts
 
 
 def _biases(name: str, v: Tensor) -> Tensor:
-    """The tensor with 0 for a client's bias of minus infinity, by which it rules a label out."""
+    """The tensor with a client's biases of minus infinity set to 0, so that it can be tested.
+
+    Such a bias is legitimate: with it a client rules a label out.
+    """
     of_client = name.startswith("client") and v.is_floating_point()
     return v.masked_fill(v == -torch.inf, 0.0) if of_client else v
 
 
 def misfit(trees: Iterable[Params], model: Model) -> str:
-    """The first mismatch between these trees and the network, in words; empty if they match."""
+    """The first mismatch of names or shapes with the network, in words; "" if all match."""
     given = {k: tuple(v.shape) for tree in trees for k, v in tree.items()}
     expected = {k: tuple(v.shape) for tree in model.init() for k, v in tree.items()}
     odd = sorted(k for k in expected.keys() | given.keys() if given.get(k) != expected.get(k))
@@ -74,7 +78,7 @@ def misfit(trees: Iterable[Params], model: Model) -> str:
 
 
 def check_fit(path: Path, model: Model, many: Iterable[Iterable[Params]]) -> None:
-    """Raise DataError for trees that are not this network's, by names and shapes."""
+    """Raise DataError for parameters whose names or shapes are not this network's."""
     for trees in many:
         if odd := misfit(trees, model):
             raise DataError(f"{path}: {odd}; give the shape of one input as in training")
@@ -83,11 +87,12 @@ def check_fit(path: Path, model: Model, many: Iterable[Iterable[Params]]) -> Non
 def model_parts(
     shared: Pair, first: Pair, served: Sequence[Pair], took_part: Iterable[int]
 ) -> Parts:
-    """The parts of model.safetensors: the server's model, and of each client what is its own.
+    """The parts of model.safetensors: the server's model, and what differs from it at each client.
 
-    `served` [M] are the clients' models, () where only the server's is served. A tensor that is the
-    server's, or the first model's on a client that never took part, is written once. Tensors are
-    compared by their bits, since workers and --resume make copies of what is shared elsewhere.
+    `served` [M] are the clients' models, () if only the server's is served. A tensor that equals
+    the server's is written once. So is the first model's, for clients that never took part.
+    Tensors are compared bit by bit and not by identity: workers and --resume make copies of what is
+    one object elsewhere, and the file must be the same.
     """
     parts: Parts = {"params": shared[0], "buffers": shared[1]}
     if not served:
@@ -111,10 +116,10 @@ def model_parts(
             {k: v for k, v in tree.items() if not same_bits(sent[j].get(k), v)}
             for j, tree in enumerate(pair)
         ]
-        # A complete model ("personal"), or the parts that complete the server's ("private").
+        # "personal": a complete model of its own; "private": what completes the server's.
         kind = "personal" if changed[0].keys() == pair[0].keys() else "private"
         parts[f"client{i}.{kind}"], parts[f"client{i}.{kind}_buffers"] = changed
-    # int64, because the reader takes no other whole numbers (`read_parts`).
+    # int64, because `read_parts` refuses other whole numbers.
     member = torch.tensor([i in drawn for i in range(len(served))]).long()
     return parts | {
         FIRST: still_first[0],
@@ -126,10 +131,11 @@ def model_parts(
 def parts_without_clients(
     shared: Pair, first: Pair, took_part: Iterable[int], clients: int
 ) -> Parts:
-    """`model_parts` where each client's model stayed at its site.
+    """`model_parts` of a run whose clients' models stayed at their sites.
 
-    It has those tensors of the first model that the server's lacks. With them the network is
-    complete, and a router, which needs the server's model alone, can answer.
+    The server's model may be no whole network, because the rest is private. What it lacks is taken
+    from the first model: with it the network can be built, and a router, which needs only the
+    server's part, can name clients.
     """
     lacking = [
         {k: v for k, v in tree.items() if k not in shared[j]} for j, tree in enumerate(first)
@@ -144,8 +150,8 @@ def parts_without_clients(
 
 
 def same_bits(a: Tensor | None, b: Tensor) -> bool:
-    """Whether both have the same type, shape and bits; the sign of zeros counts."""
-    # Clients share most tensors: the same object needs no comparison.
+    """Whether both have the same type, shape and bits: -0.0 differs from 0.0, NaN equals itself."""
+    # Clients share most tensors, and comparing an object with itself costs nothing this way.
     if a is None or a is b:
         return a is b
     alike = (a.dtype, a.shape, a.device) == (b.dtype, b.shape, b.device)
@@ -153,12 +159,12 @@ def same_bits(a: Tensor | None, b: Tensor) -> bool:
 
 
 def bits(v: Tensor) -> Tensor:
-    """The bytes of a tensor, as a vector."""
+    """The bytes of a tensor as a vector of uint8."""
     return v.detach().contiguous().flatten().view(torch.uint8)
 
 
 def took_part(parts: Mapping[str, Params], clients: int, path: Path) -> tuple[int, ...]:
-    """Ids of the clients that were drawn. Raises DataError where the file has other clients."""
+    """Ids of the clients that took part. Raises DataError for a file of other clients."""
     member = parts[WHO].get("took_part")
     if member is None or member.shape != (clients,):
         raise DataError(f"{path}: damaged (it does not say which of {clients} clients took part)")
@@ -166,7 +172,7 @@ def took_part(parts: Mapping[str, Params], clients: int, path: Path) -> tuple[in
 
 
 def served_in(parts: Mapping[str, Params], client: int, drawn: bool) -> Pair:
-    """The inverse of `model_parts` for one client; drawn: whether it took part."""
+    """The model that a client serves: `model_parts` undone; drawn: whether it took part."""
 
     def whole(shared: str, first_part: str, suffix: str) -> Params:
         first = {} if drawn else parts.get(first_part, {})
@@ -236,6 +242,6 @@ def correction_in(parts: Parts, path: Path) -> Applied | None:
 
 
 def without_correction(parts: Parts) -> Parts:
-    """The parts of the model as it was trained."""
+    """The parts with any correction undone: the model as it was trained."""
     others = {k: v for k, v in parts.items() if k not in (CORRECTION, UNCORRECTED)}
     return others | {"params": parts["params"] | parts.get(UNCORRECTED, {})}
