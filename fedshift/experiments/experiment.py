@@ -291,16 +291,14 @@ def train(
     saver, meter, scores = Saver(keeper, label), Meter(clock), None
     measure = partial(measure_round, algorithm, federation, task, engine, metrics)
     done = saver.start(best=training.keep == "best")
-    # Before the start event: a backend that cannot train this run raises here, and nothing has
-    # been announced or written then.
+    # Before the start event, because a backend that cannot train this run raises here.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NeedlessWarning)  # the summary says it
         rounds = engine.rounds(
             algorithm, federation, training, options, after=done.after, meter=meter
         )
     listen(start_event(label, done, training.rounds))
-    # A run that was resumed may have met its stopping rule before it was interrupted.
-    began, over = time.perf_counter(), ends(training, done.metrics)
+    began, over = time.perf_counter(), ends(training, done.metrics)  # a resumed run may be over
     for current in () if over else clock.each(PLANNING, _note_divergence(rounds, done)):
         seconds, meter.waited = time.perf_counter() - began - meter.waited, 0.0
         # Announced before the evaluation, which may take longer than the round did.

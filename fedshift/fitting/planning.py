@@ -20,7 +20,7 @@ from fedshift.experiments.config.custom import Custom, Metric
 from fedshift.experiments.config.load import validate
 from fedshift.experiments.config.schema import PYTHON, Config, Training
 from fedshift.experiments.measures.custom_metrics import check_metrics
-from fedshift.experiments.task.custom_data import about, prepare_built
+from fedshift.experiments.task.custom_data import facts_on, prepare_built
 from fedshift.experiments.task.custom_loss import loss_term
 from fedshift.experiments.task.preparing import Prepared
 from fedshift.fitting.calls import call_of
@@ -87,7 +87,7 @@ def plan(
         net, method, keys, schedule=schedule, metrics=metrics, loss=loss,
         class_weights=class_weights, head=head, name=name,
     )  # fmt: skip
-    texts = {FIT: about(made, notes, None if model is None else reference_of(net), call)}
+    texts = {FIT: facts_on(made, notes, None if model is None else reference_of(net), call)}
     added = replace(added, mark=_mark(chosen, added, loss, made, net), texts=texts)
     return Plan(config, prepare_built(config, made, model, added), notes)
 

@@ -1,4 +1,4 @@
-"""The table of a comparison: in a terminal, a notebook, a paper, a data frame, and as a page."""
+"""The table of a comparison, for a terminal, a notebook, a paper, a data frame and a web page."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class Table:
 
     @property
     def unit(self) -> str:
-        """What results are paired by: "seed" or "target"."""
+        """What results are paired by, in a word: "seed" or "target"."""
         return "target" if self.targets else "seed"
 
     @property
@@ -145,7 +145,7 @@ class Table:
 
     @property
     def percent(self) -> bool:
-        """Whether the metric is a share, which tables show in percent; of 100, it is there."""
+        """Whether the metric is a share, to be shown in percent; no value may be above 1 then."""
         name = self.metric.removesuffix("_corrected")
         share = name == OWN or name.endswith(("accuracy", "f1", "recall"))
         return share and all(
@@ -154,7 +154,7 @@ class Table:
 
     @property
     def digits(self) -> int:
-        """Digits behind the point: of large or tiny numbers so many that four are shown."""
+        """Digits after the point; for very large or small numbers, as many as show four digits."""
         if self.percent:
             return 1
         size = max((abs(row.moments.mean) for row in self.rows if row.moments), default=0.0)
@@ -248,7 +248,7 @@ class Table:
         """Write one page with the table, drawings and every run. Raises InputError for no .html."""
         target = Path(path)
         check_page(target)
-        # A temporary folder is gone before the page is read.
+        # A temporary folder is deleted before the page is read, so the page does not name it.
         temporary = self.folder.parent == Path(gettempdir()) and "fedshift-" in self.folder.name
         place = "" if temporary else f" in {self.folder}"
         parts = [note(f"{len(self.rows)} methods, {len(self.runs)} runs{place}")]
@@ -273,7 +273,7 @@ class Table:
         return tables.from_columns("Round", list(map(str, rounds)), columns, self._spec)
 
     def tried(self) -> tables.Table:
-        """Every setting with what it was chosen by."""
+        """Every setting with the number that settings were chosen by."""
         rows = tuple(
             (row.label, setting, value, "chosen" if setting == row.setting else "")
             for row in self.rows

@@ -1,4 +1,4 @@
-"""What a run says of the weights of its clients' examples."""
+"""How far a method that weighs examples has changed them: effective sizes, and sentences."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from fedshift.tree import Parts
 
 
 def importance(server: Parts) -> dict[str, Any] | None:
-    """Effective sizes of the clients' example weights, in examples and as a share of n; [M] each.
+    """Effective sample sizes under the clients' example weights, in examples and as a share of n.
 
-    None for a method that weighs no examples, null for clients that have not weighed theirs.
+    Lists [M] with None for clients that have not weighed theirs. None for a method without weights.
     """
     recorded = server.get("importance")
     if recorded is None:
@@ -49,9 +49,9 @@ def importance_sentences(
     clients: Sequence[ClientData] = (),
     log_ratios: Sequence[Tensor] | None = None,
 ) -> list[str]:
-    """Sentences on the ESS under example weights, and on its use; empty without weights.
+    """Sentences on the ESS under example weights, with advice; [] for a method without weights.
 
-    log_ratios: the true ones [n_i] of each client, where they are known
+    log_ratios: the true log p(x) - log q_i(x) [n_i] of each client, if they are known
     """
     disk, measured = _disk(algorithm), importance(last.server)
     if measured is None or disk is None:
@@ -80,13 +80,13 @@ def importance_sentences(
 def compared(
     disk: FedDisk, last: Round, clients: Sequence[ClientData], log_ratios: Sequence[Tensor]
 ) -> str:
-    """A sentence: how the log weights in use follow the true ones, under the same bounds.
+    """A sentence on how well the log weights in use agree with the true ones, bounded alike.
 
-    Clients that have no weights, or have 1 in place of them, are left out; "" where none remains.
+    Clients without weights, or with weights of 1 instead, are left out; "" if none remains.
     """
     of = last.server["importance"]
     shares = zip(of["ess"].tolist(), of["estimated"].tolist(), strict=True)
-    # In a federation of machines the weights stay with the clients.
+    # In a federation of machines the weights stay with the clients, so the state has none.
     used = [
         i for i, (ess, estimated) in enumerate(shares)
         if 0 < ess <= estimated and "importance" in last.states.get(i, {})
@@ -101,7 +101,7 @@ def compared(
 def _log_weights(
     disk: FedDisk, last: Round, data: ClientData, log_ratio: Tensor
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """A client's log weights [n_i], true and used."""
+    """A client's log weights [n_i]: (true, in use)."""
     client, rows = int(data.id), live(data).cpu()
     n = last.server["importance"]["n"]
     everything = torch.ones(len(log_ratio), dtype=torch.bool)
@@ -111,14 +111,14 @@ def _log_weights(
 
 
 def _disk(algorithm: Any) -> FedDisk | None:
-    """The method that weighs examples, or the one within it; None where there is none."""
+    """The method itself, or the one that it wraps, if that weighs examples; else None."""
     if algorithm is None or isinstance(algorithm, FedDisk):
         return algorithm
     return _disk(getattr(algorithm, "inner", None))
 
 
 def _cure(disk: FedDisk, last: Round, training: Training) -> str:
-    """Advice where clients were in no weighing round; "" where all were, or rounds are to come."""
+    """Advice if some clients were in no weighing round; "" if all were, or more rounds follow."""
     of = last.server["importance"]
     left = len(unweighed(of))
     if not left or last.t < disk.rounds_before_inner:

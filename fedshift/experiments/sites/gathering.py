@@ -50,7 +50,7 @@ from fedshift.experiments.sites.sums import (
     columns_of,
     means,
 )
-from fedshift.experiments.task.custom_data import about, prepare_built
+from fedshift.experiments.task.custom_data import facts_on, prepare_built
 from fedshift.experiments.task.prepared import Prepared
 from fedshift.flower.records import to_records
 from fedshift.flower.scoring import score_in
@@ -108,7 +108,7 @@ def gather(grid: Grid, config: Config, waits: Mapping[str, float], tell: Tell) -
     if table is None and not at_clients:
         scores.choose(classes, tests, T, seed)
     built = _built(data, encoding, T, trains, scores, examples, notes)
-    custom = Custom(texts={FIT: about(built, notes)}, notes=tuple(notes))
+    custom = Custom(texts={FIT: facts_on(built, notes)}, notes=tuple(notes))
     return prepare_built(config, built, custom=custom)
 
 

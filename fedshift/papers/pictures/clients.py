@@ -14,7 +14,7 @@ from fedshift import datasets
 from fedshift.errors import InputError
 from fedshift.experiments.config.load import validate
 from fedshift.experiments.config.schema import Config
-from fedshift.experiments.task.client_tests import among_clients, pool
+from fedshift.experiments.task.client_tests import deal_to_clients, pool
 from fedshift.experiments.task.feature_shift import dealing, look_name, looks
 from fedshift.papers.pictures.picture import Panel, Shown
 from fedshift.papers.pictures.sheets import sheet
@@ -82,7 +82,7 @@ def config_of_column(column: Column, dataset: str, seed: int) -> Config:
 def partition_panel(column: Column, dataset: str, seed: int) -> Panel:
     """Labels by client, training and test examples together, as the table's runs have them."""
     config = config_of_column(column, dataset, seed)
-    dealt = among_clients(config.data, config.shift, config.seeds.resolved().split)
+    dealt = deal_to_clients(config.data, config.shift, config.seeds.resolved().split)
     y, classes = dealt.data.train.y.numpy(), dealt.data.classes
     rows = [np.concatenate(pair) for pair in zip(dealt.parts, dealt.tests, strict=True)]
     counts = np.stack([np.bincount(y[r], minlength=len(classes)) for r in rows])

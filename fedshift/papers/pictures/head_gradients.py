@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fedshift import datasets
 from fedshift.experiments.config.schema import Data
 from fedshift.experiments.config.shift import Split
-from fedshift.experiments.task.client_tests import among_clients
+from fedshift.experiments.task.client_tests import deal_to_clients
 from fedshift.experiments.task.feature_shift import looks
 from fedshift.papers.pictures.clients import as_images
 from fedshift.seeds import Seeds, numpy_generator
@@ -128,7 +128,7 @@ def embedded_clients(
     data: Data, shift: Split, seeds: Seeds
 ) -> tuple[list[Embedded], tuple[str, ...]]:
     """The training examples of an experiment's clients, and the names of the classes."""
-    dealt = among_clients(data, shift, seeds.split)
+    dealt = deal_to_clients(data, shift, seeds.split)
     changes = looks(shift, len(dealt.parts), seeds.split)
     x, y = dealt.data.train.x, dealt.data.train.y.numpy()
     inputs = []
