@@ -19,7 +19,7 @@ from fedshift.papers.reproduce.catalogue import (
     Missing,
     Target,
     absent,
-    measured,
+    folders_with,
     state_of,
     targets,
 )
@@ -94,7 +94,7 @@ def _sets(one: Target) -> dict[str, dict[str, list[str]]]:
 def _describe(one: Target, missing: Missing) -> dict[str, Any]:
     state = {
         "state": state_of(one, missing),
-        "measured": measured(one.name),
+        "measured": folders_with(one.name),
         "missing": absent(one, missing),
     }
     if isinstance(one, Figure):

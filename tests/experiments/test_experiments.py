@@ -214,7 +214,7 @@ class Final:
 
 
 class Pretended:
-    played = None
+    weight_sums = None
 
     def __init__(self, *scores: float) -> None:
         self.final = Final(*scores)
