@@ -53,6 +53,7 @@ def weights_of(given: Weights | None, built: Built) -> Tensor | None:
 def _balanced(built: Built) -> Tensor:
     counts = built.task.table()["labels"].sum(0)
     present = counts > 0
+    # A class without examples gets 1: by the formula its weight would be infinite.
     return torch.where(present, counts.sum() / (present.sum() * counts.clamp(min=1)), 1.0)
 
 

@@ -123,7 +123,7 @@ def compare(
             if done.report.interrupted is not None:
                 raise done.report.interrupted
     if folder is None:
-        weakref.finalize(done.table, remove, place, os.getpid())
+        weakref.finalize(done.table, remove, place, os.getpid())  # until then the table reads it
     return done.table
 
 
@@ -221,6 +221,7 @@ class _Tasks:
         self.targets, self.seed = targets, _one_seed(seeds) if targets else 0
         whole = tuple(range(len(targets)))
         self.units = whole or _seeds(5 if seeds is None else seeds)
+        # If targets vary, every client trains in some run, and each run lacks another one.
         self.clients = task.places.names if targets else task.clients
         self.cut = task
         self.asked: dict[str, _Asked] = {}
@@ -237,6 +238,7 @@ class _Tasks:
         first: Fit | None = None
         for seed in seeds:
             for label, given in methods.items():
+                # To try a method takes a while, and its result is the same for every seed.
                 its, anew = _keys_for(given, methods.values(), keys), seed == seeds[0]
                 for setting, method, there in _points(given, its):
                     with self._naming(label, seed, methods, keys):
@@ -343,6 +345,7 @@ def _keys_for(given: Given, all_: Any, keys: Mapping[str, Any]) -> dict[str, Any
 
     its, others = options(given), set[str]().union(*map(options, all_))
     general = {k for names in SECTIONS.values() for k in names}
+    # A key that no method has is kept, so that planning the run raises an error for it.
     return {k: v for k, v in keys.items() if k in general | its or k not in others}
 
 
@@ -353,6 +356,7 @@ def _points(given: Given, keys: Mapping[str, Any]) -> Iterator[tuple[str, Given,
     others = [k for k, v in keys.items() if _spans(k, v)]
     for chosen in product(*(options[k] for k in of_method), *(keys[k] for k in others)):
         named = zip([*of_method, *others], chosen, strict=True)
+        # A list of one value leaves nothing to choose, so the label does not mention it.
         label = ", ".join(f"{k}={v}" for k, v in named if len({**keys, **options}[k]) > 1)
         here = dict(zip(of_method, chosen[: len(of_method)], strict=True))
         there = dict(zip(others, chosen[len(of_method) :], strict=True))

@@ -43,7 +43,7 @@ def export(net: nn.Module, example: Any, path: Path) -> Path:
     if path.suffix not in SUFFIXES:
         raise InputError(f"{path}: give a name that ends in {', '.join(SUFFIXES)}")
     given = example if isinstance(example, tuple) else (example,)
-    file = io.BytesIO()
+    file = io.BytesIO()  # in memory, so that a failure leaves no partial file
     if path.suffix == ".pt":
         torch.save(net.state_dict(), file)
     elif path.suffix == ".ts":

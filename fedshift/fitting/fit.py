@@ -142,7 +142,7 @@ def fit(
         record(place, planned.config, planned.prepared, join_listeners(bar, follow), engine, keeper)
         result = _result(place, planned.prepared.model)
     if folder is None:
-        weakref.finalize(result, remove, place, os.getpid())
+        weakref.finalize(result, remove, place, os.getpid())  # until then `save` can copy it
     return result
 
 
@@ -227,6 +227,7 @@ def remove(place: Path, owner: int) -> None:
 def _engine(backend: str | None, workers: int | None) -> Engine:
     if backend is None and workers is None:
         return default_engine()
+    # A number of workers without a backend asks for the only one that has workers.
     return backend_of(backend or "workers", workers)
 
 

@@ -61,7 +61,7 @@ def method(
     """
     if isinstance(given, str):
         made = Method(recipes.recipe(given, options), options)
-    elif hasattr(given, "client_update"):
+    elif hasattr(given, "client_update"):  # an Algorithm need not inherit from a class of ours
         check_method(given)
         made = Method(_recipe_of(given), options, custom=True, algorithm=given)  # type: ignore[arg-type]
     elif callable(given):

@@ -83,6 +83,7 @@ def reference_of(net: Any) -> str | None:
     module, name = getattr(made, "__module__", None), getattr(made, "__qualname__", "")
     if isinstance(net, str) or module in (None, "__main__") or not name or "<" in name:
         return None
+    # A class of torch can be called without what is in the module: nn.Sequential() has no layers.
     if isinstance(net, nn.Module) and (_needs(made) or module.startswith("torch.")):
         return None
     return f"{module}:{name}"

@@ -165,6 +165,7 @@ class Result:
         Raises InputError if these are no shares of the classes, or if no classes are predicted.
         """
         goal = target_shares(target, self.summary)
+        # From the model as it was trained: two corrections would add up.
         models = replace(self.models, shared=self.models.uncorrected, corrected=None)
         correction = correction_for(self.summary, models, goal.shares)
         named = zip(self.classes, goal.shares, strict=True)

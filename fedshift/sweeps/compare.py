@@ -125,6 +125,7 @@ def _by_label(plan: Plan, listen: Listener) -> Listener:
         for point in contender.points:
             for seed, run in point.runs.items():
                 label = " ".join(filter(None, (contender.label, point.label)))
+                # Settings that come to the same configuration share a run, under the first label.
                 names.setdefault(run.name, f"{label}, {units_in_words([seed], plan.targets)}")
 
     def tell(event: dict[str, Any]) -> None:
@@ -200,6 +201,7 @@ def _choice_note(plan: Plan, rows: Sequence[Row]) -> str:
 def _curve(runs: Iterable[RunResult], store: Store, metric: str) -> dict[int, Moments]:
     """The metric over the seeds by round; {} if no round has it."""
     curves: list[dict[int, float]] = []
+    # Metrics of models that clients serve themselves are in a file of their own.
     for file in (METRICS, SERVED):
         with contextlib.suppress(DataError):  # this file has no such column
             curves = curves or [store.curve(m.run, metric, file) for m in runs if m.state == "done"]

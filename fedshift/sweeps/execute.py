@@ -71,6 +71,7 @@ def execute(
     except KeyboardInterrupt as e:
         stop = e
     diverged = {n: end.error for n, r in runs.items() if (end := store.diverged(r)) is not None}
+    # A run that diverges also raises. It counts as diverged alone.
     failures = {n: why for n, why in progress.failures.items() if n not in diverged}
     return Report(tuple(progress.trained), failures, diverged, stop)
 
@@ -117,6 +118,7 @@ def _one_by_one(
 
 
 def _stop_if(asked: Asked) -> None:
+    # Raised as for Ctrl-C, since callers end in the same way after both.
     code = asked()
     if code is not None:
         raise KeyboardInterrupt(code)
@@ -140,6 +142,7 @@ def _in_parallel(
                 channel, process = start(run)
                 active[channel] = run, process
                 progress.start(run)
+            # SIGTERM, which lets a run finish its round (`worker.work`). Once is enough.
             if asked() is not None and not signalled:
                 signalled = True
                 for _, process in active.values():
@@ -150,6 +153,7 @@ def _in_parallel(
                     del active[channel]
         _stop_if(asked)
     finally:
+        # After an interruption, nobody waits for rounds under way: runs go on from checkpoints.
         for _, process in active.values():
             process.kill()
         for _, process in active.values():
@@ -164,6 +168,7 @@ def _handle_event(
         event = channel.recv()
     except (EOFError, ConnectionError):  # the process died without a last event
         process.join()
+        # Until `work` has set its handler, our request to stop ends the process itself.
         stopped = process.exitcode == -signal.SIGTERM and asked() is not None
         event = {"event": "over", "error": _death(process.exitcode), "stopped": stopped}
     if event["event"] != "over":

@@ -102,6 +102,7 @@ def run_results(plan: Plan, store: Store, report: Report) -> tuple[RunResult, ..
     for name, run in plan.runs.items():
         if store.done(run):
             summary = store.read(run).summary
+            # Where both have a number, that of the final model replaces the last round's.
             states[name] = (
                 "done",
                 "",

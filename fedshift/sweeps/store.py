@@ -99,12 +99,14 @@ def _readable(config: Config) -> str:
     parts = [
         config.data.name,
         *(f"{k}={v:g}" for k, v in split.items() if v is not None),
+        # Of a method FILE.py:NAME, the folders are left out: the project may be moved.
         config.method.name.rpartition("/")[2].removeprefix("labelset_"),
         *(f"{k}={v:g}" for k, v in options.items() if isinstance(v, int | float)),
         *(options[k] for k in ("mode", "tune") if options.get(k, "none") != "none"),
         f"{config.training.rounds}r",
         f"s{config.seeds.run}",
     ]
+    # Cut so that the name has at most 80 characters with "-" and the hash.
     return re.sub(r"[^\w.+=-]", "", "_".join(parts))[: 79 - HASH]
 
 

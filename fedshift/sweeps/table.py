@@ -77,6 +77,7 @@ class Table:
 
     def shown(self) -> tables.Table:
         """The table that is printed."""
+        # Some columns are only in some tables: times False, a list or tuple is empty.
         grid = any(row.setting for row in self.rows)
         notes = any(row.note for row in self.rows)
         moved = any(row.corrected for row in self.rows)

@@ -40,6 +40,7 @@ def about_targets(task: Task, names: Sequence[str]) -> tuple[str, ...]:
     notes = (f"Each target is tested on {size}.",)
     if task.kind != "classification":
         return notes
+    # A label belongs to one client alone if all rows with it are that client's.
     alone = (counts > 0) & (counts.sum(0) == counts)
     hard = [name for i, name in zip(places, names, strict=True) if alone[i].any()]
     if not hard:

@@ -80,6 +80,7 @@ def built(task: TaskFields, seed: int) -> Built:
     tested = [len(rows) for rows in tests] if task.target.kind == "clients" else []
     federation = _federation(task, data, encoding.pixels, cut, T, tested)
     digest = hashlib.sha256(data.sha256.encode() + T.tobytes())
+    # The contents do not say where the rows of one client end and those of the next begin.
     for rows in (*cut.rows, *tests):
         digest.update(np.int64(len(rows)).tobytes())
     return Built(
@@ -101,6 +102,7 @@ def _labels(task: TaskFields, cut: Cut) -> Coded:
         return task.labels
     assert task.values is not None
     y = task.values[:, 0].double().numpy()
+    # Where many values are equal, quantiles coincide: there are then fewer bins than asked for.
     edges = np.unique(np.quantile(y[np.concatenate(cut.trains)], np.linspace(0, 1, task.bins + 1)))
     inner = edges[1:-1]
     ends = ["-inf", *(f"{edge:.4g}" for edge in inner), "inf"]

@@ -74,6 +74,7 @@ def _numbers(name: str, values: Numbers, starts: Ints) -> Column | str:
     if not count:
         return number_column(name, 0, len(v), 0.0, 0.0, wide=wide)
     some = count < len(v)
+    # A missing value must add 0 to each of the two sums.
     if some:
         v[absent] = 0.0
     mean = _pooled(v, starts) / count
@@ -99,6 +100,7 @@ def number_column(
     if variance <= 1e-24 * mean * mean:  # a constant, up to the rounding of its mean
         if count == rows:
             return f'Column "{shown(name)}" is constant in training; it was left out.'
+        # With missing values it stays, since its indicator may tell something.
         variance = 1.0
     return Column(name, mean, float(np.sqrt(variance)), None, count < rows, wide)
 

@@ -29,6 +29,8 @@ class Cut(NamedTuple):
 def client_rows(task: TaskFields) -> list[Ints]:
     """The labelled rows of each training client, ascending."""
     n = len(task.places.codes) - task.outside
+    # Sorted by client, so that each client's rows are one slice. A single pass is enough for any
+    # number of clients.
     order = np.argsort(task.places.codes[:n], kind="stable")
     ends = np.searchsorted(task.places.codes[order], np.arange(len(task.places.names) + 1))
     rows = [order[a:b] for a, b in pairwise(ends)]

@@ -173,9 +173,11 @@ def codes_in(values: Numbers | Coded, categories: Sequence[str]) -> Ints:
     """The index of each value's category: len(categories) for any other, -1 for a missing value."""
     given = coded(values)
     place = {name: i for i, name in enumerate(categories)}
+    # Names of the same truth value are alike; one that is a category itself keeps its place.
     for name, i in [*place.items()]:
         place = dict.fromkeys(alike(name), i) | place
     codes = [place.get(name, len(categories)) for name in given.names]
+    # A missing value has the code -1, which picks the last entry.
     return np.array([*codes, -1], dtype=np.int64)[given.codes]
 
 

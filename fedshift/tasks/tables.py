@@ -206,6 +206,7 @@ def _read(
     import pandas as pd
 
     typed = True
+    # Two things may turn out wrong further down, each once: the encoding, and columns of numbers.
     for _ in range(3):
         try:
             return form, _collected(_pieces(path, form, names, typed), use, names, aside, wide)
@@ -266,6 +267,7 @@ def _collected(
                 before.append(column_of(name, values, mask, wide=wide))
                 continue
             part = coded(values)
+            # A large file has one code for each cell: with 32 bits they take half the memory.
             before.append(Coded(part.codes.astype(np.int32), part.names))
             texts[name].update(_names_at(part, mask))
             if len(texts[name]) > TEXTS and name not in names:

@@ -16,7 +16,7 @@ import typer
 
 from fedshift.errors import DataError
 from fedshift.experiments.measures.served import serving_metrics
-from fedshift.papers.command import leave, show
+from fedshift.papers.command import exit_by_result, show
 from fedshift.papers.datasets import heart
 from fedshift.papers.protocols import feddrm
 from fedshift.papers.reproduce.catalogue import studies, study, targets
@@ -318,7 +318,7 @@ def test_a_router_that_was_not_refitted_is_told_with_its_reason(
     assert said in " ".join(printed.split())
     assert "0 runs trained now" in printed
     with pytest.raises(typer.Exit) as left:
-        leave(done)
+        exit_by_result(done)
     assert left.value.exit_code == 3
 
 

@@ -256,6 +256,7 @@ def _curves(study: Study, cells: Sequence[Cell], store: Store) -> dict[str, Draw
             curve = mean_curve(cell, store, study.metric)
             series.append(_line(row, list(curve), list(curve.values()), points=False))
         title = f"{study.title}: {column.heading}"
+        # Once along plain axes and, with `log_log`, once more along logarithmic ones.
         for log in (False, True)[: 1 + study.log_log]:
             axes = Axis("round", log=log), Axis(study.metric.name, log=log)
             caption = title + ", logarithmic axes" * log + _bands(series)

@@ -84,6 +84,7 @@ def _check_tuning(plan: Plan) -> None:
         for row in (row for row in plan.study.rows if row.available):
             if any(plan.options_of(row, column)[name] >= rounds for name in row.scaled):
                 short[row.key] = None
+                # The fewest --rounds that leave this column two: one together, one for tuning.
                 least = max(least, -(-2 * plan.study.rounds // column.rounds))
     if short:
         raise InputError(

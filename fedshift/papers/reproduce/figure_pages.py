@@ -82,6 +82,7 @@ def _folder(figure: Figure) -> str:
 
 
 def _check(figure: Figure, request: Request) -> None:
+    # An option counts as given if it differs from its default.
     plain = Request(request.target, request.out)
     named = {
         "--split": "splits", "--methods": "methods", "-c": "overrides", "--jobs": "jobs",

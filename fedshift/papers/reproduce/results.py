@@ -162,6 +162,7 @@ def _cell(plan: Plan, row: Row, column: Column, store: Store, failures: Mapping[
         done = early or [c for c in options if store.done(c.run)]
         if not done:
             failed += lost.values()
+        # While a candidate is still to be trained there is no value: validation may choose it.
         elif whole and all(c in done or c.label in lost for c in options):
             value = _value(seed, done, store, metric, row.picked_by)
             values += [] if value is None else [value]
