@@ -150,6 +150,7 @@ def labels_of(
     """(labels [n], the truth [n, L] if it is not classes, else None; names of the L outputs)."""
     if kind == "regression":
         values = _floats(_per_row("y", y, n))[:, None]
+        # A single class for now: the bins follow from training rows, once these are chosen.
         codes = np.where(torch.isfinite(values[:, 0]).numpy(), 0, -1)
         return Coded(codes, ("any",)), values, ("value",)
     if kind == "multilabel":
@@ -158,6 +159,7 @@ def labels_of(
     if classes is not None:
         labels = with_classes(labels, classes)
     many = len(labels.names)
+    # So many different labels are no classes: the column has numbers to predict, or names.
     if many > 100 and 2 * many > n:
         text = any(map(math.isnan, map(as_number, labels.names)))
         what, cure = "values", 'for numbers to predict give kind="regression"'
@@ -279,7 +281,7 @@ def _floats(values: Any) -> Tensor:
         raise InputError(_no_number(shown(str(e), 80))) from None
     if np.isinf(numbers).any():
         raise InputError("y holds infinity; leave such rows out")
-    return torch.from_numpy(numbers.copy())
+    return torch.from_numpy(numbers.copy())  # pandas' memory may be read-only
 
 
 def _no_number(what: str) -> str:
@@ -313,7 +315,7 @@ def _sets(
     often = [text for text, _ in Counter(texts[:n][whole[:n]].tolist()).most_common(SETS)]
     frequent = set(often)
     texts[[text not in frequent for text in texts]] = OTHERS
-    texts[~whole] = None
+    texts[~whole] = None  # with a label missing, the set is unknown: the row counts as unlabelled
     return coded(texts), y, outputs
 
 

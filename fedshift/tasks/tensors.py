@@ -147,7 +147,7 @@ def tensors_of(of: Mapping[str, Any], form: str) -> Tensors:
             _check_steps(name, values)
         if isinstance(values, list) and values and len({len(v) for v in values if is_row(v)}) > 1:
             made[name], made[mask_of(name)] = _padded(values)
-            form = "tuple" if form == "one" else form
+            form = "tuple" if form == "one" else form  # the mask is a second input
         else:
             made[name] = _tensor(name, values)
     if len({len(v) for v in made.values()}) > 1:
@@ -220,6 +220,7 @@ def as_numbers(name: str, v: Tensor) -> Tensor:
     if v.dtype == torch.uint8 and v.ndim in (3, 4):
         if v.ndim == 3:
             v = v[:, None]
+        # Channels may come last, as numpy and Pillow have them; networks take them first.
         last = v.shape[1] not in (1, 3) and v.shape[3] in (1, 3)
         return v.permute(0, 3, 1, 2).contiguous() if last else v
     whole = not v.is_floating_point() and v.dtype != torch.bool

@@ -213,6 +213,7 @@ def _former(config: Config) -> str:
         for section in [getattr(config, name)]
     }
     without: dict[str, Any] = dict(at_default) | {"name": True}
+    # [metrics] is itself a later section: an empty table would remain of it.
     if at_default["metrics"]:
         without["metrics"] = True
     return config.model_dump_json(exclude=without)

@@ -72,6 +72,7 @@ def main(grid: Grid, context: Context) -> None:
         # A checkpoint after every round: on Flower a round takes seconds at least, so it costs
         # little beside it.
         keeper = kept_in(folder, config, prepared, 1)
+        # The refit by gradients takes many messages, so it is done only on request.
         refits = ("moment", "refitted")[: 1 + bool(given.get("refit"))]
         dealt = present(str(given.get("site"))) == CHOICES[SITE] and not at_sites
         on_sites = config.shift.target == "clients"

@@ -33,6 +33,7 @@ from fedshift.router.route import Router
 from fedshift.router.score import posterior, scores
 from fedshift.tree import Params
 
+# The gradient at which the refit of a router stops, see `refit`.
 TOLERANCE = 1e-4
 # Metrics that need a router, see `answers`.
 ROUTED = ("routed_posterior", "routed_density", "mixture_accuracy")
@@ -122,6 +123,7 @@ def measure(
     """
     per_client, z = own_accuracy(served), served.client_logits
     given = answers(served, taken, z)
+    # Without a router, the system answers by a vote of all models.
     rule = "routed_posterior" if z is not None else "vote_accuracy"
     accuracies = {name: accuracy(labels, served.y) for name, labels in given.items()}
     right = math.nan if z is None else accuracy(scores(z, taken).argmax(1), served.origin)
@@ -297,6 +299,7 @@ def reasons(last: Mapping[str, Any]) -> list[str]:
     system, oracle = last["system_accuracy"], last["oracle_routed"]
     if math.isnan(system):
         return _own_reasons(last)
+    # Models that differ at all hardly agree in all three numbers.
     if oracle == last["vote_accuracy"] == last["global_accuracy"]:
         return [f"All clients serve one model, which answers queries with {_percent(system)}."]
     average, rounds = _percent(last["average_accuracy"]), last.get("rounds", 1)

@@ -88,6 +88,7 @@ def gather(grid: Grid, config: Config, waits: Mapping[str, float], tell: Tell) -
     classes = tuple(map(text_of, data.classes or ()))
     _check_surveys(surveys, sites.names, len(classes))
     counts = np.array([one.labels for one in surveys])
+    # With a table of the target, nothing is tested on the sites' rows, so all of them can train.
     tests = held_out_counts(counts, 0.0 if table else data.test)
     validation = held_out_counts(counts - tests, data.validation)
     trains = counts - tests - validation

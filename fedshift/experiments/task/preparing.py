@@ -65,6 +65,7 @@ def prepare(config: Config) -> Prepared:
     model = first_model(config.model, config.method, custom, task, seeds.init, augment=augment)
     kept_back = [*holdouts, *(rows for rows in (validation, dealt.server) if rows is not None)]
     kept_back += dealt.tests
+    # The rows from which an oracle draws its clients: nothing is measured on them.
     pool = np.setdiff1d(np.arange(len(data.train.y)), np.concatenate(kept_back))
     announced = tuple(noisy(dealt.target, config.shift.target_noise, seeds.split).tolist())
     digest = _digest([*trains, *kept_back, dealt.test])
@@ -323,6 +324,7 @@ def _target_test(data: Dataset, target: NDArray[np.float64], seed: int) -> Indic
 
 def _digest(parts: Sequence[Indices]) -> str:
     digest = hashlib.sha256()
+    # With the length of each part, or the same rows in other parts would have the same digest.
     for part in parts:
         digest.update(np.int64(len(part)).tobytes() + part.astype("<i8").tobytes())
     return digest.hexdigest()
