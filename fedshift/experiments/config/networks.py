@@ -40,6 +40,7 @@ def network(
             "again in Python, as fs.load(folder, net=...)"
         )
     out = config.projection or WIDTH
+    # Functions, so that only the chosen network is built.
     makers: dict[str, Callable[[], nn.Module]] = {
         "lenet": lambda: LeNet(shape[0], shape[-1], classes),
         "mlp": lambda: Mlp(shape, config.hidden, classes),
