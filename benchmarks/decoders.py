@@ -44,11 +44,11 @@ from fedshift.engine.storage.checkpoint import read_checkpoint
 from fedshift.errors import DataError
 from fedshift.experiments.config.load import dumps, load_config, validate
 from fedshift.experiments.experiment import record, run_experiment
+from fedshift.experiments.folder.model_file import read_parts
 from fedshift.experiments.folder.routers import load_router
 from fedshift.experiments.folder.run_folder import kept_in
-from fedshift.experiments.folder.stored import read_parts
+from fedshift.experiments.listeners import ignore_event
 from fedshift.experiments.task.preparing import prepare
-from fedshift.experiments.training import silent
 from fedshift.files import read_object
 from fedshift.papers.datasets import heart, iwildcam, sheet
 from fedshift.record.folder import read_run
@@ -77,7 +77,7 @@ def of_runs(folder: Path) -> Iterator[Reader]:
     prepared = prepare(made)
     for place in (run, cut):
         place.mkdir()
-    record(run, made, prepared, silent)
+    record(run, made, prepared, ignore_event)
     run_experiment(made, prepared=prepared, keeper=kept_in(cut, made, prepared, 2))
     checkpoint = next(cut.rglob("state.safetensors")).parent
     toml = folder / "experiment.toml"

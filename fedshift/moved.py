@@ -1,4 +1,4 @@
-"""Names that moved to another module: the former place still gives them, with a warning."""
+"""Names and modules that moved: the former place still gives them, with a warning."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def moved(module: str, **places: str) -> Callable[[str], Any]:
     def get(name: str) -> Any:
         if name not in places:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        # A module's `__getattr__` is asked only for names that it does not have.
+        # Python calls a module's `__getattr__` only for names that the module does not have.
         _warn(f"{module}.{name}", f"{places[name]}.{name}", 3)
         return getattr(import_module(places[name]), name)
 
@@ -23,7 +23,7 @@ def moved(module: str, **places: str) -> Callable[[str], Any]:
 
 
 def replaced(module: str, place: str) -> None:
-    """Make `module`, which is being imported, another name of the module at `place`."""
+    """Make the module that is being imported another name for the module at `place`."""
     # One frame further out than in `moved`: the module itself stands between here and its importer.
     # Python shows this warning only where the program's own file is to blame.
     _warn(module, place, 4)

@@ -1,4 +1,4 @@
-"""Make the random numbers that a network draws follow from the run's seeds, too.
+"""Derive the random numbers that a network itself draws from the run's seeds, too.
 
 Layers such as dropout draw from generators of the whole process, torch's, numpy's or Python's, or
 from `torch.Generator`s that modules of the network hold as attributes, also in containers. A pass
@@ -32,7 +32,7 @@ from fedshift.kernels.torch_private import HOLDERS
 
 Source = Literal["torch", "numpy", "python"]
 SOURCES: frozenset[Source] = frozenset(("torch", "numpy", "python"))
-# How many containers within one another are looked through for generators.
+# How deeply nested containers (a list of lists, ...) are searched for generators.
 DEEP = 4
 
 

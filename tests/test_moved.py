@@ -27,6 +27,11 @@ MOVED = [
     ("fedshift.experiments.deployed", "fedshift.experiments.machines.deployed", ("server_app",)),
     ("fedshift.experiments.routers", "fedshift.experiments.folder.routers", ("load_router",)),
     ("fedshift.experiments.run_models", "fedshift.experiments.folder.run_models", ("load_models",)),
+    (
+        "fedshift.experiments.folder.stored",
+        "fedshift.experiments.folder.model_file",
+        ("read_parts",),
+    ),
     ("fedshift.engine.shelf", "fedshift.engine.storage.client_states", ("Shelf",)),
 ]
 

@@ -14,7 +14,7 @@ from fedshift import FedAvg, Federation, Model, pals_weights, run
 from fedshift.algorithms.ditto import Ditto
 from fedshift.data import client_data, register
 from fedshift.errors import InputError, NeedlessWarning
-from fedshift.experiments.measures.played import Played, Reach, played_of
+from fedshift.experiments.measures.round_weights import Reach, WeightSums, weight_sums_of
 from fedshift.seeds import Seeds
 from fedshift.server.combine import Mean
 from fedshift.server.weights import Pals
@@ -60,14 +60,14 @@ def test_a_run_warns_of_it_when_it_is_asked_for(wrapped: bool) -> None:
 
 
 def test_means_are_of_the_rounds_that_have_an_ess() -> None:
-    three = Played(3, reached=Reach(30.0, 1.0, 0.6, 0.9), defined=(2, 2, 3, 3))
+    three = WeightSums(3, reached=Reach(30.0, 1.0, 0.6, 0.9), defined=(2, 2, 3, 3))
     assert three.mean == pytest.approx(Reach(15.0, 0.5, 0.2, 0.3))
-    assert played_of(three.facts()).defined == three.defined
-    none = Played(2, reached=Reach(0.0, 0.0, 0.4, 0.4), defined=(0, 0, 2, 2)).mean
+    assert weight_sums_of(three.facts()).defined == three.defined
+    none = WeightSums(2, reached=Reach(0.0, 0.0, 0.4, 0.4), defined=(0, 0, 2, 2)).mean
     assert math.isnan(none.ess)
     assert none.gap == 0.2
     older = {k: v for k, v in three.facts().items() if k != "known"}
-    assert played_of(older).defined == (3, 3, 3, 3)
+    assert weight_sums_of(older).defined == (3, 3, 3, 3)
 
 
 def test_a_run_says_in_how_many_rounds_there_was_one(tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ from fedshift.data import ClientData, client_data, register
 from fedshift.errors import FedshiftError, InputError
 from fedshift.experiments.config.load import validate
 from fedshift.experiments.experiment import record
+from fedshift.experiments.listeners import ignore_event
 from fedshift.experiments.task.preparing import prepare
-from fedshift.experiments.training import silent
 from fedshift.model import build
 from fedshift.models.dense import routed_mlp
 from fedshift.recipes import Setting, feddisk, feddrm_shared_head
@@ -156,7 +156,7 @@ def _kept(method: str, **options: Any) -> dict[str, torch.Tensor]:
     })  # fmt: skip
     with TemporaryDirectory() as place:
         folder = Path(place, "run")
-        record(folder, config, prepare(config), silent)
+        record(folder, config, prepare(config), ignore_event)
         return load_file(folder / "model.safetensors")
 
 

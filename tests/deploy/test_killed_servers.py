@@ -16,8 +16,8 @@ import torch
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 from fedshift.experiments.config.load import validate
 from fedshift.experiments.experiment import record
+from fedshift.experiments.listeners import ignore_event
 from fedshift.experiments.task.preparing import prepare
-from fedshift.experiments.training import silent
 from support.loopback import Loopback, gone, loopback, processes
 from support.small_runs import files_of, text_of
 
@@ -45,7 +45,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     assert "evaluate_every = 4\n" in TEXT
     folder = tmp_path_factory.mktemp("here")
     config = validate(tomllib.loads(TEXT), text=TEXT)
-    record(folder, config, prepare(config), silent)
+    record(folder, config, prepare(config), ignore_event)
     return files_of(folder)
 
 

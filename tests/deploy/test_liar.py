@@ -15,13 +15,13 @@ from fedshift.experiments.config.load import dumps, load_config
 from fedshift.experiments.config.schema import Config
 from fedshift.experiments.experiment import federation_of, method_of, record
 from fedshift.experiments.folder.run_folder import EventLog
+from fedshift.experiments.listeners import ignore_event
 from fedshift.experiments.machines.deployed import opening
 from fedshift.experiments.machines.deployed_engine import Deployed, News
 from fedshift.experiments.machines.on_flower import configured_site
 from fedshift.experiments.machines.opening import opening_event
 from fedshift.experiments.measures.caps import cap_named
 from fedshift.experiments.task.preparing import prepare
-from fedshift.experiments.training import silent
 from fedshift.flower import LocalGrid, client_app
 from support.liars import Lying
 
@@ -48,7 +48,7 @@ def folder_of(config: Config, out: Path, liar: int | None = LIAR) -> dict[str, A
         cap=cap_named(config.method, config.training), cohort=config.training.cohort,
     )  # fmt: skip
     engine = Deployed(grid_of(config, liar), waits, out, opens, News(out, config.name))
-    record(out, config, prepared, silent, engine)
+    record(out, config, prepared, ignore_event, engine)
     lines = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     claims = next(line for line in lines if line["event"] == "claims")
     return json.loads((out / "summary.json").read_text()) | {"claims": claims}
@@ -88,7 +88,7 @@ def test_no_honest_client_is_suspected(tmp_path: Path) -> None:
     there = folder_of(config, tmp_path / "there", liar=None)
     assert there["claims"]["suspicions"] == []
     (tmp_path / "here").mkdir()
-    record(tmp_path / "here", config, prepare(config), silent)
+    record(tmp_path / "here", config, prepare(config), ignore_event)
     for name in ("summary.json", "model.safetensors", "clients.csv"):
         same = (tmp_path / "here" / name).read_bytes() == (tmp_path / "there" / name).read_bytes()
         assert same, name

@@ -27,9 +27,9 @@ from fedshift.engine.run import play_round, run, start
 from fedshift.errors import InputError
 from fedshift.experiments.config.load import dumps, load_config, validate
 from fedshift.experiments.experiment import record
+from fedshift.experiments.listeners import ignore_event
 from fedshift.experiments.machines.on_flower import built_from
 from fedshift.experiments.task.preparing import prepare
-from fedshift.experiments.training import silent
 from fedshift.tree import flatten
 from support.loopback import Loopback, gone, loopback, processes
 
@@ -68,7 +68,7 @@ def experiment(*changes: str) -> str:
 def in_process(text: str, folder: Path) -> Path:
     config = validate(tomllib.loads(text), text=text)
     folder.mkdir()
-    record(folder, config, prepare(config), silent)
+    record(folder, config, prepare(config), ignore_event)
     return folder
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fedshift.papers.protocols.study import Column, Study, narrowed
-from fedshift.papers.reproduce.catalogue import measured, target, targets
+from fedshift.papers.reproduce.catalogue import folders_with, target, targets
 from fedshift.papers.reproduce.plan import forecast
 from fedshift.papers.reproduce.reproduce import Request, make_plan
 from fedshift.sweeps.store import Store
@@ -106,7 +106,9 @@ def test_what_is_measured_is_not_listed_as_missing(paper: str, row: Claim) -> No
 def there(command: str) -> set[str]:
     """The columns of a command that are in a table of results/."""
     wanted = {f"{c.title} {c.split}" for c in columns(command) or ()}
-    pages = [(ROOT / folder / "table.md").read_text() for folder in measured(command.split()[2])]
+    pages = [
+        (ROOT / folder / "table.md").read_text() for folder in folders_with(command.split()[2])
+    ]
     rows = (row for page in pages for table in tables(page) for row in table if "Here" in row)
     return wanted & {f"{row['Data']} {row['Split']}" for row in rows}
 
@@ -125,7 +127,7 @@ def test_every_target_and_every_folder_has_a_row(name: str) -> None:
     ours = {t for t in targets() if t.partition("/")[0] == PAPERS[name]}
     commands = [r.command.split() for r in rows]
     assert {c[2] for c in commands if c[:2] == ["fedshift", "reproduce"]} == ours
-    folders = {ROOT / folder for one in ours for folder in measured(one)}
+    folders = {ROOT / folder for one in ours for folder in folders_with(one)}
     linked = {path.resolve().parent for row in rows for path in row.links}
     assert folders <= linked
 

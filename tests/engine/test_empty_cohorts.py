@@ -16,7 +16,7 @@ from fedshift.engine.fastest import probe
 from fedshift.engine.run import Federation, run
 from fedshift.engine.stacking.stacked import Stacked
 from fedshift.errors import InputError, TrainingError
-from fedshift.experiments.measures.played import ess_of
+from fedshift.experiments.measures.round_weights import ess_of
 from fedshift.model import Model
 from fedshift.recipes import Setting
 from support.every_method import MAKE

@@ -15,8 +15,8 @@ import torch
 from fedshift.algorithms.base import Algorithm
 from fedshift.engine.run import Federation, Round, draw_cohort, play_round, start
 from fedshift.experiments.experiment import record
+from fedshift.experiments.listeners import ignore_event
 from fedshift.experiments.task.preparing import prepare
-from fedshift.experiments.training import silent
 from fedshift.recipes import Setting
 from fedshift.testing.fuzz import different
 from support.every_method import MAKE
@@ -31,7 +31,7 @@ COHORTS = ("fedavg", "fedprox", "fedpals", "ditto", "fedper", "fedrep", "moon", 
 
 def model_of(folder: Path, **training: Any) -> bytes:
     config = config_of("scaffold", training=TRAINING | training)
-    record(folder, config, prepare(config), silent)
+    record(folder, config, prepare(config), ignore_event)
     return (folder / "model.safetensors").read_bytes()
 
 
@@ -46,7 +46,7 @@ def test_measuring_changes_nothing(tmp_path: Path) -> None:
     ]
     assert rows == [2, 5]
     config = config_of("scaffold", training=TRAINING, seeds={"run": 1})
-    record(tmp_path / "other", config, prepare(config), silent)
+    record(tmp_path / "other", config, prepare(config), ignore_event)
     assert (tmp_path / "other" / "model.safetensors").read_bytes() != seldom
 
 

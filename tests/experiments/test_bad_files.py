@@ -313,7 +313,7 @@ def test_a_damaged_model_of_a_complete_run(tmp_path: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
-    from fedshift.experiments.folder.stored import read_parts
+    from fedshift.experiments.folder.model_file import read_parts
 
     path = tmp_path / "model.safetensors"
     save_file({"params/w": torch.ones(2)}, path)

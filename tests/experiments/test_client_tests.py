@@ -15,10 +15,10 @@ from fedshift.datasets import Samples, cifar100
 from fedshift.errors import InputError, TrainingError
 from fedshift.experiments.config.load import validate
 from fedshift.experiments.experiment import record, run_experiment
+from fedshift.experiments.listeners import ignore_event
 from fedshift.experiments.measures.served import over_last, reasons
 from fedshift.experiments.task.client_tests import pool
 from fedshift.experiments.task.preparing import Prepared, oracle_clients, prepare, scaled
-from fedshift.experiments.training import silent
 from fedshift.record.rounds import ServedMetrics
 from fedshift.router.route import Router
 
@@ -98,7 +98,7 @@ def test_what_does_not_fit_is_refused(changes: dict[str, Any], message: str) -> 
 
 def run(method: str, folder: Path, **changes: dict[str, Any]) -> dict[str, Any]:
     config = validate(made(method, **changes))
-    record(folder, config, prepare(config), silent)
+    record(folder, config, prepare(config), ignore_event)
     summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
     return summary
 

@@ -16,8 +16,13 @@ import torch
 from fedshift.errors import DataError, InputError
 from fedshift.evaluation.scores import score
 from fedshift.experiments.config.load import validate
+from fedshift.experiments.folder.model_file import (
+    CORRECTION,
+    UNCORRECTED,
+    read_parts,
+    with_correction,
+)
 from fedshift.experiments.folder.run_models import load_models
-from fedshift.experiments.folder.stored import CORRECTION, UNCORRECTED, read_parts, with_correction
 from fedshift.experiments.task.preparing import prepare
 from fedshift.server.prior import Correction, prior_shift
 from support.federation_grid import here

@@ -17,9 +17,9 @@ from fedshift.evaluation.scores import answered
 from fedshift.experiments.config.schema import Config
 from fedshift.experiments.experiment import Experiment, record, run_experiment
 from fedshift.experiments.folder.summary import summary
+from fedshift.experiments.listeners import ignore_event
 from fedshift.experiments.measures.correcting import sums_of
 from fedshift.experiments.task.preparing import prepare
-from fedshift.experiments.training import silent
 from fedshift.server.prior import calibrate, calibrated_shift, prior_shift
 
 TASK: dict[str, Any] = {
@@ -47,7 +47,7 @@ def logits(done: Experiment, examples: Any) -> tuple[np.ndarray, np.ndarray]:
 def test_the_numbers_are_those_of_moved_logits(prior: str, tmp_path: Path) -> None:
     settings = config(prior)
     ready = prepare(settings)
-    done = record(tmp_path / "run", settings, ready, silent)
+    done = record(tmp_path / "run", settings, ready, ignore_event)
     task, T = ready.task, np.asarray(ready.announced)
     facts = json.loads((tmp_path / "run" / "summary.json").read_text())
     labels = np.array(facts["label_counts"], dtype=float)
@@ -222,7 +222,7 @@ def test_the_printed_numbers_are_of_the_model_that_is_kept(
     """With a prior set; the control: without one the estimate is of the model as trained."""
     for prior in ("none", "calibrated"):
         settings = config(prior, method={"name": "fedpals", "ess": "auto"})
-        done = record(tmp_path / prior, settings, prepare(settings), silent)
+        done = record(tmp_path / prior, settings, prepare(settings), ignore_event)
         results.show_run(tmp_path / prior, tmp_path / "page.html", choice=done.choice)
         printed = capsys.readouterr().out
         assert done.choice is not None

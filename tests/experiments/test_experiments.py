@@ -25,11 +25,11 @@ from fedshift.experiments.config.schema import (
     Split,
     Training,
 )
-from fedshift.experiments.config.settings import setting
 from fedshift.experiments.config.toml_lines import lines_of
+from fedshift.experiments.config.training_objects import setting
 from fedshift.experiments.demo import demo_config, method_configs
 from fedshift.experiments.experiment import run_experiment
-from fedshift.experiments.folder.summary import reasons
+from fedshift.experiments.folder.why import reasons
 from fedshift.experiments.selection import candidates, choose
 from fedshift.experiments.task.preparing import Prepared, oracle_clients, prepare, scaled
 from fedshift.seeds import Seeds
@@ -214,7 +214,7 @@ class Final:
 
 
 class Pretended:
-    played = None
+    weight_sums = None
 
     def __init__(self, *scores: float) -> None:
         self.final = Final(*scores)

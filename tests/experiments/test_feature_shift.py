@@ -22,10 +22,10 @@ from fedshift.experiments.config.load import dumps, validate
 from fedshift.experiments.config.networks import network
 from fedshift.experiments.config.schema import Network
 from fedshift.experiments.experiment import method_of, record
+from fedshift.experiments.listeners import ignore_event
 from fedshift.experiments.measures.distances import measured_shift
 from fedshift.experiments.task.feature_shift import writer_ids
 from fedshift.experiments.task.preparing import Prepared, prepare
-from fedshift.experiments.training import silent
 from fedshift.recipes import Setting
 from fedshift.record.folder import read_run
 from fedshift.report.page import page
@@ -221,7 +221,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, digits: None) -> Path:
     given = tables(DISK, noise=0.5)
     given["training"] = {"rounds": 4, "batch": 20, "lr": 0.05}
     config = validate(given)
-    record(place, config, prepare(config), silent)
+    record(place, config, prepare(config), ignore_event)
     return place
 
 
@@ -241,7 +241,7 @@ def test_weights_are_reported_where_clients_test_on_their_own_data(tmp_path: Pat
     given = tables(DISK, noise=0.5, target="clients")
     given["training"] = {"rounds": 4, "batch": 20, "lr": 0.05}
     config = validate(given)
-    record(tmp_path, config, prepare(config), silent)
+    record(tmp_path, config, prepare(config), ignore_event)
     data = json.loads((tmp_path / "summary.json").read_text())
     assert data["serving"] is not None
     assert sum(s.startswith("Example weights leave") for s in data["why"]) == 1
@@ -271,7 +271,7 @@ def test_degenerate_weights_are_refused_with_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(
         TrainingError, match=r"less than least_ess = 0.95 allows.*feddisk lower temper"
     ):
-        record(tmp_path / "run", config, prepare(config), silent)
+        record(tmp_path / "run", config, prepare(config), ignore_event)
 
 
 # ---------------------------------------------------------------- measures
@@ -309,7 +309,7 @@ def test_a_report_on_clients_too_small_for_a_classifier_says_so(tmp_path: Path, 
     prepared = prepare(config)
     few = [client_data(c.x[:4], c.y[:4], i) for i, c in enumerate(prepared.task.clients)]
     task = replace(prepared.task, clients=(*prepared.task.clients[:large], *few[large:]))
-    record(tmp_path, config, replace(prepared, task=task), silent)
+    record(tmp_path, config, replace(prepared, task=task), ignore_event)
     run = read_run(tmp_path)
     differences = run.summary.differences
     assert differences is not None

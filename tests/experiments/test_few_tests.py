@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedshift.evaluation.scores import Score
-from fedshift.experiments.measures.measuring import FEW, few_tests
+from fedshift.experiments.measures.task_scores import FEW, few_tests
 from fedshift.record.headline import measured_on, target_words
 
 CLASSES, TARGET = ("survived", "died", "transferred"), (0.5, 0.3, 0.2)

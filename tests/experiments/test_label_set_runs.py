@@ -20,9 +20,9 @@ from fedshift.engine.traffic import Meter, Traffic
 from fedshift.experiments.config.load import load_config, validate
 from fedshift.experiments.experiment import record
 from fedshift.experiments.folder.run_folder import summary_of
+from fedshift.experiments.listeners import ignore_event
 from fedshift.experiments.measures.label_sets import sentences
 from fedshift.experiments.task.preparing import prepare
-from fedshift.experiments.training import silent
 from fedshift.model import Model
 from fedshift.recipes import Setting
 from fedshift.record.folder import read_run
@@ -87,7 +87,7 @@ def test_a_run_reports_absent_labels_and_where_mass_went(tmp_path: Path) -> None
         "server": {"validation": 0},
     }  # fmt: skip
     config = validate(tables(**changes) | {"name": "sets"})
-    experiment = record(tmp_path, config, prepare(config), silent)
+    experiment = record(tmp_path, config, prepare(config), ignore_event)
     summary = summary_of(tmp_path)
     sets, server = summary["label_sets"], experiment.outcome.last.server
     assert sets["holders"] == np.array(summary["label_counts"]).astype(bool).sum(0).tolist()
@@ -114,7 +114,7 @@ def test_absences_are_reported_where_clients_test_on_their_own_data(tmp_path: Pa
     given = tables(shift={"cover": False, "target": "clients"}, training={"cohort": 1})
     given.pop("server")
     config = validate(given | {"method": {"name": "labelset_fedavg"}, "name": "own"})
-    record(tmp_path, config, prepare(config), silent)
+    record(tmp_path, config, prepare(config), ignore_event)
     summary = summary_of(tmp_path)
     assert summary["serving"] is not None
     assert any("no client of the cohort held a label" in s for s in summary["why"])
@@ -136,7 +136,7 @@ def test_absences_are_reported_where_clients_test_on_their_own_data(tmp_path: Pa
 def test_a_run_without_label_sets_says_nothing_of_them(tmp_path: Path) -> None:
     plain = tables(training={"rounds": 1}) | {"method": {"name": "fedavg"}, "name": "plain"}
     config = validate(plain)
-    record(tmp_path, config, prepare(config), silent)
+    record(tmp_path, config, prepare(config), ignore_event)
     summary = summary_of(tmp_path)
     assert summary["label_sets"] is None
     assert not any(k.startswith("sets_") for k in summary["final"])
@@ -152,7 +152,7 @@ def test_a_missing_estimate_is_reported_only_where_one_was_asked_for(
     """0.001 of a client's examples is no example either, which is reported."""
     given = tables(data={"validation": validation}, training={"rounds": 1})
     config = validate(given | {"method": {"name": "fedavg"}, "name": "plain"})
-    record(tmp_path, config, prepare(config), silent)
+    record(tmp_path, config, prepare(config), ignore_event)
     summary = summary_of(tmp_path)
     assert summary["unmeasured_mass"] == pytest.approx(1.0)
     assert any("The estimate leaves out 100 %" in s for s in summary["why"]) == mentioned
@@ -164,7 +164,7 @@ def test_a_run_says_whether_tuning_will_pay(tmp_path: Path) -> None:
     """From the server's labelled examples alone, also in rounds after tuning."""
     method = {"tune": "kl", "tune_part": "all", "tune_rounds": 1}
     config = validate(tables(method=method) | {"name": "pays"})
-    experiment = record(tmp_path / "run", config, prepare(config), silent)
+    experiment = record(tmp_path / "run", config, prepare(config), ignore_event)
     content, last = summary_of(tmp_path / "run"), experiment.outcome.last.server
     first, second = content["label_sets"]["rounds"]
     assert first["loss_after"] < first["loss_before"]
@@ -195,7 +195,7 @@ def test_a_run_says_whether_tuning_will_pay(tmp_path: Path) -> None:
     (tmp_path / "run" / "summary.json").write_text(summary.replace('"private"', '"public"'))
     assert "of the pairwise loss did not tell" not in page([read_run(tmp_path / "run")])
     without = validate(tables(method=method, server={"validation": 0}) | {"name": "none"})
-    record(tmp_path / "none", without, prepare(without), silent)
+    record(tmp_path / "none", without, prepare(without), ignore_event)
     assert "optima" not in (tmp_path / "none" / "summary.json").read_text()
     assert "will tuning pay" not in page([read_run(tmp_path / "none")]).lower()
 
@@ -249,7 +249,7 @@ def test_tuning_that_raises_its_loss_is_reported() -> None:
 def test_a_run_whose_tuning_diverges_says_so(lr: float, warned: bool, tmp_path: Path) -> None:
     method = {"tune": "kl", "tune_part": "all", "tune_steps": 20, "tune_lr": lr}
     config = validate(tables(method=method) | {"name": "astray"})
-    record(tmp_path, config, prepare(config), silent)
+    record(tmp_path, config, prepare(config), ignore_event)
     summary = summary_of(tmp_path)
     raised = [r["loss_after"] > r["loss_before"] for r in summary["label_sets"]["rounds"]]
     assert any(raised) == warned
@@ -287,7 +287,7 @@ def test_rows_of_labels_without_clients_are_reported_to_move_where_they_do(
     if not over:
         del method["tune_steps"]
     config = validate(given | {"method": method, "name": "rows", "seeds": {"run": 1}})
-    experiment = record(tmp_path, config, prepare(config), silent)
+    experiment = record(tmp_path, config, prepare(config), ignore_event)
     summary, last = summary_of(tmp_path), experiment.outcome.last.server
     sets = summary["label_sets"]
     assert sets["mode"] == mode
@@ -322,7 +322,7 @@ def test_rounds_that_tune_alone_are_kept(rounds: int, expected: list[int], tmp_p
     """Also where none of them is evaluated; the control: tuning in all rounds."""
     given = tables(training={"rounds": 3, "evaluate_every": 3}, method={"tune_rounds": rounds})
     config = validate(given | {"name": "early"})
-    record(tmp_path, config, prepare(config), silent)
+    record(tmp_path, config, prepare(config), ignore_event)
     seen = summary_of(tmp_path)["label_sets"]["rounds"]
     assert [r["round"] for r in seen] == expected
     assert [r["loss_after"] is not None for r in seen] == (

@@ -22,7 +22,7 @@ class FaultyEngine:
 
     backend, tells_drops = "loop", False
 
-    def measured(self, current: Any) -> None:
+    def client_scores(self, current: Any) -> None:
         return None
 
     def rounds(

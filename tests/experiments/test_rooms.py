@@ -46,7 +46,7 @@ def test_rooms_import_inwards() -> None:
     """Controls: a task that reads a run's folder, and a file beside rooms that imports sites."""
     assert outwards(SOURCES) == set()
     odd = {
-        "task/natural.py": "from fedshift.experiments.folder.stored import read_parts",
+        "task/natural.py": "from fedshift.experiments.folder.model_file import read_parts",
         "selection.py": "def late():\n    from fedshift.experiments.sites.asking import Sites",
         "sites/rows.py": "from fedshift.experiments.config.load import load_config",
     }

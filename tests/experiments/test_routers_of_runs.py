@@ -15,8 +15,8 @@ from fedshift.experiments.config.load import validate
 from fedshift.experiments.experiment import record
 from fedshift.experiments.folder.outcome import Experiment
 from fedshift.experiments.folder.routers import load_router
+from fedshift.experiments.listeners import ignore_event
 from fedshift.experiments.task.preparing import prepare
-from fedshift.experiments.training import silent
 from fedshift.router.route import Router
 
 SHAPE = (1, 28, 28)
@@ -30,7 +30,7 @@ def run(folder: Path, method: str = "feddrm", **training: Any) -> Experiment:
         "model": {"name": "lenet-gn-small"}, "method": {"name": method},
         "training": {"rounds": 2, "steps": 2, "batch": 8, "evaluate_every": 2} | training,
     })  # fmt: skip
-    return record(folder, config, prepare(config), silent)
+    return record(folder, config, prepare(config), ignore_event)
 
 
 @pytest.fixture(scope="module")

@@ -21,13 +21,13 @@ from fedshift.evaluation.scores import score
 from fedshift.evaluation.serving import serve
 from fedshift.experiments.config.load import load_config, validate
 from fedshift.experiments.experiment import record
+from fedshift.experiments.folder.model_file import model_parts, served_in, took_part
 from fedshift.experiments.folder.routers import load_router
 from fedshift.experiments.folder.run_models import RunModels, load_models, sizes_in
-from fedshift.experiments.folder.stored import model_parts, served_in, took_part
+from fedshift.experiments.listeners import ignore_event
 from fedshift.experiments.measures.routing_details import details
 from fedshift.experiments.measures.served import TOLERANCE, measure, models
 from fedshift.experiments.task.preparing import prepare
-from fedshift.experiments.training import silent
 from fedshift.files import clean
 from fedshift.model import Model, build
 from fedshift.models.routed import Routed, projection
@@ -69,7 +69,7 @@ def made(folder: Path, method: str, **shift: Any) -> Path:
         options["tune_rounds"] = 1
     given = SMALL | {"shift": SMALL["shift"] | shift, "method": {"name": method, **options}}
     config = validate(given)
-    record(folder, config, prepare(config), silent)
+    record(folder, config, prepare(config), ignore_event)
     return folder
 
 

@@ -72,7 +72,7 @@ def test_a_run_of_winograd_is_not_taken_up_by_it(tmp_path: Path) -> None:
 def test_names_tell_numbers_apart(name: str, count: int | None, expected: str) -> None:
     engine = backend_of(name, count)
     assert engine.backend == expected
-    assert Way.again(expected).numbers == expected
+    assert Way.parse(expected).numbers == expected
     assert InProcess().backend == "loop"
 
 

@@ -16,8 +16,8 @@ from fedshift.experiments.config.schema import Config, Training
 from fedshift.experiments.experiment import federation_of, method_of, record
 from fedshift.experiments.folder.progress import SECONDS, Keeper, Progress, Saver
 from fedshift.experiments.folder.run_folder import kept_in
+from fedshift.experiments.listeners import ignore_event
 from fedshift.experiments.task.preparing import prepare
-from fedshift.experiments.training import silent
 from support.small_runs import config_of
 
 ROUNDS = 9
@@ -41,7 +41,7 @@ def written_after(
     saver = Saver(Noting(Path("o"), "x", every, asks), "run")
     for t, now[0] in enumerate(times, 1):
         after: Any = SimpleNamespace(t=t)
-        saver.played(Progress(after), last=t == ROUNDS)
+        saver.after_round(Progress(after), last=t == ROUNDS)
     return written
 
 
@@ -76,7 +76,7 @@ def test_the_order_of_a_run_folders_files(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(module, "write", write)
     config = config_of("fedavg", training={"rounds": 1, "steps": 1, "lr": 0.05})
-    record(tmp_path, config, prepare(config), silent)
+    record(tmp_path, config, prepare(config), ignore_event)
     assert done[:2] == ["lock.json", "config.resolved.toml"]
     assert done[-1] == "summary.json"
     assert done.count("summary.json") == 1

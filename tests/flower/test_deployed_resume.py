@@ -27,10 +27,10 @@ from fedshift.engine.storage.checkpoint import read_checkpoint, write_checkpoint
 from fedshift.errors import DataError, InputError
 from fedshift.experiments.config.load import validate
 from fedshift.experiments.experiment import record
+from fedshift.experiments.listeners import ignore_event
 from fedshift.experiments.machines import deployed
 from fedshift.experiments.machines.on_flower import configured_site
 from fedshift.experiments.task.preparing import prepare
-from fedshift.experiments.training import silent
 from fedshift.flower import AlgorithmStrategy, LocalGrid, Site, client_app, play
 from fedshift.flower.client import partition
 from fedshift.flower.kept import Kept, folder_of
@@ -186,7 +186,7 @@ def served(text: str, out: Path, last: int = 0) -> None:
 def in_process(text: str, folder: Path) -> Path:
     folder.mkdir()
     config = validate(tomllib.loads(text), text=text)
-    record(folder, config, prepare(config), silent)
+    record(folder, config, prepare(config), ignore_event)
     return folder
 
 

@@ -17,9 +17,9 @@ from flwr.app import ArrayRecord, Message
 import fedshift as fs
 from fedshift.errors import DataError, InputError
 from fedshift.experiments.config.load import dumps, validate
+from fedshift.experiments.folder.model_file import read_parts
 from fedshift.experiments.folder.routers import Fit, load_router, with_fit
 from fedshift.experiments.folder.run_models import load_models
-from fedshift.experiments.folder.stored import read_parts
 from fedshift.experiments.machines import awaited
 from fedshift.experiments.sites.own_model import load_own_model
 from fedshift.experiments.task.preparing import prepare

@@ -26,11 +26,11 @@ from fedshift.evaluation.scores import score
 from fedshift.experiments.config.load import dumps, validate
 from fedshift.experiments.config.schema import Config
 from fedshift.experiments.experiment import record
-from fedshift.experiments.folder.stored import read_parts
+from fedshift.experiments.folder.model_file import read_parts
+from fedshift.experiments.listeners import ignore_event
 from fedshift.experiments.machines import deployed
 from fedshift.experiments.machines.on_flower import configured_site
 from fedshift.experiments.task.preparing import prepare
-from fedshift.experiments.training import silent
 from fedshift.flower import LocalGrid, Site, client_app, play
 from fedshift.flower.chosen import CHOICES, SITE
 from fedshift.flower.rounds import overhear
@@ -101,7 +101,7 @@ def test_the_same_examples_give_the_files_of_one_process(keep: str, tmp_path: Pa
     config = config_of("scaffold", keep=keep)
     deploy(dumps(config), tmp_path / "there", dealt(dumps(config)))
     (tmp_path / "here").mkdir()
-    record(tmp_path / "here", config, prepare(config), silent)
+    record(tmp_path / "here", config, prepare(config), ignore_event)
     for name in ("summary.json", "metrics.csv", "clients.csv", "model.safetensors"):
         assert (tmp_path / "there" / name).read_bytes() == (tmp_path / "here" / name).read_bytes()
     assert not (tmp_path / "here" / "deployment.json").exists()

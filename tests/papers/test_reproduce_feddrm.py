@@ -15,8 +15,8 @@ import pytest
 import typer
 
 from fedshift.errors import DataError
-from fedshift.experiments.measures.served import measured
-from fedshift.papers.command import leave, show
+from fedshift.experiments.measures.served import serving_metrics
+from fedshift.papers.command import exit_by_result, show
 from fedshift.papers.datasets import heart
 from fedshift.papers.protocols import feddrm
 from fedshift.papers.reproduce.catalogue import studies, study, targets
@@ -56,7 +56,7 @@ def test_every_cell_is_a_valid_experiment(name: str) -> None:
             assert config.shift.target == "clients"
             share = last_rounds(table.metric.last, column.rounds, table.rounds)
             assert config.training.evaluate_last == share
-        assert (row.reads or table.metric.key) in measured()
+        assert (row.reads or table.metric.key) in serving_metrics()
     labels = [row.label for row in table.rows]
     assert len(set(labels)) == len(labels)
     assert all((row.against or table.baseline) in ("", "-", *labels) for row in table.rows)
@@ -322,7 +322,7 @@ def test_a_router_that_was_not_refitted_is_reported_with_its_reason(
     assert note in " ".join(printed.split())
     assert "0 runs trained now" in printed
     with pytest.raises(typer.Exit) as left:
-        leave(done)
+        exit_by_result(done)
     assert left.value.exit_code == 3
 
 

@@ -30,7 +30,7 @@ from fedshift.engine.trainers import channels_last, dense
 from fedshift.errors import InputError, UnfitError
 from fedshift.experiments.config.load import load_config
 from fedshift.experiments.config.schema import Config, Training
-from fedshift.experiments.config.settings import local_of
+from fedshift.experiments.config.training_objects import local_of
 from fedshift.model import Model, build
 from fedshift.models.dense import Mlp
 from fedshift.models.lenet import LeNet

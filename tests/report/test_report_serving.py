@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fedshift.errors import DataError
-from fedshift.experiments.measures.served import measured
+from fedshift.experiments.measures.served import serving_metrics
 from fedshift.record.folder import RunResult, read_run
 from fedshift.record.rounds import ServedMetrics
 from fedshift.report.figures import save_figures
@@ -113,7 +113,7 @@ def test_every_way_to_answer_is_shown_as_the_summary_has_it(tmp_path: Path) -> N
             assert outline.row(way.label) == [way.label, f"{REFITTED[way.key]:.1%}"]
     assert all(row[:1] != ["one global model"] for row in outline.rows)
     assert "mean of the last 2 rounds" in "".join(outline.text)
-    assert {way.key for way in WAYS} <= measured()
+    assert {way.key for way in WAYS} <= serving_metrics()
 
     def other(data: dict[str, Any]) -> None:
         data["last"]["vote_accuracy"] = 0.4325

@@ -14,9 +14,9 @@ from flwr.app import Context, Message
 
 from fedshift.experiments.config.load import validate
 from fedshift.experiments.experiment import record
+from fedshift.experiments.listeners import ignore_event
 from fedshift.experiments.machines import deployed
 from fedshift.experiments.task.preparing import prepare
-from fedshift.experiments.training import silent
 from fedshift.flower import LocalGrid
 from fedshift.flower.client import app_of, partition
 from fedshift.flower.quiet import KEEP
@@ -28,7 +28,7 @@ def here(text: str, out: Path) -> Path:
     """Run the experiment in one process."""
     config = validate(tomllib.loads(text), text=text)
     out.mkdir()
-    record(out, config, prepare(config), silent)
+    record(out, config, prepare(config), ignore_event)
     return out
 
 

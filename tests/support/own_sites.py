@@ -13,10 +13,10 @@ import pytest
 
 from fedshift.experiments.config.load import dumps, load_config
 from fedshift.experiments.experiment import record
+from fedshift.experiments.listeners import ignore_event
 from fedshift.experiments.machines import deployed
 from fedshift.experiments.sites.answering import EXPERIMENT
 from fedshift.experiments.task.preparing import prepare
-from fedshift.experiments.training import silent
 from fedshift.flower import LocalGrid
 from fedshift.flower.chosen import CHOICES, SITE
 
@@ -121,5 +121,5 @@ def together(folder: Path, table: pd.DataFrame, text: str = FILE) -> Path:
     (folder / "joined.toml").write_text("\n".join(lines))
     config, out = load_config(folder / "joined.toml"), folder / "here"
     out.mkdir()
-    record(out, config, prepare(config), silent)
+    record(out, config, prepare(config), ignore_event)
     return out

@@ -10,7 +10,7 @@ from fedshift.report.charts import Axis
 from fedshift.report.intervals import moments
 from fedshift.report.svg import svg
 from fedshift.sweeps.drawings import drawings
-from fedshift.sweeps.measured import Row
+from fedshift.sweeps.results import Row
 from fedshift.sweeps.table import Table
 from fedshift.sweeps.texts import difference
 

@@ -1,4 +1,4 @@
-"""What a run says of the weights of its clients' examples."""
+"""How far a method that weighs examples has changed them: effective sizes, and sentences."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from fedshift.tree import Parts
 
 
 def importance(server: Parts) -> dict[str, Any] | None:
-    """Effective sizes of the clients' example weights, in examples and as a share of n; [M] each.
+    """Effective sample sizes under the clients' example weights, in examples and as a share of n.
 
-    None for a method that weighs no examples, null for clients that have not weighed theirs.
+    Lists [M] with None for clients that have not weighed theirs. None for a method without weights.
     """
     recorded = server.get("importance")
     if recorded is None:
@@ -45,9 +45,9 @@ def importance_sentences(
     clients: Sequence[ClientData] = (),
     log_ratios: Sequence[Tensor] | None = None,
 ) -> list[str]:
-    """Sentences on the ESS under example weights, and on its use; empty without weights.
+    """Sentences on the ESS under example weights, with advice; [] for a method without weights.
 
-    log_ratios: the true ones [n_i] of each client, where they are known
+    log_ratios: the true log p(x) - log q_i(x) [n_i] of each client, if they are known
     """
     disk, measured = _disk(algorithm), importance(last.server)
     if measured is None or disk is None:
@@ -75,14 +75,14 @@ def importance_sentences(
 
 
 def _disk(algorithm: Any) -> FedDisk | None:
-    """The method that weighs examples, or the one within it; None where there is none."""
+    """The method itself, or the one that it wraps, if that weighs examples; else None."""
     if algorithm is None or isinstance(algorithm, FedDisk):
         return algorithm
     return _disk(getattr(algorithm, "inner", None))
 
 
 def _cure(disk: FedDisk, last: Round, training: Training) -> str:
-    """Advice where clients were in no weighing round; "" where all were, or rounds are to come."""
+    """Advice if some clients were in no weighing round; "" if all were, or more rounds follow."""
     of = last.server["importance"]
     left = len(unweighed(of))
     if not left or last.t < disk.rounds_before_inner:

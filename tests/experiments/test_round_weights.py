@@ -18,7 +18,7 @@ from fedshift.experiments.config.load import dumps, validate
 from fedshift.experiments.experiment import record
 from fedshift.experiments.folder.progress import Progress, progress_of
 from fedshift.experiments.machines.on_flower import configured_site, on_grid, strategy_of
-from fedshift.experiments.measures.played import Played, Reach, played_of
+from fedshift.experiments.measures.round_weights import Reach, WeightSums, weight_sums_of
 from fedshift.experiments.task.preparing import prepare
 from fedshift.flower import LocalGrid, client_app
 from fedshift.record.folder import read_run
@@ -101,7 +101,7 @@ def test_flower_records_the_same(tmp_path: Path) -> None:
     class OnFlower:
         backend, tells_drops = "loop", False
 
-        def measured(self, current: Any) -> None:
+        def client_scores(self, current: Any) -> None:
             return None
 
         def rounds(
@@ -186,26 +186,26 @@ def test_an_ess_that_changes_nothing_is_reported(tmp_path: Path) -> None:
 def test_skipped_rounds_have_changed_nothing() -> None:
     start = before_rounds({})
     skipped = start._replace(t=1, skipped="the gap is above max_gap")
-    before = Played(rounds=2)
+    before = WeightSums(rounds=2)
     assert before.after(skipped, None, {}, torch.zeros(1)) is before  # type: ignore[arg-type]
 
 
 def test_what_a_checkpoint_keeps_is_all_of_it() -> None:
     """Number by number; checkpoints of older versions lack it, and two columns of metrics."""
     reached = Reach(math.nan, 1 / 3, 0.1 + 0.2, 5e-324)
-    played = Played(
+    played = WeightSums(
         3, np.array([0.1 + 0.2, 1 / 3]), reached, lams=(0.0, math.inf), certified=2, unneeded=1
     )
-    back = played_of(json.loads(json.dumps(played.facts(), allow_nan=False)))
+    back = weight_sums_of(json.loads(json.dumps(played.facts(), allow_nan=False)))
     assert back.facts() == played.facts()
     assert back.weights == played.weights
     assert back.reached[1:] == reached[1:]
-    facts = Progress(metrics=[METRICS], played=played).facts()
+    facts = Progress(metrics=[METRICS], weight_sums=played).facts()
     assert progress_of(None, facts).metrics[0].gap == 0.1  # type: ignore[arg-type]
     del facts["played"], facts["metrics"][0]["gap"]
     older = progress_of(None, facts)  # type: ignore[arg-type]
     assert math.isnan(older.metrics[0].gap)
-    assert older.played.rounds == 0
+    assert older.weight_sums.rounds == 0
 
 
 @pytest.mark.slow
