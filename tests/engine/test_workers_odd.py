@@ -291,7 +291,7 @@ def test_pipes_have_an_end(way: str) -> None:
 def test_processes_that_may_take_no_gradients_are_no_clients_fault(update: Any) -> None:
     """The message is torch's on a machine with a GPU; tests/engine/test_gpu.py tests a real one."""
     job = Job(0, {}, {}, client_data(torch.zeros(1, 2), torch.zeros(1, dtype=torch.long), 0), {})
-    with pytest.raises(UnfitError, match="make workers before anything is trained"):
+    with pytest.raises(UnfitError, match="Make workers before anything is trained"):
         work(update, job)
 
 
