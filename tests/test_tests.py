@@ -109,6 +109,7 @@ def private_reads(source: str, names: Collection[str]) -> set[str]:
     return reads - ours
 
 
+@pytest.mark.slow
 def test_tests_read_no_private_names() -> None:
     """Such tests would fix how a thing is done, not its result."""
     given = {name for path in FILES for name in names_given(path.read_text()) if is_private(name)}

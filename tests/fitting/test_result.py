@@ -223,6 +223,7 @@ def test_a_temporary_folder_goes_with_the_result() -> None:
     assert not place.exists()
 
 
+@pytest.mark.slow
 def test_a_run_folder_of_its_own_and_going_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -185,6 +185,7 @@ def test_every_cell_links_to_its_runs(finished: tuple[Path, Reproduced]) -> None
         assert all((folder / link / "summary.json").is_file() for link in links)
 
 
+@pytest.mark.slow
 def test_results_are_small_and_say_where_numbers_come_from(
     finished: tuple[Path, Reproduced],
 ) -> None:
@@ -207,6 +208,7 @@ def test_results_are_small_and_say_where_numbers_come_from(
     assert any("torch" in note and note.startswith("Run with: Python") for note in record["notes"])
 
 
+@pytest.mark.slow
 def test_methods_are_paired(finished: tuple[Path, Reproduced]) -> None:
     """One seed, one split, first model and batches whatever the method; another seed, others."""
     done = finished[1]
@@ -226,6 +228,7 @@ def test_methods_are_paired(finished: tuple[Path, Reproduced]) -> None:
 # --------------------------------------------------------------------------- choosing
 
 
+@pytest.mark.slow
 def test_each_seed_takes_the_ess_of_best_validation(finished: tuple[Path, Reproduced]) -> None:
     out, done = finished
     for value in cell(done, "FedPALS").values:

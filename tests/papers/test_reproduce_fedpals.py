@@ -74,6 +74,7 @@ def configs(name: str) -> dict[tuple[str, str], Any]:
     }
 
 
+@pytest.mark.slow
 def test_figures_of_curves_have_the_runs_of_their_tables() -> None:
     for figure, table in (("fig3a", "table4"), ("fig3b", "table3")):
         assert configs(f"fedpals/{figure}") == configs(f"fedpals/{table}")

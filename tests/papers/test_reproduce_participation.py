@@ -19,6 +19,7 @@ NAME = "made/participation"
 WORST = participation.WORST.name
 
 
+@pytest.mark.slow
 def test_rows_of_a_column_share_everything_but_their_weights() -> None:
     table = study(NAME)
     for column in table.columns:

@@ -160,6 +160,7 @@ def test_a_picture_is_written_with_its_numbers(call: Call) -> None:
     assert "The counts are ours" in Path("reproduced/fig1/table.md").read_text()
 
 
+@pytest.mark.slow
 def test_figure_4_has_a_line_per_ess_and_dots_of_fedavg(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call
 ) -> None:

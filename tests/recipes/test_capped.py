@@ -46,7 +46,7 @@ def played(method: Algorithm, federation: Federation, rounds: int, size: int = 6
     return done[1:]
 
 
-@pytest.mark.few(10)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
 def test_a_claim_moves_no_weight_above_the_cap(
     make: Make, setting: Setting, federated: Any
