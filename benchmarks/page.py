@@ -7,7 +7,7 @@ from typing import Any
 
 from goals import goals
 
-from fedshift.engine.ways import GONE
+from fedshift.engine.backend_names import GONE
 
 MIB = 2**20
 # What each part is about, and where its figures to reach are said.

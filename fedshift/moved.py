@@ -16,16 +16,46 @@ MODULES = {
     "fedshift.datasets.iwildcam": "fedshift.papers.datasets.iwildcam",
     "fedshift.datasets.pacs": "fedshift.papers.datasets.pacs",
     "fedshift.datasets.retina": "fedshift.papers.datasets.retina",
+    "fedshift.engine.custom_backend": "fedshift.engine.backend_checks",
+    "fedshift.engine.fastest": "fedshift.engine.choosing.fastest",
     "fedshift.engine.gate": "fedshift.engine.checks.gate",
-    "fedshift.engine.levers": "fedshift.engine.trainers",
+    "fedshift.engine.levers": "fedshift.engine.one_by_one",
+    "fedshift.engine.quicker": "fedshift.engine.choosing.loop_or_workers",
     "fedshift.engine.rounds": "fedshift.engine.run",
     "fedshift.engine.shelf": "fedshift.engine.storage.client_states",
     "fedshift.engine.stacked": "fedshift.engine.stacking.stacked",
+    "fedshift.engine.trainers": "fedshift.engine.one_by_one",
+    "fedshift.engine.ways": "fedshift.engine.backend_names",
     "fedshift.engine.workers": "fedshift.engine.processes.pool",
     "fedshift.experiments.deployed": "fedshift.experiments.machines.deployed",
     "fedshift.experiments.load": "fedshift.experiments.config.load",
     "fedshift.experiments.routers": "fedshift.experiments.folder.routers",
     "fedshift.experiments.run_models": "fedshift.experiments.folder.run_models",
+}
+# Former modules whose names are in several modules now: name -> module.
+SPLIT = {
+    "fedshift.engine.inputs": {
+        "check_after": "fedshift.engine.preflight.arguments",
+        "check_backend": "fedshift.engine.backend_checks",
+        "check_gate": "fedshift.engine.preflight.arguments",
+        "check_run": "fedshift.engine.preflight.arguments",
+        "check_sizes": "fedshift.engine.preflight.arguments",
+        "check_workers": "fedshift.engine.processes.pool",
+    },
+    "fedshift.engine.trial": {
+        "check_company": "fedshift.engine.preflight.method",
+        "check_features": "fedshift.engine.preflight.method",
+        "check_model": "fedshift.engine.preflight.network",
+        "check_router": "fedshift.engine.preflight.method",
+        "check_schedule": "fedshift.engine.preflight.method",
+        "check_training": "fedshift.engine.preflight.method",
+        "check_whole_models": "fedshift.engine.preflight.method",
+        "look": "fedshift.engine.preflight.network",
+        "objectives_of": "fedshift.engine.preflight.method",
+        "pals_of": "fedshift.engine.preflight.method",
+        "UntriedError": "fedshift.engine.preflight.network",
+        "warn_of_ess": "fedshift.engine.preflight.method",
+    },
 }
 
 
@@ -43,8 +73,9 @@ def moved(module: str, **places: str) -> Callable[[str], Any]:
 
 
 def find_former_modules() -> None:
-    """Let `import` find the modules of `MODULES`, which have no files any more."""
-    # At the end: Python asks only for what it has not found itself, so present modules cost nothing.
+    """Let `import` find the former modules, which have no files any more."""
+    # At the end of the list: Python asks only for what it has not found itself, so that imports of
+    # present modules cost nothing more.
     if _FormerModules not in sys.meta_path:
         sys.meta_path.append(_FormerModules)
 
@@ -54,7 +85,9 @@ class _FormerModules:
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        return ModuleSpec(name, cast(Any, _FormerModules)) if name in MODULES else None
+        """How to load a former module; None for all others."""
+        former = name in MODULES or name in SPLIT
+        return ModuleSpec(name, cast(Any, _FormerModules)) if former else None
 
     @staticmethod
     def create_module(spec: ModuleSpec) -> None:
@@ -62,11 +95,14 @@ class _FormerModules:
 
     @staticmethod
     def exec_module(module: ModuleType) -> None:
-        """Put the present module in the place of the former one."""
-        place = MODULES[module.__name__]
-        _warn(module.__name__, place)
-        # Python gives what stands in sys.modules after a module has run.
-        sys.modules[module.__name__] = import_module(place)
+        """Put the present module in the place of the former one, or its names one by one."""
+        name = module.__name__
+        if name in SPLIT:
+            module.__dict__["__getattr__"] = moved(name, **SPLIT[name])
+            return
+        _warn(name, MODULES[name])
+        # The importer gets what stands in sys.modules after the module has run.
+        sys.modules[name] = import_module(MODULES[name])
 
 
 def _warn(before: str, now: str) -> None:

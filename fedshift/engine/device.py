@@ -12,8 +12,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from fedshift.arguments import called
 from fedshift.data import ClientData, Plan
+from fedshift.engine.backend_checks import check_backend
 from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, stamp
-from fedshift.engine.inputs import check_backend
 from fedshift.errors import InputError
 from fedshift.tree import Params, Parts
 

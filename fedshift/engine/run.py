@@ -10,12 +10,26 @@ from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm, Capabilities, ask
 from fedshift.arguments import check_kind
+from fedshift.engine.backend_checks import watched
 from fedshift.engine.backends import Backend, Forgiving, loop
 from fedshift.engine.checks.gate import Dropped as Dropped
-from fedshift.engine.custom_backend import watched
 from fedshift.engine.federation import TABLE
 from fedshift.engine.federation import Federation as Federation
-from fedshift.engine.inputs import check_after, check_fit, check_gate, check_run, check_sizes
+from fedshift.engine.preflight.arguments import (
+    check_after,
+    check_first_model,
+    check_gate,
+    check_run,
+    check_sizes,
+)
+from fedshift.engine.preflight.method import (
+    check_features,
+    check_router,
+    check_schedule,
+    check_training,
+    warn_of_ess,
+)
+from fedshift.engine.preflight.network import check_model
 from fedshift.engine.round import Round as Round
 from fedshift.engine.round import States as States
 from fedshift.engine.round import (
@@ -30,14 +44,6 @@ from fedshift.engine.round import (
 )
 from fedshift.engine.sums.summing import in_turn, streamed, terms
 from fedshift.engine.traffic import Meter, metered
-from fedshift.engine.trial import (
-    check_features,
-    check_model,
-    check_router,
-    check_schedule,
-    check_training,
-    warn_of_ess,
-)
 from fedshift.errors import InputError
 from fedshift.kernels.allocator import keep_memory
 from fedshift.repeating import repeatable
@@ -193,7 +199,7 @@ def run(
     size = total if cohort is None else cohort
     check_size(total, size)
     check_gate(federation.gate, size)
-    check_fit(algorithm.model, federation)
+    check_first_model(algorithm.model, federation)
     check_sizes(federation)
     check_model(algorithm.model, federation)
     check_router(algorithm, federation, cohort)

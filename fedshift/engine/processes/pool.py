@@ -23,9 +23,10 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkProcess
 
+from fedshift.arguments import check_listed, check_number, check_whole
 from fedshift.data import ClientData, of_importance
+from fedshift.engine.backend_checks import check_backend
 from fedshift.engine.backends import Backend, Block, ClientUpdate, Job, Reply
-from fedshift.engine.inputs import check_backend, check_workers
 from fedshift.engine.processes.messages import (
     Jobs,
     check_clients,
@@ -188,6 +189,29 @@ def workers(
     finally:
         _end_all(team.members)
         team.members.clear()
+
+
+def check_workers(clients: object, count: int, deadline: float | None, retries: int) -> None:
+    """Raise InputError for invalid arguments of `workers`, and where processes cannot fork."""
+    check_whole("the number of workers", count)
+    check_whole("retries", retries)
+    if deadline is not None:
+        check_number("deadline", deadline)
+    if count < 1:
+        raise InputError(f"{count} workers; give 1 or more")
+    check_listed("clients", clients, ClientData, "give federation.clients")
+    if retries < 0 or not (deadline is None or deadline > 0):
+        raise InputError(
+            f"deadline={deadline}, retries={retries}; allowed: deadline > 0, retries >= 0"
+        )
+    if "fork" not in multiprocessing.get_all_start_methods():
+        raise InputError("workers need a system that can fork processes; leave them out")
+    # Checked here, because Python itself only asserts it.
+    if multiprocessing.current_process().daemon:
+        raise InputError(
+            "workers cannot be made in a daemonic process, as those of multiprocessing.Pool are; "
+            "leave them out there, or use concurrent.futures.ProcessPoolExecutor"
+        )
 
 
 def _hire(clients: Sequence[ClientData], room: memoryview) -> _Worker:

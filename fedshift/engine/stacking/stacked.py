@@ -272,7 +272,7 @@ def _trained(
 def _together(update: ClientUpdate, block: Sequence[Job], data: ClientData, dense: bool) -> Block:
     if any(job.how is not None for job in block):
         raise UnfitError(
-            "fedshift.engine.trainers are for backends that take clients one by one; of stacked "
+            "fedshift.engine.one_by_one are for backends that take clients one by one; of stacked "
             "clients there is Stacked(dense=True) besides"
         )
     plans = {name: [job.plans[name] for job in block] for name in block[0].plans}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fedshift.engine.ways import ALONE
+from fedshift.engine.backend_names import ALONE
 from fedshift.errors import InputError
 from fedshift.experiments.config.places import Source
 from fedshift.experiments.folder.progress import Asked, no_stop
@@ -47,7 +47,7 @@ TUNED, RUNS = "tuned.json", "runs"
 class Request:
     """What `fedshift reproduce` was asked for; None and empty mean as in the paper.
 
-    backend how clients train, one of `fedshift.engine.ways.ALONE`
+    backend how clients train, one of `fedshift.engine.backend_names.ALONE`
     train   False draws the table from what is there
     publish another folder for the table, with the runs' summaries alone
     counts  label counts that a figure is drawn of, in place of the paper's

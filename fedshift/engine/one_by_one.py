@@ -13,8 +13,8 @@ from fedshift.client.objectives import Term
 from fedshift.client.slopes import Oracle
 from fedshift.client.trainer import Trained, Trainer
 from fedshift.data import ClientData, Plan, batches
+from fedshift.engine.backend_checks import check_backend
 from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply
-from fedshift.engine.inputs import check_backend
 from fedshift.kernels.layout import channels_last as laid_out
 from fedshift.model import Model
 from fedshift.tree import Params, Parts

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from fedshift import Model, recipes, run
+from fedshift.engine.backend_names import ONE_BY_ONE
 from fedshift.engine.backends import Backend, Block, ClientUpdate, Job, Reply, loop
 from fedshift.engine.stacking.stacked import Stacked
 from fedshift.engine.traffic import Meter
-from fedshift.engine.ways import ONE_BY_ONE
 from fedshift.errors import InputError
 from fedshift.experiments.config.schema import Training
 from fedshift.experiments.engines import backend_of

@@ -1,20 +1,46 @@
-"""Backends written by users: their answers are checked before they are used."""
+"""What a user gives as a backend, and what such a backend answers, checked."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from traceback import walk_tb
+from types import FunctionType
 
 from fedshift.arguments import called
+from fedshift.engine.backend_names import IN_PYTHON
 from fedshift.engine.backends import Backend, Block, ClientUpdate, Job, Reply
 from fedshift.engine.sums.summing import InBlocks
-from fedshift.errors import InputError
+from fedshift.errors import InputError, nearest, shown
 from fedshift.real import is_whole
 
 DUE = (
     "a backend is a function of (update, jobs) that yields a Reply for each job, as "
     "fedshift.engine.backends.work(update, job) makes it"
 )
+
+
+def check_backend(backend: object) -> None:
+    """Raise InputError for a backend's name or class, and for workers outside of their block."""
+    if isinstance(backend, str):
+        cure = IN_PYTHON.get(backend, f"leave it out, or give one.{nearest(backend, IN_PYTHON)}")
+        raise InputError(f'backend is the text "{shown(backend)}"; {cure}')
+    if isinstance(backend, type):
+        raise InputError(
+            f"backend is {called(backend)}; give an object of it, {backend.__name__}()"
+        )
+    # What `workers(...)` gives before its block is entered.
+    if isinstance(backend, contextlib.ContextDecorator):
+        raise InputError(
+            "backend is workers(...) outside of a `with` block; write "
+            "`with workers(federation.clients, 2) as team:` and give backend=team"
+        )
+    if isinstance(backend, FunctionType) and backend.__name__ == "workers":
+        raise InputError(f"backend is the function workers; {IN_PYTHON['workers']}")
+    if not callable(backend):
+        raise InputError(
+            f"backend is {called(backend)}; give a backend, such as Stacked(), or leave it out"
+        )
 
 
 def watched(backend: Backend, due: int | None) -> Backend:

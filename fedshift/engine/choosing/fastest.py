@@ -13,10 +13,11 @@ import torch
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
+from fedshift.engine.preflight.method import check_router
+from fedshift.engine.preflight.network import check_model
 from fedshift.engine.round import has_examples, jobs_of, open_round
 from fedshift.engine.run import Federation, Round, draw_cohort, first_state, start
 from fedshift.engine.stacking.stacked import shortened
-from fedshift.engine.trial import check_model, check_router
 from fedshift.errors import FedshiftError, InputError, TrainingError, UnfitError
 from fedshift.tree import Params, Parts, flatten
 

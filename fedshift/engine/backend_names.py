@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 # Other ways to train clients one by one: the function that makes one of `loop`, or of workers.
-ONE_BY_ONE = {"channels-last": "fedshift.engine.trainers:channels_last"}
+ONE_BY_ONE = {"channels-last": "fedshift.engine.one_by_one:channels_last"}
 # Those of them that "auto" tries for images alone.
 ON_IMAGES = ("channels-last",)
 NAMES = ("loop", "workers", "stacked", "dense", *ONE_BY_ONE, "cuda", "cuda-loop", "auto")
 # Those that can train several clients at once, in processes.
 SPREAD = ("workers", "dense", *ONE_BY_ONE, "auto")
-# Runs that name no backend: one of two with the same numbers (`fedshift.engine.quicker`).
+# Runs that name no backend: one of two with the same numbers (`engine.choosing.loop_or_workers`).
 QUICKER = "loop or workers"
 # Those of one process whose numbers do not depend on how fast they are.
 ALONE = tuple(name for name in NAMES if name not in ("workers", "auto"))
@@ -24,7 +24,7 @@ IN_PYTHON = {
     "(fedshift.engine.processes.pool) and give backend=team",
     "stacked": "give backend=Stacked() (fedshift.engine.stacking.stacked)",
     "dense": "give backend=Stacked(dense=True) (fedshift.engine.stacking.stacked)",
-    "winograd": "it is gone: give backend=channels_last(loop) (fedshift.engine.trainers)",
+    "winograd": "it is gone: give backend=channels_last(loop) (fedshift.engine.one_by_one)",
     "cuda": 'give backend=on("cuda", Stacked()) (fedshift.engine.device)',
     "cuda-loop": 'give backend=on("cuda", loop) (fedshift.engine.device)',
     "auto": "that is for the command line; leave it out, or give one, such as Stacked()",
