@@ -1,4 +1,4 @@
-"""The main loop of a worker process: receive jobs, train their clients, send back the replies."""
+"""The main loop of a worker process: receive jobs, train their clients, send back blocks."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ from fedshift.tree import Parts
 
 
 class Task(NamedTuple):
-    """How a worker trains its jobs: by the backend `within`, or one after the other (None).
+    """How a worker trains its jobs: by the backend `within`, or, if that is None, one by one.
 
-    terms_of: by which a worker sums its clients' updates, None where it does not; never sent.
+    terms_of: gives the terms by which the worker sums updates; None: it does not sum. It stays in
+    the main process, which sends the terms of each share.
     """
 
     update: ClientUpdate
@@ -36,7 +37,7 @@ class Task(NamedTuple):
 
     @property
     def patience(self) -> float:
-        """Seconds to spin while waiting: with clients trained together, rounds may be short."""
+        """Seconds to spin before blocking: only rounds of clients trained together are so short."""
         return 0.0 if self.within is None else awake()
 
 
@@ -44,14 +45,18 @@ def serve(
     connection: Connection, room: memoryview, clients: Sequence[ClientData],
     others: Sequence[Connection],
 ) -> None:  # fmt: skip
-    """Answer jobs until the pipe is closed."""
-    # An inherited copy of the main process's end would hide from workers that it is gone.
+    """Answer jobs until the pipe is closed.
+
+    others: copies of the main process's ends of pipes, inherited by the fork.
+    """
+    # While a copy of the main process's end is open, a worker does not notice that it has ended.
     for other in others:
         other.close()
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches every process; the main one decides
+    # Ctrl-C reaches every process of a terminal; the main process decides what to do.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A handler of the main process, inherited by the fork, would run here as well.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # Workers share the cores; and the number of threads decides the order of sums, hence the bits.
     torch.set_num_threads(1)
     keep_memory()
     task: Any = None
@@ -68,12 +73,12 @@ def serve(
             answer = _answer(task, jobs, terms)
             try:
                 send(connection, answer, room)
-            except UnsentError as e:  # most often an error that cannot be pickled
+            except UnsentError as e:  # most often the answer is an error that cannot be pickled
                 send(connection, _plain(answer if isinstance(answer, Exception) else e), room)
 
 
 def _answer(task: Task, jobs: Sequence[Job], terms: Terms | None) -> list[Block] | Exception:
-    """What is sent back: what came of the jobs, or the error that training raised."""
+    """What is sent back: the jobs' blocks, or the error that training raised."""
 
     def train() -> list[Block]:
         if task.within is None:
@@ -89,11 +94,12 @@ def _answer(task: Task, jobs: Sequence[Job], terms: Terms | None) -> list[Block]
 
 
 def _plain(e: Exception) -> TrainingError:
+    """The error in words alone, which can always be sent."""
     return TrainingError(f"{type(e).__name__}: {e}")
 
 
 def _arrives(e: Exception) -> bool:
-    """Whether an error of this type can be unpickled: it is rebuilt from its arguments."""
+    """Whether an error arrives as what it is: it is rebuilt from its arguments, which may fail."""
     if not (isinstance(e, FedshiftError) or type(e).__module__ == "builtins"):
         return False
     try:
