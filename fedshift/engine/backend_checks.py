@@ -14,6 +14,7 @@ from fedshift.engine.sums.summing import InBlocks
 from fedshift.errors import InputError, nearest, shown
 from fedshift.real import is_whole
 
+# What every error about a user's backend ends with.
 DUE = (
     "a backend is a function of (update, jobs) that yields a Reply for each job, as "
     "fedshift.engine.backends.work(update, job) makes it"
@@ -21,7 +22,7 @@ DUE = (
 
 
 def check_backend(backend: object) -> None:
-    """Raise InputError for a backend's name or class, and for workers outside of their block."""
+    """Raise InputError unless it is a backend: not a name, a class, or workers without `with`."""
     if isinstance(backend, str):
         cure = IN_PYTHON.get(backend, f"leave it out, or give one.{nearest(backend, IN_PYTHON)}")
         raise InputError(f'backend is the text "{shown(backend)}"; {cure}')
@@ -29,7 +30,7 @@ def check_backend(backend: object) -> None:
         raise InputError(
             f"backend is {called(backend)}; give an object of it, {backend.__name__}()"
         )
-    # What `workers(...)` gives before its block is entered.
+    # `workers(...)` is one of these until its `with` block is entered.
     if isinstance(backend, contextlib.ContextDecorator):
         raise InputError(
             "backend is workers(...) outside of a `with` block; write "
@@ -44,13 +45,15 @@ def check_backend(backend: object) -> None:
 
 
 def watched(backend: Backend, due: int | None) -> Backend:
-    """The backend; a user's one raises InputError for an answer that is no Reply.
+    """The backend; one that a user wrote is watched, and raises InputError for a wrong answer.
 
-    due: how many replies there must be, None where clients may drop out. Errors of training pass.
-    A TypeError that was not raised by the library's training code is the backend's own mistake.
+    due: how many replies there must be; None: clients may drop out. Errors of training pass as they
+    are. A TypeError is taken for a mistake in the backend, unless the library's own training code
+    raised it.
     """
     module = getattr(backend, "__module__", None) or type(backend).__module__
-    # Those that train clients together are more than a function: they stay what they are.
+    # A backend that streams blocks has methods that a wrapper would hide. Its blocks are checked by
+    # the gate, like all others.
     if module.partition(".")[0] == "fedshift" or isinstance(backend, InBlocks):
         return backend
     name = getattr(backend, "__name__", type(backend).__name__)
@@ -73,7 +76,7 @@ def watched(backend: Backend, due: int | None) -> Backend:
 
 
 def _in_training(e: TypeError) -> bool:
-    """Whether a client's training raised it, and not the backend around it."""
+    """Whether a client's training raised the error, and not the backend around it."""
     frames = (frame for frame, _ in walk_tb(e.__traceback__))
     names = (str(frame.f_globals.get("__name__")) for frame in frames)
     return any(name.startswith(("fedshift.algorithms.", "fedshift.client.")) for name in names)
@@ -82,7 +85,7 @@ def _in_training(e: TypeError) -> bool:
 def _check(name: str, given: object) -> None:
     if not isinstance(given, Reply | Block):
         raise InputError(f"the backend {name} gave {called(given)}, no Reply; {DUE}")
-    # What is in a reply is left to the gate, which sees every client's.
+    # The tensors of a reply are left to the gate, which compares those of all clients.
     if isinstance(given, Reply) and not is_whole(given.client):
         raise InputError(
             f"the backend {name} gave a Reply whose client is {called(given.client)}; {DUE}"

@@ -19,9 +19,9 @@ from fedshift.randomness import one_at_a_time
 
 
 def check_sizes(federation: Federation) -> None:
-    """Raise InputError where the table's sizes are not these clients'."""
+    """Raise InputError if the table's sizes are not those of the clients."""
     table, clients = federation.table, federation.clients
-    # Clients that are made on request: counting their examples would make all of them.
+    # Clients made on demand are checked when they are made; counting here would make them all.
     if isinstance(clients, Surveyed):
         return
     for i, c in enumerate(clients):
@@ -35,7 +35,7 @@ def check_sizes(federation: Federation) -> None:
 def check_run(
     algorithm: object, rounds: object, cohort: object, backend: object, after: object, kind: type
 ) -> None:
-    """Raise InputError for invalid arguments of a run; `kind` is the type of `after`."""
+    """Raise InputError for arguments of a run of the wrong type or range; kind: that of `after`."""
     check_method(algorithm)
     check_whole("rounds", rounds)
     if isinstance(rounds, int) and rounds < 0:
@@ -48,9 +48,9 @@ def check_run(
 
 
 def check_after(after: Round, first: Round, clients: int, rounds: int) -> None:
-    """Raise InputError unless `after` can be a round of the run whose round 0 is `first`.
+    """Raise InputError unless a run whose round 0 is `first` can go on from `after`.
 
-    In all rounds of a run the server's state has the same parts, and the model the same names and
+    In all rounds of a run, the server's state has the same parts, and the model the same names and
     shapes.
     """
     advice = "give a Round of a run of this method on this federation, or leave after out"
@@ -77,7 +77,7 @@ def check_after(after: Round, first: Round, clients: int, rounds: int) -> None:
 
 
 def check_gate(gate: Gate, size: int) -> None:
-    """Raise InputError where every round would be skipped: it has fewer clients than are due."""
+    """Raise InputError if the gate asks for more clients than a round has: all would be skipped."""
     if gate.min_clients > size:
         raise InputError(
             f"Gate min_clients is {gate.min_clients}, and a round has {size} clients, so that all "
@@ -86,10 +86,10 @@ def check_gate(gate: Gate, size: int) -> None:
 
 
 def check_first_model(model: Model, federation: Federation) -> None:
-    """Raise InputError unless the first model is the network's by name, shape, kind and place.
+    """Raise InputError unless the first model has the network's names, shapes, kinds and device.
 
-    Its type may be another one, as long as its numbers are of the same kind: a float64 model of a
-    float32 network computes in float64.
+    Its type may differ within a kind (real, complex, integer): a float64 model of a float32 network
+    computes in float64.
     """
     params, buffers = federation.params, federation.buffers
     with one_at_a_time():

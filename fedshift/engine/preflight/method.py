@@ -1,4 +1,4 @@
-"""The method: what its phases, its router and its schedules need of a federation."""
+"""The method: whether a federation has what its phases, its router and its schedules need."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from fedshift.tree import Params, Parts
 
 @torch.inference_mode(False)
 def check_router(algorithm: Algorithm, federation: Federation, cohort: int | None = None) -> None:
-    """InputError unless a router can be trained, where the method trains one.
+    """InputError if the method trains a router, and this federation cannot train one.
 
-    The network must have N client logits, and a round more clients than one, see `check_company`.
+    The network must have N client logits, and a round more than one client (`check_company`).
     """
     if not ask(algorithm, Capabilities.trains_router):
         return
@@ -39,9 +39,9 @@ def check_router(algorithm: Algorithm, federation: Federation, cohort: int | Non
 
 @torch.inference_mode(False)
 def check_features(algorithm: Algorithm, federation: Federation) -> None:
-    """InputError for a method that looks at what the network does not return beside its logits.
+    """InputError if the method reads features that the network does not return.
 
-    A client's first state is made on trial, since methods such as FedPAC look there.
+    A client's first state is made as well, because methods such as FedPAC read features there.
     """
     data, params, buffers = first_with_examples(federation), federation.params, federation.buffers
     if data is None:
@@ -52,10 +52,10 @@ def check_features(algorithm: Algorithm, federation: Federation) -> None:
 
 
 def check_company(algorithm: Algorithm, clients: int, cohort: int | None) -> None:
-    """InputError for a router that no round can move: its softmax runs over the round's cohort.
+    """InputError for a router that cannot learn, because rounds have one client of several.
 
-    Over one client of several it is 1 whatever the logits, and its gradient 0. With one client in
-    all there is nothing to learn, and the router is right.
+    Its softmax runs over the round's clients. Over a single one it is 1 whatever the logits are,
+    and its gradient is 0. With one client in all the router is right without learning.
     """
     alone = cohort == 1 and clients > 1
     if alone and ask(algorithm, Capabilities.trains_router):
@@ -66,10 +66,10 @@ def check_company(algorithm: Algorithm, clients: int, cohort: int | None) -> Non
 
 
 def check_whole_models(algorithm: Algorithm, cure: str, *, sent: bool = True) -> None:
-    """InputError where no client may have the server's whole model: label sets are private.
+    """InputError if clients would be sent the whole model although label sets are private.
 
-    Its head has the rows of all labels: which of them move tells what others hold. sent: whether
-    clients are sent it at all.
+    The head has a row for each label, and the rows that move tell which labels others have. sent:
+    whether clients are sent the whole model at all.
     """
     rules = ask(algorithm, Capabilities.label_rules) if sent else None
     if rules is not None and rules["mode"] == "private":
@@ -80,10 +80,10 @@ def check_whole_models(algorithm: Algorithm, cure: str, *, sent: bool = True) ->
 
 
 def check_training(algorithm: Algorithm, params: Params, rounds: int) -> None:
-    """Raise InputError for a loss without examples, and for a phase that trains no parameter.
+    """Raise InputError for an objective that reads no examples, and for phases that train nothing.
 
-    Also for a phase that names parameters which the network lacks. Only the phases of the first and
-    the last round are looked at: what is wrong with stages between them shows when they train.
+    Also for a phase that names parameters which the network does not have. Only the phases of the
+    first and the last round are checked; a mistake in a stage between them shows when it trains.
     """
     for term in objectives_of(algorithm):
         if not term.reads_data():
@@ -101,19 +101,19 @@ def check_training(algorithm: Algorithm, params: Params, rounds: int) -> None:
 
 
 def check_schedule(algorithm: Algorithm, first: int, last: int) -> None:
-    """Raise now, not after days, the error of a schedule that ends early or falls below 0."""
+    """Raise the error of a schedule that ends early or falls below 0; now, not after days."""
     previous: Algorithm | None = None
-    # The last round first: a schedule that knows its end says what it was made for.
+    # The last round first: there, a schedule with a fixed end says what it was made for.
     for t in range(last, first - 1, -1):
         stage = algorithm.at(t)
-        if stage is not previous:  # a million rounds of one stage ask for its phases once
+        if stage is not previous:  # once per stage: there may be a million rounds
             previous, phases = stage, [p for p in stage.phases().values() if callable(p.lr)]
         for phase in phases:
             phase.rate(t)
 
 
 def objectives_of(method: Any) -> Iterator[Term]:
-    """The losses of a method and of those within it."""
+    """The objectives of a method, and of the methods that it wraps."""
     for one in fields(method) if is_dataclass(method) else ():
         value = getattr(method, one.name)
         if isinstance(value, Term):
@@ -123,7 +123,7 @@ def objectives_of(method: Any) -> Iterator[Term]:
 
 
 def pals_of(algorithm: Algorithm) -> Pals | None:
-    """The FedPALS rule of a method, or of the one that it wraps; None for other weights."""
+    """The FedPALS weight rule of a method, or of the one that it wraps; None for other weights."""
     combine, inner = (getattr(algorithm, name, None) for name in ("combine", "inner"))
     if isinstance(combine, Mean):
         return combine.weights if isinstance(combine.weights, Pals) else None
@@ -131,9 +131,9 @@ def pals_of(algorithm: Algorithm) -> Pals | None:
 
 
 def warn_of_ess(algorithm: Algorithm, server: Parts, clients: int) -> None:
-    """Warn where an ESS fraction is asked for that lambda = 0 has already, over all clients.
+    """Warn of an `ess` that changes nothing, because lambda = 0 has as much over all clients.
 
-    Not for rounds that draw cohorts: each has weights of its own.
+    Not for rounds that draw cohorts: each of them has other weights.
     """
     rule = pals_of(algorithm)
     if rule is not None and rule.ess is not None:

@@ -23,11 +23,11 @@ BATCH = 64
 
 @torch.inference_mode(False)
 def check_model(model: Model, federation: Federation) -> None:
-    """Try the network on two examples: InputError unless it has an output for every class.
+    """Try the network on two examples. Raises InputError unless it has an output for every class.
 
-    K is the table's where it has labels [N, K]; else the largest label says how many outputs there
-    must be at least. A network of one output is let through where all labels are 0: then they are
-    no classes, and the objective is not a classifier's.
+    With labels [N, K] in the table, there must be K outputs; without, more than the largest label.
+    A network of one output passes if all labels are 0: these are then no classes, and the objective
+    is no classifier's.
     """
     data = first_with_examples(federation)
     if data is None:
@@ -38,7 +38,7 @@ def check_model(model: Model, federation: Federation) -> None:
     try:
         look(model, federation.params, federation.buffers, pair)
     except UntriedError:
-        # Some networks need more, as those that normalise parts of a batch.
+        # Some networks need more examples, such as those that normalise over parts of a batch.
         if len(data.x) <= len(pair):
             raise
         look(model, federation.params, federation.buffers, data.x[:BATCH])
@@ -58,7 +58,7 @@ def check_model(model: Model, federation: Federation) -> None:
 
 
 def _warn_of_probabilities(logits: Tensor) -> None:
-    """Warn where the outputs [n, K] are 0 or more and sum to 1: log-softmax would come twice."""
+    """Warn if the outputs [n, K] are probabilities: the loss takes another softmax of them."""
     if logits.shape[1] > 1 and bool((logits >= 0).all()):
         sums = logits.float().sum(1)
         if torch.allclose(sums, torch.ones_like(sums), atol=1e-2 if logits.itemsize < 4 else 1e-4):
@@ -70,13 +70,13 @@ def _warn_of_probabilities(logits: Tensor) -> None:
 
 
 def _check_shapes(model: Model, federation: Federation, usual: ClientData) -> None:
-    """InputError for a client whose inputs have another shape, where the network cannot read it.
+    """InputError for a client whose inputs have a shape that the network cannot read.
 
-    Some read several: sequences, or images before a global mean.
+    Some networks read several: sequences of any length, or images before a global mean.
     """
     if isinstance(federation.clients, Surveyed):
         return
-    # Each shape once: a thousand clients mostly have the same.
+    # Each shape is tried once: most often, a thousand clients have the same.
     tried = {usual.x.shape[1:]}
     for i, c in enumerate(federation.clients):
         shape = c.x.shape[1:]
@@ -102,20 +102,21 @@ class UntriedError(InputError):
 
 
 def look(model: Model, params: Params, buffers: Params, x: Tensor) -> None:
-    """Find the generators from which the network draws, by passes on x [n, ...], n > 1.
+    """Try the network in training mode, and record the generators that it draws from.
 
-    Draws that these passes do not make are found later (`fedshift.repeating`). Raises InputError
-    for a network that fails in training mode, for one whose outputs no gradient leads back from,
-    and for one whose passes differ though tensors and seed are the same.
+    Makes passes on x [n, ...], n > 1. Draws that these passes do not make are noticed later, when
+    they happen (`fedshift.repeating`). Raises InputError for a network that fails in training mode,
+    for outputs that have no gradient, and if passes differ although tensors and seed are the same.
     """
     moving = {k: v.detach().requires_grad_() for k, v in model.trainable(params).items()}
-    # As batches are. Of rows that lie apart in memory, as every third of a table, a plain pass and
-    # the shortcuts of later ones (`kernels`) add up in another order: last bits would differ.
+    # Batches are contiguous. On rows that lie apart in memory, such as every third row of a table,
+    # a plain pass and the shortcuts of later ones (`kernels`) may add in another order, and differ
+    # in the last bits.
     x = x.contiguous()
     try:
         with watched():
             before = _evaluate(model, params, buffers, x)
-            # Seed 0 twice must agree; seed 1 shows whether the network draws.
+            # Two passes with seed 0 must agree. One with seed 1 shows whether the seed matters.
             first, second, other = (
                 _tensors(model.train(params | moving, buffers, x, seed)[0]) for seed in (0, 0, 1)
             )
@@ -134,7 +135,7 @@ def look(model: Model, params: Params, buffers: Params, x: Tensor) -> None:
             check_own(model.net, first.values(), moving.values())
     _check_stateless(first, second, "two passes of the network in training")
     _check_stateless(before, after, "the network's passes in evaluation before and after training")
-    # It seems to draw nothing, yet passes from different generator states differ.
+    # The generators have not moved, and yet the seed matters.
     if model.draws_nothing() and (name := _first_difference(first, other)):
         raise InputError(
             f'the network\'s "{name}" in training depends on the state of a global generator that '
@@ -165,13 +166,16 @@ def _check_stateless(one: Params, other: Params, which: str) -> None:
 
 
 def _first_difference(one: Params, other: Params) -> str:
-    """The name of the first output that differs; empty where none does."""
+    """The name of the first output that differs; empty if none does."""
     differing = (name for name, v in one.items() if name not in other or not _alike(v, other[name]))
     return next(differing, "")
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors are equal, with NaN equal to NaN; on a GPU, up to rounding."""
+    """Whether two tensors are equal, with NaN equal to NaN; on a GPU, up to rounding.
+
+    A GPU may add in another order each time.
+    """
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if a.is_floating_point() and a.device.type != "cpu":

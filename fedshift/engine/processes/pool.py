@@ -192,8 +192,8 @@ def workers(
     check_workers(clients, count, deadline, retries)
     # Without examples of importance 0, as in the federation that will send the jobs.
     team = Team(of_importance(clients), [], deadline, retries)
-    # Which kernel is faster is measured once per process. Measured before the fork, all processes
-    # take the same one, and round alike.
+    # Which library multiplies is decided once per process. Decided before the fork, it is the same
+    # in all of them, so that they round alike.
     faster()
     try:
         for _ in range(count):
