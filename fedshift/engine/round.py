@@ -150,8 +150,7 @@ def among(opened: Opened, server: Parts, present: Sequence[int]) -> Opened:
 
 
 def question(opened: Opened, infinite: Params | None = None) -> Asked:
-    """What the gate needs to know of a round: clients, messages and parts; infinite: as in `Asked`.
-    """
+    """What the gate must know of a round: clients, messages, parts; infinite: as in `Asked`."""
     asked = tuple(opened.ids[opened.asked].tolist())
     model = ask(opened.stage, Capabilities.trained_model)
     fixed = frozenset[str]() if model is None else model.fixed
