@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import warnings
 from collections.abc import Callable
@@ -86,8 +87,13 @@ class _FormerModules:
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         """How to load a former module; None for all others."""
-        former = name in MODULES or name in SPLIT
-        return ModuleSpec(name, cast(Any, _FormerModules)) if former else None
+        if name in SPLIT:
+            return ModuleSpec(name, cast(Any, _FormerModules))
+        if name not in MODULES:
+            return None
+        # Flower looks for an app in the file of its module, before it imports the module.
+        present = importlib.util.find_spec(MODULES[name])
+        return ModuleSpec(name, cast(Any, _FormerModules), origin=present and present.origin)
 
     @staticmethod
     def create_module(spec: ModuleSpec) -> None:

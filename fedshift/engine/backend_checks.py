@@ -9,7 +9,7 @@ from types import FunctionType
 
 from fedshift.arguments import called
 from fedshift.engine.backend_names import IN_PYTHON
-from fedshift.engine.backends import Backend, Block, ClientUpdate, Job, Reply
+from fedshift.engine.backends import UNSEEN, Backend, Block, ClientUpdate, Job, Reply
 from fedshift.engine.sums.summing import InBlocks
 from fedshift.errors import InputError, nearest, shown
 from fedshift.real import is_whole
@@ -63,8 +63,13 @@ def watched(backend: Backend, due: int | None) -> Backend:
         try:
             for one in backend(update, jobs):
                 _check(name, one)
-                count += len(one.clients) if isinstance(one, Block) else 1
-                yield one
+                if isinstance(one, Block):
+                    count += len(one.clients)
+                    # Shapes are recorded anew: the backend may have changed tensors of the block.
+                    yield one if one.sums else one._replace(look=UNSEEN)
+                else:
+                    count += 1
+                    yield one
         except TypeError as e:
             if _in_training(e):
                 raise
