@@ -14,7 +14,7 @@ from fedshift.client.plans import PlansOfClient, PlansOfGroup
 from fedshift.data import ClientData
 from fedshift.engine.backends import Block, Job
 from fedshift.engine.checks.gate import Admitted, Asked, Dropped, Gate, first_not_finite, reshaped
-from fedshift.engine.sums.running import RunningSums, stacked
+from fedshift.engine.sums.running import RunningSums, stack_blocks
 from fedshift.errors import DivergedError, InputError, TrainingError
 from fedshift.seeds import key
 from fedshift.server.cap import capped
@@ -132,7 +132,7 @@ def has_examples(server: Parts, ids: Tensor) -> bool:
     return False
 
 
-def among(opened: Opened, server: Parts, present: Sequence[int]) -> Opened:
+def restrict_to(opened: Opened, server: Parts, present: Sequence[int]) -> Opened:
     """The round over the present clients alone (ascending), with new weights.
 
     Their messages stay as they were sent, and all of them count as asked. Raises TrainingError if
@@ -204,7 +204,7 @@ def close_round(
     if sums is None:
         sums = sums_of(opened, server)
         blocks = sums.add(sorted(blocks, key=lambda block: block.clients))
-    updates = stacked(blocks, [block.updates for block in blocks]) | sums.parts()
+    updates = stack_blocks(blocks, [block.updates for block in blocks]) | sums.parts()
     weights = opened.weights[opened.asked]
     cap = torch.tensor(opened.cap, dtype=torch.float64)
     updates["cohort"] = {"id": opened.ids[opened.asked], "weight": weights, "cap": cap}
@@ -248,7 +248,7 @@ def settle(
         if not present:
             raise _no_update(opened, missing)
         if admitted.bad:
-            remaining = among(opened, server, present)
+            remaining = restrict_to(opened, server, present)
         _check_limits(remaining, gate, table, len(present))
         after, loss = close_round(remaining, server, admitted.good, seed, sums)
         if odd := first_not_finite(after, server):

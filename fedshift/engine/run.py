@@ -42,7 +42,7 @@ from fedshift.engine.round import (
     skip,
     sums_of,
 )
-from fedshift.engine.sums.summing import in_turn, streamed, terms
+from fedshift.engine.sums.summing import check_and_sum, stream_of, terms
 from fedshift.engine.traffic import Meter, metered
 from fedshift.errors import InputError
 from fedshift.kernels.allocator import keep_memory
@@ -132,13 +132,13 @@ def _play_round(
     # A bad reply ends the run, so nothing ever has to be taken out of a sum: sum at once.
     if gate.on_bad == "stop":
         sums = sums_of(opened, server)
-        trained = streamed(watched(backend, len(asked.clients)), partial(terms, sums, gate, asked))
+        trained = stream_of(watched(backend, len(asked.clients)), partial(terms, sums, gate, asked))
         came = metered(meter, trained, stage.client_update, jobs)
-        admitted = in_turn(gate, came, asked, sums, keep)
+        admitted = check_and_sum(gate, came, asked, sums, keep)
         played = settle(opened, server, admitted, (), gate, federation.table, seed, sums)
         return played._replace(states=draft.all_states())
     # A bad reply is dropped, and the weights of the others change: no sum before the last reply.
-    trained = streamed(watched(backend, None))
+    trained = stream_of(watched(backend, None))
     came = metered(meter, trained, Forgiving(stage.client_update), jobs)
     admitted = gate.admit([*came], asked)
     played = settle(opened, server, admitted, admitted.bad, gate, federation.table, seed)

@@ -116,7 +116,7 @@ def test_what_is_not_worth_it_or_cannot_be_sent_stays(monkeypatch: pytest.Monkey
 
     for worth, sends in ((1e9, True), (0.0, False), (0.0, True)):
         monkeypatch.setattr(loop_or_workers, "WORTH", worth)
-        monkeypatch.setattr(loop_or_workers, "sendable", lambda thing, sends=sends: sends)
+        monkeypatch.setattr(loop_or_workers, "can_send", lambda thing, sends=sends: sends)
         method, clients = federation()
         with Quicker(fails, 2, 5) as backend:
             *_, last = run(method, clients, 5, backend=backend)

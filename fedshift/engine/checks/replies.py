@@ -28,13 +28,13 @@ def block_of(came: Reply | Block) -> Block:
     clients = came.clients if isinstance(came, Block) else (came.client,)
     updates = came.updates if isinstance(came, Block) else came.update
     for parts, did in ((came.changed, "would keep"), (updates, "sent")):
-        look, odd = looked_at(parts, several=len(clients) > 1)
+        look, odd = inspect_parts(parts, several=len(clients) > 1)
         if odd:
             return Block(clients, {}, {}, came.t, {}, odd=f"{did} {odd}")
     return Block(clients, updates, came.changed, came.t, look)
 
 
-def looked_at(parts: Parts, *, several: bool = False) -> tuple[Look, str]:
+def inspect_parts(parts: Parts, *, several: bool = False) -> tuple[Look, str]:
     """(shapes and types of each client's tensors, what is wrong with them or "").
 
     They must be plain: dense, and without a gradient's history, which would grow with every round.

@@ -20,7 +20,7 @@ from fedshift.engine.preflight.method import check_router
 from fedshift.engine.preflight.network import check_model
 from fedshift.engine.round import has_examples, jobs_of, open_round
 from fedshift.engine.run import Federation, Round, draw_cohort, first_state, start
-from fedshift.engine.stacking.stacked import shortened
+from fedshift.engine.stacking.stacked import shorten
 from fedshift.errors import FedshiftError, InputError, TrainingError, UnfitError
 from fedshift.tree import Params, Parts, flatten
 
@@ -82,26 +82,27 @@ def probe(
     processes: how many a backend has, if more than one. All of them get equally many clients.
     """
     update, jobs = _first_round(algorithm, federation, cohort)
-    _timed(loop, update, [shortened(jobs[-1], 1)])  # the first call is slow
-    unit, _ = _timed(loop, update, [shortened(jobs[-1], 1)])
+    _timed(loop, update, [shorten(jobs[-1], 1)])  # the first call is slow
+    unit, _ = _timed(loop, update, [shorten(jobs[-1], 1)])
     # By time, not by number, so that trials take about as long for any model.
-    few = max(4, int(BUDGET / max(unit, 1e-6)))
+    count_tried = max(4, int(BUDGET / max(unit, 1e-6)))
     # The loop's results are the reference for all others.
-    right = _timed(loop, update, [shortened(job, 1) for job in jobs[:few]])[1]
+    expected = _timed(loop, update, [shorten(job, 1) for job in jobs[:count_tried]])[1]
     seconds: dict[str, float] = {}
     refused: dict[str, str] = {}
     for name, backend in {"loop": loop, **contenders}.items():
         each = (processes or {}).get(name, 1)
-        some = jobs[: -(-few // each) * each]
+        # Rounded up, so that no process is idle.
+        tried = jobs[: -(-count_tried // each) * each]
         try:
             # A first call is slow, in every process anew. The loop has had one.
             if backend is not loop:
-                _timed(backend, update, [shortened(job, 1) for job in some])
-            taken = _estimated(backend, update, some, right)
+                _timed(backend, update, [shorten(job, 1) for job in tried])
+            estimate = _estimated(backend, update, tried, expected)
         except (InputError, TrainingError) as e:  # an error in the data comes again in the run
             refused[name] = str(e)
         else:
-            seconds[name] = taken * len(jobs) / len(some)
+            seconds[name] = estimate * len(jobs) / len(tried)
     return Probed(seconds, refused, len(jobs))
 
 
@@ -127,7 +128,7 @@ def check_fit(
         return
     try:
         update, jobs = _round_after(current, algorithm, federation, cohort)
-        tried = [shortened(job, 1) for job in itertools.islice(jobs, TRIED)]
+        tried = [shorten(job, 1) for job in itertools.islice(jobs, TRIED)]
         list(backend(update, tried))
     except UnfitError:
         raise
@@ -161,20 +162,20 @@ def _round_after(
 
 
 def _estimated(
-    backend: Backend, update: ClientUpdate, jobs: Sequence[Job], right: Sequence[Reply]
+    backend: Backend, update: ClientUpdate, jobs: Sequence[Job], expected: Sequence[Reply]
 ) -> float:
-    """Estimated seconds of these jobs with all their steps; right: the loop's replies to some."""
+    """Estimated seconds of these jobs with all their steps; expected: the loop's replies to some."""
     steps = sum(max((p.steps for p in job.plans.values()), default=0) for job in jobs) / len(jobs)
-    short = [shortened(job, 1) for job in jobs]
+    short = [shorten(job, 1) for job in jobs]
     first, replies = _timed(backend, update, short)
     # A backend that is fast and wrong must not win.
-    if (gap := _distance(replies[: len(right)], right)) > SAME:
+    if (gap := _distance(replies[: len(expected)], expected)) > SAME:
         raise InputError(f"results are {gap:.1g} of a step away from the loop's")
     if first > LONG or steps <= 1:
         return first * max(steps, 1.0)
-    few = [shortened(job, STEPS) for job in jobs]
+    longer = [shorten(job, STEPS) for job in jobs]
     # The shorter of two trials: other processes can only make one slower.
-    one, many = (min(_timed(backend, update, j)[0] for _ in range(2)) for j in (short, few))
+    one, many = (min(_timed(backend, update, j)[0] for _ in range(2)) for j in (short, longer))
     # Not below 0: noise can make more steps look faster.
     slope = max(many - one, 0.0) / (min(STEPS, steps) - 1)
     return one + slope * (steps - 1)
@@ -188,14 +189,14 @@ def _timed(
     return time.perf_counter() - began, sorted(replies, key=lambda reply: reply.client)
 
 
-def _distance(replies: Sequence[Reply], right: Sequence[Reply]) -> float:
+def _distance(replies: Sequence[Reply], expected: Sequence[Reply]) -> float:
     """||u - u'|| / ||u'||, the largest over all clients; u: an update without its report."""
 
     def norm(a: Reply, b: Reply | None = None) -> float:
         one, other = _numbers(a), {} if b is None else _numbers(b)
         return math.hypot(*(float((v - other.get(k, 0.0)).norm()) for k, v in one.items()))
 
-    each = [norm(a, b) / (norm(b) or 1.0) for a, b in zip(replies, right, strict=True)]
+    each = [norm(a, b) / (norm(b) or 1.0) for a, b in zip(replies, expected, strict=True)]
     return max(each, default=0.0)
 
 

@@ -18,7 +18,7 @@ from typing import TypeVar
 import torch
 
 from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
-from fedshift.engine.processes.pipe import sendable
+from fedshift.engine.processes.pipe import can_send
 from fedshift.errors import InputError, TrainingError
 
 T = TypeVar("T")
@@ -127,7 +127,7 @@ class Quicker:
             self.chosen = min(self.least, key=lambda one: self.least[one])
             if self.chosen == "loop":
                 self._leave()
-        elif left * seconds * (1 - 1 / self.count) < WORTH or not sendable(update):
+        elif left * seconds * (1 - 1 / self.count) < WORTH or not can_send(update):
             self.chosen = "loop"
         else:
             try:

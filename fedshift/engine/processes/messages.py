@@ -52,7 +52,7 @@ class PackedJobs(NamedTuple):
 ROOM = 1 << 28
 
 
-def cut(jobs: Jobs, count: int) -> Iterator[Jobs]:
+def cut_jobs(jobs: Jobs, count: int) -> Iterator[Jobs]:
     """Cut jobs into `count` equal shares; into more if a share's answers would exceed `ROOM`."""
     sizes: dict[int, int] = {}  # by identity: most of a message is one object for all clients
 
@@ -88,7 +88,7 @@ def _same(one: ClientData, other: ClientData) -> bool:
     return all(a is b or torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-def named(jobs: Jobs) -> str:
+def in_words(jobs: Jobs) -> str:
     """The clients of these jobs in words, for an error: the first five."""
     ids = ", ".join([*(str(job.client) for job in jobs[:5]), *(["..."] if len(jobs) > 5 else [])])
     return f"clients {ids}" if len(jobs) > 1 else f"client {ids}"
@@ -127,7 +127,7 @@ def _together(
     return PlansOfClient(shared, client)
 
 
-def packed(jobs: Jobs, message: Parts) -> list[PackedJobs]:
+def pack(jobs: Jobs, message: Parts) -> list[PackedJobs]:
     """Pack jobs for a pipe, without parts that were already sent with the previous message.
 
     message: the parts that the receiver has before the first job. Plans that are not drawn yet
@@ -145,8 +145,8 @@ def packed(jobs: Jobs, message: Parts) -> list[PackedJobs]:
     return packed
 
 
-def unpacked(packed: Sequence[PackedJobs], message: Parts, clients: Sequence[ClientData]) -> Jobs:
-    """The jobs that `packed` packed; message: what the receiver had before the first of them."""
+def unpack(packed: Sequence[PackedJobs], message: Parts, clients: Sequence[ClientData]) -> Jobs:
+    """The jobs that `pack` packed; message: what the receiver had before the first of them."""
     jobs, groups = [], dict[tuple[int, int, int], PlansOfGroup]()
     for several, names, new, state, how, rest in packed:
         complete = message | new

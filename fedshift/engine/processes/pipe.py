@@ -42,7 +42,7 @@ class UnsentError(Exception):
     """The object cannot be pickled; nothing was sent."""
 
 
-def shared() -> memoryview:
+def share_memory() -> memoryview:
     """Memory that this process shares with processes forked from it later.
 
     Empty if the system refuses it; then everything goes through the pipe.
@@ -53,7 +53,7 @@ def shared() -> memoryview:
         return NOWHERE
 
 
-def sendable(thing: Any) -> bool:
+def can_send(thing: Any) -> bool:
     """Whether an object can be sent; pickle finds its classes and functions only in modules."""
     try:
         _pickled(thing)
@@ -67,8 +67,8 @@ def send(
 ) -> None:
     """Send an object.
 
-    room  shared memory of both ends, from `shared`. It needs no lock, because they take turns: each
-          waits for the other's answer before it sends again
+    room  shared memory of both ends (`share_memory`). It needs no lock, because they take turns:
+          each waits for the other's answer before it sends again
     end   TimeoutError if the other end has not taken everything by then (`time.monotonic`)
 
     Raises UnsentError, and OSError if the other end is gone.

@@ -30,15 +30,15 @@ from fedshift.engine.backends import Backend, Block, ClientUpdate, Job, Reply
 from fedshift.engine.processes.messages import (
     Jobs,
     check_clients,
-    cut,
-    named,
-    packed,
+    cut_jobs,
+    in_words,
+    pack,
     with_separate_plans,
 )
-from fedshift.engine.processes.pipe import UnsentError, receive, send, shared
-from fedshift.engine.processes.waiting import heard
+from fedshift.engine.processes.pipe import UnsentError, receive, send, share_memory
+from fedshift.engine.processes.waiting import wait_for
 from fedshift.engine.processes.worker import Task, serve
-from fedshift.engine.sums.summing import TermsOf, streamed
+from fedshift.engine.sums.summing import TermsOf, stream_of
 from fedshift.errors import InputError, TrainingError
 from fedshift.kernels.products import faster
 from fedshift.randomness import one_at_a_time
@@ -118,7 +118,7 @@ class Team:
 
     def hire(self) -> _Worker:
         """Start a worker."""
-        return _hire(self.clients, shared())
+        return _hire(self.clients, share_memory())
 
     def replace(self, worker: _Worker) -> None:
         """Kill a worker's process and start a new one in its place."""
@@ -148,14 +148,14 @@ class _Blocks:
         alone = self.team.deadline is not None or len(members) < 2
         count, others = (0, members) if alone else (len(todo) // len(members), members[1:])
         most = max(1, len(others)) * (SHARES if alone else 1)
-        shares = list(cut(todo[count:], most))
+        shares = list(cut_jobs(todo[count:], most))
         # Sums wait in memory for the end of the round, one set per share. With more shares than
         # planned (the answers of one would be too large), unsummed updates need less memory.
         if len(shares) > most:
             task = task._replace(terms_of=None)
 
         def here() -> Iterator[Block]:
-            return streamed(self.within)(update, with_separate_plans(todo[:count]))
+            return stream_of(self.within)(update, with_separate_plans(todo[:count]))
 
         return _share_out(self.team, task, shares, others, here)
 
@@ -289,7 +289,7 @@ def _share_out(
                 )
             late = end is not None and _now() >= end
             # An answer that arrived before the deadline counts, even if it is read after it.
-            ready = heard([w.connection for w in busy], end, task.patience)
+            ready = wait_for([w.connection for w in busy], end, task.patience)
             if late and not ready:
                 return
             for worker in busy:
@@ -322,7 +322,7 @@ def _assign(
     team: Team, worker: _Worker, task: Task, jobs: Jobs, end: float | None, attempt: int = 0
 ) -> None:
     check_clients(team.clients, jobs)
-    about = packed(jobs, worker.message)
+    about = pack(jobs, worker.message)
     worker.jobs, worker.attempt = jobs, attempt
     terms = None if task.terms_of is None else task.terms_of([job.client for job in jobs])
     bare = task._replace(terms_of=None)
@@ -384,4 +384,4 @@ def _died(team: Team, worker: _Worker, task: Task, end: float | None) -> None:
         return
     lost = "; killed, perhaps for lack of memory: use fewer workers" if code == -9 else ""
     how = "broke its pipe" if code is None else f"ended without an answer, exit code {code}{lost}"
-    raise TrainingError(f"the process that trained {named(jobs)} {how}")
+    raise TrainingError(f"the process that trained {in_words(jobs)} {how}")

@@ -14,15 +14,15 @@ from fedshift.kernels.torch_private import plain
 # delays the process that wakes it as well. In a round of 7 ms (W3 of results/benchmarks.md) that
 # shows. 3 ms are longer than the pause between two such rounds, and little in a round of large
 # models.
-AWAKE = 0.003
+SPIN = 0.003
 
 
-def awake() -> float:
-    """Seconds to spin: `AWAKE`, or 0 with FEDSHIFT_PLAIN=1."""
-    return 0.0 if plain() else AWAKE
+def spin_seconds() -> float:
+    """Seconds to spin: `SPIN`, or 0 with FEDSHIFT_PLAIN=1."""
+    return 0.0 if plain() else SPIN
 
 
-def heard(
+def wait_for(
     connections: Sequence[Connection], end: float | None, patience: float = 0.0
 ) -> set[Connection]:
     """Wait for connections that have something to read, or whose other end is gone.

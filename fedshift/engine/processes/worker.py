@@ -14,10 +14,10 @@ import torch
 from fedshift.data import ClientData
 from fedshift.engine.backends import Backend, Block, ClientUpdate, Job, work
 from fedshift.engine.checks.replies import block_of
-from fedshift.engine.processes.messages import unpacked
+from fedshift.engine.processes.messages import unpack
 from fedshift.engine.processes.pipe import UnsentError, receive, send
-from fedshift.engine.processes.waiting import awake, heard
-from fedshift.engine.sums.summing import Terms, TermsOf, summed
+from fedshift.engine.processes.waiting import spin_seconds, wait_for
+from fedshift.engine.sums.summing import Terms, TermsOf, train_and_sum
 from fedshift.errors import FedshiftError, TrainingError
 from fedshift.kernels.allocator import keep_memory
 from fedshift.repeating import repeatable
@@ -38,7 +38,7 @@ class Task(NamedTuple):
     @property
     def patience(self) -> float:
         """Seconds to spin before blocking: only rounds of clients trained together are so short."""
-        return 0.0 if self.within is None else awake()
+        return 0.0 if self.within is None else spin_seconds()
 
 
 def serve(
@@ -65,10 +65,10 @@ def serve(
     with torch.inference_mode(False), contextlib.suppress(EOFError, OSError):
         while True:
             if task is not None:
-                heard((connection,), None, task.patience)
+                wait_for((connection,), None, task.patience)
             new, about, terms = receive(connection, room)
             task = task if new is None else new
-            jobs = unpacked(about, message, clients)
+            jobs = unpack(about, message, clients)
             message = jobs[-1].message
             answer = _answer(task, jobs, terms)
             try:
@@ -85,7 +85,7 @@ def _answer(task: Task, jobs: Sequence[Job], terms: Terms | None) -> list[Block]
             return [block_of(work(task.update, job)) for job in jobs]
         if terms is None:
             return [block_of(reply) for reply in task.within(task.update, jobs)]
-        return summed(task.within, task.update, jobs, terms)
+        return train_and_sum(task.within, task.update, jobs, terms)
 
     try:
         return repeatable(train)

@@ -228,7 +228,7 @@ class _NoSeed:
     __int__ = __index__
 
 
-def shortened(job: Job, steps: int) -> Job:
+def shorten(job: Job, steps: int) -> Job:
     """The job, with at most so many steps in each phase."""
 
     def cut(p: Plan) -> Plan:
@@ -251,7 +251,7 @@ def _saved(update: ClientUpdate, job: Job) -> int:
         contextlib.suppress(RuntimeError, ValueError, IndexError),
         torch.autograd.graph.saved_tensors_hooks(note, lambda v: v),
     ):
-        update(*shortened(job, 1)[1:5])
+        update(*shorten(job, 1)[1:5])
     return sum(seen.values())
 
 

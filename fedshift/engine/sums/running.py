@@ -179,15 +179,15 @@ def _zeros(look: PartLook, first: Params) -> Params:
     }
 
 
-def joined(blocks: Sequence[Block]) -> Block:
+def join_blocks(blocks: Sequence[Block]) -> Block:
     """One block of all clients, ascending; no process may have summed any of them."""
-    updates = stacked(blocks, [block.updates for block in blocks])
-    changed = stacked(blocks, [block.changed for block in blocks])
+    updates = stack_blocks(blocks, [block.updates for block in blocks])
+    changed = stack_blocks(blocks, [block.changed for block in blocks])
     clients = tuple(client for client, _, _ in _places(blocks))
     return Block.of(clients, updates, changed, blocks[0].t)._replace(look=blocks[0].look)
 
 
-def stacked(blocks: Sequence[Block], trees: Sequence[Parts]) -> Parts:
+def stack_blocks(blocks: Sequence[Block], trees: Sequence[Parts]) -> Parts:
     """Tensors [C, ...] of all clients, ascending, also where C is 1.
 
     trees: of each block, what is stacked (its updates, or its changed states). Raises InputError

@@ -1,4 +1,4 @@
-"""Check replies and sum them, in the main process (`in_turn`) or in a worker (`summed`).
+"""Check replies and sum them: in the main process (`check_and_sum`), or in a worker that trains.
 
 All replies are blocks. In the main process, a block of one client waits until the clients before it
 have arrived: sums then have the order, and errors name the client, of a loop. A block of several
@@ -27,8 +27,8 @@ from fedshift.engine.backends import (
     Reply,
 )
 from fedshift.engine.checks.gate import Admitted, Asked, Dropped, Gate
-from fedshift.engine.checks.replies import block_of, check_finite, looked_at
-from fedshift.engine.sums.running import RunningSums, joined
+from fedshift.engine.checks.replies import block_of, check_finite, inspect_parts
+from fedshift.engine.sums.running import RunningSums, join_blocks
 from fedshift.errors import DivergedError, TrainingError
 from fedshift.tree import Params, Parts, size_in_bytes
 
@@ -82,7 +82,7 @@ def terms(sums: RunningSums, gate: Gate, asked: Asked, clients: Sequence[int]) -
     return Terms(gate, asked.parts, sums.numbers(clients), asked.fixed, asked.infinite)
 
 
-def streamed(backend: Backend, terms_of: TermsOf | None = None) -> Stream:
+def stream_of(backend: Backend, terms_of: TermsOf | None = None) -> Stream:
     """The backend with blocks for replies, the only form that is known from here on.
 
     terms_of: gives the terms by which the backend's processes sum; None: they do not sum.
@@ -94,7 +94,7 @@ def streamed(backend: Backend, terms_of: TermsOf | None = None) -> Stream:
     return lambda update, jobs: map(block_of, stream(update, jobs))
 
 
-def in_turn(
+def check_and_sum(
     gate: Gate, came: Iterable[Block], asked: Asked, sums: RunningSums,
     keep: Keep | None = None, some: int = SOME,
 ) -> Admitted:  # fmt: skip
@@ -110,7 +110,7 @@ def in_turn(
     for block in _once_each(came, asked):
         arrivals.add(block)
         del block  # so that its memory is free while the next one is trained
-        while groups and arrivals.have(groups[-1]):
+        while groups and arrivals.have_all(groups[-1]):
             arrivals.finish(groups.pop())
     while groups:
         arrivals.finish(groups.pop())
@@ -119,15 +119,15 @@ def in_turn(
 
 def _once_each(blocks: Iterable[Block], asked: Asked) -> Iterator[Block]:
     """The blocks; TrainingError for a client that answers twice, or was not asked."""
-    silent = set(asked.clients)
+    unanswered = set(asked.clients)
     for block in blocks:
         for client in block.clients:
-            if client not in silent:
+            if client not in unanswered:
                 twice = client in asked.clients
                 raise TrainingError(
                     f"client {client} {'answered twice' if twice else 'was not asked'}"
                 )
-            silent.remove(client)
+            unanswered.remove(client)
         yield block
         del block  # while the next one is trained
 
@@ -161,19 +161,19 @@ class _Arrivals:
         if len(block.clients) == 1:
             self._waiting[block.clients[0]] = _Arrived(block, 0, None)
             return
-        if not (block.sums or self._pass(block)):
+        if not (block.sums or self._passes(block)):
             for one in block.each():
                 self.add(one)
             return
         (left,) = self.sums.add([block])
-        self._let(left)
+        self._add_usable(left)
         if left.look not in self._looks:
             self._looks.append(left.look)
         number = self._looks.index(left.look)
         for row, client in enumerate(block.clients):
             self._waiting[client] = _Arrived(left, row, number)
 
-    def have(self, clients: Sequence[int]) -> bool:
+    def have_all(self, clients: Sequence[int]) -> bool:
         """Whether all of these clients have arrived."""
         return self._waiting.keys() >= set(clients)
 
@@ -185,17 +185,17 @@ class _Arrivals:
         # are checked together: the majority then decides which client is odd.
         if len(here) < len(clients) or None in looks or len(looks) > 1:
             for left in self._sum(here, clients):
-                self._let(left)
+                self._add_usable(left)
         for block, row, _ in here if self.keep else ():
             self.keep(block.clients[row], block.state(row))  # type: ignore[misc]
 
-    def _pass(self, block: Block) -> bool:
+    def _passes(self, block: Block) -> bool:
         """Whether a block that no other process has checked looks like the first, and passes."""
         if self._looks and block.look != self._looks[0]:
             return False
         return not self.gate.admit([block], self.asked._replace(clients=block.clients)).bad
 
-    def _let(self, left: Block) -> None:
+    def _add_usable(self, left: Block) -> None:
         self.good.append(left._replace(changed={}) if self.keep and left.changed else left)
 
     def _sum(self, here: Sequence[_Arrived], clients: tuple[int, ...]) -> list[Block]:
@@ -252,7 +252,7 @@ def summed(
     of_round = terms.parts, terms.fixed, terms.infinite
     asked = Asked(jobs[0].t, clients, messages.__getitem__, *of_round)
     sums, good, others = _sums_of(clients, terms), list[Block](), list[Block]()
-    came = streamed(backend)(update, jobs)
+    came = stream_of(backend)(update, jobs)
     for block in came:
         of_block = asked._replace(clients=block.clients)
         if not (_alike([*good[:1], block]) and not terms.gate.admit([block], of_block).bad):
@@ -261,7 +261,7 @@ def summed(
         good += sums.add([block])
         del block  # while the next one is trained
     if sums.totals:
-        good = [joined(good)._replace(sums=sums.totals)]
+        good = [join_blocks(good)._replace(sums=sums.totals)]
     else:  # no client sent any part that is to be summed
         good, others = [], [*good, *others]
     return [*good, *(one for block in others for one in block.each())]
@@ -278,6 +278,7 @@ def _sums_of(clients: tuple[int, ...], terms: Terms) -> RunningSums:
 def _alike(blocks: Sequence[Block]) -> bool:
     """Whether what these blocks' clients send and keep looks the same."""
     looks = [
-        (block.look, looked_at(block.changed, several=len(block.clients) > 1)) for block in blocks
+        (block.look, inspect_parts(block.changed, several=len(block.clients) > 1))
+        for block in blocks
     ]
     return all(look == looks[0] for look in looks)
