@@ -93,7 +93,8 @@ class _FormerModules:
             return None
         # Flower looks for an app in the file of its module, before it imports the module.
         present = importlib.util.find_spec(MODULES[name])
-        return ModuleSpec(name, cast(Any, _FormerModules), origin=present and present.origin)
+        origin = None if present is None else present.origin
+        return ModuleSpec(name, cast(Any, _FormerModules), origin=origin)
 
     @staticmethod
     def create_module(spec: ModuleSpec) -> None:

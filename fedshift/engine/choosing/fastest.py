@@ -164,7 +164,7 @@ def _round_after(
 def _estimated(
     backend: Backend, update: ClientUpdate, jobs: Sequence[Job], expected: Sequence[Reply]
 ) -> float:
-    """Estimated seconds of these jobs with all their steps; expected: the loop's replies to some."""
+    """Estimated seconds of these jobs with all their steps; expected: the loop's replies."""
     steps = sum(max((p.steps for p in job.plans.values()), default=0) for job in jobs) / len(jobs)
     short = [shorten(job, 1) for job in jobs]
     first, replies = _timed(backend, update, short)

@@ -239,7 +239,7 @@ def _refusal(gate: Gate, bad: Dropped, came: Sequence[Block], asked: Asked) -> T
     return TrainingError(bad.reason)
 
 
-def summed(
+def train_and_sum(
     backend: Backend, update: ClientUpdate, jobs: Sequence[Job], terms: Terms
 ) -> list[Block]:
     """Train, check and sum in a worker: [one block of all clients, with their sums].
