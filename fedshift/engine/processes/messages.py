@@ -133,22 +133,22 @@ def pack(jobs: Jobs, message: Parts) -> list[PackedJobs]:
     message: the parts that the receiver has before the first job. Plans that are not drawn yet
     travel as (phases, seed), and are drawn there.
     """
-    packed: list[PackedJobs] = []
+    pack: list[PackedJobs] = []
     for job in jobs:
         new = {k: v for k, v in job.message.items() if message.get(k) is not v}
         plans = job.plans
         how = (plans.group.phases, plans.group.seed) if isinstance(plans, PlansOfClient) else plans
         one = PackedJobs([job.client], (*job.message,), new, job.state, how, job[REST:])
-        if not packed or not packed[-1].take(one):
-            packed.append(one)
+        if not pack or not pack[-1].take(one):
+            pack.append(one)
         message = job.message
-    return packed
+    return pack
 
 
-def unpack(packed: Sequence[PackedJobs], message: Parts, clients: Sequence[ClientData]) -> Jobs:
+def unpack(pack: Sequence[PackedJobs], message: Parts, clients: Sequence[ClientData]) -> Jobs:
     """The jobs that `pack` packed; message: what the receiver had before the first of them."""
     jobs, groups = [], dict[tuple[int, int, int], PlansOfGroup]()
-    for several, names, new, state, how, rest in packed:
+    for several, names, new, state, how, rest in pack:
         complete = message | new
         message = {name: complete[name] for name in names}
         for client in several:

@@ -82,8 +82,8 @@ class _Worker:
 class Team:
     """A backend of worker processes; one that dies or is killed is replaced.
 
-    Each idle worker gets the next client. One round is trained at a time: whoever goes on with the
-    replies of an earlier one gets InputError.
+    Each idle worker gets the next client. One round is trained at a time: to read on in the replies
+    of an earlier one raises InputError.
 
     round: identifies the round that is being trained, see `_share_out`
     """
@@ -145,13 +145,13 @@ class _Blocks:
     ) -> Iterator[Block]:
         """The same as blocks; each worker may sum its clients' updates."""
         todo, task, members = tuple(jobs), Task(update, self.within, terms_of), self.team.members
-        alone = self.team.deadline is not None or len(members) < 2
-        count, others = (0, members) if alone else (len(todo) // len(members), members[1:])
-        most = max(1, len(others)) * (SHARES if alone else 1)
-        shares = list(cut_jobs(todo[count:], most))
+        workers_only = self.team.deadline is not None or len(members) < 2
+        count, others = (0, members) if workers_only else (len(todo) // len(members), members[1:])
+        planned = max(1, len(others)) * (SHARES if workers_only else 1)
+        shares = list(cut_jobs(todo[count:], planned))
         # Sums wait in memory for the end of the round, one set per share. With more shares than
         # planned (the answers of one would be too large), unsummed updates need less memory.
-        if len(shares) > most:
+        if len(shares) > planned:
             task = task._replace(terms_of=None)
 
         def here() -> Iterator[Block]:
