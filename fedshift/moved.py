@@ -17,6 +17,7 @@ MODULES = {
     "fedshift.datasets.iwildcam": "fedshift.papers.datasets.iwildcam",
     "fedshift.datasets.pacs": "fedshift.papers.datasets.pacs",
     "fedshift.datasets.retina": "fedshift.papers.datasets.retina",
+    "fedshift.engine.checks.room": "fedshift.engine.checks.reply_bytes",
     "fedshift.engine.custom_backend": "fedshift.engine.backend_checks",
     "fedshift.engine.fastest": "fedshift.engine.choosing.fastest",
     "fedshift.engine.gate": "fedshift.engine.checks.gate",

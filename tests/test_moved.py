@@ -30,6 +30,7 @@ MOVED = [
     ("fedshift.engine.ways", "fedshift.engine.backend_names", ("NAMES", "ONE_BY_ONE")),
     ("fedshift.engine.fastest", "fedshift.engine.choosing.fastest", ("check_fit", "probe")),
     ("fedshift.engine.quicker", "fedshift.engine.choosing.loop_or_workers", ("Quicker",)),
+    ("fedshift.engine.checks.room", "fedshift.engine.checks.reply_bytes", ("check_room",)),
     ("fedshift.engine.custom_backend", "fedshift.engine.backend_checks", ("watched",)),
     (
         "fedshift.experiments.load",

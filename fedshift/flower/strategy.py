@@ -17,7 +17,7 @@ from fedshift.algorithms.base import Algorithm, check_method
 from fedshift.arguments import check_kind, check_number, check_whole
 from fedshift.engine.checks.gate import Admitted, Dropped, Gate
 from fedshift.engine.checks.replies import block_of, not_finite
-from fedshift.engine.checks.room import check_room, most_bytes
+from fedshift.engine.checks.reply_bytes import check_room, most_bytes
 from fedshift.engine.preflight.method import check_company, check_training, check_whole_models
 from fedshift.engine.round import (
     Opened,

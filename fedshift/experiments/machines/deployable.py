@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 
-from fedshift.engine.checks.room import check_room
+from fedshift.engine.checks.reply_bytes import check_room
 from fedshift.engine.preflight.method import check_whole_models
 from fedshift.errors import DataError, InputError
 from fedshift.experiments.config.load import validate
