@@ -1,13 +1,13 @@
 """Processor time of rounds by two versions of the package, in turn.
 
-    python benchmarks/commits.py --before CHECKOUT [--only W1,W2,W3] [--pairs 9] [--backend dense]
-                                 [--write]
+    python benchmarks/commits.py --before CHECKOUT [--only W1,W5/dense] [--pairs 5] [--write]
 
 CHECKOUT holds the other version, such as one made by `git worktree add CHECKOUT f00c906`. Each
 pair is two new processes, one of each version, which play rounds in turn, TURNS turns each; its
 ratio is that of the summed seconds. New processes, because where one's memory lies makes it some
 per cent faster or slower for all its life. The interval is that of the pairs' median by order
-statistics, at least 95 %. `--write` writes results/commits.md.
+statistics, at least 95 % where there are six pairs or more, else the range. `--write` writes
+results/commits.md. A row is a workload and a backend, as in W5/dense; W5 alone is the loop's.
 """
 
 # ruff: noqa: E402
@@ -19,11 +19,14 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_name] = "1"  # before torch is imported, or it does nothing
 
 import argparse
+import contextlib
+import importlib
 import json
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from math import comb
 from pathlib import Path
 from statistics import median
@@ -34,6 +37,32 @@ PAGE = ROOT / "results" / "commits.md"
 # Processor seconds that a turn takes at least, so that the clock's grain does not matter.
 TURN = 1.0
 TURNS = 3
+ROWS = (
+    "W1", "W2", "W3", "W4", "W5", "W5c",
+    "W2/dense", "W3/dense", "W5/dense", "W4/channels-last", "W5c/channels-last",
+)  # fmt: skip
+# Rounds of these take minutes: fewer examples (W1, W5c), one client and two steps (W4).
+QUICK = {"W1", "W4", "W5c"}
+
+
+def backend_of(name: str) -> Any:
+    """The backend of that name in one process, by whichever places the version has."""
+    from fedshift.engine.backends import loop
+
+    if name == "loop":
+        return loop
+    if name == "dense":
+        try:
+            from fedshift.engine.stacking.stacked import Stacked
+        except ImportError:  # a version before that folder
+            from fedshift.engine.stacked import Stacked
+        return Stacked(dense=True)
+    # By the name of the module in each version, the present one first.
+    for place in ("one_by_one", "trainers", "levers"):
+        with contextlib.suppress(ImportError):
+            module = importlib.import_module(f"fedshift.engine.{place}")
+            return module.channels_last(loop)
+    raise SystemExit("this version has no channels_last")
 
 
 def play(name: str, backend: str) -> None:
@@ -41,17 +70,12 @@ def play(name: str, backend: str) -> None:
     from workloads import WORKLOADS
 
     from fedshift import run
-    from fedshift.engine.backends import loop
 
     workload = next(w for w in WORKLOADS if w.name == name)
-    federation, algorithm = workload.federation(quick=name == "W1")
-    trained_by: Any = loop
-    if backend == "dense":
-        try:
-            from fedshift.engine.stacking.stacked import Stacked
-        except ImportError:  # a version before that folder
-            from fedshift.engine.stacked import Stacked
-        trained_by = Stacked(dense=True)
+    if name == "W4":
+        workload = replace(workload, clients=1, local=replace(workload.local, steps=2))
+    federation, algorithm = workload.federation(quick=name in QUICK)
+    trained_by = backend_of(backend)
     rounds = iter(run(algorithm, federation, 10**6, cohort=workload.cohort, backend=trained_by))
     next(rounds)
     for line in sys.stdin:
@@ -110,44 +134,65 @@ def ratio_of(before: Path, name: str, backend: str) -> float:
     return seconds[1] / seconds[0]
 
 
-def compared(before: Path, name: str, pairs: int, backend: str) -> dict[str, Any]:
-    """The ratios of one workload, pair by pair."""
+def compared(before: Path, row: str, pairs: int) -> dict[str, Any]:
+    """The ratios of one row, pair by pair."""
+    name, _, backend = row.partition("/")
+    backend = backend or "loop"
     ratios = [ratio_of(before, name, backend) for _ in range(pairs)]
     low, high = interval(ratios)
-    return {"workload": name, "median": median(ratios), "low": low, "high": high}
+    return {
+        "workload": name, "backend": backend, "median": median(ratios), "low": low, "high": high
+    }  # fmt: skip
 
 
 def main() -> None:
     """Print a line for each workload."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--before", type=Path)
-    parser.add_argument("--only", default="W1,W2,W3")
-    parser.add_argument("--pairs", type=int, default=9)
-    parser.add_argument("--backend", choices=("loop", "dense"), default="loop")
+    parser.add_argument("--only", default=",".join(ROWS))
+    parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
     parser.add_argument("--play", help=argparse.SUPPRESS)
+    parser.add_argument("--backend", default="loop", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.play:
         play(asked.play, asked.backend)
         return
     if asked.before is None:
         parser.error("--before CHECKOUT is missing")
-    lines = [
-        "# Processor time of the loop, now and before",
-        "",
-        f"Ratio now / before of {asked.pairs} pairs of processes that take turns, by `python "
-        f"benchmarks/commits.py --before CHECKOUT --only {asked.only} --pairs {asked.pairs}`.",
-        "",
-        "| workload | median ratio | interval of the median |",
-        "| --- | ---: | ---: |",
-    ]
-    for name in asked.only.split(","):
-        row = compared(asked.before.resolve(), name, asked.pairs, asked.backend)
-        print(json.dumps(row), flush=True)
-        spread = f"{row['low']:.3f} to {row['high']:.3f}"
-        lines.append(f"| {name} | {row['median']:.3f} | {spread} |")
+    rows = asked.only.split(",")
+    if wrong := set(rows) - set(ROWS):
+        parser.error(f"--only {','.join(sorted(wrong))}: allowed are {', '.join(ROWS)}")
+    commit = subprocess.run(
+        ["git", "-C", asked.before, "rev-parse", "--short=8", "HEAD"],
+        capture_output=True, text=True, check=True,
+    ).stdout.strip()  # fmt: skip
+    results = []
+    for row in rows:
+        results.append(compared(asked.before.resolve(), row, asked.pairs))
+        print(json.dumps(results[-1]), flush=True)
     if asked.write:
-        PAGE.write_text("\n".join(lines) + "\n")
+        PAGE.write_text(page(results, commit, asked.pairs))
+
+
+def page(results: Sequence[dict[str, Any]], commit: str, pairs: int) -> str:
+    """The page of results: what was compared, and a row for each workload and backend."""
+    lines = [
+        "# Processor time of a round, now and before",
+        "",
+        f"Ratio now / before (commit {commit}), the median of {pairs} pairs of processes that take "
+        "turns. Below 1 is faster.",
+        "W1 and W5c have a fifth of their examples; W4 has one client and two steps.",
+        "",
+        f"    python benchmarks/commits.py --before CHECKOUT --pairs {pairs} --write",
+        "",
+        "| workload | backend | median ratio | interval of the median |",
+        "| --- | --- | ---: | ---: |",
+    ]
+    for r in results:
+        spread = f"{r['low']:.3f} to {r['high']:.3f}"
+        lines.append(f"| {r['workload']} | {r['backend']} | {r['median']:.3f} | {spread} |")
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

@@ -39,9 +39,8 @@ EXAMPLES = {
     ),
 }
 FILES_ONLY = (
-    '; "auto" is a word of experiment files, where each of several numbers is tried: in Python '
-    "train once with each, and keep the run of the best estimate_target_accuracy(correct, total, "
-    "target), as docs/selection.md says"
+    '; "auto" is a word of experiment files: in Python train once with each number, and keep the '
+    "run of the best estimate_target_accuracy(correct, total, target) (docs/selection.md)"
 )
 WORDS = {"int": "a whole number", "float": "a number", "bool": "True or False", "str": "text"}
 

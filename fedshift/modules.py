@@ -32,7 +32,7 @@ def check_network(net: object) -> None:
             form = "sparse" if v.layout != torch.strided else v.dtype
             raise InputError(
                 f'the network\'s "{name}" is {form}; parameters and buffers must be dense, of type '
-                "float16 to float64, bfloat16, complex, bool or integer; another kind of constant "
+                "float16 to float64, bfloat16, complex, bool or integer. Another kind of constant "
                 "can be a plain attribute of its module"
             )
 

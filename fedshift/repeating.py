@@ -252,9 +252,9 @@ def _report(moved: Collection[str]) -> None:
     """Raise or warn: random numbers were drawn where no seed of the run reaches."""
     if set(moved) == {NETWORK}:
         raise InputError(
-            "random numbers were drawn from a torch.Generator of the network where no seed of the "
-            "run reaches: in a backward hook, or from one that its forward makes anew with another "
-            "seed. Draw in the forward pass, from a generator that is made once"
+            "random numbers were drawn from a torch.Generator of the network where no seed "
+            "reaches: in a backward hook, or from one that forward makes anew with another seed. "
+            "Draw in the forward pass, from a generator that is made once"
         )
     names_of = {"python": "Python's global generator", NETWORK: "a torch.Generator of the network"}
     names = " and ".join(names_of.get(s, f"{s}'s global generator") for s in sorted(moved))

@@ -192,7 +192,7 @@ def test_methods_are_known_by_name_in_recipes_alone() -> None:
             texts[place_of(path)] = found
     beside = {p: n for p, n in texts.items() if not p.startswith(("recipes/", "papers/"))}
     assert beside == NAMED
-    assert texts["recipes/routed.py"] >= {"feddrm", "feddrm_shared_head"}
+    assert "feddrm" in texts["recipes/routed.py"]
 
 
 def used(source: str, modules: Collection[str]) -> set[str]:

@@ -137,7 +137,7 @@ def test_a_batch_of_one_says_what_to_do(normed: Model) -> None:
         next(run(FedAvg(normed, local=Local(batch=8)), federation, 1))
     assert str(caught.value) == (
         "client 1 failed: Expected more than 1 value per channel in training: client 1 has n = 9 "
-        "examples, which a batch size of 8 cuts so that one batch is a single example, and "
+        "examples, of which a batch size of 8 leaves one, and "
         "BatchNorm cannot normalise that. Use another batch size, such as 9, or use GroupNorm in "
         "the network"
     )

@@ -302,3 +302,36 @@ def concrete_bases(sources: Collection[str]) -> set[tuple[str, str]]:
 def test_no_class_inherits_from_a_concrete_one() -> None:
     assert concrete_bases([path.read_text() for path in FILES]) == set()
     assert concrete_bases(["class A: pass", "class B(A): pass"]) == {("B", "A")}
+
+
+def as_text(node: ast.AST) -> str:
+    """A text as it is written, with a word in place of each value; empty for what is none."""
+    if isinstance(node, ast.JoinedStr):
+        parts = (v.value if isinstance(v, ast.Constant) else "value" for v in node.values)
+        return "".join(map(str, parts))
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return "".join(as_text(side) or "value" for side in (node.left, node.right))
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
+MOST_WORDS = 30
+
+
+def long_messages(source: str) -> list[str]:
+    """The sentences of errors' messages that have too many words."""
+    texts = [
+        as_text(given)
+        for name, call in calls(source)
+        if name.endswith("Error")
+        for given in (*call.args, *(keyword.value for keyword in call.keywords))
+    ]
+    sentences = [one for text in texts for one in re.split(r"(?<=[.!?]) (?=\S)|\n", text)]
+    return [one for one in sentences if len(one.split()) > MOST_WORDS]
+
+
+def test_messages_of_errors_are_short() -> None:
+    """In each of their sentences. Control: one word more, in an f-string and in a sum."""
+    assert by_file(lambda source: set(long_messages(source))) == {}
+    for odd in (f"f'{{x}} {'a ' * 30}'", f"x + '{' a' * 30}'", f"'{'a ' * 31}'"):
+        assert long_messages(f"raise errors.InputError({odd})")
+    assert not long_messages(f"raise InputError('{'a ' * 29}a. {'b ' * 30}')")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
+
+import pytest
 
 from support.sources import FILES, PACKAGE, TESTS, names_given
 
@@ -120,3 +122,30 @@ def test_tests_read_no_private_names() -> None:
     assert private_reads("made._x + made._y", {"_x"}) == {"_x"}
     assert not is_private("_replace")
     assert not private_reads("class A:\n    def _x(self): self._y\nA()._x()", {"_x"})
+
+
+class Case:
+    """A case of a test as pytest's hooks see it."""
+
+    def __init__(self, i: int, marks: Sequence[pytest.MarkDecorator]) -> None:
+        self.path, self.name = Path(__file__), f"test_some[{i}]"
+        self.marks = [mark.mark for mark in marks]
+
+    def get_closest_marker(self, name: str) -> pytest.Mark | None:
+        """The mark of this name, if it has it."""
+        return next((mark for mark in self.marks if mark.name == name), None)
+
+    def add_marker(self, mark: pytest.MarkDecorator) -> None:
+        """Give it another one."""
+        self.marks.append(mark.mark)
+
+
+def test_few_leaves_some_cases_in_the_default_run(pytestconfig: pytest.Config) -> None:
+    """And makes the others slow, so that both runs together have all. Control: no such mark."""
+    conftest = str(Path(__file__).parent / "conftest.py")
+    plugins = pytestconfig.pluginmanager.get_plugins()
+    (ours,) = (one for one in plugins if getattr(one, "__file__", None) == conftest)
+    for marks, quick in (([pytest.mark.few(3)], 3), ([], 10)):
+        cases = [Case(i, marks) for i in range(10)]
+        ours.pytest_collection_modifyitems(cases)
+        assert sum(not case.get_closest_marker("slow") for case in cases) == quick

@@ -300,9 +300,9 @@ class WeighExamples:
                 f"client {client}: the importance weights of its {n:.0f} examples, each from "
                 f"{n / total:.3g} to {self.most:g}, are worth {ess:.1f} ({100 * ess / n:.0f} %), "
                 f"less than least_ess = {self.least_ess:g} allows. Its density may have little in "
-                "common with that of all clients, or be badly fitted: fit for more rounds "
-                "(density_rounds), or lower least_ess if such weights are wanted; in feddisk "
-                "lower temper or most, too, for weights that differ less"
+                "common with that of all clients, or be badly fitted. Fit for more rounds "
+                "(density_rounds), lower least_ess if such weights are wanted, or in feddisk lower "
+                "temper or most for weights that differ less"
             )
 
 

@@ -74,7 +74,7 @@ def _check_order(keys: Path, names: Sequence[str]) -> None:
         if old != new:
             raise InputError(
                 f'data.clients: client-{i} of {keys} is "{old}", and would be "{new}" here, with '
-                "its key; sites are numbered in the order of their names: give a name that comes "
+                "its key. Sites are numbered in the order of their names: give a name that comes "
                 "after the others', or leave out --keys"
             )
 

@@ -104,7 +104,7 @@ class Known:
         if self.of_client is None:
             raise InputError(
                 'estimator "true" needs log p(x) - log q_i(x) of every example, and the densities '
-                'of these data are not known; take a generated set such as "binary-world", or '
+                'of these data are not known. Take a generated set such as "binary-world", or '
                 'estimator "direct"; in Python give Setting(..., log_ratios=...)'
             )
         return self.of_client

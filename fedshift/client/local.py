@@ -256,8 +256,8 @@ def _take_step(oracle: GradFn, at: Params, batch: Batch, data: ClientData, plan:
         n, size = int((data.w != 0).sum()), plan.rows.shape[1]
         raise InputError(
             f"Expected more than 1 value per channel in training: client {int(data.id)} has "
-            f"n = {n} examples, which a batch size of {size} cuts so that one batch is a single "
-            f"example, and BatchNorm cannot normalise that. {_without_remainder(n, size)}, or use "
+            f"n = {n} examples, of which a batch size of {size} leaves one, and "
+            f"BatchNorm cannot normalise that. {_without_remainder(n, size)}, or use "
             "GroupNorm in the network"
         ) from e
 

@@ -13,9 +13,8 @@ from fedshift.errors import InputError
 from fedshift.tree import Params, Parts
 
 _UNHEARD = (
-    "ClientEntropy learns which client of the cohort an example comes from, and clients that train "
-    "a model of their own are not sent the cohort: put it into the objective of the method that "
-    "trains the shared model"
+    "ClientEntropy learns which client an example comes from, and clients that train a model of "
+    "their own are not sent the cohort: put it into the shared model's objective"
 )
 
 

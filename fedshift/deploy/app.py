@@ -24,8 +24,8 @@ def check_app(sent: bytes) -> None:
     if present(str(named)) != chosen(APP):
         raise InputError(
             f'the server sends the app "{shown(str(named))}", and this client runs "{chosen(APP)}" '
-            "alone; have the server's operator bring back the app that `fedshift deploy init` "
-            'wrote, or name it as "app" in client.json'
+            "alone; the server's operator brings back the app of `fedshift deploy init`, or name "
+            'it as "app" in client.json'
         )
 
 

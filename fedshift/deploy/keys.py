@@ -100,7 +100,7 @@ def check_certificate(path: Path) -> None:
     if not first <= now <= last:
         raise InputError(
             f"{path}: valid from {first:{MINUTES}} to {last:{MINUTES}} UTC, and this machine's "
-            f"clock says {now:{MINUTES}}: set the clock if it is wrong, else run `fedshift deploy "
+            f"clock says {now:{MINUTES}}: set the clock if it is wrong. Else run `fedshift deploy "
             "renew` on the server, and hand out the ca.crt that it makes"
         )
     if STRICT and (missing := _missing(certificate)):
@@ -160,7 +160,7 @@ def check_pair(path: Path) -> None:
     if key != read_client_key(public)[1]:
         raise InputError(
             f"{path}: not the key of {public}, which the server knows; take both from one folder "
-            "that the server made, or have `fedshift deploy renew --client I` make a new pair there"
+            "of the server's, or have `fedshift deploy renew --client I` make a new pair there"
         )
 
 

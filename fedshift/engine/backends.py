@@ -193,7 +193,7 @@ def check_forked(e: Exception) -> None:
     if "fork-based multiprocessing" in str(e):
         raise UnfitError(
             "workers cannot train: this process took gradients before it forked them, and torch "
-            "sees a GPU; make workers before anything is trained, or set CUDA_VISIBLE_DEVICES= "
+            "sees a GPU. Make workers before anything is trained, or set CUDA_VISIBLE_DEVICES= "
             "(nothing) for this program, or leave workers out"
         ) from e
 

@@ -70,6 +70,6 @@ def check_own_models(name: str, algorithm: Algorithm, federation: Federation) ->
     except KeyError as e:
         raise InputError(
             f'method.name = "{name}": the model that a client serves needs {e} of the server, '
-            "which clients are not sent, so that none can test its own; simulate it "
+            "which clients are not sent; none can test its own. Simulate it "
             "(--engine flower-sim), or take a target of the server's"
         ) from None

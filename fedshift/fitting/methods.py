@@ -115,7 +115,7 @@ def foreign_option(name: str, recipe: Recipe) -> str:
     whose = f" It is one of {', '.join(others[:6])}." if others else ""
     allowed = ", ".join(recipe.options) or "none"
     hint = "" if others else nearest(name, [*recipe.options, "weights"])
-    hint += recipes.under.hint(name, recipe.name)
+    hint += recipes.under.hint(name, recipe.traits)
     return f'{recipe.name} has no option "{name}"; its options: {allowed}.{hint}{whose}'
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import cache
 from typing import Any
 
@@ -20,6 +20,7 @@ from fedshift.papers.reproduce.catalogue import (
     Target,
     absent,
     measured,
+    measured_columns,
     state_of,
     targets,
 )
@@ -74,7 +75,18 @@ def list_tables(options: Collection[str], *, as_json: bool) -> None:
         say(f"  {state_of(one, missing)}", indent=4)
         for remark, sets in _sets(one).items():
             for dataset, splits in sets.items():
-                say(f"  {dataset}{remark}{': ' * bool(splits)}{', '.join(splits)}", indent=4)
+                say(f"  {dataset}{remark}{_splits(one, dataset, splits)}", indent=4)
+
+
+def _splits(one: Target, dataset: str, splits: Sequence[str]) -> str:
+    """ ": C=3, C=2 (measured here: C=3)"; nothing for a figure that is drawn from data alone."""
+    if isinstance(one, Figure):
+        return ""
+    here = [
+        c.split for c in one.columns if c.dataset == dataset and c.heading in measured_columns(one)
+    ]
+    which = f": {', '.join(here)}" if len(here) < len(splits) else ""
+    return f": {', '.join(splits)}" + (f" (measured here{which})" if here else "")
 
 
 def _sets(one: Target) -> dict[str, dict[str, list[str]]]:
@@ -105,7 +117,11 @@ def _describe(one: Target, missing: Missing) -> dict[str, Any]:
         "name": one.name,
         "title": one.title,
         "methods": list(dict.fromkeys(row.key for row in one.rows)),
-        "columns": [{name: getattr(c, name) for name in fields} for c in one.columns],
+        "columns": [
+            {name: getattr(c, name) for name in fields}
+            | {"measured": c.heading in measured_columns(one)}
+            for c in one.columns
+        ],
         **state,
     }
 

@@ -1,8 +1,8 @@
 """Every named method: one function from a setting to an algorithm.
 
-This package is the registry: a method's name is its function's name, its options are the keyword
-arguments, and its docstring's first line, "Reference" and "Note" are what `fedshift methods`
-prints. Nothing registers itself on import.
+This package is the registry: a method is a function that `method` marks, with what is special of
+it. Its name is the function's name, its options are the keyword arguments, and its docstring's
+first line, "Reference" and "Note" are what `fedshift methods` prints. Nothing registers itself.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Annotated, Any, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_origin, get_type_hints
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.arguments import check_kind, settled
@@ -30,26 +30,33 @@ from fedshift.recipes import (
     under,
     weighed,
 )
-from fedshift.recipes.collaborating import *  # noqa: F403
-from fedshift.recipes.density import *  # noqa: F403
-from fedshift.recipes.labelsets import *  # noqa: F403
-from fedshift.recipes.one_model import *  # noqa: F403
-from fedshift.recipes.personal import *  # noqa: F403
-from fedshift.recipes.robust import *  # noqa: F403
-from fedshift.recipes.routed import *  # noqa: F403
 from fedshift.recipes.setting import Setting as Setting
-from fedshift.recipes.skewed import *  # noqa: F403
 from fedshift.recipes.traits import Traits as Traits
-from fedshift.recipes.weighed import *  # noqa: F403
+
+if TYPE_CHECKING:  # when it runs, a module gives its methods alone
+    from fedshift.recipes.collaborating import *  # noqa: F403
+    from fedshift.recipes.density import *  # noqa: F403
+    from fedshift.recipes.labelsets import *  # noqa: F403
+    from fedshift.recipes.one_model import *  # noqa: F403
+    from fedshift.recipes.personal import *  # noqa: F403
+    from fedshift.recipes.robust import *  # noqa: F403
+    from fedshift.recipes.routed import *  # noqa: F403
+    from fedshift.recipes.skewed import *  # noqa: F403
+    from fedshift.recipes.weighed import *  # noqa: F403
 
 _MODULES: tuple[Any, ...] = (
     collaborating, density, labelsets, one_model, personal, robust, routed, skewed,
     weighed,
 )  # fmt: skip
-__all__ = sorted(name for module in _MODULES for name in module.__all__)
-_TRAITS: dict[str, Traits] = {
-    name: traits for m in _MODULES for name, traits in getattr(m, "TRAITS", {}).items()
+# By name; modules import one another's methods, which are the same ones.
+_MADE: dict[str, Callable[..., Algorithm]] = {
+    make.__name__: make
+    for module in _MODULES
+    for make in vars(module).values()
+    if inspect.isfunction(make) and "traits" in vars(make)
 }
+__all__ = sorted(_MADE)
+_TRAITS: dict[str, Traits] = {name: vars(make)["traits"] for name, make in _MADE.items()}
 
 
 def _checked(make: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
@@ -72,8 +79,8 @@ def _checked(make: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
 
 
 # In this module alone: recipes that build on one another call the plain functions.
-for _name in __all__:
-    globals()[_name] = _checked(globals()[_name])
+for _name, _make in _MADE.items():
+    globals()[_name] = _checked(_make)
 
 
 @dataclass(frozen=True)
@@ -120,7 +127,8 @@ def recipe(name: str, options: Mapping[str, Any] = MappingProxyType({})) -> Reci
     weights = options.get("weights")
     if weights is None:
         return plain
-    under.check_free(name, weights)
+    if plain.traits.fixes_weights:
+        raise under.fixed(name, weights)
     added = under.options_of(str(weights), plain.options)
     # A method's own `lam` leaves no name for that of lambda = 0, which "auto" tries.
     automatic = {"ess", "lam"} <= added.keys()
@@ -140,7 +148,8 @@ def fitting(name: str, options: Mapping[str, Any]) -> Recipe:
     weights = options.get("weights")
     if isinstance(weights, list | tuple):
         weights = "fedpals" if "fedpals" in weights else next(iter(weights), None)
-    return recipe(name) if name in under.FIXED else recipe(name, {"weights": weights})
+    fixed = traits_of(name).fixes_weights
+    return recipe(name) if fixed else recipe(name, {"weights": weights})
 
 
 def made_by(make: Callable[..., Algorithm]) -> Recipe:

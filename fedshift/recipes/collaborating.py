@@ -17,24 +17,14 @@ from fedshift.client.sharing import Share
 from fedshift.errors import InputError, check_name
 from fedshift.recipes import one_model, personal
 from fedshift.recipes.setting import Setting, divided
-from fedshift.recipes.traits import ProximalMu
+from fedshift.recipes.traits import ProximalMu, Traits, method
 from fedshift.server.confree import ConFree, Dual, PairwiseProjection, Scope
-
-__all__ = [
-    "confree",
-    "confree_drm_repo",
-    "fedala",
-    "fedala_drm_repo",
-    "fedas",
-    "fedas_drm_repo",
-    "fedpac",
-    "fedpac_drm_repo",
-]
 
 # Methods that ConFREE can be combined with; its authors name FedRep, FedALA and FedPAC, and more.
 Host = Literal["fedrep", "fedper", "fedala", "fedpac", "fedavg"]
 
 
+@method()
 def fedpac(
     setting: Setting,
     *,
@@ -64,6 +54,7 @@ def fedpac(
     return FedAvg(setting.model, local=phases, share=Share(head), server=setting.server)
 
 
+@method()
 def fedpac_drm_repo(setting: Setting, *, mu: ProximalMu = 0.01) -> FedAvg:
     """FedRep with a pull of the body towards the body received: not FedPAC.
 
@@ -76,6 +67,7 @@ def fedpac_drm_repo(setting: Setting, *, mu: ProximalMu = 0.01) -> FedAvg:
     return replace(plain, objective=pulled)
 
 
+@method()
 def fedala(
     setting: Setting,
     *,
@@ -95,6 +87,7 @@ def fedala(
     return FedAla(setting.model, mix, setting.head, local=setting.local, server=setting.server)
 
 
+@method()
 def fedala_drm_repo(setting: Setting) -> FedAla:
     """FedAvg with half of the steps, served before it is averaged: not FedALA.
 
@@ -107,6 +100,7 @@ def fedala_drm_repo(setting: Setting) -> FedAla:
     return FedAla(setting.model, None, local=train, server=setting.server)
 
 
+@method(Traits(fixes_weights=True))
 def fedas(
     setting: Setting,
     *,
@@ -134,6 +128,7 @@ def fedas(
     )
 
 
+@method()
 def fedas_drm_repo(setting: Setting) -> FedAs:
     """FedPer with a fifth of the steps spent on matching the last local model's features.
 
@@ -150,6 +145,7 @@ def fedas_drm_repo(setting: Setting) -> FedAs:
     )  # fmt: skip
 
 
+@method(Traits(fixes_weights=True))
 def confree(
     setting: Setting,
     *,
@@ -191,6 +187,7 @@ def _hosts(
     }
 
 
+@method(Traits(fixes_weights=True))
 def confree_drm_repo(setting: Setting) -> FedAvg:
     """FedRep with pairwise projections of the clients' changes, weighted by size.
 

@@ -16,14 +16,8 @@ from fedshift.model import Model, build
 from fedshift.models.made import Discriminator, Made, MixtureMade, Ordering
 from fedshift.recipes import one_model
 from fedshift.recipes.setting import Setting
-from fedshift.recipes.traits import ContrastiveMu, Temperature, Traits
+from fedshift.recipes.traits import ContrastiveMu, Temperature, Traits, method
 from fedshift.seeds import key
-
-__all__ = ["feddisk", "made"]
-TRAITS = {
-    "feddisk": Traits(densities=True),
-    "made": Traits(page="feddisk", densities=True),
-}
 
 Estimator = Literal["direct", "classifier", "true", "equal"]
 Density = Literal["auto", "bernoulli", "mixture"]
@@ -145,6 +139,7 @@ def _check_rounds_left(setting: Setting, before: int) -> None:
         )
 
 
+@method(Traits(densities=True))
 def feddisk(
     setting: Setting,
     *,
@@ -195,6 +190,7 @@ def feddisk(
     return replace(disk, reach=REACH) if kind == "mixture" else disk
 
 
+@method(Traits(page="feddisk", densities=True, fixes_weights=True))
 def made(
     setting: Setting,
     *,

@@ -29,11 +29,7 @@ from fedshift.arguments import check_positive, check_whole
 from fedshift.errors import InputError, unknown
 from fedshift.recipes import one_model, personal
 from fedshift.recipes.setting import Setting
-from fedshift.recipes.traits import PersonalLam, ProximalMu, Traits
-
-__all__ = ["labelset_ditto", "labelset_fedavg", "labelset_fedprox", "labelset_scaffold"]
-
-TRAITS = {name: Traits(page="labelsets") for name in __all__}
+from fedshift.recipes.traits import PersonalLam, ProximalMu, Traits, method
 
 Made = TypeVar("Made", bound=Callable[..., Algorithm])
 Tune = Literal["none", "mse", "pairwise", "kl"]
@@ -87,6 +83,7 @@ def _sharing(make: Made) -> Made:
     return cast(Made, recipe)
 
 
+@method(Traits(page="labelsets"))
 @_sharing
 def labelset_fedavg(setting: Setting, **shared: Unpack[Shared]) -> Algorithm:
     """FedAvg whose clients know, send and receive only their own labels' rows of the head.
@@ -100,6 +97,7 @@ def labelset_fedavg(setting: Setting, **shared: Unpack[Shared]) -> Algorithm:
     return _tuned(setting, one_model.fedavg(setting), shared)
 
 
+@method(Traits(page="labelsets"))
 @_sharing
 def labelset_fedprox(
     setting: Setting, *, mu: ProximalMu = 0.01, **shared: Unpack[Shared]
@@ -112,6 +110,7 @@ def labelset_fedprox(
     return _tuned(setting, one_model.fedprox(setting, mu=mu), shared)
 
 
+@method(Traits(page="labelsets"))
 @_sharing
 def labelset_scaffold(
     setting: Setting, *, option: Option = "II", **shared: Unpack[Shared]
@@ -126,6 +125,7 @@ def labelset_scaffold(
     return _tuned(setting, one_model.scaffold(setting, option=option), shared)
 
 
+@method(Traits(page="labelsets"))
 @_sharing
 def labelset_ditto(
     setting: Setting, *, lam: PersonalLam = 1.0, **shared: Unpack[Shared]

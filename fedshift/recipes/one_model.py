@@ -30,39 +30,12 @@ from fedshift.recipes.traits import (
     SizeLam,
     Temperature,
     Traits,
+    method,
 )
 from fedshift.server.combine import Mean
 from fedshift.server.optimizers import Adam, ServerOptimizer, Sgd, Yogi
 from fedshift.server.pals_input import Fidelity
 from fedshift.server.weights import Uniform
-
-__all__ = [
-    "afl",
-    "fedadam",
-    "fedavg",
-    "fedavg_uniform",
-    "fedavgm",
-    "feddyn",
-    "fednova",
-    "fedpals",
-    "fedprox",
-    "fedrs",
-    "fedsam",
-    "fedyogi",
-    "moon",
-    "moon_uniform",
-    "oracle",
-    "scaffold",
-]
-TRAITS = {
-    "fedavg": Traits("FedAvg"),
-    "fedpals": Traits("FedPALS", auto_ess=True, example={"ess": 0.5}),
-    "fedavg_uniform": Traits(page="fedavg"),
-    "fedprox": Traits("FedProx"),
-    "fedrs": Traits(even=True),
-    "moon_uniform": Traits(page="moon"),
-    "oracle": Traits("Oracle", page="fedavg", follows_target=True),
-} | {name: Traits(page="fedopt") for name in ("fedadam", "fedavgm", "fedyogi")}
 
 
 def _objective(mu: float) -> Term:
@@ -73,6 +46,7 @@ def _objective(mu: float) -> Term:
     return CrossEntropy() + Proximal(mu) if mu else CrossEntropy()
 
 
+@method(Traits("FedAvg"))
 def fedavg(setting: Setting) -> FedAvg:
     """Average the clients' models by their sample sizes.
 
@@ -82,6 +56,7 @@ def fedavg(setting: Setting) -> FedAvg:
     return FedAvg(setting.model, local=setting.local, server=setting.server)
 
 
+@method(Traits("FedProx"))
 def fedprox(setting: Setting, *, mu: ProximalMu = 0.01) -> FedAvg:
     """FedAvg with a pull of strength mu towards the model received.
 
@@ -93,6 +68,7 @@ def fedprox(setting: Setting, *, mu: ProximalMu = 0.01) -> FedAvg:
     )
 
 
+@method(Traits("FedPALS", auto_ess=True, fixes_weights=True, example={"ess": 0.5}))
 def fedpals(
     setting: Setting,
     *,
@@ -115,6 +91,7 @@ def fedpals(
     return SoFar(plain, weights) if so_far else replace(plain, combine=Mean(weights))
 
 
+@method(Traits("Oracle", page="fedavg", follows_target=True))
 def oracle(setting: Setting) -> FedAvg:
     """FedAvg on clients that all have the target's label marginal, which no method can arrange.
 
@@ -122,10 +99,11 @@ def oracle(setting: Setting) -> FedAvg:
     Note: the experiment draws the clients afresh with the target's marginal, as many, and as
     large as the pool allows without an example twice in a client.
     """
-    # The clients differ, not the method: `TRAITS` has experiments draw them anew.
+    # The clients differ, not the method: `follows_target` has experiments draw them anew.
     return fedavg(setting)
 
 
+@method(Traits(fixes_weights=True))
 def afl(
     setting: Setting,
     *,
@@ -147,6 +125,7 @@ def afl(
     return Afl(setting.model, gamma, domains, whole, local=setting.local, server=setting.server)
 
 
+@method(Traits(even=True))
 def fedrs(
     setting: Setting,
     *,
@@ -167,6 +146,7 @@ def fedrs(
     return replace(fedavg(setting), objective=restricted)
 
 
+@method()
 def fedsam(setting: Setting, *, rho: float = 0.05) -> FedAvg:
     """FedAvg with local steps along the gradient at the worst neighbour within rho.
 
@@ -181,6 +161,7 @@ def fedsam(setting: Setting, *, rho: float = 0.05) -> FedAvg:
     return replace(fedavg(setting), local=replace(local, oracles=oracles))
 
 
+@method()
 def moon(setting: Setting, *, mu: ContrastiveMu = 1.0, tau: Temperature = 0.5) -> FedAvg:
     """FedAvg with features pulled to the global model's and away from the client's last model's.
 
@@ -193,6 +174,7 @@ def moon(setting: Setting, *, mu: ContrastiveMu = 1.0, tau: Temperature = 0.5) -
     return replace(plain, objective=CrossEntropy() + Contrastive(mu, tau)) if mu else plain
 
 
+@method(Traits(page="fedavg", fixes_weights=True))
 def fedavg_uniform(setting: Setting) -> FedAvg:
     """FedAvg that averages clients' models uniformly, whatever their sizes.
 
@@ -202,6 +184,7 @@ def fedavg_uniform(setting: Setting) -> FedAvg:
     return replace(fedavg(setting), combine=Mean(Uniform()))
 
 
+@method(Traits(page="moon", fixes_weights=True))
 def moon_uniform(setting: Setting, *, mu: ContrastiveMu = 1.0, tau: Temperature = 0.5) -> FedAvg:
     """MOON that averages clients' models uniformly, whatever their sizes.
 
@@ -211,6 +194,7 @@ def moon_uniform(setting: Setting, *, mu: ContrastiveMu = 1.0, tau: Temperature 
     return replace(moon(setting, mu=mu, tau=tau), combine=Mean(Uniform()))
 
 
+@method(Traits(page="fedopt"))
 def fedavgm(setting: Setting, *, momentum: float = 0.9) -> FedAvg:
     """FedAvg with momentum on the server.
 
@@ -231,6 +215,7 @@ def _with_server_step(setting: Setting, name: str, server: ServerOptimizer) -> F
     return replace(fedavg(setting), server=server)
 
 
+@method(Traits(page="fedopt"))
 def fedadam(
     setting: Setting,
     *,
@@ -247,6 +232,7 @@ def fedadam(
     return _with_server_step(setting, "fedadam", Adam(lr, beta1, beta2, tau))
 
 
+@method(Traits(page="fedopt"))
 def fedyogi(
     setting: Setting,
     *,
@@ -263,6 +249,7 @@ def fedyogi(
     return _with_server_step(setting, "fedyogi", Yogi(lr, beta1, beta2, tau))
 
 
+@method()
 def scaffold(setting: Setting, *, option: Option = "II") -> Scaffold:
     """Correct local steps by control variates that estimate the other clients' gradients.
 
@@ -274,6 +261,7 @@ def scaffold(setting: Setting, *, option: Option = "II") -> Scaffold:
     return Scaffold(setting.model, option, local=setting.local, server=setting.server)
 
 
+@method(Traits(fixes_weights=True))
 def feddyn(
     setting: Setting, *, alpha: Annotated[float, "the strength of the regularisation"] = 0.1
 ) -> FedDyn:
@@ -286,6 +274,7 @@ def feddyn(
     return FedDyn(setting.model, alpha, local=setting.local, server=setting.server)
 
 
+@method()
 def fednova(setting: Setting) -> FedNova:
     """FedAvg with every client's change divided by the number of steps behind it.
 

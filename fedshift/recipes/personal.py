@@ -16,28 +16,13 @@ from fedshift.errors import InputError, check_name, nearest
 from fedshift.model import Model
 from fedshift.recipes import one_model
 from fedshift.recipes.setting import Setting, SettingError, counted, divided
-from fedshift.recipes.traits import PersonalLam, ProximalMu, Traits
-
-__all__ = [
-    "ditto",
-    "ditto_drm_repo",
-    "fedavgft",
-    "fedbabu",
-    "fedbabu_drm_repo",
-    "fedper",
-    "fedproxft",
-    "fedrep",
-    "fedrep_drm_repo",
-    "fedsamft",
-    "local_only",
-]
-
-TRAITS = {name: Traits(page="finetune") for name in ("fedavgft", "fedproxft", "fedsamft")}
+from fedshift.recipes.traits import PersonalLam, ProximalMu, Traits, method
 
 LastRounds = Annotated[int, "the last rounds, in which clients tune alone"]
 TunePart = Annotated[Literal["head", "body", "full"], "what clients tune in the last rounds"]
 
 
+@method(Traits(fixes_weights=True))
 def local_only(setting: Setting) -> LocalOnly:
     """Train every client alone, from the common first model.
 
@@ -67,6 +52,7 @@ def _tuned(setting: Setting, inner: Algorithm, tune_rounds: int, tune: Local) ->
     return FineTune(inner, setting.rounds - tune_rounds, tune)
 
 
+@method(Traits(page="finetune"))
 def fedavgft(setting: Setting, *, tune_rounds: LastRounds = 100) -> Algorithm:
     """FedAvg, then every client tunes the whole model alone in the last rounds.
 
@@ -77,6 +63,7 @@ def fedavgft(setting: Setting, *, tune_rounds: LastRounds = 100) -> Algorithm:
     return _tuned(setting, one_model.fedavg(setting), tune_rounds, setting.local)
 
 
+@method(Traits(page="finetune"))
 def fedproxft(
     setting: Setting, *, mu: ProximalMu = 0.01, tune_rounds: LastRounds = 100
 ) -> Algorithm:
@@ -88,6 +75,7 @@ def fedproxft(
     return _tuned(setting, one_model.fedprox(setting, mu=mu), tune_rounds, setting.local)
 
 
+@method(Traits(page="finetune"))
 def fedsamft(setting: Setting, *, rho: float = 0.05, tune_rounds: LastRounds = 100) -> Algorithm:
     """FedSAM, then every client tunes the whole model alone, by plain SGD.
 
@@ -97,6 +85,7 @@ def fedsamft(setting: Setting, *, rho: float = 0.05, tune_rounds: LastRounds = 1
     return _tuned(setting, one_model.fedsam(setting, rho=rho), tune_rounds, setting.local)
 
 
+@method()
 def ditto(setting: Setting, *, lam: PersonalLam = 1.0) -> Ditto:
     """FedAvg, and beside it a personal model on each client that is pulled to the global one.
 
@@ -107,6 +96,7 @@ def ditto(setting: Setting, *, lam: PersonalLam = 1.0) -> Ditto:
     return Ditto(one_model.fedavg(setting), lam, setting.local)
 
 
+@method()
 def ditto_drm_repo(setting: Setting, *, lam: PersonalLam = 1.0) -> Ditto:
     """Ditto with the setting's steps shared out between the two models.
 
@@ -117,6 +107,7 @@ def ditto_drm_repo(setting: Setting, *, lam: PersonalLam = 1.0) -> Ditto:
     return Ditto(one_model.fedavg(replace(setting, local=first)), lam, second)
 
 
+@method()
 def fedper(setting: Setting) -> FedAvg:
     """FedAvg on the body; heads stay on the clients and train along with it.
 
@@ -172,6 +163,7 @@ def _check_only(setting: Setting) -> None:
         )
 
 
+@method()
 def fedrep(setting: Setting, *, head_epochs: int = 10) -> FedAvg:
     """FedAvg on the body; each client first fits its own head to the body received.
 
@@ -190,6 +182,7 @@ def fedrep(setting: Setting, *, head_epochs: int = 10) -> FedAvg:
     return replace(fedper(setting), local=(head, body))
 
 
+@method()
 def fedrep_drm_repo(setting: Setting) -> FedAvg:
     """FedRep with the setting's steps shared out between head and body.
 
@@ -210,6 +203,7 @@ def halved(setting: Setting, name: str) -> FedAvg:
     return replace(fedper(setting), local=phases)
 
 
+@method()
 def fedbabu(
     setting: Setting, *, tune_rounds: LastRounds = 5, tune_part: TunePart = "full"
 ) -> Algorithm:
@@ -227,6 +221,7 @@ def fedbabu(
     return _tuned(setting, fedrep(setting, head_epochs=0), tune_rounds, parts[tune_part])
 
 
+@method()
 def fedbabu_drm_repo(setting: Setting, *, tune_rounds: LastRounds = 200) -> Algorithm:
     """FedBABU with the last quarter of 800 rounds for the heads alone.
 

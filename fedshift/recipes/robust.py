@@ -7,17 +7,15 @@ from typing import Annotated
 from fedshift.algorithms.fedavg import FedAvg
 from fedshift.errors import InputError
 from fedshift.recipes.setting import Setting
-from fedshift.recipes.traits import Traits
+from fedshift.recipes.traits import Traits, method
 from fedshift.server.combine import Combine
 from fedshift.server.robust import Geometric, Krum, Median, Trimmed
 from fedshift.server.weights import BySize
 
-__all__ = ["fedmedian", "fedtrimmed", "krum", "multikrum", "rfa"]
-TRAITS = {name: Traits(page="robust") for name in __all__}
-
 Cut = Annotated[float, "the part of a cohort that is cut at either end"]
 
 
+@method(Traits(page="robust", fixes_weights=True))
 def fedmedian(setting: Setting) -> FedAvg:
     """The median of the clients' changes, coordinate by coordinate.
 
@@ -28,6 +26,7 @@ def fedmedian(setting: Setting) -> FedAvg:
     return _robust(setting, "fedmedian", Median())
 
 
+@method(Traits(page="robust", fixes_weights=True))
 def fedtrimmed(setting: Setting, *, share: Cut = 0.2) -> FedAvg:
     """The mean of the clients' changes without the extreme ones, coordinate by coordinate.
 
@@ -37,6 +36,7 @@ def fedtrimmed(setting: Setting, *, share: Cut = 0.2) -> FedAvg:
     return _robust(setting, "fedtrimmed", Trimmed(share))
 
 
+@method(Traits(page="robust", fixes_weights=True))
 def krum(setting: Setting, *, byzantine: int = 1) -> FedAvg:
     """The change of the client that is nearest to its neighbours.
 
@@ -47,6 +47,7 @@ def krum(setting: Setting, *, byzantine: int = 1) -> FedAvg:
     return _robust(setting, "krum", Krum(byzantine))
 
 
+@method(Traits(page="robust", fixes_weights=True))
 def multikrum(setting: Setting, *, byzantine: int = 1, keep: int = 3) -> FedAvg:
     """The mean of the `keep` changes that are nearest to their neighbours.
 
@@ -56,6 +57,7 @@ def multikrum(setting: Setting, *, byzantine: int = 1, keep: int = 3) -> FedAvg:
     return _robust(setting, "multikrum", Krum(byzantine, keep))
 
 
+@method(Traits(page="robust"))
 def rfa(setting: Setting) -> FedAvg:
     """The geometric median of the clients' changes, weighed by sample sizes.
 

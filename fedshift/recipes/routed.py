@@ -9,10 +9,7 @@ from fedshift.client.sharing import Share
 from fedshift.errors import InputError
 from fedshift.recipes.personal import head_of, layers_of
 from fedshift.recipes.setting import Setting, SettingError
-from fedshift.recipes.traits import ClassLam, Traits
-
-__all__ = ["feddrm", "feddrm_shared_head"]
-TRAITS = {name: Traits(router=True, page="feddrm") for name in __all__}
+from fedshift.recipes.traits import ClassLam, Traits, method
 
 
 def _objective(lam: float) -> Term:
@@ -27,6 +24,7 @@ def _objective(lam: float) -> Term:
     return lam * CrossEntropy() + (1.0 - lam) * ClientEntropy() if lam else ClientEntropy()
 
 
+@method(Traits(page="feddrm", router=True))
 def feddrm(setting: Setting, *, lam: ClassLam = 0.8) -> FedAvg:
     """Learn a head per client and, over shared features, which client's data a query resembles.
 
@@ -51,6 +49,7 @@ def feddrm(setting: Setting, *, lam: ClassLam = 0.8) -> FedAvg:
     )
 
 
+@method(Traits(page="feddrm", router=True))
 def feddrm_shared_head(setting: Setting, *, lam: ClassLam = 0.8) -> FedAvg:
     """FedDRM with one classifier for all clients, for inputs that shift while labels do not.
 

@@ -19,27 +19,10 @@ from fedshift.recipes.traits import (
     NotTrueBeta,
     NotTrueTau,
     Traits,
+    method,
 )
 from fedshift.server.combine import Mean
 from fedshift.server.discrepancy import Disco, Distance
-
-__all__ = [
-    "balanced_softmax", "ccvr", "ccvr_target", "feddecorr", "feddisco", "feddisco_target",
-    "fedetf", "fedgela", "fedlc", "fedntd", "fedvls",
-]  # fmt: skip
-TRAITS = {
-    "balanced_softmax": Traits(even=True),
-    "ccvr": Traits("CCVR", even=True),
-    "ccvr_target": Traits(page="ccvr", at_target=True),
-    "feddisco": Traits("FedDisco"),
-    "feddisco_target": Traits(page="feddisco"),
-    "fedlc": Traits("FedLC"),
-    "fedntd": Traits("FedNTD"),
-    "feddecorr": Traits("FedDecorr"),
-    "fedvls": Traits("FedVLS", even=True),
-    "fedetf": Traits("FedETF", fixed_head=True, even=True),
-    "fedgela": Traits("FedGELA", page="fedetf", fixed_head=True),
-}
 
 
 def _check_strength(name: str, value: float, nought: str = "FedAvg") -> None:
@@ -47,6 +30,7 @@ def _check_strength(name: str, value: float, nought: str = "FedAvg") -> None:
         raise InputError(f"{name} must be a number of 0 or more (0 is {nought}), got {value}")
 
 
+@method(Traits("FedDisco", fixes_weights=True))
 def feddisco(
     setting: Setting, *, a: float = 0.5, b: float = 0.1, distance: Distance = "kl"
 ) -> FedAvg:
@@ -62,6 +46,7 @@ def feddisco(
     return replace(fedavg(setting), combine=Mean(rule))
 
 
+@method(Traits(page="feddisco", fixes_weights=True))
 def feddisco_target(
     setting: Setting, *, a: float = 0.5, b: float = 0.1, distance: Distance = "l2"
 ) -> FedAvg:
@@ -74,6 +59,7 @@ def feddisco_target(
     return replace(fedavg(setting), combine=Mean(Disco(setting.target, a, b, distance)))
 
 
+@method(Traits("CCVR", even=True))
 def ccvr(setting: Setting, *, virtual: int = 500, ridge: float = 1e-3) -> Ccvr:
     """FedAvg, then a last round in which the server fits the classifier to virtual features.
 
@@ -86,6 +72,7 @@ def ccvr(setting: Setting, *, virtual: int = 500, ridge: float = 1e-3) -> Ccvr:
     return _calibrated(setting, (1.0 / classes,) * classes, virtual, ridge)
 
 
+@method(Traits(page="ccvr", at_target=True))
 def ccvr_target(setting: Setting, *, virtual: int = 500, ridge: float = 1e-3) -> Ccvr:
     """CCVR whose labels count as they are shared at the target.
 
@@ -104,6 +91,7 @@ def _calibrated(setting: Setting, shares: tuple[float, ...], virtual: int, ridge
     return Ccvr(fedavg(setting), setting.rounds - 1, shares, virtual, ridge, setting.head)
 
 
+@method(Traits(even=True))
 def balanced_softmax(setting: Setting) -> FedAvg:
     """FedAvg whose clients add the logarithms of their label shares to the logits in training.
 
@@ -115,6 +103,7 @@ def balanced_softmax(setting: Setting) -> FedAvg:
     return replace(fedavg(setting), objective=CountAdjusted(len(setting.target), least=1e-30))
 
 
+@method(Traits("FedLC"))
 def fedlc(setting: Setting, *, tau: MarginTau = 1.0) -> FedAvg:
     """FedAvg whose clients give a label a margin that is larger the rarer they have it.
 
@@ -126,6 +115,7 @@ def fedlc(setting: Setting, *, tau: MarginTau = 1.0) -> FedAvg:
     return replace(fedavg(setting), objective=CountMargins(len(setting.target), tau))
 
 
+@method(Traits("FedNTD"))
 def fedntd(setting: Setting, *, beta: NotTrueBeta = 1.0, tau: NotTrueTau = 1.0) -> FedAvg:
     """FedAvg whose clients keep how the server's model shares out the labels other than the true.
 
@@ -140,6 +130,7 @@ def fedntd(setting: Setting, *, beta: NotTrueBeta = 1.0, tau: NotTrueTau = 1.0) 
     return replace(plain, objective=CrossEntropy() + NotTrueDistillation(beta, tau))
 
 
+@method(Traits("FedDecorr"))
 def feddecorr(setting: Setting, *, beta: DecorrelationBeta = 0.1, scale: Scale = "paper") -> FedAvg:
     """FedAvg with a penalty on correlations between features, which keeps them from collapsing.
 
@@ -155,6 +146,7 @@ def feddecorr(setting: Setting, *, beta: DecorrelationBeta = 0.1, scale: Scale =
     return replace(plain, objective=CrossEntropy() + Decorrelation(beta, scale))
 
 
+@method(Traits("FedVLS", even=True))
 def fedvls(setting: Setting, *, distill: float = 0.1, suppress: float = 0.005) -> FedAvg:
     """FedAvg whose clients keep the server's view of labels that they lack, and quieten the others.
 
@@ -176,6 +168,7 @@ def fedvls(setting: Setting, *, distill: float = 0.1, suppress: float = 0.005) -
     return replace(fedavg(setting), objective=objective)
 
 
+@method(Traits("FedETF", fixed_head=True, even=True))
 def fedetf(setting: Setting) -> FedAvg:
     """FedAvg under a fixed simplex as classifier, logits adjusted to the client's label counts.
 
@@ -188,6 +181,7 @@ def fedetf(setting: Setting) -> FedAvg:
     return replace(fedavg(setting), objective=CountAdjusted(len(setting.target)))
 
 
+@method(Traits("FedGELA", page="fedetf", fixed_head=True))
 def fedgela(setting: Setting) -> FedAvg:
     """FedAvg under a fixed simplex as classifier, whose rows clients scale by their label shares.
 

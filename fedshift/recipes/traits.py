@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fedshift.sketch import sketched
 
@@ -12,7 +12,7 @@ from fedshift.sketch import sketched
 @sketched
 @dataclass(frozen=True)
 class Traits:
-    """What is special about a method; a recipe's module lists those of its recipes in TRAITS.
+    """What is special about a method; its recipe says it, by `method`.
 
     title           its name in tables, where that is not the recipe's
     page            its page in docs/methods, where that is not the recipe's name
@@ -22,6 +22,7 @@ class Traits:
     even            its training takes the clients' label shares out of the model by itself
     at_target       it moves the model to the target's label shares by itself
     densities       it fits densities of the inputs first
+    fixes_weights   its weights are what it is, or it has none: other weights are refused
     auto_ess        `ess` may be "auto" in experiment files: one model per ESS fraction, the best is
                     kept. Its lam, ess, cap and fidelity are those of `fedshift.server.weights.Pals`
     example         options for examples of the method, where its defaults alone make none
@@ -35,8 +36,31 @@ class Traits:
     even: bool = False
     at_target: bool = False
     densities: bool = False
+    fixes_weights: bool = False
     auto_ess: bool = False
     example: Mapping[str, Any] = field(default_factory=dict)
+
+
+Make = TypeVar("Make", bound=Callable[..., Any])
+
+
+def method(traits: Traits = Traits()) -> Callable[[Make], Make]:
+    """Mark a function (setting, *, options) -> Algorithm as a method, with what is special of it.
+
+    Nothing is registered: `fedshift.recipes` looks for marks in its modules.
+
+    >>> from fedshift.recipes.traits import Traits, method
+    >>> @method(Traits("Mine", router=True))
+    ... def mine(setting): ...
+    >>> mine.traits.title
+    'Mine'
+    """
+
+    def mark(make: Make) -> Make:
+        vars(make)["traits"] = traits
+        return make
+
+    return mark
 
 
 # Options of one name that mean different things in different methods say what they mean: an

@@ -10,19 +10,13 @@ from typing import Any, Literal
 from fedshift.algorithms.base import Algorithm
 from fedshift.errors import InputError, check_name, shown
 from fedshift.recipes.setting import Setting
-from fedshift.recipes.traits import SizeLam
+from fedshift.recipes.traits import SizeLam, Traits
 from fedshift.server.combine import Mean
 from fedshift.server.pals_input import Fidelity
 from fedshift.server.robust import Geometric
 from fedshift.server.weights import BySize, Pals, Uniform, Weights
 
 Named = Literal["size", "uniform", "fedpals"]
-# What these methods are is a rule of weights, or one that has no place for another's.
-FIXED = frozenset({
-    "afl", "confree", "confree_drm_repo", "fedas", "fedavg_uniform", "feddisco", "feddisco_target",
-    "feddyn", "fedmedian", "fedpals", "fedpals_joint", "fedtrimmed", "krum", "local_only", "made",
-    "moon_uniform", "multikrum",
-})  # fmt: skip
 
 
 def by_size(setting: Setting) -> BySize:
@@ -107,17 +101,17 @@ def making(
     return made
 
 
-def hint(key: str, name: str) -> str:
+def hint(key: str, traits: Traits) -> str:
     """A sentence where a method would have an option under FedPALS' weights; else none."""
     options = inspect.signature(fedpals).parameters.keys() - {"setting"}
-    return "" if name in FIXED or key not in options else f' weights = "fedpals" has {key}.'
+    fits = key in options and not traits.fixes_weights
+    return f' weights = "fedpals" has {key}.' if fits else ""
 
 
-def check_free(name: str, weights: object) -> None:
-    """Raise InputError for a method that fixes its own weights."""
-    if name in FIXED:
-        example = 'for FedPALS\' with FedProx\'s pull, name "fedprox" and weights "fedpals"'
-        raise InputError(
-            f'{name} fixes its own weights; leave out weights = "{shown(str(weights))}", or name '
-            f"another method ({example})"
-        )
+def fixed(name: str, weights: object) -> InputError:
+    """The refusal of other weights by a method that fixes its own."""
+    example = 'for FedPALS\' with FedProx\'s pull, name "fedprox" and weights "fedpals"'
+    return InputError(
+        f'{name} fixes its own weights; leave out weights = "{shown(str(weights))}", or name '
+        f"another method ({example})"
+    )

@@ -7,14 +7,12 @@ from dataclasses import replace
 from fedshift.algorithms.label_weights import LabelWeights, Ratio
 from fedshift.recipes.one_model import fedavg
 from fedshift.recipes.setting import Setting
-from fedshift.recipes.traits import Traits
+from fedshift.recipes.traits import Traits, method
 from fedshift.server.combine import Mean
 from fedshift.server.label_weights import JointLabels
 
-__all__ = ["fedpals_joint", "iwerm"]
-TRAITS = {"iwerm": Traits("IW-ERM"), "fedpals_joint": Traits("FedPALS joint")}
 
-
+@method(Traits("IW-ERM"))
 def iwerm(setting: Setting, *, clip: float = 10.0, ratio: Ratio = "pooled") -> LabelWeights:
     """FedAvg whose examples count T_y / p_y times, so that labels weigh as in the target.
 
@@ -25,6 +23,7 @@ def iwerm(setting: Setting, *, clip: float = 10.0, ratio: Ratio = "pooled") -> L
     return LabelWeights(fedavg(setting), setting.target, clip, ratio)
 
 
+@method(Traits("FedPALS joint", fixes_weights=True))
 def fedpals_joint(setting: Setting, *, clip: float = 10.0) -> LabelWeights:
     """Weigh clients and their examples together: the target's labels, at the largest ESS.
 

@@ -70,8 +70,8 @@ class Disco:
         if not rest.sum() > 0:
             raise InputError(
                 f"FedDisco's weights are 0 for all {len(rest)} clients of a cohort: a = {self.a:g} "
-                f"times their distances is more than their sizes and b = {self.b:g} make up for; "
-                "lower a, below 1 some client always has a weight, or raise b"
+                f"times their distances is more than their sizes and b = {self.b:g} make up for. "
+                "Lower a, below 1 some client always has a weight, or raise b"
             )
         return rest / rest.sum()
 

@@ -158,8 +158,8 @@ def only_labels(params: Params, names: Collection[str], label_set: Tensor) -> Pa
     """
     if not any(params[k].ndim == 1 for k in names):
         raise InputError(
-            f"the head ({', '.join(names)}) has no bias and cannot rule labels out, which a client "
-            "with a private label set must do to serve a model; give the last layer a bias"
+            f"the head ({', '.join(names)}) has no bias and cannot rule labels out, as a client "
+            "with a private label set must to serve a model; give the last layer a bias"
         )
 
     def whole(v: Tensor) -> Tensor:

@@ -96,8 +96,19 @@ def test_every_key_is_documented() -> None:
 
 def test_every_method_has_a_page_or_a_section() -> None:
     pages = " ".join(p.read_text() for p in (ROOT / "docs" / "methods").glob("*.md")).lower()
-    for name in recipes.__all__:
-        assert name in pages.replace("-", ""), name
+    for one in recipes.recipes():
+        assert one.name in pages.replace("-", ""), f"name {one.name} on a page, as {one.page}"
+
+
+def test_every_option_of_a_method_is_documented() -> None:
+    text = (ROOT / "docs" / "configuration.md").read_text()
+    table = text.partition("## Options of the methods")[2].partition("\n## ")[0]
+    cells = [line.split("|") for line in table.splitlines() if line.startswith("| `")]
+    rows = {name: row[2] for row in cells for name in re.findall(r"`(\w+)`", row[1])}
+    for one in recipes.recipes():
+        assert one.name in rows, f"{one.name} needs a row in the table of docs/configuration.md"
+        for option in one.options:
+            assert f"`{option}`" in rows[one.name], f"{one.name}: its row lacks {option}"
 
 
 def listed(page: str, text: str) -> list[str]:
@@ -179,6 +190,9 @@ FIRST_PAGES = (
     "docs/which-method",
     "docs/your-data",
 )
+# The map, the guide, pages of methods and of results.
+METHODS = tuple(f"docs/methods/{p.stem}" for p in sorted((ROOT / "docs/methods").glob("*.md")))
+OTHERS = ("ARCHITECTURE", "CONTRIBUTING", "results/README", "results/house", *METHODS)
 HOW_TO = tuple(f"docs/how-to/{p.stem}" for p in sorted((ROOT / "docs" / "how-to").glob("*.md")))
 LONGEST = 30
 
@@ -193,7 +207,7 @@ def long_sentences(text: str) -> list[str]:
     return [" ".join(s.split()) for s in parts if len(s.split()) > LONGEST]
 
 
-@pytest.mark.parametrize("page", [*FIRST_PAGES, *HOW_TO])
+@pytest.mark.parametrize("page", [*FIRST_PAGES, *OTHERS, *HOW_TO])
 def test_first_pages_have_short_sentences(page: str) -> None:
     assert not long_sentences((ROOT / f"{page}.md").read_text())
 

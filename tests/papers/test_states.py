@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fedshift.papers.protocols.study import printed_rows
-from fedshift.papers.reproduce.catalogue import absent, state_of, targets
+from fedshift.papers.protocols.study import Study, printed_rows
+from fedshift.papers.reproduce.catalogue import absent, measured_columns, state_of, targets
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,6 +21,22 @@ def test_measured_tables_are_those_of_the_results() -> None:
     }
     assert {(row["target"], row["folder"]) for row in printed_rows("measured")} == here
     assert {name for name, _ in here} <= set(targets())
+
+
+@pytest.mark.parametrize("row", printed_rows("measured"), ids=lambda row: row["folder"])
+def test_measured_columns_are_those_of_the_page(row: dict[str, str]) -> None:
+    page = (ROOT / row["folder"] / "table.md").read_text()
+    cells = re.findall(r"^\| ([^|]+) \| (\S+=\S+) \| [^|]+ \| [^|]+ \| [^|]+ \| .* `", page, re.M)
+    pairs = dict.fromkeys(f"{data} {split}" for data, split in cells)
+    assert row["columns"] == "; ".join(pairs)
+    one = targets()[row["target"]]
+    if isinstance(one, Study):
+        assert set(pairs) <= {column.heading for column in one.columns}
+
+
+def test_a_column_that_is_measured_says_so() -> None:
+    assert measured_columns(targets()["fedpals/fig6"]) == ()
+    assert "CIFAR-10 C=3-E=1" in measured_columns(targets()["labelsets/tuning"])
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from fedshift.server.robust import Geometric, Krum, Median, Trimmed
 from fedshift.server.weights import Uniform
 from fedshift.tree import Params
 from support.comparing import same
+from support.every_method import methods_of
 
 RULES = {
     "median": Median(),
@@ -214,13 +215,13 @@ def test_numbers_out_of_range_are_refused(make: Any, message: str) -> None:
 
 
 @pytest.mark.few(3)
-@pytest.mark.parametrize("name", recipes.robust.__all__)
+@pytest.mark.parametrize("name", methods_of(recipes.robust))
 def test_recipes_differ_from_the_mean(name: str, setting: Setting, federated: Any) -> None:
     make = getattr(recipes, name)
     assert same(make(setting), recipes.fedavg(setting), federated()) > 1e-4
 
 
-@pytest.mark.parametrize("name", recipes.robust.__all__)
+@pytest.mark.parametrize("name", methods_of(recipes.robust))
 def test_running_statistics_are_refused(name: str, setting: Setting, normed: Model) -> None:
     with pytest.raises(InputError, match=f'{name} combines .*"body.1.running_mean".*GroupNorm'):
         getattr(recipes, name)(Setting(normed, setting.target, setting.local))

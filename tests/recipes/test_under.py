@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from fedshift.engine.preflight.method import pals_of
 from fedshift.errors import InputError
 from fedshift.experiments.config.load import load_with_source
 from fedshift.recipes import Setting
-from fedshift.recipes.under import FIXED, under
+from fedshift.recipes.under import under
 from fedshift.server.combine import Mean
 from fedshift.server.robust import Geometric
 from fedshift.server.weights import BySize, Pals, Uniform
@@ -92,20 +91,15 @@ def test_every_method_takes_weights_or_fixes_its_own(name: str, setting: Setting
     if name not in MAKE:
         pytest.skip("its rows have other settings")
     plain = MAKE[name](setting)
-    assert usual(plain) == (name not in FIXED)
-    if name in FIXED:
+    fixed = recipes.traits_of(name).fixes_weights
+    assert usual(plain) != fixed, f"{name}: `@method(Traits(fixes_weights={not fixed}))` is true"
+    if fixed:
         with pytest.raises(InputError, match=f"{name} fixes its own weights"):
             recipes.recipe(name, {"weights": "uniform"})
         return
     rule = Pals(TARGET, ess=0.6)
     assert rule_of(under(plain, rule)) == rule
     assert rule_of(plain) != rule
-
-
-def test_the_page_lists_the_methods_that_fix_their_own() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "methods" / "fedpals.md").read_text()
-    listed = page.partition("go\nwithout: ")[2].partition(". Given")[0]
-    assert sorted(re.findall("`(\\w+)`", listed)) == sorted(FIXED)
 
 
 def test_a_method_without_a_mean_is_refused(setting: Setting) -> None:

@@ -370,8 +370,8 @@ CASES = (
         'labels_per_client = 3\n[method]\nname = "fedavg"\n[training]',
         'labels_per_client = 3\ntarget = "clients"\n[model]\nname = "lenet-gn-small"\n'
         '[method]\nname = "feddrm"\n[training]\ncohort = 1',
-        "f.toml:13: training.cohort = 1: a cohort of 1 client of 9 trains no router: it learns to tell the clients of a round apart; "
-        "give a cohort of 2 or more, or a method without a router, as fedper",
+        "f.toml:13: training.cohort = 1: a cohort of 1 client of 9 trains no router: it learns to tell a round's clients apart; "
+        "give 2 or more, or a method without a router, as fedper",
     ),
     config(
         "tables for a section",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -72,6 +73,12 @@ def with_examples(setting: Setting) -> Setting:
     x = torch.randn(30, FEATURES, generator=torch.Generator().manual_seed(6))
     examples = Examples(x, torch.arange(30) % CLASSES)
     return replace(with_inputs(setting), server_examples=examples)
+
+
+def methods_of(module: ModuleType) -> list[str]:
+    """The methods that a file of recipes/ has, without those that it imports."""
+    ours = vars(module)
+    return [n for n in recipes.__all__ if n in ours and ours[n].__module__ == module.__name__]
 
 
 MAKE: dict[str, Make] = {

@@ -60,8 +60,8 @@ def check_company(algorithm: Algorithm, clients: int, cohort: int | None) -> Non
     alone = cohort == 1 and clients > 1
     if alone and ask(algorithm, Capabilities.trains_router):
         raise InputError(
-            f"a cohort of 1 client of {clients} trains no router: it learns to tell the clients of "
-            "a round apart; give a cohort of 2 or more, or a method without a router, as fedper"
+            f"a cohort of 1 client of {clients} trains no router: it learns to tell a round's "
+            "clients apart; give 2 or more, or a method without a router, as fedper"
         )
 
 

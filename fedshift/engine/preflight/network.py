@@ -139,9 +139,9 @@ def look(model: Model, params: Params, buffers: Params, x: Tensor) -> None:
     if model.draws_nothing() and (name := _first_difference(first, other)):
         raise InputError(
             f'the network\'s "{name}" in training depends on the state of a global generator that '
-            "it puts back after drawing (torch.random.fork_rng, set_state), where no seed of the "
-            "run reaches; draw from it as it is, or from a torch.Generator that is an attribute of "
-            "the network"
+            "it puts back after drawing (torch.random.fork_rng, set_state): no seed of the "
+            "run reaches there. Draw from it as it is, or from a torch.Generator that is an "
+            "attribute of the network"
         )
 
 
@@ -158,10 +158,9 @@ def _check_stateless(one: Params, other: Params, which: str) -> None:
     if name := _first_difference(one, other):
         raise InputError(
             f'{which} give other "{name}", though parameters, buffers and seed are the same: '
-            "it keeps a state of its own, or draws random numbers from a generator that no "
-            "seed reaches, such as numpy's default_rng; keep such a state in buffers "
-            "(register_buffer), and use torch's functions without a generator, or a "
-            "torch.Generator that is an attribute of the network"
+            "it keeps a state, or draws from a generator that no seed reaches, such as numpy's "
+            "default_rng. Keep a state in buffers (register_buffer). Draw by torch's functions "
+            "without a generator, or from a torch.Generator that is an attribute of the network"
         )
 
 

@@ -312,7 +312,7 @@ def _method_problems(method: Method) -> list[Problem]:
             allowed = ["name", *recipe.options]
             text = f'unknown key "method.{shown(key)}" for {method.name}; '
             text += f"allowed: {', '.join(allowed)}.{nearest(key, [*allowed, 'weights'])}"
-            problems.append((("method", key), text + recipes.under.hint(key, recipe.name)))
+            problems.append((("method", key), text + recipes.under.hint(key, recipe.traits)))
         elif not (recipe.traits.auto_ess and key == "ess" and value == "auto"):
             problems += _type_problems(key, value, option.annotation)
     return problems

@@ -33,7 +33,7 @@ def configured(text: str) -> Config:
     if foreign or config.model.weights is not None or any(map(is_python, named)):
         raise InputError(
             "a deployed federation runs no file that an experiment names, since its text comes by "
-            "message: use data, networks and methods of the library, data of the clients' own "
+            "message. Use data, networks and methods of the library, data of the clients' own "
             '(data.source = "sites"), or `fedshift run`'
         )
     if config.data.at_sites:

@@ -138,9 +138,9 @@ def check_sites(data: Data, method: str, prior: Prior) -> None:
         )
     if prior != "none" and data.target != "clients" and not is_table(data.target):
         raise InputError(
-            f'training.prior = "{prior}": the sites score their test rows by the '
-            "model as it is trained, so that nothing would measure the corrected one; give a table "
-            "of the target as data.target, or leave it out"
+            f'training.prior = "{prior}": sites score test rows by the model as it is trained, '
+            "and nothing would measure the corrected one. Give a table of the target as "
+            "data.target, or leave it out"
         )
     classes = [*map(text_of, data.classes or ())]
     marginal(data, classes, np.ones((1, len(classes)), np.int64))  # for its errors

@@ -104,8 +104,8 @@ def with_loss(
     by_class = by_class or any(term.reads_classes() for term in objectives_of(algorithm))
     if kind != "classification" and by_class:
         raise InputError(
-            f"{name or type(algorithm).__name__} works with classes (it reads their logits, their "
-            f"sets, or has no CrossEntropy() for the task's loss to take the place of), and this "
+            f"{name or type(algorithm).__name__} works with classes (by their logits, their sets, "
+            f"or without a CrossEntropy() to replace), and this "
             f'task is "{kind}"; take another, such as fedavg, fedpals, scaffold or ditto'
         )
     if changed is algorithm:

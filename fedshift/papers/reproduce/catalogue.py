@@ -72,6 +72,12 @@ def measured(name: str) -> tuple[str, ...]:
     return tuple(row["folder"] for row in printed_rows("measured") if row["target"] == name)
 
 
+def measured_columns(one: Target) -> tuple[str, ...]:
+    """The headings of the columns that these folders have, in their order."""
+    rows = (row for row in printed_rows("measured") if row["target"] == one.name)
+    return tuple(heading for row in rows for heading in row["columns"].split("; ") if heading)
+
+
 def data_sets(one: Target) -> tuple[str, ...]:
     """Those that are used where --dataset names none."""
     if isinstance(one, Figure):

@@ -51,7 +51,7 @@ def check_plan(plan: Plan, *, networks: bool = True) -> None:
             config = config_of(plan, row, column, LAMBDA_0 if row.ess else {}, 0)
             if shaped:
                 with Source(overrides=plan.overrides).placing():
-                    routed = config.method.name in recipes.routed.__all__
+                    routed = recipes.traits_of(config.method.name).router
                     clients = config.shift.clients if routed else None
                     _build(config.data, config.model, clients, config.seeds.resolved().split, built)
         except InputError as e:
