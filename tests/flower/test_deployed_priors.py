@@ -179,7 +179,7 @@ def test_deploy_init_refuses_statistics_that_the_server_would_not_take() -> None
 
 def test_sites_that_score_their_own_test_rows() -> None:
     text = FILE.replace("[training]\n", '[training]\nprior = "target"\n')
-    with pytest.raises(InputError, match="nothing would measure the corrected one; give a table"):
+    with pytest.raises(InputError, match="nothing would measure the corrected one. Give a table"):
         configured(text)
     table = text.replace("{well = 0.3, ill = 0.7}", '"target.csv"')
     assert configured(table).training.prior == "target"
