@@ -81,7 +81,7 @@ def contenders(federation: Federation) -> dict[str, Callable[[], Params]]:
     ids = torch.arange(len(updates))
     weights = algorithm.weigh(server, ids).tolist()
 
-    def given(update: ClientUpdate, jobs: Any) -> Iterator[Reply]:
+    def prepared(update: ClientUpdate, jobs: Any) -> Iterator[Reply]:
         return (Reply(i, dict(parts), {}, 1) for i, parts in enumerate(updates))
 
     def ours(gate: Gate) -> Callable[[], Params]:
@@ -89,7 +89,7 @@ def contenders(federation: Federation) -> dict[str, Callable[[], Params]]:
             federation.clients, federation.params, federation.buffers, federation.table,
             federation.seeds, gate,
         )  # fmt: skip
-        return lambda: play_round(algorithm, place, server, {}, ids, 1, given).server["params"]
+        return lambda: play_round(algorithm, place, server, {}, ids, 1, prepared).server["params"]
 
     return {
         "plain": lambda: plain(updates, weights, federation.params),
@@ -99,9 +99,9 @@ def contenders(federation: Federation) -> dict[str, Callable[[], Params]]:
 
 
 def main() -> None:
-    given = results.arguments(__doc__).parse_args()
+    options = results.arguments(__doc__).parse_args()
     torch.set_num_threads(1)
-    federation = federation_of(given.quick)
+    federation = federation_of(options.quick)
     size = sum(v.numel() for v in federation.params.values())
     todo = contenders(federation)
     models = {name: memory.taken_by(what) / (4 * size) for name, what in todo.items()}
@@ -111,10 +111,10 @@ def main() -> None:
     for _ in range(REPEAT):
         for name, what in todo.items():
             began, work = time.perf_counter(), time.process_time()
-            found = what()
+            result = what()
             seconds[name].append(time.perf_counter() - began)
             worked[name].append(time.process_time() - work)
-            if any(not torch.equal(v, right[k]) for k, v in found.items()):
+            if any(not torch.equal(v, right[k]) for k, v in result.items()):
                 raise SystemExit(f"{name} gives other parameters than the plain sum")
     rows = {
         name: {
@@ -131,7 +131,7 @@ def main() -> None:
             f"{row['processor']:.2f} s, {row['models']:.2f} models"
         )
     figures = {"clients": len(federation.clients), "parameters": size, "rows": rows}
-    results.save(given.out, figures, quick=given.quick)
+    results.save(options.out, figures, quick=options.quick)
 
 
 if __name__ == "__main__":

@@ -56,8 +56,8 @@ def run(name: str, out: Path, quick: bool) -> None:
 
 def figures(out: Path) -> dict[str, Any]:
     """What the benchmarks left, by name."""
-    found = {name: out / f"{name}.json" for name in (*PARTS, *OTHERS)}
-    return {k: json.loads(path.read_text()) for k, path in found.items() if path.exists()}
+    paths = {name: out / f"{name}.json" for name in (*PARTS, *OTHERS)}
+    return {k: json.loads(path.read_text()) for k, path in paths.items() if path.exists()}
 
 
 def main() -> None:
@@ -67,23 +67,23 @@ def main() -> None:
     parser.add_argument("--draw", action="store_true", help="run nothing, draw what is there")
     parser.add_argument("--out", type=Path, default=HERE.parent / "build" / "benchmarks")
     parser.add_argument("--page", type=Path, help="where to write the page")
-    given = parser.parse_args()
-    chosen = given.only.split(",") if given.only else PARTS
+    options = parser.parse_args()
+    chosen = options.only.split(",") if options.only else PARTS
     if odd := sorted(set(chosen) - set(PARTS)):
         raise SystemExit(f"unknown: {', '.join(odd)}; there are {', '.join(PARTS)}")
-    given.out.mkdir(parents=True, exist_ok=True)
-    for name in () if given.draw else chosen:
-        run(name, given.out, given.quick)
-    found = figures(given.out)
-    # Numbers of a trial are nobody's results.
-    trial = given.quick or any(one["quick"] for one in found.values())
-    target = given.page or (given.out / "benchmarks.md" if trial else PAGE)
+    options.out.mkdir(parents=True, exist_ok=True)
+    for name in () if options.draw else chosen:
+        run(name, options.out, options.quick)
+    results = figures(options.out)
+    # Numbers of a trial are no results.
+    trial = options.quick or any(one["quick"] for one in results.values())
+    target = options.page or (options.out / "benchmarks.md" if trial else PAGE)
     if target == PAGE:  # what was not run anew stays as it was
-        found = figures(FILES) | found
-    target.write_text(page.drawn(found))
+        results = figures(FILES) | results
+    target.write_text(page.drawn(results))
     if target == PAGE:
         FILES.mkdir(exist_ok=True)
-        for name, left in found.items():
+        for name, left in results.items():
             (FILES / f"{name}.json").write_text(json.dumps(left, indent=1) + "\n")
     print(f"page: {target}")
 

@@ -99,16 +99,16 @@ def world(clients: int, size: int, differs: str, draw: int) -> Trained:
 
 def study(name: str, seed: int) -> Trained:
     """FedDRM as in the study's first column."""
-    found = studies()[name]
-    tables: dict[str, Any] = {k: dict(v) for k, v in found.columns[0].settings.items()}
-    tables["training"]["rounds"] = found.rounds
+    protocol = studies()[name]
+    tables: dict[str, Any] = {k: dict(v) for k, v in protocol.columns[0].settings.items()}
+    tables["training"]["rounds"] = protocol.rounds
     config = validate(tables | {"method": {"name": "feddrm"}, "seeds": {"run": seed}})
     prepared = prepare(config)
     method, federation = (
         method_of(config.method, config.training, prepared)(),
         prepared.federation(),
     )
-    *_, last = run(method, federation, found.rounds)
+    *_, last = run(method, federation, protocol.rounds)
     router = Router.of(method.at(last.t), last.server, last.states)
     return Trained(router, federation.clients, [t.x for t in prepared.task.tests])
 
@@ -136,10 +136,14 @@ def row_of(trained: Trained) -> Row:
     beliefs = [posterior(r.logits(x), r.sizes) for r in routers]
     errors = [calibration_error(b, origin) for b in beliefs]
     losses = [float(-b[torch.arange(len(x)), origin].log().mean()) for b in beliefs]
-    said = after.calibration
-    assert said is not None  # there are examples to hold out
-    chosen = f"{said.strength:g}, {said.temperature:g}" if said.better else "as trained"
-    return Row(*errors, _floor(beliefs[3]), losses[0], losses[3], chosen, said.better)
+    calibration = after.calibration
+    assert calibration is not None  # there are examples to hold out
+    chosen = (
+        f"{calibration.strength:g}, {calibration.temperature:g}"
+        if calibration.better
+        else "as trained"
+    )
+    return Row(*errors, _floor(beliefs[3]), losses[0], losses[3], chosen, calibration.better)
 
 
 def _origin(tests: Sequence[Tensor]) -> Tensor:
@@ -168,8 +172,10 @@ def all_rows(draws: Draws, quick: bool) -> Iterator[tuple[str, list[Row]]]:
 def line(name: str, rows: Sequence[Row]) -> str:
     """A row of the table: means over seeds."""
     mean = [statistics.fmean(values) for values in zip(*(r[:7] for r in rows), strict=True)]
-    kept = sum(not r.better for r in rows)
-    choice = rows[0].choice if len(rows) == 1 else f"{len(rows) - kept} of {len(rows)} refitted"
+    unchanged = sum(not r.better for r in rows)
+    choice = (
+        rows[0].choice if len(rows) == 1 else f"{len(rows) - unchanged} of {len(rows)} refitted"
+    )
     numbers = " | ".join(f"{v:.3f}" for v in mean)
     return f"| {name} | {numbers} | {choice} | {_verdict(rows)} |"
 
@@ -177,11 +183,11 @@ def line(name: str, rows: Sequence[Row]) -> str:
 def _verdict(rows: Sequence[Row]) -> str:
     changes = [r.recommended - r.trained for r in rows]
     change = statistics.fmean(changes)
-    said = f"{'worse' if change > 0 else 'better'} by {abs(change):.4f}" if change else "same"
+    text = f"{'worse' if change > 0 else 'better'} by {abs(change):.4f}" if change else "same"
     if len(rows) == 1:
-        return said
+        return text
     better, worse = sum(c < 0 for c in changes), sum(c > 0 for c in changes)
-    return f"{said}; by seeds {better} better, {worse} worse"
+    return f"{text}; by seeds {better} better, {worse} worse"
 
 
 def summary(rows: Mapping[str, list[Row]]) -> str:
@@ -206,16 +212,16 @@ def summary(rows: Mapping[str, list[Row]]) -> str:
 
 
 def main() -> None:
-    given = results.arguments(__doc__)
-    given.add_argument("--write", action="store_true")
-    asked = given.parse_args()
+    parser = results.arguments(__doc__)
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
     torch.set_num_threads(1)
     keep_memory()
     tables: dict[str, dict[str, list[Row]]] = {}
     # A trial does not look at what shall be seen once.
-    for name, draws in (("known", KNOWN), *(() if asked.quick else (("unseen", UNSEEN),))):
+    for name, draws in (("known", KNOWN), *(() if options.quick else (("unseen", UNSEEN),))):
         tables[name] = {}
-        for what, some in all_rows(draws, asked.quick):
+        for what, some in all_rows(draws, options.quick):
             tables[name][what] = some
             print(line(what, some), flush=True)
         print(summary(tables[name]))
@@ -223,8 +229,8 @@ def main() -> None:
         name: {what: [r._asdict() for r in some] for what, some in rows.items()}
         for name, rows in tables.items()
     }
-    results.save(asked.out, figures, quick=asked.quick)
-    if asked.write:
+    results.save(options.out, figures, quick=options.quick)
+    if options.write:
         parts = {name: _section(rows) for name, rows in tables.items()}
         OUT.write_text(PAGE.format(**parts))
 

@@ -154,25 +154,25 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
     parser.add_argument("--play", help=argparse.SUPPRESS)
     parser.add_argument("--backend", default="loop", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.play:
-        play(asked.play, asked.backend)
+    options = parser.parse_args()
+    if options.play:
+        play(options.play, options.backend)
         return
-    if asked.before is None:
+    if options.before is None:
         parser.error("--before CHECKOUT is missing")
-    rows = asked.only.split(",")
+    rows = options.only.split(",")
     if wrong := set(rows) - set(ROWS):
         parser.error(f"--only {','.join(sorted(wrong))}: allowed are {', '.join(ROWS)}")
     commit = subprocess.run(
-        ["git", "-C", asked.before, "rev-parse", "--short=8", "HEAD"],
+        ["git", "-C", options.before, "rev-parse", "--short=8", "HEAD"],
         capture_output=True, text=True, check=True,
     ).stdout.strip()  # fmt: skip
     results = []
     for row in rows:
-        results.append(compared(asked.before.resolve(), row, asked.pairs))
+        results.append(compared(options.before.resolve(), row, options.pairs))
         print(json.dumps(results[-1]), flush=True)
-    if asked.write:
-        PAGE.write_text(page(results, commit, asked.pairs))
+    if options.write:
+        PAGE.write_text(page(results, commit, options.pairs))
 
 
 def page(results: Sequence[dict[str, Any]], commit: str, pairs: int) -> str:

@@ -53,10 +53,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--turns", type=int, default=3)
-    given = parser.parse_args()
+    options = parser.parse_args()
     of = task(6000, 40)
     of.build()
-    keys: dict[str, Any] = {"rounds": given.rounds, "hidden": [100, 50], "epochs": 1, "lr": 0.05}
+    keys: dict[str, Any] = {"rounds": options.rounds, "hidden": [100, 50], "epochs": 1, "lr": 0.05}
 
     def alone() -> None:
         for name in METHODS:
@@ -69,7 +69,7 @@ def main() -> None:
         fs.compare(of, "mlp", methods, seeds=5, jobs=2, **keys)
 
     ratios, free = [], []
-    for turn in range(given.turns):
+    for turn in range(options.turns):
         one, two = measured(alone), measured(side_by_side)
         ratios.append(one[0] / two[0])
         free.append((one[1] + one[2]) / (two[1] + two[2] / 2))
@@ -80,7 +80,7 @@ def main() -> None:
             f"load {os.getloadavg()[0]:.1f}",
             flush=True,
         )
-    print(f"{statistics.median(ratios):.2f} times as fast here (median of {given.turns} turns);")
+    print(f"{statistics.median(ratios):.2f} times as fast here (median of {options.turns} turns);")
     print(f"{statistics.median(free):.2f} times on two free cores, by processor time")
 
 

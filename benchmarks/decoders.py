@@ -44,11 +44,11 @@ from fedshift.engine.storage.checkpoint import read_checkpoint
 from fedshift.errors import DataError
 from fedshift.experiments.config.load import dumps, load_config, validate
 from fedshift.experiments.experiment import record, run_experiment
+from fedshift.experiments.folder.model_file import read_parts
 from fedshift.experiments.folder.routers import load_router
 from fedshift.experiments.folder.run_folder import kept_in
-from fedshift.experiments.folder.stored import read_parts
+from fedshift.experiments.listeners import ignore_event
 from fedshift.experiments.task.preparing import prepare
-from fedshift.experiments.training import silent
 from fedshift.files import read_object
 from fedshift.papers.datasets import heart, iwildcam, sheet
 from fedshift.record.folder import read_run
@@ -77,9 +77,9 @@ def of_runs(folder: Path) -> Iterator[Reader]:
     prepared = prepare(made)
     for place in (run, cut):
         place.mkdir()
-    record(run, made, prepared, silent)
+    record(run, made, prepared, ignore_event)
     run_experiment(made, prepared=prepared, keeper=kept_in(cut, made, prepared, 2))
-    kept = next(cut.rglob("state.safetensors")).parent
+    checkpoint = next(cut.rglob("state.safetensors")).parent
     toml = folder / "experiment.toml"
     toml.write_text(dumps(made))
     yield Reader("configuration", toml, lambda: load_config(toml))
@@ -90,8 +90,8 @@ def of_runs(folder: Path) -> Iterator[Reader]:
     yield Reader("model.safetensors", model, lambda: read_parts(model))
     for path in (model, run / "clients.csv", run / "summary.json"):
         yield Reader(f"router, {path.name}", path, lambda: load_router(run, shape=(1, 28, 28)))
-    for path in (kept / "round.json", kept / "state.safetensors"):
-        yield Reader(f"checkpoint, {path.name}", path, lambda: read_checkpoint(kept.parent))
+    for path in (checkpoint / "round.json", checkpoint / "state.safetensors"):
+        yield Reader(f"checkpoint, {path.name}", path, lambda: read_checkpoint(checkpoint.parent))
 
 
 def of_tables(folder: Path) -> Iterator[Reader]:
@@ -125,8 +125,8 @@ def of_sets(folder: Path) -> Iterator[Reader]:
     x = source.random((2, 784)).round(2).tolist()
     for part in ("train", "test"):
         (leaf / part).mkdir(parents=True)
-        held = {"users": ["f0"], "num_samples": [2], "user_data": {"f0": {"x": x, "y": [3, 7]}}}
-        (leaf / part / "all_data_0.json").write_text(json.dumps(held))
+        content = {"users": ["f0"], "num_samples": [2], "user_data": {"f0": {"x": x, "y": [3, 7]}}}
+        (leaf / part / "all_data_0.json").write_text(json.dumps(content))
     yield Reader("LEAF", leaf / "train" / "all_data_0.json", lambda: writers.leaf(leaf))
     patients = folder / "heart"
     patients.mkdir()
@@ -156,12 +156,12 @@ def of_pictures(folder: Path) -> Iterator[Reader]:
 
     yield Reader("photograph", place / "train" / "1.png", decoded)
     tar, xlsx = folder / "tree.tar", folder / "labels.xlsx"
-    with tarfile.open(tar, "w") as held:
-        held.add(place, arcname="tree")
+    with tarfile.open(tar, "w") as archive:
+        archive.add(place, arcname="tree")
 
     def unpacked() -> object:
-        found = store.archive(tar)
-        return [found.read(name) for name in found.names()]
+        archive = store.archive(tar)
+        return [archive.read(name) for name in archive.names()]
 
     yield Reader("tar archive", tar, unpacked)
     with zipfile.ZipFile(xlsx, "w") as book:
@@ -211,9 +211,9 @@ def fuzzed(readers: Sequence[Reader], seconds: float, seed: int) -> dict[str, Su
         for reader in readers:
             if turn and time.monotonic() - began >= seconds:
                 break
-            found, mine = fuzz_file(reader, BATCH, seed + turn), sums[reader.name]
-            mine.taken, mine.refused = mine.taken + found.taken, mine.refused + found.refused
-            mine.broken += found.broken
+            counts, mine = fuzz_file(reader, BATCH, seed + turn), sums[reader.name]
+            mine.taken, mine.refused = mine.taken + counts.taken, mine.refused + counts.refused
+            mine.broken += counts.broken
         turn += 1
     return sums
 
@@ -231,25 +231,25 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--write", action="store_true")
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     limit_memory()
     with tempfile.TemporaryDirectory() as scratch:
         makers = (of_runs, of_tables, of_sets, of_pictures, of_messages)
         readers = [reader for make in makers for reader in make(Path(scratch))]
-        sums = fuzzed(readers, given.seconds, given.seed)
+        sums = fuzzed(readers, options.seconds, options.seed)
     lines = ["| file | taken | refused | broken |", "| --- | --- | --- | --- |"]
     lines += [f"| {k} | {s.taken} | {s.refused} | {len(s.broken)} |" for k, s in sums.items()]
     broken = [one for s in sums.values() for one in s.broken]
     text = PAGE.format(
         table="\n".join(lines), files=sum(s.taken + s.refused for s in sums.values()),
-        seconds=given.seconds, seed=given.seed, memory=MEMORY >> 30,
+        seconds=options.seconds, seed=options.seed, memory=MEMORY >> 30,
         broken="; ".join(broken[:10]) or "nothing", torch=torch.__version__,
         machine=platform.machine(),
     )  # fmt: skip
     print(text)
-    if given.write:
+    if options.write:
         OUT.write_text(text)
     return int(bool(broken))
 

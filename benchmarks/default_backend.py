@@ -78,15 +78,15 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--only", default="", help="table or images")
     parser.add_argument("--turns", type=int, default=3)
-    given = parser.parse_args()
+    options = parser.parse_args()
     every: dict[str, Any] = {}
     for work in WORKLOADS:
-        if given.only not in ("", work.name):
+        if options.only not in ("", work.name):
             continue
-        work.keys["rounds"] = 6 if given.quick else work.keys["rounds"]
+        work.keys["rounds"] = 6 if options.quick else work.keys["rounds"]
         of = work.task()
         rows = sum(len(client.y) for client in of.build().task.clients)
-        figures = every[work.name] = played(of, work, given.turns)
+        figures = every[work.name] = played(of, work, options.turns)
         for turn, figure in enumerate(figures):
             (loop, *its), (default, *parts) = figure["loop"], figure["default"]
             print(
@@ -100,7 +100,7 @@ def main() -> None:
             f"{work.name}: the default is {here:.2f} times as fast here, and {free:.2f} times on "
             f"{os.cpu_count()} free cores, by processor time; the same bits"
         )
-    save(given.out, every, quick=given.quick)
+    save(options.out, every, quick=options.quick)
 
 
 if __name__ == "__main__":

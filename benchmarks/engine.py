@@ -52,7 +52,7 @@ CLOSE, AMPLIFIED = 1e-4, 1e-2
 CHECKED = 3
 # Unless told how many rounds to play: as many as the plain loop plays in so many seconds, these at
 # least and at most. Where they are many, a turn is several rounds, and some before them that are
-# not counted: in a run, nobody else's data are in the processor's cache. Processes that
+# not counted: in a run, no other program's data are in the processor's cache. Processes that
 # have waited for others take some rounds to be as fast again as they were.
 ENOUGH, LEAST, MOST, TURN, UNCOUNTED = 120.0, 2, 60, 20, 8
 
@@ -108,8 +108,8 @@ def players(
     for name in names:
         ours, theirs = context.Pipe()
         lines.append(ours)
-        given = (theirs, workload.name, name, quick, count)
-        processes.append(context.Process(target=_play, args=given))
+        inputs = (theirs, workload.name, name, quick, count)
+        processes.append(context.Process(target=_play, args=inputs))
         processes[-1].start()
         theirs.close()
     try:
@@ -128,7 +128,7 @@ def players(
 
 
 def _play(line: Connection, work: str, name: str, quick: bool, count: int) -> None:
-    """Tell the seconds of each of the rounds that are asked for, until nobody asks.
+    """Send the seconds of each round that is asked for, until the pipe is closed.
 
     They follow one another, as in a run: a process that must be woken for each of them would find
     nothing of the last one in the processor's cache.
@@ -143,11 +143,11 @@ def _play(line: Connection, work: str, name: str, quick: bool, count: int) -> No
         cohort = [federation.clients[i] for i in cohort_of(workload, t).tolist()]
         plain_round(net, federation.params, cohort, workload.local)
 
-    with contextlib.ExitStack() as held, contextlib.suppress(EOFError, OSError):
+    with contextlib.ExitStack() as stack, contextlib.suppress(EOFError, OSError):
         play: Callable[[int], object] = plain
         if name != "plain":
             keep_memory()  # as `engine.run.run` does
-            team = held.enter_context(
+            team = stack.enter_context(
                 workers(federation.clients, count if "workers" in name else 1)
             )
             play = contenders_of(workload, algorithm, federation, team)[name]
@@ -180,23 +180,25 @@ def measure(
     weighing = int((algorithm.weigh(server, cohort_of(workload, 1)) > 0).sum())
     names = ("plain", *(name for name in few if name == "loop" or name in apart))
     del federation, algorithm, server, few
-    with players(workload, names, quick, count) as asked:
-        times, rounds = timed(asked, repeat)
+    with players(workload, names, quick, count) as contenders:
+        times, rounds = timed(contenders, repeat)
     medians = {k: statistics.median(v) for k, v in times.items()}
     return Result(workload, medians, apart, weighing, rounds)
 
 
-def timed(asked: Mapping[str, Seconds], repeat: int | None) -> tuple[dict[str, list[float]], int]:
+def timed(
+    contenders: Mapping[str, Seconds], repeat: int | None
+) -> tuple[dict[str, list[float]], int]:
     """(seconds of each contender's rounds, and how many there were).
 
     All have played one before, which does not count: in it, processes are given their memory.
     """
-    first = {name: seconds([1])[0] for name, seconds in asked.items()}
+    first = {name: seconds([1])[0] for name, seconds in contenders.items()}
     rounds = repeat or min(MOST, max(LEAST, int(ENOUGH / first["plain"])))
     turn, before = (TURN, UNCOUNTED) if rounds == MOST else (1, 0)
-    times: dict[str, list[float]] = {name: [] for name in asked}
+    times: dict[str, list[float]] = {name: [] for name in contenders}
     for begin in range(1, rounds + 1, turn):
-        for name, seconds in asked.items():
+        for name, seconds in contenders.items():
             played = [*range(1, before + 1), *range(begin, begin + turn)]
             times[name] += seconds(played)[before:]
     return times, rounds
@@ -214,15 +216,15 @@ def contenders_of(
             algorithm, federation, first.server, {}, cohort_of(workload, t), t, backend
         ).server["params"]  # fmt: skip
 
-    found = {"loop": ours(loop), f"{count} workers": ours(team)}
+    contenders = {"loop": ours(loop), f"{count} workers": ours(team)}
     if not isinstance(workload.net(), Mlp):
-        found["channels-last"] = ours(channels_last(loop))
-        found[f"channels-last, {count} workers"] = ours(channels_last(team))
+        contenders["channels-last"] = ours(channels_last(loop))
+        contenders[f"channels-last, {count} workers"] = ours(channels_last(team))
     if isinstance(workload.net(), Mlp):
-        found["stacked"] = ours(Stacked())
-        found["dense"] = ours(Stacked(dense=True))
-        found[f"dense, {count} workers"] = ours(team.blocks(Stacked(dense=True)))
-    return {k: v for k, v in found.items() if k == "loop" or not only or k in only}
+        contenders["stacked"] = ours(Stacked())
+        contenders["dense"] = ours(Stacked(dense=True))
+        contenders[f"dense, {count} workers"] = ours(team.blocks(Stacked(dense=True)))
+    return {k: v for k, v in contenders.items() if k == "loop" or not only or k in only}
 
 
 def check(
@@ -233,17 +235,17 @@ def check(
     FedPALS weighs otherwise than the plain loop: only the backends are compared there. Left out is
     who says that the network is not for it.
     """
-    found: dict[str, Params] = {}
+    results: dict[str, Params] = {}
     for name, play in contenders.items():
         try:
-            found[name] = play(1)
+            results[name] = play(1)
         except UnfitError as e:
             print(f"{workload.name}: {name} is out: {str(e).partition('. ')[0]}", flush=True)
-    loops = found.pop("loop")
+    loops = results.pop("loop")
     most = CLOSE if isinstance(workload.net(), Mlp) else AMPLIFIED
     # Workers: bit for bit.
-    limits = {name: 0.0 if name[0].isdigit() else most for name in found}
-    apart = {name: _gap(other, loops, federation.params) for name, other in found.items()}
+    limits = {name: 0.0 if name[0].isdigit() else most for name in results}
+    apart = {name: _gap(other, loops, federation.params) for name, other in results.items()}
     if workload.method is recipes.fedavg:
         cohort = [federation.clients[i] for i in cohort_of(workload, 1).tolist()]
         batches = []
@@ -274,7 +276,7 @@ def check_steps(workload: Workload, algorithm: Algorithm, federation: Federation
 
 
 def table(results: Sequence[Result]) -> Iterator[str]:
-    """Markdown: seconds of the plain loop, and everybody's speed relative to it."""
+    """Markdown: seconds of the plain loop, and the other backends' speed relative to it."""
     names = list(dict.fromkeys(name for r in results for name in r.seconds))[1:]
     yield f"| | workload | plain loop, s | {' | '.join(names)} | apart | clients with weight |"
     yield "|---|---|---|" + "---|" * (len(names) + 2)
@@ -299,11 +301,11 @@ def check_names(
     workloads: Sequence[str], only: Sequence[str], repeat: int | None, count: int
 ) -> None:
     """SystemExit for what is not there, and for contenders that no chosen workload has."""
-    known = {w.name: w for w in WORKLOADS}
-    if odd := sorted(set(workloads) - set(known)):
-        raise SystemExit(f"unknown: {', '.join(odd)}; there are {', '.join(known)}")
-    chosen = workloads or list(known)
-    there = set[str]().union(*(offered(known[name], count) for name in chosen))
+    by_name = {w.name: w for w in WORKLOADS}
+    if odd := sorted(set(workloads) - set(by_name)):
+        raise SystemExit(f"unknown: {', '.join(odd)}; there are {', '.join(by_name)}")
+    chosen = workloads or list(by_name)
+    there = set[str]().union(*(offered(by_name[name], count) for name in chosen))
     if odd := [name for name in only if name not in there]:
         some = f"for {', '.join(chosen)} there are {'; '.join(sorted(there))}"
         raise SystemExit(f"unknown: {'; '.join(odd)}; {some}")
@@ -319,14 +321,16 @@ def main() -> None:
     parser.add_argument("--contenders", default="", help='as in "2 workers;dense"; loop is always')
     parser.add_argument("--repeat", type=int, help="rounds of each contender")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    chosen = [w for w in WORKLOADS if not given.only or w.name in given.only.split(",")]
-    only = given.contenders.split(";") if given.contenders else ()
-    check_names(given.only.split(",") if given.only else (), only, given.repeat, given.workers)
+    chosen = [w for w in WORKLOADS if not options.only or w.name in options.only.split(",")]
+    only = options.contenders.split(";") if options.contenders else ()
+    check_names(
+        options.only.split(",") if options.only else (), only, options.repeat, options.workers
+    )
     results = []
     for w in chosen:
-        results.append(measure(w, given.quick, given.repeat, given.workers, only))
+        results.append(measure(w, options.quick, options.repeat, options.workers, only))
         print(f"{w.name}: {results[-1].seconds}", flush=True)
     print("\n".join(("", *table(results))))
     rows = [
@@ -336,7 +340,7 @@ def main() -> None:
          "rounds": r.rounds, "seconds": r.seconds}
         for r in results
     ]  # fmt: skip
-    save(given.out, {"workers": given.workers, "rows": rows}, quick=given.quick)
+    save(options.out, {"workers": options.workers, "rows": rows}, quick=options.quick)
 
 
 if __name__ == "__main__":

@@ -112,8 +112,8 @@ class Quiet:
         """A new strategy of this name, told of one bad client where it can be."""
         from flwr.serverapp import strategy as all_
 
-        told = {"num_malicious_nodes": 1} if name == "Krum" else {}
-        return getattr(all_, name)(fraction_evaluate=0.0, **told)
+        options = {"num_malicious_nodes": 1} if name == "Krum" else {}
+        return getattr(all_, name)(fraction_evaluate=0.0, **options)
 
     def message(self, reply: Reply) -> Any:
         """A client's answer: its model's arrays, and 40 examples unless it claims another size."""
@@ -129,8 +129,8 @@ class Quiet:
         content = RecordDict(
             {"arrays": ArrayRecord(arrays), "metrics": MetricRecord({"num-examples": size})}
         )
-        asked = Message(content, dst_node_id=1 + reply.client, message_type="train")
-        return Message(content, reply_to=asked)
+        question = Message(content, dst_node_id=1 + reply.client, message_type="train")
+        return Message(content, reply_to=question)
 
     def mean(self, name: str, replies: Sequence[Reply]) -> dict[str, Any]:
         """The arrays that the strategy makes of the replies."""
@@ -160,18 +160,18 @@ def theirs(flower: Quiet, strategy: str, name: str) -> str:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             bad = spoil(name, place.honest[BAD])
-            found = flower.mean(strategy, [*rest[:BAD], *bad, *rest[BAD:]])
+            combined = flower.mean(strategy, [*rest[:BAD], *bad, *rest[BAD:]])
     except BaseException as e:
         if isinstance(e, KeyboardInterrupt):
             raise
         return f"{RAISES} {type(e).__name__}"
-    if found.keys() != alone.keys() or any(found[k].shape != alone[k].shape for k in alone):
+    if combined.keys() != alone.keys() or any(combined[k].shape != alone[k].shape for k in alone):
         return "another form"
-    if not all(np.isfinite(v).all() for v in found.values()):
+    if not all(np.isfinite(v).all() for v in combined.values()):
         return WRONG
-    if all(np.array_equal(found[k], alone[k]) for k in alone):
+    if all(np.array_equal(combined[k], alone[k]) for k in alone):
         return SAME
-    return HARMLESS if all(np.array_equal(found[k], full[k]) for k in alone) else DIFFERS
+    return HARMLESS if all(np.array_equal(combined[k], full[k]) for k in alone) else DIFFERS
 
 
 def table(place: Arena) -> list[str]:
@@ -182,10 +182,10 @@ def table(place: Arena) -> list[str]:
         columns[f"Flower {one}"] = lambda name, one=one: theirs(flower, one, name)  # type: ignore
     tally: dict[str, Counter[str]] = {column: Counter() for column in columns}
     for name in ATTACKS:
-        told = [say(name) for say in columns.values()]
-        for column, one in zip(columns, told, strict=True):
+        texts = [say(name) for say in columns.values()]
+        for column, one in zip(columns, texts, strict=True):
             tally[column][one.split(" ")[0] if one.startswith(RAISES) else one] += 1
-        lines.append(f"| {name} | " + " | ".join(told) + " |")
+        lines.append(f"| {name} | " + " | ".join(texts) + " |")
     head = ["| attack | " + " | ".join(columns) + " |", "| --- " * (len(columns) + 1) + "|"]
     sums = " | ".join(", ".join(f"{v} {k}" for k, v in t.most_common()) for t in tally.values())
     return [*head, *lines, f"| all {len(ATTACKS)} | {sums} |"]
@@ -193,9 +193,9 @@ def table(place: Arena) -> list[str]:
 
 def pieces(place: Arena, replies: int, log: Path, most: int) -> Iterator[Tally]:
     """Fuzzed replies in pieces, those of earlier calls first; at most `most` new ones."""
-    held = log.read_text().splitlines() if log.exists() else []
+    lines = log.read_text().splitlines() if log.exists() else []
     done = 0
-    for one in (Tally(**json.loads(line)) for line in held):
+    for one in (Tally(**json.loads(line)) for line in lines):
         if done < replies:
             done += one.replies
             yield one
@@ -203,13 +203,13 @@ def pieces(place: Arena, replies: int, log: Path, most: int) -> Iterator[Tally]:
     for _ in range(most):
         if done >= replies:
             break
-        found = fuzz(place, min(PIECE, replies - done), seed=done)
-        done += found.replies
+        tally = fuzz(place, min(PIECE, replies - done), seed=done)
+        done += tally.replies
         with log.open("a") as f:
-            f.write(json.dumps(asdict(found)) + "\n")
+            f.write(json.dumps(asdict(tally)) + "\n")
         spent = time.perf_counter() - began
-        print(f"{done} replies, {len(found.broken)} broken, {spent:.0f} s", flush=True)
-        yield found
+        print(f"{done} replies, {len(tally.broken)} broken, {spent:.0f} s", flush=True)
+        yield tally
 
 
 def main() -> int:
@@ -219,25 +219,25 @@ def main() -> int:
     parser.add_argument("--most", type=int, default=1_000_000)
     parser.add_argument("--folder", type=Path, default=Path("runs/faults"))
     parser.add_argument("--write", action="store_true")
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)
-    given.folder.mkdir(parents=True, exist_ok=True)
+    options.folder.mkdir(parents=True, exist_ok=True)
     place = made()
-    found = list(pieces(place, given.replies, given.folder / "pieces.jsonl", given.most))
-    done, broken = sum(one.replies for one in found), [b for one in found for b in one.broken]
-    if done < given.replies:
-        print(f"{done} of {given.replies} replies; the same command goes on")
+    tallies = list(pieces(place, options.replies, options.folder / "pieces.jsonl", options.most))
+    done, broken = sum(one.replies for one in tallies), [b for one in tallies for b in one.broken]
+    if done < options.replies:
+        print(f"{done} of {options.replies} replies; the same command goes on")
         return int(bool(broken))
     with quiet():
         lines = table(place)
     text = PAGE.format(
-        table="\n".join(lines), replies=done, used=sum(one.used for one in found),
+        table="\n".join(lines), replies=done, used=sum(one.used for one in tallies),
         broken=len(broken), first="; ".join(broken[:5]) or "none", clients=CLIENTS,
         norm=GATE.max_norm, torch=torch.__version__, machine=platform.machine(),
     )  # fmt: skip
     print(text)
-    if given.write:
+    if options.write:
         OUT.write_text(text)
     return int(bool(broken))
 

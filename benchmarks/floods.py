@@ -240,14 +240,14 @@ def main() -> int:
     parser.add_argument("--many", type=int, default=5000, help="connections")
     parser.add_argument("--bare", action="store_true")
     parser.add_argument("--write", action="store_true")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
-        made, wrong = under_way(given.size, given.many, Path(place))
+        made, wrong = under_way(arguments.size, arguments.many, Path(place))
     flower = "not run"
-    if given.bare:
+    if arguments.bare:
         with tempfile.TemporaryDirectory() as place:
-            flower = table(bare(given.size, given.many, Path(place)))
-    options = f"--size {given.size} --many {given.many}{' --bare' * given.bare}"
+            flower = table(bare(arguments.size, arguments.many, Path(place)))
+    options = f"--size {arguments.size} --many {arguments.many}{' --bare' * arguments.bare}"
     result = wrong or "the same files"
     text = PAGE.format(
         options=options,
@@ -257,7 +257,7 @@ def main() -> int:
         files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
     )
     print(text)
-    if given.write:
+    if arguments.write:
         OUT.write_text(text)
     return int(bool(wrong) or any(f.growth > 50 or f.seconds > 5 for f in made))
 

@@ -55,7 +55,7 @@ class Floats:
     more: bytes beyond that, (down, up), with the reason
     """
 
-    said: str
+    text: str
     down: int
     up: int
     more: tuple[int, int] = (0, 0)
@@ -116,15 +116,15 @@ def metered(app: ClientApp, seen: dict[int, Seen]) -> ClientApp:
     @counting.train()
     def train(message: Message, context: Context) -> Message:
         t = int(message.content["run"]["round"])  # type: ignore[arg-type, index]
-        asked = list(message.content.array_records.values())
+        sent = list(message.content.array_records.values())
         reply = app(message, context)
-        told = list(reply.content.array_records.items())
+        records = list(reply.content.array_records.items())
         now = seen.setdefault(t, Seen())
         now.clients.add(partition(context))
-        now.down += sum(map(_bytes, asked))
-        now.up += sum(_bytes(record) for _, record in told)
-        now.report += sum(_bytes(record) for name, record in told if name == "report")
-        now.records += sum(len(a.data) for _, record in told for a in record.values())
+        now.down += sum(map(_bytes, sent))
+        now.up += sum(_bytes(record) for _, record in records)
+        now.report += sum(_bytes(record) for name, record in records if name == "report")
+        now.records += sum(len(a.data) for _, record in records for a in record.values())
         return reply
 
     @counting.query("register")
@@ -148,7 +148,7 @@ def plain() -> Model:
 
 
 def branched() -> Model:
-    """The same with LayerNorm and a branch that tells clients apart."""
+    """The same with LayerNorm and a branch that distinguishes clients."""
     return build(lambda: routed_mlp((INPUTS,), (WIDTH,), CLASSES, CLIENTS), seed=0)
 
 
@@ -187,10 +187,10 @@ def counted(name: str, make: Callable[[Setting], Algorithm]) -> dict[str, Counte
         model, (0.1,) * CLASSES, local, rounds=ROUNDS, clients=CLIENTS, shape=(INPUTS,)
     )
     seen = played(make(setting), federation)
-    found = {r: _counted(seen[r]) for r in (1, ROUNDS - 1)}
+    counts = {r: _counted(seen[r]) for r in (1, ROUNDS - 1)}
     if name in ("feddisk", "made"):
-        return {f"{name}, densities": found[1], f"{name}, training": found[ROUNDS - 1]}
-    return {name: found[ROUNDS - 1]}
+        return {f"{name}, densities": counts[1], f"{name}, training": counts[ROUNDS - 1]}
+    return {name: counts[ROUNDS - 1]}
 
 
 def played(algorithm: Algorithm, federation: Federation) -> dict[int, Seen]:
@@ -228,16 +228,16 @@ def table(names: Sequence[str] | None = None) -> Iterator[str]:
 
 def row_of(name: str, c: Counted) -> str:
     """The table's row of a method."""
-    want, told = SPECIFIED.get(name), ""
+    want, verdict = SPECIFIED.get(name), ""
     if want is not None:
-        told = "yes" if agrees(c, want) else f"no: {4 * want.down} / {4 * want.up}"
-        told += f"; {want.why}" if want.why else ""
+        verdict = "yes" if agrees(c, want) else f"no: {4 * want.down} / {4 * want.up}"
+        verdict += f"; {want.why}" if want.why else ""
     notes = ["with a client branch"] if name.startswith("feddrm") else []
     notes += [f"{c.asked} of {CLIENTS} clients asked"] if c.asked < CLIENTS else []
     shares = f"{c.down / 4 / P:.2f} | {(c.up - c.report) / 4 / P:.2f}"
-    said = "" if want is None else want.said
+    spec = "" if want is None else want.text
     return (
-        f"| {name} | {c.down:.0f} | {c.up:.0f} | {c.report:.0f} | {shares} | {said} | {told} | "
+        f"| {name} | {c.down:.0f} | {c.up:.0f} | {c.report:.0f} | {shares} | {spec} | {verdict} | "
         f"{'; '.join(notes)} |"
     )
 
@@ -281,13 +281,13 @@ def _setting() -> Setting:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--write", action="store_true", help=f"into {OUT.name}, not only printed")
-    given = parser.parse_args()
+    options = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     lines = []
     for line in page():
         print(line, flush=True)
         lines.append(line)
-    if given.write:
+    if options.write:
         OUT.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

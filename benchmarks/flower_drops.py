@@ -110,8 +110,8 @@ def different(fed: Fed) -> list[str]:
     algorithm = method_of(config.method, config.training, prepared)(**config.method.options)
     server = start(algorithm, federation).server
     for t, event in sorted(played(fed.folder / "run").items()):
-        # Weights of a round are first solved without those who are away at its start; who is lost
-        # later leaves weights to those alone who were asked with it.
+        # Weights of a round are solved without the clients away at its start; a client lost later
+        # leaves its weight to those that were asked with it.
         dropped = {one["client"]: one["reason"] for one in event.get("dropped", [])}
         away = {client for client, reason in dropped.items() if reason in (GONE, NOT_YET)}
         lost = Faulty(at({(t, client): "drop" for client in dropped.keys() - away}))
@@ -132,23 +132,30 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, default=Path("runs/flower_drops"))
     parser.add_argument("--write", action="store_true")
-    given = parser.parse_args()
-    fed = place_of(given.folder.absolute(), given.clients, given.rounds)
+    arguments = parser.parse_args()
+    fed = place_of(arguments.folder.absolute(), arguments.clients, arguments.rounds)
     run = fed.folder / "run"
     if not (run / "summary.json").exists():
-        play(fed, given.clients, given.rounds, given.every, given.seed, given.late)
+        play(
+            fed,
+            arguments.clients,
+            arguments.rounds,
+            arguments.every,
+            arguments.seed,
+            arguments.late,
+        )
     rounds, odd = played(run), different(fed)
     lost = [one for event in rounds.values() for one in event.get("dropped", [])]
-    options = f"--clients {given.clients} --rounds {given.rounds} --every {given.every}"
-    options += " --late" if given.late else ""
+    options = f"--clients {arguments.clients} --rounds {arguments.rounds} --every {arguments.every}"
+    options += " --late" if arguments.late else ""
     text = PAGE.format(
-        options=options, clients=given.clients, rounds=len(rounds),
+        options=options, clients=arguments.clients, rounds=len(rounds),
         kills=len(killed(fed)), lost=len(lost),
         without=sum("dropped" in e for e in rounds.values()),
         same="the same bits in every tensor" if not odd else f"other numbers in {odd}",
     )  # fmt: skip
     print(text)
-    if given.write:
+    if arguments.write:
         OUT.write_text(text)
     return int(bool(odd))
 

@@ -351,13 +351,13 @@ def clock(seconds: float) -> Callable[[Fed], Command]:
 def full_disk() -> Result:
     """The federation's folder is on a disk of 2 MB that fills up after round 1."""
     with federation(30) as fed:
-        kept = fed.place / "kept"
-        fed.folder.rename(kept)
+        original = fed.place / "kept"
+        fed.folder.rename(original)
         fed.folder.mkdir()
         mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(fed.folder)]
         subprocess.run(mount, check=True)
         try:
-            shutil.copytree(kept, fed.folder, dirs_exist_ok=True)
+            shutil.copytree(original, fed.folder, dirs_exist_ok=True)
             server = fed.serve()
             fed.join(*range(CLIENTS))
             assert fed.rounds(1), "no round was played"
@@ -393,7 +393,7 @@ def restarted() -> Result:
     with federation(30) as fed:
         server = fed.serve()
         clients = fed.join(*range(CLIENTS))
-        # A round is told of before its checkpoint is written: after two there is one.
+        # A round is reported before its checkpoint is written: after two there is one.
         assert fed.rounds(2), "no two rounds were played"
         began = time.monotonic()
         server.process.send_signal(signal.SIGTERM)
@@ -463,23 +463,23 @@ core when it began; where it is missing, other work kept both cores busy (8 to 4
 
 
 def main() -> int:
-    """The table; exit code 1 where nothing was said, or processes were left over."""
+    """The table; exit code 1 where nothing was reported, or processes were left over."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help=f"of {', '.join(FAULTS)}; default: all")
     parser.add_argument("--folder", type=Path, default=Path("runs/flower_faults"))
     parser.add_argument("--again", action="store_true")
     parser.add_argument("--write", action="store_true")
-    given = parser.parse_args()
-    given.folder.mkdir(parents=True, exist_ok=True)
-    for name in given.names or FAULTS:
-        path = given.folder / f"{name}.json"
-        if given.again or not path.exists():
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    for name in options.names or FAULTS:
+        path = options.folder / f"{name}.json"
+        if options.again or not path.exists():
             load = os.getloadavg()[0]
             path.write_text(json.dumps(asdict(FAULTS[name]()) | {"load": load}))
         print(name, path.read_text(), flush=True)
-    paths = [given.folder / f"{name}.json" for name in FAULTS]
+    paths = [options.folder / f"{name}.json" for name in FAULTS]
     results = [Result(**json.loads(p.read_text())) for p in paths if p.exists()]
-    if given.write:
+    if options.write:
         OUT.write_text(page(results, OUT.read_text() if OUT.exists() else ""))
     return int(any(not r.words or r.left for r in results))
 

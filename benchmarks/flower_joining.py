@@ -78,13 +78,14 @@ def main() -> int:
     parser.add_argument("--most", type=float, default=18000.0, help="MB")
     parser.add_argument("--folder", type=Path, default=Path("runs/flower_joining"))
     parser.add_argument("--write", action="store_true")
-    given = parser.parse_args()
-    given.folder.mkdir(parents=True, exist_ok=True)
-    path = given.folder / f"{given.clients}.json"
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    path = options.folder / f"{options.clients}.json"
     if not path.exists():
-        path.write_text(json.dumps(measure(given.clients, given.most)))
+        path.write_text(json.dumps(measure(options.clients, options.most)))
     results = sorted(
-        (json.loads(p.read_text()) for p in given.folder.glob("*.json")), key=lambda r: r["clients"]
+        (json.loads(p.read_text()) for p in options.folder.glob("*.json")),
+        key=lambda r: r["clients"],
     )
     rows = "\n".join(
         f"| {r['clients']} | {r['seconds']:.0f} | {r['refused']} | {r['server MB']:.0f} | "
@@ -93,7 +94,7 @@ def main() -> int:
     )
     text = PAGE.format(table=rows)
     print(text)
-    if given.write:
+    if options.write:
         OUT.write_text(text)
     return 0
 

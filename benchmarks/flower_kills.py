@@ -121,8 +121,8 @@ def different(run: Path, plain: Path) -> str:
     def read(folder: Path, name: str) -> bytes:
         return (folder / name).read_bytes() if (folder / name).exists() else b""
 
-    own = {"events.jsonl", "report.html"}
-    return ", ".join(sorted(n for n in names - own if read(run, n) != read(plain, n)))
+    excluded = {"events.jsonl", "report.html"}
+    return ", ".join(sorted(n for n in names - excluded if read(run, n) != read(plain, n)))
 
 
 def play(method: str, victim: str, source: random.Random, place: Path) -> Point:
@@ -153,15 +153,15 @@ def play(method: str, victim: str, source: random.Random, place: Path) -> Point:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         server.wait(PATIENCE)
-        done, said, began = over(run), len(events(run)), time.monotonic()
+        done, before, began = over(run), len(events(run)), time.monotonic()
         if (run / "summary.json").exists():
             return Point(method, victim, done, done, 0.0, different(run, place / "plain"))
         until(lambda: not processes_of(fed, port, "fedshift.deploy.guard"), 60)
         again = fedshift(*serve, "--resume", run)
-        until(lambda: any("after" in one for one in events(run)[said:]))
+        until(lambda: any("after" in one for one in events(run)[before:]))
         seconds = time.monotonic() - began
         code = again.wait(PATIENCE)
-    starts = [one["after"] for one in events(run)[said:] if "after" in one]
+    starts = [one["after"] for one in events(run)[before:] if "after" in one]
     after = int(str(starts[0])) if starts else 0
     wrong = different(run, place / "plain") if code == 0 else f"exit code {code}"
     return Point(method, victim, done, after, seconds, wrong)
@@ -173,9 +173,9 @@ def main() -> int:
     parser.add_argument("--points", type=int, default=12)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--write", action="store_true")
-    given = parser.parse_args()
-    source, points = random.Random(given.seed), list[Point]()
-    for k in range(given.points):
+    options = parser.parse_args()
+    source, points = random.Random(options.seed), list[Point]()
+    for k in range(options.points):
         with tempfile.TemporaryDirectory() as place:
             method, victim = METHODS[k % len(METHODS)], VICTIMS[(k + k // 6) % len(VICTIMS)]
             points.append(play(method, victim, source, Path(place)))
@@ -187,9 +187,11 @@ def main() -> int:
         f"{p.wrong or 'the same files'} |"
         for p in points
     ]
-    text = PAGE.format(points=given.points, seed=given.seed, rounds=ROUNDS, table="\n".join(lines))
+    text = PAGE.format(
+        points=options.points, seed=options.seed, rounds=ROUNDS, table="\n".join(lines)
+    )
     print(text)
-    if given.write:
+    if options.write:
         OUT.write_text(text)
     return int(any(p.wrong or p.over - p.after > 1 for p in points))
 

@@ -49,12 +49,14 @@ MIB = 1 << 20
 @cache
 def made(name: str, quick: bool) -> tuple[Federation, Algorithm, Workload]:
     """A workload of benchmarks/workloads.py, once per process; convolutions are padded by 2."""
-    found = next(one for one in WORKLOADS if one.name == name)
-    if found.net is Cnn:
-        found = replace(found, net=partial(Cnn, 2), what=found.what.replace("CNN", "padded CNN"))
+    workload = next(one for one in WORKLOADS if one.name == name)
+    if workload.net is Cnn:
+        workload = replace(
+            workload, net=partial(Cnn, 2), what=workload.what.replace("CNN", "padded CNN")
+        )
     if quick:
-        found = replace(found, clients=6, examples=64)
-    return *found.federation(False), found
+        workload = replace(workload, clients=6, examples=64)
+    return *workload.federation(False), workload
 
 
 def site(name: str, quick: bool, client: int) -> Any:
@@ -115,13 +117,13 @@ class Clock:
     def _timed(self, method: Callable[..., Any], name: str) -> Callable[..., Any]:
         def timed(*args: Any) -> Any:
             began = time.perf_counter()
-            found = method(*args)
+            result = method(*args)
             spent = time.perf_counter() - began
             if name == "configure_train":
                 self.seconds.append(spent)
             else:
                 self.seconds[-1] += spent
-            return found
+            return result
 
         return timed
 
@@ -180,17 +182,17 @@ def below(process: int) -> dict[int, str]:
     )
     rows = [line.split(None, 2) for line in listed.stdout.splitlines()[1:]]
     parents = {int(pid): int(parent) for pid, parent, _ in rows}
-    found = {process}
-    while new := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= new
-    return {int(pid): command for pid, _, command in rows if int(pid) in found - {process}}
+    pids = {process}
+    while new := {pid for pid, parent in parents.items() if parent in pids} - pids:
+        pids |= new
+    return {int(pid): command for pid, _, command in rows if int(pid) in pids - {process}}
 
 
 def of_actors() -> tuple[Memory, Memory]:
     """(of the largest actor, of all of Ray's processes together)."""
-    found = below(os.getpid())
-    of = {pid: memory(pid) for pid in found if Path(f"/proc/{pid}/smaps_rollup").exists()}
-    actors = [held for pid, held in of.items() if "ClientAppActor" in found[pid]]
+    commands = below(os.getpid())
+    of = {pid: memory(pid) for pid in commands if Path(f"/proc/{pid}/smaps_rollup").exists()}
+    actors = [usage for pid, usage in of.items() if "ClientAppActor" in commands[pid]]
     return max(actors, key=lambda m: m.peak), sum(of.values(), start=Memory(0, 0, 0))
 
 
@@ -258,12 +260,12 @@ def tables(quick: bool, rounds: int) -> Iterator[str]:
     """Seconds, memory, and whether our strategy keeps within its limit."""
     yield "| case | where | ours | Flower's FedAvg | ratio | in our strategy | in Flower's |"
     yield "| --- | --- | --- | --- | --- | --- | --- |"
-    held, added = [], []
+    peaks, added = [], []
     for name, times in CASES.items():
         what = made(name, quick)[2].what
         seconds, peak = in_process(name, quick, rounds * times)
         yield f"| {what} | this process, 1 thread | {shown(seconds)} | – | – | – | – |"
-        held.append(f"| {what} | this process | {peak / MIB:.0f} | | | |")
+        peaks.append(f"| {what} | this process | {peak / MIB:.0f} | | | |")
         for actors in (1, 2):
             got = in_simulation(name, quick, actors, rounds * times)
             place = f"simulation, {actors} actor{'s'[: actors > 1]}"
@@ -275,7 +277,7 @@ def tables(quick: bool, rounds: int) -> Iterator[str]:
             added.append(got.added)
             sizes = (got.actor.peak, got.actor.resident, got.actor.proportional)
             cells = " | ".join(f"{v / MIB:.0f}" for v in (*sizes, got.ray.proportional))
-            held.append(f"| | {place} | {cells} |")
+            peaks.append(f"| | {place} | {cells} |")
     yield ""
     yield (
         f"Our strategy adds {', '.join(f'{100 * v:+.1f} %' for v in added)} to Flower's own round "
@@ -287,7 +289,7 @@ def tables(quick: bool, rounds: int) -> Iterator[str]:
     yield ""
     yield "| case | where | highest | resident | proportional | all of Ray, proportional |"
     yield "| --- | --- | --- | --- | --- | --- |"
-    yield from held
+    yield from peaks
 
 
 def page(quick: bool, rounds: int) -> Iterator[str]:
@@ -296,12 +298,13 @@ def page(quick: bool, rounds: int) -> Iterator[str]:
 
     yield "# Flower: seconds per round, and memory"
     yield ""
-    told = " and ".join(f"{rounds * times} ({name})" for name, times in CASES.items())
+    samples = " and ".join(f"{rounds * times} ({name})" for name, times in CASES.items())
     yield (
         f"`python benchmarks/flower_overhead.py --write --rounds {rounds}`, "
         f"{platform.processor() or platform.machine()}, {os.cpu_count()} CPUs, torch "
-        f"{torch.__version__}, flwr {flwr.__version__}, one thread per client. Medians of {told} "
-        "rounds after the first (smallest–largest), workloads of benchmarks/workloads.py."
+        f"{torch.__version__}, flwr {flwr.__version__}, one thread per client. Medians of "
+        f"{samples} rounds after the first (smallest–largest), workloads of "
+        "benchmarks/workloads.py."
     )
     yield ""
     yield (
@@ -320,8 +323,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="tiny, and nothing is written")
     parser.add_argument("--write", action="store_true", help=f"into {OUT.name}, not only printed")
     parser.add_argument("--rounds", type=int, default=3, help="of the CNN; four times of the MLP")
-    given = parser.parse_args()
-    if given.quick and given.write:
+    options = parser.parse_args()
+    if options.quick and options.write:
         parser.error("--quick prints only; leave out --write")
     torch.set_num_threads(1)
     # Ray's processes import this module (and `workloads`) by name.
@@ -331,10 +334,10 @@ def main() -> None:
         logging.getLogger("flwr").setLevel(logging.CRITICAL)
         import flower_overhead as module  # pickled by name, not as `__main__`
 
-        for line in module.page(given.quick, given.rounds):
+        for line in module.page(options.quick, options.rounds):
             print(line, flush=True)
             lines.append(line)
-    if given.write:
+    if options.write:
         OUT.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

@@ -56,8 +56,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, default=Path("runs/flower_refit"))
     parser.add_argument("--write", action="store_true")
-    given = parser.parse_args()
-    folder = given.folder.absolute()
+    options = parser.parse_args()
+    folder = options.folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     fed, began = Fed(folder, free_port()), time.monotonic()
     if not fed.folder.exists():
@@ -78,7 +78,7 @@ def main() -> int:
         same="the same bytes" if not odd else f"other bytes in {', '.join(odd)}",
     )  # fmt: skip
     print(text)
-    if given.write:
+    if options.write:
         OUT.write_text(text)
     return int(bool(odd))
 

@@ -16,38 +16,38 @@ MIB = 2**20
 
 
 class Goal(NamedTuple):
-    """What is asked and what was measured; more: whether more is better."""
+    """What is required and what was measured; more: whether more is better."""
 
     what: str
-    asked: float
-    found: float
+    required: float
+    measured: float
     unit: str
     more: bool
 
     @property
     def reached(self) -> bool:
-        """Whether it is as good as asked, or better."""
-        return self.found >= self.asked if self.more else self.found <= self.asked
+        """Whether it is as good as required, or better."""
+        return self.measured >= self.required if self.more else self.measured <= self.required
 
     def cells(self) -> list[str]:
         """A row of the table."""
         least = "at least" if self.more else "at most"
-        asked, found = (
+        required, measured = (
             f"{v:,.0f}{self.unit}" if v >= 100 else f"{v:.3g}{self.unit}"
-            for v in (self.asked, self.found)
+            for v in (self.required, self.measured)
         )
-        return [self.what, f"{least} {asked}", found, "yes" if self.reached else "**no**"]
+        return [self.what, f"{least} {required}", measured, "yes" if self.reached else "**no**"]
 
 
 def goals(left: Mapping[str, Any]) -> Iterator[Goal]:
     """Those whose benchmarks have figures."""
-    found = {name: one["figures"] for name, one in left.items()}
-    parts = [found[name]["rows"] for name in ("engine", "sparse", "deep") if name in found]
+    figures = {name: one["figures"] for name, one in left.items()}
+    parts = [figures[name]["rows"] for name in ("engine", "sparse", "deep") if name in figures]
     rows = [row for part in parts for row in part]  # a workload as often as it was played
     yield from _speeds(rows)
-    yield from _peers({row["workload"]: row for row in rows}, found)
-    yield from _sizes(found)
-    yield from _starts(found)
+    yield from _peers({row["workload"]: row for row in rows}, figures)
+    yield from _sizes(figures)
+    yield from _starts(figures)
 
 
 def _speeds(rows: Sequence[Mapping[str, Any]]) -> Iterator[Goal]:
@@ -57,15 +57,15 @@ def _speeds(rows: Sequence[Mapping[str, Any]]) -> Iterator[Goal]:
             yield Goal(f"{name}, loop", LOOP[name], _ratio(row, "loop"), "x", True)
     for row in rows:
         name = row["workload"]
-        asked = BEST.get(name)
+        required = BEST.get(name)
         if name in SPARSE:
             # All clients are as large, and the plain loop trains all.
-            asked = BEST[SPARSE[name]] * row["clients"] / row["weighing"]
-        if asked is not None:
+            required = BEST[SPARSE[name]] * row["clients"] / row["weighing"]
+        if required is not None:
             contender = _best(row)
             rounds = f"{row['rounds']} round{'s' if row['rounds'] > 1 else ''}"
             what = f"{name}, {contender}, {rounds}"
-            yield Goal(what, asked, _ratio(row, contender), "x", True)
+            yield Goal(what, required, _ratio(row, contender), "x", True)
 
 
 def _ratio(row: Mapping[str, Any], contender: str) -> float:
@@ -78,11 +78,11 @@ def _best(row: Mapping[str, Any]) -> str:
     return min(there, key=row["seconds"].__getitem__)
 
 
-def _peers(rows: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[Goal]:
+def _peers(rows: Mapping[str, Any], figures: Mapping[str, Any]) -> Iterator[Goal]:
     """Against the fastest other library on each workload; each beside a plain loop of its own."""
     theirs: dict[str, tuple[float, str]] = {}
     for part in ("peers", "peers-deep"):
-        for row in found[part]["rows"] if part in found else ():
+        for row in figures[part]["rows"] if part in figures else ():
             if "missing" not in row:
                 name = row["workload"]
                 theirs[name] = max(theirs.get(name, (0.0, "")), (row["ratio"], row["peer"]))
@@ -92,25 +92,25 @@ def _peers(rows: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[Goal]:
             yield Goal(f"{name}, {best}, beside {peer}", ratio, _ratio(rows[name], best), "x", True)
 
 
-def _sizes(found: Mapping[str, Any]) -> Iterator[Goal]:
-    if "states" in found:
-        peak = found["states"]["peak"] / MIB
+def _sizes(figures: Mapping[str, Any]) -> Iterator[Goal]:
+    if "states" in figures:
+        peak = figures["states"]["peak"] / MIB
         yield Goal("1,000 clients' SCAFFOLD states, peak", 2048.0, peak, " MiB", False)
-    if "registered" in found:
-        some = found["registered"]
+    if "registered" in figures:
+        some = figures["registered"]
         yield Goal("W6, start-up", 5.0, some["startup"], " s", False)
         yield Goal("W6, a client's metadata", 200.0, some["bytes_per_client"], " bytes", False)
-    if "aggregation" in found:
-        sums = found["aggregation"]["rows"]
+    if "aggregation" in figures:
+        sums = figures["aggregation"]["rows"]
         for way in (k for k in ("as they come", "all there") if k in sums):
             time = sums[way]["seconds"] / sums["plain"]["seconds"]
             yield Goal(f"aggregation, {way}, of a plain sum", 1.5, time, "x", False)
             yield Goal(f"aggregation, {way}, peak", 3.0, sums[way]["models"], " models", False)
 
 
-def _starts(found: Mapping[str, Any]) -> Iterator[Goal]:
-    if "startup" in found:
-        some = found["startup"]
+def _starts(figures: Mapping[str, Any]) -> Iterator[Goal]:
+    if "startup" in figures:
+        some = figures["startup"]
         torch = some["import torch"]["wall"]
         for name in ("import fedshift", "import fedshift, all public names"):
             yield Goal(f"`{name}`, of torch's", 1.5, some[name]["wall"] / torch, "x", False)

@@ -56,7 +56,7 @@ def seconds(play: Play, t: int) -> float:
 
 
 def measure(workload: Workload, quick: bool) -> dict[str, float]:
-    """Median seconds by contender; those whom the network does not fit are left out."""
+    """Median seconds by contender, without those that the network does not fit."""
     plays, times = contenders(workload, quick), dict[str, list[float]]()
     for name, play in plays.items():
         try:
@@ -73,17 +73,17 @@ def measure(workload: Workload, quick: bool) -> dict[str, float]:
 def main() -> None:
     parser = results.arguments(__doc__)
     parser.add_argument("--only", default="", help="as in W1,W3")
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     figures = {}
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     for workload in WORKLOADS:
-        if given.only and workload.name not in given.only.split(","):
+        if options.only and workload.name not in options.only.split(","):
             continue
-        figures[workload.name] = taken = measure(workload, given.quick)
+        figures[workload.name] = taken = measure(workload, options.quick)
         ratios = ", ".join(f"{k} {taken['plain'] / v:.2f}x" for k, v in taken.items())
         print(f"{workload.name}: plain {taken['plain']:.3f} s; {ratios}", flush=True)
-    results.save(given.out, figures, quick=given.quick)
+    results.save(options.out, figures, quick=options.quick)
 
 
 if __name__ == "__main__":

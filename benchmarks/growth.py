@@ -93,11 +93,11 @@ def measured(point: Point) -> dict[str, float]:
 
 
 def main() -> None:
-    given = results.arguments(__doc__).parse_args()
+    options = results.arguments(__doc__).parse_args()
     torch.set_num_threads(1)
     measured(Point(rounds=2))  # what the first round of a process loads
     figures: dict[str, list[dict[str, float]]] = {}
-    for axis, points in (QUICK if given.quick else AXES).items():
+    for axis, points in (QUICK if options.quick else AXES).items():
         for point in points:
             figures.setdefault(axis, []).append(row := measured(point))
             grown = row["model"] if axis == "parameters" else row[axis]
@@ -107,7 +107,7 @@ def main() -> None:
                 f"peak {row['peak'] / 2**20:.0f} MiB",
                 flush=True,
             )
-    results.save(given.out, figures, quick=given.quick)
+    results.save(options.out, figures, quick=options.quick)
 
 
 if __name__ == "__main__":

@@ -282,14 +282,14 @@ def main() -> None:
     parser.add_argument("--now", default="HEAD")
     parser.add_argument("--measured", action="append", default=[], metavar="NAME=BEFORE,NOW")
     parser.add_argument("--write", action="store_true")
-    given = parser.parse_args()
-    name = ["git", "rev-parse", "--short=7", given.now]
+    options = parser.parse_args()
+    name = ["git", "rev-parse", "--short=7", options.now]
     commit = subprocess.run(name, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    measured = with_given(json.loads(MEASURED.read_text()), given.measured)
-    (before, rooms_before), (now, rooms_now) = counts(BEFORE), counts(given.now)
+    measured = with_given(json.loads(MEASURED.read_text()), options.measured)
+    (before, rooms_before), (now, rooms_now) = counts(BEFORE), counts(options.now)
     times = ratios(RATIOS.read_text())
     text = page(commit.strip(), (before, now), (rooms_before, rooms_now), {**measured, **times})
-    if given.write:
+    if options.write:
         MEASURED.write_text(json.dumps(measured, indent=1) + "\n")
         PAGE.write_text(text)
     else:

@@ -37,10 +37,10 @@ def children(pid: int) -> dict[int, str]:
     """A process and all that came of it, with their commands."""
     listed = subprocess.run(["ps", "-wweo", "pid,ppid,args"], capture_output=True, text=True)
     rows = [line.split(None, 2) for line in listed.stdout.splitlines()[1:]]
-    commands, found = {int(p): args for p, _, args in rows}, {pid}
-    while more := {int(p) for p, parent, _ in rows if int(parent) in found} - found:
-        found |= more
-    return {p: commands[p] for p in found if p in commands}
+    commands, pids = {int(p): args for p, _, args in rows}, {pid}
+    while more := {int(p) for p, parent, _ in rows if int(parent) in pids} - pids:
+        pids |= more
+    return {p: commands[p] for p in pids if p in commands}
 
 
 def peak(pid: int) -> float:
@@ -104,20 +104,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", type=int, default=300, help="MB")
     parser.add_argument("--write", action="store_true")
-    given = parser.parse_args()
+    options = parser.parse_args()
     rows, taken, load = [], [], os.getloadavg()[0]
     for times in (8.0, OPEN):
         with tempfile.TemporaryDirectory() as place:
-            most, seconds, why = measure(given.size, times, Path(place))
+            most, seconds, why = measure(options.size, times, Path(place))
         limit = f"{times:g} times the model" if times < OPEN else "none (1,000,000 times)"
         cells = " | ".join(f"{mb:.0f}" for mb in most.values())
         rows.append(f"| {limit} | {cells} | {seconds:.0f} | {why} |")
         taken.append(sum(most.values()))
         print(rows[-1], flush=True)
-    text = PAGE.format(size=given.size, rows="\n".join(rows), load=load)
-    if given.write:
+    text = PAGE.format(size=options.size, rows="\n".join(rows), load=load)
+    if options.write:
         OUT.write_text(text)
-    return int(taken[1] - taken[0] < given.size / 2)
+    return int(taken[1] - taken[0] < options.size / 2)
 
 
 PAGE = """# A client's huge reply

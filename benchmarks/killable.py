@@ -72,9 +72,9 @@ def spawn(
         return pid
     try:
         os.chdir(place)
-        said = os.open("said.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        log = os.open("said.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         for stream in (1, 2):
-            os.dup2(said, stream)
+            os.dup2(log, stream)
         if cold:
             os.execv(SCRIPT, [str(SCRIPT), *arguments])
         steps = Steps(step, kept)
@@ -146,14 +146,14 @@ def _zombie(pid: int) -> bool:
     return True
 
 
-def first_event(place: Path, pid: int, known: int, began: float) -> tuple[float, float, int]:
+def first_event(place: Path, pid: int, before: int, began: float) -> tuple[float, float, int]:
     """(seconds to the first new event, processor's seconds till then, exit code)."""
     code, processor, tick = None, 0.0, os.sysconf("SC_CLK_TCK")
-    while len(told := events(place)) <= known and code is None:
+    while len(logged := events(place)) <= before and code is None:
         with contextlib.suppress(OSError, IndexError):
             spent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
             processor = sum(map(int, spent)) / tick
         time.sleep(0.005)
         code = ended(pid)
-    first = told[known]["time"] - began if len(told) > known else 0.0
+    first = logged[before]["time"] - began if len(logged) > before else 0.0
     return first, processor, waited(pid) if code is None else code

@@ -75,7 +75,7 @@ def toml_of(method: str) -> str:
 class Point:
     """Where a run is killed.
 
-    after   once this round is told of (0: once the process has begun)
+    after   once this round is reported (0: once the process has begun)
     delay   then so many rounds' times later
     step    at this share of all steps of writing checkpoints, with the share `kept` of a file
     """
@@ -142,14 +142,14 @@ def whole(folder: Path, method: str) -> tuple[dict[str, bytes], float, int]:
 
 
 def left(place: Path) -> dict[str, bytes]:
-    """All files of a run but events and page, which hold times, and who was at work in it."""
+    """All files of a run but events and page, which have times, and the lock of its process."""
     passing = ("events.jsonl", "report.html", IN_USE)
     files = (p for p in (place / "o").rglob("*") if p.is_file() and p.name not in passing)
     return {str(p.relative_to(place)): p.read_bytes() for p in files}
 
 
 @dataclass(frozen=True)
-class Found:
+class Outcome:
     """What came of one point.
 
     killed   whether it was before the run had ended; begun: whether there was something to resume
@@ -170,7 +170,7 @@ class Found:
     wrong: str = ""
 
 
-def tried(where: Point, folder: Path) -> Found:
+def tried(where: Point, folder: Path) -> Outcome:
     """Kill a run at a point, resume it, and compare."""
     files, seconds, steps = whole(folder, where.method)
     place = folder / "cut"
@@ -186,7 +186,7 @@ def tried(where: Point, folder: Path) -> Found:
     if code not in (-signal.SIGKILL, 4) or (place / "o" / "summary.json").exists():
         wrong = "" if code == 0 else _told_complete(place)
         wrong = wrong or _apart(place, files)
-        return Found(where.number, where.method, where.kind, False, wrong=wrong)
+        return Outcome(where.number, where.method, where.kind, False, wrong=wrong)
     mid = any((place / "o" / "checkpoints").rglob("*.part"))
     return _resumed(where, place, files, mid, "" if orderly else "workers were left behind")
 
@@ -199,7 +199,9 @@ def _told_complete(place: Path) -> str:
     return "" if (resumed, drawn) == (2, 0) else f"exit codes {resumed}, {drawn} at the end"
 
 
-def _resumed(where: Point, place: Path, files: Mapping[str, bytes], mid: bool, wrong: str) -> Found:
+def _resumed(
+    where: Point, place: Path, files: Mapping[str, bytes], mid: bool, wrong: str
+) -> Outcome:
     before, cold = events(place), where.number % COLD == COLD - 1
     begun = (place / "o" / "config.resolved.toml").exists()
     arguments = ["run", "--resume", "o", "--checkpoint-every", "1", *where.options]
@@ -216,22 +218,22 @@ def _resumed(where: Point, place: Path, files: Mapping[str, bytes], mid: bool, w
     wrong = wrong or (f"exit code {code} of the resumed run" if code else "")
     wrong = wrong or ("more than one round played again" if redone > 1 else "")
     wrong = wrong or _apart(place, files)
-    return Found(
+    return Outcome(
         where.number, where.method, where.kind, True, begun, mid, redone, cold, seconds, processor,
         wrong,
     )  # fmt: skip
 
 
 def _apart(place: Path, files: Mapping[str, bytes]) -> str:
-    found = left(place)
-    odd = sorted(k for k in found.keys() | files.keys() if found.get(k) != files.get(k))
+    written = left(place)
+    odd = sorted(k for k in written.keys() | files.keys() if written.get(k) != files.get(k))
     return f"{', '.join(odd[:3])} not as without the kill" if odd else ""
 
 
-def all_points(folder: Path, points: int, seed: int) -> Iterator[Found]:
+def all_points(folder: Path, points: int, seed: int) -> Iterator[Outcome]:
     """So many points that hit a run before it ended; those that are done are read."""
     log = folder / f"points-{seed}.jsonl"
-    done = [Found(**json.loads(line)) for line in log.read_text().splitlines()] if log.exists() \
+    done = [Outcome(**json.loads(line)) for line in log.read_text().splitlines()] if log.exists() \
         else []  # fmt: skip
     hits, number = 0, 0
     while hits < points:
@@ -243,11 +245,11 @@ def all_points(folder: Path, points: int, seed: int) -> Iterator[Found]:
         yield done[number - 1]
 
 
-def table(found: Sequence[Found]) -> str:
+def table(outcomes: Sequence[Outcome]) -> str:
     """Methods in rows, kinds of points in columns."""
     lines = ["| method | " + " | ".join(KINDS) + " | the same files | rounds played again |",
              "| --- " * (len(KINDS) + 3) + "|"]  # fmt: skip
-    hit = [one for one in found if one.killed]
+    hit = [one for one in outcomes if one.killed]
     for method in (*METHODS, "all"):
         mine = [one for one in hit if method in (one.method, "all")]
         of = [str(sum(one.kind == kind for one in mine)) for kind in KINDS]
@@ -257,15 +259,15 @@ def table(found: Sequence[Found]) -> str:
     return "\n".join(lines)
 
 
-def page(found: Sequence[Found], seed: int) -> str:
+def page(outcomes: Sequence[Outcome], seed: int) -> str:
     """The page for results."""
-    hit = [one for one in found if one.killed]
+    hit = [one for one in outcomes if one.killed]
     cold = [one for one in hit if one.cold and one.begun]
-    wrong = "; ".join(f"{o.number} {o.method}, {o.kind}: {o.wrong}" for o in found if o.wrong)
+    wrong = "; ".join(f"{o.number} {o.method}, {o.kind}: {o.wrong}" for o in outcomes if o.wrong)
     return PAGE.format(
-        table=table(found), points=len(hit), seed=seed, rounds=ROUNDS, wrong=wrong or "none",
+        table=table(outcomes), points=len(hit), seed=seed, rounds=ROUNDS, wrong=wrong or "none",
         mid=sum(one.mid for one in hit), unbegun=sum(not one.begun for one in hit),
-        missed=len(found) - len(hit), cold=len(cold),
+        missed=len(outcomes) - len(hit), cold=len(cold),
         seconds=max([one.seconds for one in cold] or [0.0]),
         processor=max([one.processor for one in cold] or [0.0]),
         torch=torch.__version__, machine=platform.machine(),
@@ -298,19 +300,19 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, default=Path("runs/kills"))
     parser.add_argument("--write", action="store_true")
-    given = parser.parse_args()
-    given.folder.mkdir(parents=True, exist_ok=True)
-    found = []
-    for one in all_points(given.folder.absolute(), given.points, given.seed):
-        found.append(one)
-        told = one.wrong or ("the same" if one.killed else "ended before")
-        print(f"{one.number} {one.method}, {one.kind}: {told}, {one.redone} again", flush=True)
-    text = page(found, given.seed)
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    outcomes = []
+    for one in all_points(options.folder.absolute(), options.points, options.seed):
+        outcomes.append(one)
+        verdict = one.wrong or ("the same" if one.killed else "ended before")
+        print(f"{one.number} {one.method}, {one.kind}: {verdict}, {one.redone} again", flush=True)
+    text = page(outcomes, options.seed)
     print(text)
-    if given.write:
+    if options.write:
         OUT.write_text(text)
-    slow = [one for one in found if one.cold and one.processor > START]
-    return int(bool(slow) or any(one.wrong for one in found))
+    slow = [one for one in outcomes if one.cold and one.processor > START]
+    return int(bool(slow) or any(one.wrong for one in outcomes))
 
 
 if __name__ == "__main__":

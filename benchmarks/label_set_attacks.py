@@ -88,7 +88,7 @@ def probes_of(shadows: Sequence[Heard], truths: Truths) -> list[Fit]:
     """For each round, from a client's change of the body to its labels [n, K]; from shadows."""
 
     def of_round(t: int, pairs: list[tuple[Heard, Tensor]]) -> tuple[Tensor, Tensor]:
-        updates = [heard.up[t][heard.drawn[t]] for heard, _ in pairs]
+        updates = [attack_data.up[t][attack_data.drawn[t]] for attack_data, _ in pairs]
         return torch.cat(updates), torch.cat([bits[h.drawn[t]].float() for h, bits in pairs])
 
     two = halves(shadows, truths)
@@ -117,16 +117,16 @@ def attack(
 ) -> dict[str, Compared]:  # fmt: skip
     """Each attack's comparison on the attacked federations; truths: of both kinds."""
     first, second = (joined([look(*one) for one in some]) for some in halves(shadows, truths[0]))
-    asked = joined([*map(look, attacked, truths[1])])
+    third = joined([*map(look, attacked, truths[1])])
     norms = best_ridge(*((one.norms, one.share) for one in (first, second)))
-    old, new = (features(probes, norms, views) for views in (second, asked))
+    old, new = (features(probes, norms, views) for views in (second, third))
     scores = {
         name: fitted(x.flatten(0, 1), second.share.flatten(), 1e-6)(new[name].flatten(0, 1))
         for name, x in old.items()
-    } | {"holders known": asked.share.double().flatten()}
-    each = asked.share.numel() // len(attacked)
-    fed, share = torch.arange(len(attacked)).repeat_interleave(each), asked.share.flatten().double()
-    yes, no = share * asked.asked, (1 - share) * asked.asked
+    } | {"holders known": third.share.double().flatten()}
+    each = third.share.numel() // len(attacked)
+    fed, share = torch.arange(len(attacked)).repeat_interleave(each), third.share.flatten().double()
+    yes, no = share * third.asked, (1 - share) * third.asked
     return {k: compared(fed, score, yes, no) for k, score in scores.items()}
 
 
@@ -135,9 +135,9 @@ def by_cohorts(
 ) -> dict[str, Compared]:
     """Of a client that knows who took part: do the others' changes look so when k did?"""
     out: list[tuple[Tensor, ...]] = []
-    for f, (heard, sets) in enumerate(zip(attacked, truths, strict=True)):
-        z = probed(probes, seen_by_clients(heard, sets))
-        there = heard.drawn[:-1].float()
+    for f, (attack_data, sets) in enumerate(zip(attacked, truths, strict=True)):
+        z = probed(probes, seen_by_clients(attack_data, sets))
+        there = attack_data.drawn[:-1].float()
         score = torch.einsum("jty,tk->jky", z - z.mean(1, keepdim=True), there - there.mean(0))
         clients = len(sets)
         j, k, y = (
@@ -259,9 +259,12 @@ def lines(columns: Mapping[str, str], measured: Mapping[str, Sequence[dict[str, 
 
 def missed(measured: Mapping[str, Sequence[dict[str, Compared]]]) -> tuple[int, int]:
     """Controls on sets that no client has whose interval does not have 0.5, and all of them."""
-    asked = [CLIENT[CONTROL], READER[CONTROL], COHORTS[CONTROL]]
+    controls = [CLIENT[CONTROL], READER[CONTROL], COHORTS[CONTROL]]
     values = [
-        auc([w[k] for w in worlds]) for worlds in measured.values() for k in asked if k in worlds[0]
+        auc([w[k] for w in worlds])
+        for worlds in measured.values()
+        for k in controls
+        if k in worlds[0]
     ]
     return sum(not low <= 0.5 <= high for _, low, high in values), len(values)
 
@@ -272,12 +275,12 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--folder", type=Path, default=Path("label-set-attacks"))
     parser.add_argument("--write", action="store_true")
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    size, pools = QUICK if given.quick else Size(), images()
+    size, pools = QUICK if options.quick else Size(), images()
     measured = {
-        cell.name: [kept(given.folder, cell, size, w, pools) for w in range(size.worlds)]
-        for cell in (CELLS[:2] + CELLS[-1:] if given.quick else CELLS)
+        cell.name: [kept(options.folder, cell, size, w, pools) for w in range(size.worlds)]
+        for cell in (CELLS[:2] + CELLS[-1:] if options.quick else CELLS)
     }
     enough = next(n for n in range(2, 10_000) if ceiling(n, size) <= GOAL)
     text = PAGE.format(
@@ -286,7 +289,7 @@ def main() -> None:
         enough=enough, goal=GOAL, missed="{} of {}".format(*missed(measured)), **asdict(size),
     )  # fmt: skip
     print(text)
-    if given.write and not given.quick:
+    if options.write and not options.quick:
         write(OUT, text)
 
 

@@ -107,16 +107,16 @@ def messages_of(
     method: LabelSets, federation: Federation, rounds: int, cohort: int | None
 ) -> tuple[dict[tuple[int, int], tuple[Parts, Parts]], list[Params]]:
     """((round, client) -> what it was sent and what it sent, the server's model of each round)."""
-    heard: dict[tuple[int, int], tuple[Parts, Parts]] = {}
+    messages: dict[tuple[int, int], tuple[Parts, Parts]] = {}
 
     def tapped(update: Callable[..., Any], jobs: Iterable[Job]) -> Iterator[Reply]:
         for job in jobs:
             (reply,) = loop(update, [job])
-            heard[job.t, job.client] = (job.message, reply.update)
+            messages[job.t, job.client] = (job.message, reply.update)
             yield reply
 
     played = run(method, federation, rounds, cohort=cohort, backend=tapped)
-    return heard, [federation.params, *(one.server["params"] for one in played)]
+    return messages, [federation.params, *(one.server["params"] for one in played)]
 
 
 def federation_of(
@@ -145,7 +145,7 @@ def hear(cell: Cell, size: Size, world: int, who: str, one: int, pools: Sequence
     federation, method = federation_of(
         cell, size, world, who, one, mine if who == "shadow" else theirs
     )
-    heard, whole = messages_of(method, federation, size.rounds, cell.cohort)
+    messages, whole = messages_of(method, federation, size.rounds, cell.cohort)
     sets, slots = federation.table["labels"] > 0, size.labels
     shape, clients = (size.rounds, cell.clients), cell.clients
     wide, deep = HIDDEN + 1, HIDDEN * (PROBES + 1)
@@ -156,7 +156,7 @@ def hear(cell: Cell, size: Size, world: int, who: str, one: int, pools: Sequence
         torch.zeros(clients, slots, K), torch.stack([rows(params) for params in whole[:-1]]),
     )  # fmt: skip
     shown = torch.cat([mine.x[mine.y == y][:SHOWN] for y in range(K)])
-    for (t, i), (down, up) in heard.items():
+    for (t, i), (down, up) in messages.items():
         at, local = (t - 1, i), down["slots"]["local"]
         got.drawn[at] = True
         got.down[t - 1], got.up[at] = body(down["params"], mine), body(up["delta"], mine)
@@ -205,32 +205,32 @@ def norms_of(changes: Tensor) -> Tensor:
     return torch.cat([weight, bias], 1).clamp(min=1e-8).log()
 
 
-def seen_by_clients(heard: Heard, sets: Tensor, *, whole: bool = False) -> Views:
+def seen_by_clients(views: Heard, sets: Tensor, *, whole: bool = False) -> Views:
     """Of each client in turn: the others' change of the body, and which rows move without it.
 
     It knows how many take part, and that all are of one size. whole: it is sent whole heads.
     """
-    clients, taking = len(heard.sets), heard.drawn.sum(1)
-    moved = (heard.down[1:] - heard.down[:-1])[:, None]
-    others = (moved - heard.up[:-1] / taking[:-1, None, None]).transpose(0, 1)
+    clients, taking = len(views.sets), views.drawn.sum(1)
+    moved = (views.down[1:] - views.down[:-1])[:, None]
+    others = (moved - views.up[:-1] / taking[:-1, None, None]).transpose(0, 1)
     # The others' sum, as a mean over them: what the shadow's single updates look like.
-    others = others * (taking / (taking - heard.drawn.T.long()).clamp(min=1))[:, :-1, None]
-    rows_ = torch.stack([row_moves(heard, j, whole) for j in range(clients)])
+    others = others * (taking / (taking - views.drawn.T.long()).clamp(min=1))[:, :-1, None]
+    rows_ = torch.stack([row_moves(views, j, whole) for j in range(clients)])
     left = (sets.sum(0) - sets.long()).float() / (clients - 1)
     plain = {"absent rows": rows_[..., :2], "norms of rows": rows_[..., 2:]}
     return Views(others, norms_of(others), plain, left, clients - 1)
 
 
-def row_moves(heard: Heard, client: int, whole: bool) -> Tensor:
+def row_moves(views: Heard, client: int, whole: bool) -> Tensor:
     """[K, 4] of a client: 1 if it sees the row; if no other moves it; size of others' moves."""
     out = torch.zeros(K, 4)
-    for slot, y in enumerate(heard.labels[client].tolist()):
+    for slot, y in enumerate(views.labels[client].tolist()):
         if y >= 0:
-            before, sent = heard.rows_down[:-1, client, slot], heard.rows_up[:-1, client, slot]
-            out[y] = _moves(before, sent, heard.rows_down[1:, client, slot])
+            before, sent = views.rows_down[:-1, client, slot], views.rows_up[:-1, client, slot]
+            out[y] = _moves(before, sent, views.rows_down[1:, client, slot])
     if whole:
-        for y in (~heard.sets[client]).nonzero().flatten().tolist():
-            row = heard.whole[:, y]
+        for y in (~views.sets[client]).nonzero().flatten().tolist():
+            row = views.whole[:, y]
             out[y] = _moves(row[:-1], torch.zeros_like(row[:-1]), row[1:])
     return out
 
@@ -242,11 +242,11 @@ def _moves(before: Tensor, sent: Tensor, after: Tensor) -> Tensor:
     return torch.tensor([1.0, float(alone), float(ratio), float(ratio.clamp(min=1e-4).log())])
 
 
-def seen_on_the_way(heard: Heard, sets: Tensor) -> Views:
+def seen_on_the_way(views: Heard, sets: Tensor) -> Views:
     """Of each client's own messages: its changes, and its rows without the labels' names."""
-    changes, used = heard.up.transpose(0, 1), (heard.rows_up != 0).flatten(3).any(3).any(0)
-    sizes = heard.rows_up.norm(dim=-1).transpose(0, 1).sort(-1).values.flatten(1)
-    fits = (heard.shown - heard.shown.mean(2, keepdim=True)).masked_fill(~used[..., None], -99)
+    changes, used = views.up.transpose(0, 1), (views.rows_up != 0).flatten(3).any(3).any(0)
+    sizes = views.rows_up.norm(dim=-1).transpose(0, 1).sort(-1).values.flatten(1)
+    fits = (views.shown - views.shown.mean(2, keepdim=True)).masked_fill(~used[..., None], -99)
     named = fits.max(1).values
     plain = {"rows on images": torch.stack([named, named.argsort(1).argsort(1).float()], -1)}
     norms = torch.cat([norms_of(changes), sizes.clamp(min=1e-8).log()], 1)

@@ -1,4 +1,4 @@
-"""How often attackers order (who holds, who does not) rightly: AUC, its interval, its ceiling."""
+"""How often attackers order (holder, other) pairs rightly: AUC, its interval, its ceiling."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RESAMPLES = 2000
 
 
 class Compared(NamedTuple):
-    """Pairs (who holds, who does not) of federations [F, F]: those in order, and all."""
+    """Pairs (holder, other) of federations [F, F]: those in order, and all."""
 
     right: Tensor
     pairs: Tensor
@@ -79,12 +79,12 @@ def ceiling(clients: int, size: Size) -> float:
 def equal_rows(attacked: Sequence[Heard]) -> Compared:
     """Slots of two clients of one federation: are their rows of the last round the same bits?"""
     fed, score, bit = [], [], []
-    for f, heard in enumerate(attacked):
-        rows_ = heard.rows_down[-1].flatten(0, 1)
-        owner = torch.arange(len(heard.labels)).repeat_interleave(heard.labels.shape[1])
+    for f, views in enumerate(attacked):
+        rows_ = views.rows_down[-1].flatten(0, 1)
+        owner = torch.arange(len(views.labels)).repeat_interleave(views.labels.shape[1])
         pair = owner[:, None] < owner
         same = (rows_[:, None] == rows_).all(-1)
-        labels = heard.labels.flatten()
+        labels = views.labels.flatten()
         score.append(same[pair].double())
         bit.append((labels[:, None] == labels)[pair].double())
         fed.append(torch.full((int(pair.sum()),), f))

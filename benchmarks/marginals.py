@@ -34,7 +34,7 @@ LIES = (0.0, 0.05, 0.1, 0.2, 0.4)
 CLIENTS = 30
 
 
-def told(counts: np.ndarray, client: int, distance: float, seed: int) -> np.ndarray:
+def false_claims(counts: np.ndarray, client: int, distance: float, seed: int) -> np.ndarray:
     """The claims [M, K], where one client gives `distance` of its mass to another label."""
     source, claims = numpy_generator(seed, "lie", client), counts.copy()
     most = int(counts[client].argmax())
@@ -46,7 +46,7 @@ def told(counts: np.ndarray, client: int, distance: float, seed: int) -> np.ndar
 
 def row(name: str, seeds: int, rounds: int, step: int) -> list[float]:
     """(found at each of `LIES`, false alarms): every `step`-th client lies once, alone."""
-    found, false, tested, lied = np.zeros(len(LIES)), 0, 0, 0
+    detected, false, tested, lied = np.zeros(len(LIES)), 0, 0, 0
     for seed in range(seeds):
         config = validate({
             "data": {"name": name},
@@ -73,10 +73,10 @@ def row(name: str, seeds: int, rounds: int, step: int) -> list[float]:
         lied += len(liars)
         for k, distance in enumerate(LIES):
             for client in liars:
-                claims = told(counts, client, distance, seed)
+                claims = false_claims(counts, client, distance, seed)
                 verdict = audit_marginals(first, second, claims)[client].verdict
-                found[k] += verdict == "inconsistent"
-    return [*(found / lied).tolist(), false / tested]
+                detected[k] += verdict == "inconsistent"
+    return [*(detected / lied).tolist(), false / tested]
 
 
 def main() -> None:
@@ -85,18 +85,18 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--write", action="store_true")
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    name = "fashion-mnist-mini" if given.quick else "fashion-mnist"
-    seeds, step = (1, 6) if given.quick else (given.seeds, 1)
+    name = "fashion-mnist-mini" if options.quick else "fashion-mnist"
+    seeds, step = (1, 6) if options.quick else (options.seeds, 1)
     head = " | ".join(f"{100 * lie:g} %" for lie in LIES)
     lines = [f"| model | {head} | false alarms |", "| --- " * (len(LIES) + 2) + "|"]
-    for what, rounds in (("first", 0), ("after 10 rounds", 1 if given.quick else 10)):
+    for what, rounds in (("first", 0), ("after 10 rounds", 1 if options.quick else 10)):
         told_ = " | ".join(f"{value:.3f}" for value in row(name, seeds, rounds, step))
         lines.append(f"| {what} | {told_} |")
     text = PAGE.format(table="\n".join(lines), name=name, seeds=seeds, clients=CLIENTS)
     print(text)
-    if given.write:
+    if options.write:
         OUT.write_text(text)
 
 

@@ -52,9 +52,9 @@ def taken_by(what: Callable[[], object]) -> int:
         os.write(write, json.dumps(peak() - before).encode())
         os._exit(0)
     os.close(write)
-    with os.fdopen(read) as told:
-        found = told.read()
+    with os.fdopen(read) as pipe:
+        text = pipe.read()
     os.waitpid(child, 0)
-    if not found:
+    if not text:
         raise SystemExit("the process that measured memory was ended")
-    return int(json.loads(found))
+    return int(json.loads(text))

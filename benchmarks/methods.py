@@ -107,22 +107,24 @@ def measured(count: int, repeat: int) -> list[dict[str, object]]:
         setting = Setting(model, TARGET, LOCAL, rounds=10_000, clients=count, shape=SHAPE)
         base, algorithm = recipes.fedavg(setting), one.make(setting, **OPTIONS.get(one.name, {}))
         federation = federation_of(model, count)
-        fedavg, own = seconds(
+        fedavg, spent = seconds(
             second_round(base, federation), second_round(algorithm, federation), repeat=repeat
         )
         work = demanded(one.name, algorithm) / demanded("fedavg", base)
-        rows.append({"method": one.name, "ratio": own / fedavg, "demanded": work, "seconds": own})
-        print(f"{one.name:20} {own / fedavg:6.2f}x FedAvg, demanded {work:5.2f}x", flush=True)
+        rows.append(
+            {"method": one.name, "ratio": spent / fedavg, "demanded": work, "seconds": spent}
+        )
+        print(f"{one.name:20} {spent / fedavg:6.2f}x FedAvg, demanded {work:5.2f}x", flush=True)
     return rows
 
 
 def main() -> None:
-    given = results.arguments(__doc__).parse_args()
+    options = results.arguments(__doc__).parse_args()
     torch.set_num_threads(1)
     keep_memory()
-    count, repeat = (6, 1) if given.quick else (20, 5)
+    count, repeat = (6, 1) if options.quick else (20, 5)
     figures = {"clients": count, "rows": measured(count, repeat), "left_out": LEFT_OUT}
-    results.save(given.out, figures, quick=given.quick)
+    results.save(options.out, figures, quick=options.quick)
 
 
 if __name__ == "__main__":

@@ -115,13 +115,13 @@ def oracle(task: fs.Task, targets: Sequence[str], folder: Path, jobs: int) -> Va
         if len(np.unique(y)) < 2 or len(y) < 2 * FOLDS:
             continue
         folds = np.arange(len(y)) % FOLDS
-        own = fs.Task.from_arrays(
+        target_task = fs.Task.from_arrays(
             x, y, client=[f"fold {f}" for f in folds], target="pooled", validation=0.0,
             classes=range(len(task.classes)),
         )  # fmt: skip
         with_folds = {"vary": "target", "backend": "dense", "jobs": jobs}
         table = fs.compare(
-            own, "linear", ["fedavg"], folder=folder / f"{targets.index(name)}",
+            target_task, "linear", ["fedavg"], folder=folder / f"{targets.index(name)}",
             prior="none", **with_folds, **SETTINGS,
         )  # fmt: skip
         sizes = np.bincount(folds, minlength=FOLDS)
@@ -166,9 +166,9 @@ def _gain(
     cells, count = [], 0
     for number, scale, digits in ((ACCURACY, 100.0, 1), (LOSS, 1.0, 3)):
         values = of.paired(method, number + moved, number + base)
-        kept = [scale * v for t, v in values.items() if only is None or t in only]
-        cells.append(difference(moments(kept) if kept else None, digits, "target"))
-        count = max(count, len(kept))
+        selected = [scale * v for t, v in values.items() if only is None or t in only]
+        cells.append(difference(moments(selected) if selected else None, digits, "target"))
+        count = max(count, len(selected))
     name = of.name if only is None else f"{of.name}, two labels or more"
     return [name, what, str(count), *cells]
 
@@ -257,20 +257,20 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--tables", default=",".join(TABLES))
     parser.add_argument("--first", type=int, help="only so many targets of each, as a trial")
-    given = parser.parse_args()
+    options = parser.parse_args()
     done = []
-    for name in given.tables.split(","):
+    for name in options.tables.split(","):
         try:
             task = fs.Task.from_name(name, target="pooled")
         except FedshiftError as e:
             print(f"{name} is left out: {e}")
             continue
-        only = task.labelled[: given.first] if given.first else None
-        done.append(measured(name, given.folder, given.jobs, only))
+        only = task.labelled[: options.first] if options.first else None
+        done.append(measured(name, options.folder, options.jobs, only))
         print("\n".join(lines_of(HEADER, list(rows(done[-1])))), flush=True)
     text = page(done)
     print(text)
-    if given.write and len(done) == len(given.tables.split(",")) and not given.first:
+    if options.write and len(done) == len(options.tables.split(",")) and not options.first:
         write(OUT, text)
         for one in done:
             write(OUT.with_suffix("") / f"{one.name}.svg", drawing(one) + "\n")

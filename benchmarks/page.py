@@ -10,7 +10,7 @@ from goals import goals
 from fedshift.engine.backend_names import GONE
 
 MIB = 2**20
-# What each part is about, and where its figures to reach are said.
+# The subject of each part, and where its figures to reach are.
 ABOUT = {
     "engine": "Seconds per round against a plain loop",
     "engine-earlier": "The same by an earlier version, on an EPYC of the generation Zen 4",
@@ -29,7 +29,7 @@ ABOUT = {
 }
 
 
-def drawn(found: Mapping[str, Any]) -> str:
+def drawn(figures: Mapping[str, Any]) -> str:
     """The page over those benchmarks that have figures."""
     lines = [
         "# Benchmarks",
@@ -38,10 +38,10 @@ def drawn(found: Mapping[str, Any]) -> str:
         "JSON files that they leave, which lie in [benchmarks](benchmarks). Ratios compare what "
         "ran in turn on one machine.",
     ]
-    if asked := list(goals(found)):
+    if goal_rows := list(goals(figures)):
         lines += ["", "## Figures to reach", ""]
         header = ["figure", "asked", "measured", "reached"]
-        lines += table(header, [goal.cells() for goal in asked])
+        lines += table(header, [goal.cells() for goal in goal_rows])
         lines += [
             "",
             "A workload that was played twice has two rows. Beside another library: its ratio is "
@@ -51,8 +51,8 @@ def drawn(found: Mapping[str, Any]) -> str:
             "gone; it counts for none of these figures.",
         ]
     for name, about in ABOUT.items():
-        if name in found:
-            lines += ["", f"## {about}", "", *_part(name, found[name])]
+        if name in figures:
+            lines += ["", f"## {about}", "", *_part(name, figures[name])]
     return "\n".join(lines) + "\n"
 
 
@@ -83,7 +83,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]
 
 
 def engine(figures: Mapping[str, Any]) -> Iterator[str]:
-    """The plain loop's seconds, and everybody's speed relative to it."""
+    """The plain loop's seconds, and the other backends' speed relative to it."""
     rows = figures["rows"]
     others = list(dict.fromkeys(k for row in rows for k in row["seconds"] if k != "plain"))
 
@@ -122,7 +122,7 @@ def peers(figures: Mapping[str, Any]) -> Iterator[str]:
     works = sorted({row["workload"] for row in rows})
     ratios = {(row["peer"], row["workload"]): f"{row['ratio']:.2f}x" for row in rows}
     names = {row["peer"]: f"{row['peer']} {row['version']}" for row in rows}
-    cells = [[said, *(ratios.get((k, w), "–") for w in works)] for k, said in names.items()]
+    cells = [[title, *(ratios.get((k, w), "–") for w in works)] for k, title in names.items()]
     if cells:
         yield from table(["library", *works], cells)
         yield ""

@@ -63,16 +63,16 @@ def steps_of(
 ) -> dict[str, Callable[[], object]]:
     """So many steps on the client, by each precision and layout."""
     params, buffers = model.init()
-    found: dict[str, Callable[[], object]] = {}
+    by_name: dict[str, Callable[[], object]] = {}
     for precision in PRECISIONS:
         phase = replace(local, epochs=None, steps=steps, precision=precision)
         plan = plan_all({"train": phase}, data, 1, 0, 0)["train"]
         for layout in ("", ", channels-last"):
             train = with_channels_last if layout else Local.__call__
-            found[precision + layout] = partial(
+            by_name[precision + layout] = partial(
                 train, phase, model, CrossEntropy(), params, buffers, {}, data, plan
             )
-    return found
+    return by_name
 
 
 def seconds_of(todo: dict[str, Callable[[], object]], repeat: int) -> dict[str, float]:
@@ -103,8 +103,8 @@ def errors_of(model: Model, data: ClientData, local: Local) -> dict[str, float]:
     size = math.hypot(*(float(v.norm()) for v in right.values()))
     errors = {}
     for precision in PRECISIONS:
-        found = gradient(model, data, local, precision, torch.float32)
-        gaps = (float((found[k].double() - v).norm()) for k, v in right.items())
+        gradients = gradient(model, data, local, precision, torch.float32)
+        gaps = (float((gradients[k].double() - v).norm()) for k, v in right.items())
         errors[precision] = math.hypot(*gaps) / size
     return errors
 
@@ -126,7 +126,7 @@ def measure(workload: workloads.Workload, quick: bool) -> dict[str, Any]:
 
 
 def extensions() -> list[str]:
-    """The processor's instructions for bfloat16, where the system tells."""
+    """The processor's instructions for bfloat16, where the system lists them."""
     try:
         words = set(Path("/proc/cpuinfo").read_text().split())
     except OSError:
@@ -135,14 +135,14 @@ def extensions() -> list[str]:
 
 
 def main() -> None:
-    given = results.arguments(__doc__).parse_args()
+    options = results.arguments(__doc__).parse_args()
     torch.set_num_threads(1)
     keep_memory()
     rows = []
     for workload in workloads.WORKLOADS:
         if workload.name not in WORKLOADS:
             continue
-        row = measure(workload, given.quick)
+        row = measure(workload, options.quick)
         rows.append(row)
         first = row["seconds"]["float32"]
         print(f"{row['workload']}, batch {row['batch']}: float32 {first:.4f} s a step", flush=True)
@@ -152,7 +152,7 @@ def main() -> None:
             print(f"  gradient of {name:12} {error:.1e} from float64", flush=True)
     has = extensions()
     print(f"instructions for bfloat16: {', '.join(has) or 'none'}")
-    results.save(given.out, {"extensions": has, "rows": rows}, quick=given.quick)
+    results.save(options.out, {"extensions": has, "rows": rows}, quick=options.quick)
 
 
 if __name__ == "__main__":

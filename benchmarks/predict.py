@@ -65,11 +65,11 @@ def router_of(model: Model, clients: int) -> Router:
     """Clients of the network's first weights with heads of their own."""
     source, (params, buffers) = generator(0, "predict"), model.init()
 
-    def own() -> dict[str, Tensor]:
+    def new_head() -> dict[str, Tensor]:
         names = (k for k in params if k.startswith("head."))
         return {k: torch.randn(params[k].shape, generator=source) for k in names}
 
-    served = {i: (params | own(), buffers) for i in range(clients)}
+    served = {i: (params | new_head(), buffers) for i in range(clients)}
     return Router(model, (params, buffers), served, torch.ones(clients))
 
 
@@ -97,14 +97,14 @@ def bare_ways(router: Router, x: Tensor) -> dict[str, Callable[[], object]]:
         client = out["client_logits"].argmax(1)
         counts = torch.bincount(client, minlength=len(weight)).tolist()
         pieces = out["features"].index_select(0, client.argsort()).split(counts)
-        asked = [F.linear(p, weight[i], bias[i]) for i, p in enumerate(pieces) if len(p)]
-        return torch.cat(asked).T.contiguous().softmax(0)
+        answers = [F.linear(p, weight[i], bias[i]) for i, p in enumerate(pieces) if len(p)]
+        return torch.cat(answers).T.contiguous().softmax(0)
 
     def gathered() -> Tensor:
         out = router.model(*router.shared, x)
         client = out["client_logits"].argmax(1)
-        heads, own = weight.index_select(0, client), bias.index_select(0, client)
-        logits = torch.baddbmm(own[..., None], heads, out["features"][..., None])
+        heads, biases = weight.index_select(0, client), bias.index_select(0, client)
+        logits = torch.baddbmm(biases[..., None], heads, out["features"][..., None])
         return logits[..., 0].T.contiguous().softmax(0)
 
     def mixture() -> Tensor:
@@ -153,19 +153,19 @@ def line(row: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    given = results.arguments(__doc__)
-    given.add_argument("--write", action="store_true")
-    asked = given.parse_args()
+    parser = results.arguments(__doc__)
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
     torch.set_num_threads(1)
     keep_memory()
     rows = []
     print(HEAD)
     for name in NETWORKS:
         for clients in CLIENTS:
-            rows.append(measure(name, clients, asked.quick))
+            rows.append(measure(name, clients, options.quick))
             print(line(rows[-1]), flush=True)
-    results.save(asked.out, rows, quick=asked.quick)
-    if asked.write:
+    results.save(options.out, rows, quick=options.quick)
+    if options.write:
         OUT.write_text(PAGE.format(table="\n".join([HEAD, *map(line, rows)]), queries=QUERIES))
 
 

@@ -75,11 +75,11 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--columns", type=int, default=20)
     parser.add_argument("--turns", type=int, default=3)
-    given = parser.parse_args()
-    array = given.rows * given.columns * 4 / 2**20
-    results = table(given.rows, given.columns, given.turns)
+    options = parser.parse_args()
+    array = options.rows * options.columns * 4 / 2**20
+    results = table(options.rows, options.columns, options.turns)
     base = results["pandas"][0]
-    print(f"{given.rows:,} rows x {given.columns} columns; in float32 {array:.0f} MB")
+    print(f"{options.rows:,} rows x {options.columns} columns; in float32 {array:.0f} MB")
     print("| way | seconds | times pandas | MB | times float32 |\n| --- | --- | --- | --- | --- |")
     for name, (seconds, megabytes) in results.items():
         print(

@@ -51,9 +51,9 @@ def begun(x: Tensor, y: Tensor, count: int) -> tuple[Federation, Algorithm]:
 
 
 def main() -> None:
-    given = results.arguments(__doc__).parse_args()
+    options = results.arguments(__doc__).parse_args()
     torch.set_num_threads(1)
-    count, rounds = (10_000, 3) if given.quick else (100_000, 20)
+    count, rounds = (10_000, 3) if options.quick else (100_000, 20)
     source = generator(0, "benchmark", "registered")
     x = torch.randn(POOL, 1, 28, 28, generator=source)
     y = torch.randint(CLASSES, (POOL,), generator=source)
@@ -87,7 +87,7 @@ def main() -> None:
         f"{figures['bytes_per_client']:.0f} bytes a client, peak "
         f"{figures['peak'] / 2**20:.0f} MiB with a pool of {figures['pool'] / 2**20:.0f} MiB"
     )
-    results.save(given.out, figures, quick=given.quick)
+    results.save(options.out, figures, quick=options.quick)
 
 
 if __name__ == "__main__":

@@ -49,16 +49,16 @@ def save(path: Path | None, figures: Any, *, quick: bool) -> None:
 
 def _shortened(argv: Sequence[str]) -> list[str]:
     """The command without the places where it keeps things."""
-    kept, skip = [os.path.relpath(argv[0], Path(__file__).parents[1]), *argv[1:]], False
-    found = []
-    for word in kept:
+    shown, skip = [os.path.relpath(argv[0], Path(__file__).parents[1]), *argv[1:]], False
+    words = []
+    for word in shown:
         if skip or word.startswith(tuple(f"{place}=" for place in PLACES)):
             skip = False
         elif word in PLACES:
             skip = True
         else:
-            found.append(word)
-    return found
+            words.append(word)
+    return words
 
 
 def _version(name: str) -> str | None:

@@ -34,8 +34,8 @@ def seconds(command: list[str]) -> tuple[float, float]:
 
 
 def main() -> None:
-    given = results.arguments(__doc__).parse_args()
-    repeat = 3 if given.quick else 11
+    options = results.arguments(__doc__).parse_args()
+    repeat = 3 if options.quick else 11
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in COMMANDS}
     for _ in range(repeat):
         for name, command in COMMANDS.items():
@@ -49,7 +49,7 @@ def main() -> None:
     }
     for name, row in figures.items():
         print(f"{name:34} {row['wall']:6.2f} s, processor {row['processor']:.2f} s")
-    results.save(given.out, figures, quick=given.quick)
+    results.save(options.out, figures, quick=options.quick)
 
 
 if __name__ == "__main__":

@@ -73,10 +73,10 @@ def same(folder: Path) -> bool:
 
 
 def main() -> None:
-    given = results.arguments(__doc__).parse_args()
+    options = results.arguments(__doc__).parse_args()
     torch.set_num_threads(1)
-    count = 50 if given.quick else 1000
-    budget = 32 << 20 if given.quick else BUDGET
+    count = 50 if options.quick else 1000
+    budget = 32 << 20 if options.quick else BUDGET
     with tempfile.TemporaryDirectory() as place:
         if not same(Path(place)):
             raise SystemExit("states on disk give another result than states in memory")
@@ -99,7 +99,7 @@ def main() -> None:
         f"{count} clients: peak {figures['peak'] / 2**20:.0f} MiB, {len(files)} states of "
         f"{sum(files) / 2**20:.0f} MiB on disk, {seconds:.1f} s a round"
     )
-    results.save(given.out, figures, quick=given.quick)
+    results.save(options.out, figures, quick=options.quick)
 
 
 if __name__ == "__main__":

@@ -206,10 +206,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--folder", type=Path, default=RESULTS, help="where labelsets*/tuning are")
     parser.add_argument("--write", action="store_true", help="write results/tuning_forecasts.md")
-    given = parser.parse_args()
-    page = drawn(forecasts(given.folder))
+    options = parser.parse_args()
+    page = drawn(forecasts(options.folder))
     print(page, end="")
-    if given.write:
+    if options.write:
         write(OUT, page)
 
 

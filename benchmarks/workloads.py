@@ -121,7 +121,7 @@ def drawn(n: int, local: Local) -> list[Tensor]:
     """One epoch's batches, or a fixed number of steps."""
     if local.steps is None:
         return list(torch.randperm(n).split(local.batch))
-    found: list[Tensor] = []
-    while len(found) < local.steps:
-        found += torch.randperm(n).split(local.batch)
-    return found[: local.steps]
+    batches: list[Tensor] = []
+    while len(batches) < local.steps:
+        batches += torch.randperm(n).split(local.batch)
+    return batches[: local.steps]

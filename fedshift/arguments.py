@@ -1,4 +1,4 @@
-"""Checks of arguments from Python callers: kinds, whole numbers, numbers.
+"""Checks of arguments from Python callers: their kinds and ranges.
 
 A check either passes silently or raises InputError with the argument, its value and a cure.
 """
@@ -18,7 +18,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from fedshift.errors import InputError, shown
 from fedshift.real import is_whole
 
-# An example for each kind, as text: this file imports nothing else of the library.
+# An example for each kind. They are text, because this file must not import the rest of the
+# library, which imports it.
 EXAMPLES = {
     "Algorithm": "FedAvg(model)",
     "Combine": "Mean(BySize())",
@@ -103,7 +104,7 @@ def check_path(name: str, given: object) -> None:
 
 
 def check_kind(name: str, given: object, kind: type, cure: str) -> None:
-    """Raise InputError unless it is an object of that class."""
+    """Raise InputError unless it is an object of the class `kind`; `cure` says what to give."""
     if not isinstance(given, kind):
         raise InputError(
             f"{name} must be {with_article(kind.__name__)}, got {called(given)}; {cure}"
@@ -113,14 +114,15 @@ def check_kind(name: str, given: object, kind: type, cure: str) -> None:
 def check_listed(name: str, given: Any, kind: type, cure: str) -> None:
     """Raise InputError unless it is a list, or can be indexed like one, of objects of a class.
 
-    If it makes its entries on demand, only the first one is checked.
+    Of an object that makes its entries on demand only the first entry is checked.
     """
     # A generator would be empty at its second use, in the middle of a run.
     if isinstance(given, abc.Iterator):
         raise InputError(f"{name} is {called(given)}, gone after one look; give list(...) of it")
     if isinstance(given, kind):
         raise InputError(f"{name} is {called(given)}, and a list is due; give [it]")
-    # By what it can do, not by its class: `Pooled` makes its clients when they are asked for.
+    # Checked by its methods and not by its class: `Pooled` is no list, and makes its clients on
+    # demand.
     is_list = hasattr(given, "__len__") and hasattr(given, "__getitem__")
     if not is_list or isinstance(given, str | abc.Mapping | type) or hasattr(given, "tolist"):
         raise InputError(f"{name} is {called(given)}, and a list is due; {cure}")
@@ -146,13 +148,13 @@ def check_fields(made: Any) -> None:
 
 
 def settled(name: str, given: Any, hint: Any, strict: bool = False) -> Any:
-    """The value in the form of its annotation. Raises InputError as `check_fields` does.
+    """The value, converted to the form of its annotation. Raises InputError as `check_fields`.
 
     strict: also raise for a value that is not text where a `Literal` name is expected.
     """
     if _fits(given, hint) and (not strict or is_named(given, hint)):
         return given
-    # Arrays and tensors as lists: dataclasses that hold them could not be compared or hashed.
+    # Arrays and tensors become lists: dataclasses that hold them cannot be compared or hashed.
     plain = given.tolist() if hasattr(given, "tolist") else given
     is_list = isinstance(plain, list) and (not strict or is_named(tuple(plain), hint))
     if is_list and _fits(tuple(plain), hint):
@@ -163,7 +165,7 @@ def settled(name: str, given: Any, hint: Any, strict: bool = False) -> Any:
 
 
 def is_named(given: object, hint: Any) -> bool:
-    """Whether it is text, or fits an alternative of the annotation other than its `Literal`."""
+    """Whether it is text, or fits a part of the annotation that is no `Literal`."""
     literal = any(get_origin(one) is Literal for one in _alternatives(hint))
     others = [one for one in _alternatives(hint) if get_origin(one) is not Literal]
     return not literal or isinstance(given, str) or any(_fits(given, one) for one in others)
@@ -182,7 +184,7 @@ def _alternatives(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
-# Resolving annotations takes much longer than the checks themselves.
+# Cached, because resolving annotations takes much longer than the checks themselves.
 @cache
 def _hints(kind: Any) -> tuple[tuple[str, Any], ...]:
     hints = get_type_hints(kind)
@@ -209,10 +211,10 @@ def _fits(given: object, hint: Any) -> bool:
             return all(_fits(one, each[0]) for one in given)
         return len(given) == len(each) and all(map(_fits, given, each))
     if origin is abc.Callable:
-        # A class is callable, but it was most likely meant to be an object of it.
+        # A class is callable, but most likely an object of it was meant.
         return callable(given) and not isinstance(given, type)
     if origin is not None or not isinstance(hint, type):
-        return True  # other annotations cannot be checked; typing tools can
+        return True  # other annotations cannot be checked here; mypy checks them
     if getattr(hint, "_is_protocol", False):
         # isinstance() would ask for @runtime_checkable, which users' protocols rarely have.
         return not isinstance(given, type) and all(hasattr(given, name) for name in members(hint))
@@ -257,7 +259,7 @@ def _cure(given: object, hint: Any) -> str:
             if isinstance(given, str) and get_args(kind)[0] is str:
                 return f'; give ("{shown(given)}",)'
         elif name := getattr(kind, "__name__", ""):
-            # A weight rule was given where a combination rule is expected: a mean by it is one.
+            # A weight rule was given instead of a combination rule, such as the mean by this rule.
             if name in ("Combine", "Mean") and hasattr(given, "needs"):
                 return f"; give Mean({type(given).__name__}(...)) of fedshift.server.combine"
             if name in EXAMPLES:
@@ -286,5 +288,5 @@ def _number(given: object, kind: type[int] | type[float]) -> str:
         return f"; give {round(number)}"
     if kind is float and math.isfinite(number):
         return f"; give {number:g}"
-    # Tensors and arrays with a single number.
+    # Tensors and arrays of a single number, which has to be taken out.
     return f"; give {kind.__name__}(...) of it" if hasattr(given, "item") else ""

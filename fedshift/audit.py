@@ -1,4 +1,4 @@
-"""Test whether clients' gradients fit the label counts that they claim. It is no accusation.
+"""Test whether clients' gradients fit the label counts that they claim.
 
 Under label shift the expected gradient of client i is a mixture of gradients per label,
 
@@ -6,8 +6,9 @@ Under label shift the expected gradient of client i is a mixture of gradients pe
 
 S_i being its label marginal. g_y is fitted to the other clients' gradients and claims, and the
 residual of g_i is compared with its sampling variance. A misfit means that claim and gradient are
-inconsistent: the claim may be false, P(X | Y) may differ there, or the gradient may be forged. A
-client that forges both consistently is not detected. With secure aggregation no client is.
+inconsistent. It does not prove a lie: the claim may be false, but P(X | Y) may also differ at this
+client, or the gradient may be forged. A client that forges both consistently is not detected, and
+with secure aggregation, which hides single gradients, no client is.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from fedshift.errors import InputError
 
 Floats = NDArray[np.float64]
 Verdict = Literal["consistent", "inconsistent", "untested"]
-# How much of a marginal may lie outside the span of the other clients' marginals.
+# The largest part of a marginal, in L1, that may lie outside the span of the others' marginals.
 OUTSIDE = 1e-6
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One client: its misfit, about 1 for sampling noise alone, and how rare such a misfit is.
+    """The result for one client: its misfit (about 1 if it is sampling noise), and its p value.
 
     p is the chance of at least this misfit for a client whose claim is true; NaN if the others'
     labels do not span this client's.
@@ -42,7 +43,11 @@ class Finding:
 
 @dataclass(frozen=True, eq=False)
 class _Halves:
-    """Inner products of mean gradients [M, M], square norms of noise [M], marginals and sizes."""
+    """What the test needs of the gradients; made from the two halves of each client's examples.
+
+    Inner products of mean gradients [M, M], square norms of their noise [M], label marginals,
+    sizes.
+    """
 
     products: Floats
     noise: Floats
@@ -83,7 +88,7 @@ def audit_marginals(
         failing = [i for i in range(len(p)) if i not in aside and p[i] < level]
         if not failing or len(aside) >= len(p) // 2:
             break
-        # One at a time: a false claim spoils the fit of honest clients until it is put aside.
+        # One at a time: until it is put aside, a false claim spoils the fit of honest clients.
         aside.add(min(failing, key=lambda i: (p[i], -misfit[i])))
     return tuple(
         Finding(i, float(misfit[i]), float(p[i]), _verdict(float(p[i]), level))
@@ -135,7 +140,8 @@ def _noise(noise: Floats, sizes: Floats) -> tuple[float, float]:
 
 def _test_all(halves: _Halves, aside: set[int]) -> tuple[Floats, Floats]:
     """(p [M], misfit [M]) of every client against the others that are not put aside."""
-    # A tenth of what a client's process takes to start, and most processes do not come here.
+    # Imported here, because it takes a tenth of the time in which a client's process starts, and
+    # most processes do not need it.
     from scipy.stats import f
 
     clients = len(halves.sizes)
@@ -160,7 +166,7 @@ def _test_all(halves: _Halves, aside: set[int]) -> tuple[Floats, Floats]:
 
 
 def _prediction_weights(halves: _Halves, i: int, others: list[int]) -> Floats | None:
-    """h [M'] with S_i = sum_j h_j S_j, the others weighted by size; None where there is none."""
+    """h [M'] with S_i = sum_j h_j S_j, by least squares weighted by size; None if there is none."""
     rows, root = halves.rows[others], np.sqrt(halves.sizes[others])
     # Weighted least squares: larger clients have less noisy gradients.
     inverse = np.linalg.pinv(rows * root[:, None], rcond=1e-8)

@@ -1,6 +1,6 @@
-"""Calls that do not fit a function's arguments, refused in a sentence that shows how to write them.
+"""Errors for calls whose arguments do not fit a function: they show how to write the call.
 
-Python's own TypeErrors count arguments; a user is better served by the names of theirs.
+Python's own TypeErrors count arguments; these name the ones that the user gave.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ R = TypeVar("R")
 
 
 def called_as(example: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """A function that raises InputError for arguments that it does not take.
+    """Decorator: the function raises InputError for arguments that it does not take.
 
-    example: a call of it, which names it, as `fs.fit(task, net, method="fedavg")`.
+    example: a call of the function, to show in the message, as `fs.fit(task, net)`.
 
     >>> from fedshift.calls import called_as
     >>> from fedshift.calls import called_as
@@ -50,7 +50,7 @@ def _misfit(
     signature: inspect.Signature, args: Sequence[Any], named: Mapping[str, Any], example: str,
     reason: str,
 ) -> str:  # fmt: skip
-    """What does not fit, and the call that was most likely meant."""
+    """The message: what does not fit, and the call that was most likely meant."""
     name, given = example.partition("(")[0], list(signature.parameters.values())
     if given[0].name in ("self", "cls"):
         given, args = given[1:], args[1:]
@@ -71,7 +71,7 @@ def _misfit(
 
 
 def too_many(name: str, places: Sequence[str], extra: Sequence[Any], names: Sequence[str]) -> str:
-    """The sentence on arguments without a name beyond those that have a place."""
+    """The message for more positional arguments than the function has places for."""
     likely = [f"{n}={_short(v)}" for n, v in zip(names, extra, strict=False)]
     takes = f"takes {', '.join(places)} by place" if places else "takes its arguments by name"
     rest = "the others" if places else "them"
@@ -80,5 +80,5 @@ def too_many(name: str, places: Sequence[str], extra: Sequence[Any], names: Sequ
 
 
 def _short(value: object) -> str:
-    """A value as it is typed where that is short."""
+    """A value as it is typed, if that is short."""
     return shown(repr(value), 30) if isinstance(value, str | int | float | None) else "..."

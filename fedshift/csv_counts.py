@@ -50,7 +50,7 @@ def read_counts(path: Path) -> Counts:
     number >= 0.
     """
     header, rows = _table(path)
-    # Names under another header fail as "not a number", with a hint at these words.
+    # Names under another header raise "not a number", with a hint at the headers that are known.
     first = 1 if header.cells[0].lower() in CLIENT_COLUMN else 0
     classes = header.cells[first:]
     if not classes:
@@ -76,12 +76,13 @@ def read_target(path: Path, classes: Sequence[str]) -> NDArray[np.float64]:
     labels that the counts do not have.
     """
     header, rows = _table(path)
-    # Two cells can be (label, value) or two labels over one row of numbers.
+    # A file of two columns is either (label, value) by row, or two labels over a row of numbers.
     if len(header.cells) == 2 and not _is_row(header, rows, classes):
         rows = rows if _names_columns(header) else [header, *rows]
         entries = [(r.cells[0], r.number, _number(path, r, 1, r.cells[0])) for r in rows]
         return _in_order(path, entries, classes)
-    # A target cut from a table of counts has its client column, too; unless that is a label.
+    # A target copied from a table of counts has the column of client names, too, which is skipped
+    # unless a label has this name.
     if header.cells[0].lower() in CLIENT_COLUMN and header.cells[0] not in classes:
         header = _Line(header.number, header.cells[1:])
         rows = [_Line(r.number, r.cells[1:]) for r in rows]
@@ -139,7 +140,8 @@ def _table(path: Path) -> tuple[_Line, list[_Line]]:
     if not lines:
         raise DataError(f"{path} is empty; the first row must hold the label names")
     header, *rows = lines
-    # Spreadsheets of many countries write semicolons; as one column nothing else would be right.
+    # In many countries spreadsheets write semicolons. The file is then a single column, and any
+    # other message would mislead.
     if len(header.cells) == 1 and re.search(r"[;\t]", header.cells[0]):
         raise DataError(f"{path}, line {header.number}: columns must be separated by commas")
     for row in rows:
@@ -155,7 +157,8 @@ def _lines(path: Path) -> list[_Line]:
     try:
         # utf-8-sig: spreadsheets write a byte-order mark before the first name.
         with path.open(encoding="utf-8-sig", newline="") as file:
-            # One character more than allowed tells a long file without reading all of it.
+            # One character more than is allowed shows that a file is too long, without reading all
+            # of it.
             text = file.read(LARGEST + 1)
             if len(text) > LARGEST:
                 raise DataError(

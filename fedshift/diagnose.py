@@ -1,4 +1,4 @@
-"""From label histograms alone: can the clients be mixed into the target, and at what price?"""
+"""From label counts alone: can a mixture of the clients match the target, and at what price?"""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def diagnose(
     bootstrap: int = 0,
     seed: int = 0,
 ) -> Diagnosis:
-    """Coverage, ESS against distance, weights and their risks, before any training.
+    """A `Diagnosis` of the clients before any training: coverage, weights and their risks.
 
     With S_i = counts_i / n_i and a(lambda) the FedPALS weights: the target is covered when
     min_a ||T - S^T a||_2 <= `TOLERANCE`; the L1 distance is ||T - S^T a(lambda)||_1.

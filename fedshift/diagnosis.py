@@ -19,7 +19,7 @@ class Label:
     """One label's mass in the target and in three mixtures of the clients, all in [0, 1].
 
     fedavg: sum_i (n_i / N) S_i; pals: sum_i a_i S_i with the chosen weights; closest: with the
-    weights of lambda = 0 and no cap. `holders` counts the clients that have an example of it.
+    weights of lambda = 0 and no cap. holders: how many clients have examples of the label.
     """
 
     name: str
@@ -66,10 +66,10 @@ class Carrier:
 
 @dataclass(frozen=True)
 class Claim:
-    """A lie: client `name`, of weight `weight`, claims `examples` examples distributed as T.
+    """What a lie would gain: client `name` claims `examples` examples distributed as T.
 
-    gains: the weight that the same setting, without a cap, then gives it. Counts are taken on
-    trust, and the weight goes to 1 as the claim grows.
+    weight: its weight by its true counts; gains: its weight by the claim, without a cap. Counts
+    are taken on trust, and the weight goes to 1 as the claim grows.
     """
 
     name: str
@@ -90,7 +90,7 @@ class Interval:
 
 @dataclass(frozen=True, repr=False)
 class Diagnosis:
-    """Whether M clients can be mixed into the target, and at what price; `print` shows the verdict.
+    """Whether a mixture of M clients can match the target, and its price; `print` shows a verdict.
 
     covered         the hull distance is at most `tolerance`
     distance        min_a ||T - S^T a||_2 over all weightings (no cap)
@@ -103,10 +103,10 @@ class Diagnosis:
     curve           from lambda = 0 to the largest ESS; one point is marked as chosen
     chosen_by       "rule", "lam" or "ess"; asked: that ESS, a share of the examples
     carriers        clients with data, the largest weight first
-    weighed_ess     ESS of weighing examples by their labels (`fedpals_joint`), in examples; 0 where
+    weighed_ess     ESS of weighing examples by their labels (`fedpals_joint`), in examples; 0 if
                     no client has a label of the target
-    claim           what a lie of the client of least weight would gain; None with a cap, which
-                    bounds it, and for a single client
+    claim           what the client of least weight would gain by a lie; None for a single client,
+                    and with a cap, which bounds the gain
     """
 
     covered: bool

@@ -19,7 +19,7 @@ class FedshiftError(Exception):
 
 
 class InputError(FedshiftError, ValueError):
-    """A bad value, file or option; the message says what was given, what is allowed, what to do."""
+    """A bad value, file or option. The message has what was given, what is allowed, and a cure."""
 
     exit_code = 2
 
@@ -41,9 +41,9 @@ class TrainingError(FedshiftError, RuntimeError):
 
 
 class DivergedError(TrainingError):
-    """Numbers that are no longer finite; a repeated run would end in the same way.
+    """Numbers that are no longer finite. Training again would end in the same way.
 
-    measured  the metrics of the rounds before, where a run was under way
+    measured  the metrics of the rounds before, if a run was under way
     """
 
     measured: Sequence[Any] = ()
@@ -60,9 +60,9 @@ class NeedlessWarning(UserWarning):
 
 
 def visible(text: str, keep: str = "") -> str:
-    """Text with control characters made visible, as in \\x1b: names may come from other people.
+    """Text with control characters written out, as in \\x1b: names may come from other people.
 
-    This also covers line ends, and marks that change the direction of writing or have no width.
+    Line ends count as such, and marks that change the direction of writing or have no width.
     Characters in `keep` stay as they are.
     """
     return "".join(c if _harmless(c) or c in keep else repr(c)[1:-1] for c in text)
@@ -79,7 +79,7 @@ def shown(text: str, most: int = 60) -> str:
 
 
 def from_elsewhere(text: str, most: int = 500) -> str:
-    """A text of another machine, for messages, logs and results: `shown`, with spaces for lines."""
+    """A text from another machine, for messages, logs and results: `shown`, on a single line."""
     return shown(" ".join(text.split()), most)
 
 

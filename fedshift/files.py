@@ -14,15 +14,17 @@ from typing import IO, Any
 
 from fedshift.errors import DataError, InputError, shown
 
-# Do not follow a link in the place of a file of ours; Windows has no such flag.
+# For opening files of ours: fail on a link, by which another user could redirect the writing.
+# Windows has no such flag.
 NOT_THROUGH_LINKS = getattr(os, "O_NOFOLLOW", 0)
 
 
 @contextlib.contextmanager
 def private() -> Iterator[None]:
-    """Make files and folders that other users can neither read nor change, whatever the umask.
+    """Within the block, new files and folders are closed to other users, whatever the umask.
 
-    Also a decorator. What exists keeps its mode; processes that start in the block inherit it.
+    It can be used as a decorator. Existing files keep their mode; processes that are started in
+    the block inherit the setting.
     """
     before = os.umask(0o077)
     try:
@@ -32,19 +34,20 @@ def private() -> Iterator[None]:
 
 
 def check_unshared(folder: Path, *inside: Path) -> None:
-    """Raise InputError for a folder in which other users may change files, as code and keys.
+    """Raise InputError for a folder in which other users could change files, such as code or keys.
 
-    Others may where it, or one above it, can be written by all or by a group, or has another owner.
-    A group without other users than the owner, as many systems give each account, does not count.
-    inside: folders and files in it that must be alike, and no links; those that are missing may be.
+    They can if the folder, or one above it, belongs to another user or can be written by a group
+    or by everybody. A group whose only user is the owner is accepted: many systems give each
+    account such a group.
+    inside: files and folders in it to check as well. They must not be links, but may be missing.
     """
     if os.name != "posix":
         return
     _check_mode(folder)
-    # Also those above a link on the way: who may write there can let it lead elsewhere.
+    # Both with links resolved and as named: whoever may write where a link lies can redirect it.
     real, named = folder.resolve(), folder.absolute()
     for place in dict.fromkeys((real, *real.parents, *named.parents)):
-        # In a sticky folder, as /tmp, only its owner may rename what lies in it.
+        # In a sticky folder such as /tmp, users can rename and remove only files of their own.
         if not _mode(place) & stat.S_ISVTX and (shared := _shared(place)):
             who, bit = shared
             raise InputError(
@@ -53,7 +56,7 @@ def check_unshared(folder: Path, *inside: Path) -> None:
             )
     _check_owner(folder)
     for place in dict.fromkeys((*real.parents, named, *named.parents)):
-        # Of a link itself: in a sticky folder its owner may put another one there.
+        # lstat: of a link itself, since its owner can replace it even in a sticky folder.
         if (owner := place.lstat().st_uid) not in _trusted():
             raise InputError(
                 f"{folder}: another user ({owner}) may put another folder in its place, as the "
@@ -93,7 +96,7 @@ def _trusted() -> tuple[int, int]:
 
 
 def _shared(path: Path) -> tuple[str, str] | None:
-    """Who else than its owner may write there, and their letter in chmod's words; None for none."""
+    """Who besides the owner may write there, and chmod's letter for them; None if nobody may."""
     mode = _mode(path)
     if mode & stat.S_IWOTH:
         return "every user", "o"
@@ -103,17 +106,17 @@ def _shared(path: Path) -> tuple[str, str] | None:
 
 
 def _is_private(path: Path) -> bool:
-    """Whether the group of a file has no other user than the file's owner."""
+    """Whether the file's owner is the only user of the file's group."""
     import grp  # not on Windows
     import pwd
 
     entry = path.stat()
-    # With an access control list these bits are not the group's, but the most that anybody has.
+    # With an access control list, the group bits are an upper bound for all users on the list.
     if _has_list(path):
         return False
     try:
         owner, group = pwd.getpwuid(entry.st_uid), grp.getgrgid(entry.st_gid)
-    except KeyError:  # an account that this machine does not list: nothing is known of its group
+    except KeyError:  # an account that this machine does not list: who is in its group is unknown
         return False
     others = [user for user in pwd.getpwall() if user.pw_uid != owner.pw_uid]
     alone = all(user.pw_gid != entry.st_gid for user in others)
@@ -123,7 +126,7 @@ def _is_private(path: Path) -> bool:
 def _has_list(path: Path) -> bool:
     try:
         return bool(os.getxattr(path, "system.posix_acl_access"))
-    except (AttributeError, OSError):  # another system, or none
+    except (AttributeError, OSError):  # a system without such lists, or a file without one
         return False
 
 
@@ -139,8 +142,8 @@ def _group(number: int) -> str:
 def write(path: Path, content: bytes | str) -> None:
     """Write a file in one step: a temporary file beside it, flushed, then renamed over it.
 
-    Makes the folder where it is missing; a link in the file's place is replaced, not followed.
-    Raises InputError, naming the path, where it cannot.
+    Makes the folder if it is missing. If the path is a link, the link is replaced, not followed.
+    Raises InputError, which names the path, if the file cannot be written.
     """
     data = content.encode() if isinstance(content, str) else content
     # In the same folder, because a rename is atomic only within one file system.
@@ -151,10 +154,10 @@ def write(path: Path, content: bytes | str) -> None:
         with _new(partial) as f:
             f.write(data)
             f.flush()
-            os.fsync(f.fileno())  # before the rename, or a power cut could leave an empty file
+            os.fsync(f.fileno())  # before the rename: otherwise a power cut could leave it empty
         partial.replace(path)
-    except BaseException as e:  # an interruption, too, must leave no partial file
-        # On a read-only file system removing fails, too.
+    except BaseException as e:  # also an interruption: it must not leave a partial file
+        # On a read-only file system removing fails as well; the first error is the one to report.
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
         if isinstance(e, OSError):
@@ -163,14 +166,14 @@ def write(path: Path, content: bytes | str) -> None:
 
 
 def _new(path: Path) -> IO[bytes]:
-    # O_EXCL fails where a file or link was put in this place meanwhile.
+    # O_EXCL: fail if somebody has put a file or link in this place since it was checked.
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb")
 
 
 def append(path: Path, line: str) -> None:
-    """Add a line to a file, which is made where it is missing.
+    """Add a line to a file; make the file if it is missing.
 
-    Raises InputError, naming the path, where it cannot, and for a link.
+    Raises InputError, which names the path, if that fails or the path is a link.
     """
     kind = os.O_WRONLY | os.O_CREAT | os.O_APPEND | NOT_THROUGH_LINKS
     try:
@@ -182,7 +185,7 @@ def append(path: Path, line: str) -> None:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises DataError, naming it, where there is none."""
+    """The JSON object in a file. Raises DataError, which names the file, if it holds none."""
     try:
         content = json.loads(path.read_bytes())
     except OSError as e:
@@ -205,7 +208,8 @@ def is_folder(path: Path) -> bool:
 
 
 def _mode(path: Path) -> int:
-    # In a folder without permission the file may exist or not: raise, where os.path would say no.
+    # In a folder that may not be entered, a file may or may not exist. os.path would say that it
+    # does not; this raises.
     try:
         return path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -215,10 +219,10 @@ def _mode(path: Path) -> int:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder for results. Raises InputError where it cannot be made or written to."""
+    """Make a folder for results. Raises InputError if it cannot be made or written to."""
     try:
         path.mkdir(parents=True, exist_ok=True)
-        # Permission bits do not tell all (quotas, read-only mounts), so try it.
+        # Permission bits do not tell everything (quotas, read-only mounts), so a file is written.
         with tempfile.TemporaryFile(dir=path):
             pass
     except FileExistsError:
@@ -230,7 +234,7 @@ def make_folder(path: Path) -> None:
 
 
 def check_page(path: Path) -> None:
-    """Raise InputError for a path of an HTML page where another kind of file exists."""
+    """Raise InputError if the path of an HTML page to write is that of another kind of file."""
     if path.suffix.lower() != ".html":
         raise InputError(f"{path}: the report is an HTML page; give it a name that ends in .html")
     try:
@@ -240,7 +244,7 @@ def check_page(path: Path) -> None:
         return
     except OSError as e:
         raise InputError(f"{path}: cannot be replaced: {e.strerror}") from None
-    # A mistyped path must not replace a user's own file by a report.
+    # With a mistyped path, a report could replace one of the user's own files.
     if not start.lstrip().lower().startswith(b"<!doctype html"):
         raise InputError(f"{path}: exists and is not an HTML page; give another name")
 
@@ -255,5 +259,5 @@ def clean(value: Any) -> Any:
         return {k: clean(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [clean(v) for v in value]
-    # Arrays, tensors and numpy's numbers, without importing either.
+    # Arrays, tensors and numpy's numbers, recognised without importing numpy or torch.
     return clean(value.tolist()) if hasattr(value, "tolist") else value

@@ -1,4 +1,4 @@
-"""Names that moved to another module: the former place still gives them, with a warning."""
+"""Names and modules that moved: the former place still gives them, with a warning."""
 
 from __future__ import annotations
 

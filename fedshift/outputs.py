@@ -1,4 +1,4 @@
-"""A network's outputs for a few inputs, checked before any training."""
+"""Checks of a network's outputs on a few inputs, before any training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedshift.tree import Params
 
 
 def dry_pass(model: Model, params: Params, buffers: Params, x: Tensor) -> Params:
-    """The outputs of a pass that leaves no trace: evaluation mode, random state put back.
+    """The outputs of a trial pass in evaluation mode, which changes neither model nor generators.
 
     Raises InputError for a model without parameters and one that fails on x.
     """
@@ -44,7 +44,7 @@ def dry_logits(model: Model, params: Params, buffers: Params, x: Tensor) -> Tens
             f"the model's logits are a {type(logits).__name__}; its forward must return a tensor "
             '[n, K], or a dictionary {"logits": ...}'
         )
-    # Such as one logit per example, or logits per pixel: losses might broadcast them silently.
+    # A logit per example, or logits per pixel, could be broadcast by a loss without an error.
     if logits.ndim != 2 or len(logits) != len(x):
         raise InputError(
             f"the model gives logits {tuple(logits.shape)} for {len(x)} inputs; they must be "
@@ -54,14 +54,14 @@ def dry_logits(model: Model, params: Params, buffers: Params, x: Tensor) -> Tens
 
 
 def check_classes(model: Model, x: Tensor, classes: int) -> None:
-    """Refuse a model whose outputs are not as many as the task needs, before any training."""
+    """Raise InputError unless the model has as many outputs as the task needs."""
     check_columns(dry_logits(model, *model.init(), x), classes, model.outputs)
 
 
 def check_columns(logits: Tensor, classes: int, outputs: int | None = None) -> None:
     """Raise InputError unless logits [n, C] have a column for each of K classes, and no other.
 
-    outputs: how many columns are due where what is predicted is no class (`Model.outputs`).
+    outputs: the number of columns for a task that does not predict classes (`Model.outputs`).
     """
     n, columns = logits.shape
     due = outputs or classes

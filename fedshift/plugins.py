@@ -1,4 +1,4 @@
-"""What packages beside the core add to it: commands and data sets, as entry points."""
+"""Plugins: commands and data sets that packages beside the core register as entry points."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from types import UnionType
 
 COMMANDS, DATASETS = "fedshift.commands", "fedshift.datasets"
-# What pyproject.toml registers for the folders of this package that the core does not import. It
-# stands here too, because a source tree may run beside installed metadata of another version.
+# The entry points of this package's own folders that the core does not import. They are also in
+# pyproject.toml, but a source tree may run beside installed metadata of another version.
 PACKAGED = {
     COMMANDS: {"reproduce": "fedshift.papers.cli:app"},
     DATASETS: {"papers": "fedshift.papers.datasets.catalogue:ENTRIES"},
@@ -20,7 +20,7 @@ PACKAGED = {
 
 
 def registered(group: str) -> dict[str, EntryPoint]:
-    """What packages register in an entry point group, by name; our own come first."""
+    """The entry points in a group, by name. Those of this package win over others."""
     # Imported here: it takes 10 ms, and most commands need no plugin.
     from importlib.metadata import EntryPoint, entry_points
 
@@ -32,9 +32,9 @@ def registered(group: str) -> dict[str, EntryPoint]:
 
 
 def loaded(point: EntryPoint, kind: type | UnionType, wanted: str) -> Any:
-    """The registered object, of class `kind`; `wanted` says in words what it has to be.
+    """Load a registered object, which must be of class `kind`; `wanted` is its kind in words.
 
-    Raises InputError where it cannot be loaded or is something else, with the package's name.
+    Raises InputError, with the package's name, if it cannot be loaded or is something else.
     """
     package = point.dist.name if point.dist else "fedshift"
     entry = f'the package {package} registers "{point.name}" as {point.group}, but {point.value}'

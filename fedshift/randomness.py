@@ -1,4 +1,4 @@
-"""Make the random numbers that a network draws follow from the run's seeds, too.
+"""Derive the random numbers that a network itself draws from the run's seeds, too.
 
 Layers such as dropout draw from generators of the whole process, torch's, numpy's or Python's, or
 from `torch.Generator`s that modules of the network hold as attributes, also in containers. A pass
@@ -32,7 +32,7 @@ from fedshift.kernels.torch_private import HOLDERS
 
 Source = Literal["torch", "numpy", "python"]
 SOURCES: frozenset[Source] = frozenset(("torch", "numpy", "python"))
-# How many containers within one another are looked through for generators.
+# How deeply nested containers (a list of lists, ...) are searched for generators.
 DEEP = 4
 
 
@@ -140,13 +140,13 @@ def generators_of(net: nn.Module) -> tuple[torch.Generator, ...]:
 def seeded(
     seed: int,
     sources: Collection[Source] = SOURCES,
-    own: Collection[torch.Generator] = (),
+    of_network: Collection[torch.Generator] = (),
     device: torch.device | None = None,
 ) -> Iterator[None]:
     """Start generators at `seed` within the block and restore them afterwards.
 
-    sources: which of the process's generators; own: those of the network; device: a GPU, whose
-    generator torch uses besides the processor's.
+    sources: which of the process's generators; of_network: those that it has;
+    device: a GPU, whose generator torch uses besides the processor's.
     """
     number = seed % 2**64
     # Tensors on "meta" have no values, and so need no generator.
@@ -155,7 +155,7 @@ def seeded(
     with _Shared.lock:
         # The whole block holds the lock: another thread would draw from the seeded generators.
         by_torch = (torch.default_generator,) if "torch" in sources else ()
-        before = [(g, g.get_state()) for g in (*own, *by_torch)]
+        before = [(g, g.get_state()) for g in (*of_network, *by_torch)]
         on_gpu = None if gpu is None else gpu.get_rng_state(device)
         numpy_state = np.random.get_state(legacy=False) if "numpy" in sources else None
         python_state = random.getstate() if "python" in sources else None

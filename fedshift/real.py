@@ -24,10 +24,10 @@ _NOT_REAL = {
 
 
 def number(given: object) -> float:
-    """A real number as a float; NaN, which no range allows, for everything else.
+    """A real number as a float. Everything else gives NaN, which no check of a range passes.
 
-    Text, True and False, complex numbers and arrays are no real numbers; an array or a tensor
-    without dimensions, a Fraction and a Decimal are.
+    Arrays and tensors without dimensions, Fractions and Decimals count as real numbers; text, True
+    and False, complex numbers and other arrays do not.
     """
     kind = getattr(getattr(given, "dtype", None), "kind", "f")
     if isinstance(given, str | bytes | bytearray | bool) or kind in _NOT_REAL:

@@ -1,4 +1,4 @@
-"""Short representations of objects: a few lines, however large their tensors are.
+"""Short representations of objects: a few lines even if their tensors are large.
 
 Fields are shown by name, tensors by type and shape, long lists by their length.
 """
@@ -17,7 +17,7 @@ FEW, SMALL, WIDE = 6, 12, 160
 
 
 def sketched(kind: type[T]) -> type[T]:
-    """Decorator of a dataclass or a named tuple: `Name(field=..., ...)` in few words."""
+    """Decorator of a dataclass or a named tuple: its repr is a short `Name(field=..., ...)`."""
 
     def in_short(made: Any) -> str:
         names = getattr(made, "_fields", None) or [f.name for f in fields(made) if f.repr]

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from fedshift.diagnosis import NOTICEABLE, Diagnosis, Label
 
-# Half an L1 distance is the misplaced mass; up to one percent of it, an inexact match is close to
-# exact.
+# A match is called close to exact up to one percent of misplaced mass, which is half the L1
+# distance.
 NEARLY = 2 * NOTICEABLE
 # Warn of a client with more than this share of the weight.
 DOMINANT = 1 / 3
@@ -16,7 +16,7 @@ DOMINANT = 1 / 3
 
 def sentences(d: Diagnosis) -> tuple[str, ...]:
     """The verdict: coverage, labels, FedAvg, the chosen weights, largest clients, the risk."""
-    # From what decides whether to train at all, to what to look out for.
+    # In order of importance: first what decides whether to train at all, last the risks.
     parts = (
         _coverage(d),
         _missing(d),
@@ -133,7 +133,7 @@ def _fedavg(d: Diagnosis) -> str:
 
 
 def _first(d: Diagnosis) -> str:
-    """What to try first, by docs/which-method.md: the correction, before any weights."""
+    """What docs/which-method.md says to try before any weights: to correct the prior."""
     if d.fedavg_gap <= NEARLY:
         return ""
     return (
@@ -233,7 +233,7 @@ def _dishonest(d: Diagnosis) -> str:
     if d.claim is None:
         return "One client has all of the average."
     more = ", and more by claiming more" if d.claim.gains < 0.999 else ""
-    # Rounded up: a cap just below the largest weight would change it.
+    # Rounded up: a cap below the largest weight, if only by rounding, would change that weight.
     lie, limit = d.claim, math.ceil(1000 * d.largest_weight) / 1000
     cap = (
         f"cap = {limit:g} leaves these weights as they are, and no client more than {_share(limit)}"

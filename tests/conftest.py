@@ -1,4 +1,4 @@
-"""Fixtures of every room, and what must be in place before torch computes."""
+"""Fixtures of all rooms, and settings needed before torch computes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from support.sources import nodes_of
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None]:
-    """What collecting makes stays to the end: looking through it for garbage is wasted time."""
+    """Collected objects live to the end: looking through them for garbage wastes time."""
     gc.disable()
     yield
     gc.freeze()
@@ -39,7 +39,7 @@ def pytest_collection() -> Generator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def forgotten_sources() -> Iterator[None]:
-    """Syntax trees of the package take much memory, and what follows here is slower for it."""
+    """Free the package's syntax trees after each file: their memory slows later tests."""
     yield
     nodes_of.cache_clear()
 
@@ -63,7 +63,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """A run sets torch's threads for the whole process; the next test starts with one again."""
+    """A run sets torch's threads for the whole process; each test starts with one again."""
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(1)
@@ -103,7 +103,7 @@ def federated(mlp: Model) -> Callable[..., Federation]:
 
 @pytest.fixture
 def entered(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """Clients that were added to a round's sums together, whether here or in their process."""
+    """The groups of clients that entered a round's sums together, in any process."""
     seen: list[tuple[int, ...]] = []
     add = RunningSums.add
 
@@ -117,7 +117,7 @@ def entered(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 
 @pytest.fixture
 def set_plain(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bool], None]]:
-    """Turns FEDSHIFT_PLAIN on or off in this process, which else reads it once."""
+    """Turn FEDSHIFT_PLAIN on or off in this process, which otherwise reads it once."""
 
     def forget() -> None:
         plain.cache_clear()

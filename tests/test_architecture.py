@@ -1,4 +1,4 @@
-"""Who may import whom, and who may know what: ARCHITECTURE.md against the sources."""
+"""Which rooms may import which, and what none may know: ARCHITECTURE.md against the sources."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ MAY |= {
 
 
 def rooms_table() -> list[tuple[list[str], list[str]]]:
-    """(rooms, those that they must not know), by row of ARCHITECTURE.md's table."""
+    """(rooms, rooms that they must not import), by row of ARCHITECTURE.md's table."""
     text = (PACKAGE.parent / "ARCHITECTURE.md").read_text()
     rows = [line.split("|")[1:4] for line in text.splitlines() if line.startswith("| `")]
     return [(re.findall(r"`(\w+)/?`", row[0]), re.findall(r"[\w.]+", row[2])) for row in rows]
@@ -100,7 +100,7 @@ def test_rooms_do_not_know_what_the_table_says() -> None:
 
 
 def imported(source: str) -> set[str]:
-    """`fedshift.x.y` for every import of the package in a module."""
+    """`fedshift.x.y` for every import of the package in one module."""
     names: set[str] = set()
     for node in nodes_of(source):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "fedshift":
@@ -113,13 +113,13 @@ def imported(source: str) -> set[str]:
 
 def breaches(path: Path, source: str) -> list[str]:
     group = path.relative_to(PACKAGE).with_suffix("").parts[0]
-    found = []
+    faults = []
     for name in imported(source):
         inner = name.removeprefix("fedshift.")
         allowed = MAY[group] | {group}
         if inner.split(".")[0] not in allowed and inner not in allowed:
-            found.append(f"{path.name} imports {name}")
-    return found
+            faults.append(f"{path.name} imports {name}")
+    return faults
 
 
 def test_imports_point_inwards() -> None:
@@ -133,7 +133,7 @@ def test_the_import_rule_can_fail() -> None:
 
 
 def test_the_core_does_not_know_papers() -> None:
-    """Control: the plugins it ships with, and former places of what is there now, are texts."""
+    """Control: its entry points and the former names of its modules are texts."""
     texts = {name for name, source in SOURCES.items() if "fedshift.papers" in source}
     core = {name for name in texts if not name.startswith("fedshift.papers")}
     former = {"fedshift.datasets", "fedshift.shifts", "fedshift.moved"}
@@ -146,7 +146,7 @@ LEVERS = re.compile(r"vmap|stack(ed|ing)|channels.last|client\.dense|dense/|engi
 
 
 def test_the_reference_path_reads_alone() -> None:
-    """Control: the loop that stacked clients train by names them."""
+    """Control: the training loop of stacked clients names them."""
     for name in REFERENCE:
         assert not LEVERS.search((PACKAGE / name).read_text()), name
     assert LEVERS.search((PACKAGE / "engine/stacking/stacked.py").read_text())
@@ -183,13 +183,13 @@ def test_methods_are_known_by_name_in_recipes_alone() -> None:
     """Control: recipes name their own."""
     texts: dict[str, set[str]] = {}
     for path in FILES:
-        found = {
+        names = {
             node.value
             for node in nodes_of(path.read_text())
             if isinstance(node, ast.Constant) and node.value in recipes.__all__
         }
-        if found:
-            texts[place_of(path)] = found
+        if names:
+            texts[place_of(path)] = names
     beside = {p: n for p, n in texts.items() if not p.startswith(("recipes/", "papers/"))}
     assert beside == NAMED
     assert "feddrm" in texts["recipes/routed.py"]
@@ -209,16 +209,16 @@ def used(source: str, modules: Collection[str]) -> set[str]:
 
 
 def graph(sources: Mapping[str, str]) -> dict[str, set[str]]:
-    """By module, those that it imports; sources by module."""
+    """The imports of each module; sources by module."""
     return {name: used(source, sources) - {name} for name, source in sources.items()}
 
 
 def by_folder(files: Mapping[str, set[str]], folders: Mapping[str, str]) -> dict[str, set[str]]:
-    """By folder, those that its files import from; a file beside all folders is one of its own."""
-    found: dict[str, set[str]] = {folder: set() for folder in folders.values()}
+    """The folders that each folder's files import from; a file beside all folders counts as one."""
+    imports: dict[str, set[str]] = {folder: set() for folder in folders.values()}
     for name, others in files.items():
-        found[folders[name]] |= {folders[other] for other in others} - {folders[name]}
-    return found
+        imports[folders[name]] |= {folders[other] for other in others} - {folders[name]}
+    return imports
 
 
 def circle(arrows: Mapping[str, set[str]]) -> list[str]:
@@ -254,7 +254,7 @@ def test_no_imports_in_circles() -> None:
 
 
 def test_circles_are_seen() -> None:
-    """Controls: one of files, and one of folders whose files make none."""
+    """Controls: a circle of files, and one of folders whose files have none."""
     odd = SOURCES | {"fedshift.tree": "def later():\n    from fedshift.engine.run import run"}
     assert "fedshift.tree" in circle(graph(odd))
     files = {"a.one": {"b.one"}, "b.one": set[str](), "b.two": {"a.two"}, "a.two": set[str]()}
@@ -267,13 +267,13 @@ def test_every_room_has_its_rule() -> None:
 
 
 def floors(drawing: str) -> dict[str, int]:
-    """By room of ARCHITECTURE.md's picture, its floor from above; comments stand on the right."""
+    """The floor, from above, of each room in ARCHITECTURE.md's picture; without its comments."""
     lines = [re.findall(r"\w+", line[:50]) for line in drawing.splitlines()]
     return {room: i for i, words in enumerate(lines) for room in words if room in MAY}
 
 
 def upwards(files: Mapping[str, set[str]], floor: Mapping[str, int]) -> set[tuple[str, str]]:
-    """(room, room above it that it imports from)."""
+    """(room, a room above it from which it imports)."""
     pairs = {
         (a.split(".")[1], b.split(".")[1]) for a in files for b in files[a] if "." in a and "." in b
     }
@@ -281,7 +281,7 @@ def upwards(files: Mapping[str, set[str]], floor: Mapping[str, int]) -> set[tupl
 
 
 def test_imports_never_point_to_a_higher_floor() -> None:
-    """Of the picture, which has every folder. Controls: two imports that it has no room for."""
+    """The picture has every folder. Controls: two imports that it forbids."""
     drawing = (PACKAGE.parent / "ARCHITECTURE.md").read_text().split("```")[1]
     floor = floors(drawing)
     assert floor.keys() >= {p.name for p in PACKAGE.iterdir() if (p / "__init__.py").is_file()}

@@ -1,4 +1,4 @@
-"""Claims about labels: what a cap guarantees, and what gradients tell."""
+"""Claims about labels: what a cap guarantees, and what gradients reveal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from support.toy_claims import CLASSES, federation, lie
 
 
 def adversarial(source: np.random.Generator) -> np.ndarray:
-    """Honest counts [M, K], and in row 0 a claim that is made to win: of any size and shape."""
+    """Honest counts [M, K], with an adversarial claim of any size and shape in row 0."""
     clients = int(source.integers(4, 9))
     counts = source.integers(1, 200, (clients, CLASSES)).astype(float)
     size = 10.0 ** source.uniform(0, 12)
@@ -57,7 +57,7 @@ def largest_over_cap(claims: int, seed: int) -> float:
 
 @pytest.mark.slow
 def test_no_claim_buys_more_than_the_cap() -> None:
-    """Claims beyond some hundred show nothing new: sizes and shapes are drawn for each."""
+    """Sizes and shapes are drawn for each claim; more than some hundred show nothing new."""
     assert largest_over_cap(2_500, seed=1) <= 1e-9
 
 
@@ -69,15 +69,15 @@ def test_without_a_cap_a_claim_wins() -> None:
 
 
 def alarms(n: int, distance: float, draws: int, offset: float = 0.0) -> tuple[float, float]:
-    """(share of draws in which client 0 is found, share of alarms among the honest)."""
-    found, false = 0, 0
+    """(share of draws in which client 0 is detected, share of honest clients that are accused)."""
+    detected, false = 0, 0
     for seed in range(draws):
         source = numpy_generator(seed, "toy", n)
         first, second, counts = federation(n, source, offset)
-        told = audit_marginals(first, second, lie(counts, distance, source))
-        found += told[0].verdict == "inconsistent"
-        false += sum(one.verdict == "inconsistent" for one in told[1:])
-    return found / draws, false / (draws * (len(told) - 1))
+        verdicts = audit_marginals(first, second, lie(counts, distance, source))
+        detected += verdicts[0].verdict == "inconsistent"
+        false += sum(one.verdict == "inconsistent" for one in verdicts[1:])
+    return detected / draws, false / (draws * (len(verdicts) - 1))
 
 
 @pytest.mark.slow
@@ -105,13 +105,13 @@ def test_the_whole_toy_table() -> None:
     assert false <= 0.015
 
 
-def test_labels_that_nobody_else_has_are_not_tested() -> None:
+def test_labels_of_one_client_alone_are_not_tested() -> None:
     first, second, counts = federation(100, numpy_generator(0, "toy"))
     counts[:, 4] = 0
     counts[3] = [0, 0, 0, 0, 100]
-    told = audit_marginals(first, second, counts)
-    assert told[3].verdict == "untested"
-    assert np.isnan(told[3].p)
+    verdicts = audit_marginals(first, second, counts)
+    assert verdicts[3].verdict == "untested"
+    assert np.isnan(verdicts[3].p)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_impossible_tables_are_refused(spoil, message: str) -> None:  # type: ig
 
 
 def test_a_configured_task() -> None:
-    """One client of sixteen claims a label of its own for another one."""
+    """One client of sixteen claims that examples of one label have another."""
     config = config_of(
         "fedavg", shift={"kind": "dirichlet-per-client", "beta": 1.0, "clients": 16, "min_size": 20}
     )
@@ -140,16 +140,16 @@ def test_a_configured_task() -> None:
     }  # fmt: skip
     counts = prepared.federation().table["labels"].numpy().copy()
     counts[2] = np.roll(counts[2], 3)
-    told = audit_task(prepared, params, buffers, counts)
-    assert told[2].verdict == "inconsistent"
+    verdicts = audit_task(prepared, params, buffers, counts)
+    assert verdicts[2].verdict == "inconsistent"
     counts[5] = 0.0
     counts[5, 9] = 1e9  # a size that would pass for noise, and hide the other
-    told = audit_task(prepared, params, buffers, counts)
-    assert (told[2].verdict, told[5].verdict) == ("inconsistent", "inconsistent")
+    verdicts = audit_task(prepared, params, buffers, counts)
+    assert (verdicts[2].verdict, verdicts[5].verdict) == ("inconsistent", "inconsistent")
 
 
 def test_claims_by_label_and_client(tmp_path: Path) -> None:
-    """Not by their places: a table of another order would accuse everybody."""
+    """Rows are matched by label and client: by position, another order would accuse all clients."""
     path = tmp_path / "claims.csv"
     path.write_text("client,owl,cat,dog\n1,6,4,5\n0,3,1,2\n")
     assert claimed(path, ("cat", "dog", "owl")).tolist() == [[1, 2, 3], [4, 5, 6]]
@@ -172,8 +172,8 @@ def test_the_command(
         '[model]\nname = "linear"\n'
     )
     assert perform(app, ["audit", "marginals", "f.toml", "--format", "json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [one["client"] for one in told["clients"]] == [0, 1, 2, 3]
+    answer = json.loads(capsys.readouterr().out)
+    assert [one["client"] for one in answer["clients"]] == [0, 1, 2, 3]
     assert perform(app, ["audit", "marginals", str(tmp_path)]) == 2
     assert "not a run folder" in capsys.readouterr().err
     assert perform(app, ["audit", "marginals", "f.toml", "--level", "2"]) == 2

@@ -1,4 +1,4 @@
-"""Calls that do not fit a function's arguments: the sentence shows how to write them."""
+"""Calls with wrong arguments: the message shows how to write them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_call_that_does_not_fit_says_how_to_write_it(call: Any, match: str) ->
 
 
 def test_calls_that_fit_are_as_before() -> None:
-    """Also by the names of their arguments; a TypeError of the function itself stays one."""
+    """Also with keyword arguments; a TypeError raised inside the function stays one."""
     by_name = fs.Task.from_arrays(x=X, y=Y, client=SITE, target="a")
     assert (
         by_name.build().digest == fs.Task.from_arrays(X, Y, client=SITE, target="a").build().digest

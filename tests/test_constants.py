@@ -1,4 +1,4 @@
-"""Buffers that training does not change, and the trained network with all that it holds."""
+"""Buffers that training does not change, and the trained network with all its tensors."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ CONSTANTS = {
 
 
 class Holding(nn.Module):
-    """With constants of all kinds."""
+    """A network with constants of all kinds."""
 
     def __init__(self, constants: dict[str, Tensor]) -> None:
         super().__init__()
@@ -93,10 +93,10 @@ def test_constants_pass(name: str, tmp_path: Path) -> None:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["stacked", "workers", "shares", "flower"])
 def test_constants_pass_everywhere(kind: str) -> None:
-    own = CONSTANTS
+    constants = CONSTANTS
     if kind != "flower":  # whose arrays are NumPy's
-        own = own | {"rounded": torch.tensor([0.1], dtype=torch.bfloat16)}
-    model = build(lambda: Holding(own), seed=0)
+        constants = constants | {"rounded": torch.tensor([0.1], dtype=torch.bfloat16)}
+    model = build(lambda: Holding(constants), seed=0)
     algorithm, federation = METHODS["fedavg"](model), make_federation(model)
     if kind == "flower":
         pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
@@ -109,7 +109,7 @@ def test_constants_pass_everywhere(kind: str) -> None:
         with workers(federation.clients, 2) as team:
             backend = team.blocks(Stacked()) if kind == "shares" else team
             played = last(run(algorithm, federation, 2, backend=backend))
-    assert all(same(played.server["buffers"][k], v) for k, v in own.items())
+    assert all(same(played.server["buffers"][k], v) for k, v in constants.items())
 
 
 @pytest.mark.filterwarnings("ignore:.*quantized:UserWarning")
@@ -238,7 +238,7 @@ def test_what_does_not_fit_is_not_loaded() -> None:
 
 
 def test_a_buffer_that_the_pass_replaces_is_kept() -> None:
-    """As one that it writes to: `self.seen = self.seen + 1` and `self.seen += 1` are one."""
+    """`self.seen = self.seen + 1` is the same as `self.seen += 1`."""
 
     class Counting(nn.Module):
         def __init__(self, in_place: bool) -> None:

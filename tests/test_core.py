@@ -1,4 +1,4 @@
-"""Trees, seeds, plans: what everything else stands on."""
+"""Trees, seeds and plans, on which everything else rests."""
 
 from __future__ import annotations
 
@@ -77,16 +77,16 @@ def test_blocks_of_columns_sum_as_whole_rows_do(n: int, count: int) -> None:
 
 @pytest.mark.parametrize("count", [tree.MANY.start - 1, tree.MANY.start, tree.MANY.stop])
 def test_single_numbers_are_summed_in_turn(count: int) -> None:
-    """Running statistics hold such; few by few and many at once."""
+    """Running statistics have scalars; a few and many are summed in the same order."""
     source = torch.Generator().manual_seed(count)
     numbers = torch.randn(count, generator=source)
     weights = torch.rand(count, dtype=torch.float64, generator=source)
-    found = tree.weighted_sum(weights, {"a": numbers})["a"]
+    total = tree.weighted_sum(weights, {"a": numbers})["a"]
     in_turn = 0.0
     for v, w in zip(numbers.tolist(), weights.tolist(), strict=True):
         in_turn += v * w
-    assert found.shape == ()
-    assert found.item() == torch.tensor(in_turn, dtype=torch.float64).float().item()
+    assert total.shape == ()
+    assert total.item() == torch.tensor(in_turn, dtype=torch.float64).float().item()
 
 
 def test_stack_is_strict() -> None:
@@ -172,7 +172,7 @@ def test_sizes_that_no_number_can_hold() -> None:
 
 
 @pytest.mark.parametrize(
-    ("weights", "told"),
+    ("weights", "message"),
     [
         ([0.5, 0.4], "sum to 1; these sum to 0.9"),
         ([1.5, -0.5], "the smallest is -0.5"),
@@ -183,10 +183,10 @@ def test_sizes_that_no_number_can_hold() -> None:
         ([[0.5, 0.5]], "a cohort of 2 clients was given weights of shape (1, 2)"),
     ],
 )
-def test_weights_off_the_simplex_are_refused(weights: list[Any], told: str) -> None:
-    """Each for what it is: a sum that overflows is no matter of shapes."""
+def test_weights_off_the_simplex_are_refused(weights: list[Any], message: str) -> None:
+    """Each with its own message: a sum that overflows is no error of shapes."""
     check_weights(torch.tensor([0.5, 0.5]).double(), 2)
-    with pytest.raises(InputError, match=re.escape(told)):
+    with pytest.raises(InputError, match=re.escape(message)):
         check_weights(torch.tensor(weights, dtype=torch.float64), 2)
 
 
@@ -221,13 +221,13 @@ def test_one_epoch_is_what_local_training_has_without_steps() -> None:
 
 
 def test_tasks_that_do_not_fit_are_refused() -> None:
-    client, held = client_data(X, Y, 0), Examples(X, Y)
+    client, examples = client_data(X, Y, 0), Examples(X, Y)
     target = torch.tensor([0.5, 0.5, 0.0]).double()
 
     def task(**changed: object) -> Task:
         fields = {
-            "clients": (client,), "validation": (held,), "target": target,
-            "test": held, "target_validation": None, "classes": ("a", "b", "c"),
+            "clients": (client,), "validation": (examples,), "target": target,
+            "test": examples, "target_validation": None, "classes": ("a", "b", "c"),
         }  # fmt: skip
         return Task(**(fields | changed))  # type: ignore[arg-type]
 
@@ -235,7 +235,7 @@ def test_tasks_that_do_not_fit_are_refused() -> None:
     with pytest.raises(InputError, match="no clients; give at least one"):
         task(clients=(), validation=())
     with pytest.raises(InputError, match="1 clients and 2 validation sets"):
-        task(validation=(held, held))
+        task(validation=(examples, examples))
     with pytest.raises(InputError, match=r"ids must be 0\.\.0 in order, got \[4\]"):
         task(clients=(client_data(X, Y, 4),))
     with pytest.raises(InputError, match="has .2,. entries for 3 classes"):

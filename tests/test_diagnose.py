@@ -1,4 +1,4 @@
-"""Diagnosis from label histograms: coverage, verdicts that are true, exact small cases."""
+"""Diagnosis from label histograms: coverage, true verdicts, exact small cases."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ NAMES = ("cat", "dog", "owl")
 CORNERS = np.diag([100, 100, 100])
 
 
-def said(d: Diagnosis) -> str:
+def verdict_of(d: Diagnosis) -> str:
     return "\n".join(d.verdict)
 
 
 def test_it_shows_its_verdict_and_a_short_repr() -> None:
     d = diagnose(CORNERS, [0.5, 0.3, 0.2], classes=NAMES, clients=["<b>", "b", "c"])
-    assert str(d) == said(d)
+    assert str(d) == verdict_of(d)
     assert repr(d) == "Diagnosis(inside: distance 0.000, chosen λ = 0)"
     assert d._repr_html_().count("<p>") == len(d.verdict)
     assert "<b>" not in d._repr_html_()
@@ -58,13 +58,13 @@ def test_a_target_on_a_face_leaves_clients_out() -> None:
     assert d.case == "face"
     assert d.covered
     assert d.outsiders == 1
-    assert "only by leaving at least one of them out" in said(d)
-    assert "1 of 3 clients have labels that the target does not have" in said(d)
+    assert "only by leaving at least one of them out" in verdict_of(d)
+    assert "1 of 3 clients have labels that the target does not have" in verdict_of(d)
     assert d.labels[2].closest == 0.0
 
 
 def test_a_target_on_a_face_between_clients_that_hold_every_label() -> None:
-    """No label is zero here: only geometry tells that the third client must be left out."""
+    """No label is zero: only the geometry shows that the third client must be left out."""
     counts = np.array([[80, 10, 10], [10, 80, 10], [30, 30, 40]])
     edge = (counts[0] + counts[1]) / 200
     assert diagnose(counts, edge).case == "face"
@@ -83,9 +83,9 @@ def test_a_target_outside_says_how_far_and_in_which_labels() -> None:
     assert d.closest_gap == pytest.approx(0.6 + 0.2 + 0.4)
     assert d.surplus == ("cat",)
     assert d.deficit == ("dog", "owl")
-    assert "Not covered: no weighting" in said(d)
-    assert "misplaces 60.0 % of the label mass" in said(d)
-    assert "too little of owl (10.0 % instead of 50.0 %) and dog" in said(d)
+    assert "Not covered: no weighting" in verdict_of(d)
+    assert "misplaces 60.0 % of the label mass" in verdict_of(d)
+    assert "too little of owl (10.0 % instead of 50.0 %) and dog" in verdict_of(d)
 
 
 def test_one_client_carries_and_two_carry() -> None:
@@ -103,12 +103,12 @@ def test_a_target_just_outside_is_nearly_covered() -> None:
     assert "Not covered, but nearly" in d.verdict[0]
 
 
-def test_a_sparse_target_whose_label_nobody_holds() -> None:
+def test_a_sparse_target_whose_label_no_client_has() -> None:
     counts = np.array([[60, 40, 0], [50, 50, 0]])
     d = diagnose(counts, [0.0, 0.5, 0.5], classes=NAMES)
     assert d.missing == ("owl",)
     assert d.labels[2].holders == 0
-    assert "No client has any example of owl, 50.0 % of the target" in said(d)
+    assert "No client has any example of owl, 50.0 % of the target" in verdict_of(d)
 
 
 def test_rounded_targets_stay_covered() -> None:
@@ -195,7 +195,7 @@ def test_when_fedavg_fits_fedavg_is_recommended() -> None:
     counts, _ = random_problem(0)
     d = diagnose(counts, counts.sum(0) / counts.sum())
     assert d.chosen.lam == math.inf
-    assert "FedAvg already trains on nearly the target's labels" in said(d)
+    assert "FedAvg already trains on nearly the target's labels" in verdict_of(d)
 
 
 def test_little_data_is_not_spent_on_a_small_gap() -> None:
@@ -210,11 +210,11 @@ def test_lam_or_ess_is_the_users_choice() -> None:
     d = diagnose(counts, T, ess=0.6)
     assert d.chosen_by == "ess"
     assert d.chosen.ess_fraction == pytest.approx(0.6)
-    assert "With the ESS given: effective sample size 60.0 %" in said(d)
+    assert "With the ESS given: effective sample size 60.0 %" in verdict_of(d)
     d = diagnose(counts, T, lam=math.inf)
     assert d.chosen_by == "lam"
     assert [c.weight for c in d.carriers] == pytest.approx([c.n_share for c in d.carriers])
-    assert "lambda infinite" in said(d)
+    assert "lambda infinite" in verdict_of(d)
 
 
 def test_a_cap_bounds_the_weights_but_not_the_coverage() -> None:
@@ -222,7 +222,7 @@ def test_a_cap_bounds_the_weights_but_not_the_coverage() -> None:
     assert d.covered
     assert d.largest_weight <= 0.5 + 1e-12
     assert d.capped_gap == pytest.approx(0.6, abs=1e-6)
-    assert "With no weight above 0.5, the closest mixture misplaces 30.0 %" in said(d)
+    assert "With no weight above 0.5, the closest mixture misplaces 30.0 %" in verdict_of(d)
 
 
 # --------------------------------------------------------------------------- labels and clients
@@ -250,7 +250,7 @@ def test_leaving_out_the_only_holder_of_a_label_moves_the_hull_away() -> None:
     without = {c.name: c.without for c in d.carriers}
     # Without x the nearest mixture of the other two spreads the missing half over both.
     assert without["x"] == pytest.approx(math.sqrt(0.5**2 + 2 * 0.25**2), rel=1e-9)
-    assert 'rises without "x"' in said(d)
+    assert 'rises without "x"' in verdict_of(d)
 
 
 def test_clients_without_data_are_not_counted() -> None:
@@ -261,7 +261,7 @@ def test_clients_without_data_are_not_counted() -> None:
     assert d.noise_factor == pytest.approx(3 * d.largest_weight)
 
 
-def test_one_client_has_nobody_to_fall_back_on() -> None:
+def test_a_single_client_has_no_other_to_fall_back_on() -> None:
     d = diagnose([[3, 1]], [0.5, 0.5])
     assert d.carriers[0].without is None
     assert d.largest_weight == 1.0
@@ -271,7 +271,7 @@ def test_one_client_has_nobody_to_fall_back_on() -> None:
 def test_numbers_in_the_sentences_are_the_numbers_of_the_diagnosis() -> None:
     for seed in range(10):
         d = diagnose(*random_problem(seed))
-        text = said(d)
+        text = verdict_of(d)
         assert f"{100 * d.chosen.ess_fraction:.1f} %" in text
         assert f"FedAvg misplaces {50 * d.fedavg_gap:.1f} % of the label mass" in text
         idle = sum(c.weight == 0 for c in d.carriers)
@@ -282,14 +282,14 @@ def test_numbers_in_the_sentences_are_the_numbers_of_the_diagnosis() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("given", [{}, {"lam": 20.0}, {"ess": 0.4}, {"lam": math.inf}])
 def test_what_a_lie_brings_is_what_the_sentence_says(given: Any) -> None:
-    """A client plays it: its claim in the place of its counts, the same setting, then the cap."""
+    """Weights with the claim in place of the client's counts, then with the cap."""
     for seed in range(6):
         counts, T = random_problem(seed)
         d = diagnose(counts, T, **given)
         words = re.search(
             r'claiming (\d+) examples distributed as the target.*"(\d+)" would have ([\d.]+) %.*'
             r"instead of (?:less than )?([\d.]+) %.*cap = ([\d.]+) leaves",
-            said(d),
+            verdict_of(d),
         )
         assert words is not None
         examples, who, gains, honest, cap = (float(v) for v in words.groups())
@@ -307,26 +307,26 @@ def test_what_a_lie_brings_is_what_the_sentence_says(given: Any) -> None:
         claimed[int(who)] = 1000 * examples * T
         assert pals_weights(claimed, T, **rule).weights[int(who)] > 0.99
         # An ESS may be out of reach then: half of the examples cannot have more than the cap.
-        held = pals_weights(claimed, T, cap=cap, lam=d.chosen.lam).weights[int(who)]
-        assert held <= cap + 1e-9
+        weight = pals_weights(claimed, T, cap=cap, lam=d.chosen.lam).weights[int(who)]
+        assert weight <= cap + 1e-9
         assert pals_weights(counts, T, cap=cap, **rule).weights == pytest.approx(true, abs=1e-6)
 
 
 def test_the_cap_is_the_bound_where_there_is_one() -> None:
     d = diagnose(CORNERS, [0.5, 0.3, 0.2], cap=0.6)
-    assert "the cap leaves it at most 60.0 % of the average" in said(d)
+    assert "the cap leaves it at most 60.0 % of the average" in verdict_of(d)
     assert d.claim is None
-    assert "at most" not in said(diagnose(CORNERS, [0.5, 0.3, 0.2]))
-    assert "One client has all of the average." in said(diagnose([[3, 1]], [0.5, 0.5]))
+    assert "at most" not in verdict_of(diagnose(CORNERS, [0.5, 0.3, 0.2]))
+    assert "One client has all of the average." in verdict_of(diagnose([[3, 1]], [0.5, 0.5]))
     alone = diagnose(CORNERS, [1.0, 0.0, 0.0], lam=0.0)
-    assert "a cap does: one below 1, which takes some from 100.0 %" in said(alone)
+    assert "a cap does: one below 1, which takes some from 100.0 %" in verdict_of(alone)
 
 
-def test_an_ess_below_that_of_the_closest_mixture_is_said() -> None:
+def test_an_ess_below_that_of_the_closest_mixture_is_reported() -> None:
     has = diagnose(CORNERS, [0.5, 0.3, 0.2], lam=0.0).chosen.ess_fraction
     words = "the closest mixture has more, so that changes nothing"
-    assert words in said(diagnose(CORNERS, [0.5, 0.3, 0.2], ess=has / 2))
-    assert words not in said(diagnose(CORNERS, [0.5, 0.3, 0.2], ess=(1 + has) / 2))
+    assert words in verdict_of(diagnose(CORNERS, [0.5, 0.3, 0.2], ess=has / 2))
+    assert words not in verdict_of(diagnose(CORNERS, [0.5, 0.3, 0.2], ess=(1 + has) / 2))
 
 
 # --------------------------------------------------------------------------- interval
@@ -347,14 +347,14 @@ def test_the_interval_covers_the_true_distance() -> None:
         assert hits >= 93, name
 
 
-def test_the_interval_is_seeded_and_said() -> None:
+def test_the_interval_is_seeded_and_reported() -> None:
     counts, T = random_problem(3)
     d = diagnose(counts, T, bootstrap=50, seed=1)
     assert d.interval is not None
     assert d.interval == diagnose(counts, T, bootstrap=50, seed=1).interval
     assert d.interval != diagnose(counts, T, bootstrap=50, seed=2).interval
     assert d.interval.low <= d.distance <= d.interval.high
-    assert f"between {d.interval.low:.3g} and {d.interval.high:.3g} (95% bootstrap" in said(d)
+    assert f"between {d.interval.low:.3g} and {d.interval.high:.3g} (95% bootstrap" in verdict_of(d)
     with pytest.raises(InputError, match=r"draws=3, level=0.95; at least 20 draws"):
         distance_interval(counts, T, draws=3)
 
@@ -386,13 +386,13 @@ def test_bad_input_says_what_is_wrong() -> None:
 
 
 def test_a_target_in_counts_is_divided_by_its_sum_and_the_verdict_says_so() -> None:
-    """Controls: asked for, and shares, need no note."""
+    """Controls: no note where it is asked for, or for shares."""
     note = "The target was given as counts; they were divided by their sum."
-    for asked in (False, True):
-        d = diagnose(CORNERS, [5, 3, 2], normalise_target=asked)
+    for normalise in (False, True):
+        d = diagnose(CORNERS, [5, 3, 2], normalise_target=normalise)
         assert [x.target for x in d.labels] == [0.5, 0.3, 0.2]
         assert d.case == "inside"
-        assert (note in d.verdict) == (not asked)
+        assert (note in d.verdict) == (not normalise)
     shares = diagnose(CORNERS, [0, 0, 1])
     assert note not in shares.verdict
 
@@ -425,7 +425,7 @@ def test_what_weights_of_examples_would_give() -> None:
     d = diagnose(counts, T)
     assert d.weighed_ess == pytest.approx(1 / (T**2 / counts.sum(0)).sum())
     sentence = f"effective sample size of {d.weighed_ess:.0f} examples at gap 0; clients would"
-    assert sentence in said(d)
+    assert sentence in verdict_of(d)
     assert d.to_json()["weighed_ess"] == d.weighed_ess
 
 
@@ -439,7 +439,7 @@ def test_they_reach_what_clients_cannot_be_mixed_into() -> None:
 def test_without_a_label_they_reach_the_others() -> None:
     d = diagnose([[50, 50, 0], [20, 20, 0]], [0.5, 0.0, 0.5])
     assert d.weighed_ess == pytest.approx(70)
-    assert "70 examples on the target's other labels" in said(d)
+    assert "70 examples on the target's other labels" in verdict_of(d)
     none = diagnose([[50, 50, 0], [20, 20, 0]], [0.0, 0.0, 1.0])
     assert none.weighed_ess == 0.0
-    assert "Re-weighting" not in said(none)
+    assert "Re-weighting" not in verdict_of(none)

@@ -1,4 +1,4 @@
-"""Scores that add, and target accuracy without target examples."""
+"""Scores that add up, and target accuracy without target examples."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_score_of_nothing_has_no_accuracy(mlp: Model) -> None:
 
 
 def scored(predicted: torch.Tensor, truth: torch.Tensor, classes: int) -> Score:
-    """What `score` counts for these predictions."""
+    """The score of these predictions."""
     right = truth[predicted == truth]
     counts = (v.bincount(minlength=classes) for v in (right, truth, predicted))
     return Score(*counts, 0.0)
@@ -76,11 +76,11 @@ def test_macro_f1_is_the_mean_of_f1_over_the_labels_that_occur() -> None:
         precision = tp / int((predicted == y).sum())
         recall = tp / max(1, int((truth == y).sum()))
         terms.append(2 * precision * recall / max(1e-300, precision + recall))
-    found = scored(predicted, truth, 6)
+    scores = scored(predicted, truth, 6)
     assert terms[5] == 0  # predicted, never true: no term of its own
-    assert found.macro_f1 == pytest.approx(np.mean(terms[:5]), rel=1e-12)
-    assert found.macro_f1 != pytest.approx(np.mean(terms))
-    assert found.macro_f1 != pytest.approx(found.accuracy)
+    assert scores.macro_f1 == pytest.approx(np.mean(terms[:5]), rel=1e-12)
+    assert scores.macro_f1 != pytest.approx(np.mean(terms))
+    assert scores.macro_f1 != pytest.approx(scores.accuracy)
 
 
 def test_large_examples_are_scored_in_smaller_blocks() -> None:
@@ -100,17 +100,17 @@ def test_large_examples_are_scored_in_smaller_blocks() -> None:
 
 
 def test_the_estimate_by_hand() -> None:
-    """0.5 * 8/10 + 0.3 * 15/20 + 0.2 * 0 (nobody holds the third label)."""
-    found = estimate_target_accuracy(
+    """0.5 * 8/10 + 0.3 * 15/20 + 0.2 * 0 (no client has the third label)."""
+    estimate = estimate_target_accuracy(
         [[5, 10, 0], [3, 5, 0]], [[5, 12, 0], [5, 8, 0]], [0.5, 0.3, 0.2]
     )
-    assert found.accuracy == pytest.approx(0.5 * 0.8 + 0.3 * 0.75)
-    assert found.unmeasured_mass == pytest.approx(0.2)
-    assert math.isnan(found.recall[2])
+    assert estimate.accuracy == pytest.approx(0.5 * 0.8 + 0.3 * 0.75)
+    assert estimate.unmeasured_mass == pytest.approx(0.2)
+    assert math.isnan(estimate.recall[2])
     r = np.array([9 / 12, 16 / 22])
     se = math.sqrt(0.25 * r[0] * (1 - r[0]) / 10 + 0.09 * r[1] * (1 - r[1]) / 20)
-    assert found.standard_error == pytest.approx(se)
-    low, high = found.interval
+    assert estimate.standard_error == pytest.approx(se)
+    low, high = estimate.interval
     assert low == pytest.approx(0.625 - 1.959963984540054 * se)
     assert high == pytest.approx(0.625 + 1.959963984540054 * se + 0.2)
 
@@ -122,11 +122,11 @@ def test_the_interval_covers_the_truth_under_label_shift() -> None:
     for _ in range(2000):
         recall, target = rng.uniform(0.3, 1.0, 6), rng.dirichlet(np.ones(6))
         total = rng.multinomial(300, rng.dirichlet(np.ones(6)), size=3) + 5
-        found = estimate_target_accuracy(rng.binomial(total, recall), total, target)
+        estimate = estimate_target_accuracy(rng.binomial(total, recall), total, target)
         truth = float(target @ recall)
-        covered += found.interval[0] <= truth <= found.interval[1]
-        errors.append(found.accuracy - truth)
-        scaled.append((found.accuracy - truth) / found.standard_error)
+        covered += estimate.interval[0] <= truth <= estimate.interval[1]
+        errors.append(estimate.accuracy - truth)
+        scaled.append((estimate.accuracy - truth) / estimate.standard_error)
     assert 0.93 <= covered / 2000 <= 0.98
     assert abs(np.mean(errors)) < 4 * np.std(errors) / math.sqrt(2000)  # unbiased
     assert 0.9 < np.std(scaled) < 1.1
@@ -152,19 +152,19 @@ def test_bad_counts_are_refused(
 
 
 def test_nothing_measured_is_no_estimate() -> None:
-    found = estimate_target_accuracy([0, 3], [0, 4], [1.0, 0.0])
-    assert math.isnan(found.accuracy)
-    assert math.isnan(found.standard_error)
-    assert found.unmeasured_mass == 1.0
+    estimate = estimate_target_accuracy([0, 3], [0, 4], [1.0, 0.0])
+    assert math.isnan(estimate.accuracy)
+    assert math.isnan(estimate.standard_error)
+    assert estimate.unmeasured_mass == 1.0
 
 
 def by_bin(losses: np.ndarray, bins: np.ndarray, K: int) -> tuple[np.ndarray, ...]:
-    """Sums of losses and of their squares, and how many, [K] each."""
+    """Sums of losses and of their squares, and counts, [K] each."""
     return tuple(np.bincount(bins, w, K) for w in (losses, losses**2, np.ones(len(bins))))
 
 
 def test_loss_at_the_target_by_hand() -> None:
-    """Bins that no client has are left out, and the others' shares grow."""
+    """Bins without a client are left out, and the others' shares grow."""
     losses, bins = np.array([1.0, 3.0, 10.0]), np.array([0, 0, 1])
     result = estimate_target_loss(*by_bin(losses, bins, 3), [0.3, 0.5, 0.2])
     assert result.loss == pytest.approx((0.3 * 2 + 0.5 * 10) / 0.8)

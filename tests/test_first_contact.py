@@ -1,4 +1,4 @@
-"""What a newcomer meets first: names to complete, objects that show themselves, early checks."""
+"""First contact: names to complete, short reprs, early checks."""
 
 from __future__ import annotations
 
@@ -52,24 +52,24 @@ def test_a_run_is_checked_when_it_is_called(mlp: Model) -> None:
 
 
 def test_nothing_is_trained_before_it_is_iterated(mlp: Model) -> None:
-    asked: list[int] = []
+    trained: list[int] = []
 
     def noted(update: Any, jobs: Any) -> Iterator[Reply]:
         for reply in loop(update, jobs):
-            asked.append(reply.client)
+            trained.append(reply.client)
             yield reply
 
     rounds = run(FedAvg(mlp), make_federation(mlp), 2, backend=noted)
-    assert asked == []
+    assert trained == []
     assert next(rounds).t == 1
-    assert sorted(asked) == [0, 1, 2, 3, 4, 5]
+    assert sorted(trained) == [0, 1, 2, 3, 4, 5]
     assert [played.t for played in rounds] == [2]
     with pytest.raises(StopIteration):
         next(rounds)
 
 
 def test_a_schedule_is_asked_for_the_rounds_that_are_left(mlp: Model) -> None:
-    """A resumed run is not refused for rates of rounds that it does not play."""
+    """A resumed run is not refused for rates of rounds that are over."""
     federation, seen = make_federation(mlp), []
 
     def rate(t: int) -> float:
@@ -90,7 +90,7 @@ def test_a_first_model_in_another_precision_is_none_of_another_network(mlp: Mode
 
 
 class Unfinished:
-    """A method of one's own, all but what its clients reveal."""
+    """A custom method, complete but for `reveals`."""
 
     reveals: Any
 
@@ -103,16 +103,16 @@ class Unfinished:
         return getattr(self.inner, name)
 
 
-def test_a_method_of_ones_own_is_told_what_it_lacks(mlp: Model) -> None:
-    own: Any = Unfinished(FedAvg(mlp))
+def test_a_custom_method_is_refused_with_what_it_lacks(mlp: Model) -> None:
+    method: Any = Unfinished(FedAvg(mlp))
     with pytest.raises(InputError, match="an Unfinished, which lacks reveals; a method has all"):
-        run(own, make_federation(mlp), 1)
-    own.reveals = FedAvg(mlp).reveals
-    assert next(run(own, make_federation(mlp), 1)).t == 1
+        run(method, make_federation(mlp), 1)
+    method.reveals = FedAvg(mlp).reveals
+    assert next(run(method, make_federation(mlp), 1)).t == 1
 
 
 class Counted(Pooled):
-    """Clients of a pool, and how many of them were made."""
+    """A pool of clients that counts how many were made."""
 
     made = 0
 
@@ -144,7 +144,7 @@ def _asked(clients: tuple[ClientData, ...]) -> str:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("daemon", [True, False])
 def test_workers_within_another_process(daemon: bool) -> None:
-    """As in a pool of a sweep over settings, whose processes may have no children."""
+    """As in a sweep with a process pool, whose processes may have no children."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
     clients = make_clients()
@@ -155,10 +155,10 @@ def test_workers_within_another_process(daemon: bool) -> None:
     process = context.Process(target=tell, daemon=daemon)
     process.start()
     assert ours.poll(30)
-    said = ours.recv()
+    answer = ours.recv()
     process.join()
-    assert said == "made" or ("daemonic" in said and "ProcessPoolExecutor" in said)
-    assert (said == "made") is not daemon
+    assert answer == "made" or ("daemonic" in answer and "ProcessPoolExecutor" in answer)
+    assert (answer == "made") is not daemon
 
 
 def test_workers_within_a_thread() -> None:
@@ -171,7 +171,7 @@ def test_workers_within_a_thread() -> None:
 
 @pytest.fixture(scope="module")
 def wide() -> dict[str, Any]:
-    """Objects of a large federation."""
+    """The objects of a large federation."""
     net = nn.Sequential(*[nn.Linear(64, 64) for _ in range(40)], nn.Linear(64, 345))
     model, n, k = Model(net), 200, 345
     clients = [
@@ -183,7 +183,7 @@ def wide() -> dict[str, Any]:
     method = FedAvg(model, CrossEntropy() + Proximal(0.1), combine=Mean(Pals(target, ess=0.5)))
     federation = Federation(clients, params, buffers, table, Seeds.of(0))
     start = fedshift.engine.run.start(method, federation)
-    held = Examples(clients[0].x, clients[0].y)
+    examples = Examples(clients[0].x, clients[0].y)
     classes = tuple(f"class {i}" for i in range(k))
     shares = torch.tensor(target, dtype=torch.float64)
     return {
@@ -194,8 +194,8 @@ def wide() -> dict[str, Any]:
         "personal": recipes.ditto(Setting(model, target, head=("40.",))),
         "setting": Setting(model, target),
         "round": start._replace(cohort=torch.arange(n), trained=tuple(range(n))),
-        "task": data.Task(tuple(clients), (held,) * n, shares, held, None, classes),
-        "examples": held,
+        "task": data.Task(tuple(clients), (examples,) * n, shares, examples, None, classes),
+        "examples": examples,
         "pool": Pooled(clients[0].x, clients[0].y, torch.arange(40), torch.ones(40).long()),
         "reply": Reply(0, {"delta": params}, {}, 1),
         "job": Job(0, {"params": params}, {}, clients[0], {}),
@@ -246,7 +246,7 @@ def test_values_in_few_words(value: Any, text: str) -> None:
 
 
 def test_what_is_shown_within_vmap() -> None:
-    """There a tensor's numbers cannot be asked for."""
+    """Within vmap a tensor's numbers cannot be read."""
     seen = []
 
     def look(v: Tensor) -> Tensor:
@@ -258,7 +258,7 @@ def test_what_is_shown_within_vmap() -> None:
 
 
 def test_what_leaves_a_method_is_as_before(mlp: Model) -> None:
-    """The doors change nothing of a run: the same bits by a recipe and by its fields."""
+    """The checks do not change a run: a recipe and its fields give the same bits."""
     federation = make_federation(mlp)
     by_name = recipes.fedprox(Setting(mlp, TARGET, Local(0.1, batch=8)), mu=0.1)
     by_hand = FedAvg(mlp, CrossEntropy() + Proximal(0.1), Local(0.1, batch=8))

@@ -1,4 +1,4 @@
-"""Run folders of earlier versions and of many methods are read as they always were.
+"""Run folders of earlier versions and of many methods are read without a change.
 
 `tests/golden/` holds runs that every version must understand. Some are as published, without
 `clients.csv` or `metrics.csv`: these are completed from the summary before they are read. What is
@@ -31,7 +31,7 @@ PUBLISHED = [name for name in RUNS if not (GOLDEN / name / "clients.csv").exists
 
 
 def completed(name: str, tmp: Path) -> Path:
-    """A copy with the files that a published run lacks, made from its summary."""
+    """Copy a run, adding the files that a published run lacks, made from its summary."""
     folder = tmp / name
     shutil.copytree(GOLDEN / name, folder)
     summary = json.loads((folder / "summary.json").read_text())
@@ -63,15 +63,15 @@ def leaves(value: Any, place: str = "") -> dict[str, Any]:
 
 
 def read(name: str, tmp: Path) -> dict[str, Any]:
-    """All that a report knows of a run."""
+    """All values that a report reads of a run."""
     run = asdict(read_run(completed(name, tmp)))
     return {k: v for k, v in run.items() if k not in ("folder", "config")}
 
 
-def differing(name: str, found: dict[str, Any]) -> dict[str, Any]:
-    """What stands in expected.json and was not read; fields that came later do not count."""
+def differing(name: str, values: dict[str, Any]) -> dict[str, Any]:
+    """The values of expected.json that were read differently; later fields do not count."""
     expected = leaves(json.loads((GOLDEN / name / EXPECTED).read_text()))
-    here = leaves(found)
+    here = leaves(values)
     return {place: value for place, value in expected.items() if here.get(place) != value}
 
 
@@ -82,14 +82,14 @@ def test_a_report_reads_what_it_always_read(name: str, tmp_path: Path) -> None:
 
 def test_a_number_that_is_read_otherwise_is_noticed(tmp_path: Path) -> None:
     """The control."""
-    found = read("router", tmp_path)
-    found["summary"]["final"]["round"] += 1
-    assert differing("router", found) == {"summary.final.round": 2}
+    values = read("router", tmp_path)
+    values["summary"]["final"]["round"] += 1
+    assert differing("router", values) == {"summary.final.round": 2}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_table_goes_on_from_a_published_run(name: str, tmp_path: Path) -> None:
-    """It is the run of its own configuration, over, and says what its files say."""
+    """It is the complete run of its configuration, with the values of its files."""
     store, run = Store(tmp_path), run_of(load_config(GOLDEN / name / "config.resolved.toml"))
     shutil.copytree(GOLDEN / name, tmp_path / run.name)
     config = (GOLDEN / name / "config.resolved.toml").read_text()
@@ -101,9 +101,9 @@ def test_a_table_goes_on_from_a_published_run(name: str, tmp_path: Path) -> None
     if ended is None:
         assert finished.summary == json.loads((GOLDEN / name / "summary.json").read_text())
     else:
-        said = json.loads((GOLDEN / name / "diverged.json").read_text())
-        assert (ended.error, ended.rounds) == (said["error"], said["rounds"])
-        assert finished.summary["best"] == said["best"]
+        note = json.loads((GOLDEN / name / "diverged.json").read_text())
+        assert (ended.error, ended.rounds) == (note["error"], note["rounds"])
+        assert finished.summary["best"] == note["best"]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Mistakes in Python use get one clear message before training; pages name all there is."""
+"""Mistakes in Python get one clear message before training; pages name all options."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ X, Y = torch.zeros(6, 4), torch.tensor([0, 1, 2, 1, 1, 0])
 
 
 class Returns(nn.Linear):
-    """A linear layer whose logits are wrapped in something."""
+    """A linear layer that returns its logits in some container."""
 
     def __init__(self, wrap: Callable[[Tensor], Any]) -> None:
         super().__init__(FEATURES, CLASSES)
@@ -46,7 +46,7 @@ class Returns(nn.Linear):
 
 
 def first_round(net: nn.Module, **changed: Any) -> None:
-    """Start a run; only the first round is asked for."""
+    """Play only the first round of a run."""
     model = Model(net)
     made = make_federation(model)
     parts = {f.name: getattr(made, f.name) for f in fields(Federation)} | changed
@@ -93,7 +93,7 @@ def test_one_output_is_no_classifier_where_all_labels_are_zero() -> None:
 
 
 class Noisy(nn.Module):
-    """Draws numbers at each pass and writes to a buffer: what a check must undo."""
+    """Draws numbers at each pass and writes to a buffer, which a check must undo."""
 
     seen: Tensor
 
@@ -108,7 +108,7 @@ class Noisy(nn.Module):
 
 
 def test_what_was_given_is_shown_in_one_short_line() -> None:
-    """Quoted line breaks would take half of a message out of sight, escapes would colour it."""
+    """Quoted line breaks would hide half of a message, escapes would colour it."""
     assert shown("fedpals") == "fedpals"
     assert shown("a\n\x1b[31mb") == r"a\n\x1b[31mb"
     assert shown("Bär, 猫") == "Bär, 猫"
@@ -232,13 +232,13 @@ def page(name: str) -> str:
 
 
 def test_the_example_file_loads(tmp_path: Path) -> None:
-    found = re.search(r"```toml\n(.*?)```", page("configuration"), re.S)
-    assert found is not None
+    block = re.search(r"```toml\n(.*?)```", page("configuration"), re.S)
+    assert block is not None
     file = tmp_path / "experiment.toml"
-    file.write_text(found.group(1))
+    file.write_text(block.group(1))
     config = load_config(file)
     assert (config.method.name, config.method.options) == ("fedpals", {"ess": 0.5})
-    file.write_text(found.group(1).replace("ess =", "es ="))
+    file.write_text(block.group(1).replace("ess =", "es ="))
     with pytest.raises(InputError, match="did you mean|Did you mean"):
         load_config(file)
 
@@ -266,7 +266,7 @@ def test_every_column_and_key_of_a_run_folder_is_documented() -> None:
 
 
 def test_the_example_tables_are_read(tmp_path: Path) -> None:
-    """The two CSV examples of files.md, through the readers of `fedshift diagnose`."""
+    """The two CSV examples of files.md, by the readers of `fedshift diagnose`."""
     blocks = re.findall(r"```text\n(.*?)```", page("files"), re.S)
     for name, block in zip(("counts", "target"), blocks, strict=True):
         (tmp_path / f"{name}.csv").write_text(block)

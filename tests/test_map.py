@@ -130,10 +130,10 @@ def structures() -> list[type]:
 
 
 def test_an_algorithm_is_a_frozen_dataclass_of_three_functions() -> None:
-    found = structures()
-    assert FedAvg in found
-    assert len(found) > 10
-    for one in found:
+    algorithms = structures()
+    assert FedAvg in algorithms
+    assert len(algorithms) > 10
+    for one in algorithms:
         assert is_dataclass(one), one
         assert one.__dataclass_params__.frozen, one  # type: ignore[attr-defined]
         for name in ("broadcast", "client_update", "server_update"):
@@ -268,9 +268,9 @@ def test_the_list_of_a_run_folder_is_whole() -> None:
     listed = run_files("\n".join(row.split(" | ")[0] for row in rows))
     assert run_files(table) == listed
     names = {v for k, v in vars(folder).items() if k.isupper() and isinstance(v, str)}
-    known = {name.rstrip("/") for name in listed}
-    assert {name for name in names if " " not in name} - known == {folder.SERVING}
-    assert "lock.json" in known
+    on_page = {name.rstrip("/") for name in listed}
+    assert {name for name in names if " " not in name} - on_page == {folder.SERVING}
+    assert "lock.json" in on_page
 
 
 def test_the_results_are_laid_out_as_the_map_says() -> None:

@@ -1,4 +1,4 @@
-"""Modules that have moved are still imported from where they were, with a warning."""
+"""Moved modules can still be imported by their former names, with a warning."""
 
 from __future__ import annotations
 
@@ -40,6 +40,11 @@ MOVED = [
     ("fedshift.experiments.deployed", "fedshift.experiments.machines.deployed", ("server_app",)),
     ("fedshift.experiments.routers", "fedshift.experiments.folder.routers", ("load_router",)),
     ("fedshift.experiments.run_models", "fedshift.experiments.folder.run_models", ("load_models",)),
+    (
+        "fedshift.experiments.folder.stored",
+        "fedshift.experiments.folder.model_file",
+        ("read_parts",),
+    ),
     ("fedshift.engine.shelf", "fedshift.engine.storage.client_states", ("Shelf",)),
 ]
 
@@ -111,7 +116,7 @@ def test_former_modules_are_found_in_a_zip_file(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_program_is_shown_its_own_line(tmp_path: Path) -> None:
-    """Python hides this kind of warning unless the program's own file is to blame."""
+    """Python hides this kind of warning unless it points to the program's own file."""
     lines = ["from fedshift.engine.rounds import run", "from fedshift.datasets import gaussians"]
     program = tmp_path / "program.py"
     program.write_text("\n".join([*lines, "from fedshift.engine.run import run"]))

@@ -1,4 +1,4 @@
-"""A network is what it says it is: its layers, its constants, what it does to its inputs."""
+"""Networks: their layers, their constants, and what they do to their inputs."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def centring(in_place: bool, hidden: str = "") -> Model:
 )
 @pytest.mark.parametrize("name", ["moon", "fedsam", "scaffold", "fedas", "afl"])
 def test_passes_that_write_into_their_inputs(name: str, backend: Backend, hidden: str) -> None:
-    """Each pass sees the batch as it is, the terms' own and the second one of SAM too."""
+    """Each pass gets the original batch, also the passes of loss terms and SAM's second one."""
     results = []
     for in_place in (True, False):
         model = centring(in_place, hidden if in_place else "")
@@ -100,9 +100,9 @@ def test_what_is_scored_and_routed_stays(hidden: str) -> None:
     algorithm = recipes.feddrm(routed_setting(routed))
     played = last(run(algorithm, routed_federation(routed), 1))
     router, queries = Router.of(algorithm, played.server, played.states), x.clone()
-    told = router.route(queries).probabilities
+    before = router.route(queries).probabilities
     assert torch.equal(queries, x)
-    assert torch.equal(router.route(queries).probabilities, told)
+    assert torch.equal(router.route(queries).probabilities, before)
 
 
 def test_a_pass_that_writes_now_and_then_is_refused() -> None:
@@ -130,7 +130,7 @@ def ungraded() -> Any:
 @pytest.mark.parametrize("where", [torch.no_grad, torch.inference_mode, ungraded])
 @pytest.mark.parametrize("kind", ["loop", "stacked", "dense", "workers"])
 def test_it_trains_wherever_it_is_called(where: Callable[[], Any], kind: str) -> None:
-    """All that is made there, too, and what leaves can be trained on by whoever has it."""
+    """Also under inference mode; the resulting tensors can be trained further by any caller."""
 
     def played() -> Round:
         model = build(lambda: Mlp((FEATURES,), (10,), CLASSES), seed=1)
@@ -216,7 +216,7 @@ CHANGES: list[tuple[Callable[[Any], Any], str]] = [
 def test_a_network_that_is_changed_after_its_model(
     change: Callable[[Any], Any], message: str
 ) -> None:
-    """As if it had been so before; tensors of the old one are refused where they do not fit."""
+    """As if it had been changed before; tensors that do not fit the new network are refused."""
     model, late = Model(network()), network()
     old = model.init()
     torch.manual_seed(5)
@@ -302,7 +302,7 @@ def test_a_network_may_need_a_whole_batch() -> None:
 
 
 class Again(Mlp):
-    """Its body is computed again in the backward pass."""
+    """A network whose body is checkpointed: computed again in the backward pass."""
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         h: Any = checkpoint(self.body, x, use_reentrant=False)
@@ -310,7 +310,7 @@ class Again(Mlp):
 
 
 class Listed(Mlp):
-    """It reads a weight from a list of its own."""
+    """A network that reads a weight from a Python list."""
 
     def __init__(self, *shape: Any) -> None:
         super().__init__(*shape)

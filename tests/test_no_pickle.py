@@ -1,4 +1,4 @@
-"""Nothing that reads bytes from elsewhere can be made to run code: a rule for the source, a poison.
+"""No reader of bytes from elsewhere can run code: a rule for the source, and poisoned unpicklers.
 
 Processes of one machine talk by pickles: those of `engine/processes/pipe.py`, and Ray's.
 These bytes are the program's own.
@@ -46,20 +46,20 @@ PIPES = {
 
 
 def breaches(name: str, source: str) -> list[str]:
-    """What in a file could unpickle bytes or run them."""
+    """The calls and imports of a file that could unpickle bytes or run them."""
     if not WORDS.search(source):
         return []
-    found = []
+    faults = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            found += [a.name for a in node.names if _banned(a.name) and not _may(name, a.name)]
+            faults += [a.name for a in node.names if _banned(a.name) and not _may(name, a.name)]
         if isinstance(node, ast.ImportFrom) and _banned(node.module or ""):
-            found.append(f"from {node.module}")
+            faults.append(f"from {node.module}")
         if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "pickle":
-            found += [f"pickle.{node.attr}"] if node.attr not in MAY.get(name, set()) else []
+            faults += [f"pickle.{node.attr}"] if node.attr not in MAY.get(name, set()) else []
         if isinstance(node, ast.Call):
-            found += _calls(name, node)
-    return found
+            faults += _calls(name, node)
+    return faults
 
 
 def _banned(module: str) -> bool:
@@ -73,25 +73,25 @@ def _may(name: str, module: str) -> bool:
 def _calls(name: str, node: ast.Call) -> list[str]:
     called = ast.unparse(node.func)
     given = {k.arg: ast.unparse(k.value) for k in node.keywords}
-    found = [called] if called in ("eval", "exec", "__import__") else []
+    faults = [called] if called in ("eval", "exec", "__import__") else []
     if (name, called) == (RUNS_FILES, "exec"):
-        found = []
+        faults = []
     if called.endswith("torch.load") and given.get("weights_only") != "True":
-        found.append("torch.load without weights_only=True")
+        faults.append("torch.load without weights_only=True")
     if given.get("allow_pickle", "False") != "False":
-        found.append(f"{called}(allow_pickle)")
+        faults.append(f"{called}(allow_pickle)")
     if called.rpartition(".")[2] in ("read_pickle", "to_pickle", "unsafe_load", "loads_unsafe"):
-        found.append(called)
+        faults.append(called)
     if called.endswith(".recv") and not node.args and name not in PIPES:  # a socket's has a size
-        found.append(f"{called}: a pipe outside {PIPES}")
-    return found
+        faults.append(f"{called}: a pipe outside {PIPES}")
+    return faults
 
 
 def test_no_path_reads_a_pickle() -> None:
     names = {path: path.relative_to(ROOT).as_posix() for path in FILES}
-    found = {name: breaches(name, path.read_text()) for path, name in names.items()}
-    assert {name: odd for name, odd in found.items() if odd} == {}
-    assert len(found) > 200
+    faults = {name: breaches(name, path.read_text()) for path, name in names.items()}
+    assert {name: odd for name, odd in faults.items() if odd} == {}
+    assert len(faults) > 200
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_what_the_rule_allows() -> None:
 
 
 def test_the_poison_refuses_and_lets_own_uses_through() -> None:
-    """Executed as another module, and as one of those named."""
+    """Run as another module, and as one of the named ones."""
     code = "import io\ndef read(pickle, data):\n    return pickle(io.BytesIO(data)).load()"
     data = pickle.dumps({"x": 1})
     for name, refused in (("fedshift.report.page", True), ("multiprocessing.queues", False)):
@@ -139,7 +139,7 @@ FED = (
 
 @pytest.mark.slow
 def test_files_are_read_with_the_poison() -> None:
-    """The tests that read files most, where unpickling fails; CONTRIBUTING says how to run all."""
+    """The tests that read most files, poisoned; CONTRIBUTING says how to run all."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *FED],
         cwd=ROOT, env=os.environ | {poison.VARIABLE: "1"}, capture_output=True, text=True,

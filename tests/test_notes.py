@@ -1,4 +1,4 @@
-"""What changes nothing, or is known of some rounds alone, is said."""
+"""Notes on options without effect, and on numbers of some rounds alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedshift import FedAvg, Federation, Model, pals_weights, run
 from fedshift.algorithms.ditto import Ditto
 from fedshift.data import client_data, register
 from fedshift.errors import InputError, NeedlessWarning
-from fedshift.experiments.measures.played import Played, Reach, played_of
+from fedshift.experiments.measures.round_weights import Reach, WeightSums, weight_sums_of
 from fedshift.seeds import Seeds
 from fedshift.server.combine import Mean
 from fedshift.server.weights import Pals
@@ -26,7 +26,7 @@ NOTE = "ess=0.2 changes nothing: the closest mixture (lam=0) already has 1"
 
 
 def federation() -> Federation:
-    """Two clients that mix to (1/2, 1/2) with equal weights, which are those by size."""
+    """Two clients whose mixture is (1/2, 1/2) with equal weights, which are those by size."""
     x = torch.zeros(10, 3)
     clients = [
         client_data(x, torch.tensor([0] * row[0] + [1] * row[1]), i) for i, row in enumerate(COUNTS)
@@ -48,10 +48,10 @@ def test_an_ess_below_that_of_lambda_0_is_noted() -> None:
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_a_run_warns_of_it_when_it_is_asked_for(wrapped: bool) -> None:
     method = fedpals(0.2)
-    with pytest.warns(NeedlessWarning) as heard:
+    with pytest.warns(NeedlessWarning) as warned:
         run(Ditto(method) if wrapped else method, federation(), 1)
-    assert [str(one.message) for one in heard] == [NOTE]
-    assert heard[0].filename == __file__
+    assert [str(one.message) for one in warned] == [NOTE]
+    assert warned[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         run(fedpals(1.0), federation(), 1)
@@ -60,14 +60,14 @@ def test_a_run_warns_of_it_when_it_is_asked_for(wrapped: bool) -> None:
 
 
 def test_means_are_of_the_rounds_that_have_an_ess() -> None:
-    three = Played(3, reached=Reach(30.0, 1.0, 0.6, 0.9), defined=(2, 2, 3, 3))
+    three = WeightSums(3, reached=Reach(30.0, 1.0, 0.6, 0.9), defined=(2, 2, 3, 3))
     assert three.mean == pytest.approx(Reach(15.0, 0.5, 0.2, 0.3))
-    assert played_of(three.facts()).defined == three.defined
-    none = Played(2, reached=Reach(0.0, 0.0, 0.4, 0.4), defined=(0, 0, 2, 2)).mean
+    assert weight_sums_of(three.facts()).defined == three.defined
+    none = WeightSums(2, reached=Reach(0.0, 0.0, 0.4, 0.4), defined=(0, 0, 2, 2)).mean
     assert math.isnan(none.ess)
     assert none.gap == 0.2
     older = {k: v for k, v in three.facts().items() if k != "known"}
-    assert played_of(older).defined == (3, 3, 3, 3)
+    assert weight_sums_of(older).defined == (3, 3, 3, 3)
 
 
 def test_a_run_says_in_how_many_rounds_there_was_one(tmp_path: Path) -> None:
@@ -78,12 +78,12 @@ def test_a_run_says_in_how_many_rounds_there_was_one(tmp_path: Path) -> None:
         "shift": shift | {"target": "uniform"},
         "training": {"rounds": 6, "steps": 1, "cohort": 3},
     }
-    said, rounds = recorded(tmp_path / "run", config_of("scaffold", **tables))
-    known = [e["ess"] for e in rounds if isinstance(e["ess"], float) and not math.isnan(e["ess"])]
-    assert 0 < len(known) < 6
-    assert said["ess"] == pytest.approx(sum(known) / len(known))
-    note = f"The mean ESS is that of {len(known)} of 6 rounds: in the others a client without"
-    assert any(one.startswith(note) for one in said["why"])
+    summary, rounds = recorded(tmp_path / "run", config_of("scaffold", **tables))
+    finite = [e["ess"] for e in rounds if isinstance(e["ess"], float) and not math.isnan(e["ess"])]
+    assert 0 < len(finite) < 6
+    assert summary["ess"] == pytest.approx(sum(finite) / len(finite))
+    note = f"The mean ESS is that of {len(finite)} of 6 rounds: in the others a client without"
+    assert any(one.startswith(note) for one in summary["why"])
 
 
 def test_clients_may_be_of_several_shapes_where_the_network_reads_them() -> None:

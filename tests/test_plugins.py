@@ -1,4 +1,4 @@
-"""Commands and data sets that packages add, found by their entry points."""
+"""Commands and data sets that packages add by entry points."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def greet(name: str) -> None:
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Puts a package of one module on the path: its source, group and entry."""
+    """Put a package of one module on the path, with its source, group and entry point."""
 
     def put(source: str, group: str, entry: str) -> None:
         (tmp_path / "stranger_plugin.py").write_text(source)
@@ -118,8 +118,8 @@ def test_packages_add_data_sets(
     assert [len(c.y) for c in sites.task.clients] == [28, 28]
     assert [len(one.y) for one in sites.task.tests] == [12, 12]
     natural = {"data": {"name": "own", "validation": 0.0}, "model": {"name": "linear"}}
-    own = prepare(validate(natural | {"shift": {"kind": "natural", "clients": 3}}))
-    assert [len(c.y) for c in own.task.clients] == [20, 20, 20]
+    prepared = prepare(validate(natural | {"shift": {"kind": "natural", "clients": 3}}))
+    assert [len(c.y) for c in prepared.task.clients] == [20, 20, 20]
     with pytest.raises(InputError, match="clients of houses are its sites"):
         prepare(validate(natural | {"data": {"name": "houses"}, "shift": {"kind": "natural"}}))
 

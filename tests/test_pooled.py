@@ -1,4 +1,4 @@
-"""Clients made on demand: the same federation, without a client held in memory."""
+"""Clients made on demand: the same federation, without clients in memory."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ def test_the_table_is_counted_at_once() -> None:
 
 @pytest.mark.parametrize("stacks", [False, True])
 def test_a_run_is_the_same(stacks: bool, setting: Setting) -> None:
-    """And nobody goes through all clients: only those of the cohort are made, and one to try."""
+    """Only the clients of the cohort are made, and one for the trial."""
     made: list[int] = []
 
     class Noting(Pooled):
-        """Notes the clients that are made."""
+        """Records the clients that are made."""
 
         def __getitem__(self, client: Any) -> Any:
             made.append(client)

@@ -1,4 +1,4 @@
-"""Usual mistakes in Python: each is refused at the door, in one sentence with what to do."""
+"""Usual mistakes in Python: each is refused before training, in one sentence with the cure."""
 
 # ruff: noqa: F401 - most names are used by what is typed, in python_mistakes.txt
 
@@ -75,7 +75,7 @@ ARRAYS: Any = {k: v.numpy() for k, v in PARAMS.items()}
 
 
 def made(**given: Any) -> Federation:
-    """A federation with something else in a place."""
+    """A federation with a field replaced."""
     right = {"clients": CLIENTS, "params": PARAMS, "buffers": BUFFERS, "table": TABLE}
     return Federation(**(right | {"seeds": Seeds.of(0)} | given))
 
@@ -96,12 +96,12 @@ def rule(needs: Any) -> Any:
 
 
 def ran(method: Any = METHOD, federation: Any = FEDERATION, rounds: Any = 3, **given: Any) -> None:
-    """A run is asked for; no round of it is."""
+    """Ask for a run, but for none of its rounds."""
     run(method, federation, rounds, **given)
 
 
 def played(backend: Any) -> None:
-    """A round by a backend of one's own."""
+    """A round by a custom backend."""
     next(run(METHOD, FEDERATION, 1, backend=backend))
 
 
@@ -115,7 +115,7 @@ def raising(error: Exception) -> Any:
 
 
 def others(**given: Any) -> Any:
-    """The clients, the second with something else in a place."""
+    """The clients, with a field of the second one replaced."""
     return [CLIENTS[0], CLIENTS[1]._replace(**given), CLIENTS[2]]
 
 
@@ -125,13 +125,13 @@ def scheduled(lr: Any, rounds: int = 3) -> None:
 
 
 def team(*given: Any, **more: Any) -> None:
-    """Workers are asked for."""
+    """Start workers."""
     with workers(*given, **more):
         pass
 
 
 def task(**given: Any) -> Task:
-    """A task with something else in a place."""
+    """A task with a field replaced."""
     right = {"clients": tuple(CLIENTS), "validation": (Examples(X, Y),) * 3, "test": Examples(X, Y)}
     more = {"target": torch.tensor(SHARES), "target_validation": None, "classes": ("a", "b", "c")}
     return Task(**(right | more | given))
@@ -149,11 +149,11 @@ CASES = [
 def test_mistakes_are_refused_in_one_sentence_with_the_cure(typed: str, words: str) -> None:
     with pytest.raises(InputError) as caught:
         eval(typed)
-    said = str(caught.value)
+    message = str(caught.value)
     for part in words.split("; "):
-        assert part in said, f"{part!r} is not in: {said}"
-    assert "\n" not in said
-    assert len(said) < 900  # with the names of all methods
+        assert part in message, f"{part!r} is not in: {message}"
+    assert "\n" not in message
+    assert len(message) < 900  # with the names of all methods
 
 
 def test_there_are_more_cases_than_were_counted() -> None:

@@ -48,14 +48,14 @@ def own_source(net: nn.Module, h: Tensor) -> Tensor:
 
 
 def deep_source(net: nn.Module, h: Tensor) -> Tensor:
-    """Its generator lies in containers within containers."""
+    """A network with its generator in nested containers."""
     if not net.training:
         return h
     return h * torch.rand(h.shape, generator=net.kept["by name"][0][0])  # type: ignore[arg-type,index]
 
 
 def lazy_source(net: nn.Module, h: Tensor) -> Tensor:
-    """Its generator is made when it is needed first."""
+    """A network that makes its generator on first use."""
     if net.training and not hasattr(net, "late"):
         net.late = torch.Generator().manual_seed(5)
     return h * torch.rand(h.shape, generator=net.late) if net.training else h  # type: ignore[arg-type]
@@ -105,7 +105,7 @@ def test_the_process_keeps_its_state(between: Any) -> None:
 @pytest.mark.few(3)
 @pytest.mark.parametrize("between", DRAWS, ids=lambda f: f.__name__)
 def test_draws_differ_from_step_to_step(between: Any) -> None:
-    """A control: the numbers that are drawn do move the model, and not the same way each time."""
+    """A control: the drawn numbers move the model, differently in each step."""
     if between is always:
         pytest.skip("draws in evaluation, too, so that there is no pass without")
     drawn = ended(between)
@@ -161,7 +161,7 @@ def test_a_generator_that_no_seed_reaches_is_refused() -> None:
 
 
 class Noisy(CrossEntropy):
-    """A loss with noise of its own."""
+    """A loss term that draws noise."""
 
     def __call__(self, view: Any) -> Tensor:
         return super().__call__(view) * (1 + 0.1 * torch.rand(()))
@@ -174,7 +174,7 @@ def test_draws_outside_of_the_forward_pass_are_refused() -> None:
     assert not before.moved(states())
 
 
-def test_draws_beside_another_thread_are_told() -> None:
+def test_draws_beside_another_thread_warn() -> None:
     done = threading.Event()
     thread = threading.Thread(target=done.wait)
     thread.start()
@@ -189,7 +189,7 @@ def test_draws_beside_another_thread_are_told() -> None:
 
 def test_first_weights_are_the_callers_or_follow_the_seed() -> None:
     class Own(nn.Linear):
-        """Its weights come from all three generators."""
+        """A network whose first weights come from all three generators."""
 
         def __init__(self) -> None:
             super().__init__(2, 2)
@@ -206,7 +206,7 @@ def test_first_weights_are_the_callers_or_follow_the_seed() -> None:
 
 
 def test_a_first_training_pass_is_watched() -> None:
-    """Who trains without a trial before, as clients on Flower, computes nothing twice."""
+    """Clients that train without a trial, as on Flower, compute nothing twice."""
     model = Model(Drawing(dropout))
     params, buffers = model.init()
     x = torch.randn(6, 4, generator=generator("first pass"))

@@ -1,4 +1,4 @@
-"""Numbers that users give: what is none is refused with a reason, and nothing is taken for one."""
+"""Numbers from users: what is no number is refused with the reason, never converted."""
 
 from __future__ import annotations
 
@@ -114,9 +114,9 @@ def test_lambdas_that_cannot_be_computed_with_name_their_limit(lam: float, fidel
 @pytest.mark.parametrize("fidelity", ["squared", "norm"])
 def test_lambdas_at_the_ends_are_the_limits(fidelity: Any) -> None:
     for lam, limit in ((1e-100, 0.0), (1e100, math.inf)):
-        found = pals_weights(COUNTS, TARGET, lam=lam, fidelity=fidelity)
+        solved = pals_weights(COUNTS, TARGET, lam=lam, fidelity=fidelity)
         at_limit = pals_weights(COUNTS, TARGET, lam=limit, fidelity=fidelity)
-        np.testing.assert_allclose(found.weights, at_limit.weights, atol=1e-12)
+        np.testing.assert_allclose(solved.weights, at_limit.weights, atol=1e-12)
     assert math.copysign(1.0, pals_weights(COUNTS, TARGET, lam=-0.0).lam) == 1.0
 
 
@@ -136,32 +136,32 @@ def test_sizes_that_cannot_be_computed_with(count: float, setting: dict[str, flo
 def test_sizes_at_the_ends_end_in_weights(setting: dict[str, float], cap: float | None) -> None:
     for fidelity in ("squared", "norm"):
         start = time.perf_counter()
-        found = pals_weights(
+        solved = pals_weights(
             [[1e-12, 0, 0], [0, 4e17, 5e17], [3, 4, 5]],
             TARGET,
             cap=cap,
             fidelity=fidelity,
             **setting,
         )
-        assert found.weights.sum() == pytest.approx(1.0, abs=1e-12)
-        assert found.weights.min() >= 0.0
+        assert solved.weights.sum() == pytest.approx(1.0, abs=1e-12)
+        assert solved.weights.min() >= 0.0
         assert time.perf_counter() - start < 5.0
 
 
 def test_a_share_that_floats_hardly_hold_is_one() -> None:
-    found = pals_weights([[1, 5e-324], [1, 2]], [0.5, 0.5], lam=0.0)
-    np.testing.assert_allclose(found.weights, [0.25, 0.75], atol=1e-15)
+    solved = pals_weights([[1, 5e-324], [1, 2]], [0.5, 0.5], lam=0.0)
+    np.testing.assert_allclose(solved.weights, [0.25, 0.75], atol=1e-15)
     plain = pals_weights([[1, 0], [1, 2]], [1.0, 5e-324], lam=0.0)
     assert plain.weights.tolist() == [1.0, 0.0]
 
 
 @pytest.mark.parametrize("target", [[1e308, 1e308], [5e-324, 5e-324], [1e-310, 1e-310], [3, 3]])
 def test_a_target_is_rescaled_whatever_its_sum(target: list[float]) -> None:
-    found = pals_weights([[3, 1], [1, 3]], target, lam=0.0, normalise_target=True)
-    assert found.weights.tolist() == pytest.approx([0.5, 0.5], abs=1e-15)
-    assert found.distance < 1e-15
-    told = diagnose([[3, 1], [1, 3]], target, normalise_target=True)
-    assert [x.target for x in told.labels] == [0.5, 0.5]
+    solved = pals_weights([[3, 1], [1, 3]], target, lam=0.0, normalise_target=True)
+    assert solved.weights.tolist() == pytest.approx([0.5, 0.5], abs=1e-15)
+    assert solved.distance < 1e-15
+    diagnosis = diagnose([[3, 1], [1, 3]], target, normalise_target=True)
+    assert [x.target for x in diagnosis.labels] == [0.5, 0.5]
 
 
 @pytest.mark.parametrize(

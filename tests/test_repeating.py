@@ -1,4 +1,4 @@
-"""Draws that nobody foresaw: what drew them is computed again, or refused."""
+"""Unforeseen draws: the computation that drew them is repeated, or refused."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def made_anew(net: Any, h: Tensor) -> Tensor:
 
 
 def made_anew_alike(net: Any, h: Tensor) -> Tensor:
-    """The same numbers in each pass, whatever the seed."""
+    """A network that draws the same numbers in each pass, whatever the seed."""
     if net.training:
         net.source = torch.Generator().manual_seed(3)
         return h * torch.rand(h.shape, generator=net.source)
@@ -68,13 +68,13 @@ def test_a_generator_that_is_made_alike_in_each_pass_is_right() -> None:
 
 
 def test_a_generator_that_is_replaced_between_rounds() -> None:
-    """It is one more that starts at each pass's seed."""
+    """The new generator starts at each pass's seed, too."""
 
     def ending(late: Callable[[], torch.Generator]) -> dict[str, Tensor]:
-        def own(net: Any, h: Tensor) -> Tensor:
+        def noisy(net: Any, h: Tensor) -> Tensor:
             return h * torch.rand(h.shape, generator=net.source) if net.training else h
 
-        algorithm, federation = federated(own)
+        algorithm, federation = federated(noisy)
         net: Any = algorithm.model.net
         servers = []
         for played in run(algorithm, federation, 3):
@@ -88,7 +88,7 @@ def test_a_generator_that_is_replaced_between_rounds() -> None:
 
 
 class Meeting(CrossEntropy):
-    """A loss that waits for another thread, the first time that each thread takes it."""
+    """A loss that waits for another thread at each thread's first call."""
 
     def __call__(self, view: Any) -> Tensor:
         if threading.current_thread() in WAITING:
@@ -101,7 +101,7 @@ MEET, WAITING = threading.Barrier(3), set[threading.Thread]()
 
 
 def test_unforeseen_draws_in_threads() -> None:
-    """Runs that are side by side in their first round are those of one after the other."""
+    """Runs in threads that are in their first round together equal runs one after the other."""
     alone, ends = ended(unforeseen), dict[int, dict[str, Tensor]]()
     other = ended(unforeseen, 1)
     before = states()
@@ -126,7 +126,7 @@ def test_unforeseen_draws_in_threads() -> None:
 
 @pytest.mark.slow
 def test_one_model_in_several_threads() -> None:
-    """Each has the outputs of the parameters that it gives, and the network's own ones stay."""
+    """Each thread gets the outputs of its parameters, and the network's own ones stay."""
     net = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, CLASSES))
     model = Model(net)
     params, buffers = model.init()
@@ -154,7 +154,7 @@ def test_one_model_in_several_threads() -> None:
 
 
 def when_asked(net: Any, h: Tensor) -> Tensor:
-    """Dropout of Monte-Carlo evaluation, which is turned on after training."""
+    """Monte-Carlo dropout, which is turned on after training."""
     return always(net, h) if getattr(net, "asked", False) else h
 
 
@@ -197,7 +197,7 @@ class Counting:
 @pytest.mark.few(2)
 @pytest.mark.parametrize(("between", "rounds"), [(nothing, 3), (dropout, 3), (unforeseen, 4)])
 def test_a_backend_is_called_once_a_round(between: Any, rounds: int) -> None:
-    """And once more in the first one where the network draws what the trial did not show."""
+    """And once more in the first round if the network draws numbers that the trial did not show."""
     backend = Counting()
     assert same(ended(between, backend=backend), ended(between))
     assert backend.rounds == rounds
@@ -240,7 +240,7 @@ def test_two_models_of_one_network_both_see_that_it_changed() -> None:
 
 
 class Forked(nn.Module):
-    """Draws, and puts the generator back."""
+    """A network that draws and then restores the generator."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
@@ -252,7 +252,7 @@ class Forked(nn.Module):
 
 
 def test_draws_that_are_put_back_are_refused() -> None:
-    """No generator stands elsewhere after the pass, and yet what it gives follows from one."""
+    """No generator's state has changed after the pass, yet the outputs depend on one."""
     model, other = Model(Forked(0.5)), Model(Forked(0.0))
     x = torch.randn(8, 4, generator=generator("put back"))
     look(other, *other.init(), x)  # the control
@@ -262,7 +262,7 @@ def test_draws_that_are_put_back_are_refused() -> None:
 
 @pytest.mark.parametrize("idle", [False, True])
 def test_an_error_leaves_the_process_s_state(idle: bool) -> None:
-    """Also where another thread lives, as in notebooks."""
+    """Also while another thread is alive, as in notebooks."""
 
     def failing(net: nn.Module, h: Tensor) -> Tensor:
         unforeseen(net, h)

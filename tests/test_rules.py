@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md's rules of how code is written, each read from the source."""
+"""CONTRIBUTING.md's rules of code, each checked in the source."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import re
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
-from support.sources import FILES, PACKAGE, names_given, nodes_of, place_of
+import pytest
+
+from support.sources import FILES, PACKAGE, TESTS, names_given, nodes_of, place_of
 
 Names = dict[str, set[str]]
 
 
 def by_file(names: Callable[[str], set[str]]) -> Names:
-    """What a reader of sources sees in each file of the package; no row for nothing."""
+    """The names that `names` reports of each file of the package, where there are any."""
     seen = {place_of(path): names(path.read_text()) for path in FILES}
     return {place: some for place, some in seen.items() if some}
 
@@ -83,7 +85,7 @@ def test_random_numbers_come_from_generators_of_the_package() -> None:
 
 
 def test_generators_are_made_in_few_places() -> None:
-    """`seeds` makes them from keys.
+    """`seeds` makes generators from keys.
 
     Others: a fixed seed of a trial, states that are read or copied, the seed of a paper's split.
     """
@@ -168,7 +170,7 @@ def private_names(source: str) -> set[str]:
 
 
 def test_private_names_of_torch_stand_in_one_file() -> None:
-    """Any private name counts, so that new ones of torch do, too."""
+    """Any private name counts, so that torch's new ones are seen, too."""
     seen = by_file(private_names)
     assert seen.pop("kernels/torch_private.py") >= {"ops", "_C", "_version", "_parameters"}
     assert seen == PRIVATE
@@ -219,7 +221,7 @@ TAKERS = 35
 
 
 def test_functions_take_a_section_of_the_configuration() -> None:
-    """The number may only fall: what needs a section takes that."""
+    """The number may only fall: a function takes the section that it needs."""
     takers = [name for path in FILES for name in takers_of_config(path.read_text())]
     assert len(takers) <= TAKERS, takers
     assert takers_of_config("def f(a: Config, b: Config | None): pass") == ["f"]
@@ -250,24 +252,29 @@ def test_long_files_and_functions_are_seen() -> None:
     assert too_long(PACKAGE / "a.py", "x = 1\n" * 451) == ["a.py has 451 lines"]
 
 
-# Words of stories; a name of the package says what the value is, or what the function does.
+# Words of stories; a name says what the value is, or what the function does.
 OF_STORIES = {"found", "told", "held", "own", "known", "whoever", "nobody", "said"}
-# Those that users write: fields, keys of messages, arguments; and what is left. Only to shrink.
+# Names that users write. Only to shrink.
 STORIES_LEFT = {
     "datasets/registry.py": {"found", "known"},
-    "evaluation/scores.py": {"own"},
-    "experiments/measures/served.py": {"own"},
     "flower/strategy.py": {"own"},
-    "randomness.py": {"own"},
 }
 
 
 def test_names_say_what_things_are() -> None:
-    for path in FILES:
-        left = STORIES_LEFT.get(path.relative_to(PACKAGE).as_posix(), set())
-        assert names_given(path.read_text()) & OF_STORIES <= left, path
+    used = by_file(lambda source: names_given(source) & OF_STORIES)
+    assert used == STORIES_LEFT
     source = "class A:\n    own: int\ndef known(told):\n    a.held = said = [x for found in y]"
     assert names_given(source) & OF_STORIES == OF_STORIES - {"whoever", "nobody"}
+
+
+@pytest.mark.slow
+def test_names_in_tests_and_benchmarks_say_what_things_are() -> None:
+    """Slow because it parses all of them."""
+    benchmarks = sorted(PACKAGE.parent.joinpath("benchmarks").rglob("*.py"))
+    used = {path: names_given(path.read_text()) & OF_STORIES for path in (*TESTS, *benchmarks)}
+    assert len(benchmarks) > 50
+    assert {path: names for path, names in used.items() if names} == {}
 
 
 def classes(source: str) -> dict[str, set[str]]:
@@ -289,12 +296,12 @@ def classes(source: str) -> dict[str, set[str]]:
 
 def concrete_bases(sources: Collection[str]) -> set[tuple[str, str]]:
     """(class, base) where the base is concrete; errors and sections of a configuration may be."""
-    known = {name: bases for source in sources for name, bases in classes(source).items()}
+    bases_of = {name: bases for source in sources for name, bases in classes(source).items()}
     return {
         (name, base)
-        for name, bases in known.items()
-        for base in bases & known.keys()
-        if not known[base] & {"abc.ABC", "typing.Protocol"}
+        for name, bases in bases_of.items()
+        for base in bases & bases_of.keys()
+        if not bases_of[base] & {"abc.ABC", "typing.Protocol"}
         and not base.endswith(("Error", "Section"))
     }
 

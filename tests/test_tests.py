@@ -1,4 +1,4 @@
-"""Tests themselves: where they lie, and what they may import, replace and read."""
+"""Rules for tests: their folders, and what they may import, replace and read."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_tests_lie_in_folders_like_the_packages() -> None:
 
 
 def test_no_test_file_imports_another() -> None:
-    """What tests share lies in tests/support."""
+    """Shared helpers are in tests/support."""
     assert {path.name: odd for path in TESTS if (odd := imports_of_tests(path.read_text()))} == {}
     assert imports_of_tests("def late():\n    from test_core import x") == {"test_core"}
     assert imports_of_tests("import conftest") == {"conftest"}
@@ -48,7 +48,7 @@ def test_no_test_file_imports_another() -> None:
 
 def private_replacements(source: str) -> list[str]:
     """The private names that a test file replaces: `_x`, alone or in a dotted name, not `__x__`."""
-    found = []
+    private = []
     for node in ast.walk(ast.parse(source)):
         call = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name)
         name = ast.unparse(node.func).rpartition(".")[2] if call else ""
@@ -57,12 +57,12 @@ def private_replacements(source: str) -> list[str]:
             values = node.args[:2] if len(node.args) > 2 or name == "delattr" else node.args[:1]
             texts = (v.value if isinstance(v, ast.Constant) else ast.unparse(v) for v in values)
             parts = (part for text in texts for part in re.findall(r"[A-Za-z_]\w*", str(text)))
-            found += [part for part in parts if re.match(r"_[a-zA-Z]", part)]
-    return found
+            private += [part for part in parts if re.match(r"_[a-zA-Z]", part)]
+    return private
 
 
 def test_no_test_replaces_a_private_name() -> None:
-    """Tests look at results; what they may replace is the outside, and public names."""
+    """Tests look at results; they may replace the outside world and public names."""
     sources = {path.name: path.read_text() for path in TESTS if path != Path(__file__)}
     some = {name: text for name, text in sources.items() if "setattr" in text or "delattr" in text}
     assert {name: odd for name, text in some.items() if (odd := private_replacements(text))} == {}
@@ -110,7 +110,7 @@ def private_reads(source: str, names: Collection[str]) -> set[str]:
 
 
 def test_tests_read_no_private_names() -> None:
-    """They would hold how a thing is done, and not what comes of it."""
+    """Such tests would fix how a thing is done, not its result."""
     given = {name for path in FILES for name in names_given(path.read_text()) if is_private(name)}
     for path in TESTS:
         text = path.read_text()

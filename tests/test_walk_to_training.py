@@ -1,4 +1,4 @@
-"""Through which files a run goes from the command line to the first product of its training."""
+"""The files that a run passes from the command line to the first product of its training."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def listed() -> list[str]:
 
 
 def printed() -> int:
-    """How many files are entered, as ARCHITECTURE.md has it."""
+    """The number of files entered, according to ARCHITECTURE.md."""
     text = " ".join(ARCHITECTURE.read_text().split())
     return int(re.findall(r"functions of (\d+) files are called from `engine/run.py` on", text)[0])
 
@@ -45,7 +45,7 @@ def files_of(frame: FrameType | None) -> Iterator[str]:
 
 
 def importing(frame: FrameType | None) -> bool:
-    """Whether a module is being imported, whose decorators are called: that depends on what ran."""
+    """Whether a module is being imported: its decorators' calls depend on what ran before."""
     while frame is not None and "importlib" not in frame.f_code.co_filename:
         frame = frame.f_back
     return frame is not None

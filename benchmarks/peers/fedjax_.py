@@ -112,7 +112,7 @@ def play(work: Workload, clients: Sequence[Client], rounds: int, tick: Callable[
         fedjax.optimizers.sgd(1.0),
         fedjax.ShuffleRepeatBatchHParams(batch_size=work.batch, num_steps=work.local_steps),
     )
-    held = [
+    datasets = [
         fedjax.ClientDataset({"x": x.permute(0, 2, 3, 1).numpy(), "y": y.to(torch.int32).numpy()})
         for x, y in clients
     ]
@@ -120,7 +120,7 @@ def play(work: Workload, clients: Sequence[Client], rounds: int, tick: Callable[
     for t in range(rounds):
         ids = [(t * work.asked + i) % work.clients for i in range(work.asked)]
         seeds = jax.random.split(jax.random.PRNGKey(t), len(ids))
-        chosen = [(str(i).encode(), held[i], key) for i, key in zip(ids, seeds, strict=True)]
+        chosen = [(str(i).encode(), datasets[i], key) for i, key in zip(ids, seeds, strict=True)]
         state, _ = method.apply(state, chosen)
         jax.block_until_ready(state.params)
         tick()

@@ -24,11 +24,11 @@ class Ticking(FedAvg):
         self.tick = tick
 
     def aggregate_train(self, server_round: int, replies: Any) -> Any:
-        found = super().aggregate_train(server_round, replies)
-        if found[0] is None:
+        aggregated = super().aggregate_train(server_round, replies)
+        if aggregated[0] is None:
             raise RuntimeError("clients failed, see above")
         self.tick()
-        return found
+        return aggregated
 
 
 def play(work: Workload, clients: Sequence[Client], rounds: int, tick: Callable[[], None]) -> None:

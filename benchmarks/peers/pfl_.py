@@ -67,7 +67,7 @@ def play(work: Workload, clients: Sequence[Client], rounds: int, tick: Callable[
         local_learning_rate=RATE,
         local_batch_size=work.batch,
     )
-    asked = NNAlgorithmParams(
+    params = NNAlgorithmParams(
         central_num_iterations=rounds, evaluation_frequency=MANY, train_cohort_size=work.asked,
         val_cohort_size=0,
     )  # fmt: skip
@@ -75,7 +75,7 @@ def play(work: Workload, clients: Sequence[Client], rounds: int, tick: Callable[
     backend = SimulatedBackend(
         training_data=users_data, val_data=users_data, postprocessors=[WeightByDatapoints()]
     )
-    FederatedAveraging().run(asked, backend, model, local, callbacks=[Tick(tick)])
+    FederatedAveraging().run(params, backend, model, local, callbacks=[Tick(tick)])
 
 
 if __name__ == "__main__":

@@ -106,7 +106,7 @@ class Workload:
         return self.steps or -(-self.examples // self.batch)
 
     def few(self, count: int) -> Workload:
-        """With so many clients, who take part in each round: as long per client and step."""
+        """With so many clients in each round: as long per client and step."""
         return replace(self, clients=count, cohort=None)
 
     def tiny(self) -> Workload:
@@ -162,10 +162,10 @@ def plain_round(
 
 def drawn(n: int, work: Workload) -> list[Tensor]:
     """One epoch's batches, or a fixed number of steps."""
-    found: list[Tensor] = []
-    while len(found) < work.local_steps:
-        found += torch.randperm(n).split(work.batch)
-    return found[: work.local_steps]
+    batches: list[Tensor] = []
+    while len(batches) < work.local_steps:
+        batches += torch.randperm(n).split(work.batch)
+    return batches[: work.local_steps]
 
 
 class Turns:
@@ -203,10 +203,12 @@ def compare(name: str, package: str, play: Play) -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--clients", type=int, help="the first so many, in each round")
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    whole = WORKLOADS[given.workload]
-    work = whole.tiny() if given.tiny else whole.few(given.clients) if given.clients else whole
+    whole = WORKLOADS[options.workload]
+    work = (
+        whole.tiny() if options.tiny else whole.few(options.clients) if options.clients else whole
+    )
     clients, net = data(work), work.net()
     params = {k: v.detach().clone() for k, v in net.named_parameters()}
 
@@ -215,14 +217,14 @@ def compare(name: str, package: str, play: Play) -> None:
         return plain_round(net, params, clients[first : first + work.asked], work)
 
     turns = Turns(plain)
-    play(work, clients, given.rounds + 1, turns.tick)
-    if len(turns.theirs) != given.rounds:
-        raise SystemExit(f"{name} played {len(turns.theirs) + 1} rounds, not {given.rounds + 1}")
-    found = {
+    play(work, clients, options.rounds + 1, turns.tick)
+    if len(turns.theirs) != options.rounds:
+        raise SystemExit(f"{name} played {len(turns.theirs) + 1} rounds, not {options.rounds + 1}")
+    result = {
         "peer": name, "version": version(package), "workload": work.name,
         "plain": statistics.median(turns.plain), "seconds": statistics.median(turns.theirs),
-        "rounds": given.rounds, "tiny": given.tiny, "torch": torch.__version__,
+        "rounds": options.rounds, "tiny": options.tiny, "torch": torch.__version__,
         "clients": work.asked, "of": whole.asked,
         "python": platform.python_version(),
     }  # fmt: skip
-    print(json.dumps(found), flush=True)
+    print(json.dumps(result), flush=True)

@@ -28,7 +28,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 from results import save  # noqa: E402
 
-# A round of all eight clients of W4 takes each peer many minutes; it is for those who ask.
+# A round of all eight clients of W4 takes each peer many minutes; it is played when asked for.
 WORKLOADS = ("W1", "W2", "W3")
 DEEP = "W4"
 FEW = {DEEP: 2}
@@ -98,8 +98,8 @@ def called(command: list[str], failed: str, seconds: int) -> str:
         lines = lines or [f"exit code {done.returncode}"]
         errors = [line for line in lines if "rror" in line]
         # pip says first what is wrong, and then how to read about it; a traceback ends with it.
-        told = (errors or lines)[0 if "pip" in command else -1]
-        raise Missing(f"{failed}: {told.strip()[:200]}")
+        message = (errors or lines)[0 if "pip" in command else -1]
+        raise Missing(f"{failed}: {message.strip()[:200]}")
     return done.stdout
 
 
@@ -108,25 +108,25 @@ def played(name: str, python: Path, workload: str, options: list[str]) -> Row:
     script = HERE / f"{name}_.py"
     if not script.exists():
         raise Missing("installs, but there is no script that plays it yet")
-    said = called([str(python), str(script), workload, *options], "does not run", PLAY)
-    row: Row = json.loads(said.strip().splitlines()[-1])
+    output = called([str(python), str(script), workload, *options], "does not run", PLAY)
+    row: Row = json.loads(output.strip().splitlines()[-1])
     return row | {"ratio": row["plain"] / row["seconds"]}
 
 
 def rows(names: list[str], workloads: list[str], place: Path, options: list[str]) -> list[Row]:
     """Every peer on every workload, or why not."""
-    found: list[Row] = []
+    results: list[Row] = []
     for name in names:
         try:
             python = environment(name, place)
             for workload in workloads:
                 few = ["--clients", str(FEW[workload])] if workload in FEW else []
-                found.append(played(name, python, workload, [*options, *few]))
-                print(line(found[-1]), flush=True)
+                results.append(played(name, python, workload, [*options, *few]))
+                print(line(results[-1]), flush=True)
         except Missing as e:
-            found.append({"peer": name, "missing": str(e)})
-            print(line(found[-1]), flush=True)
-    return found
+            results.append({"peer": name, "missing": str(e)})
+            print(line(results[-1]), flush=True)
+    return results
 
 
 def line(row: Row) -> str:
@@ -148,17 +148,17 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="a few clients, to try it out")
     parser.add_argument("--venvs", type=Path, default=HERE.parents[1] / "build" / "peers")
     parser.add_argument("--out", type=Path, help="write the rows to this JSON file")
-    given = parser.parse_args()
-    names, workloads = given.only.split(","), given.workloads.split(",")
+    arguments = parser.parse_args()
+    names, workloads = arguments.only.split(","), arguments.workloads.split(",")
     if odd := [*set(names) - set(PEERS), *set(workloads) - {*WORKLOADS, DEEP}]:
         there = f"peers {', '.join(PEERS)}; workloads {', '.join((*WORKLOADS, DEEP))}"
         raise SystemExit(f"unknown: {', '.join(sorted(odd))}; there are {there}")
     if DEEP in workloads and len(workloads) > 1:
         raise SystemExit(f"{DEEP} has a file of its own; ask for it alone")
-    options = ["--rounds", str(given.rounds), *(["--tiny"] if given.tiny else [])]
-    found = rows(names, workloads, given.venvs.resolve(), options)
-    out = given.out or OUT / ("peers-deep.json" if workloads == [DEEP] else "peers.json")
-    save(out, {"rows": found}, quick=given.tiny)
+    options = ["--rounds", str(arguments.rounds), *(["--tiny"] if arguments.tiny else [])]
+    results = rows(names, workloads, arguments.venvs.resolve(), options)
+    out = arguments.out or OUT / ("peers-deep.json" if workloads == [DEEP] else "peers.json")
+    save(out, {"rows": results}, quick=arguments.tiny)
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ COUNTS = [[40, 10], [10, 40]]
 HALF = [0.5, 0.5]
 
 
-def said(use: Callable[[], str]) -> str:
-    """What a use says for itself: right or silent, or how it was refused."""
+def outcome(use: Callable[[], str]) -> str:
+    """The verdict that `use` returns (right or silent), or how it was refused."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -36,7 +36,7 @@ def taken(what: str, given: Any, **setting: Any) -> str:
         pals_weights(given, HALF, **({"lam": 1.0} | setting))
         return f"silent: {what}"
 
-    return said(use)
+    return outcome(use)
 
 
 def certified(counts: list[list[int]], target: list[float], best: list[float], **how: Any) -> str:
@@ -48,7 +48,7 @@ def certified(counts: list[list[int]], target: list[float], best: list[float], *
         wrong = solved.certified and off > 1e-6
         return f"silent: certified weights are off by {off:.1g}" if wrong else "right"
 
-    return said(use)
+    return outcome(use)
 
 
 def trap_nearly_equal_clients_under_a_cap() -> str:
@@ -91,7 +91,7 @@ def trap_cap_true() -> str:
 
 
 def trap_who_holds_what() -> str:
-    """A table of True and False, who holds which label, as label counts."""
+    """A table of True and False, for the labels that clients hold, as label counts."""
     return taken("True was taken for one example", [[True, False], [True, True]])
 
 
@@ -123,7 +123,7 @@ def trap_a_large_target_to_normalise() -> str:
         off = pals_weights(COUNTS, [1e308, 1e308], lam=0.0, normalise_target=True).distance
         return f"silent: the target became zeros, {off:.2f} away" if off > 1e-6 else "right"
 
-    return said(use)
+    return outcome(use)
 
 
 def trap_negative_weights() -> str:
@@ -132,7 +132,7 @@ def trap_negative_weights() -> str:
     def use() -> str:
         return f"silent: they were left out, ESS {effective_sample_size([1.5, -0.5], [9, 9]):g}"
 
-    return said(use)
+    return outcome(use)
 
 
 def trap_labels_as_one_text() -> str:
@@ -142,4 +142,4 @@ def trap_labels_as_one_text() -> str:
         named = [x.name for x in diagnose(COUNTS, HALF, classes="ab").labels]
         return f"silent: the labels are called {named}"
 
-    return said(use)
+    return outcome(use)

@@ -96,8 +96,8 @@ def trap_linked_folder() -> str:
         whole = len(retina.scan(tree(place / "retina")).y)
         half(place / "retina").rename(place / "disk")
         half(place / "retina").symlink_to(place / "disk")
-        found = len(retina.scan(place / "retina").y)
-        return judged(found == whole, f"{found} of {whole} images")
+        count = len(retina.scan(place / "retina").y)
+        return judged(count == whole, f"{count} of {whole} images")
 
     return answer(use)
 
@@ -123,8 +123,8 @@ def trap_link_in_archive() -> str:
         half(place / "retina").symlink_to(Path("..") / "moved")
         with tarfile.open(place / "retina.tar", "w") as tar:
             tar.add(place / "retina", arcname="retina")
-        found = len(retina.scan(place / "retina.tar").y)
-        return judged(found == 24, f"{found} of 24 images")
+        count = len(retina.scan(place / "retina.tar").y)
+        return judged(count == 24, f"{count} of 24 images")
 
     return answer(use)
 
@@ -137,8 +137,8 @@ def trap_hard_link_in_archive() -> str:
         (one / "2.png").hardlink_to(one / "1.png")
         with tarfile.open(place / "retina.tar", "w") as tar:
             tar.add(place / "retina", arcname="retina")
-        found = len(retina.scan(place / "retina.tar").y)
-        return judged(found == 25, f"{found} of 25 images")
+        count = len(retina.scan(place / "retina.tar").y)
+        return judged(count == 25, f"{count} of 25 images")
 
     return answer(use)
 
@@ -149,8 +149,8 @@ def trap_other_format() -> str:
     def use(place: Path) -> str:
         folder = tree(place) / "RIM" / "Testing" / "Normal"
         Image.new("RGB", (4, 4)).save(folder / "9.tif")
-        found = len(retina.scan(place).y)
-        return judged(found == 25, f"{found} of 25 images")
+        count = len(retina.scan(place).y)
+        return judged(count == 25, f"{count} of 25 images")
 
     return answer(use)
 
@@ -211,12 +211,12 @@ def leaf(place: Path, changed: Callable[[dict[str, Any]], None], copy: bool = Fa
     """FEMNIST of one writer of three digits; what is silent about a change of the training file."""
     for part in ("train", "test"):
         x = np.linspace(0, 1, 3 * 784).reshape(3, 784).tolist()
-        held = {"users": ["a"], "num_samples": [3], "user_data": {"a": {"x": x, "y": [1, 2, 3]}}}
+        content = {"users": ["a"], "num_samples": [3], "user_data": {"a": {"x": x, "y": [1, 2, 3]}}}
         if part == "train":
-            changed(held)
+            changed(content)
         (place / part).mkdir()
         for k in range(1 + (copy and part == "train")):
-            (place / part / f"all_data_{k}.json").write_text(json.dumps(held))
+            (place / part / f"all_data_{k}.json").write_text(json.dumps(content))
     train, test = writers.leaf(place)
     same = len(train.y) == 3 and bool((train.x == test.x).all())
     return judged(same, f"{len(train.y)} images, other than the three of the writer")
@@ -225,22 +225,22 @@ def leaf(place: Path, changed: Callable[[dict[str, Any]], None], copy: bool = Fa
 def trap_leaf_doubled_user() -> str:
     """A LEAF file that lists a user twice."""
 
-    def change(held: dict[str, Any]) -> None:
-        held["users"], held["num_samples"] = ["a", "a"], [3, 3]
+    def change(content: dict[str, Any]) -> None:
+        content["users"], content["num_samples"] = ["a", "a"], [3, 3]
 
     return answer(lambda place: leaf(place, change).replace("right", "silent: one was dropped"))
 
 
 def trap_leaf_user_in_two_files() -> str:
     """Files of two runs of LEAF's preprocessing in one folder."""
-    return answer(lambda place: leaf(place, lambda held: None, copy=True))
+    return answer(lambda place: leaf(place, lambda content: None, copy=True))
 
 
 def trap_leaf_unlisted_user() -> str:
-    """A LEAF file with data of a user whom it does not list."""
+    """A LEAF file with data of a user that it does not list."""
 
-    def change(held: dict[str, Any]) -> None:
-        held["user_data"]["b"] = held["user_data"]["a"]
+    def change(content: dict[str, Any]) -> None:
+        content["user_data"]["b"] = content["user_data"]["a"]
 
     return answer(lambda place: leaf(place, change).replace("right", "silent: one was left out"))
 
@@ -249,7 +249,7 @@ def trap_leaf_packed_file() -> str:
     """LEAF's files of which one is still packed."""
 
     def use(place: Path) -> str:
-        leaf(place, lambda held: None)
+        leaf(place, lambda content: None)
         (place / "train" / "all_data_1.json.gz").write_bytes(b"")
         return f"silent: {len(writers.leaf(place)[0].y)} images, without those of the packed file"
 
@@ -259,8 +259,8 @@ def trap_leaf_packed_file() -> str:
 def trap_leaf_turned() -> str:
     """A LEAF file whose x is stored by pixel, not by image."""
 
-    def change(held: dict[str, Any]) -> None:
-        user = held["user_data"]["a"]
+    def change(content: dict[str, Any]) -> None:
+        user = content["user_data"]["a"]
         user["x"] = np.array(user["x"]).T.tolist()
 
     return answer(lambda place: leaf(place, change))

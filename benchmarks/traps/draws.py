@@ -132,8 +132,8 @@ def trap_global_state_moved() -> str:
     torch.manual_seed(3)
     before = torch.get_rng_state()
     ended(dropout)
-    kept = torch.equal(before, torch.get_rng_state())
-    return "right" if kept else "silent: the process's generator was moved"
+    unchanged = torch.equal(before, torch.get_rng_state())
+    return "right" if unchanged else "silent: the process's generator was moved"
 
 
 def trap_first_weights_from_numpy() -> str:

@@ -46,8 +46,8 @@ def played(
     return list(run(algorithm, federation, 2))[-1]
 
 
-def said(use: Callable[[], str]) -> str:
-    """What a use says for itself: right or silent, or how it was refused."""
+def outcome(use: Callable[[], str]) -> str:
+    """The verdict that `use` returns (right or silent), or how it was refused."""
     try:
         return use()
     except FedshiftError as e:
@@ -70,7 +70,7 @@ def trap_requires_grad() -> str:
         after = played(Model(network)).server["params"]["0.weight"]
         return verdict(not torch.equal(after, before), "the layer was trained")
 
-    return said(use)
+    return outcome(use)
 
 
 def trap_requires_grad_later() -> str:
@@ -84,18 +84,20 @@ def trap_requires_grad_later() -> str:
         after = played(model).server["params"]["0.weight"]
         return verdict(not torch.equal(after, before), "the layer was trained")
 
-    return said(use)
+    return outcome(use)
 
 
 def trap_frozen_prefix() -> str:
     """I freeze "haed." with Local(frozen=...)."""
-    return said(lambda: verdict(bool(played(Model(net()), frozen=("haed.",))), "nothing is frozen"))
+    return outcome(
+        lambda: verdict(bool(played(Model(net()), frozen=("haed.",))), "nothing is frozen")
+    )
 
 
 def trap_only_as_text() -> str:
     """I give Local(only="0.") in place of a tuple."""
     # Letter by letter: "0" and "." are prefixes, too.
-    return said(lambda: verdict(bool(played(Model(net()), only="02")), "text taken by letters"))
+    return outcome(lambda: verdict(bool(played(Model(net()), only="02")), "text taken by letters"))
 
 
 def trap_no_grad() -> str:
@@ -107,7 +109,7 @@ def trap_no_grad() -> str:
             after = played(model).server["params"]["0.weight"]
         return verdict(torch.equal(after, model.init()[0]["0.weight"]), "nothing was trained")
 
-    return said(use)
+    return outcome(use)
 
 
 class Centring(nn.Module):
@@ -130,7 +132,7 @@ def trap_scoring_in_place() -> str:
         score(model, *model.init(), Examples(data.x, data.y), 3)
         return verdict(not torch.equal(data.x, x), "the test data were changed")
 
-    return said(use)
+    return outcome(use)
 
 
 def trap_dry_pass_in_place() -> str:
@@ -142,7 +144,7 @@ def trap_dry_pass_in_place() -> str:
         played(Model(Centring()), some)
         return verdict(not torch.equal(some[0].x, x), "the clients' examples were changed")
 
-    return said(use)
+    return outcome(use)
 
 
 def trap_second_pass_in_place() -> str:
@@ -157,7 +159,7 @@ def trap_second_pass_in_place() -> str:
         moved = any(not torch.equal(v, both[1][k]) for k, v in both[0].items())
         return verdict(moved, "the second pass saw other inputs")
 
-    return said(use)
+    return outcome(use)
 
 
 def trap_layer_replaced() -> str:
@@ -171,7 +173,7 @@ def trap_layer_replaced() -> str:
         after = played(model).server["params"]["2.weight"]
         return verdict(torch.equal(after, before), "the new layer was never trained")
 
-    return said(use)
+    return outcome(use)
 
 
 def trap_layer_replaced_and_scored() -> str:
@@ -187,7 +189,7 @@ def trap_layer_replaced_and_scored() -> str:
         got = model(params, buffers, x)["logits"]
         return verdict(not torch.equal(got, right), "the outputs are not the given parameters'")
 
-    return said(use)
+    return outcome(use)
 
 
 def trap_parameter_missing() -> str:
@@ -199,7 +201,7 @@ def trap_parameter_missing() -> str:
         model(params, {}, clients()[0].x)
         return verdict(True, "the module's own were taken")
 
-    return said(use)
+    return outcome(use)
 
 
 def trap_importance_in_the_middle() -> str:
@@ -215,7 +217,7 @@ def trap_importance_in_the_middle() -> str:
             any(not torch.equal(v, two[k]) for k, v in one.items()), "other examples were left out"
         )
 
-    return said(use)
+    return outcome(use)
 
 
 def trap_importance_negative() -> str:
@@ -228,12 +230,12 @@ def trap_importance_negative() -> str:
         loss = played(Model(net()), [c._replace(w=w) for c in some]).loss
         return verdict(True, f"trained away from an example, loss {loss:.3g}")
 
-    return said(use)
+    return outcome(use)
 
 
 def trap_proximal_alone() -> str:
     """I give Proximal(0.1) as objective and forget the loss."""
-    return said(
+    return outcome(
         lambda: verdict(played(Model(net()), loss=Proximal(0.1)).loss >= 0, "nothing to learn")
     )
 
@@ -248,7 +250,7 @@ def trap_nan_in_test_data() -> str:
         got = score(model, *model.init(), Examples(x, data.y), 3)
         return verdict(True, f"accuracy {got.accuracy:.2f}")
 
-    return said(use)
+    return outcome(use)
 
 
 def trap_buffer_replaced() -> str:
@@ -268,4 +270,4 @@ def trap_buffer_replaced() -> str:
         count = int(played(Model(Counting())).server["buffers"]["seen"])
         return verdict(count != 6, f"{count} batches counted of 6")
 
-    return said(use)
+    return outcome(use)

@@ -104,7 +104,9 @@ def trap_a_refit_that_is_too_sure() -> str:
     made = Router.of(method, last.server, last.states).refitted(clients)
     belief = made.scores(torch.cat(fresh)).softmax(1)
     error = quality.calibration_error(belief, torch.arange(4).repeat_interleave(2000))
-    said = getattr(made, "calibration", None)
-    if said is None:
+    calibration = getattr(made, "calibration", None)
+    if calibration is None:
         return f"silent: calibration error {error:.2f}, and nothing says so"
-    return "right" if error < 0.15 or not said.better else f"silent: {error:.2f}, recommended"
+    return (
+        "right" if error < 0.15 or not calibration.better else f"silent: {error:.2f}, recommended"
+    )

@@ -101,17 +101,17 @@ def main() -> int:
     parser.add_argument("--before", type=Path, help="a checkout of an earlier commit")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
     parser.add_argument("--json", action="store_true", help="outcomes alone, as JSON")
-    asked = parser.parse_args()
-    if asked.json:
+    options = parser.parse_args()
+    if options.json:
         print(json.dumps({f"{t.area}/{t.name}": outcome(t) for t in traps()}))
         return 0
     now = outcomes_with(ROOT)
-    before = outcomes_with(asked.before.resolve()) if asked.before else dict.fromkeys(now, "")
+    before = outcomes_with(options.before.resolve()) if options.before else dict.fromkeys(now, "")
     rows = [(t, before[f"{t.area}/{t.name}"], now[f"{t.area}/{t.name}"]) for t in traps()]
     for trap, old, new in rows:
         print(f"{trap.area}: {trap.use}\n  before {old[:150]}\n  now    {new[:150]}")
     print(Counter(new.partition(":")[0] for _, _, new in rows))
-    if asked.write:
+    if options.write:
         PAGE.write_text(page(rows))
     return int(any(new.startswith(("silent", "raw")) for _, _, new in rows))
 

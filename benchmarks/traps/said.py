@@ -1,4 +1,4 @@
-"""Wrong uses, and wrong words about right ones: what is said of weights, options and backends."""
+"""Wrong uses, and wrong reports on right ones, of weights, options and backends."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ SMALL: dict[str, Any] = {
 def recorded(**more: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """(summary, events) of a small run."""
     config = validate({**SMALL, **more})
-    heard: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "run"
         folder.mkdir()
-        record(folder, config, prepare(config), heard.append)
-        return json.loads((folder / "summary.json").read_text()), heard
+        record(folder, config, prepare(config), events.append)
+        return json.loads((folder / "summary.json").read_text()), events
 
 
 def loaded(text: str, *overrides: str) -> Any:
@@ -63,19 +63,19 @@ def carried(text: str, override: str, section: str, key: str) -> str:
 def trap_ess_of_a_cohort() -> str:
     """I draw 4 of 9 clients a round and read the ESS share in summary.json."""
     training = SMALL["training"] | {"cohort": 4, "evaluate_every": 1}
-    said, heard = recorded(training=training, method={"name": "fedpals", "lam": 0.0})
-    rounds = [e for e in heard if e["event"] == "evaluation"]
+    summary, events = recorded(training=training, method={"name": "fedpals", "lam": 0.0})
+    rounds = [e for e in events if e["event"] == "evaluation"]
     # Every client has 336 examples, so a cohort has four times as many.
     played = float(np.mean([e["ess"] / (4 * 336) for e in rounds]))
-    if abs(said["ess_fraction"] - played) < 1e-9:
+    if abs(summary["ess_fraction"] - played) < 1e-9:
         return "right"
-    return f"silent: {said['ess_fraction']:.2f} is said, {played:.2f} was played"
+    return f"silent: {summary['ess_fraction']:.2f} is said, {played:.2f} was played"
 
 
 def trap_gap_and_shares_of_a_cohort() -> str:
     """I draw 4 of 9 clients a round and look in events.jsonl for the weights that were used."""
-    _, heard = recorded(training=SMALL["training"] | {"cohort": 4})
-    rounds = [e for e in heard if e["event"] == "round"]
+    _, events = recorded(training=SMALL["training"] | {"cohort": 4})
+    rounds = [e for e in events if e["event"] == "round"]
     whole = all({"weights", "gap", "ess"} <= e.keys() for e in rounds)
     return "right" if whole else "silent: rounds say nothing of their weights"
 
@@ -95,9 +95,11 @@ def trap_dishonest_client() -> str:
 
 def trap_ess_below_the_closest_mixtures() -> str:
     """I ask for an ESS of 5 % where the closest mixture has more, and take it for a setting."""
-    said, _ = recorded(method={"name": "fedpals", "ess": 0.05})
-    told = any("changes nothing" in sentence for sentence in said["why"])
-    return "right" if told else f"silent: {100 * said['ess_fraction']:.0f} % and no word of it"
+    summary, _ = recorded(method={"name": "fedpals", "ess": 0.05})
+    explained = any("changes nothing" in sentence for sentence in summary["why"])
+    return (
+        "right" if explained else f"silent: {100 * summary['ess_fraction']:.0f} % and no word of it"
+    )
 
 
 def trap_mu_of_another_method() -> str:
@@ -128,8 +130,10 @@ def trap_lambda_of_another_method() -> str:
     """I read `lam` of feddrm's summary.json as the lambda of its weights, as the docs say."""
     shift = {"kind": "iid", "clients": 3, "target": "clients"}
     model = {"name": "mlp-projected", "hidden": [4]}
-    said, _ = recorded(shift=shift, model=model, method={"name": "feddrm", "lam": 0.5})
-    return "right" if said["lam"] is None else f"silent: lambda {said['lam']} of a loss's weight"
+    summary, _ = recorded(shift=shift, model=model, method={"name": "feddrm", "lam": 0.5})
+    return (
+        "right" if summary["lam"] is None else f"silent: lambda {summary['lam']} of a loss's weight"
+    )
 
 
 def trap_retries_in_one_process() -> str:
@@ -145,13 +149,13 @@ def trap_retries_in_one_process() -> str:
 def trap_dense_with_convolutions() -> str:
     """I start a run of convolutions with --backend dense and read how many rounds it has."""
     config = validate({**SMALL, "model": {"name": "lenet"}})
-    heard: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = []
     try:
         with contextlib.redirect_stderr(io.StringIO()):
-            run_experiment(config, engine=backend_of("dense"), listen=heard.append)
+            run_experiment(config, engine=backend_of("dense"), listen=events.append)
     except FedshiftError as e:
         return (
-            f"silent: {heard[0]['rounds']} rounds are told of first" if heard else f"refused: {e}"
+            f"silent: {events[0]['rounds']} rounds are told of first" if events else f"refused: {e}"
         )
     return "silent: it trained"
 

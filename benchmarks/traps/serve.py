@@ -22,8 +22,8 @@ from fedshift.data import ClientData, client_data, register
 from fedshift.errors import FedshiftError, InputError
 from fedshift.experiments.config.load import validate
 from fedshift.experiments.experiment import record
+from fedshift.experiments.listeners import ignore_event
 from fedshift.experiments.task.preparing import prepare
-from fedshift.experiments.training import silent
 from fedshift.model import build
 from fedshift.models.dense import routed_mlp
 from fedshift.recipes import Setting, feddisk, feddrm_shared_head
@@ -156,7 +156,7 @@ def _kept(method: str, **options: Any) -> dict[str, torch.Tensor]:
     })  # fmt: skip
     with TemporaryDirectory() as place:
         folder = Path(place, "run")
-        record(folder, config, prepare(config), silent)
+        record(folder, config, prepare(config), ignore_event)
         return load_file(folder / "model.safetensors")
 
 
@@ -164,8 +164,8 @@ def trap_heads_of_fedpac() -> str:
     """FedPAC's models, read from the run folder."""
 
     def use() -> str:
-        kept = any("head." in name for name in _kept("fedpac"))
-        return "right" if kept else "silent: the folder has no head of any client"
+        has_head = any("head." in name for name in _kept("fedpac"))
+        return "right" if has_head else "silent: the folder has no head of any client"
 
     return _tried(use)
 
@@ -174,9 +174,9 @@ def trap_model_of_a_client_that_did_not_tune() -> str:
     """Fine-tuning's models in the run folder, of a client that was drawn before tuning alone."""
 
     def use() -> str:
-        kept = _kept("fedavgft", tune_rounds=1)
-        own = [v for k, v in kept.items() if k.endswith(".personal/head.weight")]
-        alike = len(own) > 2  # two were tuned
+        tensors = _kept("fedavgft", tune_rounds=1)
+        personal = [v for k, v in tensors.items() if k.endswith(".personal/head.weight")]
+        alike = len(personal) > 2  # two were tuned
         return "silent: the first model lies there as what it serves" if alike else "right"
 
     return _tried(use)

@@ -33,6 +33,7 @@ from fedshift.client.local import Local, train_locally
 from fedshift.data import ClientData, Plan
 from fedshift.errors import InputError, NeedlessWarning, TrainingError
 from fedshift.model import Model
+from fedshift.outputs import dry_pass
 from fedshift.server.weights import BySize
 from fedshift.tree import Params, Parts, add, sub, weighted_sum
 
@@ -131,7 +132,9 @@ class FedDisk(Around):
         self._check_span(data)
         if isinstance(self.ratio, Known):
             self.ratio.of(data)
-        rest = {"density": self._first(params), "importance": {"a": live(data).double()}}
+        first = self._first(params)
+        self._check_shape(first, data)
+        rest = {"density": first, "importance": {"a": live(data).double()}}
         return self.inner.init_client(params, buffers, data) | rest
 
     def client_update(
@@ -177,6 +180,18 @@ class FedDisk(Around):
                 f"[low, high] = [{low:g}, {high:g}], {ends}; give low "
                 "and high that span the inputs of all clients"
             )
+
+    def _check_shape(self, first: Params, data: ClientData) -> None:
+        """Raise InputError if the density does not take the client's inputs."""
+        if not data.x.numel():
+            return
+        try:
+            dry_pass(self.network(), first, {}, data.x[:2])
+        except InputError as e:
+            raise InputError(
+                f"client {int(data.id)}: FedDisk's density is built for inputs of another shape: "
+                f"give Setting(..., shape={tuple(data.x.shape[1:])}), that of one input ({e})"
+            ) from e
 
     def _first(self, like: Params) -> Params:
         """The density's first weights, in the dtype of the model's; the same for all clients."""

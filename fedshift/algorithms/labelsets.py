@@ -79,8 +79,9 @@ class LabelSets(Around):
 
     Ours: A_y empty, SCAFFOLD, Ditto, slots. Raises InputError for other methods, combinations that
     are no weighted mean, parameters kept private; before round 1 for heads not of one row per
-    label; and in a client's first round for one registered with more or fewer labels than it has.
-    Only the number of labels is compared, not which they are: names of labels are never sent.
+    label; and, in private mode, in a client's first round for one registered with more or fewer
+    labels than it has. Only the number of labels is compared, not which they are: names of labels
+    are never sent. In the other modes the table's sets are taken as they are.
     """
 
     inner: FedAvg | Scaffold | Ditto

@@ -18,6 +18,7 @@ from fedshift.client.descent import Adam, Descent, HeavyBall
 from fedshift.client.slopes import slope
 from fedshift.data import Examples, first_not_finite, plan_phase
 from fedshift.errors import DivergedError, InputError, check_name
+from fedshift.model import Model
 from fedshift.outputs import check_columns, dry_logits
 from fedshift.seeds import generator
 from fedshift.server.agreement import Disagreement, disagreement, farthest, restricted, seen_by
@@ -62,6 +63,27 @@ def _check_inputs(inputs: Tensor) -> None:
             f"central tuning: input {row} holds NaN or infinity; leave such inputs out, or fill "
             "what is missing"
         )
+
+
+def _check_fit(
+    model: Model, params: Params, buffers: Params, x: Tensor, what: str, classes: int
+) -> None:
+    """Raise InputError unless the model takes the server's x [n, ...] in its parameters' type."""
+    inputs = cast(x, params)
+    # Infinite after the cast alone: the clients' models would be blamed for what they answer.
+    if (row := first_not_finite(inputs)) is not None:
+        raise InputError(
+            f"central tuning: {what[:-1]} {row} of the server is too large for {inputs.dtype}, "
+            "the type of the parameters; scale it as the clients' inputs are scaled"
+        )
+    try:
+        logits = dry_logits(model, params, buffers, inputs[:2])
+    except InputError as e:
+        raise InputError(
+            f"central tuning: the server's {what} {list(x.shape)} do not fit; give [n, ...] of "
+            f"the shape and the type of the clients' inputs: {e}"
+        ) from e
+    check_columns(logits, classes)
 
 
 @dataclass(frozen=True)
@@ -182,12 +204,12 @@ class CentralTuning(Around):
                 f"central tuning has nothing to move: all of {list(self.head)} has "
                 'requires_grad=False; give part="all", or steps=0'
             )
-        rows = [self.inputs]
+        rows = {"inputs": self.inputs}
         if self.labelled is not None:
             _check_labelled(self.labelled, classes)
-            rows.append(self.labelled.x)
-        for x in rows:
-            check_columns(dry_logits(self.model, params, buffers, cast(x, params)[:2]), classes)
+            rows["labelled examples"] = self.labelled.x
+        for what, x in rows.items():
+            _check_fit(self.model, params, buffers, x, what, classes)
         sizes = {"loss": 2, "outside": 2}
         if self.labelled is not None:
             sizes |= {"accuracy": len(MEASURED), "gain_se": len(MEASURED) - 1}
@@ -359,8 +381,12 @@ class CentralTuning(Around):
         return float(self._loss(z, opinions, rows))
 
     def _still(self, before: Params, tuned: Params, opinions: Opinions) -> Params:
-        """`tuned`, where moments of earlier rounds must not move rows without a gradient."""
-        if self.moments == "new" or (self.loss != "kl" and self.over == "all"):
+        """`tuned`, with the rows as they were on which the loss does not depend.
+
+        Kept moments would move them, and so would rounding, of which Adam makes full steps: a
+        network that ends in log_softmax gives them a gradient that is 0 but for rounding.
+        """
+        if self.loss != "kl" and self.over == "all":
             return tuned
         unheld = opinions.absent
         if self.loss == "kl":

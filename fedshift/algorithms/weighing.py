@@ -7,9 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from fedshift.tree import Params
+from fedshift.client.importance import Known, bounded, live
+from fedshift.data import ClientData
+from fedshift.tree import Params, Parts
 
 # Ours. Weights of mean 1 and deviation s have the share 1 / (1 + s^2): above the first, s is below
 # a tenth. Below the second, a client trains as on fewer than a third of its examples; true weights
@@ -65,6 +69,60 @@ class Estimate:
 def centred(of_clients: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
     """The clients' values, each client's less their mean, in one vector."""
     return np.concatenate([v - v.mean() for v in of_clients])
+
+
+def compare_log_weights(
+    server: Parts,
+    states: Mapping[int, Parts],
+    clients: Sequence[ClientData],
+    log_ratios: Sequence[Tensor],
+    most: float = 10.0,
+) -> Estimate | None:
+    """How the log weights that clients use follow the true ones, under the same bounds.
+
+    server, states  of FedDisk after weighing: `last.server` and `last.states` of a run
+    log_ratios      the true log p(x) - log q_i(x) [n_i] of each client's examples
+    most            that of the method
+
+    Clients that have no weights, or have 1 in place of them, are left out; None where none remains.
+    `sentence()` of what comes back says what to change where the slope is not 0.8 to 1.2. Raises
+    InputError unless each example of a client has a log ratio, finite.
+
+    >>> import torch
+    >>> from fedshift.algorithms.weighing import compare_log_weights
+    >>> from fedshift.data import client_data
+    >>> one = client_data(torch.zeros(3, 1), torch.zeros(3).long(), 0)
+    >>> ratio = torch.tensor([0.0, 0.2, 0.4], dtype=torch.float64)
+    >>> a = ratio.mul(0.5).exp()  # half as far apart as they should be
+    >>> sizes = {"n": torch.tensor([3.0, 3.0]), "ess": torch.tensor([2.9, 0.0])}
+    >>> server = {"importance": {**sizes, "estimated": sizes["ess"]}}
+    >>> states = {0: {"importance": {"a": a / a.mean()}}}
+    >>> compare_log_weights(server, states, [one], [ratio]).sentence()[:66]
+    'estimated log weights follow the true ones with slope 0.50 and cor'
+    """
+    of = server["importance"]
+    shares = zip(of["ess"].tolist(), of["estimated"].tolist(), strict=True)
+    # In a federation of machines the weights stay with the clients.
+    used = [
+        i for i, (ess, estimated) in enumerate(shares)
+        if 0 < ess <= estimated and "importance" in states.get(i, {})
+    ]  # fmt: skip
+    if not used:
+        return None
+    truth = Known(tuple(log_ratios))
+    pairs = [_log_weights(of["n"], states[i], clients[i], truth, most) for i in used]
+    true, estimated = (centred(side) for side in zip(*pairs, strict=True))
+    return Estimate(true, estimated)
+
+
+def _log_weights(
+    n: Tensor, state: Parts, data: ClientData, truth: Known, most: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """A client's log weights [n_i], true and used; n [N] the clients' sizes."""
+    ratio, rows, share = truth.of(data), live(data).cpu(), n[int(data.id)] / n.sum()
+    true = bounded(ratio, torch.ones(len(ratio), dtype=torch.bool), share.cpu(), most)
+    a = state["importance"]["a"].cpu()[rows]
+    return true.log().numpy(), a.double().log().numpy()
 
 
 def rounds_for_all(done: int, left: int, drawn: float) -> int:

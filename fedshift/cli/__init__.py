@@ -8,7 +8,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Entry point of the script; what it needs is loaded inside, where Ctrl-C is answered."""
+    """Entry point of the script. It imports inside `loading`, so that Ctrl-C ends it cleanly."""
     with loading():
         from fedshift.cli.app import main as run
     run()

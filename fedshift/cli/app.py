@@ -1,4 +1,4 @@
-"""The command line. Commands read files and print; what they do lives in the library."""
+"""The command line. Commands read files and print; the library does the work."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ app.add_typer(deploy_app, name="deploy")
 app.add_typer(audit_app, name="audit")
 
 
-# Eager: --version works without a command, and before any other option is checked.
+# The option is eager: --version works without a command, before other options are checked.
 def _version(wanted: bool) -> None:
     if wanted:
         console.put(f"fedshift {fedshift.__version__}")
@@ -78,7 +78,7 @@ def demo(out: Out = None, config: Overrides = [], format: FormatOption = Format.
     check_unused(out)
     done = []
     with source.placing():
-        # Once for all three methods, which differ in nothing but the method.
+        # Prepared once, since the three runs differ in nothing but the method.
         prepared = prepare(loaded)
         with reserved(out, "demo") as folder, console.progress() as listen, asked_to_stop() as stop:
             for one in method_configs(loaded):

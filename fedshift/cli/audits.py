@@ -1,4 +1,4 @@
-"""`fedshift audit`: what can be checked of a federation afterwards."""
+"""`fedshift audit`: checks of what clients claimed, after a run."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def marginals(
     if not 0 < level < 0.5:
         raise InputError(f"--level {level:g}: allowed: more than 0, less than 0.5")
     config, source, model = read.configured(place)
-    # Errors of the data name the line of the file that asked for them.
+    # So errors about the data name the line of the file that set the key.
     with source.placing():
         prepared = prepare(config)
     sent = read.registered_in(place, labels=claims is None)
@@ -68,7 +68,7 @@ def marginals(
 
 
 def _show_sources(odd: Sequence[Mapping[str, int]], *, registered: bool) -> None:
-    """Where the claims come from, and which sizes are others than were dealt."""
+    """Say where the claims come from, and which clients registered a wrong size."""
     from fedshift.cli import console
 
     if registered:

@@ -1,4 +1,4 @@
-"""What options choose from. Nothing here waits for torch."""
+"""The choices that options offer. Nothing here loads torch, so that --help is fast."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Format(StrEnum):
 
 
 class LogFormat(StrEnum):
-    """How a process that runs for long tells what happens."""
+    """How a long-running process reports what happens."""
 
     text = "text"
     json = "json"
@@ -34,13 +34,13 @@ class Where(StrEnum):
 
 
 class BackendChoice(Choice[str]):
-    """The names of backends; those of earlier versions pass, too, but are not listed.
+    """The names of backends. Those of earlier versions pass, too, but are not listed.
 
-    What refuses them later says what to take instead.
+    They are refused later, with a message that says what to use instead.
     """
 
     def convert(self, value: Any, param: Any, ctx: Any) -> str:
-        """The name; a usage error for any other."""
+        """The name of a backend. Raises a usage error for any other text."""
         return str(value) if value in GONE else super().convert(value, param, ctx)
 
 

@@ -1,4 +1,4 @@
-"""The group of all commands: those of `app.py`, and those that packages add as plugins."""
+"""The group of all commands: those of `app.py`, and plugins of other packages."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ from fedshift.plugins import COMMANDS, loaded, registered
 
 
 class Commands(TyperGroup):
-    """Loads plugins where a name is not of `app.py`, and where all names are listed."""
+    """Loads plugins only if a name is not in `app.py`, or if all names are listed."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of that name, or None. InputError for a plugin that cannot be used."""
-        # The commands of `app.py` start without a look at installed packages.
+        """The command of that name, or None. Raises InputError for a plugin that does not load."""
+        # Commands of `app.py` start faster without a search of installed packages.
         if cmd_name not in self.commands and cmd_name in (broken := self._add_plugins()):
             raise broken[cmd_name]
         return super().get_command(ctx, cmd_name)
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """All names, in the order of `fedshift --help`, without plugins that cannot be used."""
+        """All names, in the order of `fedshift --help`, without plugins that do not load."""
         for error in self._add_plugins().values():
             console.tell(f"left out: {error}")
         return super().list_commands(ctx)
 
     def _add_plugins(self) -> dict[str, InputError]:
-        """Put the plugins in front of `methods` and the other listings; none replaces a command.
+        """Add the plugins, in front of `methods` and the other listings; none replaces a command.
 
-        Gives those that cannot be used: one package's fault takes no command of another away.
+        Returns the errors of those that do not load, by name, so that a faulty package does not
+        take away the commands of others.
         """
         plugins, broken = dict[str, Any](), dict[str, InputError]()
         for name, point in registered(COMMANDS).items():
@@ -50,5 +51,5 @@ class Commands(TyperGroup):
 def _command(app: Typer, name: str) -> Any:
     try:
         return get_command(app)
-    except RuntimeError:  # so says typer of one without commands
+    except RuntimeError:  # typer raises it for an app without commands
         raise InputError(f'the plugin "{name}" has no command; its package must add one') from None

@@ -23,12 +23,13 @@ from fedshift.sweeps.populations import Populations
 from fedshift.sweeps.spans import parse_seeds
 from fedshift.sweeps.worker import Means
 
+# The exit code if some runs failed or diverged.
 FAILED = 4
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What was typed after `fedshift compare`."""
+    """The arguments and options of `fedshift compare`."""
 
     file: Path
     methods: str
@@ -46,7 +47,7 @@ class Asked:
 
 
 def compare_asked(asked: Asked, *, as_json: bool) -> None:
-    """Do the runs, print the table, and say by the exit code whether one failed."""
+    """Train the runs and print the table; the exit code says whether a run failed."""
     default = "0" if asked.vary == "target" else "0-4"
     plan, source = plan_of(
         asked.file, _split(asked.methods), parse_seeds(asked.seeds or default), asked.overrides,
@@ -56,20 +57,21 @@ def compare_asked(asked: Asked, *, as_json: bool) -> None:
     folder = asked.out or Path("runs") / f"{plan.title}-compare"
     check_folder(folder, asked.resume)
     if not asked.backend.startswith("cuda"):
-        # Where torch sees a GPU, no copy of this process could train once this one has.
+        # A process that has used a GPU cannot fork others that train. Hidden from torch, the GPU
+        # does not get in the way.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     jobs, lowered = jobs_that_fit(asked.jobs, asked.workers, plan)
     console.warn_of_data_folders()
     populations = Populations()
     with source.placing():
         added, unused = _check_tasks(plan, populations)
-    # Of one target they would say nothing of the others.
+    # With several targets, each would have notes of its own.
     notes = [*(() if plan.targets else added.notes), *unused, *[lowered] * bool(lowered)]
     means = Means(asked.backend, asked.workers, populations, populations.load)
     with asked_to_stop() as stop, progress_of_runs() as listen:
         done = compare(
             plan, folder, means, jobs=jobs, notes=notes, listen=listen, asked=stop,
-            # With targets, a client's number is another client in every run.
+            # With several targets, a number stands for another client in every run.
             words=lambda text: text if plan.targets else with_names(text, added.clients),
         )  # fmt: skip
     _show(done, as_json)
@@ -81,9 +83,9 @@ def _split(names: str) -> list[str]:
 
 
 def _check_tasks(plan: Plan, populations: Populations) -> tuple[Custom, list[str]]:
-    """What the runs have beside their configurations, and sentences on methods.
+    """(what the runs have beside their configurations, sentences on methods).
 
-    Loads the data and builds every network once, so that what cannot be is met before training.
+    Loads the data and builds every network once, so that mistakes show before anything is trained.
     """
     custom, notes = None, dict[str, None]()
     for contender in plan.contenders:

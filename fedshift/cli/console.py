@@ -1,4 +1,4 @@
-"""Progress, tables and errors. Results go to stdout, everything else to stderr."""
+"""Printing progress, tables and errors. Results go to stdout, everything else to stderr."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ Cell = str | float | int | None
 
 
 def width() -> int:
-    """Columns for text: $COLUMNS, or the terminal's, or 100."""
+    """The width of text in columns: $COLUMNS, or the terminal's width, or 100."""
     return max(40, shutil.get_terminal_size((100, 24)).columns)
 
 
 def put(text: str) -> None:
-    """A line on stdout."""
+    """Print a line on stdout."""
     print(visible(text))
 
 
 def say(text: str, indent: int = 2) -> None:
-    """A paragraph on stdout, wrapped; all lines but the first are indented."""
+    """Print a paragraph on stdout, wrapped; all lines but the first are indented."""
     print(
         textwrap.fill(
-            # Hyphens and long words stay whole: they are often names and paths to be copied.
+            # Hyphens and long words are not broken: they are often names and paths to copy.
             visible(text), width(), subsequent_indent=" " * indent,
             break_long_words=False, break_on_hyphens=False,
         )
@@ -51,7 +51,7 @@ def say(text: str, indent: int = 2) -> None:
 
 def warn_of_data_folders() -> None:
     """Warn on stderr of folders in $FEDSHIFT_DATA that cannot be searched, a line per reason."""
-    # This import loads torch; every caller reads data next and needs it anyway.
+    # This import loads torch, which all callers need next to read data.
     from fedshift.datasets.base import named_folders, unsearchable
 
     by_reason: dict[str, list[str]] = {}
@@ -63,25 +63,25 @@ def warn_of_data_folders() -> None:
 
 
 def tell_dropped(method: str, options: Sequence[str]) -> None:
-    """Name on stderr the options of the file's method that the one of `-c method.name` lacks."""
+    """Name on stderr the options in the file that the method of `-c method.name` does not have."""
     if options:
         names = ", ".join(f"method.{option}" for option in options)
         tell(f"note: {method} has no {names}; what the file says of that is left out")
 
 
 def show_json(value: Any) -> None:
-    """One JSON document on stdout."""
+    """Print a JSON document on stdout."""
     print(json.dumps(value, indent=1))
 
 
 def show_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table on stdout; columns after the first are right-aligned."""
+    """Print a table on stdout; columns after the first are right-aligned."""
     table = Table(title=Text(visible(title), style="bold"), title_justify="left")
     for i, name in enumerate(header):
         table.add_column(_cell(name), justify="left" if i == 0 else "right", overflow="fold")
     for row in rows:
         table.add_row(*map(_cell, row))
-    # Captured and printed, so that a closed pipe is met by `print` as everywhere else.
+    # Captured and then printed, so that a closed pipe raises in `print`, as everywhere else.
     console = Console(width=width())
     with console.capture() as output:
         console.print(table)
@@ -94,22 +94,22 @@ def _cell(text: str) -> Text:
 
 
 def show_report_table(table: ReportTable) -> None:
-    """A report's table on stdout, with its own number formats."""
+    """Print a report's table on stdout, with its own number formats."""
     show_table(table.caption, table.header, shown(table))
 
 
 def tell(text: str) -> None:
-    """A line on stderr: progress and everything that is not a result."""
+    """Print a line on stderr: progress and everything that is not a result."""
     with ignore_write_errors(sys.stderr):
         print(visible(text), file=sys.stderr, flush=True)
 
 
 def show_error(error: FedshiftError, arguments: Sequence[str]) -> None:
-    """The message on stderr, as these arguments ask: text, or one JSON object with its code."""
+    """Print an error on stderr, as text or, if the arguments ask for it, as a JSON object."""
     if line := failure_line(arguments, str(error), error.exit_code):
         tell(line)
     else:
-        # Line by line: `tell` makes control characters visible, and would join the lines.
+        # Line by line, because `tell` would show line breaks as visible characters.
         for line in f"error: {error}".split("\n"):
             tell(line)
 
@@ -117,7 +117,7 @@ def show_error(error: FedshiftError, arguments: Sequence[str]) -> None:
 class PlainProgress:
     """A line when a run starts, one about every ten seconds, and one when it ends.
 
-    each: a line of every round instead, also of the last one.
+    each: a line for every round instead.
     """
 
     def __init__(self, *, each: bool = False) -> None:
@@ -135,7 +135,7 @@ class PlainProgress:
             tell(f"{run}: {line}")
         elif event["event"] == "evaluation":
             self.seen[run] = event
-            # The evaluation of the last round is a run's last event.
+            # The evaluation of the last round is the last event of a run.
             if event["round"] == self.rounds[run]:
                 tell(f"{run}: done  {scores_in(event)}")
         elif event["event"] == "round" and (self.each or self._due(event)):
@@ -144,7 +144,7 @@ class PlainProgress:
             tell(f"{where}  {why or of_round(event, self.seen.get(run, {}))}")
 
     def _due(self, event: Mapping[str, Any]) -> bool:
-        """Whether a line was long ago, and a round is not the last: that has its evaluation's."""
+        """Whether a line is due; never for the last round, whose evaluation gets one."""
         if event["round"] == event["rounds"] or time.monotonic() - self.last <= 10:
             return False
         self.last = time.monotonic()
@@ -162,5 +162,5 @@ def progress() -> Iterator[PlainProgress | LiveProgress]:
 
 
 def counted(number: int, thing: str) -> str:
-    """As in "1 round", "2 rounds"."""
+    """A number with its noun: "1 round", "2 rounds"."""
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def init(
     file: Path, folder: Path, hosts: list[str], overrides: list[str], keys: Path | None = None
 ) -> None:
-    """Write the federation's folder, and say what goes where."""
+    """Write the federation's folder, and say which files go where."""
     check_flower()
     from fedshift.deploy.place import make_place
     from fedshift.experiments.config.load import dumps, load_with_source
@@ -41,8 +41,7 @@ def init(
     config = config.model_copy(update={"training": training})
     text, clients = dumps(config), config.clients
     with source.placing():
-        # What a federation cannot do, and what any run refuses, is refused now, not when all
-        # clients have joined.
+        # Refuse here what would be refused later, after all clients have joined.
         untried = check_start(configured(text))
     if keys is not None:
         _check_order(keys, config.data.clients or ())
@@ -65,7 +64,7 @@ def init(
 
 
 def _check_order(keys: Path, names: Sequence[str]) -> None:
-    """Raise InputError where a site would get the number, and so the key, of another one."""
+    """Raise InputError if a site would get the number, and with it the key, of another site."""
     from fedshift.deploy.place import EXPERIMENT
     from fedshift.experiments.config.load import load_config
 
@@ -80,8 +79,8 @@ def _check_order(keys: Path, names: Sequence[str]) -> None:
 
 
 def _say_kept(keys: Path, *, at_sites: bool) -> None:
-    """What clients of another federation's keys need to be clients of this one."""
-    # What a site expects of its data has the names of all sites.
+    """Say what clients with keys of another federation need to join this one."""
+    # A site checks its data against experiment.toml, which names all sites.
     also = ", and take the experiment.toml of the new one" if at_sites else ""
     console.say(
         f"Clients of {keys} keep their folders{also}; hand out those of new ones only. What "
@@ -90,7 +89,7 @@ def _say_kept(keys: Path, *, at_sites: bool) -> None:
 
 
 def _say_sites(names: Sequence[str]) -> None:
-    """What clients with data of their own do before they join."""
+    """Say what clients with data of their own have to do before they join."""
     if names:
         each = ", ".join(f"client-{i} is {name}" for i, name in enumerate(names))
         console.say(
@@ -102,7 +101,7 @@ def _say_sites(names: Sequence[str]) -> None:
 
 
 def check(folder: Path, host: str, port: int) -> None:
-    """Try a client's folder, and its data, or a server's folder and port; say what there is."""
+    """Check a client's folder and data, or a server's folder and port, and describe them."""
     check_flower()
     if is_file(folder / "client.json"):
         from fedshift.deploy.joining import check_place, number_of
@@ -122,7 +121,7 @@ def check(folder: Path, host: str, port: int) -> None:
 
 
 def _check_server(folder: Path, host: str, port: int) -> list[str]:
-    """What a server's folder is, in lines. Raises InputError for what its start would refuse."""
+    """Lines that describe a server's folder. Raises InputError if its server could not start."""
     from fedshift.deploy.keys import valid_until
     from fedshift.deploy.place import check_place_unshared, clients_of
     from fedshift.deploy.processes import check_port
@@ -146,7 +145,7 @@ def _check_server(folder: Path, host: str, port: int) -> list[str]:
 
 
 def _with_own(hosts: Sequence[str]) -> list[str]:
-    """These names, and those under which the server reaches itself."""
+    """These names, and the names by which the server reaches itself."""
     return list(dict.fromkeys([*hosts, "localhost", "127.0.0.1"]))
 
 
@@ -186,7 +185,7 @@ def server(
     *,
     as_json: bool,
 ) -> None:
-    """Serve, then print what `fedshift run` prints, or a last line of the JSON log."""
+    """Serve, then print a run's results as `fedshift run` does, or a last line of the JSON log."""
     check_flower()
     from fedshift.cli.results import draw, run_json, show_run
     from fedshift.deploy.federation import serve
@@ -219,7 +218,7 @@ def server(
 
 @contextlib.contextmanager
 def _resumable(folder: Path, place: Path) -> Iterator[None]:
-    """Have an interruption say how the run in `place` goes on, once there is a checkpoint."""
+    """If the block is interrupted after a checkpoint, the message says how to resume the run."""
     from fedshift.record.folder import CHECKPOINTS
 
     try:
@@ -234,7 +233,7 @@ def _announced(
     beside: Callable[[Link], contextlib.AbstractContextManager[object]],
     address: str, waits: Mapping[str, Any], logs: LogFormat,
 ) -> Callable[[Link], contextlib.AbstractContextManager[object]]:  # fmt: skip
-    """`beside`, after a line on where the server listens and what it waits for."""
+    """`beside`, preceded by a line on where the server listens and for whom it waits."""
 
     def announce(link: Link) -> contextlib.AbstractContextManager[object]:
         least, within = waits["min_clients"], f"within {waits['patience']:g} s"
@@ -247,7 +246,7 @@ def _announced(
 
 
 def _experiment(folder: Path, *, late: bool) -> str:
-    """The TOML of the federation's experiment, checked; "" in folders of earlier versions.
+    """The TOML of the federation's experiment, after checks; "" in folders of earlier versions.
 
     late: whether clients may join after the start.
     """
@@ -262,7 +261,7 @@ def _experiment(folder: Path, *, late: bool) -> str:
 
 
 def _loaded(folder: Path) -> tuple[Config, Source] | None:
-    """The federation's experiment, checked; None in folders of earlier versions, without one."""
+    """The federation's experiment, after checks; None in a folder of an earlier version."""
     from fedshift.deploy.place import EXPERIMENT, clients_of
     from fedshift.experiments.config.load import dumps, load_with_source
     from fedshift.experiments.machines.deployable import configured
@@ -283,10 +282,11 @@ def _loaded(folder: Path) -> tuple[Config, Source] | None:
 
 
 def teller(logs: LogFormat) -> Callable[[dict[str, Any]], None]:
-    """What tells of a run's events: a line of JSON each, or lines for people."""
+    """A listener that prints a run's events, each as a line of JSON, or as lines for people."""
     if logs is LogFormat.json:
         return lambda event: console.tell(line_of(event))
-    # Lines on a terminal, too: rounds take minutes, and who looks later reads what was.
+    # Lines instead of bars even on a terminal: rounds take minutes, and an operator who comes back
+    # wants to read what has happened.
     listen = console.PlainProgress(each=True)
 
     def tell(event: dict[str, Any]) -> None:
@@ -302,10 +302,10 @@ def teller(logs: LogFormat) -> Callable[[dict[str, Any]], None]:
 
 
 def _claims(event: Mapping[str, Any]) -> Iterator[str]:
-    """What the clients' claims amount to, before round 1."""
+    """Lines on what the clients claimed before round 1."""
     free, capped = f"{event['without_cap']:.3f}", f"{event['one_could_take']:.3f}"
     more = f"; without a cap {free}" if event["cap"] < 1 else "; set training.max_weight for less"
-    # In a round that others drop out of it is more: one of two that are left has half.
+    # "of all clients": if others drop out it is more, since one of two clients has half.
     of = "of the weight in a round of all clients"
     yield f"one dishonest client could take at most {capped} {of}{more}"
     largest = event["largest"]
@@ -328,7 +328,7 @@ def unfinished(place: Path, out: Path | None) -> Path:
 
     if out is not None:
         raise InputError("--resume goes on in its folder; leave out --out")
-    # For its errors: a complete run, or no run folder.
+    # Its result is not needed: it raises for a complete run, and for no run folder.
     configured(place)
     if not is_folder(place / CHECKPOINTS):
         raise InputError(
@@ -338,7 +338,7 @@ def unfinished(place: Path, out: Path | None) -> Path:
 
 
 def next_folder(folder: Path) -> Path:
-    """folder/run, or the first of run-2, run-3, ... that is not there."""
+    """folder/run, or the first of run-2, run-3, ... that does not exist."""
     names = itertools.chain(["run"], (f"run-{n}" for n in itertools.count(2)))
     return next(folder / name for name in names if not os.path.exists(folder / name))
 
@@ -361,7 +361,7 @@ def client(
         say(first, "info")
     else:
         console.put(f"{first}; Ctrl-C leaves")
-        # The line must be there before the process waits for hours.
+        # Flushed, because the process may now wait for hours.
         sys.stdout.flush()
     with client_monitored(metrics, place) as watch:
         join(place, address, patience=patience, say=say, watch=watch)

@@ -1,4 +1,4 @@
-"""`fedshift diagnose`: two CSV files in, a verdict, tables and a page out."""
+"""`fedshift diagnose`: from two CSV files to a verdict, tables and a page."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def diagnose_files(
             normalise_target=normalise,
             bootstrap=bootstrap,
         )
-    # On stderr: stdout may be read by a program that expects the document alone.
+    # On stderr, because a program that reads stdout expects nothing but the document.
     if diagnosis.missing:
         labels = ", ".join(f'"{name}"' for name in diagnosis.missing)
         tell(f"warning: no client holds {labels}; no weights can cover the target")
@@ -72,7 +72,7 @@ def _reword_for_options() -> Iterator[None]:
     try:
         yield
     except InputError as e:
-        # The one argument that is a switch on the command line, without a value.
+        # This argument is a switch on the command line, without a value.
         message = str(e).replace("normalise_target=True", "--normalise")
         e.args = (reworded(message, names, " "),)
         raise

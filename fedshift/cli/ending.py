@@ -22,7 +22,7 @@ from fedshift.cli.loading import INTERRUPTED, TERMINATED, failure_line, stop_lin
 from fedshift.errors import FedshiftError, InputError, visible
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-# Errors of a path itself, whatever the program does with it.
+# Error numbers that mean a problem of the path, and no defect of the program.
 REFUSED = (
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR,
     errno.ESTALE, *FULL,
@@ -36,7 +36,7 @@ def perform(app: typer.Typer, arguments: Sequence[str]) -> int:
         code = _exit_code(app, arguments)
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader has closed the pipe, as `head` does; that is no failure.
+        # The reader closed the pipe, as `head` does. That is no failure.
         _discard(sys.stdout, sys.stderr)
         return 0
     except OSError as e:
@@ -58,7 +58,8 @@ def _exit_code(app: typer.Typer, arguments: Sequence[str]) -> int:
     except KeyboardInterrupt as e:
         return _interrupted(e, arguments)
     except Exception as e:
-        # Usage errors, recognised by a method: recent typers bring a click of their own.
+        # Usage errors are recognised by a method and not by their class, since recent versions of
+        # typer come with a click of their own.
         if hasattr(e, "format_message"):
             return _usage(e, arguments)
         if isinstance(e, BrokenPipeError) or (
@@ -69,7 +70,7 @@ def _exit_code(app: typer.Typer, arguments: Sequence[str]) -> int:
 
 
 def _check_current_folder() -> None:
-    """Raise InputError without a current folder: libraries would end the process their own way."""
+    """Raise InputError if the current folder is gone: without it, libraries end the process."""
     try:
         os.getcwd()
     except OSError as e:
@@ -91,18 +92,18 @@ def _check_empty(arguments: Sequence[str]) -> None:
 
 def _invoke(app: typer.Typer, arguments: Sequence[str]) -> int:
     """Run `app()` without its handling of exceptions."""
-    # The shell asks for completions: typer answers and exits.
+    # If the shell asks for completions, typer answers and exits.
     if "_FEDSHIFT_COMPLETE" in os.environ:
         app()
     command = typer.main.get_command(app)
     try:
-        # click's own main() would print errors and choose exit codes; here they are ours.
+        # Not click's main(), which would print errors and choose exit codes of its own.
         with command.make_context("fedshift", list(arguments)) as context:
             command.invoke(context)
     except typer.Exit as e:
         return e.exit_code
     except SystemExit as e:
-        # rich exits like this when its pipe is closed.
+        # rich exits like this if its pipe is closed.
         if isinstance(e.__context__, BrokenPipeError):
             raise e.__context__ from None
         raise
@@ -115,10 +116,10 @@ def _error(error: FedshiftError, arguments: Sequence[str]) -> int:
 
 
 def _usage(error: Any, arguments: Sequence[str]) -> int:
-    # typer has added a suggestion already; recent clicks would add another.
+    # typer has added a suggestion already; recent versions of click would add another.
     if "Did you mean" in getattr(error, "message", ""):
         error.possibilities = None
-    # Usage errors repeat what was typed, control characters included.
+    # Usage errors repeat what was typed, with its control characters.
     error.message = visible(getattr(error, "message", ""))
     if _in_json(arguments):
         return _error(InputError(error.format_message()), arguments)
@@ -127,7 +128,7 @@ def _usage(error: Any, arguments: Sequence[str]) -> int:
 
 
 def _interrupted(error: KeyboardInterrupt, arguments: Sequence[str]) -> int:
-    # Both signals arrive as KeyboardInterrupt; SIGTERM's handler adds its code.
+    # Both signals arrive as KeyboardInterrupt. SIGTERM's handler adds its exit code.
     code = TERMINATED if TERMINATED in error.args else INTERRUPTED
     message = "; ".join(["interrupted", *getattr(error, "__notes__", ())])
     tell(stop_line(arguments, message, code) or message)

@@ -44,7 +44,7 @@ _AWARE = """\
 name = "fedpals"
 ess = "auto"       # tries several effective sample sizes and keeps the best\
 """
-# Adam's steps do not grow with the numbers to predict, as those of SGD do.
+# Adam for regression, because its steps do not grow with the numbers to predict, as SGD's do.
 _OF_NUMBERS, _OF_CLASSES = 'optimizer = "adam"\nlr = 0.01', "lr = 0.1"
 _PLAIN = 'name = "fedavg"    # `fedshift methods` lists all'
 
@@ -74,11 +74,12 @@ class Net(nn.Module):
 
 
 def config_text(data: Data, task: Task) -> str:
-    """An experiment on the task that [data] describes, with paths as they are from its file."""
+    """An experiment on the task that [data] describes; its paths are relative to its file."""
     more = {k: v for k, v in data.task_keys.items() if k not in ("client", "label", "target")}
-    # FedPALS weighs clients by their labels: where numbers are predicted, FedAvg comes first.
+    # FedPALS weighs clients by their labels; in regression, and without a label shift, FedAvg is
+    # the method to begin with.
     aware = task.kind == "classification" and task.target.kind not in ("pooled", "clients")
-    # It becomes the name of the run folder, which has no other characters than these.
+    # The name becomes that of the run folder, in which no other characters are allowed.
     name = re.sub(r"[^\w.+=-]+", "-", task.name).strip("-.")[:80]
     return _CONFIG.format(
         name=_text(name or "run"),
@@ -95,9 +96,9 @@ def config_text(data: Data, task: Task) -> str:
 
 
 def net_text(built: Built) -> str:
-    """A network with one hidden layer, for any task with inputs of one tensor.
+    """A network with one hidden layer, for any task whose inputs are a single tensor.
 
-    Numbers to predict are those of a standardised scale, times sd plus mean over the clients' rows.
+    In regression its output is scaled by the sd and shifted by the mean of the clients' numbers.
     """
     answer = "self.head(self.body(x))"
     if built.task.kind == "regression":
@@ -108,7 +109,7 @@ def net_text(built: Built) -> str:
 
 
 def _target(target: object) -> str:
-    """Label shares as a table in one line, all else as text."""
+    """A target in TOML: label shares as an inline table, all else as text."""
     if not isinstance(target, dict):
         return _text(target)
     return f"{{{', '.join(f'{_text(label)} = {share!r}' for label, share in target.items())}}}"

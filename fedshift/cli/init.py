@@ -1,4 +1,4 @@
-"""`fedshift init`: look at a table, say what is in it, and write an experiment on it that runs."""
+"""`fedshift init`: describe a table, and write an experiment on it that can be run at once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from fedshift.tasks.tables import read_table
 from fedshift.tasks.task import Task
 
 SHARES = "label shares or counts (a table by name, or one number per class)"
-# Rows of a printed table; of a longer one only the rest is counted.
+# The most rows of a printed table; a last line says how many more there are.
 MOST = 24
 TYPED = ("client", "label", "target")
 QUESTIONS = {
@@ -41,7 +41,7 @@ QUESTIONS = {
 
 @dataclass(frozen=True)
 class Asked:
-    """What was typed after `fedshift init`."""
+    """The arguments and options of `fedshift init`."""
 
     source: Path
     client: str | None
@@ -57,14 +57,14 @@ class Asked:
 
 
 def init(asked: Asked, *, as_json: bool) -> None:
-    """Look, diagnose, write. Raises InputError where a file to be written is there already."""
+    """Describe, diagnose and write. Raises InputError if a file to be written exists already."""
     _check_places(asked)
     given = _given(asked)
     with _in_words():
         table = _table(asked, given)
         data, columns = _section(asked, table, given), look(table)
         _check_client(table, data)
-        task = task_of(data, seed=0)  # which reads the file as a run does
+        task = task_of(data, seed=0)  # reads the file as a run would
         built, diagnosis = task.build(), task.diagnose()
     notes = [
         _worded(note_in_file_words(note)) for note in (*built.notes, *_doubts(table, data, built))
@@ -100,7 +100,7 @@ def _check_places(asked: Asked) -> None:
 
 @contextlib.contextmanager
 def _in_words() -> Iterator[None]:
-    """Errors about arguments, and keys of [data], as such about this command's options."""
+    """Within the block, errors about arguments and keys of [data] name this command's options."""
     try:
         with in_file_words("data", {key: key for key in Data.model_fields}):
             yield
@@ -110,7 +110,7 @@ def _in_words() -> Iterator[None]:
 
 
 def _worded(message: str) -> str:
-    """What is set by a key of [data], as what is typed for it."""
+    """A message with this command's options in place of keys of [data]."""
     message = message.removeprefix("[data]: ").replace(SHARES, "label shares, as ill=0.7,well=0.3")
     message = re.sub(r"\bdata\.(client|label|target)\b(?: =|:)?", r"--\1", message)
     value = r"\[[^]]*\]|\"[^\"]*\"|[\w.]+"
@@ -134,7 +134,7 @@ def _given(asked: Asked) -> dict[str, Any]:
 
 
 def _table(asked: Asked, given: dict[str, Any]) -> Columns:
-    """The table as the task will have it."""
+    """The table, read as the task will read it."""
     drop, names = given.get("drop", []), given.get("categories", [])
     wanted = [name for name in (asked.client, asked.label, *drop, *names) if name]
     written = {key: given[key] for key in OF_CSV if key in given}
@@ -142,7 +142,7 @@ def _table(asked: Asked, given: dict[str, Any]) -> Columns:
 
 
 def _section(asked: Asked, table: Columns, given: dict[str, Any]) -> Data:
-    """[data] for the table. Raises InputError that lists candidates where a column is not named."""
+    """[data] for the table. If a column was not named, raises InputError that lists candidates."""
     client, label = (getattr(asked, what) or _ask(asked, table, what) for what in QUESTIONS)
     if client == label:
         raise InputError(f'--client and --label are both "{shown(client)}"; give two columns')
@@ -159,7 +159,7 @@ def _section(asked: Asked, table: Columns, given: dict[str, Any]) -> Data:
 
 
 def _check_client(table: Columns, data: Data) -> None:
-    """Raise InputError for a column of which most values are in one row alone."""
+    """Raise InputError if most values of the client column are in a single row."""
     counts = coded(table.of[str(data.client)]).counts()
     if (alone := int((counts == 1).sum())) * 2 > len(counts):
         named = [
@@ -178,12 +178,12 @@ def _doubts(table: Columns, data: Data, built: Built) -> list[str]:
 
 
 def _target(typed: str, clients: Sequence[str]) -> str | dict[str, float]:
-    """Label shares where they are typed as ill=0.7,well=0.3; a client may be called so, too."""
+    """The target as typed; ill=0.7,well=0.3 are label shares, unless a client has that name."""
     if "=" not in typed or typed in clients or os.path.exists(typed):
         return typed
     shares: dict[str, float] = {}
     for part in typed.split(","):
-        # At the last sign: a label may hold one.
+        # Split at the last "=", since a label may contain one.
         label, _, number = part.rpartition("=")
         label = label.strip()
         try:
@@ -202,7 +202,7 @@ def _target(typed: str, clients: Sequence[str]) -> str | dict[str, float]:
 
 
 def _from(folder: Path, data: Data) -> Data:
-    """The same with paths as they are from a folder."""
+    """[data] with paths relative to a folder."""
     source, target = str(data.source), data.target
     if isinstance(target, str) and target.lower().endswith(TABLES):
         target = os.path.relpath(target, folder)
@@ -210,7 +210,7 @@ def _from(folder: Path, data: Data) -> Data:
 
 
 def _ask(asked: Asked, table: Columns, what: str) -> str:
-    """None is guessed."""
+    """Raise InputError with the candidates for a column; it is never guessed."""
     columns = [c for c in candidates(table, what) if c.name not in (asked.client, asked.label)]
     if not columns:
         names = ", ".join(shown(name, 30) for name in list(table.of)[:MOST])
@@ -228,7 +228,7 @@ def _show_columns(columns: Sequence[ColumnLook]) -> None:
 
 
 def _show_clients(task: Task) -> None:
-    """Rows and label shares of every client, the target's as well; of numbers, rows alone."""
+    """Print each client's rows and, in classification, its label shares; the target included."""
     labels, places = task.labels, task.places
     rows = []
     for code, name in enumerate(places.names):

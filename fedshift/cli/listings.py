@@ -1,4 +1,4 @@
-"""What `datasets`, `datasets show` and `datasets fetch` print."""
+"""The output of `datasets`, `datasets show` and `datasets fetch`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _describe(r: datasets.Known) -> None:
 
 
 def dataset_shown(name: str, *, as_json: bool) -> None:
-    """Print one data set; of a table with natural clients also how far they are apart."""
+    """Print one data set; for a table with natural clients, also how far these are apart."""
     rows = {row.name: row for row in datasets.known()}
     if name not in rows:
         raise unknown("data set", name, rows)

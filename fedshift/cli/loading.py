@@ -1,4 +1,4 @@
-"""Ctrl-C while libraries load. Imports the standard library only, since it comes first."""
+"""Ctrl-C while libraries load. This is loaded first, so it imports the standard library only."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ INTERRUPTED, TERMINATED = 130, 143
 
 def wants_json(arguments: Sequence[str], option: str = "--format") -> bool:
     """Whether a command line asks for `--format json`."""
-    # By hand: the answer is needed before typer is loaded, and where it fails.
+    # Parsed by hand, because the answer is needed before typer is loaded, and if that fails.
     return f"{option}=json" in arguments or (option, "json") in pairwise(arguments)
 
 
 def failure_line(arguments: Sequence[str], why: str, code: int) -> str | None:
-    """A failure as one JSON object, where the command line asks for such; else None."""
+    """A failure as a JSON object, if the command line asks for JSON; else None."""
     if wants_json(arguments, "--log-format"):
         return log_line("failed", "error", error=why, exit_code=code)
     return json.dumps({"error": why, "exit_code": code}) if wants_json(arguments) else None
 
 
 def stop_line(arguments: Sequence[str], why: str, code: int) -> str | None:
-    """What says that a signal has ended the command: in a log of JSON that is no failure."""
+    """The line for a command that a signal ended; in a JSON log this is no failure."""
     if wants_json(arguments, "--log-format"):
         return log_line("stopped", message=why, exit_code=code)
     return failure_line(arguments, why, code)
@@ -37,10 +37,10 @@ def stop_line(arguments: Sequence[str], why: str, code: int) -> str | None:
 
 @contextlib.contextmanager
 def loading() -> Iterator[None]:
-    """SIGINT and SIGTERM end the process at once, with one message and the usual exit code.
+    """Within the block, SIGINT and SIGTERM end the process at once, with a message and exit code.
 
-    Nothing is written yet that would have to be put in order, and extension modules do not survive
-    an exception in the middle of being loaded: torch aborts, numpy cannot be loaded a second time.
+    An exception would do harm here: while they are loaded, torch aborts on one, and numpy cannot be
+    loaded a second time. Nothing has been written yet that would have to be cleaned up.
     """
 
     def leave(number: int, frame: object) -> None:

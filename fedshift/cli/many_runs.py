@@ -9,17 +9,17 @@ from typing import Any
 from fedshift.cli.console import counted, tell
 from fedshift.fitting.many_bars import LiveRuns, end_line
 
-# Seconds between two lines of progress, where there is no terminal.
+# Seconds between two lines on a run, without a terminal.
 BETWEEN = 30
 
 
 def progress_of_runs() -> PlainRuns | LiveRuns:
-    """A listener for the events of `fedshift.sweeps.execute.execute`, to be used as a context."""
+    """A listener for the events of `fedshift.sweeps.execute.execute`, as a context manager."""
     return LiveRuns() if sys.stderr.isatty() else PlainRuns()
 
 
 class PlainRuns:
-    """A line when a run begins, goes on with a later round, or ends, and one every half minute."""
+    """A line when a run begins, is resumed or ends, and one every half minute."""
 
     def __init__(self) -> None:
         self.total = self.over = 0

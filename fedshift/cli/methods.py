@@ -1,4 +1,4 @@
-"""What `methods` prints: a description of every method, or of one, independent of any run."""
+"""The output of `methods`: a description of every method, or of one, independent of any run."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from fedshift.model import Model
 from fedshift.models.dense import Mlp
 
 HANG = len("    reference  ")
-# Local steps of the stand-in; a phase with fewer gets that share of the configured steps.
+# Local steps of the stand-in. A phase with fewer steps is described as a share of these.
 STEPS = 10
 PLAIN = Local(steps=STEPS)
-# Fields that define a method; the others come from the setting, or are options.
+# Fields that define a method. The others come from the setting, or are options.
 AXES = (
     "inner", "objective", "mix", "fit", "align", "match", "fisher", "collaborate", "mode", "local",
     "personal", "tune", "share", "combine", "server",
@@ -31,7 +31,7 @@ AXES = (
 
 def example(recipe: recipes.Recipe) -> Algorithm:
     """The recipe with its defaults on a stand-in model, in order to read its fields."""
-    # 1,000 rounds: methods that keep some rounds for tuning need more than they keep.
+    # 1,000 rounds, because methods that reserve rounds for tuning need more than these.
     net = Mlp((1,), (1,), 1)
     net.head.weight.requires_grad_(not recipe.traits.fixed_head)
     setting = recipes.Setting(Model(net), (1.0,), PLAIN, rounds=1000, clients=1)
@@ -53,7 +53,7 @@ def _rule(algorithm: Algorithm) -> str:
 
 
 def _changed(algorithm: Algorithm) -> list[str]:
-    # Fields of other structures have no counterpart in FedAvg; their usual value is a plain phase.
+    # Some fields do not exist in FedAvg. They are compared with a plain phase.
     plain = vars(FedAvg(algorithm.model, local=PLAIN)) | {"personal": PLAIN, "tune": PLAIN}
     changes = []
     for field in fields(algorithm):  # type: ignore[arg-type]

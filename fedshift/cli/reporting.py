@@ -1,4 +1,4 @@
-"""`fedshift report`: the page and the figures of the run folders that are meant."""
+"""`fedshift report`: the page and the figures of run folders."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from fedshift.record.folder import REPORT, RunResult, read_any
 from fedshift.report.figures import save_figures
 from fedshift.report.page import page
 
-# Seconds of silence before a line says how far reading has come.
+# Seconds between two lines on how many folders have been read.
 BETWEEN = 3.0
 
 
 def report_asked(
     given: Sequence[Path], out: Path | None, figures: Path | None, *, as_json: bool
 ) -> None:
-    """Draw what was typed after `fedshift report`, and say where it is."""
+    """Draw the report that was asked for, and print where it is."""
     if out is not None:  # before many folders are read
         check_page(_page_in(out))
     chosen = choose(given)
@@ -46,7 +46,7 @@ def report_asked(
 
 
 def _counted(folders: Sequence[Path]) -> Iterator[Path]:
-    """The folders; a line on stderr now and then where reading them takes long."""
+    """The folders; if reading them takes long, lines on stderr say how many have been read."""
     spoken = time.monotonic()
     for i, folder in enumerate(folders):
         if time.monotonic() - spoken > BETWEEN:
@@ -56,7 +56,7 @@ def _counted(folders: Sequence[Path]) -> Iterator[Path]:
 
 
 def _page_in(place: Path) -> Path:
-    # Other errors of the file system show when the page is written.
+    # os.path does not raise: other errors of the file system show when the page is written.
     return place / REPORT if os.path.isdir(place) else place
 
 

@@ -1,4 +1,4 @@
-"""What `demo`, `run` and `report` print and write after the work is done."""
+"""The output of `demo`, `run` and `deploy server` after the work is done."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def draw(folders: Sequence[Path], out: Path) -> Path:
 
 
 def comparison(folders: Sequence[Path]) -> list[dict[str, Any]]:
-    """One row per run: accuracies, ESS and hull distance."""
+    """A row for each run: accuracies, ESS and hull distance."""
     measured = (
         "target_accuracy", "target_accuracy_corrected", "estimated_accuracy", "estimated_se",
         "estimated_accuracy_corrected", "estimated_se_corrected",
@@ -57,7 +57,7 @@ def comparison(folders: Sequence[Path]) -> list[dict[str, Any]]:
 
 
 def show_comparison(title: str, folders: Sequence[Path]) -> None:
-    """The table of `comparison`, and an explanation of its columns."""
+    """Print the table of `comparison`, and an explanation of its columns."""
     done = comparison(folders)
     of_numbers = any("rmse" in r for r in done)
     main = ("target RMSE", "estimated") if of_numbers else ("target %", "estimated %")
@@ -100,7 +100,7 @@ def show_comparison(title: str, folders: Sequence[Path]) -> None:
 
 
 def _kept(done: Sequence[dict[str, Any]]) -> list[str]:
-    """Which model runs keep, where that is the corrected one."""
+    """A sentence on runs whose saved model is the corrected one."""
     moved = [r["estimated_accuracy_corrected"] is not None for r in done]
     if not any(moved):
         return []
@@ -109,10 +109,10 @@ def _kept(done: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _main_numbers(row: dict[str, Any], moved: bool) -> tuple[str, ...]:
-    """What was measured at the target, the same corrected where runs have it, and its estimate."""
+    """The number at the target, the corrected one if runs have it, and the estimate, as text."""
     if "rmse" in row:
         return digits(row["rmse"]), digits(row["estimated_rmse"])
-    # With a prior set, the model that is kept is the corrected one.
+    # Unless prior is "none", the model that is saved is the corrected one.
     which = "" if row["estimated_accuracy_corrected"] is None else "_corrected"
     near, error = (row[f"estimated_{name}{which}"] for name in ("accuracy", "se"))
     estimate = f"{percent(near)} ± {percent(error)}"
@@ -121,7 +121,7 @@ def _main_numbers(row: dict[str, Any], moved: bool) -> tuple[str, ...]:
 
 
 def show_choice(choice: Choice | None) -> None:
-    """The candidates of `ess = "auto"` and what each selector picks."""
+    """Print the candidates of `ess = "auto"` and which selector picks which."""
     if choice is None:
         return
     picked: dict[str, list[str]] = {}
@@ -145,7 +145,7 @@ def show_choice(choice: Choice | None) -> None:
 def _tried(candidate: Candidate, prior: Prior) -> tuple[str, str, str, str]:
     """Estimate, validation, source and target: accuracies in %, or mean squared errors.
 
-    Of the corrected model, where the prior is set, but for source.
+    Unless prior is "none", all but source are of the corrected model.
     """
     final = candidate.outcome.final
     if "estimated_loss" in final.others:
@@ -163,11 +163,11 @@ def _tried(candidate: Candidate, prior: Prior) -> tuple[str, str, str, str]:
 
 
 def show_demo(done: Done, page_path: Path) -> None:
-    """The demo's table, the selectors, why, and where the page is."""
+    """Print the demo's table, the selectors, sentences on why, and where the page is."""
     task = done[0][1].prepared.task
     put(f"{len(task.clients)} clients, {len(task.classes)} labels, {len(task.test)} target images")
     show_comparison("Accuracy where the model will be used", [f for f, _ in done])
-    # FedAvg, the configured method, the oracle: the one in the middle makes a choice.
+    # FedAvg, the configured method, the oracle. Only the second one makes a choice.
     _, (folder, configured), _ = done
     show_choice(configured.choice)
     for sentence in summary_of(folder)["why"]:
@@ -178,7 +178,7 @@ def show_demo(done: Done, page_path: Path) -> None:
 
 
 def show_served(title: str, last: dict[str, Any]) -> None:
-    """The accuracy of every way to answer a query that the method has."""
+    """Print the accuracy of every way to answer a query that the method has."""
     rows = []
     for way in WAYS:
         value, sd = last.get(way.key), last.get(f"{way.key}_sd")
@@ -189,7 +189,7 @@ def show_served(title: str, last: dict[str, Any]) -> None:
 
 
 def show_run(folder: Path, page_path: Path, *, choice: Choice | None = None) -> None:
-    """One run's table, its choice if it made one, why, and where its files are."""
+    """Print a run's table, its choice if it made one, sentences on why, and where its files are."""
     whole = summary_of(folder)
     if whole["last"] is None:
         show_comparison(whole["name"], [folder])
@@ -203,7 +203,7 @@ def show_run(folder: Path, page_path: Path, *, choice: Choice | None = None) -> 
 
 
 def show_profile(folder: Path) -> None:
-    """The profile of a run's time, if its folder has one."""
+    """Print the profile of a run's time, if its folder has one."""
     profile = _profile(folder)
     if profile is not None:
         seconds, shares = profile["seconds"], profile["shares"]

@@ -1,4 +1,4 @@
-"""`fedshift run`: a new run, or one that goes on."""
+"""`fedshift run`: train a new run, or resume one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from fedshift.record.folder import CONFIG, deployed_of
 
 @dataclass(frozen=True)
 class Asked:
-    """What was typed after `fedshift run`."""
+    """The arguments and options of `fedshift run`."""
 
     file: Path | None
     resume: Path | None
@@ -45,7 +45,7 @@ class Asked:
 
 
 def run_asked(asked: Asked, *, as_json: bool) -> None:
-    """Train, and show the result. Raises InputError for options that do not go together."""
+    """Train, and show the result. Raises InputError for options that do not fit together."""
     config, source = _configured(asked)
     console.tell_dropped(config.method.name, source.dropped)
     with source.placing():
@@ -54,7 +54,7 @@ def run_asked(asked: Asked, *, as_json: bool) -> None:
 
 def _run(asked: Asked, config: Config, *, as_json: bool) -> None:
     engine = _engine(asked, config)
-    # On Flower clients' states end with Flower's run, so there is nothing to go on from.
+    # On Flower, clients' states are lost when Flower's run ends, so it cannot be resumed.
     keeps = asked.engine == "in-process"
     if not keeps and (asked.resume is not None or asked.every is not None):
         raise InputError(
@@ -67,7 +67,7 @@ def _run(asked: Asked, config: Config, *, as_json: bool) -> None:
         )
     clock: Clock = Stopwatch() if asked.profile else Idle()
     console.warn_of_data_folders()
-    # Before the data are read, which may take minutes.
+    # Checked before the data are read, which may take minutes.
     check_unused(asked.out)
     prepared = prepare(config)
     grey = grey_note(config.shift, prepared.task.clients[0].x, prepared.seeds.split)
@@ -93,7 +93,7 @@ def _run(asked: Asked, config: Config, *, as_json: bool) -> None:
 
 @contextlib.contextmanager
 def _with_names(clients: Sequence[str]) -> Iterator[None]:
-    """Errors about client 2 as such about `client "north"`."""
+    """Within the block, errors about client 2 name `client "north"`."""
     try:
         yield
     except FedshiftError as e:
@@ -102,7 +102,7 @@ def _with_names(clients: Sequence[str]) -> Iterator[None]:
 
 
 def _engine(asked: Asked, config: Config) -> Engine:
-    """The engine that was asked for; a run goes on by the backend that began it unless one is.
+    """The engine that was asked for; by default, a resumed run keeps the backend that began it.
 
     Raises InputError for options of another engine.
     """
@@ -119,9 +119,9 @@ def _engine(asked: Asked, config: Config) -> Engine:
         raise InputError("--actors is for --engine flower-sim; leave it out, or choose that engine")
     if asked.resume is not None and name is None and count is None:
         name, count = begun_by(asked.resume)
-        name = None if (name, count) == ("loop", None) else name  # as for a new run
+        name = None if (name, count) == ("loop", None) else name  # the default of a new run
     if name is None or not name.startswith(("auto", "cuda")):
-        # Where torch sees a GPU, no forked process can train once this one has (`check_forked`).
+        # A process that has used a GPU cannot fork others that train (`check_forked`).
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if name is None and count is None:
         return default_engine()
@@ -137,13 +137,13 @@ def _configured(asked: Asked) -> tuple[Config, Source]:
         raise InputError(
             "--resume goes on with a run as it was configured; leave out FILE.toml, --out and -c"
         )
-    # Its clients are elsewhere: here it would go on with examples that may be others.
+    # The clients of a federation are elsewhere. Here the run would go on with other examples.
     if deployed := deployed_of(asked.resume):
         raise InputError(
             f"{asked.resume}: a run of a federation; `{deployed.get('command')} --resume "
             f"{asked.resume}` goes on with it"
         )
-    # The folder's own configuration is the file that messages point to.
+    # Messages name lines of the configuration in the run folder.
     config, file = configured(asked.resume), asked.resume / CONFIG
     return config, Source(str(file), file.read_text("utf-8"))
 

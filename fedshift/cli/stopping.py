@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while a run trains: finish the round, keep it, then end."""
+"""Ctrl-C and SIGTERM while a run trains: finish the round, write a checkpoint, then end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ CODES = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
 
 @contextlib.contextmanager
 def asked_to_stop() -> Iterator[Asked]:
-    """The exit code of the first Ctrl-C or SIGTERM, None before; a second one ends at once."""
+    """A function that gives the exit code of the first Ctrl-C or SIGTERM, and None before.
+
+    A second signal ends the process at once.
+    """
     received: list[int] = []
 
     def receive(number: int, frame: object) -> None:
@@ -24,7 +27,8 @@ def asked_to_stop() -> Iterator[Asked]:
             raise KeyboardInterrupt(CODES[signal.Signals(number)])
         received.append(CODES[signal.Signals(number)])
         if not wants_json(sys.argv):
-            # Not `print`: the signal may interrupt one. A closed terminal is no reason to fail.
+            # Not `print`, since the signal may have interrupted a print. A closed terminal is no
+            # reason to fail.
             with contextlib.suppress(OSError):
                 os.write(2, b"stopping after this round; once more stops at once\n")
 

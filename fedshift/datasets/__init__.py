@@ -1,4 +1,4 @@
-"""Data sets: a small real one in the package, known ones from disk or their official places."""
+"""Data sets: a small one that ships with the package, and known ones, which can be downloaded."""
 
 from fedshift.datasets.base import (
     Dataset,

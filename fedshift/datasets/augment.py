@@ -112,7 +112,7 @@ def resized(x: Tensor, boxes: Tensor, mirrored: Tensor) -> Tensor:
 
 
 def _expand_along(values: Tensor, axis: int, x: Tensor) -> Tensor:
-    """[B, S] as [B, 1, S, 1] or [B, 1, 1, S], expanded to x."""
+    """[B, S] along an axis of images: as [B, 1, S, 1] or [B, 1, 1, S], expanded like x."""
     return (values[:, None, :, None] if axis == 0 else values[:, None, None, :]).expand_as(x)
 
 

@@ -124,7 +124,7 @@ def search_folders() -> tuple[Path, ...]:
 
 
 def roots_of(folders: Sequence[Path | str] | None) -> tuple[Path, ...]:
-    """These folders as paths, or where they are None the usual ones of `search_folders`.
+    """These folders as paths, or those of `search_folders` if they are None.
 
     Raises InputError for anything but a list of paths.
     """
@@ -147,7 +147,7 @@ def named_folders() -> tuple[Path, ...]:
 def unsearchable(folder: Path) -> str:
     """Why a folder cannot be searched, such as "Permission denied"; "" if it can."""
     try:
-        # "." inside the folder: a folder that may be listed, but not entered, is of no use.
+        # With "." inside it, because a folder that may be listed, but not entered, is of no use.
         os.stat(os.path.join(folder, "."))
     except (FileNotFoundError, NotADirectoryError):
         return "no such folder"
@@ -159,8 +159,8 @@ def unsearchable(folder: Path) -> str:
 def read_whole(paths: Sequence[Path], read: Callable[[Path], T]) -> T:
     """Read the first undamaged one of several files with the same content.
 
-    A truncated download does no harm if the whole file lies beside it, packed or unpacked. Raises
-    the DataError of the first file if all are damaged.
+    So a truncated download does no harm if an undamaged copy lies beside it, packed or unpacked.
+    Raises the DataError of the first file if all are damaged.
     """
     errors: list[DataError] = []
     for path in paths:

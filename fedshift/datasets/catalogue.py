@@ -39,7 +39,7 @@ def read_mini(folder: Path) -> tuple[Samples, Samples]:
 
 
 def entries() -> tuple[Entry, ...]:
-    """All known data sets: those below, then those that packages add; a name keeps its first.
+    """All known data sets: those below, then those that packages add under other names.
 
     Raises InputError for a package whose data sets cannot be loaded.
     """
@@ -51,7 +51,7 @@ def entries() -> tuple[Entry, ...]:
                     f'the package that registers "{package}" as {DATASETS} gives {called(one)}; '
                     "give a tuple of fedshift.datasets.Entry"
                 )
-            # A package cannot replace a set of the core, whose content is checked here.
+            # A package cannot replace a set of the core: its content would not be checked.
             by_name.setdefault(one.name, one)
     return tuple(by_name.values())
 
@@ -63,7 +63,7 @@ def entry(name: str) -> Entry:
     """
     if not isinstance(name, str):
         raise InputError(f'name is {called(name)}; give the name of a data set, as "mnist"')
-    # Packages are loaded for other names alone.
+    # Packages are loaded only for names that the core does not have.
     by_name = {one.name: one for one in ENTRIES}
     if name not in by_name:
         by_name = {one.name: one for one in entries()}

@@ -51,7 +51,7 @@ def read(folder: Path) -> tuple[Samples, Samples]:
     Raises DataError for a missing or damaged file, a pickle that asks for anything but arrays, or
     mosaics without Pillow.
     """
-    # Batches first: they need no Pillow, and are the official files.
+    # Batches are preferred: they are the official files, and need no Pillow.
     if not _missing_batches(folder):
         train = joined([read_batch(folder / name) for name in BATCHES])
         return train, read_batch(folder / TEST_BATCH)
@@ -79,7 +79,7 @@ def read_pickled(path: Path, classes: Mapping[bytes, int]) -> tuple[Tensor, dict
     Raises DataError for an unreadable or foreign pickle, wrong keys, shape, type or label.
     """
     batch = load(path)
-    # Keys are bytes: the pickles are of Python 2.
+    # Keys are bytes, because Python 2 wrote these pickles.
     if not isinstance(batch, dict) or not {b"data", *classes} <= batch.keys():
         keys = ", ".join(repr(key) for key in (b"data", *classes))
         raise damaged(path, f"holds {_describe(batch)}, expected a dict with {keys}")
@@ -107,7 +107,7 @@ def read_mosaics(folder: Path) -> Samples:
             "Run `fedshift datasets fetch cifar-10` for the official batches."
         )
     parts = []
-    # Sorted by class and number: the order of a folder's listing depends on the file system.
+    # Sorted, because the order in which a folder lists its files depends on the file system.
     for label, _, path in sorted((*_class_and_number(path), path) for path in paths):
         tiles = _tiles(path)
         parts.append(Samples(tiles, torch.full((len(tiles),), label, dtype=torch.int64)))

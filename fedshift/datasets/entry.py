@@ -1,4 +1,4 @@
-"""An entry of the catalogue: a set's names on disk, where it comes from, how it is checked."""
+"""Entries of the catalogue: names of a data set on disk, where it comes from, how it is checked."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Remote:
-    """One file at its official address; `members` are the files wanted of an archive (name, md5).
+    """A file at its official address. Of an archive, `members` are the files to take (name, md5).
 
     `size` in bytes.
     """
@@ -36,17 +36,17 @@ class Remote:
     @property
     def files(self) -> tuple[tuple[str, str], ...]:
         """The files (name, md5) that lie in the folder once this has been fetched."""
-        # Archives are not kept: what lies in the folder are their members.
+        # Archives are not kept: the folder then has their members.
         return self.members or ((self.name, self.md5),)
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What an experiment asks of a data set's own clients.
+    """What an experiment asks of a data set that has clients of its own.
 
-    clients  how many
-    seed     of every draw
-    size     pixels a side, None where not chosen
+    clients  the number of clients
+    seed     the seed of everything that is drawn
+    size     pixels a side; None if the experiment does not choose
     delta    how far the target moves away from the clients, 0 to 1
     """
 
@@ -57,11 +57,10 @@ class Wanted:
 
 
 class OwnClients(NamedTuple):
-    """A data set whose clients and target come with it: `parts` and `validation` are rows of
+    """A data set with clients and a target of its own: `parts` and `validation` are rows of
     `data.train`, `test` are rows of `data.test`, which follow the target T [K].
-
-    log_ratios  log p(x) - log q_i(x) of each row of `data.train` for the client i that has it, p
-                the density of all clients' inputs; None where the densities are not known
+    log_ratios  log p(x) - log q_i(x) of each row of `data.train`, for the client i that has the
+                row; p is the density of all clients' inputs. None if the densities are not known
     """
 
     data: Dataset

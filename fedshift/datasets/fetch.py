@@ -21,12 +21,12 @@ from fedshift.datasets.catalogue import entry
 from fedshift.datasets.entry import Entry, Remote
 from fedshift.errors import DataError, InputError, NetworkError
 
-# (bytes done, bytes in all)
+# Called with (bytes done, bytes in all).
 Progress = Callable[[int, int], None]
 
 _CHUNK = 1 << 18
-# CIFAR-100's training file, the largest official member, is 154 MB of pixels and a few of names;
-# more means a forged archive.
+# The largest official member, CIFAR-100's training file, has 154 MB of pixels and a few MB of
+# names. A member above this limit means a forged archive.
 _LARGEST_MEMBER = 1 << 28
 _SECONDS = 30.0
 
@@ -52,7 +52,7 @@ def fetch(
     progress: Progress | None = None,
     opener: Opener = open_url,
 ) -> Path:
-    """Downloads a known data set and returns the folder it lies in, where `load` finds it.
+    """Download a known data set, and return its folder, in which `load` finds it.
 
     `folder` (default: the user's cache folder) gets one sub-folder per set. Files that are present
     with the right checksum are not downloaded again; a file gets its name only once it is complete
@@ -87,7 +87,7 @@ def fetch(
 @contextmanager
 def _remove_empty_folders_on_failure(target: Path) -> Iterator[None]:
     """Remove newly made folders that are still empty after a failure."""
-    # From the inside out, so that each is empty when its turn comes.
+    # Inner folders first: an outer one is empty only when they are gone.
     new = [path for path in (target, *target.parents) if not os.path.exists(path)]
     try:
         yield
@@ -118,7 +118,8 @@ def _md5(path: Path) -> str | None:
 
 
 def _new_md5() -> hashlib._Hash:
-    # Not for security, see `catalogue`; without the flag FIPS machines refuse md5.
+    # The sum is no protection against attackers, see `catalogue`. Without the flag, machines in
+    # FIPS mode refuse md5.
     return hashlib.md5(usedforsecurity=False)
 
 
@@ -160,7 +161,7 @@ def _advice(error: OSError) -> str:
 @contextmanager
 def _partial(path: Path) -> Iterator[Path]:
     """A temporary name beside `path`; removed at the end unless it was renamed."""
-    # With the process's number: two downloads at once do not write into one file.
+    # The process's number keeps two downloads at once from writing into the same file.
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         yield part
@@ -173,7 +174,7 @@ def _chunks(url: str, opener: Opener, failed: Callable[[str], NetworkError]) -> 
         with opener(url) as stream:
             while chunk := stream.read(_CHUNK):
                 yield chunk
-    # Neither class covers the other: a short answer is an HTTPException, a lost line an OSError.
+    # Both are needed: a truncated answer is an HTTPException, a lost connection an OSError.
     except (OSError, http.client.HTTPException) as error:
         raise failed(_reason(error)) from error
 
@@ -187,7 +188,7 @@ def _counted(
     done = 0
     for chunk in chunks:
         done += len(chunk)
-        # An endless answer would fill the disk.
+        # Stop here, because an endless answer would fill the disk.
         if done > size:
             raise failed(f"more than the expected {size:,} bytes arrived")
         yield chunk

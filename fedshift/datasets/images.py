@@ -34,9 +34,9 @@ Bytes = NDArray[np.uint8]
 SPLITS = ("train", "val", "test", "id_val", "id_test")
 ENDINGS = (".jpg", ".jpeg", ".png")
 OTHER_ENDINGS = (".bmp", ".gif", ".heic", ".jp2", ".ppm", ".tif", ".tiff", ".webp")
-# Photographs of 24 megapixels are usual; more than 64 is a damaged or forged header.
+# Photographs of 24 megapixels are usual. A header with more than 64 is damaged or forged.
 MOST_PIXELS = 1 << 26
-# Raised whenever decoding changes, so that files of older versions are not read.
+# Raised whenever decoding changes, so that files that older versions have decoded are not used.
 _DECODED = 2
 # EXIF's tag 0x0112, and the transposition (numbered as Pillow does) that sets each value upright.
 _ORIENTATION = 0x0112
@@ -97,7 +97,7 @@ def decode_once(images: Images, which: Ints, size: int, folder: Path) -> Tensor:
     # surrogateescape: names of files need not be UTF-8.
     identity = f"{_DECODED};{size};{place};{names}".encode("utf-8", "surrogateescape")
     path = folder / f"{hashlib.sha256(identity).hexdigest()[:16]}.u8"
-    # A file of another length is damaged, and made anew.
+    # A file of another length is damaged, and is made again.
     if not os.path.isfile(path) or os.path.getsize(path) != np.prod(shape):
         _fill(images, which, size, path)
     # Mode "c", copy on write: torch needs writable memory, and the file must not change.
@@ -272,7 +272,7 @@ def in_colour(image: Image) -> Image:
     image.load()
     turn = _UPRIGHT.get(_orientation(image))
     if image.mode.startswith("I"):
-        # Pillow would clip all larger values to 255.
+        # Shifted here, because Pillow would clip all values above 255.
         image = fromarray((np.asarray(image) >> 8).astype(np.uint8))
     image.info.pop("transparency", None)
     colour = image.convert("RGB")

@@ -24,6 +24,7 @@ from fedshift.errors import DataError, InputError
 _PACKED = (".zip", ".tar", ".tar.gz", ".tgz")
 
 
+# Users write `known`, `Known` and its field `found`: these names stay.
 @dataclass(frozen=True)
 class Known:
     """One line of `fedshift datasets`.
@@ -131,7 +132,7 @@ def _find(one: Entry, roots: Sequence[Path]) -> Path | None:
 
 
 def _others(one: Entry, roots: Sequence[Path], folder: Path) -> str:
-    """Where else the set lies, which is read once this folder is out of the way."""
+    """A note for messages: another place of the set, which is read if this folder is removed."""
     others = [path for path in _candidates(one, roots) if path != folder and not one.missing(path)]
     return f" Or move {folder} away: {others[0]} is read then." if others else ""
 

@@ -47,7 +47,7 @@ class Array:
                 raise DataError("an array's description is not that of plain unsigned bytes")
         if not all(type(axis) is int and axis >= 0 for axis in shape):
             raise DataError(f"an array has the impossible shape {shape}")
-        # Otherwise reshape would fail later, or a huge shape be allocated.
+        # Checked here, or reshape would fail later, or memory be taken for a forged huge shape.
         if math.prod(shape) != len(raw):
             raise DataError(f"an array of shape {list(shape)} comes with {len(raw):,} bytes")
         self.shape, self._raw, self._order = shape, raw, "F" if fortran else "C"

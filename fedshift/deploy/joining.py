@@ -49,7 +49,7 @@ NOT_JOINED = "not joined"
 REFUSED = os.strerror(errno.ECONNREFUSED)
 
 
-def silent(text: str, level: str) -> None:
+def print_nothing(text: str, level: str) -> None:
     """Print nothing."""
 
 
@@ -62,7 +62,7 @@ def join(
     server: str,
     *,
     patience: float = 600.0,
-    say: Say = silent,
+    say: Say = print_nothing,
     watch: Callable[[Unready], None] = unwatched,
 ) -> None:
     """Be a client of the federation at `server` ("host:port") until it is interrupted.

@@ -1,4 +1,4 @@
-"""A corrected model: a `Correction` written into the network's last layer, or kept beside it."""
+"""Corrected models: a `Correction` written into the network's last layer, or wrapped around it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedshift.model import Model
 from fedshift.server.prior import Correction
 from fedshift.tree import Params
 
-# Random inputs that a layer is tried on.
+# How many random inputs a layer is tried on.
 TRIED = 4
 
 
@@ -23,23 +23,23 @@ class Head(NamedTuple):
 
 
 def shifted(logits: Tensor, correction: Correction) -> Tensor:
-    """scale z + bias of logits z [n, K], in their type."""
+    """Logits z [n, K] with the correction applied: scale z + bias, in the type of z."""
     scaled = logits if correction.scale == 1.0 else logits * correction.scale
     return scaled + torch.as_tensor(correction.bias).to(logits)
 
 
 def head_of(model: Model, params: Params, buffers: Params, shape: tuple[int, ...]) -> Head | None:
-    """The layer that a correction can be written into; None where the network has none.
+    """The layer that a correction can be written into; None if the network has none.
 
     It is tried on inputs of this shape, not assumed from names: scaling the layer's weight and
     bias, and shifting the bias, must scale and shift the logits. A layer without bias, tied
     weights, and what follows the layer (a norm, a temperature) fail that.
     """
-    # In [0, 1): also valid where a network takes them as whole numbers, or as pixels.
+    # Numbers in [0, 1) are valid inputs also for networks that expect pixels, or whole numbers.
     x = torch.rand(TRIED, *shape, generator=torch.Generator().manual_seed(0))
     z = model(params, buffers, x)["logits"].detach()
     classes = z.shape[1]
-    # Twice and whole numbers: rounding of the trial is that of the network alone.
+    # Scale 2 and whole numbers add no rounding of their own to that of the network.
     trial = Correction(
         2.0, torch.arange(classes).double().numpy(), torch.ones(classes).bool().numpy()
     )
@@ -63,19 +63,19 @@ def head_of(model: Model, params: Params, buffers: Params, shape: tuple[int, ...
 def written(params: Params, head: Head, correction: Correction) -> Params:
     """The parameters whose head gives scale (W h + b) + bias: weight scale W, bias scale b + bias.
 
-    Logits are those of `shifted` but for the rounding of one sum. With scale 1 the weight stays
+    The logits equal those of `shifted` up to the rounding of one sum. With scale 1 the weight stays
     the same tensor.
     """
     weight, bias = params[head.weight], params[head.bias]
     shift = torch.as_tensor(correction.bias)
-    # In float64: the sum is rounded once.
+    # Computed in float64, so that the bias is rounded only once, at the end.
     moved = (bias.double() * correction.scale + shift.to(bias.device)).to(bias.dtype)
     scaled = weight if correction.scale == 1.0 else weight * correction.scale
     return params | {head.weight: scaled, head.bias: moved}
 
 
 class Shifted(nn.Module):
-    """A network whose logits are scaled and shifted: a correction that no layer could take."""
+    """A network with scaled and shifted logits, for a correction that no layer can take in."""
 
     bias: Tensor
 
@@ -85,7 +85,7 @@ class Shifted(nn.Module):
         self.register_buffer("bias", torch.as_tensor(correction.bias))
 
     def forward(self, *x: Tensor) -> Any:
-        """What the network gives, with other logits."""
+        """The network's outputs, with corrected logits."""
         out: Any = self.net(*x)
         z = out["logits"] if isinstance(out, dict) else out
         moved = (z if self.scale == 1.0 else z * self.scale) + self.bias.to(z)

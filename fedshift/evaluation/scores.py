@@ -1,4 +1,4 @@
-"""Evaluation: counts that add, so that clients' parts and batches can be pooled exactly."""
+"""Scores of models, as counts that can be added: clients and batches are pooled exactly."""
 
 from __future__ import annotations
 
@@ -20,15 +20,18 @@ from fedshift.server.prior import Correction
 from fedshift.sketch import sketched
 from fedshift.tree import Params
 
-# Input values of one block: 1,000 colour images of 96 pixels. A ResNet-50 keeps some hundred bytes
-# for each, so that a block of 448-pixel images would else take tens of gigabytes.
+# The most input values of a block: those of 1,000 colour images of 96 pixels. A ResNet-50 keeps
+# some hundred bytes per value, so 1,000 images of 448 pixels would take tens of gigabytes.
 LARGEST = 1000 * 3 * 96 * 96
-# With more, a table of which label is taken for which would take more than 8 MB.
+# The confusion matrix of more classes would take more than 8 MB.
 MOST_CLASSES = 1000
 
 
 class Scored(ABC):
-    """What every kind of score has: a dataclass of sums, which add. total is [K], by label."""
+    """Base of all scores: a dataclass of sums, so that scores can be added.
+
+    total  [K] examples by label
+    """
 
     total: Tensor
     loss_sum: float
@@ -66,13 +69,13 @@ class Scored(ABC):
     @property
     @abstractmethod
     def others(self) -> dict[str, float]:
-        """Numbers by name that only some tasks have."""
+        """Further numbers by name, which only some tasks have, such as an R^2."""
 
 
 @sketched
 @dataclass(frozen=True, eq=False)
 class Score(Scored):
-    """What a model got right, label by label, and the summed cross-entropy. Scores add.
+    """A model's right answers, label by label, and its summed cross-entropy. Scores can be added.
 
     correct    [K] int64: examples of label y that were predicted as y
     total      [K] int64: examples of label y
@@ -91,7 +94,7 @@ class Score(Scored):
     @property
     def accuracy(self) -> float:
         """Fraction right; NaN without examples."""
-        # Of integers: exact, whatever the number of examples.
+        # A quotient of integers is exact, however many examples there are.
         return int(self.correct.sum()) / self.n if self.n else float("nan")
 
     @property
@@ -122,15 +125,15 @@ class Score(Scored):
 
 @sketched
 class OwnScores(NamedTuple):
-    """What one client says of the model that it serves, where models stay on their clients.
+    """Scores that a client reports of the model that it serves. The model itself stays with it.
 
-    validation, own: on its validation and test examples. shared: of the server's model on the
-    test examples, where that is a whole model. sent [M]: how many of these the router sends to
-    each client; None for a method without one.
+    validation, test: on its validation and its test examples. shared: of the server's model on the
+    test examples, if that is a whole model. sent [M]: how many of the test examples the router
+    sends to each client; None for a method without a router.
     """
 
     validation: Score
-    own: Score
+    test: Score
     shared: Score | None
     sent: Tensor | None
 
@@ -148,7 +151,7 @@ def score(
 ) -> Score:
     """Score one model on examples x [n, ...], y [n], in blocks of `batch`, fewer for large ones.
 
-    confusion: also count which label is taken for which. correction: of the logits.
+    confusion: also fill the confusion matrix. correction: of the logits, before they are scored.
     """
     check_kind("model", model, Model, "give Model(net)")
     if model.outputs is not None:
@@ -177,14 +180,14 @@ def _score(
         correct += torch.bincount(y[given == y], minlength=classes)
         predicted += torch.bincount(given, minlength=classes)
         confused = None if confused is None else confused + confusion_of(given, y, classes)
-        # A sum in float64, so that the size of the blocks hardly matters.
+        # Summed in float64, so that the result hardly depends on the size of the blocks.
         loss += float(F.cross_entropy(logits.double(), y, reduction="sum"))
     total = torch.bincount(examples.y, minlength=classes)
     return Score(correct, total, predicted, loss, confused)
 
 
 def confusion_of(given: Tensor, truth: Tensor, classes: int) -> Tensor:
-    """Counts [K, K] of true labels (rows) by given ones (columns)."""
+    """The confusion matrix [K, K]: counts of true labels (rows) by predicted ones (columns)."""
     pairs = torch.bincount(truth * classes + given, minlength=classes * classes)
     return pairs.reshape(classes, classes)
 
@@ -192,7 +195,7 @@ def confusion_of(given: Tensor, truth: Tensor, classes: int) -> Tensor:
 def answered(
     model: Model, params: Params, buffers: Params, examples: Examples, batch: int = 1000
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """(outputs [b, K], x, y) of one block after the other, without gradient."""
+    """Yield (outputs [b, K], x, y) block by block, without gradients."""
     size = min(batch, max(1, LARGEST // max(1, examples.x[:1].numel())))
     for start in range(0, len(examples), size):
         x, y = examples.x[start : start + size], examples.y[start : start + size]

@@ -1,4 +1,4 @@
-"""How local models serve: each client its own queries, or all clients the queries of all.
+"""Serving with local models: clients answer their own queries, or those of all clients.
 
 Shapes: M clients, n pooled test examples, K classes.
 """
@@ -30,8 +30,8 @@ Ties = Literal["smallest", "probability"]
 class Served:
     """The outputs of every client's model on the test examples of all clients.
 
-    probabilities [M, n, K], labels y [n], origin [n] (whose test example it is, 0..M-1),
-    client_logits [n, M] of the router, or None for a network without one.
+    probabilities [M, n, K], labels y [n], origin [n] (the client, 0..M-1, that a test example
+    comes from), client_logits [n, M] of the router, or None for a network without a router.
     """
 
     probabilities: Tensor
@@ -41,20 +41,26 @@ class Served:
 
     @property
     def labels(self) -> Tensor:
-        """The label that each model gives, [M, n]; the smallest of equals."""
+        """The label that each model predicts, [M, n]; the smallest of equally likely ones."""
         return self.probabilities.argmax(2)
 
     def routed(self, client: Tensor) -> Tensor:
-        """The label given by the model of the client that each query is sent to; client [n]."""
+        """The label [n] that a query gets from the model of the client it is sent to.
+
+        client [n]: the client of each query.
+        """
         return self.labels[client, torch.arange(len(self.y))]
 
     def mixed(self, share: Tensor) -> Tensor:
-        """argmax_y sum_i r_i(x) P_i(y | x), with shares r [n, M] that sum to 1."""
+        """The most likely label of a mixture: argmax_y sum_i r_i(x) P_i(y | x).
+
+        share: r [n, M], whose rows sum to 1.
+        """
         mixture = torch.einsum("nm,mnk->nk", share.to(self.probabilities.dtype), self.probabilities)
         return mixture.argmax(1)
 
     def voted(self, ties: Ties = "smallest") -> Tensor:
-        """The label that most models give.
+        """The label that most models predict.
 
         ties: "smallest" takes the smallest label among the most frequent (chosen: the paper is
         silent, and the authors' torch.mode promises nothing); "probability" the one of largest
@@ -101,10 +107,10 @@ def _all_outputs(
 ) -> list[Params]:
     """Each pair's outputs, with one pass for all pairs that hold the same tensors.
 
-    Pairs that differ in the head alone share a pass too, where the network's `head` turns its
-    "features" into its "logits": that is tried on the first block, not assumed.
+    Pairs that differ in the head alone share a pass, too, if the network's `head` turns its
+    "features" into its "logits". This is tried on the first block.
     """
-    # Keyed by the tensors' identities: comparing values would take as long as a pass.
+    # By the identities of the tensors: to compare their values could take as long as a pass.
     bodies = {_tensors(*pair, but=HEAD): pair for pair in served}
     by_body = {body: _outputs(model, *pair, x, batch) for body, pair in bodies.items()}
     split = len(bodies) < len({_tensors(*pair) for pair in served})
@@ -120,7 +126,7 @@ def _all_outputs(
 
 
 def _tensors(params: Params, buffers: Params, but: str | None = None) -> tuple[int, ...]:
-    """Their identities, without those whose name begins with `but`."""
+    """The identities of all tensors, except those whose names begin with `but`."""
     named = (*params.items(), *buffers.items())
     return tuple(id(v) for k, v in named if but is None or not k.startswith(but))
 
@@ -129,7 +135,7 @@ def _only_head_differs(model: Model, pair: tuple[Params, Params], x: Tensor) -> 
     out = _outputs(model, *pair, x, len(x))
     if not isinstance(getattr(model.net, "head", None), nn.Module) or "features" not in out:
         return False
-    # Bit for bit: a shared pass must not change any number.
+    # Bit for bit, because a shared pass must not change any number.
     return torch.equal(_apply_head(model, pair, out["features"]), out["logits"])
 
 
@@ -144,7 +150,7 @@ def _apply_head(model: Model, pair: tuple[Params, Params], features: Tensor) -> 
 def _outputs(model: Model, params: Params, buffers: Params, x: Tensor, batch: int) -> Params:
     with torch.no_grad():
         parts = [model(params, buffers, block) for block in torch.split(x, batch)]
-    # Nothing else is needed later, and other outputs may be large.
+    # Only these are needed later; other outputs may be large.
     names = [k for k in ("logits", "features", "client_logits") if k in parts[0]]
     return {k: torch.cat([part[k] for part in parts]) for k in names}
 
@@ -155,7 +161,7 @@ def accuracy(given: Tensor, truth: Tensor) -> float:
 
 
 def own_accuracy(served: Served) -> Tensor:
-    """Each client's accuracy on its own test examples, [M] float64; NaN for one without any."""
+    """Each client's accuracy on its own test examples, [M] float64; NaN if it has none."""
     right = (served.routed(served.origin) == served.y).double()
     clients = served.probabilities.shape[0]
     hits = torch.bincount(served.origin, weights=right, minlength=clients)
@@ -175,7 +181,7 @@ def average_accuracy(accuracies: Tensor, sizes: Tensor) -> float:
 
 
 def by_client_and_class(served: Served, classes: int) -> tuple[Tensor, Tensor]:
-    """(correct [M, K], total [M, K]): every client's model on its own examples, label by label."""
+    """(correct [M, K], total [M, K]) of each client's model on its own examples, by label."""
     clients = served.probabilities.shape[0]
     cell = served.origin * classes + served.y
     right = served.routed(served.origin) == served.y

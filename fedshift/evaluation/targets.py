@@ -1,4 +1,4 @@
-"""Scores of what is no class: numbers, and several labels per example. They add as `Score`s do."""
+"""Scores of predicted numbers, and of several labels per example; they add like `Score`s."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class NumberScore(Scored):
         if not self.n:
             return dict.fromkeys(("rmse", "mae", "r2"), math.nan)
         spread = self.second - self.first**2 / self.n
-        # Of equal numbers the difference is not exactly 0, but rounding of the sums.
+        # Rounding of the sums: even for equal numbers the difference is not exactly 0.
         varies = spread > 1e-12 * self.second
         r2 = 1.0 - self.loss_sum / spread if varies else math.nan
         return {"rmse": math.sqrt(self.loss), "mae": self.absolute / self.n, "r2": r2}
@@ -108,7 +108,7 @@ def score_numbers(
     """Score one model on examples whose numbers are the last column of x [n, D]; y [n] is bins."""
 
     def compute() -> NumberScore:
-        # float64 throughout, so that the size of the blocks hardly matters.
+        # float64 throughout, so that the result hardly depends on the size of the blocks.
         by_bin = torch.zeros(2, bins, dtype=torch.float64)
         sums = torch.zeros(3, dtype=torch.float64)
         for out, x, y in answered(model, params, buffers, examples):

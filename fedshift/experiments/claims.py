@@ -1,4 +1,4 @@
-"""Whether the gradients of a configured task's clients fit the label counts that they claim."""
+"""Audit of label counts: do the gradients of a task's clients fit the counts that they claim?"""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedshift.errors import DataError, InputError, shown
 from fedshift.experiments.config.load import load_with_source
 from fedshift.experiments.config.places import Source
 from fedshift.experiments.config.schema import Config
-from fedshift.experiments.folder.stored import misfit, read_parts
+from fedshift.experiments.folder.model_file import misfit, read_parts
 from fedshift.experiments.task.preparing import Prepared
 from fedshift.files import is_file, is_folder
 from fedshift.model import Model
@@ -26,13 +26,16 @@ from fedshift.record.folder import CONFIG, MODEL, deployed_of
 from fedshift.seeds import numpy_generator
 from fedshift.tree import Params
 
-# Larger models are tested on the gradient of their last layer.
+# Models with more parameters are audited on the gradient of their last layer alone: the audit
+# keeps two gradients for each client.
 MOST_NUMBERS = 500_000
 BATCH = 256
 
 
 def configured(place: Path) -> tuple[Config, Source, Path | None]:
-    """The configuration of FILE.toml, or of a run folder; its model, where it has one.
+    """(configuration, where its keys were set, model file) of FILE.toml or of a run folder.
+
+    The model file is None if there is none.
 
     Raises InputError for anything else.
     """
@@ -46,12 +49,12 @@ def configured(place: Path) -> tuple[Config, Source, Path | None]:
 
 
 def model_of(prepared: Prepared, path: Path | None) -> tuple[Params, Params]:
-    """(parameters, buffers) of a run's model; the first model without one.
+    """(parameters, buffers) of the model file `path`; those of the first model if it is None.
 
     Raises DataError for a file that cannot be read or holds another network's model.
     """
     params, buffers = prepared.model.init()
-    # A configuration that has not been run: claims can be tested at the first model as well.
+    # The configuration has not been run. Claims can be audited at the first model as well.
     if path is None:
         return params, buffers
     parts = read_parts(path)
@@ -64,10 +67,11 @@ def model_of(prepared: Prepared, path: Path | None) -> tuple[Params, Params]:
 
 
 def registered_in(place: Path, *, labels: bool) -> dict[str, Floats]:
-    """The columns that clients registered for a deployed run; {} for any other.
+    """The columns that clients registered for a deployed run; {} for any other run.
 
-    labels: whether these are needed. Raises InputError where clients were not asked for them, and
-    where they have examples of their own: gradients of others say nothing of their claims.
+    labels: whether the label counts are needed. Raises InputError if clients were not asked for
+    them. Also if clients have examples of their own: an audit compares a claim with gradients of
+    the client's real examples, and the server has none of these.
     """
     deployed = deployed_of(place) if is_folder(place) else {}
     if deployed and not deployed.get("dealt"):
@@ -85,17 +89,17 @@ def registered_in(place: Path, *, labels: bool) -> dict[str, Floats]:
 
 
 def other_sizes(prepared: Prepared, sent: Mapping[str, Floats]) -> list[dict[str, int]]:
-    """Clients that registered another size than that of the examples which they are dealt."""
+    """Clients that registered another number of examples than the experiment dealt them."""
     dealt = prepared.federation().table["n"].numpy()
     pairs = enumerate(zip(sent.get("n", dealt), dealt, strict=True))
     return [{"client": i, "registered": int(a), "dealt": int(b)} for i, (a, b) in pairs if a != b]
 
 
 def claimed(path: Path, classes: Sequence[str]) -> Floats:
-    """Claims [M, K] from a CSV file: its columns by their labels, its rows by their clients.
+    """Claims [M, K] from a CSV file with a row for each client and a column for each label.
 
-    Clients are 0 to M-1, or as they come where they have other names. Raises DataError for a file
-    that is no table and for other labels than `classes`.
+    Rows are put in order if the clients are called 0 to M-1; under other names they stay in the
+    file's order. Raises DataError for a file that is no table, and for labels other than `classes`.
     """
     claims = read_counts(path)
     if sorted(claims.classes) != sorted(classes):
@@ -106,7 +110,7 @@ def claimed(path: Path, classes: Sequence[str]) -> Floats:
             f'{path}: label "{shown(odd[0])}" is not in both, header and task; the task\'s '
             f"labels are {', '.join(map(shown, classes))}, in any order"
         )
-    # Rows may be in any order where clients are named by their numbers; other names say no order.
+    # Only numbers say which client of the task a row is: with other names the order has to.
     numbers = [str(i) for i in range(len(claims.clients))]
     rows = numbers if sorted(claims.clients) == sorted(numbers) else claims.clients
     columns = [claims.classes.index(c) for c in classes]
@@ -121,16 +125,17 @@ def audit_task(
     *,
     level: float = 0.01,
 ) -> tuple[Finding, ...]:
-    """`audit_marginals` of the task's clients at one model; claims [M, K], what they hold if None.
+    """`audit_marginals` of the task's clients, with their gradients at one model.
 
-    Only the shares of a claim are used. A claimed size above that of the examples whose gradients
-    were taken would look like noise, and one such claim would hide all the others.
+    claims [M, K]: the label counts to test; None for the true ones. Only the shares of a claim are
+    used. If a claimed size were above the number of examples behind the gradient, the difference
+    would look like noise, and one such claim would hide all others.
     """
     counts = prepared.federation().table["labels"].numpy()
     claimed_counts = counts if claims is None else claims
     if claimed_counts.shape != counts.shape:
         raise InputError(f"claims of shape {claimed_counts.shape}; the task has {counts.shape}")
-    # A claim of no examples gives 0/0 here; `audit_marginals` refuses it in words.
+    # A claim of no examples gives 0/0 here; `audit_marginals` refuses the NaN with a clear message.
     with np.errstate(invalid="ignore", over="ignore"):
         claimed_counts = (
             claimed_counts / claimed_counts.sum(1, keepdims=True) * counts.sum(1, keepdims=True)
@@ -146,16 +151,18 @@ def audit_task(
 def half_gradients(
     model: Model, params: Params, buffers: Params, data: ClientData, seed: int
 ) -> tuple[Floats, Floats]:
-    """Mean gradients of the cross-entropy over two random halves of each label's examples.
+    """Mean gradients of the cross-entropy over two random halves of a client's examples.
 
-    In evaluation mode; of the last layer alone where there are more than `MOST_NUMBERS` parameters.
-    Raises InputError for a client with fewer than two examples.
+    Two halves, because their difference shows how noisy the gradient is. Both have the same label
+    shares, up to one example. The network is in evaluation mode. Only the last layer's gradient is
+    taken if there are more than `MOST_NUMBERS` parameters. Raises InputError for a client with
+    fewer than two examples.
     """
     y = data.y.numpy()
     if len(y) < 2:
         raise InputError(f"client {int(data.id)} has {len(y)} examples; two halves need two")
     order = numpy_generator(seed, "audit").permutation(len(y))
-    # Sorted by label, then every second row: both halves have each label equally often, up to one.
+    # Sorted by label, then every second row: this is what gives both halves the same shares.
     order = order[np.argsort(y[order], kind="stable")]
     return tuple(  # type: ignore[return-value]
         _gradient(model, params, buffers, data, rows) for rows in (order[::2], order[1::2])
@@ -166,9 +173,9 @@ def _gradient(
     model: Model, params: Params, buffers: Params, data: ClientData, rows: NDArray[np.int64]
 ) -> Floats:
     whole = sum(v.numel() for v in params.values()) <= MOST_NUMBERS
-    # A network without a "head." is tested on all its parameters, however many.
+    # A network without parameters named "head." is audited on all of them, however many.
     moving = {k for k in params if whole or k.startswith("head.")} or set(params)
-    # Only these take part in the gradient, which saves the backward pass through the body.
+    # autograd skips the other parameters, which saves the backward pass through the body.
     leaves = {k: v.detach().requires_grad_(k in moving) for k, v in params.items()}
     names = sorted(moving)
     total = np.zeros(sum(params[k].numel() for k in names))
@@ -182,7 +189,7 @@ def _gradient(
 
 
 def _flat(grads: tuple[Tensor | None, ...], like: list[Tensor]) -> Floats:
-    # None: the loss does not depend on this tensor, as on a router's branch.
+    # None: the class loss does not depend on this tensor, for example on a router's branch.
     filled = [torch.zeros_like(v) if g is None else g for g, v in zip(grads, like, strict=True)]
     flat: Floats = torch.cat([g.double().flatten() for g in filled]).numpy()
     return flat

@@ -1,4 +1,4 @@
-"""What plays the rounds of a run: the clients in this process, or in processes of their own."""
+"""Engines: what runs the rounds of an experiment, with its clients in this or other processes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from fedshift.router.parts import Clients
 
 
 class Engine(Protocol):
-    """What plays the rounds of a run, here or elsewhere."""
+    """What runs the rounds of a run: in this process, in workers, or on Flower's nodes."""
 
     @property
     def backend(self) -> str:
@@ -52,31 +52,32 @@ class Engine(Protocol):
     ) -> Iterator[Round]:
         """All rounds after `after`, one by one.
 
-        options: the method's, as they were chosen, for an engine whose clients make the method
-        themselves. meter: counts the bytes of each round. Raises InputError for training that the
-        engine cannot do, and UnfitError, when it is called, for what its backend cannot train.
+        options: the method's options as chosen; an engine whose clients build the method
+        themselves passes them on. meter: counts the bytes of each round. Raises InputError for
+        training that the engine cannot do. Raises UnfitError for a method or network that its
+        backend cannot train: at the call itself, and not at the first round.
         """
 
-    def measured(self, current: Round) -> Mapping[int, Score] | None:
-        """Scores of a round's model on each client's validation examples, measured by the client.
+    def client_scores(self, current: Round) -> Mapping[int, Score] | None:
+        """Each client's score of a round's model on its validation examples, by client id.
 
-        None where this process has those examples, and measures itself.
+        None if this process holds those examples: it then computes the scores itself.
         """
 
 
 @runtime_checkable
 class OnSites(Protocol):
-    """An engine whose clients' models stay with them: it asks the clients for counts and sums."""
+    """An engine whose clients keep their models to themselves and send counts and sums only."""
 
     def own_scores(self, algorithm: Algorithm, current: Round) -> Mapping[int, OwnScores]:
-        """The scores of each client that answers, by its id; `current` is the last round."""
+        """The scores of the clients that answered, by id; `current` is the last round."""
 
     def sites(self) -> Clients:
-        """All clients, for fits of the last round's router."""
+        """All clients, to fit the last round's router again with their sums."""
 
     @property
     def on_sites(self) -> bool:
-        """Whether each client tests its model on its own examples; else the server tests."""
+        """True if each client tests its own model on its own examples; False if the server does."""
 
     @property
     def refits(self) -> tuple[str, ...]:
@@ -98,7 +99,7 @@ def check_name(name: str) -> str:
 
 
 class Way(NamedTuple):
-    """A backend by name, and in how many processes; 0: in this one."""
+    """The name of a backend, and its number of worker processes; 0 for this process alone."""
 
     name: str
     processes: int = 0
@@ -114,11 +115,12 @@ class Way(NamedTuple):
         """Name of the backend with the same numbers bit for bit in the fewest processes."""
         if self.name in ("workers", QUICKER):
             return "loop"
+        # A process of "dense" sums its clients as one, so last digits depend on how many there are.
         return str(self) if self.name == "dense" else self.name
 
     @staticmethod
-    def again(numbers: str) -> Way:
-        """The way whose `numbers` these are."""
+    def parse(numbers: str) -> Way:
+        """The inverse of `numbers`: "dense in 4 workers" as Way("dense", 4)."""
         name, _, many = numbers.partition(" in ")
         return Way(name, int(many.partition(" ")[0]) if many else 0)
 
@@ -133,7 +135,10 @@ class Way(NamedTuple):
         return self._each(loop)
 
     def over(self, team: Team) -> Backend:
-        """The backend in processes: idle ones get the next client; "dense" gives each its share."""
+        """The backend in worker processes.
+
+        An idle worker gets the next client. With "dense" each gets one block of clients at once.
+        """
         if self.name == "dense":
             return team.blocks(Stacked(dense=True))
         return self._each(team)
@@ -143,7 +148,7 @@ class Way(NamedTuple):
 
 
 def evaluating(engine: Engine) -> contextlib.AbstractContextManager[None]:
-    """Within the block, models are evaluated where clients train: on a GPU, or here."""
+    """Within the block, models are evaluated on the device on which clients train."""
     on_gpu = isinstance(engine, InProcess) and engine.backend.startswith("cuda")
     return outputs_on("cuda") if on_gpu else contextlib.nullcontext()
 
@@ -160,22 +165,22 @@ def processes(count: int) -> Engine:
 def default_engine() -> Engine:
     """The engine of runs that name no backend: `loop` or `workers`, whichever proves faster.
 
-    Workers alone where training has a deadline or retries, which are for processes. The numbers are
+    Always `workers` if training has a deadline or retries, which need processes. The numbers are
     those of `loop` bit for bit.
     """
     return InProcess(Way(QUICKER, os.cpu_count() or 1))
 
 
 def backend_of(name: str, count: int | None = None, say: Say = lambda line: None) -> Engine:
-    """The engine in this process by the backend of this name.
+    """The engine that trains on this machine with the backend of this name.
 
-    count   processes of "workers", and the most that "auto" may take, None being one per core;
-            "dense" and "channels-last" are one process unless it is given
+    count   processes of "workers", and the most that "auto" may use; None means one per core.
+            "dense" and "channels-last" use one process unless a count is given
     say     gets one line on what "auto" has chosen and why, once per experiment
 
-    Raises InputError for a count below 1 or one that the backend has no use for, for "cuda" where
-    there is no such device, and for workers where the configuration has more threads than one;
-    "auto" then leaves them out.
+    Raises InputError for a count below 1, for a count with a backend of one process, and for
+    "cuda" without such a device. `rounds` refuses workers if the configuration asks for more than
+    one thread; "auto" then does not try them.
     """
     Way(check_name(name)).alone()  # a missing device is refused before training
     if count is not None and count < 1:
@@ -191,7 +196,7 @@ def backend_of(name: str, count: int | None = None, say: Say = lambda line: None
 
 @dataclass
 class InProcess:
-    """Clients on this machine, by a backend; "auto" is settled in the first run of an experiment.
+    """Trains clients on this machine; "auto" picks its backend in an experiment's first run.
 
     say: gets one line on what "auto" has chosen and why. used: the backend of the last run.
     """
@@ -201,12 +206,12 @@ class InProcess:
     used: Way | None = None
     tells_drops = False
 
-    def measured(self, current: Round) -> None:
-        """As `Engine`: this process has all examples."""
+    def client_scores(self, current: Round) -> None:
+        """As `Engine`; None, since this process holds all examples."""
 
     @property
     def backend(self) -> str:
-        """Name of the backend whose results are reproduced; before a run, of the one asked for."""
+        """As `Engine`; before the first run, the name of the backend that was asked for."""
         return (self.used or self.way).numbers
 
     def rounds(
@@ -221,9 +226,11 @@ class InProcess:
     ) -> Iterator[Round]:
         """As `Engine`; the options are not needed here."""
         if self.way.name == QUICKER:
-            self.way = _settled(self.way, training)
+            self.way = _default_way(self.way, training)
         _check_limits(self.way, training)
         cohort = training.cohort
+        # Backends outside FIT train some methods and networks only: refuse the others before any
+        # file of the run is written.
         if self.way.name not in FIT:
             backend = self.way.alone()
             check_fit(backend, algorithm, federation, training.rounds, cohort=cohort, after=after)
@@ -231,7 +238,7 @@ class InProcess:
             return self._spread(algorithm, federation, training, after, meter)
         self.used, backend = self.way, self.way.alone()
         if self.way.name == QUICKER:
-            count = min(self.way.processes, _most(federation, training))
+            count = min(self.way.processes, _useful_processes(federation, training))
             hire = partial(workers, federation.clients, count)
             backend = Quicker(hire, count, training.rounds)
         played = run(
@@ -246,7 +253,7 @@ class InProcess:
     ) -> Iterator[Round]:  # fmt: skip
         """Rounds trained in worker processes, unless "auto" finds another way faster."""
         cohort = training.cohort
-        most = _most(federation, training)
+        most = _useful_processes(federation, training)
         if self.way.name == "auto":
             # "auto" trains in this process first, and forks then: see `check_forked`.
             forks = training.threads == 1 and not torch.cuda.is_available()
@@ -267,13 +274,13 @@ class InProcess:
             )  # fmt: skip
 
 
-def _most(federation: Federation, training: Training) -> int:
-    """Clients of a round: more processes would stay idle."""
+def _useful_processes(federation: Federation, training: Training) -> int:
+    """One process for each client of a round: more of them would stay idle."""
     return len(federation.clients) if training.cohort is None else training.cohort
 
 
-def _settled(way: Way, training: Training) -> Way:
-    """The default for this training: workers, the faster of workers and loop, or the loop."""
+def _default_way(way: Way, training: Training) -> Way:
+    """What trains if no backend was named: workers, the faster of workers and loop, or the loop."""
     if training.deadline is not None or training.retries:
         return way._replace(name="workers")
     spread = training.threads == 1 and way.processes > 1 and forks_safely()
@@ -281,14 +288,14 @@ def _settled(way: Way, training: Training) -> Way:
 
 
 def _check_limits(way: Way, training: Training) -> None:
-    """Raise InputError for threads, a deadline or retries that the backend has no use for."""
+    """Raise InputError for threads, a deadline or retries that the backend cannot respect."""
     spread = way.processes > 0 and way.name not in ("auto", QUICKER)
     if training.threads != 1 and spread:
         raise InputError(
             f"training.threads = {training.threads}, and workers have one thread each; set it to "
             "1, or leave out --workers"
         )
-    # A client that trains in this process cannot be ended alone, nor fail alone.
+    # A client that trains in this process cannot be stopped, or die, without the run itself.
     if training.deadline is not None and not spread:
         raise InputError(
             "training.deadline needs clients in processes of their own, which can be ended: "
@@ -305,7 +312,7 @@ def _check_limits(way: Way, training: Training) -> None:
 def _fastest(
     algorithm: Algorithm, federation: Federation, cohort: int | None, count: int, say: Say
 ) -> Way:
-    """The backend that is fastest in the first steps of round 1; count: the most processes."""
+    """The backend that is fastest in the first steps of round 1, with up to `count` processes."""
     with _open_contenders(federation, count) as contenders:
         named = {str(way): contender for way, contender in contenders.items()}
         spread = {str(way): way.processes for way in contenders if way.processes}
@@ -316,14 +323,14 @@ def _fastest(
 
 @contextlib.contextmanager
 def _open_contenders(federation: Federation, count: int) -> Iterator[Mapping[Way, Backend]]:
-    """Backends that may be faster than the loop; workers only with two or more processes."""
+    """The backends that "auto" compares with the loop; workers only if `count` is above 1."""
     left_out = ("auto", *(ON_IMAGES if federation.clients[0].x.dim() != 4 else ()))
     ways = [Way(name) for name in ("stacked", "dense", *ONE_BY_ONE) if name not in left_out]
     if torch.cuda.is_available():
         ways += [Way("cuda"), Way("cuda-loop")]
     with contextlib.ExitStack() as stack:
         contenders: dict[Way, Backend] = {way: way.alone() for way in ways}
-        # No workers where processes cannot be forked.
+        # Where processes cannot be forked, `workers` raises, and the others are compared alone.
         with contextlib.suppress(InputError):
             if count > 1:
                 team = stack.enter_context(workers(federation.clients, count))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import shutil
 import time
 import warnings
@@ -19,7 +18,6 @@ import torch
 from fedshift.algorithms.base import Algorithm
 from fedshift.client.local import Local
 from fedshift.data import ClientData, Task
-from fedshift.engine.checks.gate import Dropped
 from fedshift.engine.profile import (
     CHECKPOINTING,
     EVALUATION,
@@ -31,14 +29,27 @@ from fedshift.engine.profile import (
 )
 from fedshift.engine.round import weigh
 from fedshift.engine.run import Federation, Round, run
-from fedshift.engine.traffic import Meter, Traffic
+from fedshift.engine.traffic import Meter
 from fedshift.errors import DivergedError, NeedlessWarning, UnfitError
 from fedshift.experiments.config.custom import Metric, recipe_of
 from fedshift.experiments.config.method_fit import named_alike
 from fedshift.experiments.config.schema import Config, Method, Selection, Training
-from fedshift.experiments.config.settings import for_densities, setting
+from fedshift.experiments.config.training_objects import setting
 from fedshift.experiments.config.wording import in_file_words
 from fedshift.experiments.engines import Engine, InProcess, evaluating
+from fedshift.experiments.evaluation import (
+    Evaluation,
+    measure_at_end,
+    measure_round,
+    metrics_of_round,
+)
+from fedshift.experiments.events import (
+    evaluation_event,
+    report_drops,
+    round_event,
+    start_event,
+)
+from fedshift.experiments.first_checks import check_first_round
 from fedshift.experiments.folder.outcome import Choice, Experiment, Outcome
 from fedshift.experiments.folder.progress import Keeper, Progress, Saver
 from fedshift.experiments.folder.run_folder import (
@@ -51,26 +62,26 @@ from fedshift.experiments.folder.run_folder import (
     write_run,
     write_start,
 )
-from fedshift.experiments.measured import (
-    Evaluation,
-    measure_at_end,
-    measure_round,
-    measured_round,
-)
+from fedshift.experiments.listeners import Listener, ignore_event, join_listeners
 from fedshift.experiments.measures.correcting import Correcting, Prior, check_prior, corrected
 from fedshift.experiments.measures.custom_metrics import try_metrics
 from fedshift.experiments.measures.label_sets import set_round, tuned_early
-from fedshift.experiments.measures.played import Played, describe_weights, registered, sizes_alone
+from fedshift.experiments.measures.round_weights import (
+    WeightSums,
+    describe_weights,
+    registered,
+    sizes_alone,
+)
 from fedshift.experiments.measures.served import unused
 from fedshift.experiments.measures.stopping import best_round, check_stopping, ends
 from fedshift.experiments.selection import candidates, choose
 from fedshift.experiments.task.custom_loss import loss_of, with_loss
-from fedshift.experiments.task.preparing import Prepared, oracle_clients, prepare
-from fedshift.experiments.training import Listener, check_first_round, listeners, silent
+from fedshift.experiments.task.prepared import Prepared, with_densities
+from fedshift.experiments.task.preparing import oracle_clients, prepare
 from fedshift.record.folder import CHECKPOINTS, CONFIG, EVENTS, LOCK
-from fedshift.record.rounds import Metrics
 
-# Plans have a place for each example of a batch: larger batches are cut to what clients have.
+# Plans reserve a place for each example of a batch. A larger batch, as 10**9 for "all examples",
+# is cut to the largest client, so that it does not cost memory for places that stay empty.
 LAID_OUT = 4096
 
 Fit = Callable[[str, dict[str, Any]], tuple[Algorithm, Outcome]]
@@ -85,15 +96,15 @@ def record(
     keeper: Keeper | None = None,
     clock: Clock = Idle(),
 ) -> Experiment:
-    """Run an experiment and leave it in `folder`, which is made when training starts.
+    """Run an experiment and write its results to `folder`, which is created when training starts.
 
-    keeper: see `kept_in`; a complete folder has no checkpoints. clock: a `Stopwatch`'s seconds go
-    to the folder as well.
+    keeper: see `kept_in`; once the run is complete its checkpoints are deleted. clock: the seconds
+    of a `Stopwatch` are written to the folder as well.
     """
 
     engine = engine or InProcess()
-    # Lists, because `begin` fills them: the backends before this start, and the one that is
-    # recorded.
+    # before: the backends of earlier starts of this run; by: what lock.json says trained it. Lists,
+    # because `begin` fills them in while the run goes on.
     new, before, by = not (folder / CONFIG).exists(), list[str](), list[str]()
 
     def begin(event: dict[str, Any]) -> None:
@@ -107,8 +118,9 @@ def record(
             by.append(in_turn(*before, engine.backend))
             write_lock(folder, lock(config, prepared, by[0]), prepared.custom.files)
 
-    # In this order: a folder's first event comes after its configuration and lock file.
-    tell = listeners(begin, EventLog(folder), listen)
+    # In this order, because a folder's first event comes after its configuration and lock file:
+    # a folder with events but without these could not be resumed.
+    tell = join_listeners(begin, EventLog(folder), listen)
     with clock.of(OTHER), _clean_up_if_unfit(folder, lambda: new and not by):
         experiment = run_experiment(
             config, listen=tell, prepared=prepared, engine=engine, keeper=keeper, clock=clock
@@ -122,7 +134,10 @@ def record(
 
 @contextlib.contextmanager
 def _clean_up_if_unfit(folder: Path, fresh: Callable[[], bool]) -> Iterator[None]:
-    """A backend that cannot train a run at all says so before the first round of a fresh one."""
+    """Remove the files of a new run whose backend turns out to be unable to train it.
+
+    They hold no result yet, and would keep the folder from being used with another backend.
+    """
     try:
         yield
     except UnfitError:
@@ -132,13 +147,13 @@ def _clean_up_if_unfit(folder: Path, fresh: Callable[[], bool]) -> Iterator[None
 
 
 def federation_of(method: Method, prepared: Prepared) -> Federation:
-    """The task's clients; for the oracle, clients drawn anew that follow the target."""
+    """The task's clients; for the oracle, clients drawn afresh so that they follow the target."""
     traits = recipe_of(method, prepared.custom).traits
     return prepared.federation(oracle_clients(prepared) if traits.follows_target else None)
 
 
 def method_of(method: Method, training: Training, prepared: Prepared) -> Callable[..., Algorithm]:
-    """The configured recipe, or the user's method, as a function of its options."""
+    """The configured recipe, or the user's method, as a function of its options alone."""
     clients = prepared.task.clients
     base = setting(
         training, prepared.model, prepared.announced, clients=len(clients),
@@ -152,14 +167,14 @@ def method_of(method: Method, training: Training, prepared: Prepared) -> Callabl
     base = replace(base, local=_without_padding(base.local, clients))
     recipe, task = recipe_of(method, prepared.custom), prepared.task
     if recipe.traits.densities:
-        base = for_densities(base, prepared)
+        base = with_densities(base, prepared)
     make = partial(recipe.make, base)
     loss = loss_of(task, prepared.custom.loss)
     return lambda **options: with_loss(make(**options), loss, task.kind, recipe.name)
 
 
 def _without_padding(local: Local, clients: Sequence[ClientData]) -> Local:
-    """A huge batch, which means "all examples", is cut to what clients have: same steps."""
+    """The same steps with a huge batch, which means "all examples", cut to the largest client."""
     largest = max(LAID_OUT, *(len(c.y) for c in clients))
     return replace(local, batch=largest) if local.batch > largest else local
 
@@ -167,16 +182,16 @@ def _without_padding(local: Local, clients: Sequence[ClientData]) -> Local:
 def run_experiment(
     config: Config,
     *,
-    listen: Listener = silent,
+    listen: Listener = ignore_event,
     prepared: Prepared | None = None,
     engine: Engine | None = None,
     keeper: Keeper | None = None,
     clock: Clock = Idle(),
 ) -> Experiment:
-    """Prepare (unless given), train, and where `ess = "auto"` choose among candidates.
+    """Prepare (unless given) and train; with `ess = "auto"` choose one of several candidates.
 
-    engine: what plays the rounds; the clients one after the other in this process by default.
-    clock: measures what the time of all of them goes to.
+    engine: by default, one that trains the clients one after the other in this process.
+    clock: measures how long each activity of the run takes.
     """
     torch.set_num_threads(config.training.threads)
     ready = prepare(config) if prepared is None else prepared
@@ -193,7 +208,7 @@ def run_experiment(
 
     def fit(candidate: str, given: dict[str, Any]) -> tuple[Algorithm, Outcome]:
         algorithm = _checked(config.method, config.training, ready, federation, given)
-        # A name for each candidate: its checkpoints and events are told from others' by it.
+        # Checkpoints and events of the candidates are kept apart by this label.
         label = f"{config.name} {candidate}" if candidate else config.name
         trained = train(
             algorithm, federation, ready.task, config.training, given, label=label, listen=listen,
@@ -210,19 +225,20 @@ def run_experiment(
 
 
 def check_method(method: Method, training: Training, ready: Prepared) -> list[str]:
-    """Raise InputError for a method that cannot be used on this task, before any is trained.
+    """Raise InputError for a method that cannot be used on this task; trains nothing.
 
-    Returns sentences on what of it is of no use there.
+    Returns sentences on parts of the method that have no effect there.
     """
     check_prior(training.prior, ready.task)
     given = dict(method.options)
-    if given.get("ess") == "auto":  # any of its candidates
+    if given.get("ess") == "auto":  # all its candidates fit, or none: lambda = 0 stands for them
         given = {k: v for k, v in given.items() if k != "ess"} | {"lam": 0.0}
     federation = federation_of(method, ready)
     algorithm = _checked(method, training, ready, federation, given)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", NeedlessWarning)  # the summary says it
-        run(algorithm, federation, training.rounds, cohort=training.cohort)  # plays no round yet
+        warnings.simplefilter("ignore", NeedlessWarning)  # the summary has a sentence on it
+        # `run` checks its arguments at once; no round is played until its result is iterated over.
+        run(algorithm, federation, training.rounds, cohort=training.cohort)
     return unused(recipe_of(method, ready.custom).name, algorithm, federation, ready.task)
 
 
@@ -230,8 +246,8 @@ def _checked(
     method: Method, training: Training, ready: Prepared, federation: Federation,
     given: dict[str, Any],
 ) -> Algorithm:  # fmt: skip
-    """The method with these options, whose first round can be played."""
-    # The user wrote a file, so errors name its keys and not arguments of Python.
+    """The method with these options, after the checks of its first round."""
+    # The user wrote a file, so errors name its keys instead of Python's arguments.
     with in_file_words("method", named_alike(recipe_of(method, ready.custom))):
         algorithm = method_of(method, training, ready)(**given)
         check_first_round(algorithm, federation, training, ready.task)
@@ -242,8 +258,8 @@ def _automatic(
     options: Mapping[str, Any], selection: Selection, prior: Prior, ready: Prepared,
     federation: Federation, fit: Fit,
 ) -> tuple[Algorithm, Choice]:  # fmt: skip
-    """(the method with the chosen ESS, all candidates): one training for each ESS of the grid."""
-    # Each candidate sets `ess`, or lam = 0, itself; all other options are common to them.
+    """(the method with the chosen ESS, all candidates); trains once for each ESS of the grid."""
+    # Each candidate sets `ess`, or lam = 0, itself; they share all other options.
     options = {k: v for k, v in options.items() if k != "ess"}
     solver = {k: options[k] for k in ("cap", "fidelity") if k in options}
     with in_file_words("method", {name: name for name in solver}):
@@ -268,39 +284,39 @@ def train(
 ) -> Outcome:  # fmt: skip
     """Run all rounds, or until the estimate stops rising; evaluate as `training` says.
 
-    options: the method's, for engines whose clients make it themselves. keeper: where to keep
-    checkpoints, and to go on from where there are some. Raises KeyboardInterrupt, with an exit
-    code, where the keeper is asked to stop. clock: measures what the time goes to.
+    options: the method's, for engines whose clients build it themselves. keeper: writes
+    checkpoints; if there are some already, the run goes on from them. Raises KeyboardInterrupt,
+    with an exit code, when a stop was requested. clock: measures how long each activity takes.
     """
     saver, meter, scores = Saver(keeper, label), Meter(clock), None
     measure = partial(measure_round, algorithm, federation, task, engine, metrics)
     done = saver.start(best=training.keep == "best")
-    # First: a backend that cannot train this says so before any round is announced.
+    # Before the start event, because a backend that cannot train this run raises here.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NeedlessWarning)  # the summary says it
         rounds = engine.rounds(
             algorithm, federation, training, options, after=done.after, meter=meter
         )
-    listen(_start_event(label, done, training.rounds))
-    began, over = time.perf_counter(), ends(training, done.metrics)  # of a run that goes on
+    listen(start_event(label, done, training.rounds))
+    began, over = time.perf_counter(), ends(training, done.metrics)  # a resumed run may be over
     for current in () if over else clock.each(PLANNING, _note_divergence(rounds, done)):
         seconds, meter.waited = time.perf_counter() - began - meter.waited, 0.0
-        # Announced before evaluation, which may take longer than the round.
+        # Announced before the evaluation, which may take longer than the round did.
         weights = describe_weights(current, federation.table, task.target, algorithm)
-        _tell_drops(engine, label, current, listen)
-        listen(_round_event(label, current, training.rounds, seconds, meter.last) | weights)
+        report_drops(engine, label, current, listen)
+        listen(round_event(label, current, training.rounds, seconds, meter.last) | weights)
         done.after, done.traffic, done.missed = current, meter.last, done.missed.after(current)
-        done.played = done.played.after(current, algorithm, federation.table, task.target)
+        done.weight_sums = done.weight_sums.after(current, algorithm, federation.table, task.target)
         if training.evaluates(current.t):
             with clock.of(EVALUATION):
                 scores = measure(current)
             _enter(done, current, scores, federation, task, algorithm, training)
-            listen(_evaluation_event(label, done.metrics[-1], scores))
+            listen(evaluation_event(label, done.metrics[-1], scores))
         else:
             done.sets += tuned_early(current, algorithm, training.rounds)
         last = current.t == training.rounds or ends(training, done.metrics)
         with clock.of(CHECKPOINTING):
-            saver.played(done, last=last)
+            saver.after_round(done, last=last)
         if last:
             break
         began = time.perf_counter()
@@ -313,8 +329,8 @@ def _enter(
     done: Progress, current: Round, scores: Evaluation, federation: Federation, task: Task,
     algorithm: Algorithm, training: Training,
 ) -> None:  # fmt: skip
-    """Add what was measured after a round, and note whether it is the best so far."""
-    done.metrics.append(measured_round(current, scores, federation, task, algorithm))
+    """Add a round's scores to the progress, and keep the round if it is the best so far."""
+    done.metrics.append(metrics_of_round(current, scores, federation, task, algorithm))
     done.served += [] if scores.served is None else [scores.served.metrics]
     done.sets += set_round(current, algorithm)
     if training.keep == "best" and best_round(done.metrics) == current.t:
@@ -322,12 +338,12 @@ def _enter(
 
 
 def _note_divergence(played: Iterator[Round], done: Progress) -> Iterator[Round]:
-    """The rounds played; the error of training that diverges says what was measured before."""
+    """Yield the rounds; if training diverges, attach the metrics so far to the error."""
     try:
         while (current := _next(played)) is not None:
             yield current
     except DivergedError as e:
-        # For a table: early stopping may have kept a round from before training diverged.
+        # A table may count such a run: early stopping would have kept a round from before.
         e.measured = tuple(done.metrics)
         raise
 
@@ -338,66 +354,19 @@ def _next(played: Iterator[Round]) -> Round | None:
         return next(played, None)
 
 
-def _start_event(label: str, done: Progress, rounds: int) -> dict[str, Any]:
-    event = {"event": "start", "run": label, "rounds": rounds}
-    return event if done.after is None else event | {"after": done.after.t}
-
-
-def _round_event(
-    label: str, current: Round, rounds: int, seconds: float, traffic: Traffic
-) -> dict[str, Any]:
-    # Engines that count none leave it empty.
-    counted = {} if traffic == Traffic() else {"bytes_down": traffic.down, "bytes_up": traffic.up}
-    return {
-        "event": "round",
-        "run": label,
-        "round": current.t,
-        "rounds": rounds,
-        "train_loss": current.loss,
-        "clients": list(current.trained),
-        "seconds": seconds,
-        **counted,
-    }
-
-
-def _tell_drops(engine: Engine, label: str, current: Round, listen: Listener) -> None:
-    for one in () if engine.tells_drops else current.dropped:
-        listen(dropped_event(label, current.t, one))
-
-
-def dropped_event(label: str, t: int, one: Dropped) -> dict[str, Any]:
-    """A client that drops out of round t, and why."""
-    return {"event": "dropped", "run": label, "round": t, **one._asdict()}
-
-
-def _evaluation_event(label: str, measures: Metrics, scores: Evaluation) -> dict[str, Any]:
-    numbers = measures.numbers() | _served_accuracies(scores)
-    of, silent = len(scores.clients), len(scores.silent)
-    some = {"scored_by": f"{of - silent} of {of} clients"} if silent else {}
-    return {"event": "evaluation", "run": label, **numbers, **some}
-
-
-def _served_accuracies(scores: Evaluation) -> dict[str, float]:
-    """Accuracy of all models as a system and the mean of each alone, with client test sets."""
-    if scores.served is None:
-        return {}
-    metrics = scores.served.metrics
-    shown = {"average_accuracy": metrics.average_accuracy}
-    # Not measured where models stay at their sites.
-    if math.isnan(metrics.system_accuracy):
-        return shown
-    return {"system_accuracy": metrics.system_accuracy, **shown}
-
-
 def _outcome(
     algorithm: Algorithm, federation: Federation, task: Task, label: str, done: Progress,
     scores: Evaluation | None, engine: Engine, training: Training,
     measure: Callable[[Round], Evaluation], correct: Correcting,
 ) -> Outcome:  # fmt: skip
-    """Outcome of a complete run; scores is None if its last round came from a checkpoint."""
+    """The outcome of a complete run.
+
+    scores: of the last round; None if that round came from a checkpoint, and is scored again here.
+    """
     last = done.best or done.after
     assert last is not None  # a run has at least one round
-    # None: the run was killed between its last checkpoint and its summary.
+    # None: the run was killed between its last checkpoint and its summary. A best round that is
+    # not the last has to be scored again, too.
     if scores is None or last is not done.after:
         scores = measure(last)
     played, weights = _weights(algorithm, federation, done, last, training)
@@ -431,12 +400,13 @@ def _outcome(
 
 def _weights(
     algorithm: Algorithm, federation: Federation, done: Progress, last: Round, training: Training
-) -> tuple[Played | None, tuple[float, ...]]:
-    """The weights of the rounds, where not all clients were in every one, and the run's [M]."""
-    # With all clients in every round, one solution has the weights of all rounds to the last bit.
+) -> tuple[WeightSums | None, tuple[float, ...]]:
+    """(sums over the rounds' weights, or None; the weights [M] that the results report)."""
+    # With all clients in every round, all rounds use the same weights: solving once more gives
+    # them to the last bit, where a mean over rounds would round.
     means = training.draws(len(federation.clients)) or done.missed.rounds
-    if means and done.played.rounds:
-        return done.played, done.played.weights
+    if means and done.weight_sums.rounds:
+        return done.weight_sums, done.weight_sums.weights
     all_clients = torch.arange(len(federation.clients))
     cap = federation.gate.max_weight
     return None, tuple(weigh(algorithm, last.server, all_clients, cap).tolist())

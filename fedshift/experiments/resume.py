@@ -1,4 +1,4 @@
-"""Unfinished run folders: their configuration, and what has changed since they began."""
+"""Going on with an unfinished run folder: its configuration, and what has changed since."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from fedshift.record.in_use import alone_in
 def configured(folder: Path) -> Config:
     """The configuration of an unfinished run.
 
-    Raises InputError for a folder that is complete, or no run folder at all, and DataError where
-    summary.json or the configuration is damaged, or a file that it names has changed.
+    Raises InputError for a folder that is complete, or no run folder at all. Raises DataError if
+    summary.json or the configuration is damaged, or if a file that it names has changed.
     """
     if is_file(folder / SUMMARY):
         summary_of(folder)
-        # A run killed at its very end may leave checkpoints.
+        # A run that was killed just after it wrote its summary has left its checkpoints behind.
         shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
         raise _complete_error(folder)
     if not is_file(folder / CONFIG):
@@ -51,19 +51,19 @@ def configured(folder: Path) -> Config:
 
 
 def begun_by(folder: Path) -> tuple[str, int | None]:
-    """(backend, its processes where it has some) of an unfinished run.
+    """(backend, number of its processes or None) that an unfinished run was last trained with.
 
-    Raises DataError for a damaged lock.json, and one that names no backend.
+    Raises DataError for a lock.json that is damaged or names no backend.
     """
     name = last_of(trained_with(read_object(folder / LOCK)))
     try:
-        way = Way.again(name)
+        way = Way.parse(name)
         return check_name(way.name), way.processes or None
     except ValueError as e:
         raise DataError(f"{folder / LOCK}: {e}; name the backend with --backend") from None
 
 
-# What must be as it was when a run began, by the key of lock.json.
+# Keys of lock.json whose values must not have changed since the run began, and their meaning.
 NAMES = "names_sha256"
 SUMS = {
     "data_sha256": "data",
@@ -76,20 +76,21 @@ SUMS = {
 def reopened(
     folder: Path, config: Config, prepared: Prepared, backend: str = "loop", again: str = COMMAND
 ) -> Iterator[tuple[Path, str]]:
-    """(the run's folder, what is not as it was when it began: "" or a sentence).
+    """(the run's folder, a sentence on what has changed since the run began, or "").
 
-    A failure is the last event, as for a new run. Raises DataError where data or split are others,
-    for a damaged lock.json, for checkpoints of another name, and for a folder with links in it, and
-    InputError where another process is at work in it.
+    If the run fails, the failure is logged as its last event, as for a new run. Raises DataError if
+    data or split have changed, for a damaged lock.json, for checkpoints of another name, and for a
+    folder with links in it. Raises InputError if another process works in the folder.
     """
     with alone_in(folder):
         if is_file(folder / SUMMARY):  # another process may have completed it meanwhile
             raise _complete_error(folder)
         check_links(folder)
-        # Other data end the run, other versions only change last digits: see `_changes`.
+        # Changed data would mix two experiments, so they end the run. Other versions of packages
+        # only change last digits: `_changes` says so and the run goes on.
         then, now = read_object(folder / LOCK), lock(config, prepared, backend)
         for key, what in SUMS.items():
-            # Runs of versions before have no sum of the names.
+            # Runs of earlier versions have no checksum of the names.
             if then.get(key) != now.get(key) and (key in then or key != NAMES):
                 raise DataError(
                     f"{folder}: the {what} are not those with which the run began; start a new run"
@@ -104,12 +105,13 @@ def _complete_error(folder: Path) -> InputError:
 
 
 def check_links(folder: Path) -> None:
-    """Refuse links in a folder that will be written to again: they may lead to files elsewhere.
+    """Refuse links in a folder that a run will write to again.
 
-    Raises DataError for the first link in it, and for what is neither file nor folder: a pipe would
-    be read for ever.
+    Raises DataError for the first link in it, and for what is neither file nor folder: reading a
+    pipe would never end.
     """
-    # The folder may come from elsewhere: a link could make the run overwrite any file.
+    # The folder may have come from another machine: a link in it could make the run overwrite any
+    # file of this one.
     for path in sorted(folder.rglob("*")):
         if path.is_symlink():
             raise DataError(
@@ -121,7 +123,7 @@ def check_links(folder: Path) -> None:
 
 
 def check_names(folder: Path, name: str) -> None:
-    """Raise DataError for checkpoints of another name: the configuration has changed."""
+    """Raise DataError for checkpoints of a run with another name: the configuration has changed."""
     for checkpoint in sorted((folder / CHECKPOINTS).glob("*/")):
         if checkpoint.name != name and not checkpoint.name.startswith(f"{name}_"):
             raise DataError(

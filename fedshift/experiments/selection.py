@@ -25,12 +25,13 @@ def candidates(
     cap: float | None = None,
     fidelity: Fidelity = "squared",
 ) -> list[tuple[str, float, PalsWeights]]:
-    """(label, fraction, weights) of each fraction; one for all that lambda = 0 already reaches.
+    """(label, ESS fraction, weights) of each candidate of the grid.
 
-    Fractions that no weights under the cap reach are left out.
+    All fractions that the weights of lambda = 0 already exceed are one candidate, since they give
+    the same weights. Fractions that no weights under the cap can reach are left out.
     """
     results: list[tuple[str, float, PalsWeights]] = []
-    # A cap can put large fractions out of reach; without one the largest is 1.
+    # A cap can put large fractions out of reach; without one the largest possible is 1.
     largest = pals_weights(label_counts, target, lam=math.inf, cap=cap).ess_fraction
     for fraction in sorted(f for f in set(grid) if f <= largest + 1e-9):
         lam, ess = (0.0, None) if fraction == 0 else (None, fraction)
@@ -54,10 +55,10 @@ def choose(
     train_one: Callable[[str, float], Outcome],
     prior: Prior = "none",
 ) -> Choice:
-    """Train every candidate and apply all selectors to the models after the last round.
+    """Train every candidate, and note which one each selection rule picks after the last round.
 
-    prior: where it is set, the corrected models are compared. Ties go to the larger ESS. Raises
-    InputError when the rule needs examples that are not there.
+    prior: unless "none", the corrected models are compared. Ties go to the larger ESS. Raises
+    InputError if the configured rule needs examples that do not exist.
     """
     if selection.rule == "validation" and task.target_validation is None:
         raise InputError(
@@ -96,10 +97,14 @@ def _scores() -> dict[str, Callable[[Candidate], float]]:
 
 
 def _corrected_scores() -> dict[str, Callable[[Candidate], float]]:
-    """The same of the corrected models; "source" is of data whose prior needs no correction."""
+    """`_scores` of the corrected models.
+
+    "source" stays that of the uncorrected one: it is measured on the clients' own mix of labels,
+    for which no prior has to be moved.
+    """
 
     def of(c: Candidate) -> Corrected:
-        assert c.outcome.corrected is not None  # `check_prior`
+        assert c.outcome.corrected is not None  # `check_prior` has refused tasks without one
         return c.outcome.corrected
 
     return _scores() | {
@@ -110,6 +115,6 @@ def _corrected_scores() -> dict[str, Callable[[Candidate], float]]:
 
 
 def _can_estimate(task: Task) -> bool:
-    """Whether some client has validation examples of a label of the target."""
+    """Whether any client has a validation example with a label that the target has."""
     wanted = torch.nonzero(task.target).flatten()
     return any(bool(torch.isin(examples.y, wanted).any()) for examples in task.validation)

@@ -1,4 +1,4 @@
-"""Progress of rounds: bars on a terminal, and in a notebook."""
+"""Progress bars over the rounds of a run, on a terminal and in a notebook."""
 
 from __future__ import annotations
 
@@ -19,26 +19,27 @@ from fedshift.record.drops import news_text
 
 def percent(value: float | None, digits: int = 1) -> str:
     """A fraction as percent; a dash for None and NaN."""
-    # value != value is true of NaN alone, of which JSON files make None.
+    # value != value is true only of NaN.
     return "–" if value is None or value != value else f"{100 * value:.{digits}f}"
 
 
 @contextlib.contextmanager
 def ignore_write_errors(stream: TextIO) -> Iterator[None]:
-    """Go on silently if the reader is gone (`| tee`, a closed connection) or the disk is full."""
+    """Go on silently if nobody can read any more: a closed pipe or connection, a full disk."""
     try:
         yield
     except OSError:
-        # Everything that is written later goes nowhere, without another error.
+        # Send everything that is written later to nowhere, so that it raises no more errors.
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())
         os.close(null)
 
 
 class _Stderr:
-    """stderr for rich's drawings, which come from rounds and from a thread of rich.
+    """stderr for rich's bars, which ignores errors of writing.
 
-    It keeps the present stream: while bars are drawn, rich replaces sys.stderr.
+    Rich also draws from a thread of its own, where an error could not be caught. The stream is
+    taken now, because rich replaces sys.stderr while bars are drawn.
     """
 
     def __init__(self) -> None:
@@ -58,12 +59,12 @@ class _Stderr:
 
 
 def for_bars() -> Console:
-    """The console for progress bars; a closed terminal does not end the run."""
+    """The console for progress bars. If its terminal is closed, the run goes on."""
     return Console(file=cast(TextIO, _Stderr()))
 
 
 class LiveProgress:
-    """One bar per run on a terminal, with loss and accuracies as they come."""
+    """A bar for each run on a terminal, with its latest loss and accuracies."""
 
     def __init__(self, console: Console | None = None) -> None:
         target = console or for_bars()
@@ -103,7 +104,7 @@ class LiveProgress:
 
 
 class NotebookProgress:
-    """One line per run in a notebook's output, drawn anew after each round."""
+    """A line for each run in a notebook's output, redrawn after each round."""
 
     def __init__(self) -> None:
         from IPython.display import display
@@ -123,7 +124,7 @@ class NotebookProgress:
         self.handle.update(self._drawn(), raw=True)
 
     def _drawn(self) -> dict[str, str]:
-        """The lines as HTML, and as text for where a notebook is shown without HTML."""
+        """The lines as HTML, and as text for viewers of notebooks without HTML."""
         drawn, plain = [], []
         for run, (done, rounds, text) in self.lines.items():
             bar = f'<progress value="{done}" max="{rounds}"></progress>'
@@ -136,7 +137,10 @@ class NotebookProgress:
 def shown_progress(
     wanted: bool | None, live: Any = LiveProgress, notebook: Any = NotebookProgress
 ) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A listener that draws; None: on a terminal (live) and in a notebook, else nothing."""
+    """A listener that draws progress.
+
+    wanted: whether to draw; None: if stderr is a terminal, or this is a notebook.
+    """
     if in_notebook() and wanted is not False:
         yield notebook()
     elif wanted or (wanted is None and sys.stderr.isatty()):
@@ -153,20 +157,23 @@ def in_notebook() -> bool:
 
 
 def of_round(event: dict[str, Any], seen: dict[str, Any]) -> str:
-    """A round's loss, and the round whose evaluation, `seen`, is the latest; {}: there is none."""
-    if "train_loss" not in event:  # many runs, counted as rounds
+    """A round's loss, and the latest evaluation, `seen`; {} if there was none yet."""
+    if "train_loss" not in event:  # `NotebookRuns` counts runs as rounds, which have no loss
         return ""
     loss = f"loss {_number(event['train_loss'], '.3f')}"
     return f"{loss} (round {seen['round']}: {_accuracies(seen)})" if seen else loss
 
 
 def scores_in(event: dict[str, Any]) -> str:
-    """The main numbers of an evaluation, in few words."""
+    """The main numbers of an evaluation, in a few words."""
     return f"loss {_number(event['train_loss'], '.3f')} {_accuracies(event)}"
 
 
 def _number(value: float | str | None, form: str) -> str:
-    """A number of an event; of a federation's, JSON has none for NaN and a text for infinity."""
+    """A number of an event as text.
+
+    Events of a federation come from JSON, which has null for NaN and text for infinity.
+    """
     number = math.nan if value is None else float(value)
     return "–" if math.isnan(number) else f"{number:{form}}"
 

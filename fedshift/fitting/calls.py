@@ -7,15 +7,15 @@ from typing import Any
 
 from fedshift.fitting.methods import Method
 
-# A longer value is no help to a reader; its type says what stood there.
+# A longer value would not help a reader: its type is shown instead.
 LONGEST = 120
 
 
 def call_of(net: Any, method: Any, keys: Mapping[str, Any], **others: Any) -> str:
-    """The arguments, but for the seed: 'task, Net, method="fedprox", mu=0.1, rounds=20'.
+    """The arguments of a call without the seed: 'task, Net, method="fedprox", mu=0.1, rounds=20'.
 
-    others: arguments that are left out where they are None or empty. Functions and networks stand
-    as their names.
+    others: arguments that are left out if they are None or empty. Functions and networks are shown
+    by their names.
 
     >>> from fedshift.fitting.calls import call_of
     >>> call_of("mlp", "fedprox", {"mu": 0.1, "rounds": 20}, loss=None)

@@ -1,4 +1,4 @@
-"""What an example of each class counts in local training, as users say it."""
+"""Class weights as users give them: how much an example of each class counts in training."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Weights = str | Mapping[str, float] | Tensor | np.ndarray | tuple[float, ...] | 
 
 
 def weights_of(given: Weights | None, built: Built) -> Tensor | None:
-    """Class weights [K]: "balanced" is n / (K n_y) over all clients; else by name or in order.
+    """Class weights [K]; "balanced" means n / (K n_y) over all clients.
 
-    Raises InputError for a task without classes, for other lengths, unknown or missing classes, and
-    weights that are not positive.
+    Other weights are given by name or in order. Raises InputError for a task without classes, for
+    a wrong length, for unknown or missing classes, and for weights that are not positive.
     """
     if given is None:
         return None
@@ -53,6 +53,7 @@ def weights_of(given: Weights | None, built: Built) -> Tensor | None:
 def _balanced(built: Built) -> Tensor:
     counts = built.task.table()["labels"].sum(0)
     present = counts > 0
+    # A class without examples gets 1: by the formula its weight would be infinite.
     return torch.where(present, counts.sum() / (present.sum() * counts.clamp(min=1)), 1.0)
 
 

@@ -42,9 +42,9 @@ from fedshift.sweeps.worker import Means
 from fedshift.tasks.task import Task
 
 Given = str | Callable[..., Algorithm] | Algorithm | Method
-# Keys whose one value is a list.
+# Keys for which a list is a single value, and not several to compare.
 LISTS = ("hidden", "grid")
-# Keywords of `fit` that it has not, and what to do.
+# Keywords of `fit` that `compare` does not have, and what to do instead.
 NONE_HERE = {
     "callbacks": "its runs may train in other processes; give them to fit",
     "loggers": "its runs may train in other processes; give them to fit",
@@ -77,25 +77,25 @@ def compare(
     folder: str | Path | None = None,
     **keys: Any,
 ) -> Table:
-    """Train a network by several methods over several seeds, and set them side by side.
+    """Train a network by several methods over several seeds, and compare them in a table.
 
-    Each run is `fit` of the same arguments and seed, bit for bit, whatever `jobs` is. A run that
-    fails or diverges is a line of the table, and the others go on.
+    Each run equals `fit` with the same arguments and seed bit for bit, whatever `jobs` is. A run
+    that fails or diverges is a line of the table, and the others go on.
 
     net, metrics, loss, class_weights   as in `fit`
-    methods  as `fit` takes one each; a dict names them
-    seeds    5 for 0 to 4, which is the default, or a list of seeds
-    targets  with vary="target": the clients that are held out in turn; left out: all of them
-    jobs     runs at once, a process each; left out: one per core
-    vary     "training": the task's cut stays; "split": every seed cuts it anew as well; "target":
-             each client in turn is the target, as `task.held_out` makes it, and trains nothing.
-             Differences are paired by target then; there is one seed, 0 if left out
-    base     the method that differences are to; left out: the first
-    metric   what is compared, by its name in summary.json; left out: the target accuracy
-    folder   where runs and table go; a sweep that was stopped goes on there. Left out: a temporary
-             one, as long as the table lives
-    keys     as in `fit`; an option is for the methods that have it. A list, as lr=[0.01, 0.1],
-             spans a grid, from which validation chooses for each method
+    methods  a list of methods, each as in `fit`; a dict also names them
+    seeds    5 (the default) for seeds 0 to 4, or a list of seeds
+    targets  with vary="target": the clients to hold out in turn; by default all of them
+    jobs     how many runs to train at once, each in a process; by default one per core
+    vary     "training": all seeds cut the task alike; "split": every seed cuts it anew; "target":
+             each client in turn is the target, as in `task.held_out`, and trains nothing.
+             Differences are paired by target then, and there is one seed, by default 0
+    base     the method to which differences are taken; by default the first
+    metric   the number to compare, by its name in summary.json; by default the target accuracy
+    folder   for runs and table; the same call goes on there with a sweep that was stopped. By
+             default a temporary folder, which exists as long as the table
+    keys     as in `fit`; an option applies to the methods that have it. A list, such as
+             lr=[0.01, 0.1], makes a grid, from which validation chooses for each method
 
     >>> columns = {"client": "hospital", "label": "outcome"}
     >>> task = fs.Task.from_csv("patients.csv", **columns, target="north")
@@ -104,7 +104,7 @@ def compare(
     >>> [row.label for row in table.rows]
     ['fedavg', 'fedpals(ess=0.5)']
 
-    Raises InputError for what does not go together, with the cure, before anything is trained.
+    Raises InputError for arguments that do not fit together, with a cure, before any training.
     """
     check_task(task)
     check_vary(vary)
@@ -123,13 +123,13 @@ def compare(
             if done.report.interrupted is not None:
                 raise done.report.interrupted
     if folder is None:
-        weakref.finalize(done.table, remove, place, os.getpid())
+        weakref.finalize(done.table, remove, place, os.getpid())  # until then the table reads it
     return done.table
 
 
 @contextlib.contextmanager
 def _place(folder: str | Path | None) -> Iterator[Path]:
-    """Where runs and table go; a temporary place goes on failure, another one can be gone on in."""
+    """The folder for runs and table; if the call fails, a temporary folder is deleted."""
     place = Path(mkdtemp(prefix="fedshift-")) if folder is None else Path(folder)
     try:
         yield place
@@ -142,7 +142,7 @@ def _place(folder: str | Path | None) -> Iterator[Path]:
 
 
 def _named(methods: Any) -> dict[str, Given]:
-    """The methods by the names that the table has for them."""
+    """The methods by their names in the table."""
     if isinstance(methods, Mapping):
         return dict(methods)
     if isinstance(methods, str) or not isinstance(methods, Sequence):
@@ -160,7 +160,7 @@ def _named(methods: Any) -> dict[str, Given]:
 
 
 def _label(of: Method) -> str:
-    """Its name with the options that have one value."""
+    """The method's name with its options, without those that list several values."""
     return replace(of, options={k: v for k, v in of.options.items() if not _spans(k, v)}).label
 
 
@@ -176,7 +176,7 @@ def _seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def _targets(task: Task, vary: str, targets: Sequence[str] | None) -> tuple[str, ...]:
-    """The clients to hold out in turn; () where seeds vary. Raises InputError for names of none."""
+    """The clients to hold out in turn; () if seeds vary. Raises InputError for unknown names."""
     if vary == "target":
         return targets_of(task, targets)
     if targets is not None:
@@ -185,7 +185,7 @@ def _targets(task: Task, vary: str, targets: Sequence[str] | None) -> tuple[str,
 
 
 def _one_seed(seeds: int | Sequence[int] | None) -> int:
-    """The seed of all runs where targets vary."""
+    """The seed of all runs, if targets vary."""
     given = (0,) if seeds is None else _seeds(seeds)
     if len(given) > 1:
         raise InputError(
@@ -196,22 +196,22 @@ def _one_seed(seeds: int | Sequence[int] | None) -> int:
 
 
 def _spans(key: str, value: Any) -> bool:
-    """Whether a value is several to choose from."""
+    """Whether a value lists several values to choose from."""
     several = isinstance(value, list) and len(value) > 0
     return several and (key not in LISTS or all(isinstance(v, list | tuple) for v in value))
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """One run: its method at one setting, and its seed."""
+    """What makes a run: its method, the keywords of one setting, and its seed."""
 
     method: Given
     keys: Mapping[str, Any]
-    seed: int  # or the target's place, where targets vary
+    seed: int  # or the target's place among the targets, if these vary
 
 
 class _Tasks:
-    """Plans runs as `fit` does, and makes their tasks; those of one cut share its data."""
+    """Plans runs as `fit` does, and makes their tasks. Runs with the same cut share its data."""
 
     def __init__(
         self, task: Task, net: Any, vary: str, extras: Mapping[str, Any],
@@ -221,6 +221,7 @@ class _Tasks:
         self.targets, self.seed = targets, _one_seed(seeds) if targets else 0
         whole = tuple(range(len(targets)))
         self.units = whole or _seeds(5 if seeds is None else seeds)
+        # If targets vary, every client trains in some run, and each run lacks another one.
         self.clients = task.places.names if targets else task.clients
         self.cut = task
         self.asked: dict[str, _Asked] = {}
@@ -237,6 +238,7 @@ class _Tasks:
         first: Fit | None = None
         for seed in seeds:
             for label, given in methods.items():
+                # To try a method takes a while, and its result is the same for every seed.
                 its, anew = _keys_for(given, methods.values(), keys), seed == seeds[0]
                 for setting, method, there in _points(given, its):
                     with self._naming(label, seed, methods, keys):
@@ -260,18 +262,18 @@ class _Tasks:
         return made
 
     def _note(self, notes: Sequence[str]) -> None:
-        # Those of single targets would be as many as clients.
+        # With targets, each has notes of its own: the table would have one for every client.
         self.notes |= {} if self.targets else dict.fromkeys(notes)
 
     def words(self, text: str) -> str:
-        """A message with the clients' names; with targets, a number is another client each time."""
+        """A message with clients' names for numbers; not with targets, which number them anew."""
         return text if self.targets else with_names(text, self.task.clients)
 
     @contextlib.contextmanager
     def _naming(
         self, label: str, seed: int, methods: Mapping[str, Given], keys: Mapping[str, Any]
     ) -> Iterator[None]:
-        """Errors that not every method would raise name the one that does."""
+        """Within the block, an error gets the method's name, unless all methods would raise it."""
         try:
             yield
         except InputError as e:
@@ -283,7 +285,7 @@ class _Tasks:
     def _error(
         self, given: Given, seed: int, methods: Mapping[str, Given], keys: Mapping[str, Any]
     ) -> str:
-        """What planning a method raises; "" where nothing."""
+        """The message of the error that planning a method raises, or ""."""
         try:
             for _, method, there in _points(given, _keys_for(given, methods.values(), keys)):
                 _try(self._planned(_Asked(method, there, seed)), metrics=True)
@@ -294,7 +296,7 @@ class _Tasks:
     def _run(self, asked: _Asked) -> tuple[Fit, Run]:
         planned = self._planned(asked)
         self._note(planned.notes)
-        # No configuration has the target of a task that was made in Python.
+        # The target is no part of the configuration if the task was made in Python.
         target = f" held out: {self.targets[asked.seed]}" if self.targets else ""
         run = run_of(planned.config, _mark(planned) + target)
         self.asked[run.name] = asked
@@ -306,7 +308,7 @@ class _Tasks:
         return plan_fit(self._cut(asked), self.net, asked.method, seed=seed, **keys)
 
     def _cut(self, asked: _Asked) -> Task:
-        """The task with the run's cut; the last one is kept."""
+        """The task, cut as the run needs it; the last cut is kept for the next run."""
         if self.vary == "split" and self.cut.seed != asked.seed:
             self.cut = replace(self.task, seed=asked.seed)
         if self.targets and self.cut.target.name != (name := self.targets[asked.seed]):
@@ -318,14 +320,14 @@ class _Tasks:
         return self._planned(self.asked[run.name]).prepared
 
     def load(self, run: Run) -> None:
-        """Cut the run's task here."""
+        """Cut the run's task in this process, for forks to share."""
         self._cut(self.asked[run.name]).build()
 
 
 def _try(planned: Fit, *, metrics: bool) -> list[str]:
     """Raise InputError for metrics, or a method, that would fail in every run.
 
-    Returns sentences on what of the method is of no use on this task.
+    Returns sentences on parts of the method that have no effect on this task.
     """
     prepared = planned.prepared
     if metrics:
@@ -343,16 +345,18 @@ def _keys_for(given: Given, all_: Any, keys: Mapping[str, Any]) -> dict[str, Any
 
     its, others = options(given), set[str]().union(*map(options, all_))
     general = {k for names in SECTIONS.values() for k in names}
+    # A key that no method has is kept, so that planning the run raises an error for it.
     return {k: v for k, v in keys.items() if k in general | its or k not in others}
 
 
 def _points(given: Given, keys: Mapping[str, Any]) -> Iterator[tuple[str, Given, dict[str, Any]]]:
-    """(label, method, keywords) for every combination of the values that lists have."""
+    """(label, method, keywords) of every setting: all combinations of listed values."""
     options = given.options if isinstance(given, Method) else {}
     of_method = [k for k, v in options.items() if _spans(k, v)]
     others = [k for k, v in keys.items() if _spans(k, v)]
     for chosen in product(*(options[k] for k in of_method), *(keys[k] for k in others)):
         named = zip([*of_method, *others], chosen, strict=True)
+        # A list of one value leaves nothing to choose, so the label does not mention it.
         label = ", ".join(f"{k}={v}" for k, v in named if len({**keys, **options}[k]) > 1)
         here = dict(zip(of_method, chosen[: len(of_method)], strict=True))
         there = dict(zip(others, chosen[len(of_method) :], strict=True))
@@ -361,7 +365,7 @@ def _points(given: Given, keys: Mapping[str, Any]) -> Iterator[tuple[str, Given,
 
 
 def _mark(planned: Fit) -> str:
-    """What a run follows from beside its configuration: the network, and objects of Python."""
+    """A hash of what determines a run beside its configuration: the network, and Python objects."""
     model, digest = planned.prepared.model, hashlib.sha256()
     for parts in model.init():
         for name, tensor in sorted(parts.items()):

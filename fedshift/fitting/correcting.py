@@ -1,4 +1,4 @@
-"""From a run's record to the correction of its models for a target, without training."""
+"""Correcting the models of a finished run for another target, without training."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Floats = NDArray[np.float64]
 
 
 def target_shares(given: object, summary: Summary) -> Target:
-    """The target that a user names by label shares or counts. Raises InputError for all else."""
+    """The target that a user gives as label shares or counts. Raises InputError for all else."""
     if summary.kind is not None:
         raise InputError(
             "for_target corrects a model's classes by their shares, and this run predicts "
@@ -40,11 +40,11 @@ def target_shares(given: object, summary: Summary) -> Target:
 
 
 def correction_for(summary: Summary, models: RunModels, shares: Sequence[float]) -> CorrectionOf:
-    """By the place of a client: of its own model, else of the server's.
+    """A function from a client's place to the correction of its model; None: the server's model.
 
-    A client's own model was trained under that client's label shares; the server's under the
-    mixture of the clients' by their weights, or it is calibrated. Shares that training takes out
-    count as even.
+    A client's own model was trained under that client's label shares. The server's was trained
+    under the mixture of these by the clients' weights, unless it was calibrated. If a method
+    removes label shares in training, they count as even.
     """
     counts = np.array(summary.label_counts, dtype=np.float64)
     shared = _of_server(summary, np.array(shares), counts)
@@ -63,7 +63,7 @@ def correction_for(summary: Summary, models: RunModels, shares: Sequence[float])
 
 
 def _in_model(summary: Summary, mixed: Floats) -> Floats:
-    """The label shares in a model that was trained on labels mixed so, [K]."""
+    """The label shares [K] that a model has learned from labels with the shares `mixed`."""
     traits, sets = traits_of(summary.method), summary.label_sets
     private = sets is not None and sets.mode == "private"
     target = np.array(summary.target)
@@ -71,9 +71,9 @@ def _in_model(summary: Summary, mixed: Floats) -> Floats:
 
 
 def _of_server(summary: Summary, target: Floats, counts: Floats) -> Correction:
-    """By the run's calibrator, where it has one; counts [M, K] are the clients'."""
+    """The correction of the server's model, calibrated if the run was; counts: clients' [M, K]."""
     done = summary.corrected
-    if done is None:  # of an earlier version, or of clients that serve models of their own
+    if done is None:  # an earlier version, or clients that serve models of their own
         rows = counts / np.maximum(counts.sum(1, keepdims=True), 1.0)
         return prior_shift(target, _in_model(summary, np.array(summary.weights) @ rows))
     if done.calibrator_bias is None or done.prior is None:

@@ -1,4 +1,4 @@
-"""A trained network as a file for other programs: its weights, TorchScript or ONNX."""
+"""Writing a trained network for other programs: as weights, TorchScript or ONNX."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ SUFFIXES = (".pt", ".ts", ".onnx")
 
 
 class Logits(nn.Module):
-    """The logits alone of a network that gives more."""
+    """A network's logits, without the other outputs that it may have."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
         self.net = net
 
     def forward(self, *x: Tensor) -> Tensor:
-        """[n, K]"""
+        """The logits [n, K]."""
         out: Any = self.net(*x)
         logits: Tensor = out["logits"] if isinstance(out, dict) else out
         return logits
 
 
 def export(net: nn.Module, example: Any, path: Path) -> Path:
-    """Write the network, in evaluation mode, as the path's ending says.
+    """Write the network, in evaluation mode, in the format that the path's ending names.
 
     .pt    its state_dict, for `torch.load` and `load_state_dict`
     .ts    TorchScript, traced on `example`, for `torch.jit.load`
-    .onnx  ONNX with any number of rows, for which `pip install "fedshift[onnx]"` is needed
+    .onnx  ONNX for any number of rows; needs `pip install "fedshift[onnx]"`
 
-    Raises InputError for another ending, and for a network that cannot be written so.
+    Raises InputError for another ending, and for a network that this format cannot express.
     """
     if path.suffix not in SUFFIXES:
         raise InputError(f"{path}: give a name that ends in {', '.join(SUFFIXES)}")
     given = example if isinstance(example, tuple) else (example,)
-    file = io.BytesIO()
+    file = io.BytesIO()  # in memory, so that a failure leaves no partial file
     if path.suffix == ".pt":
         torch.save(net.state_dict(), file)
     elif path.suffix == ".ts":
@@ -71,7 +71,7 @@ def _write_onnx(net: nn.Module, given: tuple[Any, ...], file: io.BytesIO, path: 
 
 
 def _tried(path: Path, work: Any) -> Any:
-    """What the exporter gives. It raises what it likes; all is about the user's network."""
+    """The exporter's result. Exporters raise many types; all mean that the network does not fit."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

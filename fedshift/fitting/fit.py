@@ -34,8 +34,8 @@ from fedshift.experiments.folder.run_models import (
     load_models,
     network_of,
 )
+from fedshift.experiments.listeners import join_listeners
 from fedshift.experiments.resume import reopened
-from fedshift.experiments.training import listeners
 from fedshift.files import is_file, read_object
 from fedshift.fitting.bars import shown_progress
 from fedshift.fitting.class_weights import Weights
@@ -57,7 +57,7 @@ AGAIN, INTERRUPTED = 'fs.fit(..., folder="{}", resume=True)', 130
 
 @contextlib.contextmanager
 def leaving_torch() -> Iterator[None]:
-    """A run sets torch's threads and draws; the user's program gets number and generators back."""
+    """Restore torch's number of threads and the random generators after a run, for the user."""
     threads, generators = torch.get_num_threads(), states()
     try:
         yield
@@ -88,33 +88,33 @@ def fit(
     resume: bool = False,
     **keys: Any,
 ) -> Result:
-    """Train a network on a task's clients by a method, and measure it where it will be used.
+    """Train a network on a task's clients by a method, and measure it on the task's target.
 
     net            a module, of which a copy is trained; a function of the task (input_shape,
                    classes) that makes one; or a name: "mlp", "linear", "lenet", ...
-    method         a recipe's name, `method(name, option=...)`, a function of `Setting`, an
+    method         a recipe's name, `method(name, option=...)`, a function of `Setting`, or an
                    `Algorithm`
     keys           the recipe's options (ess="auto"), and the keys of [training], [model] and
                    [selection] in docs/configuration.md: rounds, lr, epochs, batch, cohort,
                    patience, keep, hidden, ...; schedule="cosine", or a function of the round that
                    gives the learning rate
-    seed           of first weights, batches and cohorts; the task's own seed cuts the data
-    metrics        {"auc": f}, f(probabilities [n, K], labels [n]) -> float, on the target's rows;
-                   of numbers f(predicted [n], true [n]), of several labels f([n, L], [n, L]);
-                   a function alone counts by its name
-    loss           a `Term`, or loss(logits [B, K], y [B]) -> losses [B], in place of the
-                   cross-entropy, of the squared error of numbers, of the labels' binary one
+    seed           of first weights, batches and cohorts; the task has a seed of its own for its cut
+    metrics        {"auc": f}, with f(probabilities [n, K], labels [n]) -> float on the target's
+                   rows; for numbers f(predicted [n], true [n]), for several labels per row
+                   f([n, L], [n, L]). A single function is named after itself
+    loss           a `Term`, or loss(logits [B, K], y [B]) -> losses [B]; replaces the
+                   cross-entropy, or the task's own loss if it has no classes
     class_weights  "balanced", or a weight for each class, by name or in order
-    head           prefixes of the last layers' parameters, as ("4.",), for methods that treat them
-                   apart (fedper, fedrep, ...); left out: "head."
-    callbacks      each called after every round with a dict of its numbers
+    head           prefixes of the last layers' parameters, as ("4.",), for methods that treat these
+                   differently (fedper, fedrep, ...); by default "head."
+    callbacks      functions that are called after every round with a dict of its numbers
     loggers        `TensorBoard`, `MLflow`, `WandB`
-    backend        as --backend of `fedshift run`; left out: one process or all cores, whichever
-                   is faster, with the same numbers bit for bit. workers: how many processes
-    progress       a bar on stderr; left out: on a terminal and in notebooks
-    folder         where the run folder goes; left out: to a temporary one, until `save`. Ctrl-C
-                   then ends the run after the round under way, and a second one at once
-    resume         go on with the run in `folder`; the result of one that is complete
+    backend        as --backend of `fedshift run`; by default one process or all cores, whichever
+                   is faster, with the same numbers bit for bit. workers: number of processes
+    progress       whether to draw a bar on stderr; by default on a terminal and in notebooks
+    folder         for the run folder; by default a temporary one, until `save`. With a folder,
+                   Ctrl-C ends the run after the current round, and a second Ctrl-C at once
+    resume         go on with the run in `folder`; if it is complete, give its result
 
     >>> columns = {"client": "hospital", "label": "outcome"}
     >>> task = fs.Task.from_csv("patients.csv", **columns, target="north")
@@ -122,7 +122,7 @@ def fit(
     >>> result.accuracy > 0.8
     True
 
-    Raises InputError for what does not go together, with the cure, before anything is trained.
+    Raises InputError for arguments that do not fit together, with a cure, before any training.
     """
     planned = plan(
         task, net, method, seed=seed, name=name, metrics=metrics, loss=loss,
@@ -139,10 +139,10 @@ def fit(
         shown_progress(progress) as bar,
         following(planned, several(callbacks), several(loggers)) as follow,
     ):
-        record(place, planned.config, planned.prepared, listeners(bar, follow), engine, keeper)
+        record(place, planned.config, planned.prepared, join_listeners(bar, follow), engine, keeper)
         result = _result(place, planned.prepared.model)
     if folder is None:
-        weakref.finalize(result, remove, place, os.getpid())
+        weakref.finalize(result, remove, place, os.getpid())  # until then `save` can copy it
     return result
 
 
@@ -150,9 +150,9 @@ def fit(
 def load(folder: str | Path, *, net: Any = None) -> Result:
     """The result of `fit` that is saved in a folder.
 
-    net  the network that was trained, or the function that made it, where the folder does not say:
-         one from a notebook, a script or with arguments. Without it, the module that the folder
-         names is imported and makes the network, so load such folders of your own only
+    net  the network that was trained, or the function that made it. It is needed if the network was
+         defined in a notebook or script, or made with arguments. Without it, the module that the
+         folder names is imported to make the network, so load only folders that you trust
 
     >>> columns = {"client": "hospital", "label": "outcome"}
     >>> task = fs.Task.from_csv("patients.csv", **columns, target="north")
@@ -160,8 +160,7 @@ def load(folder: str | Path, *, net: Any = None) -> Result:
     >>> fs.load("run").accuracy == result.accuracy
     True
 
-    Raises InputError where net is needed and left out, and for a folder that is none of a complete
-    run.
+    Raises InputError if net is needed and missing, and for a folder without a complete run.
     """
     place = Path(folder)
     config = complete_config(place)
@@ -175,7 +174,7 @@ def load(folder: str | Path, *, net: Any = None) -> Result:
                 f"{place}: encoding.json makes {width} numbers of a row, fit.json {shape}"
             )
     if config.model.name != PYTHON:
-        if shape is None:  # a set of the library's, whose runs have no fit.json
+        if shape is None:  # a run on a data set of the library, which has no fit.json
             shape = input_shape(config, place)
             about["x"] = list(shape)
         model = network_of(config, place, len(run.clients), shape)
@@ -220,14 +219,15 @@ def _result(place: Path, model: Model) -> Result:
 
 
 def remove(place: Path, owner: int) -> None:
-    """Delete a temporary folder, in the process that made it."""
-    if os.getpid() == owner:  # and not a process that was forked meanwhile
+    """Delete a temporary folder, but only in the process that made it."""
+    if os.getpid() == owner:  # a process that was forked later runs this at its exit, too
         shutil.rmtree(place, ignore_errors=True)
 
 
 def _engine(backend: str | None, workers: int | None) -> Engine:
     if backend is None and workers is None:
         return default_engine()
+    # A number of workers without a backend asks for the only one that has workers.
     return backend_of(backend or "workers", workers)
 
 
@@ -235,7 +235,10 @@ def _engine(backend: str | None, workers: int | None) -> Engine:
 def _place(
     planned: Plan, folder: str | Path | None, resume: bool, engine: Engine
 ) -> Iterator[tuple[Path, Keeper | None]]:
-    """(run folder, keeper of checkpoints); a temporary folder keeps none, and goes on failure."""
+    """(run folder, keeper of checkpoints).
+
+    A temporary folder has no checkpoints, and is deleted if the run fails.
+    """
     config, prepared = planned.config, planned.prepared
     if folder is None:
         if resume:
@@ -263,9 +266,9 @@ def _place(
 
 @contextlib.contextmanager
 def _asked_to_stop() -> Iterator[Asked]:
-    """130 after the first Ctrl-C, None before; a second one ends at once.
+    """A function that gives 130 after the first Ctrl-C, and None before; a second one ends at once.
 
-    Where the program has a handler of its own, or this is not its main thread, nothing changes.
+    If the program has its own handler, or this is not the main thread, Ctrl-C works as before.
     """
     default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if not default or threading.current_thread() is not threading.main_thread():
@@ -277,7 +280,7 @@ def _asked_to_stop() -> Iterator[Asked]:
         if received:
             raise KeyboardInterrupt
         received.append(INTERRUPTED)
-        with contextlib.suppress(OSError):  # not `print`, which the signal may interrupt
+        with contextlib.suppress(OSError):  # not `print`: the signal may have interrupted a print
             os.write(2, b"stopping after this round; once more stops at once\n")
 
     signal.signal(signal.SIGINT, receive)
@@ -288,10 +291,11 @@ def _asked_to_stop() -> Iterator[Asked]:
 
 
 def _identified(planned: Plan) -> Plan:
-    """The plan, whose fit.json also says which configuration, data, network and code it is of."""
+    """The plan with a hash of configuration, data, network and code added to its fit.json."""
     custom = planned.prepared.custom
     identity = kept_in(Path(), planned.config, planned.prepared).identity
-    # Of what is served as well, which checkpoints know nothing of.
+    # Checkpoints hold the model before any correction, so their identity leaves `prior` out; the
+    # result depends on it.
     prior = planned.config.training.prior
     identity = identity if prior == "none" else f"{identity} {prior}"
     about = json.loads(custom.texts[FIT]) | {"identity": identity}
@@ -300,7 +304,7 @@ def _identified(planned: Plan) -> Plan:
 
 
 def _differences(then: Config, now: Config) -> str:
-    """Which keys differ, as " (rounds: 8 there, 12 here)"."""
+    """The keys that differ, as " (rounds: 8 there, 12 here)"."""
     there, here = (flat_keys(one.model_dump(exclude={"name"})) for one in (then, now))
     keys = [k for k in here.keys() | there.keys() if there.get(k) != here.get(k)]
     words = {"method.name": "method", "model.name": "net", "seeds.run": "seed"}
@@ -312,7 +316,7 @@ def _differences(then: Config, now: Config) -> str:
 
 
 def _complete(place: Path, planned: Plan) -> Result:
-    """The result of a run that is complete. Raises InputError for one of anything else."""
+    """The result of a complete run. Raises InputError if it is not the run that was planned."""
     ready = planned.prepared
     now = json.loads(ready.custom.texts[FIT])["identity"]
     if not is_file(place / FIT) or read_object(place / FIT).get("identity") != now:

@@ -1,4 +1,4 @@
-"""Who hears of a run as it goes on: callbacks and loggers."""
+"""Passing a run's numbers to callbacks and loggers while it goes on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from fedshift.arguments import called
 from fedshift.errors import InputError
 from fedshift.experiments.config.schema import Config
-from fedshift.experiments.training import Listener
+from fedshift.experiments.listeners import Listener
 from fedshift.fitting.planning import Plan
 
 Numbers = Mapping[str, Any]
@@ -17,26 +17,27 @@ Callback = Callable[[Numbers], object]
 
 
 class Logger(Protocol):
-    """Where numbers of rounds go; see `fedshift.fitting.loggers`."""
+    """An object that gets the numbers of rounds; see `fedshift.fitting.loggers`."""
 
     def start(self, run: str, config: Mapping[str, Any]) -> None:
-        """A run begins, or one of its candidates; config: its keys with their values, flat."""
+        """A run, or one of its candidates, begins; config: {"training.lr": 0.1, ...}."""
 
     def log(self, run: str, numbers: Mapping[str, float], t: int) -> None:
         """The finite numbers of round t."""
 
     def finish(self) -> None:
-        """All is over, or has failed."""
+        """All runs are over, or have failed."""
 
 
 @contextlib.contextmanager
 def following(
     planned: Plan, callbacks: Sequence[Callback], loggers: Sequence[Logger]
 ) -> Iterator[Listener]:
-    """A listener that tells callbacks and loggers of every round, once it is measured.
+    """A listener that passes every round's numbers to callbacks and loggers.
 
-    Loggers get the name of a method of the user's, which is "python" in the configuration.
-    Raises InputError for a callback that cannot be called, and for what is no logger.
+    A round that is evaluated is passed on with its scores. Loggers get the real name of a user's
+    method, which is "python" in the configuration. Raises InputError for a callback that cannot be
+    called, and for an object that is no logger.
     """
     for one in callbacks:
         if not callable(one):
@@ -57,10 +58,10 @@ def following(
                 logger.start(event["run"], flat)
             return
         if event["event"] == "dropped":
-            return  # the round's own event names all who dropped out
+            return  # the round's own event names all clients that dropped out
         waiting.update(event)
         if event["event"] == "round" and config.training.evaluates(event["round"]):
-            return  # its evaluation follows
+            return  # wait for its evaluation, which follows
         numbers = {k: v for k, v in waiting.items() if k != "event"}
         waiting.clear()
         for callback in callbacks:
@@ -76,14 +77,15 @@ def following(
 
 
 def several(given: Any) -> Sequence[Any]:
-    """A list of what may be one alone."""
+    """The value as a list; a single object becomes a list of one."""
     return given if isinstance(given, Sequence) and not isinstance(given, str) else [given]
 
 
 def tracked_keys(config: Config) -> dict[str, Any]:
-    """The keys that were given, and all of method, training and seed: runs are told apart by them.
+    """The keys that trackers get: those that were set, and all of method, training and seeds.
 
-    Those left out are defaults of today's version, which a tracker that keeps runs for years lacks.
+    These sections are written out in full: a tracker keeps runs for years, and does not know the
+    defaults of the version that trained them.
     """
     everything = config.model_dump(exclude_none=True)
     shown = {name: everything[name] for name in ("method", "training", "seeds")}
@@ -91,7 +93,7 @@ def tracked_keys(config: Config) -> dict[str, Any]:
 
 
 def flat_keys(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"training.lr": 0.1, ...}"""
+    """Nested tables as one: {"training.lr": 0.1, ...}."""
     flat: dict[str, Any] = {}
     for name, value in tables.items():
         key = f"{prefix}{name}"
@@ -100,7 +102,7 @@ def flat_keys(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _numeric(numbers: Numbers) -> dict[str, float]:
-    """Finite numbers alone: trackers take no NaN."""
+    """The finite numbers; trackers do not take NaN."""
     kept = {k: v for k, v in numbers.items() if k not in ("run", "round", "rounds")}
     return {
         k: float(v) for k, v in kept.items()

@@ -1,6 +1,6 @@
-"""The keywords of `fit`, sorted: the method's options, and keys of the configuration.
+"""Sorting the keywords of `fit` into options of the method and keys of the configuration.
 
-Errors about them in the words of Python, with the names of the user's clients.
+Also rewrites errors about keys of files in terms of Python's keywords and the clients' names.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from fedshift.fitting.methods import Method, foreign_option
 
 SECTIONS = {
     "training": set(Training.model_fields),
-    # As a keyword, `weights` is the method's rule; a network of Python brings weights with it.
+    # As a keyword, `weights` is the method's rule for client weights, and not a file of first
+    # weights: a network made in Python has its weights already.
     "model": set(Network.model_fields) - {"name", "weights"},
     "selection": set(Selection.model_fields),
 }
-# What `fit` takes itself.
+# Arguments of `fit` itself.
 ARGUMENTS = (
     "method", "seed", "name", "metrics", "loss", "class_weights", "head", "callbacks", "loggers",
     "backend", "workers", "progress", "folder", "resume",
@@ -48,12 +49,13 @@ ELSEWHERE = {
 def sorted_keys(
     chosen: Method, keys: Mapping[str, Any], *, with_options: bool
 ) -> dict[str, dict[str, Any]]:
-    """{"method": ..., "training": ..., ...}: where each keyword belongs.
+    """The keywords by the section to which they belong: {"method": ..., "training": ..., ...}.
 
-    with_options: the method was given without `fs.method`, so that its options may be among the
-    keywords.
+    with_options: whether the method's options may be among the keywords; not if `fs.method` has
+    fixed them already.
+
     Raises InputError for an unknown keyword, with the nearest match and where it belongs, and for
-    one that the method and training both have.
+    one that is both an option of the method and a key of training.
     """
     options = set(chosen.recipe.options) if with_options else set[str]()
     tables: dict[str, dict[str, Any]] = {"method": dict(chosen.options)}
@@ -102,7 +104,7 @@ def _unknown(key: str, chosen: Method) -> str:
     )
 
 
-# How a file says it, and how a program does.
+# (pattern of a message about a file, how to say it to a Python program), tried in this order.
 WORDS = (
     (r"^(?:fit|config): ", ""),
     (r"^\[(?:method|training|model|selection|data|shift)\]: ", ""),
@@ -122,7 +124,7 @@ WORDS = (
 
 @contextmanager
 def in_python_words() -> Iterator[None]:
-    """InputErrors about keys of a file are told as keywords: `training.lr = 0: ...` is lr=0."""
+    """Within the block, InputErrors name keywords for keys of files: lr=0 for training.lr = 0."""
     try:
         yield
     except InputError as e:
@@ -135,7 +137,7 @@ def in_python_words() -> Iterator[None]:
 
 @contextmanager
 def by_name(clients: Sequence[str]) -> Iterator[None]:
-    """Errors raised within say `client "north"` for client 2, and keywords for keys of files."""
+    """Within the block, errors have clients' names for numbers, and keywords for keys of files."""
     try:
         with in_python_words():
             yield
@@ -146,7 +148,7 @@ def by_name(clients: Sequence[str]) -> Iterator[None]:
 
 
 def with_names(text: str, clients: Sequence[str]) -> str:
-    """A message about client 2, about `client "north"`."""
+    """A message with names for numbers of clients: `client "north"` for client 2."""
 
     def named(match: re.Match[str]) -> str:
         i = int(match[1])

@@ -1,4 +1,4 @@
-"""Trackers of experiments, by their own libraries (extra `trackers`)."""
+"""Trackers of experiments, through their own libraries (extra `trackers`)."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def _library(name: str, what: str) -> Any:
 
 
 class TensorBoard:
-    """Scalars in event files under `folder`, a new folder per run.
+    """Scalars in event files under `folder`, in a new folder for each run.
 
-    "plants-fedavg-seed0" is of the task "plants", a second run of the same "plants-fedavg-seed0-2";
-    with fit(..., name="mine") it is "mine-seed0".
+    A run on the task "plants" has the folder "plants-fedavg-seed0", and a second run of the same
+    "plants-fedavg-seed0-2". With fit(..., name="mine") it is "mine-seed0".
 
-    Raises InputError where tensorboard is not installed.
+    Raises InputError if tensorboard is not installed.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -44,7 +44,7 @@ class TensorBoard:
         self._open[run].add_text("configuration", lines)
 
     def log(self, run: str, numbers: Mapping[str, float], t: int) -> None:
-        """One scalar per number."""
+        """Write a scalar for each number."""
         for name, value in numbers.items():
             self._open[run].add_scalar(name, value, t)
 
@@ -58,10 +58,10 @@ class TensorBoard:
 class MLflow:
     """Parameters and metrics of an MLflow run; a candidate of ess="auto" is a run within it.
 
-    uri         the tracking server or store, MLflow's own setting if left out
-    experiment  its name; left out: "fedshift"
+    uri         the tracking server or store; by default MLflow's own setting
+    experiment  its name; by default "fedshift"
 
-    Raises InputError where mlflow is not installed.
+    Raises InputError if mlflow is not installed.
     """
 
     def __init__(self, uri: str | None = None, experiment: str | None = None) -> None:
@@ -70,7 +70,7 @@ class MLflow:
         self.experiment = experiment or "fedshift"
 
     def start(self, run: str, config: Mapping[str, Any]) -> None:
-        """A new MLflow run with the configuration as its parameters."""
+        """Begin an MLflow run with the configuration as its parameters."""
         client = self._client
         before = client.get_experiment_by_name(self.experiment)
         number = before.experiment_id if before else client.create_experiment(self.experiment)
@@ -79,7 +79,7 @@ class MLflow:
             client.log_param(self._runs[run], key, value)
 
     def log(self, run: str, numbers: Mapping[str, float], t: int) -> None:
-        """One metric per number."""
+        """Log a metric for each number."""
         for name, value in numbers.items():
             self._client.log_metric(self._runs[run], _plain(name), value, step=t)
 
@@ -96,7 +96,7 @@ class WandB:
     project  its name
     options  further arguments of `wandb.init`, such as mode="offline"
 
-    Raises InputError where wandb is not installed.
+    Raises InputError if wandb is not installed.
     """
 
     def __init__(self, project: str = "fedshift", **options: Any) -> None:
@@ -104,14 +104,14 @@ class WandB:
         self.project, self.options = project, options
 
     def start(self, run: str, config: Mapping[str, Any]) -> None:
-        """A new run of the project."""
+        """Begin a run of the project."""
         options = {"group": run.partition(" ")[0], "reinit": "create_new", **self.options}
         self._runs[run] = self._library.init(
             project=self.project, name=run, config=dict(config), **options
         )
 
     def log(self, run: str, numbers: Mapping[str, float], t: int) -> None:
-        """All numbers of a round."""
+        """Log all numbers of a round."""
         self._runs[run].log(dict(numbers), step=t)
 
     def finish(self) -> None:
@@ -122,16 +122,16 @@ class WandB:
 
 
 def _name_folder(run: str, config: Mapping[str, Any]) -> str:
-    """Run, method and seed; without the method where the user named the run."""
+    """The name of a run's folder: run, method and seed; no method if the user named the run."""
     parts = [run, f"seed{config.get('seeds.run', 0)}"]
-    # Left out, a run's name is the task's, which all methods have.
+    # By default a run has the task's name, which does not tell methods apart.
     if config.get("name") == file_name(str(config.get("data.name"))):
         parts.insert(1, str(config.get("method.name")))
     return "-".join(map(slug, parts))
 
 
 def _new_folder(parent: Path, name: str) -> Path:
-    """parent/NAME, or NAME-2, NAME-3, ...: event files of two runs in one would be one curve."""
+    """parent/NAME, or NAME-2, NAME-3, ...: TensorBoard draws two runs in a folder as one curve."""
     place, number = parent / name, 1
     while True:
         try:
@@ -146,5 +146,5 @@ def _new_folder(parent: Path, name: str) -> Path:
 
 
 def _plain(name: str) -> str:
-    """As MLflow names metrics."""
+    """The name without characters that MLflow refuses in names of metrics."""
     return re.sub(r"[^\w\-. /]", "_", name)

@@ -1,4 +1,4 @@
-"""Progress of many runs: bars on a terminal, and in a notebook."""
+"""Progress bars over many runs, on a terminal and in a notebook."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedshift.fitting.bars import NotebookProgress, for_bars
 
 
 class LiveRuns:
-    """On a terminal: a bar for all runs, and one for each under way."""
+    """On a terminal: a bar for all runs together, and one for each run under way."""
 
     def __init__(self) -> None:
         self.bars = Progress(
@@ -53,7 +53,7 @@ def end_line(event: dict[str, Any]) -> str:
 
 
 class NotebookRuns:
-    """In a notebook's output, how many runs are over."""
+    """In a notebook's output: a bar for how many runs are over."""
 
     def __init__(self) -> None:
         self.bar, self.runs, self.over = NotebookProgress(), 0, 0

@@ -1,4 +1,4 @@
-"""Methods as `fit` takes them: a recipe by name, a function of `Setting`, an `Algorithm`."""
+"""Methods as users give them to `fit`: a recipe's name, a function of `Setting`, an `Algorithm`."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ DUE = "it must return an Algorithm, such as FedAvg(setting.model, local=setting.
 
 @dataclass(frozen=True, eq=False)
 class Method:
-    """A recipe, or a method of one's own, with its options; `fedshift.method` makes it.
+    """A recipe, or a method of the user's own, with its options; `fedshift.method` makes it.
 
-    custom     whether it is none of the library's recipes
-    algorithm  an object that brings its network; None where the method is made of a `Setting`
+    custom     whether it is the user's own
+    algorithm  the user's `Algorithm`, which has its own network; None if a function of `Setting`
+               makes the method
     """
 
     recipe: Recipe
@@ -35,7 +36,7 @@ class Method:
 
     @property
     def label(self) -> str:
-        """Its name with its options, as in "fedprox(mu=0.1)"."""
+        """The name with the options: "fedprox(mu=0.1)"."""
         options = ", ".join(f"{k}={v!r}" for k, v in self.options.items())
         return f"{self.recipe.name}({options})" if options else self.recipe.name
 
@@ -48,19 +49,19 @@ def method(
 ) -> Method:
     """A method with its options, for `fit` and `compare`.
 
-    given    a recipe's name; a function of `Setting` that makes an `Algorithm`, whose keyword-only
-             arguments are its options; or an `Algorithm`, which has none
-    options  the method's, by name
+    given    a recipe's name; a function of `Setting` that makes an `Algorithm`, with its options as
+             keyword-only arguments; or an `Algorithm`, which has no options
+    options  the method's options by name
 
-    Raises InputError for an unknown name or option, with the nearest match, and for values without
-    a name.
+    Raises InputError for an unknown name or option, with the nearest match, and for options that
+    are given without a name.
 
     >>> fs.method("fedprox", mu=0.1).label
     'fedprox(mu=0.1)'
     """
     if isinstance(given, str):
         made = Method(recipes.recipe(given, options), options)
-    elif hasattr(given, "client_update"):
+    elif hasattr(given, "client_update"):  # an Algorithm need not inherit from a class of ours
         check_method(given)
         made = Method(_recipe_of(given), options, custom=True, algorithm=given)  # type: ignore[arg-type]
     elif callable(given):
@@ -80,15 +81,15 @@ def method(
 
 
 def made_by_user(make: Callable[..., Algorithm], setting: Setting, **options: Any) -> Algorithm:
-    """What a function of the user's makes of a setting.
+    """The `Algorithm` that a user's function makes of a setting.
 
-    Raises InputError, with file and line, where it raises or makes no `Algorithm`.
+    Raises InputError, with file and line, if the function raises or gives something else.
     """
     name, place = getattr(make, "__name__", type(make).__name__), place_of(make)
     where = f"method={name} ({place})" if place else f"method={name}"
     try:
         made = make(setting, **options)
-    except InputError as e:  # of the library, on what the function gave it
+    except InputError as e:  # raised by the library, for what the function called it with
         e.args = (f"{e} ({where})",)
         raise
     except (Exception, SystemExit) as e:
@@ -103,14 +104,14 @@ def made_by_user(make: Callable[..., Algorithm], setting: Setting, **options: An
 def as_method(
     given: str | Callable[..., Algorithm] | Algorithm | Method, keys: Mapping[str, Any] = NONE
 ) -> Method:
-    """The same, for what may be one already; keys: keywords that may name a recipe's weights."""
+    """`method(given)`; a Method stays as it is. keys: may name a recipe's rule for `weights`."""
     if isinstance(given, str) and "weights" in keys:
         return Method(recipes.recipe(given, {"weights": keys["weights"]}))
     return given if isinstance(given, Method) else method(given)
 
 
 def foreign_option(name: str, recipe: Recipe) -> str:
-    """Why a recipe has no such option: what it has, and which others have it."""
+    """The message for an option that a recipe does not have, with the recipes that have it."""
     others = [one.name for one in recipes.recipes() if name in one.options]
     whose = f" It is one of {', '.join(others[:6])}." if others else ""
     allowed = ", ".join(recipe.options) or "none"
@@ -125,6 +126,6 @@ def _recipe_of(algorithm: Algorithm) -> Recipe:
 
 
 def _takes_any(made: Method) -> bool:
-    """Whether a user's function has **options, which say nothing of their names."""
+    """Whether a user's function has **options, so that any name may be one of its options."""
     kinds = (p.kind for p in inspect.signature(made.recipe.make).parameters.values())
     return made.custom and inspect.Parameter.VAR_KEYWORD in kinds

@@ -1,4 +1,4 @@
-"""Networks as `fit` takes them: a name, a module, or a function that makes one of the task."""
+"""Networks as users give them to `fit`: a name, a module, or a function that makes one."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ ALIKE = (
 def first_model(
     net: Any, task: Task | Shape, seed: int, layout: Layout | None, *, freeze_norm: bool = False
 ) -> Model:
-    """The network with its first weights: a copy of a module, or what a function makes under seed.
+    """The network with its first weights: a copy of a module, or made by a function under `seed`.
 
-    Raises InputError for what is neither, and for a function that makes no module.
+    Raises InputError for any other object, and for a function that gives no module.
     """
     augment = None
     if isinstance(net, Model):
@@ -45,7 +45,7 @@ def first_model(
 
 
 def inner(net: nn.Module) -> nn.Module:
-    """The user's network."""
+    """The user's network, without the wrapper that unpacks its inputs."""
     return net.net if isinstance(net, Unpacking) else net
 
 
@@ -64,7 +64,7 @@ def _made(net: Callable[..., Any], task: Task | Shape) -> nn.Module:
 
 
 def _needs(net: Callable[..., Any]) -> int:
-    """How many arguments it must be given; 1 where Python does not say."""
+    """The number of arguments without a default; 1 if Python cannot tell."""
     try:
         parameters = inspect.signature(net).parameters.values()
     except (TypeError, ValueError):
@@ -74,25 +74,26 @@ def _needs(net: Callable[..., Any]) -> int:
 
 
 def reference_of(net: Any) -> str | None:
-    """ "module:Name" of what makes the network, where another process can import and call it.
+    """ "module:Name" of what makes the network, if another process can import and call it.
 
-    None for others: what is defined in a notebook, a script or a function, and a module whose class
-    needs arguments.
+    None if it is defined in a notebook, a script or a function, and for a module whose class needs
+    arguments.
     """
     made = type(net) if isinstance(net, nn.Module) else net
     module, name = getattr(made, "__module__", None), getattr(made, "__qualname__", "")
     if isinstance(net, str) or module in (None, "__main__") or not name or "<" in name:
         return None
+    # A class of torch can be called without what is in the module: nn.Sequential() has no layers.
     if isinstance(net, nn.Module) and (_needs(made) or module.startswith("torch.")):
         return None
     return f"{module}:{name}"
 
 
 def referred(reference: str, task: Task | Shape, layout: Layout | None) -> Model | None:
-    """The network of a reference; None where it cannot be made any more."""
+    """The network of a reference; None if it cannot be made any more."""
     module, _, name = str(reference).partition(":")
     if module.partition(".")[0] in sys.stdlib_module_names:
-        return None  # no module of Python's makes a network; a damaged folder may name os or sys
+        return None  # no network is made by Python's own modules: the folder is damaged or hostile
     try:
         target: Any = import_module(module)
         for part in name.split("."):
@@ -100,5 +101,5 @@ def referred(reference: str, task: Task | Shape, layout: Layout | None) -> Model
         if target.__module__ != module:
             return None
         return first_model(target, task, 0, layout)
-    except (Exception, SystemExit):  # whatever another version of the user's module raises
+    except (Exception, SystemExit):  # another version of the user's module may raise anything
         return None

@@ -1,4 +1,4 @@
-"""From a task, a network and a method to an ordinary experiment."""
+"""Turning a task, a network and a method into an ordinary experiment."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedshift.experiments.config.custom import Custom, Metric
 from fedshift.experiments.config.load import validate
 from fedshift.experiments.config.schema import PYTHON, Config, Training
 from fedshift.experiments.measures.custom_metrics import check_metrics
-from fedshift.experiments.task.custom_data import about, prepare_built
+from fedshift.experiments.task.custom_data import facts_on, prepare_built
 from fedshift.experiments.task.custom_loss import loss_term
 from fedshift.experiments.task.preparing import Prepared
 from fedshift.fitting.calls import call_of
@@ -39,7 +39,7 @@ Loss = Term | Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """An experiment that is ready to run; notes: what its user should know."""
+    """An experiment that is ready to run; notes: sentences for its user."""
 
     config: Config
     prepared: Prepared
@@ -57,9 +57,9 @@ def plan(
     built: Built | None = None,
     **keys: Any,
 ) -> Plan:  # fmt: skip
-    """What `fit` runs. built: the task as it is cut, `task.build()` if left out.
+    """The experiment that `fit` runs; built: the cut task, by default `task.build()`.
 
-    Raises InputError for what does not go together, before anything is trained.
+    Raises InputError for arguments that do not fit together, before anything is trained.
     """
     check_task(task)
     check_whole("seed", seed, 0)
@@ -87,7 +87,7 @@ def plan(
         net, method, keys, schedule=schedule, metrics=metrics, loss=loss,
         class_weights=class_weights, head=head, name=name,
     )  # fmt: skip
-    texts = {FIT: about(made, notes, None if model is None else reference_of(net), call)}
+    texts = {FIT: facts_on(made, notes, None if model is None else reference_of(net), call)}
     added = replace(added, mark=_mark(chosen, added, loss, made, net), texts=texts)
     return Plan(config, prepare_built(config, made, model, added), notes)
 
@@ -95,11 +95,11 @@ def plan(
 def _corrected(
     training: Training, built: Built, keys: Mapping[str, Any], *weighing: Any
 ) -> Training:
-    """What `fit` serves unless it is given `prior`: the model corrected for the target.
+    """[training] with the default of `fit` for `prior`: the model is corrected for the target.
 
-    As trained, where no one model predicts classes for a target, and where the user weighs classes
-    or losses: a correction would take these weights out again. Without validation rows there is
-    nothing to calibrate it on.
+    It is not corrected if no single model predicts classes for a target, nor if the user weighs
+    classes or losses, since a correction would undo these weights. Without validation rows the
+    correction cannot be calibrated.
     """
     task = built.task
     weighs = any(one is not None for one in weighing)
@@ -110,7 +110,7 @@ def _corrected(
 
 
 def _own_schedule(keys: dict[str, Any]) -> Any:
-    """A function that gives the learning rate, taken out of the keys; None without one."""
+    """Take a schedule that is a function out of the keys; None if it is none."""
     schedule = keys.pop("schedule") if callable(keys.get("schedule")) else None
     if schedule is not None and "lr" in keys:
         raise InputError("lr and a schedule that is a function both give the rate; leave out lr")
@@ -118,7 +118,7 @@ def _own_schedule(keys: dict[str, Any]) -> Any:
 
 
 def _mark(chosen: Method, added: Custom, loss: Loss | None, built: Built, net: Any) -> str:
-    """A hash of the code and numbers that are no keys of the configuration; "" without any."""
+    """A hash of code and numbers that the configuration cannot hold; "" if there are none."""
     weights = added.class_weights
     parts = {
         "method": chosen.recipe.make if chosen.custom else None,
@@ -135,7 +135,7 @@ def _mark(chosen: Method, added: Custom, loss: Loss | None, built: Built, net: A
 
 
 def checked_metrics(given: Mapping[str, Metric] | Metric | None) -> dict[str, Metric]:
-    """The metrics by name; a function alone by its own. Raises InputError for all else."""
+    """The metrics by name; a single function is named after itself. Raises InputError."""
     name = getattr(given, "__name__", "")
     if given is not None and not isinstance(given, Mapping) and name.isidentifier():
         given = {name: given} if callable(given) else given
@@ -145,7 +145,7 @@ def checked_metrics(given: Mapping[str, Metric] | Metric | None) -> dict[str, Me
 
 
 def _head(given: Sequence[str], built: Built) -> tuple[str, ...]:
-    """Prefixes as the network has them once it unpacks its inputs."""
+    """The prefixes as they are once a wrapper unpacks the network's inputs."""
     names = [given] if isinstance(given, str) else given
     if not isinstance(names, Sequence) or not all(isinstance(one, str) and one for one in names):
         raise InputError(f'head is {called(given)}; give prefixes of parameters, as head=("4.",)')
@@ -153,7 +153,7 @@ def _head(given: Sequence[str], built: Built) -> tuple[str, ...]:
 
 
 def check_task(task: object) -> None:
-    """Raise InputError for what is no task."""
+    """Raise InputError for an object that is no task."""
     if not isinstance(task, Task):
         raise InputError(f"task is {called(task)}; give an fs.Task, such as fs.Task.from_csv(...)")
 
@@ -180,14 +180,14 @@ def _config(
 
 
 def file_name(text: str) -> str:
-    """A text as the name of a run: letters, digits and . _ + = - alone."""
+    """A text as the name of a run, which may have letters, digits, spaces and . _ + = - only."""
     return re.sub(r"[^\w.+= -]+", "-", text).strip("-. ")[:60] or "run"
 
 
 def _method_table(chosen: Method, options: Mapping[str, Any]) -> dict[str, Any]:
-    """[method]; options of a user's method that no file can hold stay with the method.
+    """[method] of the configuration, without options that no file can hold.
 
-    A method that can choose its effective sample size does so, unless it is given.
+    A method that can choose its effective sample size does so, unless the user gives one.
     """
     if not chosen.custom:
         automatic = chosen.recipe.traits.auto_ess and not {"ess", "lam"} & options.keys()
@@ -211,7 +211,7 @@ def _custom_recipe(chosen: Method) -> Any:
 def _model(
     task: Task, net: Any, chosen: Method, built: Built, seed: int, freeze_norm: bool
 ) -> Model | None:
-    """The first model; None for a network by name."""
+    """The first model; None for a network that is given by name."""
     if chosen.algorithm is not None:
         model = chosen.algorithm.model
         if net is not None and net is not model and net is not model.net:

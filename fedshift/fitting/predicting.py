@@ -1,4 +1,4 @@
-"""What a model says of raw rows."""
+"""Predictions for raw rows."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ MOST = 5
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """The most probable class of each row by name, names [n], and probabilities [n, K].
+    """The name of the most probable class of each row [n], and probabilities [n, K].
 
-    sets: names are sets of labels, and probabilities [n, L] those of each label.
+    sets: True if names are sets of labels; probabilities [n, L] are then those of each label.
     """
 
     names: NDArray[np.str_]
@@ -73,12 +73,12 @@ class Numbers:
 
 
 def label_sets(probabilities: NDArray[np.float64], labels: Sequence[str]) -> Prediction:
-    """The labels above 1/2 of probabilities [n, L], as "one+two", or "none"."""
+    """The sets of labels with probability above 1/2, from [n, L], as "one+two", or "none"."""
     sets = ["+".join(np.array(labels)[row]) or "none" for row in probabilities > 0.5]
     return Prediction(np.array(sets), probabilities, tuple(labels), sets=True)
 
 
 def prediction(probabilities: NDArray[np.float64], classes: Sequence[str]) -> Prediction:
-    """The classes of the largest probabilities [n, K]."""
+    """The classes with the largest probabilities, from [n, K]."""
     names = np.array(classes)[probabilities.argmax(1)]
     return Prediction(names, probabilities, tuple(classes))

@@ -1,4 +1,4 @@
-"""A run's models as they answer: raw rows in, names and probabilities out, for one target."""
+"""A run's models for one target: from raw rows to names and probabilities."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import nn
 
 from fedshift.errors import InputError, unknown
 from fedshift.evaluation.corrected import Shifted, head_of, written
+from fedshift.experiments.folder.model_file import Pair
 from fedshift.experiments.folder.run_models import RunModels
-from fedshift.experiments.folder.stored import Pair
 from fedshift.experiments.measures.custom_metrics import answers
 from fedshift.fitting.export import export
 from fedshift.fitting.networks import inner
@@ -23,7 +23,7 @@ from fedshift.server.prior import Correction
 from fedshift.tasks.encoding import Encoding
 from fedshift.tasks.names import text_of as name_of
 
-# The correction of the server's model (None), or of the client's at this place.
+# A function: place of a client -> the correction of its model; None -> that of the server's model.
 CorrectionOf = Callable[[int | None], Correction | None]
 
 
@@ -31,10 +31,10 @@ CorrectionOf = Callable[[int | None], Correction | None]
 class Predictor:
     """`module`, `predict` and `export` of a run's models for `target` (in words).
 
-    correction: by a client's place, None for the server's model.
+    correction: a function of a client's place, or of None for the server's model.
 
-    A correction is written into the last layer where that is possible: `module` is then an
-    ordinary network. A last layer without bias keeps it beside: `module` adds it to the logits.
+    If possible, the correction is written into the last layer, and `module` is an ordinary network.
+    Otherwise, for example without a bias in that layer, `module` adds it to the logits.
 
     >>> columns = {"client": "hospital", "label": "outcome"}
     >>> task = fs.Task.from_csv("patients.csv", **columns, target="north")
@@ -53,7 +53,7 @@ class Predictor:
     correction: CorrectionOf
 
     def module(self, client: str | int | None = None, *, server: bool = False) -> nn.Module:
-        """The network in evaluation mode, a copy of its own; as `Result.module`."""
+        """A copy of the network in evaluation mode; as `Result.module`."""
         pair, beside = self._served(client, server)
         net = inner(self.models.model.loaded(*pair))
         return net if beside is None else Shifted(net, beside).eval()
@@ -85,7 +85,10 @@ class Predictor:
     def _served(
         self, client: str | int | None, server: bool = False
     ) -> tuple[Pair, Correction | None]:
-        """(the model, with its correction where its last layer takes it; else the correction)."""
+        """(the model, the correction that its last layer cannot take, or None).
+
+        If the last layer can take the correction, it is in the model already.
+        """
         pair, place = self._pair(client, server)
         correction = self.correction(place)
         if correction is None:
@@ -116,7 +119,7 @@ class Predictor:
                     f"client= one of {names} (module and export: or server=True, the server's)"
                 )
             return models.shared, None
-        # Pages and errors call site 101 "client 101".
+        # A client that is called 101 is "client 101" on pages and in errors: both are understood.
         name = name_of(client)
         name = name if name in self.clients else name.removeprefix("client ")
         if name not in self.clients:

@@ -1,4 +1,4 @@
-"""What came of `fit`: a run folder, with the network that it belongs to."""
+"""The result of `fit`: a run folder, and the network that was trained."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from fedshift.tasks.encoding import Encoding
 class Result:
     """A trained model, all that was measured, and how raw rows become its inputs.
 
-    `print(result)` shows the main numbers; `summary` has all of them, by the names of summary.json,
-    and `notes` what a reader of the numbers should know.
+    `print(result)` shows the main numbers. `summary` has all of them, by their names in
+    summary.json, and `notes` has sentences on the data and the network.
 
     >>> columns = {"client": "hospital", "label": "outcome"}
     >>> task = fs.Task.from_csv("patients.csv", **columns, target="north")
@@ -50,7 +50,7 @@ class Result:
 
     @property
     def folder(self) -> Path:
-        """Where the files of the run are."""
+        """The folder with the files of the run."""
         return self.run.folder
 
     @property
@@ -80,11 +80,12 @@ class Result:
 
     @property
     def accuracy(self) -> float:
-        """On the target's test rows: of classes, of whole sets of labels; NaN for numbers.
+        """Accuracy on the target's test rows, of classes or whole sets of labels; NaN for numbers.
 
-        Of the model that `predict` uses, which is corrected for the target (`prior` of `fit`);
-        `summary.final.target_accuracy` is that of the model as it was trained. With
-        target="clients", of each client's own model on its own test rows, over all rows.
+        It is that of the model that `predict` uses, which is corrected for the target (`prior` of
+        `fit`). `summary.final.target_accuracy` is that of the model as it was trained. With
+        target="clients", each client's own model answers its own test rows, and all rows count
+        together.
         """
         if self.models.corrected is not None:
             return _number(self.summary.final.target_accuracy_corrected)
@@ -92,10 +93,10 @@ class Result:
 
     @property
     def estimate(self) -> tuple[float, float]:
-        """Target accuracy as estimated from the clients' validation counts, and its error.
+        """(target accuracy estimated from the clients' validation counts, its standard error).
 
-        Of the model that `predict` uses. With target="clients", each client's own model answers. Of
-        numbers, the mean squared error.
+        It is that of the model that `predict` uses. With target="clients", each client's own model
+        answers. For numbers it is the mean squared error.
         """
         final, others = self.summary.final, self.summary.final.others
         if self.summary.kind == "regression":
@@ -113,9 +114,9 @@ class Result:
 
     @property
     def accuracies(self) -> dict[str, float]:
-        """Each client's accuracy, by name: of its own model where clients serve such.
+        """Each client's accuracy by name: of its own model, if clients serve models of their own.
 
-        On its own test rows where it has some, else on its validation rows.
+        It is measured on the client's test rows if it has any, or else on its validation rows.
         """
         serving = self.summary.serving
         served = serving.client_accuracy if serving and serving.client_accuracy else None
@@ -124,7 +125,7 @@ class Result:
 
     @property
     def client_metrics(self) -> dict[str, dict[str, float]]:
-        """Other numbers of each client where there are no classes: {"rmse": {"north": 1.2}}."""
+        """Other numbers of each client, for tasks without classes: {"rmse": {"north": 1.2}}."""
         each = self.summary.final.client_metrics
         return {name: self._by_client(values) for name, values in each.items()}
 
@@ -141,9 +142,9 @@ class Result:
 
     @property
     def serving(self) -> Predictor:
-        """What `module`, `predict` and `export` use."""
+        """The predictor that `module`, `predict` and `export` use."""
         done = self.models.corrected
-        # Where the last layer took the correction, the model has it.
+        # If the last layer could take the correction, the model has it already.
         beside = None if done is None or done.before else done.correction
         return self._predictor(self.models, self.target, lambda place: beside)
 
@@ -151,9 +152,9 @@ class Result:
     def for_target(self, target: Any) -> Predictor:
         """The same models, corrected for other label shares: `predict`, `module` and `export`.
 
-        target: shares or counts, a dict by class or one number per class. Nothing is trained, and
-        one run serves any number of targets. A client's own model is corrected from that client's
-        label shares, the server's from those that it was trained under.
+        target: shares or counts, as a dict by class or a number for each class. Nothing is trained,
+        so one run serves any number of targets. A client's own model was trained under that
+        client's label shares, the server's under a mixture: each is corrected from these.
 
         >>> columns = {"client": "hospital", "label": "outcome"}
         >>> task = fs.Task.from_csv("patients.csv", **columns, target="north")
@@ -161,9 +162,10 @@ class Result:
         >>> result.for_target({"benign": 0.5, "malignant": 0.5})
         Predictor(fedavg for the label shares benign 0.5, malignant 0.5)
 
-        Raises InputError for what are no shares of the classes, and where none are predicted.
+        Raises InputError if these are no shares of the classes, or if no classes are predicted.
         """
         goal = target_shares(target, self.summary)
+        # From the model as it was trained: two corrections would add up.
         models = replace(self.models, shared=self.models.uncorrected, corrected=None)
         correction = correction_for(self.summary, models, goal.shares)
         named = zip(self.classes, goal.shares, strict=True)
@@ -176,11 +178,11 @@ class Result:
         return Predictor(models, *facts, correction)
 
     def module(self, client: str | int | None = None, *, server: bool = False) -> nn.Module:
-        """The trained network in evaluation mode, a copy of its own; a client's, by name.
+        """A copy of the trained network in evaluation mode; client: that of this client.
 
-        server: the server's network, where each client serves one of its own. Raises InputError for
-        an unknown client, where clients' networks differ and neither is given, and where there is
-        no one model for all.
+        server: the server's network, if each client serves one of its own. Raises InputError for an
+        unknown client, and if neither is given although clients' networks differ, or there is no
+        single model for all.
         """
         return self.serving.module(client, server=server)
 
@@ -188,12 +190,12 @@ class Result:
     def predict(self, rows: Any, *, client: str | int | None = None) -> Prediction | Numbers:
         """Names and probabilities for raw rows, in the form that the task was made of.
 
-        Where labels are several per row, a name is the set of those above 1/2; where numbers are
-        predicted, the answer has `values`. client: by the model of this client. Without an
-        encoding, rows are x [n, ...] as in training.
+        With several labels per row, a name is the set of labels above 1/2. For numbers the answer
+        has `values`. client: use the model of this client. For a data set of the library, rows are
+        inputs x [n, ...] as in training.
 
-        Raises InputError for rows that lack a column, or are not of the task's form, and without
-        client= where each client serves a model of its own.
+        Raises InputError for rows that lack a column or do not have the task's form, and if client=
+        is missing although each client serves a model of its own.
         """
         return self.serving.predict(rows, client=client)
 
@@ -205,9 +207,9 @@ class Result:
         return place
 
     def save(self, folder: str | Path) -> Path:
-        """Copy the run folder to a place that is empty or new; `fedshift.load` reads it.
+        """Copy the run folder to a new or empty folder, from which `fedshift.load` reads it.
 
-        Raises InputError for a folder with something in it.
+        Raises InputError for a folder that is not empty.
         """
         place = Path(folder)
         with in_python_words():
@@ -224,8 +226,8 @@ class Result:
     ) -> Path:
         """Write the network for other programs: .pt (state_dict), .ts (TorchScript) or .onnx.
 
-        client, server: as of `module`. Raises InputError for another ending, and where the network
-        cannot be written so.
+        client, server: as in `module`. Raises InputError for another ending, and if this format
+        cannot express the network.
         """
         return self.serving.export(path, client=client, server=server)
 
@@ -251,5 +253,5 @@ class Result:
 
 
 def _number(value: Any) -> float:
-    """A number of a file; NaN where there is none."""
+    """A number of a file; NaN for null."""
     return math.nan if value is None else float(value)

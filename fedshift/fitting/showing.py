@@ -20,14 +20,14 @@ from fedshift.record.summary import Summary
 
 
 class Facts(NamedTuple):
-    """What a result shows: numbers by name in order, and sentences."""
+    """What a result shows: a title, numbers by name in order, and sentences."""
 
     title: str
     numbers: Mapping[str, str]
     notes: tuple[str, ...]
 
 
-# What a reader of the numbers has to know; the form is that of `training.prior`.
+# The sentence that explains the two numbers of a corrected model; {} is `training.prior`.
 SERVED = (
     'The model that answers is corrected for the target\'s labels (prior="{}"); prior="none" '
     "leaves it as trained."
@@ -48,9 +48,9 @@ def facts_of(
     summary: Summary, target: str, metrics: Mapping[str, float], notes: tuple[str, ...], *,
     corrected: bool = False,
 ) -> Facts:  # fmt: skip
-    """The facts of a run; target in words, metrics the user's own.
+    """What to show of a run; target: in words; metrics: the user's own.
 
-    corrected: whether the model that answers is; see `training.prior`.
+    corrected: whether the model that answers is corrected, see `training.prior`.
     """
     final, many = summary.final, len(summary.weights)
     main = headline_of(summary, corrected=corrected)
@@ -88,14 +88,14 @@ def facts_of(
 
 
 def text_of(facts: Facts) -> str:
-    """One number per line, then the sentences."""
+    """The facts as text: a number on each line, then the sentences."""
     wide = max(map(len, facts.numbers))
     rows = (f"  {name:<{wide}}  {value}" for name, value in facts.numbers.items())
     return visible("\n".join([facts.title, *rows, *(f"  {n}" for n in facts.notes)]), keep="\n")
 
 
 def html_of(facts: Facts) -> str:
-    """The same as a table and a list."""
+    """The facts as HTML: a table and a list."""
     rows = "".join(
         f"<tr><th style='text-align:left'>{escape(name)}</th><td>{escape(value)}</td></tr>"
         for name, value in facts.numbers.items()

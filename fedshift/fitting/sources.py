@@ -1,4 +1,4 @@
-"""What Python objects are, as text: equal for equal code, also in another process."""
+"""Python objects as text that identifies their code, the same in every process."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from torch import Tensor, nn
 
 
 def mark_of(made: Any, above: tuple[Any, ...] = ()) -> str:
-    """The source of a function or of an object's class, with the values that it was made with.
+    """The source of a function, or of an object's class, with the values that it holds.
 
-    Of a function also the variables around it that it uses, and the functions of its own module.
-    Of a network, the source of its layers' classes: their weights and sizes are seen elsewhere.
-    Where Python has no source (a console), and of objects without a text of their own, two equal
-    ones may differ: a run is then trained again, and not taken for another one.
-    above: what this object is a part of, which may be a part of itself.
+    For a function it includes outer variables that it uses, and functions of its own module. For a
+    network it is the source of its layers' classes; weights and sizes are compared elsewhere.
+    If Python has no source (in a console), or an object no text of its own, equal objects may give
+    different texts. That errs on the safe side: a run is then trained again, instead of being taken
+    for another one.
+
+    above: the objects that this one is a part of, since an object may contain itself.
     """
     if made is None or any(made is one for one in above):
         return ""
@@ -43,14 +45,14 @@ def mark_of(made: Any, above: tuple[Any, ...] = ()) -> str:
 
 
 def _numbers(of: Tensor | np.ndarray[Any, Any]) -> str:
-    """All of them, of which a long array's own text shows the first and last."""
+    """An array as text, by a hash of all its numbers: its repr would leave most of them out."""
     array = of.detach().cpu().numpy() if isinstance(of, Tensor) else of
     content = repr(array.tolist()).encode() if array.dtype == object else array.tobytes()
     return f"{array.dtype} {array.shape} {hashlib.sha256(content).hexdigest()}"
 
 
 def _code(of: Any, above: tuple[Any, ...]) -> str:
-    """Source, and what it uses: closures, defaults, and what its module has by those names."""
+    """The source, and what it uses: closures, defaults, and global names of its module."""
     parts = [_source(of)]
     functions = vars(of).values() if inspect.isclass(of) else [of]
     for function in filter(inspect.isfunction, map(inspect.unwrap, functions)):
@@ -68,7 +70,7 @@ def _names(code: CodeType) -> set[str]:
 
 
 def _outer(value: Any, module: str, above: tuple[Any, ...]) -> str:
-    """Of what other modules have, the name."""
+    """A global that a function uses: its `mark_of`, or only the name if another module has it."""
     if isinstance(value, ModuleType):
         return value.__name__
     if inspect.isroutine(value) or inspect.isclass(value):

@@ -65,7 +65,7 @@ ScoreCheck = Callable[[int, Score, OwnScores | None], None]
 ON_SERVER = 'score it on the server, without evaluates, or take mode = "public"'
 
 
-def silent(*heard: object) -> None:
+def ignore(*heard: object) -> None:
     """A listener that does nothing."""
 
 
@@ -148,16 +148,16 @@ class AlgorithmStrategy(Strategy):
         first: tuple[Params, Params] | None = None,
         patience: float = 600.0,
         timeout: float = 3600.0,
-        own: bool = False,
+        own: bool = False,  # users write this name (docs/flower.md)
         evaluates: Callable[[int], bool] = never,
-        listen: Listener = silent,
-        registers: Callable[[Params], None] = silent,
+        listen: Listener = ignore,
+        registers: Callable[[Params], None] = ignore,
         gate: Gate = Gate(),
         retries: int = 0,
         after: Round | None = None,
         name: str = "", min_clients: int | None = None,
-        dropping: DropListener = silent, scoring: ScoreCheck = silent,
-        places: bool = False, tell: Tell = silent,
+        dropping: DropListener = ignore, scoring: ScoreCheck = ignore,
+        places: bool = False, tell: Tell = ignore,
     ) -> None:  # fmt: skip
         size = clients if cohort is None else cohort
         _check_given(algorithm, seeds, gate, clients=clients, classes=classes, cohort=size)

@@ -57,7 +57,7 @@ class EtfHead(nn.Module):
         self.register_parameter("bias", None)
 
     def forward(self, features: Tensor) -> Tensor:
-        # eps keeps a zero vector at 0 in place of 0/0.
+        # eps: a zero vector stays 0 instead of becoming 0/0.
         h = F.normalize(self.project(features), dim=1, eps=1e-8)
         return self.scale * F.linear(h, self.weight)
 

@@ -17,7 +17,8 @@ from fedshift.seeds import numpy_generator
 
 Ints = NDArray[np.int64]
 Ordering = Literal["natural", "random"]
-# Of a component of `MixtureMade`, where the range [low, high] is 2 wide: a few grey values.
+# The least scale of a component of `MixtureMade`, for a range [low, high] of width 2: it spans a
+# few grey values.
 LEAST_SCALE = 0.02
 
 
@@ -42,7 +43,7 @@ def degrees(
         first = numpy_generator(seed, "made", "order").permutation(inputs)
     layers = [(first + 1).astype(np.int64)]
     for depth, width in enumerate(hidden):
-        # Keyed by depth: one more layer does not change the masks below it.
+        # Keyed by depth, so that a further layer does not change the masks below it.
         rng = numpy_generator(seed, "made", "hidden", depth)
         # With one input there is no smaller degree; such units feed no output.
         low, high = int(layers[-1].min()), max(inputs - 1, 1)
@@ -66,7 +67,7 @@ class Masked(nn.Module):
 
     def __init__(self, mask: Tensor) -> None:
         super().__init__()
-        # A plain attribute: buffers are sent and averaged, and an averaged mask is none.
+        # Not a buffer: buffers are sent and averaged, and an average of masks is no mask.
         self.mask = mask
         self.linear = nn.Linear(mask.shape[1], mask.shape[0])
 
@@ -188,8 +189,10 @@ def _layers(layers: tuple[Masked, ...]) -> nn.Sequential:
 
 
 def _check_range(low: float, high: float) -> None:
-    if not low < high:
-        raise InputError(f"low = {low} and high = {high}: low must be below high")
+    if not -math.inf < low < high < math.inf:
+        raise InputError(
+            f"low = {low} and high = {high}: low must be below high, and both finite numbers"
+        )
 
 
 class Discriminator(nn.Module):

@@ -69,7 +69,7 @@ def reproduce(
 
 
 def _options(context: typer.Context) -> set[str]:
-    """The options that stood on the command line."""
+    """The options that were given on the command line, as opposed to defaults."""
     sources = {p.name: context.get_parameter_source(p.name or "") for p in context.command.params}
     given = {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
     return {p.opts[-1] for p in context.command.params if p.name in given}

@@ -1,4 +1,4 @@
-"""`fedshift reproduce`: progress while runs go on, the table beside the paper's, exit codes."""
+"""The command `fedshift reproduce`: progress of the runs, printed results, exit codes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedshift.papers.reproduce.catalogue import (
     Missing,
     Target,
     absent,
-    measured,
+    folders_with,
     measured_columns,
     state_of,
     targets,
@@ -39,9 +39,9 @@ MISSING, FAILED = 3, 4
 
 
 def reproduce_target(request: Request, *, as_json: bool) -> None:
-    """Reproduce the target and print it.
+    """Train or draw the requested table or figure, print it, and exit with its code.
 
-    Raises InputError for label counts where no figure is drawn of them.
+    Raises InputError for --counts with a target that is not drawn from label counts.
     """
     one = find_target(request.target)
     if request.counts is not None and (not isinstance(one, Figure) or one.of_counts is None):
@@ -53,20 +53,20 @@ def reproduce_target(request: Request, *, as_json: bool) -> None:
     with asked_to_stop() as stop, progress_of_runs() as listen:
         done = reproduce(request, listen, stop, tell)
     show(done, as_json)
-    leave(done)
+    exit_by_result(done)
 
 
 def list_tables(options: Collection[str], *, as_json: bool) -> None:
-    """The tables and figures there are, with their states.
+    """Print all tables and figures, each with what is missing or done.
 
-    Raises InputError where options were given, which are for one.
+    Raises InputError if options were given: they would be for a single table.
     """
     if options:
         raise InputError(
             f"reproduce: {', '.join(sorted(options))} given, but no table is named; fedshift "
             "reproduce alone lists what there is"
         )
-    missing = cache(missing_data)  # many tables are of the same data
+    missing = cache(missing_data)  # many tables use the same data, and looking for them takes time
     if as_json:
         show_json([_describe(one, missing) for one in targets().values()])
         return
@@ -90,7 +90,7 @@ def _splits(one: Target, dataset: str, splits: Sequence[str]) -> str:
 
 
 def _sets(one: Target) -> dict[str, dict[str, list[str]]]:
-    """What --dataset and --split take, by a remark on the data sets."""
+    """Data sets and their splits, as --dataset and --split take them, by a remark on them."""
     sets: dict[str, dict[str, list[str]]] = {"": {}, ", not in the paper": {}}
     usual, extra = sets.values()
     if isinstance(one, Figure):
@@ -98,15 +98,15 @@ def _sets(one: Target) -> dict[str, dict[str, list[str]]]:
         extra |= {name: [] for name in one.extra}
         return sets
     for column in one.columns:
-        of = extra if column.extra else usual
-        of.setdefault(column.dataset, []).append(column.split)
+        group = extra if column.extra else usual
+        group.setdefault(column.dataset, []).append(column.split)
     return sets
 
 
 def _describe(one: Target, missing: Missing) -> dict[str, Any]:
     state = {
         "state": state_of(one, missing),
-        "measured": measured(one.name),
+        "measured": folders_with(one.name),
         "missing": absent(one, missing),
     }
     if isinstance(one, Figure):
@@ -153,7 +153,7 @@ def show(done: Reproduced, as_json: bool) -> None:
 
 
 def show_figure(drawing: Drawing, as_json: bool) -> None:
-    """Print a figure's tables and where its page is. Exit code 3 where data are missing."""
+    """Print a figure's tables and where its page is. Exit with code 3 if data are missing."""
     for problem in drawing.problems:
         tell(f"not drawn: {problem}")
     if as_json:
@@ -167,8 +167,11 @@ def show_figure(drawing: Drawing, as_json: bool) -> None:
         raise typer.Exit(MISSING)
 
 
-def leave(done: Reproduced) -> None:
-    """The exit code: failed, something missing, or 0. An interruption goes on to where all end."""
+def exit_by_result(done: Reproduced) -> None:
+    """Exit with the code for failed runs or for missing cells; return if there are none.
+
+    An interruption is raised again: the command line handles it for all commands alike.
+    """
     stopped = done.report.interrupted
     if stopped is not None:
         stopped.add_note("the same command goes on from here")

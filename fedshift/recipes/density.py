@@ -28,6 +28,8 @@ TAU = 0.5
 # Our choice, by made/participation: weights that lowered the loss were worth 32 % or more of every
 # client's examples, and those that raised it 15 % (estimated) or 22 % (true).
 USEFUL = 0.3
+MOST, LEAST_ESS = 10.0, 0.15
+LOW, HIGH = -1.0, 1.0
 # Mixtures clip nothing, but their components start within [low, high], and Adam does not bring them
 # far: on Gaussians with half of the values beyond it, weights had nothing to do with the true ones.
 REACH = 5.0
@@ -56,6 +58,19 @@ def _kind(setting: Setting, density: Density) -> Density:
         return density
     image = setting.shape is not None and len(setting.shape) > 1
     return "bernoulli" if setting.two_values or image else "mixture"
+
+
+def _range(setting: Setting, density: Density, low: float, high: float) -> tuple[float, float]:
+    """(low, high) of the density; of inputs of two values these, or the two would be grey."""
+    two = setting.two_values
+    if density != "auto" or not two:
+        return low, high
+    if (low, high) not in ((LOW, HIGH), two):
+        raise InputError(
+            f'all inputs are {two[0]:g} or {two[1]:g}, which density="auto" takes for low and '
+            f"high, and not {low:g} and {high:g}; leave low and high out, or set density"
+        )
+    return two
 
 
 def _rate(setting: Setting, kind: Density, rounds: int) -> float | Cosine:
@@ -107,6 +122,28 @@ def _check_idle(
         )
 
 
+def _check_bounds(estimator: Estimator, most: float, least_ess: float, useful: float) -> None:
+    """Raise InputError for a bound on weights that no weight can come to.
+
+    0 asks nothing of anybody, and is taken with all: a row's options then do for its control.
+    """
+    bounds = {
+        "most": most != MOST,
+        "useful": useful not in (USEFUL, 0.0),
+        "least_ess": least_ess not in (LEAST_ESS, 0.0),
+    }
+    for name in (name for name, given in bounds.items() if given and estimator == "equal"):
+        raise InputError(
+            f'{name} is a bound on weights that differ, and with estimator="equal" all are 1; set '
+            f'estimator="direct", "classifier" or "true", or leave {name} out'
+        )
+    if LEAST_ESS < least_ess <= useful < 1.0:
+        raise InputError(
+            f"least_ess={least_ess:g} ends no run where useful={useful:g}: weights worth less than "
+            "useful are 1 before least_ess is asked; set useful=0, or leave least_ess out"
+        )
+
+
 def _inner(setting: Setting, mu: float, tau: float) -> FedAvg:
     """MOON, FedAvg where mu is 0; InputError for a temperature of a term that is not there."""
     if tau != TAU and not mu:
@@ -152,11 +189,11 @@ def feddisk(
     density: Density = "auto",
     ratio_epochs: int = RATIO_EPOCHS,
     temper: float = 1.0,
-    most: float = 10.0,
-    least_ess: float = 0.15,
+    most: float = MOST,
+    least_ess: float = LEAST_ESS,
     useful: float = USEFUL,
-    low: float = -1.0,
-    high: float = 1.0,
+    low: float = LOW,
+    high: float = HIGH,
     mu: ContrastiveMu = 0.0,
     tau: Temperature = TAU,
 ) -> FedDisk:
@@ -176,12 +213,12 @@ def feddisk(
         ratio_epochs=ratio_epochs,
     )
     _check_idle(estimator, temper, ratio_epochs, density_epochs, ordering)
+    _check_bounds(estimator, most, least_ess, useful)
     inner = _inner(setting, mu, tau)
     _check_rounds_left(setting, density_rounds + weighing_rounds)
     # After the checks of counts: a network of width 0 would fail in torch's words.
     kind = _kind(setting, density)
-    if density == "auto" and setting.two_values:
-        low, high = setting.two_values  # else the two would be grey
+    low, high = _range(setting, density, low, high)
     network = _density(setting, kind, hidden, ordering, low, high)
     ratio = _ratio(setting, estimator, temper, ratio_epochs)
     local = replace(LOCAL, epochs=density_epochs, lr=_rate(setting, kind, density_rounds))
@@ -197,9 +234,9 @@ def made(
     density_rounds: int = 20,
     weighing_rounds: int = 1,
     hidden: tuple[int, ...] = (500,),
-    least_ess: float = 0.15,
-    low: float = -1.0,
-    high: float = 1.0,
+    least_ess: float = LEAST_ESS,
+    low: float = LOW,
+    high: float = HIGH,
 ) -> FedDisk:
     """FedDisk with the classifier's ratio and clients' models averaged uniformly.
 

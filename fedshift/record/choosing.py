@@ -1,4 +1,4 @@
-"""The run folders that a user means: given one by one, by `sweep/*`, or by a folder of runs."""
+"""Finding the run folders that a user names: one by one, by `sweep/*`, or by a folder of runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedshift.errors import DataError, InputError, shown
 from fedshift.files import is_folder, read_object
 from fedshift.record.folder import REPORT, has_run
 
-# What a comparison leaves: the folder of its runs, and its table, with title and order.
+# A comparison leaves a folder with its runs, and its table, which has their title and order.
 RUNS, RESULTS = "runs", "results.json"
 OURS = {
     REPORT, RESULTS, "compare.html", "table.md", "table.csv", "table.tex", "runs.csv",
@@ -21,10 +21,11 @@ OURS = {
 
 @dataclass(frozen=True)
 class Chosen:
-    """Run folders in order; place: the folder for their page.
+    """Run folders in order.
 
-    title: of the comparison that they are the runs of. left_out: what has no run, and is no page
-    or table of earlier calls.
+    place     the folder for their page
+    title     of the comparison that the runs belong to
+    left_out  given paths that have no run, and are no page or table of earlier calls
     """
 
     folders: tuple[Path, ...]
@@ -34,11 +35,10 @@ class Chosen:
 
 
 def choose(given: Sequence[Path]) -> Chosen:
-    """The run folders that are given, or lie in what is given.
+    """The given run folders, and those inside given folders.
 
-    Beside them, files and folders without a run are left out: `sweep/*` has earlier pages, too.
-    Raises InputError where nothing is given, DataError where no run is left, and for a path that
-    does not exist.
+    Files and folders without a run are left out, since `sweep/*` also names earlier pages. Raises
+    InputError if nothing is given, and DataError if no run is left or a path does not exist.
     """
     if not given:
         raise InputError("give at least one run folder")
@@ -78,7 +78,7 @@ def _runs_in(path: Path) -> list[Path]:
 
 
 def _table(runs: Path) -> dict[str, Any]:
-    """The table that stands beside the runs of a comparison; empty where there is none."""
+    """The table beside the runs of a comparison; {} if there is none."""
     with contextlib.suppress(DataError):
         return read_object(runs.parent / RESULTS) if runs.name == RUNS else {}
     return {}

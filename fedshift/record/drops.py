@@ -1,4 +1,4 @@
-"""Events of clients that are missing, late or drop out, in words. Loads little, for terminals."""
+"""Events of clients that are missing, late or drop out, in words. It loads fast, for terminals."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 from fedshift.errors import visible
 
-# How kinds begin of clients that trained, and gave no scores.
+# The beginning of a drop's kind if the client trained, but sent no scores.
 UNSCORED = "no scores: "
-# Names of missing clients in one line.
+# The most names of missing clients in one line.
 MOST = 10
-# The kinds of a `dropped` event, as reports say them.
+# The kinds of a `dropped` event, in the words of reports.
 KINDS = {
     "timeout": "no answer in time",
     "error": "it failed",
@@ -22,7 +22,7 @@ KINDS = {
 
 
 class Drop(NamedTuple):
-    """A client that dropped out of a round, or gave no scores; kind: "" in files of before."""
+    """A client that dropped out of a round, or sent no scores; early versions wrote no kind."""
 
     client: int
     kind: str
@@ -30,13 +30,13 @@ class Drop(NamedTuple):
 
 
 def drop_text(event: Mapping[str, Any]) -> str:
-    """Who drops out of a round, and why, of a `dropped` event; its reason comes from elsewhere."""
+    """A `dropped` event in words; its reason may come from another machine, so it is cleaned."""
     where = f"round {event['round']}: {_called(event)}"
     return visible(f"{where} dropped out ({event['kind']}): {event['reason']}")
 
 
 def news_text(event: Mapping[str, Any]) -> str:
-    """What an event tells of clients that are missing or late; "" for events of other things."""
+    """An event of clients that are missing or late in words; "" for other events."""
     kind, text = event["event"], ""
     if kind == "dropped":
         text = drop_text(event)
@@ -53,7 +53,7 @@ def news_text(event: Mapping[str, Any]) -> str:
 
 
 def _called(event: Mapping[str, Any]) -> str:
-    """A client by its name where the event has one, as of sites, else by its number."""
+    """A client's name if the event has one, as for sites; else its number."""
     return str(event.get("name", f"client {event['client']}"))
 
 

@@ -1,4 +1,4 @@
-"""events.jsonl read back: what each round measured and took, and why a run stopped."""
+"""Reading events.jsonl: each round's metrics and time, and why a run stopped."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fedshift.errors import DataError, shown
 from fedshift.record.drops import UNSCORED, Drop
 from fedshift.record.rounds import REDO, Round
 
-# What round and evaluation events have beside the columns of metrics.csv.
+# Keys of round and evaluation events that are no columns of metrics.csv.
 BESIDE = {"time", "event", "run", "round", "rounds", "clients", "seconds", "scored_by"}
 
 
 @dataclass
 class Course:
-    """How one model was trained: `of` rounds were planned; the tables are by round."""
+    """How one model was trained; of: the number of planned rounds; other fields are by round."""
 
     of: int = 0
     rows: dict[int, dict[str, float | None]] = field(default_factory=dict)
@@ -29,42 +29,42 @@ class Course:
 
     @property
     def missing(self) -> dict[int, tuple[Drop, ...]]:
-        """By round: clients that dropped out of it, and those that gave no scores after it."""
+        """By round: clients that dropped out of it, and those that sent no scores after it."""
         rounds = sorted({*self.dropped, *(t for t, _ in self.unscored)})
         of = {t: [one for (at, _), one in self.unscored.items() if at == t] for t in rounds}
         return {t: (*self.dropped.get(t, ()), *of[t]) for t in rounds}
 
     @property
     def rounds(self) -> tuple[Round, ...]:
-        """What was measured, as rows of metrics.csv; the training loss alone between them."""
+        """The metrics as rows of metrics.csv; rounds without evaluation have the training loss."""
         return tuple(Round(t, row) for t, row in sorted(self.rows.items()))
 
 
 @dataclass
 class Events:
-    """The courses by the model's name, of which a run has several where it chooses its ESS.
+    """The courses by the model's name; a run with `ess = "auto"` has several.
 
-    stopped: why it did, "" where it did not, or nothing says so.
+    stopped: why the run stopped; "" if it did not, or if no event says so
     """
 
     courses: dict[str, Course] = field(default_factory=dict)
     stopped: str = ""
 
     def course(self, chosen: object = None) -> Course:
-        """That of the candidate that was chosen, else the latest; an empty one without events."""
+        """The course of the chosen candidate, or else the latest; an empty one without events."""
         ends = "" if chosen is None else f" {chosen}"
         kept = [of for name, of in self.courses.items() if name.endswith(ends)]
         return kept[-1] if kept else Course()
 
 
 def read_events(path: Path) -> Events:
-    """All of the file. Raises DataError, with the line, for what no run writes."""
+    """Read the whole file. Raises DataError, with the line, for a line that no run writes."""
     events, number = Events(), 0
     try:
         with path.open(encoding="utf-8") as lines:
             for line in lines:
                 number += 1
-                # A killed process may have left its last line cut.
+                # A line without an end is the last one of a process that was killed.
                 if line.endswith("\n"):
                     _enter(events, json.loads(line))
     except OSError as e:
@@ -90,12 +90,12 @@ def _enter(events: Events, event: Mapping[str, Any]) -> None:
     course = events.courses.setdefault(str(event["run"]), Course())
     if kind == "start":
         course.of, after = int(event["rounds"]), int(event.get("after", 0))
-        # A run that goes on plays the rounds since its checkpoint again.
+        # A resumed run repeats the rounds after its checkpoint, so their entries are dropped.
         course.unscored = {at: one for at, one in course.unscored.items() if at[0] <= after}
         return
     t = int(event["round"])
     if kind == "round":
-        # Afresh, for the same reason.
+        # Assigned and not merged, since the round may be repeated.
         course.seconds[t] = float(event["seconds"])
         course.rows[t] = {"train_loss": _finite(event["train_loss"])}
         course.dropped[t] = tuple(map(_drop, event.get("dropped", ())))
@@ -112,6 +112,6 @@ def _drop(one: Mapping[str, Any]) -> Drop:
 
 
 def _finite(value: Any) -> float | None:
-    """None for null and for infinity, which files hold as text."""
+    """A number of a file; None for null and for infinity, which files hold as text."""
     number = math.nan if value is None else float(value)
     return number if math.isfinite(number) else None

@@ -1,4 +1,4 @@
-"""A run folder: the names of its files, and all of them read back into one frozen value."""
+"""A run folder: the names of its files, and how to read them all."""
 
 from __future__ import annotations
 
@@ -35,28 +35,30 @@ CONFIG, LOCK, EVENTS = "config.resolved.toml", "lock.json", "events.jsonl"
 METRICS, SERVED, CLIENTS = "metrics.csv", "served.csv", "clients.csv"
 CONFUSION, CORRECTED = "confusion.csv", "corrected.csv"
 MODEL, SUMMARY, REPORT = "model.safetensors", "summary.json", "report.html"
-# Of methods that train a router: what its refits have found.
+# The refits of a router, for methods that train one.
 ROUTER = "router.safetensors"
-# Of runs on data of one's own: how rows became inputs; and what `fedshift.fit` has beside.
+# For runs on the user's own data: how rows became inputs, and more facts for `fedshift.load`.
 ENCODING, FIT = "encoding.json", "fit.json"
-# Only of some runs, or while they train.
+# Files and folders of some runs only, or only while a run trains.
 CHECKPOINTS, CANDIDATES, PROFILE, DIVERGED, DEPLOYED = (
     "checkpoints", "candidates", "profile.json", "diverged.json", "deployment.json",
 )  # fmt: skip
 
 
-# The command that serves a federation, in the environment of the processes that it starts.
+# The variable in which processes of a federation find the command that serves it.
 SERVING = "FEDSHIFT_SERVING"
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """All of a run folder that a report shows; `served` are the rows of `served.csv`.
+    """All of a run folder that a report shows.
 
-    seconds: what each round took, by round; empty where events.jsonl is missing or damaged.
-    dropped: who dropped out of each round, or gave no scores after it. fit: fit.json of what
-    `fedshift.fit` trained. confusion: empty in folders of older versions. deployed: deployment.json
-    of a run on real machines.
+    served     the rows of served.csv
+    seconds    the duration of each round; {} if events.jsonl is missing or damaged
+    fit        fit.json of a run of `fedshift.fit`
+    confusion  {} in folders of older versions
+    dropped    by round, the clients that dropped out of it or sent no scores after it
+    deployed   deployment.json of a run on real machines
     """
 
     folder: Path
@@ -75,7 +77,7 @@ class RunResult:
 
 @dataclass(frozen=True)
 class Begun:
-    """A run without a summary, as far as it goes; state: how far that is, in words."""
+    """A run that is not complete, as far as it got; state: how far, in words."""
 
     folder: Path
     name: str
@@ -92,12 +94,12 @@ class Begun:
 
 
 def has_run(folder: Path) -> bool:
-    """Whether a folder has the files of a run, be it complete or not."""
+    """Whether a folder has the files of a run, complete or not."""
     return any(is_file(folder / name) for name in (SUMMARY, CONFIG))
 
 
 def read_any(folder: Path) -> RunResult | Begun:
-    """The run in a folder. Raises DataError where it has none, or a file of it is damaged."""
+    """The run in a folder. Raises DataError if there is none, or if one of its files is damaged."""
     if not os.path.lexists(folder / SUMMARY) and is_folder(folder) and is_file(folder / CONFIG):
         return _begun(folder)
     return read_run(folder)
@@ -124,7 +126,7 @@ def _begun(folder: Path) -> Begun:
     events = _events(folder)
     course = events.course()
     stopped, last = events.stopped, max(course.rows, default=0)
-    # Runs of a table say so in a file; they keep no summary when training diverges.
+    # If training diverges, a run of a table leaves this file instead of a summary.
     if is_file(folder / DIVERGED):
         stopped = (
             f"training diverged: {shown(str(read_object(folder / DIVERGED).get('error')), 300)}"
@@ -166,15 +168,15 @@ def _confusion(folder: Path, summary: Summary) -> Confusion:
 
 
 def fit_of(folder: Path) -> Mapping[str, Any]:
-    """What `fedshift.fit` says of the data and network; {} where the file is missing or damaged."""
-    # For words alone: a report is drawn without them.
+    """fit.json, with facts on data and network; {} if the file is missing or damaged."""
+    # A report uses it for words only, and can do without.
     with contextlib.suppress(DataError):
         return read_object(folder / FIT) if is_file(folder / FIT) else {}
     return {}
 
 
 def deployed_of(folder: Path) -> Mapping[str, Any]:
-    """deployment.json; {} of a run in one process. Raises DataError where it is damaged."""
+    """deployment.json; {} for a run in one process. Raises DataError if it is damaged."""
     return read_object(folder / DEPLOYED) if is_file(folder / DEPLOYED) else {}
 
 
@@ -206,7 +208,7 @@ def read_run(folder: Path) -> RunResult:
         served = read_rounds(path, _text(path), SERVED_COLUMNS)
     chosen = None if summary.selection is None else summary.selection.chosen
     course = Course()
-    # No number of the run is in this file alone: a damaged one takes times and drop-outs away.
+    # If events.jsonl is damaged, only times and drop-outs are lost: all numbers are in other files.
     with contextlib.suppress(DataError):
         course = _events(folder).course(chosen)
     return RunResult(
@@ -231,14 +233,14 @@ def _summary(path: Path) -> Summary:
         summary = parsed(text)
     except ValueError as error:
         raise DataError(f"{path}: {error}; {_cure(path, text)}") from error
-    # One run writes both or neither; the report's sections would contradict one another.
+    # A run writes both or neither. With one of them, sections of a report would contradict.
     if (summary.last is None) != (summary.serving is None):
         raise DataError(f'{path}: only one of "last" and "serving" is there; {REDO}')
     return summary
 
 
 def _cure(path: Path, text: str) -> str:
-    """What to do about a summary that cannot be read: is it of another program, or a later one?"""
+    """What to do about a summary that cannot be read: it may be another program's, or newer."""
     if not is_file(path.parent / CONFIG):
         return f"without {CONFIG} beside it, this is no run folder of fedshift: leave it out"
     written = re.match(r'\{\s*"fedshift": "(\d[\d.]{0,20})', text)
@@ -250,12 +252,12 @@ def _cure(path: Path, text: str) -> str:
 
 
 def _numbers(of: str) -> list[int]:
-    """The numbers of a version, which compare as it does."""
+    """The numbers in a version, for comparison."""
     return [int(part) for part in re.findall(r"\d+", of)[:3]]
 
 
 def _agree(path: Path, summary: Summary, clients: Sequence[Client]) -> None:
-    """Refuse two files of different runs: a report must not mix them."""
+    """Raise DataError if two files are of different runs, which a report must not mix."""
     M = len(summary.label_counts)
     if len(clients) != M:
         raise DataError(f"{path}: {len(clients)} clients; summary.json has {M}; {REDO}")
@@ -273,7 +275,7 @@ def _lock(path: Path) -> Mapping[str, Any]:
         raise DataError(f"{path}, line {error.lineno}: {error.msg}; {REDO}") from error
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: {shown(str(error), 200)}; {REDO}") from error
-    # The report shows the file's keys, whatever they are: other versions write other ones.
+    # Any keys will do: the report shows what there is, and versions write different ones.
     if not isinstance(lock, dict):
         raise DataError(f"{path}: an object of versions is needed; {REDO}")
     return lock
@@ -283,7 +285,7 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
-        # Only runs of a table have that file; they keep no summary when training diverges.
+        # If training diverges, a run of a table leaves diverged.json instead of a summary.
         ended = is_file(path.parent / DIVERGED)
         why = "its training diverged" if ended else "the run did not finish or is not a run folder"
         raise DataError(f"{path.parent} has no {path.name}: {why}") from error

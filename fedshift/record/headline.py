@@ -10,17 +10,17 @@ from typing import Any, NamedTuple
 from fedshift.record.summary import Summary
 
 NOTHING = "–"
-# Pooled over the rows: each client's own model on its own test rows.
+# The metric of clients' own models on their own test rows, over all rows together.
 OWN = "oracle_routed"
 OWN_MODELS = "accuracy of the clients' own models"
 
 
-# Targets, in a task's words, without rows of their own: they are shares, counts or a mixture.
+# How targets without rows of their own begin, in a task's words.
 _WITHOUT_ROWS = ("the given label shares", "the given counts of", "the clients' labels together")
 
 
 class Headline(NamedTuple):
-    """The main number's name, its value, and its estimate from clients alone with its error."""
+    """The main number: name, value, and its estimate from the clients alone, with an error."""
 
     name: str
     value: str
@@ -28,16 +28,16 @@ class Headline(NamedTuple):
 
 
 def headline(summary: Summary) -> Headline:
-    """Of numbers the root mean squared error, in their units; else the accuracy, in percent.
+    """The main number of a run: in regression the RMSE in units of y, else the accuracy in percent.
 
-    Where clients serve models of their own, the accuracy is theirs, see `main_accuracy`.
+    If clients serve models of their own, it is the accuracy of these, see `main_accuracy`.
     """
     final = summary.final
     if summary.kind == "regression":
         others = final.others
         value, near = (_finite(others.get(k)) for k in ("rmse", "estimated_rmse"))
         loss_se = _finite(others.get("estimated_loss_se"))
-        # The error of a root is that of the square, by its derivative.
+        # The standard error of a square root, by the delta method.
         error = loss_se / (2 * near) if near else math.nan
         return Headline("target RMSE", digits(value), _with_error(digits(near), digits(error)))
     name = "subset accuracy" if summary.kind == "multilabel" else "target accuracy"
@@ -48,10 +48,10 @@ def headline(summary: Summary) -> Headline:
 
 
 def main_accuracy(summary: Summary) -> float | None:
-    """At the target; of clients that are tested on their own rows, each by the model it serves.
+    """The accuracy at the target; if clients serve models of their own, of each on its own rows.
 
-    The estimate and `compare` measure the same models. What all models say together of any
-    client's rows is `system_accuracy`.
+    The estimate and `compare` measure the same models. (`system_accuracy` is that of all models
+    together, on the rows of all clients.)
     """
     final = summary.final
     value = final.others.get(OWN, final.target_accuracy)
@@ -59,9 +59,9 @@ def main_accuracy(summary: Summary) -> float | None:
 
 
 def serves_own(summary: Summary) -> bool:
-    """Whether clients serve models that differ, on rows of their own."""
+    """Whether clients serve different models, each on rows of its own."""
     others = summary.final.others
-    # Of one model for all, these three are the same count of the same rows.
+    # With one model for all, these three accuracies are the same number.
     return (
         OWN in others
         and len({others.get(k) for k in (OWN, "vote_accuracy", "global_accuracy")}) > 1
@@ -69,18 +69,18 @@ def serves_own(summary: Summary) -> bool:
 
 
 def without_rows(target: str) -> bool:
-    """Whether the clients' test rows stand for the target, drawn so that labels have its shares.
+    """Whether the target has no rows of its own, so that clients' test rows stand for it.
 
-    target: as fit.json says it; "" for one of the library's data sets.
+    target: in the words of fit.json; "" for one of the library's data sets.
     """
     return target.startswith(_WITHOUT_ROWS)
 
 
 def target_words(fit: Mapping[str, Any], config: str) -> str:
-    """Where the model will be used, in words; "" where these say nothing.
+    """Where the model will be used, in words; "" if it is not recorded.
 
-    fit: fit.json, of what `fedshift.fit` trained. config: the run's TOML, whose data.target shares
-    of labels may stand for a target without rows.
+    fit: fit.json of a run of `fedshift.fit`. config: the run's TOML, whose data.target may be label
+    shares.
     """
     if "target" in fit:
         return str(fit["target"])
@@ -105,9 +105,9 @@ def measured_on(targets: Iterable[str]) -> str:
 
 
 def validated_by(deployed: Iterable[Mapping[str, Any]]) -> str:
-    """Who scored the clients' validation examples of these runs, in a sentence; see `DEPLOYED`.
+    """A sentence on where the validation examples of these runs were scored; see `DEPLOYED`.
 
-    Only clients on machines of their own have any that are not here.
+    They may have been scored by the clients, if these are on machines of their own.
     """
     runs = list(deployed)
     apart = [run for run in runs if run]
@@ -130,14 +130,14 @@ def validated_by(deployed: Iterable[Mapping[str, Any]]) -> str:
 
 
 def percent(share: float | str | None, places: int = 1) -> str:
-    """A fraction as percent; a dash for none."""
+    """A fraction as percent; a dash for None and NaN."""
     if not isinstance(share, float | int) or math.isnan(share):
         return NOTHING
     return f"{100 * share:.{places}f} %"
 
 
 def digits(value: float | None) -> str:
-    """Four digits of a number; a dash for none."""
+    """A number with four digits; a dash for None and NaN."""
     return NOTHING if value is None or math.isnan(value) else f"{value:.4g}"
 
 

@@ -1,4 +1,4 @@
-"""One process at a time in a run folder."""
+"""A lock that keeps a run folder for one process at a time."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ IN_USE = "in-use"
 def alone_in(folder: Path) -> Iterator[None]:
     """Lock the folder for this process while the block runs; the system unlocks it if it dies.
 
-    Raises InputError where another process has the lock, and where its file cannot be written.
+    Raises InputError if another process has the lock, or if the lock file cannot be written.
     Without POSIX locks (Windows, some network disks) nothing is locked. The same process may enter
-    twice, and leaving once unlocks.
+    twice, but leaving once unlocks the folder.
     """
     path = folder / IN_USE
     descriptor = _acquire(path)
     try:
         yield
     finally:
-        # Removed while still locked: otherwise another process's new lock file might be removed.
+        # The file is removed while it is still locked: later, it could be another process's.
         if descriptor is not None:
             _release(path, descriptor)
 
@@ -43,7 +43,7 @@ def _acquire(path: Path) -> int | None:
     # Windows has no such locks; a run there is not protected from a second one.
     if importlib.util.find_spec("fcntl") is None:
         return None
-    # Again from the start if the lock file was removed between opening and locking it.
+    # Begin again if the lock file was removed between opening and locking it.
     while True:
         descriptor = _open_file(path)
         try:
@@ -69,7 +69,7 @@ def _open_file(path: Path) -> int:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | NOT_THROUGH_LINKS, 0o666)
     except OSError as e:
         raise _unwritable(path, "a link" if path.is_symlink() else e.strerror) from None
-    # Of the open file, not of the path, which may be replaced at any time.
+    # The status of the open file, since another file may be at the path by now.
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
         os.close(descriptor)
@@ -78,7 +78,7 @@ def _open_file(path: Path) -> int:
 
 
 def _lock(descriptor: int, path: Path) -> bool:
-    """Take the lock; False where there are no such locks. InputError where it is taken."""
+    """Take the lock; False if the system has no such locks. Raises InputError if it is taken."""
     import fcntl
 
     try:

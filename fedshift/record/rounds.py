@@ -23,24 +23,24 @@ def _number(value: Any) -> Any:
     return float(value) if value in ("inf", "-inf") else value
 
 
-# Of numbers that are predicted: what rounds and settings are chosen by, and what goes with it.
+# For regression: the estimates by which rounds and settings are chosen.
 ESTIMATES = ("estimated_loss", "estimated_loss_se", "estimated_rmse", "source_loss")
 Measured = Annotated[float, BeforeValidator(_number)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Metrics:
-    """The measurements after one evaluated round. Accuracies are fractions, losses nats.
+    """The measurements after one evaluated round. Accuracies are fractions, losses are in nats.
 
-    Rows of earlier versions lack what has a default.
+    Fields with a default are missing in rows of earlier versions.
 
     target_*             on test examples that follow T (macro F1: see `Score`)
     estimated_accuracy   sum_y T(y) recall(y) from the clients' validation counts, with its
     estimated_se         standard error
-    validation_*         on validation examples that follow T, where there are any
-    source_accuracy      on the clients' pooled validation examples: what selection without a
-                         target would look at
-    ess, ess_fraction    of the round's weights, in examples and as a share of its cohort's
+    validation_*         on validation examples that follow T, if there are any
+    source_accuracy      on the clients' pooled validation examples, by which one would choose
+                         without a target
+    ess, ess_fraction    of the round's weights, in examples and as a share of its cohort's examples
     gap                  ||T - S^T a||_2 of the round's weights
     others               the user's metrics by name, and those of tasks without classes
     """
@@ -63,23 +63,24 @@ class Metrics:
 
     @property
     def merit(self) -> float:
-        """What rounds and settings are chosen by, larger is better; NaN without validation.
+        """The number by which rounds and settings are chosen, the larger the better.
 
-        The estimated accuracy, or, where numbers are predicted, minus the estimated loss.
+        It is the estimated accuracy, or in regression minus the estimated loss. NaN without
+        validation examples.
         """
         return -self.others.get("estimated_loss", -self.estimated_accuracy)
 
     def numbers(self) -> dict[str, Any]:
-        """All of them by name, the user's last."""
+        """All numbers by name, the user's metrics last."""
         return {k: v for k, v in vars(self).items() if k != "others"} | dict(self.others)
 
 
 @dataclass(frozen=True)
 class ServedMetrics:
-    """Accuracies after one round, as fractions; NaN for what the method does not have.
+    """Accuracies after one round, as fractions; NaN for those that the method does not have.
 
     system_accuracy    on all clients' test examples together, answered by the method's own rule:
-                       by the model of the client that the router names, else by vote
+                       by the model of the client that the router names, or by vote
     average_accuracy   of every client's model on its own test examples, by training sizes
     worst_accuracy     the smallest of these
     global_accuracy    of the one model that the server holds, where it is complete
@@ -105,14 +106,14 @@ class ServedMetrics:
 
 
 def other_columns(rounds: Sequence[Round], final: Collection[str]) -> tuple[str, ...]:
-    """Names of the user's metrics: columns of metrics.csv that the summary's "final" has, too."""
+    """The names of the user's metrics: columns of metrics.csv that are in `final`, too."""
     names = set(final) - {one.name for one in fields(Metrics)}
     return tuple(name for name in (rounds[0].values if rounds else ()) if name in names)
 
 
-# (true class, predicted class) -> test examples, without zeros.
+# (true class, predicted class) -> number of test examples, without zeros.
 Confusion = Mapping[tuple[int, int], int]
-# Columns that every version wrote.
+# Columns that all versions have written.
 ROUND_COLUMNS = (
     "round", "train_loss", "target_accuracy", "target_loss", "estimated_accuracy", "estimated_se",
     "clients_trained", "ess",
@@ -128,7 +129,7 @@ REDO = "the file is damaged or from another version: run the experiment again"
 
 @dataclass(frozen=True)
 class Round:
-    """One row of `metrics.csv` or `served.csv`, by column; None where the cell is empty."""
+    """One row of `metrics.csv` or `served.csv`, by column; None for an empty cell."""
 
     round: int
     values: Mapping[str, float | None]
@@ -148,7 +149,7 @@ class Client:
 
 
 def rounds_csv(metrics: Sequence[Metrics] | Sequence[ServedMetrics]) -> str:
-    """One row per evaluated round; empty where a value does not exist."""
+    """A row for each evaluated round; a cell is empty if its value does not exist."""
     rows = [m.numbers() if isinstance(m, Metrics) else vars(m) for m in metrics]
     return _csv([list(rows[0]), *(list(row.values()) for row in rows)])
 
@@ -174,7 +175,7 @@ def confusion_csv(counts: Sequence[Sequence[int]], classes: Sequence[str]) -> st
 def corrected_csv(
     counts: Mapping[str, Mapping[str, Sequence[Sequence[int]]]], classes: Sequence[str]
 ) -> str:
-    """Answers as trained and of corrected models; counts [K, K] by set of examples and form."""
+    """Confusion counts of the model as trained and corrected, [K, K] by set and form."""
     rows = [
         [name, classes[i], classes[j], *given]
         for name, forms in counts.items()
@@ -187,7 +188,7 @@ def corrected_csv(
 
 def _csv(rows: Sequence[Sequence[Any]]) -> str:
     out = io.StringIO()
-    # The same bytes on every system: csv's default is the line ending of Windows.
+    # By default csv writes line endings of Windows.
     writer = csv.writer(out, lineterminator="\n")
     for row in rows:
         writer.writerow(map(_cell, row))
@@ -195,7 +196,8 @@ def _csv(rows: Sequence[Sequence[Any]]) -> str:
 
 
 def _cell(value: Any) -> Any:
-    # Names of clients and classes come from files: control characters must not reach a terminal.
+    # Names of clients and classes come from users' files, and may have control characters, which
+    # must not reach a terminal.
     if isinstance(value, str):
         return visible(value)
     return "" if isinstance(value, float) and math.isnan(value) else value
@@ -212,7 +214,7 @@ def read_rounds(path: Path, text: str, needed: Sequence[str]) -> tuple[Round, ..
 
 def read_clients(path: Path, text: str, classes: Sequence[str]) -> tuple[Client, ...]:
     """The rows of clients.csv. Raises DataError with line and column."""
-    # As they were written, see `_cell`.
+    # In the form in which `_cell` wrote them.
     labels = tuple(visible(LABEL + name) for name in classes)
     clients = []
     for line, row in _rows(path, text, CLIENT_COLUMNS + labels):
@@ -240,8 +242,8 @@ def read_confusion(path: Path, text: str, classes: Sequence[str]) -> Confusion:
 
 
 def _rows(path: Path, text: str, needed: Sequence[str]) -> list[tuple[int, dict[str, str]]]:
-    """(line number, column -> cell) of every row, after checking that all needed columns exist."""
-    # newline="": a quoted name may hold a line break, which csv itself must see.
+    """(line number, column -> cell) of every row, after a check that all needed columns exist."""
+    # newline="": a quoted name may contain a line break, which csv itself must interpret.
     reader = csv.reader(io.StringIO(text, newline=""))
     try:
         lines = [(reader.line_num, cells) for cells in reader]
@@ -263,7 +265,7 @@ def _rows(path: Path, text: str, needed: Sequence[str]) -> list[tuple[int, dict[
 
 
 def _value(path: Path, line: int, column: str, cell: str) -> float | None:
-    """The number in a cell; None where it is empty, NaN or infinite (a loss that diverged)."""
+    """The number in a cell; None if it is empty, NaN or infinite (after training diverged)."""
     if not cell.strip():
         return None
     try:

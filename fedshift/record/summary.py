@@ -1,7 +1,7 @@
-"""summary.json: the one schema by which it is written, read and checked.
+"""summary.json: the schema by which it is written, read and checked.
 
-Fields stand in the order of the file. Those with a default are missing in files of earlier
-versions; a number that is not finite is null (NaN) or the text "inf".
+Fields are in the order of the file. Those with a default may be missing in files of earlier
+versions. A number that is not finite is null (NaN) or the text "inf".
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ Count = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Whole = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 Lambda = Annotated[float, Field(ge=0, allow_inf_nan=False)] | Literal["inf"] | None
-# A little over 1: some are sums of fractions.
+# The bound is a little above 1, since some portions are sums of fractions.
 Portion = Annotated[float, Field(ge=0, le=1 + 1e-9, allow_inf_nan=False)]
 Mass = Annotated[float, Field(ge=0, le=1 + 1e-6, allow_inf_nan=False)]
-# What was done to a model's logits, by `Corrected.form`.
+# Sentences on what a correction does to the logits, by `Corrected.form`.
 CORRECTED = {
     "target": "Corrected: the same model with log T - log p added to its logits, p being the label "
     "shares that it was trained on; this takes no training and no message.",
@@ -59,7 +59,7 @@ class Corrected:
 
 @dataclass(frozen=True)
 class Cohorts:
-    """How many clients a round draws, and over how many rounds the weights are means."""
+    """The number of clients that a round draws, and of rounds that the weights are means over."""
 
     clients: Positive
     rounds: Positive
@@ -79,12 +79,15 @@ class CurvePoint:
 class Final:
     """The last evaluation: target and estimate, recall per class [K], accuracy per client [M].
 
-    others: what only some runs have, as entries of its own: accuracies of served models and of
-    refitted routers, what became of absent labels ("sets_..."), metrics of the user's and of tasks
-    without classes. client_metrics: of these tasks, by name, one per client: on its own test
-    examples where it has some, else on its validation examples. bytes_* are of the tensors of
-    the last round, the mean over its clients, and of the whole model. "..._corrected": with the
-    logits moved to the target's labels, see `Corrected`; estimates where `training.prior` is set.
+    others          numbers that only some runs have: accuracies of served models and refitted
+                    routers, "sets_..." on absent labels, the user's metrics, and metrics of tasks
+                    without classes. In the file they are entries of "final" itself
+    client_metrics  metrics of tasks without classes, for each client: on its own test examples if
+                    it has any, else on its validation examples
+    bytes_*         of the tensors of the last round's messages, as a mean over clients, and of the
+                    whole model
+    *_corrected     with the logits moved to the target's labels, see `Corrected`; estimates only
+                    if `training.prior` is not "none"
     """
 
     round: Positive
@@ -114,9 +117,9 @@ class Final:
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One ESS that a selection rule could choose, with what each rule would look at.
+    """One ESS that a selection rule could choose, with the numbers that the rules compare.
 
-    losses: in the place of accuracies where numbers are predicted; smaller is better.
+    losses: in regression, in place of accuracies; the smaller the better.
     """
 
     label: str
@@ -132,7 +135,7 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Which candidate was used, by what rule, and what every rule would have picked."""
+    """The candidate that was used, the rule that picked it, and the picks of all rules."""
 
     rule: str
     chosen: str | int | None
@@ -142,7 +145,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class RouterDetails:
-    """How a router does on all test examples: sent, auc [M][M], coverage and risk [P].
+    """How well a router does on all test examples: sent, auc [M][M], coverage and risk [P].
 
     sent[i][j] is the share of client i's queries that are sent to client j.
     """
@@ -158,10 +161,10 @@ class RouterDetails:
 
 @dataclass(frozen=True, kw_only=True)
 class Serving:
-    """Own models on own test examples: class_accuracy [M][K], client_accuracy [M].
+    """Clients' own models on their own test examples: class_accuracy [M][K], client_accuracy [M].
 
-    looks [M] says what each client's inputs go through. Folders of the first versions lack looks
-    and client_accuracy.
+    looks [M] says what sets each client's inputs apart. Early versions did not write looks and
+    client_accuracy.
     """
 
     looks: tuple[str, ...] | None = None
@@ -174,21 +177,21 @@ def _of_rounds(last: dict[str, Any]) -> dict[str, Any]:
     for name in ("round", "rounds"):
         if not isinstance(last.get(name), int | float):
             raise ValueError(f'a number "{name}" is needed')
-    # None where the clients' models stayed at their sites: nothing answers for all of them.
+    # None if the clients' models stayed at their sites: then they cannot answer as a system.
     if not isinstance(last.get("system_accuracy", ""), int | float | None):
         raise ValueError('a number "system_accuracy" is needed')
     return last
 
 
-# Means over the last rounds by name, and their deviations by name and "_sd".
+# Means over the last rounds by name, and deviations under the name with "_sd".
 Last = Annotated[dict[str, Number | None], AfterValidator(_of_rounds)]
 
 
 @dataclass(frozen=True)
 class Optima:
-    """Accuracies on the server's labelled examples: the aggregate's, and each loss's optimum's.
+    """Accuracies on the server's labelled examples: of the aggregate, and of each loss's optimum.
 
-    gain_se  the standard error of each optimum minus the aggregate, paired by example
+    gain_se  the standard error of each optimum's gain over the aggregate, paired by example
     """
 
     aggregate: Portion
@@ -199,13 +202,13 @@ class Optima:
 
     @property
     def gains(self) -> dict[str, float]:
-        """Optimum minus aggregate, by loss."""
+        """By loss, the accuracy of its optimum minus the aggregate's."""
         return {k: getattr(self, k) - self.aggregate for k in ("mse", "pairwise", "kl")}
 
 
 @dataclass(frozen=True)
 class SetRound:
-    """Label sets after one evaluated round; None for what the method does not have.
+    """Label sets after one evaluated round; None for numbers that the method does not have.
 
     absent      labels that no client of this round's cohort has
     loss_*      central tuning's loss before and after its steps
@@ -224,9 +227,9 @@ class SetRound:
 
 @dataclass(frozen=True, kw_only=True)
 class LabelSets:
-    """`summary.json`: clients that hold each label, rounds in which it was absent, both [K].
+    """How many clients hold each label, and in how many rounds it was absent, both [K].
 
-    mode, tune, tune_over are the method's; None in folders of versions that did not say them.
+    mode, tune, tune_over are the method's options; None in folders of early versions.
     """
 
     mode: str | None = None
@@ -238,7 +241,7 @@ class LabelSets:
 
     @property
     def rows_move(self) -> bool | None:
-        """Whether an absent label's rows of the head change in that round; None if unknown."""
+        """Whether an absent label's row of the head changes in that round; None if unknown."""
         if self.mode is None or self.tune is None:
             return None
         return self.mode == "public" or self.tune_over == "all"
@@ -246,10 +249,10 @@ class LabelSets:
 
 @dataclass(frozen=True)
 class Differences:
-    """`summary.json`: [d][d] for the d `clients`, null where a pair has no value.
+    """Distances [d][d] between the d `clients`, null for a pair without a value.
 
-    mean is over these pairs; mean_all, without domain_auc, over all pairs of clients. looks [M]
-    says what each client's inputs go through; null where only their origins differ.
+    mean is taken over these pairs, mean_all (without domain_auc) over all pairs of clients. looks
+    [M] says what sets each client's inputs apart; null if only their origin does.
     """
 
     clients: tuple[int, ...]
@@ -265,7 +268,7 @@ class Differences:
 
 @dataclass(frozen=True)
 class Importance:
-    """`summary.json`: effective sizes of the example weights [M], null for clients without any."""
+    """Effective sample sizes under example weights [M], null for clients without weights."""
 
     ess: tuple[Share | None, ...]
     share: tuple[Portion | None, ...]
@@ -275,12 +278,14 @@ class Importance:
 class Summary:
     """`summary.json`: K classes, M clients; label_counts [M, K], target [K], weights [M].
 
-    kind: what is predicted where this is no class; classes are then bins of the numbers, or sets
-    of labels. distance and l1_distance are those of the target to the mixture that the run
-    trained on.
-    last, serving: where clients serve models of their own; None elsewhere, and in old folders.
-    label_sets, importance: for methods with label sets, and that weigh examples.
-    differences: where the clients' inputs differ. cohorts: where rounds draw some clients.
+    kind           if no classes are predicted: classes are then bins of numbers, or sets of labels
+    distance, l1_distance  from the target to the mixture that the run trained on
+    cohorts        if rounds draw some of the clients
+    last, serving  if clients serve models of their own; None otherwise, and in early versions
+    label_sets     for methods with label sets
+    differences    if the clients' inputs differ
+    importance     for methods that weigh examples
+    why            sentences on the results
     """
 
     fedshift: str | None
@@ -319,15 +324,15 @@ class Summary:
 
     @property
     def hull(self) -> float | None:
-        """How far the target is from every mixture: as given, else from the curve's lambda = 0."""
+        """The distance of the target from the nearest mixture of clients; None if unknown."""
         if self.hull_distance is not None:
             return self.hull_distance
-        # Folders of the first versions lack the field.
+        # Early versions did not write the field. It is the distance of the curve at lambda = 0.
         return next((p.distance for p in self.curve if p.lam == 0.0), None)
 
 
 def corrected_by(forms: Iterable[str | None]) -> list[str]:
-    """What was done to the models of runs, by the forms of their corrections."""
+    """Sentences on the corrections of runs' models, by their forms."""
     return [CORRECTED[form] for form in sorted({form for form in forms if form})]
 
 
@@ -355,24 +360,24 @@ def _plain(value: Any) -> Any:
 
 
 def parsed(text: str | bytes) -> Summary:
-    """The inverse of `written`; ValueError, in one line with the key, for what no run writes."""
+    """The inverse of `written`. Raises ValueError, in one line with the key, for other texts."""
     try:
         summary = _SUMMARY.validate_json(text, strict=True)
     except ValidationError as error:
         raise ValueError(first_error(error)) from error
-    # Types are pydantic's to check; lengths depend on other fields.
+    # pydantic has checked types. Lengths are checked here, since they depend on other fields.
     for name, has, needed in _lengths(summary):
         if has != needed:
             raise ValueError(f'"{name}" has {has} entries, {needed} are needed')
-    # Keys that only some methods write stand beside the fields in the file (`others`).
+    # In the file, `others` are keys beside the fields.
     final, named = json.loads(text)["final"], {one.name for one in fields(Final)}
     others = {k: v for k, v in final.items() if k not in named}
     return replace(summary, final=replace(summary.final, others=others))
 
 
 def first_error(error: ValidationError) -> str:
-    """The first thing that is wrong, and where, in one line."""
-    # One is enough: where a file is of another version, a hundred fields are wrong at once.
+    """The first mistake, and where it is, in one line."""
+    # One is enough: in a file of another version, a hundred fields are wrong at once.
     first = error.errors()[0]
     place = ".".join(map(str, first["loc"]))
     more = f" ({error.error_count() - 1} more)" if error.error_count() > 1 else ""
@@ -380,7 +385,7 @@ def first_error(error: ValidationError) -> str:
 
 
 def _lengths(summary: Summary) -> Iterator[tuple[str, int, int]]:
-    """(name, its entries, entries needed) of every list."""
+    """(name, number of entries, number needed) of every list."""
     K, M, final = len(summary.classes), len(summary.label_counts), summary.final
     yield "classes", min(K, 1), 1
     yield "label_counts", min(M, 1), 1

@@ -1,4 +1,4 @@
-"""The parts of the report by round: accuracy or error, loss, and time."""
+"""The report's parts with charts over the rounds: accuracy or error, loss, and time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedshift.report.pools import Pool, Run
 from fedshift.report.tables import Cell, Table
 
 Rows = Callable[[Run], Sequence[Round]]
-# Dots help with few rounds; with many they hide the line.
+# Dots mark the evaluated rounds; with more of them than this they hide the line.
 FEW = 30
 SEVERAL = (
     "Lines are means over seeds, bands 95 % t-intervals of the thick ones (none below three seeds)."
@@ -25,12 +25,12 @@ SHORTER = "Seeds stopped after different rounds; lines end where the first of th
 
 
 def metrics(run: Run) -> Sequence[Round]:
-    """The rows of metrics.csv, or what the events say of a run that is not complete."""
+    """The rows of metrics.csv; for a run that is not complete, those that its events give."""
     return run.rounds
 
 
 def times(run: Run) -> Sequence[Round]:
-    """The seconds of every round, as rows."""
+    """The seconds of every round, in the form of rows."""
     return [Round(t, {"seconds": s}) for t, s in sorted(run.seconds.items())]
 
 
@@ -38,21 +38,25 @@ def series_of(
     line: Pool, column: str, name: str = "", *, rows: Rows = metrics, thin: bool = False,
     look: Look | None = None,
 ) -> list[Series]:  # fmt: skip
-    """One column by round: its mean over the seeds with its interval; [] where it is empty."""
-    # Of a run that is not complete, rounds between evaluations have no such column: no gap.
+    """A column by round: its mean over the seeds, with an interval; [] if it has no value.
+
+    It is a list of at most one series, so that callers can join those of several lines.
+    """
+    # Rounds without this column are skipped instead of drawn as gaps: a run that is not complete
+    # has them between its evaluations.
     runs = [
         {r.round: r.values[column] for r in rows(run) if column in r.values} for run in line.all
     ]
     common = sorted(set(runs[0]).intersection(*runs[1:]))
     values = [[run[t] for run in runs] for t in common]
-    # Without a seed, the mean would be of others than at the rounds beside it.
+    # If a seed has no value in a round, the mean would jump there, so that there is none.
     each = [moments_of(of, column) for of in values]
     over = [m if m and m.n == len(runs) else None for m in each]
     if not any(over):
         return []
     x, name = tuple(map(float, common)), name or line.label
     y, *ends = with_intervals(over)
-    # Bands of estimates would hide those of what was measured; of times they say little.
+    # Thin lines (estimates) get no band, which would hide the main line's; times do not need one.
     low, high = ((), ()) if thin or column == "seconds" else ends
     return [Series(name, x, y, low, high, look=look, thin=thin, points=len(x) <= FEW)]
 
@@ -63,7 +67,7 @@ def round_chart(title: str, series: Sequence[Series], y: Axis) -> LineChart:
 
 
 def words_on(caption: str, lines: Sequence[Pool]) -> str:
-    """A caption, and what bands and the ends of lines mean where lines have several seeds."""
+    """A caption, with sentences on bands and line ends if any line has several seeds."""
     several = any(len(line.all) > 1 for line in lines)
     ends = [{max((r.round for r in run.rounds), default=0) for run in p.all} for p in lines]
     shorter = any(len(rounds) > 1 for rounds in ends)
@@ -71,12 +75,12 @@ def words_on(caption: str, lines: Sequence[Pool]) -> str:
 
 
 def of_numbers(line: Pool) -> bool:
-    """Whether numbers are predicted, which have errors in the place of accuracies."""
+    """Whether a line's runs are regressions, which have errors in place of accuracies."""
     return any("rmse" in r.values for run in line.all for r in run.rounds)
 
 
 def accuracy(lines: Sequence[Pool]) -> str:
-    """Accuracy or error per round, estimates thin."""
+    """The section on accuracy or error by round; estimates are thin lines."""
     chart, errors = accuracy_chart(lines), any(map(of_numbers, lines))
     caption = (
         "Thick: on the test data. Thin, dotted: estimated from the clients' validation data alone."
@@ -102,7 +106,7 @@ def accuracy_chart(lines: Sequence[Pool]) -> LineChart:
 
 
 def loss(lines: Sequence[Pool]) -> str:
-    """Training loss, and the loss on the test data where there is one."""
+    """The section on loss by round: in training, and on the test data if it was measured."""
     chart = loss_chart(lines)
     caption = "Thick: the clients' mean training loss under the weights."
     if any(one.thin for one in chart.series):
@@ -125,7 +129,7 @@ def loss_chart(lines: Sequence[Pool]) -> LineChart:
 
 
 def time(lines: Sequence[Pool]) -> str:
-    """What a round takes."""
+    """The section on the seconds that a round takes."""
     timed = [line for line in lines if any(run.seconds for run in line.all)]
     if not timed:
         text = f"No times: no round was completed, or {EVENTS} is missing or damaged."
@@ -158,14 +162,14 @@ def _main(errors: bool) -> str:
 
 
 def _is_share(column: str, run: Run) -> bool:
-    """Whether a column is of fractions: an accuracy of the user's may be in percent already."""
+    """Whether a column has fractions. A user's metric called accuracy may be in percent already."""
     return ("accuracy" in column or column.endswith("_se")) and all(
         abs(r.values.get(column) or 0.0) <= 1 + 1e-9 for r in run.rounds
     )
 
 
 def _over_seeds(lines: Sequence[Pool], errors: bool) -> list[str]:
-    """The main column by round, a mean ± sd per line; nothing where each line is one run."""
+    """A table of the main column by round, mean ± sd for each line; [] if all are single runs."""
     if all(len(line.all) == 1 for line in lines):
         return []
     column, spec = _main(errors), ".4g" if errors else ".1%"
@@ -181,13 +185,13 @@ def _over_seeds(lines: Sequence[Pool], errors: bool) -> list[str]:
 
 
 def _source(lines: Sequence[Pool]) -> str:
-    """The file that has the rows: runs that are not complete have no metrics.csv."""
+    """The name of the file that has the rows; runs that are not complete have no metrics.csv."""
     begun = any(line.begun for line in lines)
     return METRICS if not begun else f"{METRICS} or, of runs that are not complete, {EVENTS}"
 
 
 def _tables(lines: Sequence[Pool], errors: bool) -> list[str]:
-    """All of metrics.csv of every run."""
+    """The whole metrics.csv of every run, as tables."""
     shown = []
     for line in lines:
         for name, run in zip(line.names, line.all, strict=True):

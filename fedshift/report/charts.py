@@ -1,6 +1,6 @@
-"""What charts show, apart from how: `svg` draws them for pages, `printed` for papers.
+"""Charts as data, without how they are drawn: `svg` draws them for pages, `printed` for papers.
 
-Values of shares are fractions, which `Axis.percent` writes in percent.
+Shares are fractions, which `Axis.percent` writes in percent.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ from fedshift.errors import visible
 from fedshift.report.looks import Look
 
 Values = tuple[float | None, ...]
-# More points than a page has pixels for.
+# A line with more points than this has several for each pixel, and is thinned out.
 MOST_POINTS = 400
 
 
 @dataclass(frozen=True)
 class Axis:
-    """What an axis shows: `percent` writes 0.5 as 50 %, `zero` lets it start there.
+    """An axis.
 
-    log: a logarithmic one, of a `LineChart`; values of 0 and below are left out
+    percent  write 0.5 as 50 %
+    zero     start at 0
+    log      logarithmic, in a `LineChart` only; values of 0 and below are left out
     """
 
     label: str
@@ -32,17 +34,19 @@ class Axis:
     log: bool = False
 
     def value(self, place: float) -> float:
-        """What stands at a place: the place itself, or 10 to its power."""
+        """The value at a place of the axis: the place itself, or 10 to its power if it is `log`."""
         return float(10.0**place) if self.log else place
 
 
 @dataclass(frozen=True)
 class Series:
-    """A line or a set of points: x [P], y [P] (None where missing).
+    """A line or a set of points: x [P], y [P] (None for a missing value).
 
-    low, high  a band around the line, [P]; empty, or None where there is none
-    look       None for that of the method which the name begins with
-    thin       beside the line of the same method, as its estimate
+    low, high  a band around the line, [P] with None where there is none; or () for no band
+    look       colour and dash; None for those of the method with which the name begins
+    thin       a thin line that goes with the main one of the same method, as its estimate
+    line       whether the points are joined
+    points     whether a line's points are marked
     """
 
     name: str
@@ -58,7 +62,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Bars:
-    """One value per group [G], None where missing; low, high: error bars, [G] or empty.
+    """A value for each group [G], None for a missing one; low, high: error bars, [G] or ().
 
     look: as in `Series`.
     """
@@ -82,7 +86,7 @@ class LineChart:
 
 @dataclass(frozen=True)
 class BarChart:
-    """Bars side by side per group, from zero; a missing value is left out and says so."""
+    """Groups of upright bars from zero; a dash stands for a missing value."""
 
     title: str
     groups: tuple[str, ...]
@@ -92,10 +96,10 @@ class BarChart:
 
 @dataclass(frozen=True)
 class SideBars:
-    """A bar per name from the left, from zero; a line at `mark`.
+    """A horizontal bar for each name, from zero, and a line at `mark`.
 
-    low, high: error bars, one per name or empty. of: the methods whose looks they have, where
-    these are not what the names begin with.
+    low, high: error bars, one for each name, or (). of: the methods whose looks the bars have, if
+    the names do not begin with these.
     """
 
     title: str
@@ -114,10 +118,10 @@ class Shades:
 
     label   the text before the legend's ramp
     empty   what a cell without a shade means
-    zero    0 has a shade; otherwise its cell is empty, like that of None
-    even    linear from 0 to 1; otherwise the square root up to the largest value, which keeps
-            small shares visible
-    apart   the last row is drawn with a gap above it
+    zero    True: 0 has a shade; False: its cell is empty, as for None
+    even    True: linear from 0 to 1. False: by the square root, up to the largest value, which
+            keeps small shares visible
+    apart   draw the last row with a gap above it
     """
 
     label: str
@@ -127,7 +131,7 @@ class Shades:
     apart: bool = False
 
     def strength(self, value: float | None, largest: float) -> float | None:
-        """How strong, 0 to 1; None for an empty cell."""
+        """How strong a value's shade is, 0 to 1; None for an empty cell."""
         if value is None or (value <= 0 and not self.zero):
             return None
         return min(1.0, value) if self.even else math.sqrt(min(1.0, value / largest))
@@ -140,9 +144,9 @@ ACCURACY = Shades("accuracy, %:", "no tests", zero=True, even=True)
 
 @dataclass(frozen=True)
 class HeatMap:
-    """Values in [0, 1] as shades, a row per name in `rows`; None for an empty cell.
+    """Values in [0, 1] as shades; None for an empty cell.
 
-    notes: the text alternative of each cell
+    notes: the text of each cell for screen readers and for a mouse that rests on it
     """
 
     title: str
@@ -165,13 +169,13 @@ Chart = LineChart | BarChart | SideBars | HeatMap
 def ticks(low: float, high: float, count: int = 5) -> tuple[float, ...]:
     """About `count` numbers, steps of 1, 2, 2.5 or 5 times a power of ten, that cover a range."""
     if high - low < 1e-12:
-        # A single value: an axis around it, but none below 0 if the value is 0.
+        # A single value gets an axis around it; for 0, the axis starts there.
         low, high = low - 0.5 * (low != 0.0), low + 1.0
     # The smallest round step that covers the range in about `count` steps.
     raw = (high - low) / count
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * (1 - 1e-9))
-    # 1e-9: a limit that is a multiple of the step but for rounding is a tick, and none beyond it.
+    # 1e-9: a limit that is a multiple of the step up to rounding is a tick, and the last one.
     first = math.floor(low / step + 1e-9)
     last = math.ceil(high / step - 1e-9)
     return tuple(round(k * step, 12) for k in range(first, last + 1))
@@ -182,12 +186,12 @@ def log_ticks(low: float, high: float) -> tuple[float, ...]:
     steps = (1, 2, 5) if high - low < 2.5 else (1,)
     powers = range(math.floor(low), math.ceil(high) + 1)
     places = (k + math.log10(step) for k in powers for step in steps)
-    # 1e-9: a limit that is a tick but for rounding is one.
+    # 1e-9: a limit that is a tick up to rounding counts as one.
     return tuple(p for p in places if low - 1e-9 <= p <= high + 1e-9)
 
 
 def logged(series: Series, x: Axis, y: Axis) -> Series:
-    """The series at its places: log10 along logarithmic axes, without values of 0 and below."""
+    """The series with log10 of its values along logarithmic axes, without values of 0 or less."""
     kept = [i for i, v in enumerate(series.x) if not x.log or v > 0]
     places = tuple(math.log10(v) if x.log else v for v in (series.x[i] for i in kept))
     y_of, low, high = (_logged(v, kept, y) for v in (series.y, series.low, series.high))
@@ -202,9 +206,10 @@ def _logged(values: Values, kept: Sequence[int], axis: Axis) -> Values:
 
 
 def span_of(values: Sequence[float], axis: Axis) -> tuple[float, float]:
-    """The range of an axis. A single value gets five points of a share, else a tenth, on each side.
+    """The range of an axis for these values.
 
-    For shares the range stays within 0 % and 100 %.
+    A single value gets some room on each side: five points for a share, else a tenth of it. The
+    range of shares stays within 0 % and 100 %.
     """
     low, high = 0.0 if axis.zero else min(values), max(values)
     if high - low >= 1e-12:
@@ -216,7 +221,7 @@ def span_of(values: Sequence[float], axis: Axis) -> tuple[float, float]:
 
 
 def thinned(series: Series) -> Series:
-    """The series with its highs and lows alone where it has more points than pixels."""
+    """The series, with only the highest and lowest point of each stretch if it has too many."""
     if len(series.x) <= MOST_POINTS:
         return series
     each = math.ceil(2 * len(series.x) / MOST_POINTS)
@@ -224,7 +229,7 @@ def thinned(series: Series) -> Series:
     for start in range(0, len(series.x), each):
         part = range(start, min(start + each, len(series.x)))
         valued = [(y, i) for i in part if (y := series.y[i]) is not None and math.isfinite(y)]
-        # A stretch without values stays a gap.
+        # A stretch without values keeps a point, which draws a gap.
         kept += sorted({min(valued)[1], max(valued)[1]}) if valued else [start]
     at = operator.itemgetter(*kept)
     low, high = (at(v) if v else () for v in (series.low, series.high))
@@ -232,19 +237,19 @@ def thinned(series: Series) -> Series:
 
 
 def pointed(series: Series) -> Series:
-    """The series with a marker where a line has one value, which alone draws nothing."""
+    """The series, with a marker if it has a single value, which as a line would draw nothing."""
     return replace(series, points=True) if len(drawn_values(series.y)) == 1 else series
 
 
 def shifts(series: Sequence[Series]) -> list[float]:
-    """How far to the right each is drawn: side by side where all lines have one x, else 0."""
+    """How far to the right each line is drawn: side by side if all have one and the same x."""
     alone = len({x for one in series for x in one.x}) == 1 and all(one.line for one in series)
     middle = (len(series) - 1) / 2
     return [(k - middle) * 0.5 / len(series) if alone else 0.0 for k in range(len(series))]
 
 
 def named(series: Series, look: Look, others: Sequence[Series], looks: Sequence[Look]) -> bool:
-    """Whether a legend has the series: not a thin line beside its method's, which names both."""
+    """Whether a legend names the series: not if it is thin, and its method's main line is there."""
     beside = zip(others, looks, strict=True)
     return not series.thin or all(other.thin or its != look for other, its in beside)
 
@@ -255,23 +260,23 @@ def drawn_values(*columns: Values) -> list[float]:
 
 
 def letters(words: str) -> float:
-    """How many Latin letters are as wide; those of East Asia are nearly twice as wide."""
+    """The width of a text in Latin letters; East Asian letters are nearly twice as wide."""
     return len(words) + 0.8 * sum(unicodedata.east_asian_width(c) in "WF" for c in words)
 
 
 def shortened(words: str, limit: int) -> str:
-    """Shorten in the middle, since names in a list often share their beginning.
+    """The text cut in the middle, since names in a list often share their beginning.
 
     limit: in Latin letters.
     """
-    words = visible(words)  # what is not printed is shown by several letters
+    words = visible(words)  # before counting: a control character is shown by several letters
     limit = int(limit * len(words) / max(1.0, letters(words)))
     half = (limit - 1) // 2
     return words if len(words) <= limit else f"{words[: limit - 1 - half]}…{words[-half:]}"
 
 
 def number_text(value: float, percent: bool, *, tick: bool = False) -> str:
-    """A value as drawings write it."""
+    """A value as charts write it; tick: at an axis."""
     if not percent:
         return f"{value:.6g}" if tick else f"{value:.4g}"
     return f"{100 * value:.4g} %" if tick else f"{100 * value:.1f} %"

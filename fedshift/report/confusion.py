@@ -1,4 +1,4 @@
-"""The part of the report on which class is taken for which, on test data of the target."""
+"""The report's part on confusion: which class is taken for which, on the target's test data."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from fedshift.report.layout import figure, fold, note, section
 from fedshift.report.pools import Pool
 from fedshift.report.tables import Table
 
-# Classes of a drawing: more are too small to read. Mistakes of a table: the most frequent ones.
+# Classes in a chart, since more are too small to read; and rows in the table of mistakes.
 MOST_CLASSES, MOST_MISTAKES = 40, 10
 Counts = Mapping[tuple[int, int], int]
 
 
 def confusion(lines: Sequence[Pool]) -> str:
-    """A heat map per line, over the examples of all its seeds, and the most frequent mistakes."""
+    """A heat map for each line, over the examples of all its seeds, and the commonest mistakes."""
     tests = {line.label: _tests(line) for line in lines}
     same = len(set(tests.values())) == 1
     heading = f"Confusion {_tests(lines[0])}" if same else "Confusion"
@@ -46,12 +46,12 @@ def confusion(lines: Sequence[Pool]) -> str:
 
 
 def _tests(line: Pool) -> str:
-    """Whose test examples are counted."""
+    """Words for whose test examples are counted."""
     return "on the tests of all clients" if line.first.summary.serving else "at the target"
 
 
 def _counts(runs: Sequence[RunResult]) -> Counts:
-    """The sum over runs; empty where one of them has none."""
+    """The sum over runs; {} if any of them has no counts."""
     total = Counter[tuple[int, int]]()
     for run in runs:
         if not run.confusion:
@@ -69,7 +69,7 @@ def _totals(counts: Counts) -> Counter[int]:
 
 
 def _shown(each: Sequence[Counts]) -> tuple[list[int], int]:
-    """(the classes with the most examples, true or predicted, in order; how many are left out)."""
+    """(the classes with most examples, true or predicted, in order; how many are left out)."""
     sizes = Counter[int]()
     for counts in each:
         for pair, n in counts.items():
@@ -79,7 +79,7 @@ def _shown(each: Sequence[Counts]) -> tuple[list[int], int]:
 
 
 def _map(label: str, counts: Counts, classes: Sequence[str], shown: Sequence[int]) -> HeatMap:
-    """Each true class that has tests, by the shares of what the model says of them."""
+    """A row for each true class with test examples: the shares of the model's answers."""
     totals = _totals(counts)
     rows = [i for i in shown if totals[i]]
     values = tuple(tuple(counts.get((i, j), 0) / totals[i] for j in shown) for i in rows)
@@ -93,11 +93,11 @@ def _map(label: str, counts: Counts, classes: Sequence[str], shown: Sequence[int
 
 
 def _mistakes(counted: Sequence[tuple[Pool, Counts]], classes: Sequence[str]) -> Table:
-    """The pairs of classes that most examples of some line are wrong by; shares of the class."""
+    """The pairs of classes confused most often in any line, as shares of the true class."""
     worst = Counter[tuple[int, int]]()
     for _, counts in counted:
         worst |= Counter({pair: n for pair, n in counts.items() if pair[0] != pair[1]})
-    # The first of equals, so that the same counts give the same page.
+    # Ties are broken by the classes' order, so that the same counts give the same page.
     pairs = sorted(worst, key=lambda pair: (-worst[pair], pair))[:MOST_MISTAKES]
     totals = [(counts, _totals(counts)) for _, counts in counted]
     rows = tuple(

@@ -8,14 +8,14 @@ from fedshift.report.layout import figure, fold, html_page, items, note, section
 from fedshift.report.looks import GREY, Look, look_of
 from fedshift.report.tables import Table
 
-# More bars than this are too thin to read; the table has all clients.
+# More bars than this would be too thin to read. The table has all clients.
 MOST_DRAWN = 50
-# The weights that it chooses are FedPALS', and look like it.
+# The weights that a diagnosis chooses are those of FedPALS, and are drawn in its colour.
 PALS = look_of("fedpals")
 
 
 def diagnosis_page(d: Diagnosis, *, title: str = "Diagnosis") -> str:
-    """Verdict, labels, ESS against distance, clients' weights, as the text of an HTML file."""
+    """The text of an HTML file with verdict, labels, ESS against distance, and clients' weights."""
     lead = note(
         f"{d.clients} clients with data, {d.examples:.0f} examples, {len(d.labels)} labels."
     )
@@ -24,7 +24,7 @@ def diagnosis_page(d: Diagnosis, *, title: str = "Diagnosis") -> str:
 
 
 def label_table(d: Diagnosis) -> Table:
-    """Mass of each label in the target and in the three mixtures."""
+    """The mass of each label in the target and in three mixtures."""
     head = (
         "Label",
         "Target",
@@ -59,7 +59,7 @@ def curve_table(d: Diagnosis) -> Table:
 
 
 def carrier_table(d: Diagnosis) -> Table:
-    """Clients by weight, and the hull distance if each of them were missing."""
+    """Clients by weight, with the hull distance that would be left without each of them."""
     head = ("Client", "n", "n / N", "Weight", "Hull distance without it")
     rows = tuple((c.name, c.n, c.n_share, c.weight, c.without) for c in d.carriers)
     return Table(head, rows, ("", ".0f", ".2%", ".2%", ".4f"))
@@ -94,7 +94,7 @@ def _curve(d: Diagnosis) -> str:
 
 
 def _carriers(d: Diagnosis) -> str:
-    # They are sorted by weight.
+    # The diagnosis has sorted them by weight.
     largest = d.carriers[:MOST_DRAWN]
     bars = (
         Bars("FedAvg: n / N", tuple(c.n_share for c in largest)),

@@ -21,12 +21,12 @@ MEASURES = (
 
 
 def differences(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
-    """AUC of a domain classifier per pair of clients, and distances of their labels."""
+    """The section on how far clients are apart: AUC for pairs of clients, distances of labels."""
     parts: list[str] = []
     for split in splits(runs, labels):
         first = split.runs[0]
         if (d := first.summary.differences) is not None:
-            # The clients' data are the same for all runs of a split: any of them will do.
+            # All runs of a split have the same clients' data, so the first one will do.
             drawing = _auc_map(first, d) if len(d.clients) > 1 else _too_few(first)
             parts += [heading(split, runs), drawing, table(_means(d))]
     if not parts:
@@ -71,7 +71,7 @@ def _means(d: Differences) -> Table:
 
 
 def importance(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
-    """The effective sample size that each client's example weights leave."""
+    """The section on example weights: the effective sample size that they leave each client."""
     parts: list[str] = []
     for split in splits(runs, labels):
         weighted = [

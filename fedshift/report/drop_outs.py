@@ -1,4 +1,4 @@
-"""The part of the report on clients that dropped out of rounds: who, how often, and why."""
+"""The report's part on clients that dropped out of rounds: which ones, how often, and why."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedshift.report.tables import Cell, Table
 
 
 def drop_outs(lines: Sequence[Pool]) -> str:
-    """A row for each client and kind of reason; "" where all clients answered in all rounds."""
+    """A row for each client and kind of reason; "" if all clients answered in all rounds."""
     runs = (pair for line in lines for pair in zip(line.names, line.all, strict=True))
     rows = [row for name, run in runs for row in _rows(name, run)]
     if not rows:

@@ -17,16 +17,16 @@ from fedshift.report.splits import serving_runs, splits
 
 
 def save_figures(runs: Sequence[RunResult], folder: Path) -> tuple[Path, ...]:
-    """The page's charts as PDF and PNG in `folder`; returns what was written.
+    """Write the page's charts as PDF and PNG to `folder`; returns the files.
 
-    accuracy, loss, recall, weights and ess-curve of runs with one target; system-accuracy,
-    own-accuracy and, of those with a router, risk-coverage of runs whose clients serve models of
-    their own.
+    Runs with one target have accuracy, loss, recall, weights and ess-curve. Runs whose clients
+    serve models of their own have system-accuracy and own-accuracy, and with a router
+    risk-coverage.
 
-    Raises InputError without matplotlib or where the folder cannot be written.
+    Raises InputError without matplotlib, and if the folder cannot be written.
     """
     lines = pools(runs)
-    # A line is in one group or the other: its accuracies mean different things.
+    # Two groups, since their accuracies do not mean the same.
     served = [line for line in lines if line.first.summary.serving]
     single = [line for line in lines if line not in served]
     charts: dict[str, Sequence[Chart]] = {}

@@ -1,4 +1,4 @@
-"""Long tables on a page: folded away, and cut where a page would grow beyond what browsers open."""
+"""Long tables on a page: folded away, and thinned out before the page gets too large to open."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from fedshift.report.shapes import escape
 from fedshift.report.splits import Split
 from fedshift.report.tables import Table
 
-# Cells of all tables of one section: 25 bytes each, so half a megabyte.
+# Cells of all tables of a section. At 25 bytes each they take half a megabyte.
 MOST_CELLS = 20_000
 
 
 def sampled(whole: Table, where: str, cells: int = MOST_CELLS) -> Table:
-    """The table, or every k-th row and the last one, as its caption then says; where: all of it."""
+    """The table; if it is too long, every k-th row and the last one.
+
+    The caption then says so, and that all rows are in `where`.
+    """
     most = max(2, cells // len(whole.header))
     if len(whole.rows) <= most:
         return whole
@@ -29,7 +32,7 @@ def sampled(whole: Table, where: str, cells: int = MOST_CELLS) -> Table:
 
 
 def each_run(tables: Sequence[Table], lines: int, where: str) -> list[str]:
-    """The tables of single runs; folded together where some of the page's lines have several."""
+    """The tables of single runs; folded into one if any line of the page has several runs."""
     shown = [fold(sampled(t, where, MOST_CELLS // len(tables))) for t in tables]
     if len(shown) <= lines:
         return shown
@@ -37,12 +40,12 @@ def each_run(tables: Sequence[Table], lines: int, where: str) -> list[str]:
 
 
 def folded(name: str, content: str) -> str:
-    """Content under a line that unfolds it."""
+    """Content that is hidden until a reader clicks on `name`."""
     return f"<details><summary>{escape(name)}</summary>{content}</details>"
 
 
 def pool_tables(each: Table, lines: Sequence[Pool]) -> list[str]:
-    """A table with a row per line; below it, folded, that of all runs."""
+    """A table with a row for each line, and below it, folded, one with a row for each run."""
     over = pool_rows(each, lines)
     if over is each:
         return [table(each)]
@@ -50,7 +53,10 @@ def pool_tables(each: Table, lines: Sequence[Pool]) -> list[str]:
 
 
 def of_clients(rows: Table, split: Split) -> Table:
-    """A table with a row per client, and maybe more below; those that a page has no room for go."""
+    """A table with a row for each client, and perhaps more rows below.
+
+    If it is too long for a page, only the clients with the largest weights are kept.
+    """
     count, kept = len(split.runs[0].clients), split.drawn(len(rows.header))
     if len(rows.rows) * len(rows.header) <= MOST_CELLS or len(kept) == count:
         return rows

@@ -9,13 +9,13 @@ from fedshift.report.charts import HeatMap, Shades, Values, letters, shortened
 from fedshift.report.columns import column_names
 from fedshift.report.shapes import INK, document, rect, text
 
-# Above it, the ink for strong shades has the higher contrast.
+# On stronger shades than this, light ink has the higher contrast.
 STRONG = 0.6
 
 
 @dataclass(frozen=True)
 class _Row:
-    """Position of a row, and size of its cells."""
+    """The position of a row, and the size of its cells."""
 
     left: float
     y: float
@@ -26,12 +26,12 @@ class _Row:
 def heat_map(chart: HeatMap, width: float) -> str:
     """The map, `width` pixels wide."""
     rows, columns, shades, largest = chart.rows, chart.columns, chart.shades, chart.largest
-    # Longer names are shortened in the middle. 6.6 px: a little more than a letter's mean width.
+    # Names are shortened to this many letters. 6.6 px is a little more than a letter's mean width.
     longest = 48 if width > 500 else 18
     short = [shortened(row, longest) for row in rows]
     left = 14 + max(map(letters, short)) * 6.6
     across = min(68.0, (width - left - 10) / len(columns))
-    # All rows on about one screen, as long as they stay legible.
+    # As high as fits all rows on one screen, but never too low to read.
     down = min(24.0, max(10.0, 520 / len(rows)))
     names, top = column_names(columns, left, across, 0.0, down=False)
     body = [names]
@@ -55,7 +55,7 @@ def _cells(
 ) -> str:
     across, down = place.across, place.down
     edge = 'stroke="var(--grid)" stroke-width="0.5"'
-    # An empty cell shows this rectangle, the row's.
+    # One rectangle for the whole row, which shows through empty cells.
     parts = [rect(place.left, place.y, across * len(values), down, "var(--paper)", style=edge)]
     for j, (value, note) in enumerate(zip(values, notes, strict=True)):
         strength = shades.strength(value, largest)
@@ -63,7 +63,7 @@ def _cells(
             continue
         x = place.left + j * across
         parts.append(_shade(x, place.y, across, down, strength, note))
-        # In smaller cells numbers would overlap; the cell's title has them all the same.
+        # In smaller cells numbers would overlap. The cell's title still has them.
         if across >= 27 and down >= 14:
             ink = "var(--strong)" if strength > STRONG else "var(--weak)"
             middle = x + across / 2, place.y + down / 2 + 3.6
@@ -72,7 +72,7 @@ def _cells(
 
 
 def _shade(x: float, y: float, width: float, height: float, strength: float, note: str = "") -> str:
-    # The weakest shade still differs from an empty cell.
+    # At least 0.12, so that the weakest shade still differs from an empty cell.
     opacity = f'fill-opacity="{0.12 + 0.88 * strength:.3f}"'
     gap = min(0.5, width / 8)
     return rect(x + gap / 2, y + gap / 2, width - gap, height - gap, "var(--heat)", note, opacity)

@@ -12,7 +12,7 @@ from scipy import stats
 from fedshift.errors import InputError
 
 LEVEL = 0.95
-# Fewer seeds have no interval: with two, it is twelve times the standard error.
+# Fewer seeds get no interval: with two, it would be twelve standard errors to each side.
 LEAST = 3
 Bounds = tuple[float, float]
 UNBOUNDED = (-math.inf, math.inf)
@@ -20,9 +20,9 @@ UNBOUNDED = (-math.inf, math.inf)
 
 @dataclass(frozen=True)
 class Moments:
-    """Over n seeds: the mean, the sample standard deviation, and an interval of the mean.
+    """The mean over n seeds, the sample standard deviation, and an interval of the mean.
 
-    sd is None for a single seed; low and high are None where there is no interval.
+    sd is None for a single seed. low and high are None if there is no interval.
     """
 
     n: int
@@ -32,22 +32,22 @@ class Moments:
     high: float | None
 
     def cut(self, within: Bounds) -> Moments:
-        """The same with the part of the interval that lies within bounds."""
+        """The same with the interval cut to the part within bounds."""
         if self.low is None or self.high is None:
             return self
         return replace(self, low=max(within[0], self.low), high=min(within[1], self.high))
 
     def scaled(self, by: float) -> Moments:
-        """The same in another unit, as 100 for percent."""
+        """The same in another unit, for example by 100 for percent."""
         sd, low, high = (None if v is None else by * v for v in (self.sd, self.low, self.high))
         return Moments(self.n, by * self.mean, sd, low, high)
 
 
 def bounds_of(name: str, values: Iterable[float] = (), scale: float = 1.0) -> Bounds:
-    """Where a measurement can lie, by its name: an accuracy, an F1, a recall or a mass of
-    probability in [0, scale], a correlation in [-scale, scale].
+    """The range of a measurement, by its name.
 
-    A metric of the user's that is called so, and whose values lie elsewhere, has no bounds.
+    It is [0, scale] for an accuracy, an F1, a recall or a mass of probability, and [-scale, scale]
+    for a correlation. A user's metric of such a name, but with values outside, has no bounds.
     """
     if name.endswith("correlation"):
         return (-scale, scale)
@@ -66,10 +66,10 @@ def moments(values: Sequence[float], level: float = LEVEL, within: Bounds = UNBO
     sd^2 = sum_i (x_i - m)^2 / (n - 1). Student 1908. Chosen: divisor n - 1; the papers do not
     state theirs.
 
-    within: where the values, and so their mean, can lie. The interval is cut there, which takes
-    away no value that the mean can have: it covers the mean exactly as often as the whole one.
-    There is none below three values; nor for equal values of a bounded measurement, since these do
-    not say how far others would be.
+    within: the range of the values, and so of their mean. The interval is cut to it. This removes
+    only values that the mean cannot have, so that the coverage stays exactly the same. There is no
+    interval below three values, nor for equal values of a bounded measurement, since these do not
+    say how far other seeds would be.
 
     Raises InputError without values, for a level outside (0, 1) and for values that are not within.
 
@@ -97,5 +97,5 @@ def moments(values: Sequence[float], level: float = LEVEL, within: Bounds = UNBO
 
 @functools.cache
 def _quantile(level: float, n: int) -> float:
-    """Student's, of n - 1 degrees of freedom; a curve asks for the same one in every round."""
+    """Student's quantile with n - 1 degrees of freedom; cached, since curves ask for it often."""
     return float(stats.t.ppf((1 + level) / 2, n - 1))

@@ -1,4 +1,4 @@
-"""The report's part on label sets: holders, absent labels, and central tuning."""
+"""The report's part on label sets: who holds each label, absent labels, and central tuning."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DOUBT = (
 
 
 def label_sets(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
-    """Holders and absences per label, and central tuning per round, for runs that have them."""
+    """The section on label sets, for the runs that have them; "" without such runs."""
     with_sets = [
         (run, label, run.summary.label_sets)
         for run, label in zip(runs, labels, strict=True)
@@ -47,7 +47,7 @@ def label_sets(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
 
 
 def _prospects(label: str, sets: LabelSets) -> Table:
-    """By round: the aggregate's accuracy, and how much more each loss's optimum has, in points."""
+    """By round, the aggregate's accuracy, and the points that the optimum of each loss has more."""
     rows: tuple[tuple[Cell, ...], ...] = tuple(
         (r.round, r.optima.aggregate, *(100 * gain for gain in r.optima.gains.values()))
         for r in sets.rounds
@@ -58,8 +58,8 @@ def _prospects(label: str, sets: LabelSets) -> Table:
 
 
 def _explanation(sets_of_runs: Sequence[LabelSets]) -> str:
-    """An explanation of absent labels, adapted to these runs."""
-    # Runs of several methods share the page, and the text must be right for each.
+    """An explanation of absent labels that is true of all these runs."""
+    # Runs of several methods may be on one page, in which absent labels are treated differently.
     ways = {sets.rows_move for sets in sets_of_runs}
     stays = (
         "its row of the head is averaged over no client and stays as it was"
@@ -79,7 +79,7 @@ def _explanation(sets_of_runs: Sequence[LabelSets]) -> str:
 
 
 def _runs(runs: Sequence[tuple[RunResult, str, LabelSets]]) -> Table:
-    """Each run's treatment of labels, and the size of its messages."""
+    """How each run treats labels, and the size of its messages."""
     head = (
         "Run", "Mode", "Central tuning", "Bytes down per client and round", "up",
         "Bytes of the whole model",

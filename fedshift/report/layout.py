@@ -1,4 +1,4 @@
-"""HTML building blocks of reports, and the page around them."""
+"""The HTML building blocks of reports, and the page around them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from fedshift.report.shapes import escape
 from fedshift.report.svg import NARROW, svg
 from fedshift.report.tables import Table, html_table
 
+# Tables with more rows are folded at first.
 LONG_TABLE = 14
-
-# No sources at all: a browser that follows the policy loads nothing for this page.
+# No source is allowed at all: a browser that follows the policy loads nothing for this page.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
@@ -20,7 +20,7 @@ def _variables(which: int) -> str:
     return " ".join(f"--{name}: {pair[which]};" for name, pair in THEME.items())
 
 
-# Charts are drawn twice: shrunk to the width of a telephone, the wide one could not be read.
+# Every chart is in the page twice, wide and narrow: the wide one could not be read on a telephone.
 _STYLE = (
     f"""
 :root {{ color-scheme: light dark; {_variables(0)} }}
@@ -91,7 +91,7 @@ def html_page(heading: str, parts: Sequence[str], *, images: bool = False) -> st
 
 
 def why(content: str) -> str:
-    """The box with the explanation."""
+    """The box at the top that explains the results."""
     return f'<div class="why" id="why">{content}</div>'
 
 
@@ -121,13 +121,13 @@ def note(text: str) -> str:
 
 
 def table(rows: Table, last: Sequence[str] = ()) -> str:
-    """A table that scrolls on a narrower page. last: as of `html_table`."""
+    """A table that scrolls if the page is narrower. last: as in `html_table`."""
     return f'<div class="wide">{html_table(rows, last)}</div>'
 
 
 def fold(rows: Table) -> str:
-    """A table that can be folded away; short ones are open at first."""
-    # A long table would push the next section off the screen.
+    """A table that can be folded away. Short ones are open at first."""
+    # An open long table would push the next section off the screen.
     state = " open" if len(rows.rows) <= LONG_TABLE else ""
     name = f"The numbers: {rows.caption}" if rows.caption else "The numbers"
     return f"<details{state}><summary>{escape(name)}</summary>{table(rows)}</details>"

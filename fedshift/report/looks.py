@@ -1,7 +1,7 @@
 """Colours, dashes and markers of charts: a method looks the same on every page and figure.
 
-A colour is that of the method's name alone, whatever else is drawn. There are seven hues; methods
-that share one differ by dash, marker and the edge of their bars.
+The colour depends on the method's name alone, and not on what else is drawn. There are seven hues.
+Methods that share one differ by dash, marker and the edge of their bars.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-# Grey, which is no method's, and seven hues: blue, orange, green, purple, red, sky and tan. Chosen
-# so that any two differ, also as seen with each kind of colour blindness (Machado et al. 2009), by
-# 11 or more (CIEDE2000; 2 can be told apart), and each from white paper or a dark page by a
-# contrast of 3 to 1 (WCAG 2.1, criterion 1.4.11).
+# Grey, which belongs to no method, and seven hues: blue, orange, green, purple, red, sky and tan.
+# Any two of them differ by at least 11 in CIEDE2000, where 2 can be told apart. This also holds as
+# seen with each kind of colour blindness (Machado et al. 2009). Each has a contrast of 3 to 1 with
+# white paper or a dark page (WCAG 2.1, criterion 1.4.11).
 LIGHT = ("#4a4f55", "#0b45d9", "#cf7a12", "#1f8a78", "#662f75", "#7a2a08", "#4a94f5", "#9a6640")
 DARK = ("#c3c9d0", "#6977ff", "#f79d1e", "#4fb38c", "#b56a9a", "#e0553f", "#2fd0ff", "#fff0b8")
 GREY = 0
-# Name of a style sheet's variable -> (on white paper, on a dark page). The inks on cells are for
-# weak and for strong shades of `heat`.
+# Variable of the style sheet -> (colour on white paper, on a dark page). "weak" and "strong" are
+# the inks for numbers on weak and strong shades of "heat".
 THEME = {
     "paper": ("#ffffff", "#14181d"),
     "ink": ("#1f2933", "#e4e9ee"),
@@ -33,11 +33,11 @@ THEME = {
     "strong": ("#ffffff", "#000000"),
     **{f"c{i}": pair for i, pair in enumerate(zip(LIGHT, DARK, strict=True))},
 }
-# On and off in pixels, as SVG's stroke-dasharray.
+# Lengths of dashes and gaps in pixels, as in SVG's stroke-dasharray; "" for a solid line.
 DASHES = ("", "7 3", "2 3", "9 3 2 3", "13 4", "5 2 1 2 1 2", "11 3 5 3")
-# How much of a bar's colour is in its fill.
+# The opacity of a bar's fill, by style.
 FILLS = (1.0, 0.4, 0.7, 0.2, 0.55, 0.85, 0.3)
-# In units of the marker's radius; the first is a disc.
+# Corners of the markers in units of their radius; the first, without corners, is a disc.
 MARKERS: tuple[tuple[tuple[float, float], ...], ...] = (
     (),
     ((-0.9, -0.9), (0.9, -0.9), (0.9, 0.9), (-0.9, 0.9)),
@@ -47,8 +47,9 @@ MARKERS: tuple[tuple[tuple[float, float], ...], ...] = (
     ((-1.3, -0.4), (1.3, -0.4), (1.3, 0.4), (-1.3, 0.4)),
     ((-0.4, -1.3), (0.4, -1.3), (0.4, 1.3), (-0.4, 1.3)),
 )
-# Those whose looks pages have had, seven to a style. Others have theirs by the checksum of the
-# name, so that a new recipe needs no line here.
+# A method's place in this list gives its hue and style, seven methods to a style. The order must
+# not change, or methods would change colour. Methods that are not listed get a look from the
+# checksum of their name, so that a new recipe needs no line here.
 METHODS = (
     "fedavg", "fedpals", "fedprox", "scaffold", "afl", "fedrs", "oracle",
     "local_only", "feddrm", "ditto", "fedrep", "fedper", "fedbabu", "fedala",
@@ -60,34 +61,35 @@ METHODS = (
     "balanced_softmax", "feddisco_target", "ccvr", "ccvr_target",
 )  # fmt: skip
 _HUES = len(LIGHT) - 1
-# Looks among which other names are spread: fixed, so that a new dash moves none.
+# The number of looks for names that are not listed. It is fixed, so that adding a dash does not
+# change the look of any name.
 _OTHERS = 36
-# Variants of a method, which have its colour.
+# Parts of names that mark variants of a method, which get the method's colour.
 _VARIANT = re.compile(r"^(?:labelset_|chosen_)+|_(?:drm_repo|uniform)(?=_|$)")
 
 
 @dataclass(frozen=True)
 class Look:
-    """colour indexes LIGHT and DARK, style DASHES, FILLS and MARKERS."""
+    """colour: an index of LIGHT and DARK; style: an index of DASHES, FILLS and MARKERS."""
 
     colour: int
     style: int = 0
 
     @property
     def ink(self) -> str:
-        """Its colour in a page's style sheet."""
+        """The colour, as a variable of a page's style sheet."""
         return f"var(--c{self.colour})"
 
 
 def look_of(name: str) -> Look:
-    """The look of a method, by the first words of a label: "FedPALS, ess=25%" is fedpals'.
+    """The look of the method with whose name a label begins: "FedPALS, ess=25%" has fedpals' look.
 
     >>> from fedshift.report.looks import look_of
     >>> look_of("FedAvg (second trial)") == look_of("fedavg")
     True
     """
     words = _VARIANT.sub("", _slug(name))
-    # The longest first, since fedprox+fedpals begins with fedprox.
+    # Of several matches the longest is meant: fedprox+fedpals also begins with fedprox.
     begun = [m for m in METHODS if words == m or words.startswith(f"{m}_")]
     if begun:
         place = METHODS.index(max(begun, key=len))
@@ -105,10 +107,10 @@ def _slug(name: str) -> str:
 def looks(
     names: Sequence[str], given: Sequence[Look | None], thin: Sequence[bool] = ()
 ) -> list[Look]:
-    """Looks of what is drawn in one chart: those that are given, others by name.
+    """The looks of all that one chart shows: as given, or else by name.
 
-    Where two would look alike, as the settings of one method, the later one has another dash.
-    Those that are thin look like their method, and are told apart by being thin.
+    If two would look alike, such as two settings of a method, the later one gets another dash. A
+    thin line looks like the main line of its method, and is told from it by being thin.
     """
     drawn: list[Look] = []
     taken: set[tuple[Look, bool]] = set()

@@ -9,14 +9,14 @@ from fedshift.report.intervals import Moments, bounds_of, moments
 from fedshift.report.pools import Pool
 from fedshift.report.tables import Cell, Table, show
 
-# Beyond, a square is no float any more: training has diverged.
+# Larger values come from training that diverged; their squares would overflow.
 LARGEST = 1e150
 
 
 def moments_of(values: Sequence[float | None], name: str) -> Moments | None:
-    """Of the numbers that are there, as `moments`; None where there are none.
+    """`moments` of the values that are not missing; None if all are.
 
-    name: of what is measured, as "target_accuracy"; intervals of shares end at 0 and 1.
+    name: of the measurement, as "target_accuracy"; intervals of shares end at 0 and 1.
     """
     there = [v for v in values if v is not None and abs(v) < LARGEST]
     if not there:
@@ -25,14 +25,14 @@ def moments_of(values: Sequence[float | None], name: str) -> Moments | None:
 
 
 def with_intervals(over: Sequence[Moments | None]) -> tuple[Values, Values, Values]:
-    """Means with the ends of their intervals, for a chart."""
+    """(means, lower ends, upper ends of their intervals), for a chart."""
     mean = tuple(None if m is None else m.mean for m in over)
     low = tuple(None if m is None else m.low for m in over)
     return mean, low, tuple(None if m is None else m.high for m in over)
 
 
 def mean_cell(values: Sequence[float | None], spec: str) -> Cell:
-    """ "81.2% ± 1.3%", with the number of seeds where some have no value."""
+    """ "81.2% ± 1.3%"; with the number of seeds behind it if some have no value."""
     over = moments_of(values, "")
     if over is None:
         return None
@@ -42,9 +42,9 @@ def mean_cell(values: Sequence[float | None], spec: str) -> Cell:
 
 
 def pool_rows(each: Table, lines: Sequence[Pool]) -> Table:
-    """A row per line of a table with a row per run: mean ± sd, and the number of seeds.
+    """From a table with a row for each run, one with a row for each line: mean ± sd over its seeds.
 
-    The first column has the runs' names. What all seeds have alike stands without a deviation.
+    The first column has the runs' names. Values that all seeds share are shown without a deviation.
     """
     if all(len(line.runs) == 1 for line in lines):
         return each
@@ -59,7 +59,7 @@ def pool_rows(each: Table, lines: Sequence[Pool]) -> Table:
 
 
 def mean_column(each: Sequence[Sequence[float | None]]) -> tuple[Cell, ...]:
-    """A column of shares over the seeds, from one per seed."""
+    """A column of mean shares over the seeds, from a column for each seed."""
     return tuple(_cell(row, ".1%") for row in zip(*each, strict=True))
 
 

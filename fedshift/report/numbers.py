@@ -1,4 +1,4 @@
-"""The parts of the report on runs that predict numbers: errors in the place of accuracies."""
+"""The report's parts on regression, with errors in place of accuracies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MEASURES = ("rmse", "estimated_rmse", "mae", "r2")
 
 
 def results(lines: Sequence[Pool]) -> str:
-    """The methods' table."""
+    """The section with the table of methods."""
     header = (
         "Run", "Target RMSE", "MAE", "R²", "Estimated RMSE", "ESS", "ESS share", "Hull distance",
         "L1 distance", "Round",
@@ -24,7 +24,8 @@ def results(lines: Sequence[Pool]) -> str:
     rows: list[tuple[Cell, ...]] = []
     for run, label in runs_of(lines):
         s, main = run.summary, headline(run.summary)
-        # A single run's estimate has an error of its own; the deviation over seeds is another.
+        # The estimate of a single run is shown with its standard error. With several seeds the
+        # table shows deviations over seeds instead.
         alone = all(len(line.runs) == 1 for line in lines)
         rmse, near, *errors = (finite(s.final.others.get(k)) for k in MEASURES)
         estimate = main.estimate if alone else near
@@ -45,7 +46,7 @@ def results(lines: Sequence[Pool]) -> str:
 
 
 def clients(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
-    """Every client's error."""
+    """The section with every client's error."""
     parts = []
     for split in splits(runs, labels):
         columns = [

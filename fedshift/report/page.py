@@ -1,4 +1,4 @@
-"""One or several runs as a self-contained HTML page: no script, no network."""
+"""The report: one or several runs as a self-contained HTML page, without scripts or downloads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fedshift.report.pools import Pool, Run, dataset_of, firsts, name_of, pools
 from fedshift.report.repeating import repeating
 from fedshift.report.shapes import escape
 
-# Longer names would fill the page: some of its tables and drawings have each a dozen times.
+# Longer names would fill the page, since tables and charts repeat each name a dozen times.
 LONGEST, LONGEST_SENTENCE = 60, 2_000
 Section = Callable[[Sequence[Pool]], str]
 
@@ -34,9 +34,8 @@ Section = Callable[[Sequence[Pool]], str]
 def page(runs: Sequence[Run], *, title: str | None = None) -> str:
     """The report on one or several runs, as the text of an HTML file.
 
-    Runs that differ in the seed alone are one line. Raises `InputError` when there are no runs, or
-    when two have different classes: their accuracies and label distributions then cannot be
-    compared.
+    Runs that differ only in their seed are one line. Raises `InputError` if there are no runs, or
+    if two have different classes, since their accuracies cannot be compared then.
     """
     _check_comparable(runs)
     lines = pools([with_short_names(run) for run in runs])
@@ -45,7 +44,7 @@ def page(runs: Sequence[Run], *, title: str | None = None) -> str:
 
 
 def with_short_names(run: Run) -> Run:
-    """The run with names of clients and classes that a page has room for; files have them whole."""
+    """The run with names of clients and classes shortened to what a page has room for."""
     if not isinstance(run, RunResult):
         return run
     clients = tuple(replace(c, name=shortened(c.name, LONGEST)) for c in run.clients)
@@ -63,14 +62,14 @@ def with_short_names(run: Run) -> Run:
 
 
 def _sections(lines: Sequence[Pool]) -> list[str]:
-    """Sections for runs with one target, and for runs whose clients serve their own models."""
+    """All sections of a page, in order; each gets the lines that it applies to."""
     complete = [line for line in lines if line.runs]
     served = [line for line in complete if line.first.summary.serving]
     single = [line for line in complete if line not in served]
     errors = [line for line in single if line.first.summary.kind == "regression"]
     right = [line for line in single if line not in errors]
     begun = [line for line in lines if line.begun]
-    # A chart of weights that all equal n / N would say nothing.
+    # Served models often have weights that all equal n / N: a chart of these would say nothing.
     weighted = [p for p in complete if p in single or any(map(sections.weighs, p.runs))]
     plan: tuple[tuple[Section, Sequence[Pool]], ...] = (
         (sections.results, right),
@@ -103,7 +102,7 @@ def _sections(lines: Sequence[Pool]) -> list[str]:
 
 
 def _of_first(draw: Callable[[Sequence[RunResult], Sequence[str]], str]) -> Section:
-    """A section of the first run of each line; its other seeds look alike."""
+    """A section that shows the first run of each line only, since its other seeds look alike."""
     return lambda lines: draw(*firsts(lines))
 
 
@@ -114,7 +113,7 @@ def _check_comparable(runs: Sequence[Run]) -> None:
     for other in complete[1:]:
         ours, theirs = complete[0].summary.classes, other.summary.classes
         kinds = {complete[0].summary.kind, other.summary.kind}
-        # Bins of numbers follow from the cut; errors are compared without them.
+        # In regression, classes are bins that depend on the split seed. Errors do not need them.
         if theirs != ours and kinds != {"regression"}:
             raise InputError(
                 f"cannot compare {other.folder} ({len(theirs)} classes: {_some(theirs)}) with "
@@ -128,7 +127,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _title(runs: Sequence[Run]) -> str:
-    """The name that all runs have; else that of the folder which they are in."""
+    """The name that all runs have, or else that of the folder that they are in."""
     names = list(dict.fromkeys(name_of(run) for run in runs))
     above = list(dict.fromkeys(run.folder.absolute().parent.name for run in runs))
     if len(names) == 1:
@@ -164,15 +163,15 @@ def _lead(runs: Sequence[Run], lines: Sequence[Pool]) -> str:
 
 
 def _target(run: RunResult) -> object:
-    """What tells targets apart; of numbers in words, since bins follow from the cut."""
+    """A value that tells targets apart; in regression a text, since bins depend on the split."""
     s = run.summary
     return run.fit.get("target") if s.kind == "regression" else s.target
 
 
 def _why(lines: Sequence[Pool]) -> str:
-    """The sentences of every line's first seed, each once: first what all lines say.
+    """The sentences of every line's first seed, each once; those that all lines have come first.
 
-    Other seeds say the same of other numbers; theirs are folded away.
+    Other seeds have the same sentences with other numbers: these are folded away.
     """
     said_by: dict[str, dict[str, None]] = {}
     others: list[str] = []
@@ -195,7 +194,7 @@ def _why(lines: Sequence[Pool]) -> str:
 
 
 def _states(line: Pool) -> list[str]:
-    """How far runs went that are not complete."""
+    """How far the runs of a line have got that are not complete."""
     several = len(line.begun) > 1
     states = zip(line.seeds, line.begun, strict=True)
     return [f"{f'seed {seed}: ' * several}{run.state}." for seed, run in states]

@@ -1,4 +1,4 @@
-"""Runs that differ in the seed alone, as one line of the report: its label, its means."""
+"""Grouping runs into the lines of a report: a line has runs that differ only in their seed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from fedshift.record.folder import Begun, RunResult
 from fedshift.report.charts import shortened
 
-# A longer list of settings is no name; then names or folders tell lines apart.
+# If a line's settings are longer than the first number, it is labelled by its name or folder.
 LONGEST, LONGEST_LABEL = 60, 120
 NOT_COMPLETE = "not complete"
 Run = RunResult | Begun
@@ -22,8 +22,9 @@ Run = RunResult | Begun
 class Pool:
     """One line of the report: runs of one configuration, each with another seed.
 
-    seeds: in words, one per run.
-    begun: runs without a summary in the place of `runs`, since means are of complete runs.
+    seeds  in words, one for each run
+    begun  runs that are not complete. A line has either these or `runs`, since means are taken over
+           complete runs only
     """
 
     label: str
@@ -33,12 +34,12 @@ class Pool:
 
     @property
     def first(self) -> RunResult:
-        """The complete run that stands for all where they are alike."""
+        """The complete run that is shown where all of a line's runs look alike."""
         return self.runs[0]
 
     @property
     def alike(self) -> tuple[RunResult, ...]:
-        """The complete runs with the clients of the first; other seeds may cut the data anew."""
+        """The complete runs with the same clients as the first: a seed may cut the data anew."""
         cut = self.first.summary.label_counts
         return tuple(run for run in self.runs if run.summary.label_counts == cut)
 
@@ -49,14 +50,18 @@ class Pool:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """A name for each run: the label, with the seed where there are several."""
+        """A name for each run: the label, with the seed if there are several."""
         several = len(self.seeds) > 1
         return tuple(f"{self.label}, seed {s}" if several else self.label for s in self.seeds)
 
 
 @dataclass(frozen=True)
 class _Identity:
-    """What a run is but for its seeds: the configuration, and what else only complete runs say."""
+    """What identifies a run apart from its seeds, and what its label is made of.
+
+    Two runs are of the same line if `configured` and `measured` are equal. The latter has what only
+    a complete run knows.
+    """
 
     configured: str
     measured: str
@@ -73,7 +78,10 @@ class _Identity:
         return self.configured, self.measured
 
     def joins(self, line: Iterable[_Identity]) -> bool:
-        """Whether it is another seed of these: none of theirs, on the same data if cut alike."""
+        """Whether the run is another seed of a line's runs.
+
+        Its seed must be new to the line. With the same split seed, the data must be the same, too.
+        """
         return all(
             self.seeds != of.seeds and (self.split != of.split or self.data == of.data)
             for of in line
@@ -81,12 +89,13 @@ class _Identity:
 
 
 def pools(runs: Sequence[Run]) -> tuple[Pool, ...]:
-    """The runs by what they are but for the seed, in the order of their first ones."""
+    """The lines of these runs, in the order of their first runs."""
     groups: dict[tuple[str, str, int], dict[str, int]] = {}
     of = [_identity(run) for run in runs]
     for i, one in enumerate(of):
         again = 0
-        # Two runs of one seed differ in something that their files do not say.
+        # Two runs with equal files and the same seed must differ in something that no file says:
+        # they go to different lines.
         while not one.joins(of[k] for k in groups.get((*one.key, again), {}).values()):
             again += 1
         groups.setdefault((*one.key, again), {})[one.seeds] = i
@@ -117,12 +126,12 @@ def firsts(lines: Sequence[Pool]) -> tuple[list[RunResult], list[str]]:
 
 
 def name_of(run: Run) -> str:
-    """What its user calls it."""
+    """The name that the user gave the run."""
     return run.summary.name if isinstance(run, RunResult) else run.name
 
 
 def dataset_of(run: Run) -> str:
-    """The data set by name."""
+    """The name of the run's data set."""
     return run.summary.dataset if isinstance(run, RunResult) else run.dataset
 
 
@@ -132,20 +141,22 @@ def _identity(run: Run) -> _Identity:
     seeds, name = tables.pop("seeds", None), tables.pop("name", "")
     method = run.summary.method if isinstance(run, RunResult) else run.method
     lock, cut = run.lock, run.lock.get("seeds")
-    # Of one's own data, which have a fit.json, it is of what a split seed makes of them.
+    # For the user's own data (these have a fit.json) the checksum depends on the split seed, so it
+    # cannot be a part of the identity.
     data, cut_anew = lock.get("data_sha256"), "names_sha256" in lock or run.fit
     facts = [tables, method, dataset_of(run), None if cut_anew else data, _by_name(files)]
-    # What `fedshift.fit` was given, which no configuration can hold; files have checksums.
+    # Arguments of `fedshift.fit` that no configuration can hold. Label counts stand for the data,
+    # unless these are files, which have checksums.
     beside = ("target", "net", "call", *["labels"] * (not files))
     facts += [run.fit.get(key) for key in beside]
     measured = NOT_COMPLETE
     if isinstance(run, RunResult):
-        # Bins of numbers are quantiles, which are others in another cut.
+        # In regression, classes are bins at quantiles, which differ in another cut of the data.
         classes = None if run.summary.kind == "regression" else run.summary.classes
         clients = [client.name for client in run.clients]
         measured = f"{run.summary.kind} {classes} {clients} {run.summary.final.bytes_model}"
     return _Identity(
-        # Without a seed in its file, a run is a line of its own.
+        # A run whose file has no seeds is a line of its own.
         json.dumps(facts, sort_keys=True, default=str) if seeds else str(run.folder),
         measured,
         json.dumps(seeds, default=str) if seeds else "",
@@ -159,7 +170,7 @@ def _identity(run: Run) -> _Identity:
 
 
 def _seed_words(seeds: Sequence[str]) -> tuple[str, ...]:
-    """What tells the seeds of a line apart: "3", or "run 3, split 0"; "" where none is known."""
+    """Words that tell the seeds of a line apart: "3" or "run 3, split 0"; "" if they have none."""
     tables = [json.loads(one) if one else {} for one in seeds]
     keys = dict.fromkeys(k for table in tables for k in table)
     differ = [k for k in keys if any(t.get(k) != tables[0].get(k) for t in tables)] or ["run"]
@@ -169,7 +180,7 @@ def _seed_words(seeds: Sequence[str]) -> tuple[str, ...]:
 
 
 def _line_labels(of: Sequence[_Identity]) -> list[str]:
-    """A label of each line; runs that are not complete have that of those that are."""
+    """A label for each line. Runs that are not complete get the label of the same complete runs."""
     complete = [one.configured for one in of if one.measured != NOT_COMPLETE]
     main = [one for one in of if one.measured != NOT_COMPLETE or one.configured not in complete]
     labels = dict(zip(map(id, main), _labels(main), strict=True))
@@ -183,7 +194,7 @@ def _line_labels(of: Sequence[_Identity]) -> list[str]:
 
 
 def _labels(of: Sequence[_Identity]) -> tuple[str, ...]:
-    """The shortest names that tell all lines apart."""
+    """The shortest labels that tell all lines apart."""
     named = [f"{one.method} ({one.name})" for one in of]
     choices = (
         [one.method for one in of],
@@ -198,7 +209,7 @@ def _labels(of: Sequence[_Identity]) -> tuple[str, ...]:
 
 
 def _with_settings(one: _Identity, of: Sequence[_Identity]) -> str:
-    """The method with the settings that other lines of the same method have otherwise."""
+    """The method, with the settings in which it differs from other lines of the same method."""
     alike = [other.settings for other in of if other.method == one.method]
     keys = [k for k in one.settings if any(o.get(k) != one.settings[k] for o in alike)]
     words = ", ".join(f"{k.rpartition('.')[2]} = {_value(one.settings[k])}" for k in keys)
@@ -206,9 +217,9 @@ def _with_settings(one: _Identity, of: Sequence[_Identity]) -> str:
 
 
 def _by_name(value: Any, files: Collection[str] | None = None) -> Any:
-    """Files by their names: it does not count where they lie, and they have checksums.
+    """The value with paths of files cut to their names, since projects may be moved.
 
-    files: their paths, in values; None for keys that are all paths.
+    files: the paths to look for in values. None: the value is a dict, whose keys are all paths.
     """
     match value:
         case dict() if files is None:

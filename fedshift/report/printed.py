@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 WIDTH, HEIGHT = 4.5, 2.8  # inches: a column of most proceedings, and the height of one chart
 INK, GRID, HEAT = (THEME[name][0] for name in ("ink", "grid", "heat"))
-# TrueType, which publishers ask for; names are no formulas. No dates in the files: the same charts
-# give the same bytes.
+# 42 is TrueType, which publishers ask for. Names must not be parsed as formulas. The files have no
+# dates, so that the same charts give the same bytes.
 STYLE: Any = {
     "pdf.fonttype": 42, "text.parse_math": False, "font.size": 8, "axes.edgecolor": INK,
     "axes.labelcolor": INK, "text.color": INK, "xtick.color": INK, "ytick.color": INK,
@@ -45,9 +45,9 @@ _METADATA: dict[str, dict[str, Any]] = {"pdf": {"CreationDate": None}, "png": {"
 
 
 def save(figures: Mapping[str, Sequence[Chart]], folder: Path) -> tuple[Path, ...]:
-    """Each name's charts, one below the other, as NAME.pdf and NAME.png; returns what was written.
+    """Write each name's charts, one below the other, as NAME.pdf and NAME.png; returns the files.
 
-    Raises InputError without matplotlib or where the folder cannot be written.
+    Raises InputError without matplotlib, and if the folder cannot be written.
     """
     try:
         from matplotlib import rc_context
@@ -55,7 +55,7 @@ def save(figures: Mapping[str, Sequence[Chart]], folder: Path) -> tuple[Path, ..
     except ImportError:
         raise InputError('figures need matplotlib: pip install "fedshift[report]"') from None
     except (OSError, RuntimeError) as e:
-        # matplotlib makes folders below the user's home, or among the temporary files.
+        # matplotlib makes a folder in the user's home, or in that for temporary files.
         raise InputError(
             f"figures need matplotlib, which cannot begin: {e}; name a folder that it may write to "
             "in $MPLCONFIGDIR"
@@ -74,7 +74,7 @@ def save(figures: Mapping[str, Sequence[Chart]], folder: Path) -> tuple[Path, ..
 
 
 def draw(charts: Sequence[Chart], figure: Figure) -> None:
-    """Draw charts one below the other; a legend stands below its axes and hides nothing."""
+    """Draw charts one below the other. Legends are below the axes, where they hide nothing."""
     parts = figure.subfigures(len(charts), 1, squeeze=False)[:, 0]
     height = 0.0
     for chart, part in zip(charts, parts, strict=True):
@@ -104,7 +104,7 @@ def _lines(chart: LineChart, axes: Axes) -> dict[str, Any]:
         (line,) = axes.plot(x, _numbers(series.y), color=colour, **_marks(series, look))
         handles |= {series.name: line} if named(series, look, drawn, of) else {}
         if series.low and len(x) == 1:
-            # The band of a single point has no area.
+            # A band over a single point would have no area, so it gets an error bar.
             bars = Bars("", series.y, series.low, series.high)
             _whiskers(axes, x, bars, upright=True)
         elif series.low:
@@ -114,7 +114,7 @@ def _lines(chart: LineChart, axes: Axes) -> dict[str, Any]:
     _axis(axes.yaxis, chart.y)
     across = {v for s in drawn for v in s.x}
     if not chart.x.log and all(v == round(v) for v in across):
-        # No tick between two rounds.
+        # x are rounds: no tick between two of them.
         axes.locator_params(axis="x", integer=True)
     if any(shifts(drawn)):
         axes.set_xticks(list(across))
@@ -125,16 +125,16 @@ def _lines(chart: LineChart, axes: Axes) -> dict[str, Any]:
 
 
 def _marks(series: Series, look: Look) -> dict[str, Any]:
-    """Dash and marker, as on a page."""
+    """Dash and marker as matplotlib's arguments, to look as on a page."""
     corners = [(x, -y) for x, y in MARKERS[look.style]]
-    # The first one again: an outline would have a gap.
+    # The first corner again at the end: else the outline would have a gap.
     shape = [*corners, corners[0]] if corners else "o"
-    # Whole, too, where its value is at the end of an axis.
+    # clip_on: markers at the end of an axis are drawn whole.
     hollow = {
         "markerfacecolor": "none", "markersize": 7, "markeredgewidth": 1.6, "clip_on": False,
     }  # fmt: skip
     dash = "1 1.7" if series.thin else DASHES[look.style]
-    # Dashes are in units of the line's width, which is 2 on a page.
+    # matplotlib measures dashes in line widths; the pixels of DASHES are for a width of 2.
     pattern = (0, tuple(float(v) / 2 for v in dash.split())) if dash else "solid"
     return {
         "linestyle": pattern if series.line else "none",
@@ -179,9 +179,10 @@ def _side_bars(chart: SideBars, axes: Axes) -> None:
 
 
 def _fill(look: Look) -> dict[str, Any]:
-    """A bar as on a page: pale with a dashed edge where its colour is others', too."""
+    """A bar as on a page: pale with a dashed edge if another method has its colour, too."""
     colour = LIGHT[look.colour]
-    # Above the axis, a bar of height 0 is a line: it is not the same as a missing one.
+    # Drawn above the axis, so that the edge of a bar of height 0 can be seen: a missing bar has
+    # none.
     style = {"facecolor": colour, "edgecolor": colour, "linewidth": 1.2, "zorder": 3}
     if not look.style:
         return style
@@ -193,10 +194,11 @@ def _whiskers(axes: Axes, at: Sequence[float], bars: Bars, *, upright: bool) -> 
     if not bars.low:
         return
     ends = zip(_numbers(bars.low), _numbers(bars.high), strict=True)
-    # Lines, and not matplotlib's error bars, which are lengths: an interval lies where it lies.
+    # Lines instead of matplotlib's error bars, which take lengths: these must not be negative, and
+    # an interval need not contain the value.
     for x, (low, high) in zip(at, ends, strict=True):
         xy = ([x, x], [low, high]) if upright else ([low, high], [x, x])
-        # Light around dark, to be seen on bars of any colour.
+        # Dark with a light rim, so that it can be seen on bars of any colour.
         axes.plot(*xy, color="white", linewidth=2.2, zorder=4)
         axes.plot(*xy, color=INK, linewidth=0.9, zorder=4)
 
@@ -205,7 +207,7 @@ def _heat(chart: HeatMap, axes: Axes, part: Any) -> None:
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import LinearSegmentedColormap
 
-    # The weakest shade differs from an empty cell, as on a page.
+    # Begins at a pale grey, so that the weakest shade differs from an empty cell.
     shades = LinearSegmentedColormap.from_list("shades", ["#e1e6ed", HEAT])
     strength = [
         [math.nan if (s := chart.shades.strength(v, chart.largest)) is None else s for v in row]
@@ -226,13 +228,13 @@ def _heat(chart: HeatMap, axes: Axes, part: Any) -> None:
 
 
 def _legend(part: Any, handles: Mapping[str, Any]) -> float:
-    """The legend of what is drawn, and the height that it takes in inches."""
+    """Draw the legend; the height in inches that it takes."""
     if not handles:
         return 0.0
     names = [shortened(n, 44) for n in handles]
-    # About twelve letters to an inch, and half an inch for the line and the gap.
+    # Fourteen letters to an inch, and half an inch for the line and the gap.
     columns = max(1, min(len(names), int(WIDTH / (0.5 + max(map(letters, names)) / 14))))
-    # A name that begins with _ would be left out.
+    # matplotlib leaves out names that begin with "_".
     shown = [f" {n}" if n.startswith("_") else n for n in names]
     part.legend(
         list(handles.values()), shown, loc="outside lower center", ncols=columns, frameon=False,

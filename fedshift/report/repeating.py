@@ -1,4 +1,4 @@
-"""The part of the report on how to get the same numbers again: the commands."""
+"""The report's part with the commands that give the same numbers again."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fedshift.report.pools import Pool
 from fedshift.report.shapes import escape
 from fedshift.report.tables import Table
 
-# Files of more lines would be most of the page; each folder has its own.
+# The page shows configuration and versions of so many lines. More would fill most of it.
 MOST_FILES = 10
 
 
 def repeating(lines: Sequence[Pool]) -> str:
-    """The command of every run, and the files of the first run of each line."""
+    """The section with the command of every run, and the files of each line's first run."""
     parts = [note(_words(lines))]
     for line in lines:
         commands = "\n".join(map(_line, line.seeds, line.all))
@@ -31,14 +31,14 @@ def repeating(lines: Sequence[Pool]) -> str:
 
 
 def _line(seed: str, run: RunResult | Begun) -> str:
-    """The command, and what else a reader looks for."""
+    """A run's command, with its seed or folder behind a #."""
     beside = [f"seed {seed}"] * bool(seed)
     beside += [f"folder: {run.folder}"] * ("call" in run.fit)
     return "  # ".join([command(run), *filter(None, [", ".join(beside)])])
 
 
 def command(run: RunResult | Begun) -> str:
-    """What was typed, or called in Python, up to names of files; the numbers are the same."""
+    """A command, or a call in Python, that gives the run's numbers again."""
     if run.deployed:
         return _of_federation(run)
     last = str(run.lock.get("backend", "loop")).rpartition(", then ")[2]
@@ -57,7 +57,7 @@ def command(run: RunResult | Begun) -> str:
 
 
 def _of_federation(run: RunResult | Begun) -> str:
-    """The server's command; its clients must be there, with the data that they had."""
+    """The server's command; it needs the same clients, with the same data."""
     served = str(run.deployed.get("command", ""))
     return f"{served} --resume {shlex.quote(str(run.folder))}" if isinstance(run, Begun) else served
 
@@ -104,7 +104,7 @@ def _files(name: str, run: RunResult | Begun) -> str:
 
 
 def _flat(value: object, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Nested objects as dotted keys, with the names of the file."""
+    """(dotted key, value) of nested objects, by the names that the file has."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from _flat(inner, f"{prefix}.{key}" if prefix else str(key))

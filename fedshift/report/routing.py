@@ -1,4 +1,4 @@
-"""The part of the report on routers: where queries go, and what is gained by refusing some."""
+"""The report's part on routers: where queries are sent, and the gain of refusing some."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedshift.report.splits import (
 )
 from fedshift.report.tables import Table
 
-# Risk at less coverage comes from a handful of queries, and would dominate the scale.
+# At less coverage, the risk is that of a handful of queries, and would dominate the scale.
 LEAST_COVERAGE = 0.05
 AUC_CAPTION = "Pairwise AUC: 1 where two clients' queries can be told apart, 0.5 where they cannot"
 
@@ -34,7 +34,7 @@ def shown_curve(
 
 
 def routing(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
-    """Where queries are sent, how errors fall with coverage, and calibration."""
+    """The section on routers: where queries are sent, risk by coverage, and calibration."""
     routed = [(r, b, s.router) for r, b, s in serving_runs(runs, labels) if s.router is not None]
     if not routed:
         return ""

@@ -1,4 +1,4 @@
-"""The parts of the report, each a figure with a table of its numbers."""
+"""The report's main parts, each with a chart and a table of its numbers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from fedshift.report.tables import Cell, Table, finite, from_columns
 
 
 def results(lines: Sequence[Pool]) -> str:
-    """The methods' table."""
+    """The section with the table of methods."""
     forms = {c.form for run, _ in runs_of(lines) if (c := run.summary.corrected) is not None}
     header = (
         "Run", "Target accuracy", *["Corrected"] * bool(forms), "Macro F1", "Estimated accuracy",
@@ -66,7 +66,7 @@ def results(lines: Sequence[Pool]) -> str:
 
 
 def other_metrics(lines: Sequence[Pool]) -> str:
-    """The user's own metrics of the kept round; "" where no run has any."""
+    """The section with the user's own metrics of the kept round; "" if no run has any."""
     runs = [run for run, _ in runs_of(lines)]
     columns = (other_columns(run.rounds, run.summary.final.others) for run in runs)
     names = list(dict.fromkeys(name for row in columns for name in row))
@@ -88,7 +88,7 @@ def other_metrics(lines: Sequence[Pool]) -> str:
 
 
 def label_shift(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
-    """Label-by-client heat map with the target as its last row, one per set of clients."""
+    """The section on label shift: a heat map for each set of clients, with the target last."""
     parts = []
     for split in splits(runs, labels):
         columns, others = classes_drawn(split.runs[0])
@@ -101,7 +101,7 @@ def label_shift(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
 
 
 def weights(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
-    """Weights beside FedAvg's, per client."""
+    """The section on the clients' weights, beside FedAvg's."""
     parts = []
     for split in splits(runs, labels):
         equal = [b for r, b in zip(split.runs, split.labels, strict=True) if not weighs(r)]
@@ -115,7 +115,7 @@ def weights(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
 
 
 def weights_chart(split: Split) -> BarChart:
-    """The weight of each client that is drawn; n / N in grey."""
+    """A chart of the clients' weights, with n / N in grey."""
     names, drawn = client_names(split.runs[0]), split.drawn()
     bars = [
         Bars(name, tuple(column[i] for i in drawn), look=None if k else Look(GREY))
@@ -127,17 +127,17 @@ def weights_chart(split: Split) -> BarChart:
 
 
 def _weights(split: Split) -> list[tuple[str, Sequence[float]]]:
-    """n / N and the weights that differ from it, by name."""
+    """(name, weights): n / N first, then each run's weights if they differ from it."""
     weighed = zip(split.labels, split.runs, strict=True)
     base = ("n / N", split.runs[0].summary.fedavg_weights)
     return [base, *((b, r.summary.weights) for b, r in weighed if weighs(r))]
 
 
 def curves(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
-    """ESS share against the L1 distance for each set of clients, with a point for every run."""
+    """The section on ESS against distance: curves of the sets of clients, points of the runs."""
     parts = []
     for name, curve in _attainable(runs, labels):
-        # Grid points with an ESS below that of lambda = 0 all repeat that point.
+        # All grid points with an ESS below that of lambda = 0 are the same point.
         distinct = {(round(p.ess_fraction, 9), round(p.l1, 9)): p for p in curve}.values()
         rows = tuple((finite(p.lam), p.ess_fraction, p.distance, p.l1) for p in distinct)
         head = ("λ", "ESS share", "L2 distance", "L1 distance")
@@ -153,14 +153,14 @@ def curves(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
 def _attainable(
     runs: Sequence[RunResult], labels: Sequence[str]
 ) -> list[tuple[str, tuple[CurvePoint, ...]]]:
-    """The curve of each set of clients, by name: it depends on clients and target, not on runs."""
+    """(name, curve) of each set of clients: the curve depends on clients and target alone."""
     several = len(groups := splits(runs, labels)) > 1
     curves = ((s, next((r.summary.curve for r in s.runs if r.summary.curve), ())) for s in groups)
     return [("attainable" + f" ({s.name})" * several, curve) for s, curve in curves if curve]
 
 
 def curve_chart(runs: Sequence[RunResult], labels: Sequence[str]) -> LineChart:
-    """Distance to the target against the ESS: attainable in grey, chosen as points."""
+    """Distance to the target against ESS: what is attainable in grey, what runs chose as points."""
     series = []
     for name, curve in _attainable(runs, labels):
         ordered = sorted(curve, key=lambda p: p.ess_fraction)
@@ -176,7 +176,7 @@ def curve_chart(runs: Sequence[RunResult], labels: Sequence[str]) -> LineChart:
 
 
 def recall_chart(title: str, lines: Sequence[Pool]) -> BarChart:
-    """Recall per class of every line: means over its seeds with their intervals."""
+    """A chart of recall per class: for each line the mean over its seeds, with an interval."""
     classes, bars = lines[0].first.summary.classes, []
     columns, _ = classes_drawn(lines[0].first)
     for line in lines:
@@ -188,7 +188,7 @@ def recall_chart(title: str, lines: Sequence[Pool]) -> BarChart:
 
 
 def per_class(lines: Sequence[Pool]) -> str:
-    """Recall per class at the last evaluation, beside the class's mass in the target."""
+    """The section on recall per class, beside each class's mass in the target."""
     runs = [run for run, _ in runs_of(lines)]
     drawing = recall_chart("Accuracy per class on the test data", lines)
     columns: list[tuple[str, Sequence[Cell]]] = []
@@ -207,7 +207,7 @@ def per_class(lines: Sequence[Pool]) -> str:
 
 
 def client_spread(lines: Sequence[Pool]) -> str:
-    """Worst client, bottom decile, sd and Gini, and every client's accuracy."""
+    """The section on differences between clients: the worst, bottom decile, sd, Gini, and all."""
     text = (
         "Accuracy of the final model on the validation data of each of the task's clients (for the "
         "oracle too, which trains on others). Bottom decile: mean of the lowest tenth of the "
@@ -278,7 +278,7 @@ def _target_name(split: Split) -> str:
 
 
 def _cohort_note(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
-    """What ESS, distances and weights mean for runs that draw cohorts; "" without such runs."""
+    """Words on ESS, distances and weights of runs that draw cohorts; "" without such runs."""
     sampling = [
         f"{label} ({s.cohorts.clients} of {len(s.weights)} clients a round, {s.cohorts.rounds} "
         "rounds)"

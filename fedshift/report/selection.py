@@ -1,4 +1,4 @@
-"""The part of the report on how the effective sample size was chosen."""
+"""The report's part on how the effective sample size was chosen."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedshift.report.tables import Cell, Table, finite
 
 
 def selection(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
-    """The candidate that each selection rule would have chosen, side by side."""
+    """The section with the candidate that each selection rule would have chosen."""
     parts = [
         table(_candidates(run.summary.selection, label))
         for run, label in zip(runs, labels, strict=True)
@@ -57,7 +57,7 @@ def _candidates(chosen: Selection, label: str) -> Table:
 
 
 def _tried(c: Candidate) -> tuple[Cell, ...]:
-    """Estimate, its error, validation, source and target: accuracies, or squared errors."""
+    """A candidate's estimate, its error, validation, source and target, as cells of a row."""
     if c.losses:
         names = ("estimated_loss", "estimated_loss_se", "", "source_loss", "target_loss")
         return tuple(finite(c.losses.get(name)) for name in names)
@@ -66,9 +66,9 @@ def _tried(c: Candidate) -> tuple[Cell, ...]:
 
 
 def _best(selection: Selection) -> dict[str, str]:
-    """The candidate that each rule picks: as recorded by the run, else the largest accuracy."""
+    """Rule -> the candidate that it picks."""
     picks = selection.picks
-    # Folders of the first versions lack the picks.
+    # Early versions did not record the picks: they are the candidates of largest accuracy.
     if picks is None:
         accuracies = {
             "estimate": [c.estimated_accuracy for c in selection.candidates],

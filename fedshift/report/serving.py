@@ -1,4 +1,4 @@
-"""The parts of the report on runs whose clients serve models of their own."""
+"""The report's parts on runs whose clients serve models of their own."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ CURVES = (
 
 
 def answers(lines: Sequence[Pool]) -> str:
-    """Every way to answer a query that some run has, line by line."""
+    """The section with the accuracy of every way to answer a query, by line."""
     lasts = [run.summary.last or {} for run, _ in runs_of(lines)]
     ways = [w for w in WAYS if any(last.get(w.key) is not None for last in lasts)]
     columns = [(line.label, tuple(_cell(line, w.key) for w in ways)) for line in lines]
@@ -84,7 +84,10 @@ def answers(lines: Sequence[Pool]) -> str:
 
 
 def curves(lines: Sequence[Pool]) -> str:
-    """One line: its accuracies by round. Several: a chart per accuracy with a line for each."""
+    """The section on accuracies by round.
+
+    A single line has a chart with all its accuracies. Several have a chart for each accuracy.
+    """
     parts = []
     if len(lines) == 1:
         series = [
@@ -103,7 +106,7 @@ def curves(lines: Sequence[Pool]) -> str:
 
 
 def served_chart(lines: Sequence[Pool], key: str, name: str) -> LineChart:
-    """One accuracy by round."""
+    """A chart of one accuracy by round, with a curve for each line."""
     series = [one for line in lines for one in series_of(line, key, rows=_served)]
     return round_chart(f"Accuracy per round: {name}", series, Axis(name, percent=True))
 
@@ -113,7 +116,7 @@ def _served(run: Run) -> Sequence[Round]:
 
 
 def served_models(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
-    """How well each client's own model does on its own test examples, class by class."""
+    """The section on each client's own model, by class, on its own test examples."""
     parts = []
     for run, label, serving in serving_runs(runs, labels):
         alone, (columns, others) = Split((run,), (label,), (0,)), classes_drawn(run)
@@ -147,7 +150,7 @@ _SYSTEM = (
 
 
 def per_class(lines: Sequence[Pool]) -> str:
-    """The system's recall per class on all test examples, beside the class's share of them."""
+    """The section on the system's recall per class, beside the class's share of test examples."""
     runs = [run for run, _ in runs_of(lines)]
     classes = runs[0].summary.classes
     drawing = recall_chart("Accuracy per class on all clients' test examples", lines)
@@ -156,14 +159,14 @@ def per_class(lines: Sequence[Pool]) -> str:
         for line in lines
     ]
     numbers = from_columns("Class", classes, columns, ".1%", mass_columns(runs, "Share of tests"))
-    # On sites no client has another's model: there is no answer of the system.
+    # If models stay at their sites they cannot be asked together: the system has no answers then.
     alone = {(run.summary.last or {}).get("system_accuracy", 0.0) is None for run in runs}
     caption = f"After the last round.{_OWN * (True in alone)}{_SYSTEM * (False in alone)}"
     return section("system", "Accuracy per class", figure(drawing, caption), fold(numbers))
 
 
 def clients(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
-    """Worst client, bottom decile, sd and Gini of own models, and every client's accuracy."""
+    """The section on differences between clients, each with its own model."""
     served = [(r, b, s.client_accuracy) for r, b, s in serving_runs(runs, labels)]
     measured = [(run, label, values) for run, label, values in served if values is not None]
     if not measured:
@@ -181,12 +184,12 @@ def clients(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
 
 
 def _client_table(split: Split) -> Table:
-    """Accuracy of own models and, where there is a router, how often the client is found."""
+    """By client, its own model's accuracy and, with a router, how often the router finds it."""
     columns: list[tuple[str, Sequence[Cell]]] = []
     for _, label, serving in serving_runs(split.runs, split.labels):
         columns.append((label, serving.client_accuracy or ()))
         if serving.router is not None:
-            # The diagonal: a client's queries that were sent to itself.
+            # The diagonal has the shares of a client's queries that were sent to itself.
             hits = tuple(row[i] for i, row in enumerate(serving.router.sent))
             columns.append((f"{label}, found by the router", hits))
     first = split.runs[0]
@@ -197,10 +200,10 @@ def _client_table(split: Split) -> Table:
 
 
 def _rounds(run: RunResult, label: str) -> Table:
-    """All of served.csv, with the training loss."""
+    """The whole of served.csv, with the training loss."""
     losses = {r.round: r.values["train_loss"] for r in run.rounds}
     columns = tuple(run.served[0].values) if run.served else ()
-    # A method without a router would have five empty columns.
+    # Empty columns are left out: a method without a router would have five.
     present = [c for c in columns if any(r.values[c] is not None for r in run.served)]
     rows = tuple(
         (r.round, losses.get(r.round), *(r.values[c] for c in present)) for r in run.served
@@ -210,7 +213,7 @@ def _rounds(run: RunResult, label: str) -> Table:
 
 
 def _cell(line: Pool, key: str) -> Cell:
-    """Over the seeds; of a single run, over its last rounds."""
+    """Mean ± deviation over the seeds; for a single run, over its last rounds."""
     if len(line.runs) > 1:
         return mean_cell([_number((run.summary.last or {}).get(key)) for run in line.runs], ".1%")
     last = line.first.summary.last or {}
@@ -230,12 +233,12 @@ def _number(value: Cell) -> float:
 
 
 def verdict(lines: Sequence[Pool]) -> str:
-    """One sentence per line with a router against the best global model; "" without both.
+    """A sentence on each line with a router, compared with the best global model; "" without both.
 
-    The difference is between the runs of the page and says nothing about other seeds.
+    The difference is between the runs on the page, and says nothing about other seeds.
     """
     shared = _measured(lines, "global_accuracy")
-    # Alone, or without a global model, a line has nothing to be compared with.
+    # A line alone, or without a global model on the page, has nothing to be compared with.
     if len(lines) < 2 or not shared:
         return ""
     best, name = max(shared)
@@ -250,7 +253,7 @@ def verdict(lines: Sequence[Pool]) -> str:
 
 
 def _measured(lines: Sequence[Pool], key: str) -> list[tuple[float, str]]:
-    """(mean over the seeds, label) of the lines that have it."""
+    """(mean of a metric over the seeds, label) of the lines that have it."""
     each = [
         (moments_of([_number((run.summary.last or {}).get(key)) for run in line.runs], key), line)
         for line in lines

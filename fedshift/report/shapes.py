@@ -1,6 +1,6 @@
-"""The shapes of the charts as SVG text; all names are escaped.
+"""The shapes that charts are made of, as SVG text. All names are escaped.
 
-Colours are variables of the page's style sheet (`looks.THEME`), so that a dark page has its own.
+Colours are variables of the page's style sheet (`looks.THEME`), which change on a dark page.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ def escape(text: str) -> str:
 
 def number(value: float) -> str:
     """A coordinate with two decimals at most."""
-    # Hundredths of a pixel: short files, and the same bytes on every machine.
+    # Hundredths of a pixel are enough. Rounding also hides differences in last digits between
+    # machines, so that files are the same bytes.
     return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
@@ -40,8 +41,8 @@ def document(title: str, width: float, height: float, body: Sequence[str]) -> st
 
 
 def alone(drawing: str) -> str:
-    """The drawing as a file: on white paper, since no page's style sheet stands around it."""
-    # Plain colours, which every viewer knows, and not all know variables.
+    """The drawing as a file of its own, on white paper."""
+    # There is no style sheet that would set the variables of colours, so they are filled in here.
     plain = re.sub(r"var\(--(\w+)\)", lambda m: THEME[m[1]][0], drawing)
     return plain.replace("</title>", '</title><rect width="100%" height="100%" fill="#fff"/>', 1)
 
@@ -69,7 +70,7 @@ def text(
 def rect(
     x: float, y: float, width: float, height: float, fill: str, note: str = "", style: str = ""
 ) -> str:
-    """A rectangle; `note` is its text alternative, `style` further attributes."""
+    """A rectangle; note: its title, for a mouse and for screen readers; style: more attributes."""
     # Rounding may leave a height just below 0, which SVG refuses.
     size = f'width="{number(max(0.0, width))}" height="{number(max(0.0, height))}"'
     start = f'<rect x="{number(x)}" y="{number(y)}" {size} fill="{fill}"{style and " " + style}'
@@ -77,7 +78,7 @@ def rect(
 
 
 def bar(x: float, y: float, width: float, height: float, look: Look, note: str = "") -> str:
-    """A bar; one whose colour others have, too, is pale with an edge that is dashed as its line."""
+    """A bar; if another method has its colour, it is pale, with an edge dashed as its line."""
     fill, dash = FILLS[look.style], DASHES[look.style]
     edge = f'fill-opacity="{fill}" stroke="{look.ink}" stroke-dasharray="{dash}"'
     return rect(x, y, width, height, look.ink, note, edge if look.style else "")
@@ -90,12 +91,12 @@ def line(x1: float, y1: float, x2: float, y2: float, stroke: str, width: float =
 
 
 def whisker(x1: float, y1: float, x2: float, y2: float) -> str:
-    """An error bar: light around dark, to be seen on bars of any colour."""
+    """An error bar: dark with a light rim, to be seen on bars of any colour."""
     return line(x1, y1, x2, y2, "var(--paper)", 5) + line(x1, y1, x2, y2, INK, 2)
 
 
 def path(points: Sequence[Point]) -> str:
-    """Points as SVG lists them."""
+    """Points in the form of SVG's attribute `points`."""
     return " ".join(f"{number(x)},{number(y)}" for x, y in points)
 
 
@@ -117,7 +118,7 @@ def band(upper: Sequence[Point], lower: Sequence[Point], look: Look) -> str:
 
 
 def dot(centre: Point, radius: float, look: Look, *, hollow: bool, note: str = "") -> str:
-    """The look's marker, or its outline where `hollow`."""
+    """The marker of a look, or only its outline if `hollow`."""
     (x, y), shape = centre, MARKERS[look.style]
     style = (
         f'fill="none" stroke="{look.ink}" stroke-width="2.5"' if hollow else f'fill="{look.ink}"'

@@ -1,4 +1,4 @@
-"""What the parts of a report share: runs by their clients and target, names, headings."""
+"""What the report's parts share: groups of runs on the same clients, names, and headings."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from fedshift.record.summary import Serving
 from fedshift.report.shapes import escape
 from fedshift.report.tables import MISSING, Cell, Table
 
-# More rows than this are unreadable at the width of a page; the tables have them all.
+# More rows than this cannot be read at the width of a page. The tables have them all.
 MOST_DRAWN = 100
-# Cells of one heat map, which a page has twice, with a text for each.
+# Cells of a heat map. A page has each map twice, with a text for every cell.
 MOST_CELLS = 6_400
 
 
 @dataclass(frozen=True)
 class Split:
-    """Runs on the same clients and target, with their labels and their places among all runs."""
+    """Runs on the same clients and target; places: their indices among all runs."""
 
     runs: tuple[RunResult, ...]
     labels: tuple[str, ...]
@@ -29,7 +29,7 @@ class Split:
         return ", ".join(self.labels)
 
     def drawn(self, columns: int = 1) -> tuple[int, ...]:
-        """The clients that fit a figure: those with the largest weights, in their own order."""
+        """The clients that a chart has room for: those with the largest weights, by number."""
         most = min(MOST_DRAWN, max(10, MOST_CELLS // columns))
         first = self.runs[0].summary
         weights = [first.fedavg_weights, *(r.summary.weights for r in self.runs)]
@@ -39,10 +39,10 @@ class Split:
 
 
 def splits(runs: Sequence[RunResult], labels: Sequence[str]) -> tuple[Split, ...]:
-    """The runs by label counts, target and client names, in the order of their first run."""
+    """The runs, grouped by label counts, target and client names; in order of their first runs."""
     groups: dict[object, list[int]] = {}
     for i, run in enumerate(runs):
-        # By content, not by configuration: two files may well describe the same clients.
+        # By content and not by configuration: two different files may describe the same clients.
         key = (run.summary.label_counts, run.summary.target, looked_names(run))
         groups.setdefault(key, []).append(i)
     return tuple(
@@ -52,7 +52,7 @@ def splits(runs: Sequence[RunResult], labels: Sequence[str]) -> tuple[Split, ...
 
 
 def client_names(run: RunResult) -> tuple[str, ...]:
-    """The clients' names; "client 3" if the file has only "3"."""
+    """The clients' names; "client 3" if all names are numbers."""
     names = tuple(c.name for c in run.clients)
     return tuple(f"client {n}" for n in names) if all(n.isdigit() for n in names) else names
 
@@ -64,7 +64,7 @@ def looks(run: RunResult) -> tuple[str, ...]:
 
 
 def looked_names(run: RunResult) -> tuple[str, ...]:
-    """`client_names` followed by `looks`, for drawings."""
+    """`client_names`, each followed by its look if there are `looks`; for charts."""
     names, transforms = client_names(run), looks(run)
     return (
         tuple(f"{n}: {s}" for n, s in zip(names, transforms, strict=True)) if transforms else names
@@ -86,20 +86,20 @@ def by_client(
     spec: str = ".1%",
     caption: str = "",
 ) -> Table:
-    """A row per client under the names of `columns`."""
+    """A table with a row for each client."""
     rows = tuple((n, *row) for n, row in zip(client_names(run), values, strict=True))
     return Table(("Client", *columns), rows, ("", *[spec] * len(columns)), caption)
 
 
 def mass_columns(runs: Sequence[RunResult], name: str) -> list[tuple[str, Sequence[Cell], str]]:
-    """Columns with each distinct target of the runs, numbered where there are several."""
+    """Columns with each distinct target of the runs, numbered if there are several."""
     masses = list(dict.fromkeys(run.summary.target for run in runs))
     names = [name] if len(masses) == 1 else [f"{name} #{i + 1}" for i in range(len(masses))]
     return [(column, mass, ".1%") for column, mass in zip(names, masses, strict=True)]
 
 
 def percent(value: float | None) -> str:
-    """With one decimal; a dash for None."""
+    """A fraction as percent with one decimal; a dash for None."""
     return MISSING if value is None else f"{value:.1%}"
 
 
@@ -114,7 +114,7 @@ def heading(split: Split, runs: Sequence[RunResult]) -> str:
 
 
 def left_out(split: Split, columns: int = 1) -> str:
-    """How many clients a figure of so many columns does not show, in a sentence."""
+    """A sentence on the clients that a chart of so many columns has no room for; "" if it has."""
     shown = len(split.drawn(columns))
     count = len(split.runs[0].clients) - shown
     largest = f"The {shown} clients with the largest weights; "
@@ -122,7 +122,7 @@ def left_out(split: Split, columns: int = 1) -> str:
 
 
 def classes_drawn(run: RunResult) -> tuple[tuple[int, ...], str]:
-    """(the classes that fit a figure, in order; a sentence on the others)."""
+    """(the classes that a chart has room for, in order; a sentence on the others)."""
     s = run.summary
     sizes = [sum(column) for column in zip(*s.label_counts, strict=True)]
     ranked = sorted(range(len(s.classes)), key=lambda k: (-s.target[k], -sizes[k]))

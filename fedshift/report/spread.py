@@ -13,7 +13,7 @@ Accuracies = Sequence[float | None]
 
 @dataclass(frozen=True)
 class Spread:
-    """Statistics of the accuracies over the clients that have one; all None when none has."""
+    """Statistics of accuracies over the clients that have one; all None if none has."""
 
     clients: int
     mean: float | None

@@ -1,7 +1,7 @@
-"""Charts as SVG text: no script, no external resource.
+"""Charts as SVG text, without scripts or external resources.
 
-Every chart is an `<svg role="img">` with a `<title>`, and every mark whose value cannot be read
-off an axis has a `<title>` of its own. Sizes are in CSS pixels of the drawing's own view box.
+Every chart is an `<svg role="img">` with a `<title>`. Every mark whose value cannot be read off an
+axis has a `<title>` of its own. Sizes are in CSS pixels of the drawing's own view box.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from fedshift.report.columns import column_names
 from fedshift.report.looks import Look, look_of, looks
 from fedshift.report.shapes import INK, band, bar, document, dot, line, polyline, text, whisker
 
-# Beside one another in a page's text, and on a telephone of 390 px.
+# Widths of charts: in the text of a page, and on a telephone of 390 px.
 WIDE, NARROW = 760.0, 335.0
 NOTES = re.compile(r"><title>[^<]*</title></(?:rect|circle|polygon)>")
 
 
 def svg(chart: Chart, width: float = WIDE) -> str:
-    """The chart as the text of an SVG element, `width` pixels wide; a legend stands above it."""
+    """The chart as the text of an SVG element, `width` pixels wide, with its legend above."""
     match chart:
         case LineChart():
             drawing = _lines(chart, width)
@@ -55,13 +55,13 @@ def svg(chart: Chart, width: float = WIDE) -> str:
             drawing = _side_bars(chart, width)
         case HeatMap():
             drawing = heat_map.heat_map(chart, width)
-    # Marks have notes for a mouse, which a telephone does not have.
+    # Titles of marks show when a mouse rests on them. A telephone has none, so they are left out.
     return drawing if width >= WIDE else NOTES.sub(r"/>", drawing)
 
 
 @dataclass(frozen=True)
 class _Frame:
-    """The plot area and the data range it shows."""
+    """The plot area, and the ranges of data that it shows."""
 
     left: float
     top: float
@@ -84,14 +84,14 @@ def _lines(chart: LineChart, width: float) -> str:
     drawn = [pointed(thinned(logged(s, chart.x, chart.y))) for s in chart.series]
     xs = [v for s in drawn for v in s.x]
     ys = drawn_values(*(v for s in drawn for v in (s.y, s.low, s.high)))
-    # An empty chart with a sentence, since the section around it is there all the same.
+    # A chart that says so, because the section around it is on the page in any case.
     if not xs or not drawn_values(*(s.y for s in drawn)):
         return _empty_chart(chart.title, width)
     of = looks([s.name for s in drawn], [s.look for s in drawn], [s.thin for s in drawn])
     pairs = zip(drawn, of, strict=True)
     legend, top = _legend([(s.name, k, s) for s, k in pairs if named(s, k, drawn, of)], width)
     y_ticks = log_ticks(min(ys), max(ys)) if chart.y.log else ticks(*span_of(ys, chart.y))
-    # More on a wide axis than on the other: labels must not touch.
+    # Fewer on a narrow axis, where labels would touch.
     steps = 7 if width == WIDE else 4
     x_ticks = _x_ticks(chart.x, xs, steps)
     left = _left(width)
@@ -111,7 +111,7 @@ def _columns(chart: BarChart, width: float) -> str:
         return _empty_chart(chart.title, width)
     of = looks([b.name for b in chart.bars], [b.look for b in chart.bars])
     legend, top = _legend([(b.name, k, None) for b, k in zip(chart.bars, of, strict=True)], width)
-    # 1e-9: bars that are all 0 still need an axis of some length.
+    # 1e-9: even if all bars are 0, the axis needs some length.
     scale = ticks(0.0, max(*values, 1e-9))
     left, groups = _left(width), chart.groups
     frame = _Frame(left, top + 8, width - left - 14, 220, (0.0, len(groups)), _span(scale))
@@ -142,7 +142,7 @@ def _side_bars(chart: SideBars, width: float) -> str:
         body.append(text(left - 6, y + 13, names[i], "end", 11))
         words = "–" if value is None else number_text(value, chart.x.percent)
         zero, end = (frame.at(v, 0.0)[0] for v in (0.0, value or 0.0))
-        # 0 is drawn, too, two pixels wide; a missing value is not.
+        # A value of 0 is drawn two pixels wide, to tell it from a missing one.
         long = 0.0 if value is None else max(2.0, abs(end - zero))
         body.append(bar(min(zero, end), y + 2, long, 15, of[i], f"{name}: {words}"))
         body.append(text(width - 8, y + 13, words, "end", 10))
@@ -186,7 +186,7 @@ def _series(frame: _Frame, series: Series, look: Look, chart: LineChart, shift: 
                 [frame.at(series.x[i] + shift, v[i] or 0.0) for i in banded]
                 for v in (series.low, series.high)
             )
-            # The band of a single point has no area.
+            # A band over a single point would have no area, so it gets an error bar.
             wide = len(banded) > 1
             lines.insert(0, band(high, low, look) if wide else whisker(*low[0], *high[0]))
         points = [frame.at(series.x[i] + shift, series.y[i] or 0.0) for i in run]
@@ -204,10 +204,10 @@ def _bars(frame: _Frame, chart: BarChart, bars: Bars, look: Look, index: int) ->
         if value is None:
             parts.append(text(x + width / 2, frame.base - 3, "–", "middle", 9.5))
             continue
-        # 0 is drawn, as a bar of two pixels: it is not the same as a missing value.
+        # A value of 0 is drawn two pixels high, to tell it from a missing one.
         height = max(2.0, frame.base - frame.at(0.0, value)[1])
         note = f"{chart.groups[g]}, {bars.name}: {number_text(value, chart.y.percent)}"
-        # A thin gap between bars, so that equal ones do not merge.
+        # 0.94 leaves a thin gap, so that equal bars do not merge.
         parts.append(bar(x, frame.base - height, width * 0.94, height, look, note))
         if (ends := _ends(bars.low, bars.high, g)) is not None:
             low, high = (frame.at(0.0, v)[1] for v in ends)
@@ -216,7 +216,7 @@ def _bars(frame: _Frame, chart: BarChart, bars: Bars, look: Look, index: int) ->
 
 
 def _ends(low: Values, high: Values, i: int) -> tuple[float, float] | None:
-    """The i-th interval; None where there is none."""
+    """The i-th interval, or None."""
     a, b = (low[i], high[i]) if low and high else (None, None)
     return None if a is None or b is None else (a, b)
 
@@ -253,7 +253,7 @@ def _x_axis(frame: _Frame, axis: Axis, scale: Sequence[float]) -> str:
 
 
 def _legend(entries: Sequence[tuple[str, Look, Series | None]], page: float) -> tuple[str, float]:
-    """Swatches and names, wrapped over lines, and the height they take; None draws a bar."""
+    """(swatches and names, wrapped over lines; the height they take); a Series of None is a bar."""
     start = 62.0 if page == WIDE else 8.0
     x, y, parts = start, 14.0, []
     for name, look, series in entries:
@@ -284,5 +284,5 @@ def _span(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _tick_makes_sense(xs: Sequence[float], tick: float) -> bool:
-    """Whether a tick makes sense: none between two rounds."""
+    """Whether a tick makes sense: if all x are whole, there is none between two of them."""
     return tick == round(tick) or any(v != round(v) for v in xs)

@@ -23,7 +23,7 @@ _LATEX = {
     "<": r"\textless{}",
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
-    # A row that starts with [ or * would be read as an argument of the \\ before it.
+    # At the start of a row, [ or * would be read as an argument of the \\ before it.
     "[": "{[}",
     "*": "{*}",
     "–": "--",
@@ -38,10 +38,10 @@ _LATEX = {
 class Table:
     """Rows under a header, with a format specification for the numbers of every column.
 
-    `formats` has one entry per column: `""` for text, else what `format()` takes, such as
-    `".1%"`; that column is aligned to the right. Text is shown as it is whatever its column; None
-    and NaN are shown as an en dash. Raises `InputError` when a row or `formats` has another length
-    than the header.
+    `formats` has an entry for each column: `""` for text, or else what `format()` takes, such as
+    `".1%"`; such a column is aligned to the right. Text is shown as it is in any column. None and
+    NaN are shown as an en dash. Raises `InputError` if a row or `formats` is not as long as the
+    header.
     """
 
     header: tuple[str, ...]
@@ -50,7 +50,7 @@ class Table:
     caption: str = ""
 
     def __post_init__(self) -> None:
-        # Checked here, because zip would cut the longer side off in silence.
+        # Checked here, because zip would silently cut the longer side.
         parts: list[tuple[str, int]] = [("formats", len(self.formats))]
         parts += [(f"row {i}", len(row)) for i, row in enumerate(self.rows)]
         for what, length in parts:
@@ -62,7 +62,7 @@ class Table:
 
 
 def finite(value: Cell) -> Cell:
-    """∞ for infinity, which files hold as text."""
+    """The cell, with ∞ for the text "inf", as which files hold infinity."""
     return "∞" if value == "inf" else value
 
 
@@ -73,7 +73,11 @@ def from_columns(
     spec: str,
     before: Sequence[tuple[str, Sequence[Cell], str]] = (),
 ) -> Table:
-    """A table of columns of equal length: names, those `before` with their formats, the others."""
+    """A table from columns of equal length.
+
+    first, names: the first column. before: more columns, each with its own format. columns: the
+    others, all with the format `spec`.
+    """
     values = [*(v for _, v, _ in before), *(v for _, v in columns)]
     rows = tuple(zip(names, *values, strict=True))
     head = (first, *(b[0] for b in before), *(c[0] for c in columns))
@@ -102,9 +106,9 @@ def shown(table: Table) -> tuple[tuple[str, ...], ...]:
 
 
 def markdown(table: Table, last: Sequence[str] = ()) -> str:
-    """A GitHub-flavoured Markdown table; numbers right-aligned, markup in names made literal.
+    """A GitHub-flavoured Markdown table; numbers are right-aligned, markup in names is escaped.
 
-    last: one more column, its heading first, written as it is: links, for example.
+    last: one more column, its heading first, which is not escaped, for example with links.
     """
     rule = "|".join(["---:" if spec else "---" for spec in table.formats] + ["---"] * bool(last))
     rows = [[escape_markdown(cell) for cell in row] for row in (table.header, *shown(table))]
@@ -138,7 +142,7 @@ def csv_text(table: Table) -> str:
 
 
 def latex(table: Table) -> str:
-    r"""A booktabs `tabular` (in a `table` with a caption where there is one)."""
+    r"""A booktabs `tabular`; with a caption, inside a `table`."""
     columns = "".join("r" if spec else "l" for spec in table.formats)
     rows = [[escape_latex(cell) for cell in row] for row in (table.header, *shown(table))]
     for row in rows[1:]:
@@ -153,7 +157,7 @@ def latex(table: Table) -> str:
 
 
 def html_table(table: Table, last: Sequence[str] = ()) -> str:
-    """An HTML `<table>`; number cells have the class `num`. last: as of `markdown`."""
+    """An HTML `<table>`; cells of numbers have the class `num`. last: as in `markdown`."""
     kinds = [' class="num"' if spec else "" for spec in table.formats] + [""] * bool(last)
     caption = f"<caption>{escape(table.caption)}</caption>" if table.caption else ""
     rows = [[escape(cell) for cell in row] for row in (table.header, *shown(table))]
@@ -168,7 +172,7 @@ def html_table(table: Table, last: Sequence[str] = ()) -> str:
 def escape_markdown(text: str) -> str:
     """Text that a Markdown table shows literally, on one line."""
     one_line = visible(" ".join(text.split()))
-    # $ as well: several viewers take it for a formula.
+    # $ is escaped, too, since several viewers take it for the start of a formula.
     escaped = re.sub(r"([\\`*_{}\[\]|~$#])", r"\\\1", one_line)
     return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
@@ -179,7 +183,7 @@ def escape_latex(text: str) -> str:
 
 
 def _minus(text: str) -> str:
-    """Numbers with LaTeX's minus sign: its "-" is a hyphen."""
+    """The text with "-" before numbers as a minus sign, since LaTeX prints "-" as a hyphen."""
     return re.sub(r"(?<![^ (])-(?=[\d$])", "$-$", text)
 
 

@@ -1,4 +1,4 @@
-"""How a query can be answered where clients serve models of their own."""
+"""The ways to answer a query if clients serve models of their own."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WAYS = (
 
 
 def over_rounds(rounds: Sequence[int]) -> str:
-    """ "last round", "last 5 rounds" or "last 2 to 5 rounds", of one or several runs."""
+    """The rounds of one or several runs in words: "last round", "last 2 to 5 rounds"."""
     low, high = min(rounds), max(rounds)
     if high == 1:
         return "last round"

@@ -19,7 +19,7 @@ Partition = tuple[Ints, ...]
 
 SMALLEST_BETA, LARGEST_BETA = 1e-6, 1e6
 
-# Quotas such as 0.1 * 30 land a few ulp below the integer they mean.
+# Tolerance of rounding: floats such as 0.1 * 30 can lie slightly beside the integer they mean.
 _SLACK = 1e-9
 
 
@@ -156,7 +156,7 @@ def label_counts(labels: ArrayLike, parts: Sequence[Ints], classes: int) -> Ints
     array, clients = np.asarray(labels), len(parts)
     sizes = np.array([part.size for part in parts], dtype=np.int64)
     owner = np.repeat(np.arange(clients), sizes)
-    # The empty array keeps the type of an index where there are no parts.
+    # Without parts, the empty array keeps the type of an index.
     used = array[np.concatenate([*parts, np.empty(0, np.int64)])]
     if used.size and (used.min() < 0 or used.max() >= classes):
         raise InputError(
@@ -240,7 +240,7 @@ def _repair(up: Ints, open_: NDArray[np.bool_], missing: Ints, room: Ints) -> In
 
 def split_by_owner(order: Ints, owner: Ints, clients: int) -> Partition:
     """Sample `order[j]` goes to client `owner[j]`; owners outside 0..M-1 are M: in no part."""
-    # By owner, then by index, so that each part is ascending.
+    # Sorted by owner, then by index, so that each part is ascending.
     by_owner = order[np.lexsort((order, owner))]
     sizes = np.bincount(owner, minlength=clients)[:clients]
     return tuple(np.split(by_owner, np.cumsum(sizes))[:clients])

@@ -107,13 +107,14 @@ def auc(high: ArrayLike, low: ArrayLike) -> float:
 
     NaN where one of them is empty.
     """
-    # A tenth of what a client's process takes to start, and most processes do not come here.
+    # Imported here, because it takes a tenth of the time in which a client's process starts, and
+    # most processes do not need it.
     from scipy.stats import rankdata
 
     up, down = np.asarray(high, dtype=np.float64), np.asarray(low, dtype=np.float64)
     if not up.size or not down.size:
         return float("nan")
-    # Ties have the mean of their ranks, which counts each as one half.
+    # Equal values get the mean of their ranks, so that each tie counts as one half.
     ranks = rankdata(np.concatenate([up, down]))[: up.size].sum()
     return float((ranks - up.size * (up.size + 1) / 2) / (up.size * down.size))
 

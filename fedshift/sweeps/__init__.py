@@ -1,1 +1,1 @@
-"""Many runs side by side: where they are kept, doing them, and statistics over seeds."""
+"""Many runs side by side: training them, storing them, and statistics over seeds."""

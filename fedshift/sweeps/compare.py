@@ -1,4 +1,4 @@
-"""Doing the runs of a plan, and the table of what they came to."""
+"""Training the runs of a plan, and writing the table of their results."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from typing import Any, NamedTuple
 from fedshift.engine.choosing.loop_or_workers import forks_safely
 from fedshift.errors import DataError, InputError, shown
 from fedshift.experiments.folder.progress import Asked, no_stop
-from fedshift.experiments.training import Listener, silent
+from fedshift.experiments.listeners import Listener, ignore_event
 from fedshift.files import clean, is_folder, make_folder, write
 from fedshift.record.folder import METRICS, SERVED, read_run
 from fedshift.record.in_use import alone_in
 from fedshift.report.intervals import Moments, bounds_of, moments
 from fedshift.sweeps.execute import Report, execute
-from fedshift.sweeps.measured import (
-    Measured,
+from fedshift.sweeps.plan import Plan, units_in_words
+from fedshift.sweeps.results import (
     Row,
+    RunResult,
     chosen_by,
-    measured,
     metric_of,
     rows_of,
+    run_results,
     smaller_is_better,
 )
-from fedshift.sweeps.plan import Plan, units_in_words
 from fedshift.sweeps.starting import Forks
 from fedshift.sweeps.store import Run, Store
 from fedshift.sweeps.table import Table
@@ -42,7 +42,7 @@ INTERVALS = (
 
 
 class Compared(NamedTuple):
-    """The table, and what was done for it."""
+    """The table, and a report on the runs that were trained for it."""
 
     table: Table
     report: Report
@@ -56,11 +56,12 @@ def cores() -> int:
 
 
 def jobs_that_fit(jobs: int | None, workers: int | None, plan: Plan) -> tuple[int, str]:
-    """Runs at once, and a sentence where these are fewer than were asked for.
+    """(how many runs to train at once, a sentence if these are fewer than were asked for).
 
-    As many as cores where `jobs` is None; `jobs` times `workers` never exceeds them. One where
-    processes cannot be forked, or have several threads, which do not survive that. Raises
-    InputError for numbers below 1, and for workers of runs with several threads.
+    `jobs` times `workers` never exceeds the number of cores; None means as many as fit. It is one
+    run at a time if processes cannot be forked, or if runs have several threads, which do not
+    survive a fork. Raises InputError for numbers below 1, and for workers of runs with several
+    threads.
     """
     for name, value in (("jobs", jobs), ("workers", workers)):
         if value is not None and value < 1:
@@ -91,18 +92,19 @@ def compare(
     jobs: int = 1,
     notes: Iterable[str] = (),
     words: Callable[[str], str] = str,
-    listen: Listener = silent,
+    listen: Listener = ignore_event,
     asked: Asked = no_stop,
 ) -> Compared:
-    """Do the runs of the plan that `folder` does not have yet, and write the table there.
+    """Train the runs of the plan that `folder` does not have yet, and write the table there.
 
-    Each run is the one that `fedshift run` does of the same configuration, bit for bit, whatever
-    `jobs`; it has one torch thread. means: what they are trained by, and what makes their tasks.
-    words: puts messages about runs in the caller's words.
-    Raises InputError where another process is at work in the folder, and for runs of other data,
-    DataError for damaged ones. A run that fails or diverges is a line of the table.
+    Each run equals `fedshift run` of the same configuration bit for bit, whatever `jobs` is. It has
+    one torch thread. means: the backend, and what makes the tasks of runs. words: rewrites messages
+    about runs in the caller's words.
+
+    Raises InputError if another process works in the folder. Raises DataError for runs in it that
+    were trained on other data, or are damaged. A run that fails or diverges is a line of the table.
     """
-    means.engine  # noqa: B018 - a backend that cannot be is refused here
+    means.engine  # noqa: B018 - an impossible backend is refused here
     make_folder(folder / RUNS)
     with alone_in(folder):
         store = Store(folder / RUNS)
@@ -117,12 +119,13 @@ def compare(
 
 
 def _by_label(plan: Plan, listen: Listener) -> Listener:
-    """A listener that hears of runs as the table calls them, as "fedavg lr=0.1, seed 0"."""
+    """A listener that gets the names of the table for runs: "fedavg lr=0.1, seed 0"."""
     names: dict[str, str] = {}
     for contender in plan.contenders:
         for point in contender.points:
             for seed, run in point.runs.items():
                 label = " ".join(filter(None, (contender.label, point.label)))
+                # Settings that come to the same configuration share a run, under the first label.
                 names.setdefault(run.name, f"{label}, {units_in_words([seed], plan.targets)}")
 
     def tell(event: dict[str, Any]) -> None:
@@ -132,10 +135,11 @@ def _by_label(plan: Plan, listen: Listener) -> Listener:
 
 
 def _check_data(plan: Plan, store: Store, means: Means) -> None:
-    """Raise DataError where a complete run was trained on other data than the same run now.
+    """Raise DataError if a complete run was trained on other data than there are now.
 
-    Names of clients and classes are no data, and stand in the run's files.
+    Names of clients and classes are no part of the checksums, and are compared on their own.
     """
+    # One run for each set of data is enough: preparing every run would take too long.
     populations: dict[tuple[str, tuple[str, ...]], Run] = {}
     for run in filter(store.done, plan.runs.values()):
         lock, its = store.read(run).lock, read_run(store.path(run))
@@ -162,20 +166,21 @@ def table_of(
     plan: Plan, store: Store, report: Report, folder: Path, notes: Iterable[str],
     words: Callable[[str], str],
 ) -> Table:  # fmt: skip
-    """The table of what is complete."""
-    runs = tuple(replace(m, why=words(m.why)) for m in measured(plan, store, report))
+    """The table of the runs that are complete."""
+    runs = tuple(replace(m, why=words(m.why)) for m in run_results(plan, store, report))
     metric = metric_of(plan, runs)
     rows = rows_of(plan, runs, metric)
     curves = {row.label: _curve(row.runs, store, metric) for row in rows}
     intervals = INTERVALS.replace("seeds", "targets") if plan.targets else INTERVALS
-    choice = [_choice(plan, rows)] if plan.has_grid else []
+    choice = [_choice_note(plan, rows)] if plan.has_grid else []
     every = [plan.varied, *plan.about, intervals, *choice, *notes]
     if smaller_is_better(metric):
         every.insert(0, f"{metric}: smaller is better, and so is a negative difference.")
     return Table(plan.title, metric, plan.base, rows, runs, tuple(every), curves, folder)
 
 
-def _choice(plan: Plan, rows: Sequence[Row]) -> str:
+def _choice_note(plan: Plan, rows: Sequence[Row]) -> str:
+    """A sentence on how the setting of each method was chosen."""
     served = any("average_accuracy" in m.facts for row in rows for m in row.runs)
     by = "on the clients' validation examples"
     if not served and plan.rule == "estimate":
@@ -193,11 +198,12 @@ def _choice(plan: Plan, rows: Sequence[Row]) -> str:
     return chosen + why
 
 
-def _curve(runs: Iterable[Measured], store: Store, metric: str) -> dict[int, Moments]:
-    """The metric over the seeds by round; empty where no round was measured by it."""
+def _curve(runs: Iterable[RunResult], store: Store, metric: str) -> dict[int, Moments]:
+    """The metric over the seeds by round; {} if no round has it."""
     curves: list[dict[int, float]] = []
+    # Metrics of models that clients serve themselves are in a file of their own.
     for file in (METRICS, SERVED):
-        with contextlib.suppress(DataError):  # it has no such column
+        with contextlib.suppress(DataError):  # this file has no such column
             curves = curves or [store.curve(m.run, metric, file) for m in runs if m.state == "done"]
     common = sorted(set(curves[0]).intersection(*curves[1:])) if curves else []
     bounds = bounds_of(metric, (v for c in curves for v in c.values()))
@@ -205,7 +211,7 @@ def _curve(runs: Iterable[Measured], store: Store, metric: str) -> dict[int, Mom
 
 
 def write_table(table: Table) -> None:
-    """Every form of the table, beside its runs."""
+    """Write the table in all its forms beside its runs."""
     folder = table.folder
     write(folder / "table.md", f"# {table.title}\n\n{table.markdown()}")
     write(folder / "table.csv", table.csv())
@@ -216,7 +222,7 @@ def write_table(table: Table) -> None:
 
 
 def check_folder(folder: Path, resume: bool) -> None:
-    """Raise InputError for a folder of other things, or without a comparison to go on with."""
+    """Raise InputError for a folder with other things, and for --resume without a comparison."""
     there = is_folder(folder / RUNS)
     if resume and not there:
         raise InputError(f"{folder}: no comparison is there to go on with; leave out --resume")

@@ -1,4 +1,4 @@
-"""diverged.json: how a run's training ended, and what early stopping would have kept of it."""
+"""diverged.json: how training diverged, and which round early stopping would have kept."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from fedshift.record.summary import Number, first_error
 
 
 class Diverged(BaseModel):
-    """How it ended, the last round evaluated before, and of those rounds the one that counts.
+    """A run that diverged.
 
-    best           the metrics of the round of lowest validation loss; None where there is none
-    hull_distance  of T from what the clients can mix
+    error          the message of the error
+    rounds         the last round that was evaluated before
+    best           the metrics of the evaluated round of lowest validation loss, or None
+    hull_distance  from T to the nearest mixture of the clients
     """
 
     model_config = ConfigDict(frozen=True, strict=True)
@@ -37,17 +39,17 @@ class Diverged(BaseModel):
 
     @property
     def text(self) -> str:
-        """The file."""
+        """The text of the file."""
         return json.dumps(self.model_dump(), indent=1) + "\n"
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What a table reads of a run."""
+        """The part that a table reads, in the form of a complete run's summary."""
         return self.model_dump(include={"best", "hull_distance"})
 
 
 def diverged(error: str, measured: Sequence[Metrics], hull_distance: float | None) -> Diverged:
-    """What is kept of a run that was measured so far and then diverged."""
+    """The record of a run that diverged after the rounds in `measured`."""
     best = best_of(measured)
     return Diverged(
         error=error,
@@ -58,7 +60,7 @@ def diverged(error: str, measured: Sequence[Metrics], hull_distance: float | Non
 
 
 def parsed(text: str) -> Diverged:
-    """The inverse of `Diverged.text`. Raises ValueError, in one line, for what is no such file."""
+    """The inverse of `Diverged.text`. Raises ValueError, in one line, for any other text."""
     try:
         return Diverged.model_validate_json(text)
     except ValidationError as e:

@@ -1,4 +1,4 @@
-"""A comparison as charts."""
+"""The charts of a comparison."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def drawings(
     title: str, axis: Axis, rows: Mapping[str, Moments | None], base: str, curves: Curves,
     units: str = "seeds",
 ) -> dict[str, Chart]:  # fmt: skip
-    """Charts by caption: a bar per method with a line at the base, and the curves over rounds.
+    """Charts by caption: a bar for each method with a line at the base, and curves over rounds.
 
-    units  what means are over
+    units  what means are taken over: "seeds" or "targets"
     """
     means, low, high = with_intervals(tuple(rows.values()))
     mark = None if (m := rows[base]) is None else m.mean

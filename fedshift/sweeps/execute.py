@@ -1,7 +1,7 @@
-"""Doing many runs: one after the other here, or several in processes of their own.
+"""Training many runs: one after the other here, or several at once in processes of their own.
 
-Each process does one run with the run's own number of torch threads, so that results do not depend
-on how many run at once, and a run that takes its process down takes nothing else with it.
+Each process trains one run, with the run's own number of torch threads, so that results do not
+depend on how many run at once. If a process dies, only its run is lost.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from fedshift.experiments.folder.progress import Asked, no_stop
-from fedshift.experiments.training import Listener, silent
+from fedshift.experiments.listeners import Listener, ignore_event
 from fedshift.sweeps.starting import Start, spawned
 from fedshift.sweeps.store import Run, Store
 from fedshift.sweeps.worker import Means, perform, reason
@@ -28,9 +28,13 @@ LOOK = 0.5
 
 @dataclass(frozen=True)
 class Report:
-    """The results of doing runs: those trained, failures with reasons, and an interruption.
+    """What became of many runs.
 
-    diverged  those whose training diverged, now or before: they are not trained again
+    trained      names of the runs that were trained now
+    failures     why runs failed, by name
+    diverged     runs whose training diverged, now or before, with the error; they are not trained
+                 again
+    interrupted  the interruption that ended the work, if one did
     """
 
     trained: tuple[str, ...] = ()
@@ -46,15 +50,15 @@ def execute(
     jobs: int = 1,
     means: Means = Means(),
     start: Start = spawned,
-    listen: Listener = silent,
+    listen: Listener = ignore_event,
     asked: Asked = no_stop,
 ) -> Report:
-    """Do the runs that are not complete, in order, at most `jobs` at once.
+    """Train the runs that are not complete, in order, at most `jobs` at once.
 
-    A failure is kept and the others go on. means, start: what runs are trained by, and what starts
-    their processes. asked: the exit code of a stop that was asked for: runs under way finish their
-    round and keep it, and no other is begun. An interruption ends them at once; either way the
-    next call goes on from the last checkpoints.
+    A run that fails is noted, and the others go on. means: the backend, and what makes the tasks.
+    start: starts the process of a run. asked: gives the exit code of a stop, once one is requested:
+    then runs under way finish their round and write a checkpoint, and no other run begins. An
+    interruption ends them at once. Either way the next call goes on from the last checkpoints.
     """
     todo = [r for r in runs.values() if not store.done(r) and store.diverged(r) is None]
     listen({"event": "queue", "runs": len(todo), "complete": len(runs) - len(todo)})
@@ -67,12 +71,13 @@ def execute(
     except KeyboardInterrupt as e:
         stop = e
     diverged = {n: end.error for n, r in runs.items() if (end := store.diverged(r)) is not None}
+    # A run that diverges also raises. It counts as diverged alone.
     failures = {n: why for n, why in progress.failures.items() if n not in diverged}
     return Report(tuple(progress.trained), failures, diverged, stop)
 
 
 class _Progress:
-    """When each run began, and how it ended."""
+    """Notes when each run began and how it ended, and reports it to the listener."""
 
     def __init__(self, listen: Listener) -> None:
         self.listen = listen
@@ -113,6 +118,7 @@ def _one_by_one(
 
 
 def _stop_if(asked: Asked) -> None:
+    # Raised as for Ctrl-C, since callers end in the same way after both.
     code = asked()
     if code is not None:
         raise KeyboardInterrupt(code)
@@ -125,6 +131,7 @@ def _in_parallel(
     progress: _Progress,
     asked: Asked,
 ) -> None:
+    """Train up to `jobs` runs at once, each in a process, until all are over or a stop is asked."""
     queue = deque(todo)
     active: dict[Connection, tuple[Run, BaseProcess]] = {}
     signalled = False
@@ -135,6 +142,7 @@ def _in_parallel(
                 channel, process = start(run)
                 active[channel] = run, process
                 progress.start(run)
+            # SIGTERM, which lets a run finish its round (`worker.work`). Once is enough.
             if asked() is not None and not signalled:
                 signalled = True
                 for _, process in active.values():
@@ -145,6 +153,7 @@ def _in_parallel(
                     del active[channel]
         _stop_if(asked)
     finally:
+        # After an interruption, nobody waits for rounds under way: runs go on from checkpoints.
         for _, process in active.values():
             process.kill()
         for _, process in active.values():
@@ -154,11 +163,12 @@ def _in_parallel(
 def _handle_event(
     channel: Connection, run: Run, process: BaseProcess, progress: _Progress, asked: Asked
 ) -> bool:
-    """Take one event of a process; True when it is over."""
+    """Handle one event of a process; True if it was its last."""
     try:
         event = channel.recv()
-    except (EOFError, ConnectionError):
+    except (EOFError, ConnectionError):  # the process died without a last event
         process.join()
+        # Until `work` has set its handler, our request to stop ends the process itself.
         stopped = process.exitcode == -signal.SIGTERM and asked() is not None
         event = {"event": "over", "error": _death(process.exitcode), "stopped": stopped}
     if event["event"] != "over":

@@ -1,4 +1,4 @@
-"""The plan of `fedshift compare FILE.toml`: methods by name, and grids from -c."""
+"""The plan of `fedshift compare FILE.toml`: methods from --methods, and grids from -c."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedshift.sweeps.spans import values_of
 from fedshift.sweeps.store import Run, run_of
 from fedshift.sweeps.targets import about_targets, targets_of
 
-# Keys that the command sets itself, and by what.
+# Keys that the command sets itself, and the options that it sets them from.
 TAKEN = {"method.name": "--methods", "seeds.run": "--seeds"}
 METHOD = "method."
 # Sections on which the clients and the target depend.
@@ -41,14 +41,15 @@ def plan_of(
     metric: str | None = None,
     targets: Sequence[str] | None = None,
 ) -> tuple[Plan, Source]:
-    """The runs of an experiment file by each method, and what says where a key was set.
+    """(the runs of an experiment file by each method, a Source that says where a key was set).
 
-    overrides  as `section.key=value`; where one lists values, each is tried. Those of [method] are
-               for the methods that have them
-    methods    names of recipes, or FILE.py:NAME; empty: that of the file
-    targets    with vary "target": the clients that are held out in turn; None: all
+    overrides  as `section.key=value`; if one lists several values, each is tried. Options of a
+               method apply to the methods that have them
+    methods    names of recipes, or FILE.py:NAME; empty for the file's own method
+    targets    with vary "target": the clients to hold out in turn; None for all
 
-    Raises InputError for what cannot be configured, and for a grid without validation.
+    Raises InputError for a configuration that is not valid, and for a grid without validation
+    examples.
     """
     values = dict(map(values_of, overrides))
     _check_values(values)
@@ -80,7 +81,7 @@ def plan_of(
 
 
 def _check_values(values: Values) -> None:
-    """Raise InputError for keys that compare sets itself, and several values of the population."""
+    """Raise InputError for keys that compare sets itself, and for a grid over data or clients."""
     for key, instead in TAKEN.items():
         if key in values:
             raise InputError(f"-c {key}: compare sets it itself; use {instead}")
@@ -93,7 +94,7 @@ def _check_values(values: Values) -> None:
 
 
 def _recipe(file: Path, name: str, weights: str | list[str] | None) -> Recipe:
-    """A method by its name, under weights that it takes, or by FILE.py:NAME, which is run."""
+    """A method by its name, with client weights of that name, or by FILE.py:NAME, which is run."""
     if not is_python(name):
         first, _, options = name.partition(":")
         if options:
@@ -117,7 +118,7 @@ def _check_used(values: Values, made: Sequence[tuple[str, Recipe]]) -> None:
 
 
 def _chosen(recipe: Recipe, values: Values, in_file: set[str]) -> Values:
-    """The values, with ess = "auto" for a method that can choose it and is given none."""
+    """The values, with ess = "auto" added for a method that can choose it, unless it is given."""
     given = values.keys() | in_file
     if recipe.traits.auto_ess and not given & {f"{METHOD}ess", f"{METHOD}lam"}:
         return {**values, f"{METHOD}ess": ("auto",)}
@@ -127,7 +128,7 @@ def _chosen(recipe: Recipe, values: Values, in_file: set[str]) -> Values:
 def _targets(
     data: Data, seeds: Sequence[int], vary: str, targets: Sequence[str] | None
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(the clients of the file's data that are held out in turn, sentences on them)."""
+    """(the clients that are held out in turn, sentences on them)."""
     if vary != "target":
         if targets is not None:
             raise InputError("--targets is for --vary target; add that, or leave --targets out")
@@ -153,7 +154,7 @@ def _runs(
     config: Config, seeds: Sequence[int], vary: str, targets: Sequence[str]
 ) -> dict[int, Run]:
     """A setting's run for every seed, or for every target."""
-    # Files that changed since make other runs, and those that were moved do not.
+    # The identity of a run includes the contents of its files, but not where they are.
     files = files_of(config)
     moved = sorted((os.path.basename(path), digest) for path, digest in files.items())
     beside, former = (json.dumps(of) if files else "" for of in (moved, files))
@@ -168,7 +169,7 @@ def _runs(
 
 
 def _points(file: Path, name: str, recipe: Recipe, values: Values) -> Iterator[tuple[str, Config]]:
-    """A method's settings: every combination of the values that are for it."""
+    """A method's settings, (label, configuration): all combinations of the values that it takes."""
     options = {METHOD + option for option in recipe.options}
     of = {k: v for k, v in values.items() if not k.startswith(METHOD) or k in options}
     for chosen in product(*of.values()):
@@ -183,6 +184,6 @@ def _points(file: Path, name: str, recipe: Recipe, values: Values) -> Iterator[t
 
 
 def _short(key: str, keys: Values) -> str:
-    """ "lr" of "training.lr", unless another section has it, too."""
+    """ "lr" for "training.lr", unless another section has a key "lr", too."""
     last = key.rpartition(".")[2]
     return last if [k.rpartition(".")[2] for k in keys].count(last) == 1 else key

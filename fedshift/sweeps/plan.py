@@ -1,4 +1,4 @@
-"""What is compared: methods, the settings of each, and the run of every setting and seed."""
+"""The plan of a comparison: methods, the settings of each, and the run of each setting and seed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 from fedshift.errors import InputError, shown, unknown
 from fedshift.experiments.config.schema import Config, SeedTable
-from fedshift.experiments.measures.served import measured
+from fedshift.experiments.measures.served import serving_metrics
 from fedshift.record.rounds import Metrics
 from fedshift.record.summary import Final
 from fedshift.sweeps.store import Run
@@ -17,7 +17,7 @@ VARY = ("training", "split", "target")
 
 @dataclass(frozen=True)
 class Point:
-    """One setting of a method, "" where it has one alone, and its run by seed."""
+    """One setting of a method and its run by seed; the label is "" if there is one setting."""
 
     label: str
     runs: Mapping[int, Run]
@@ -25,7 +25,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Contender:
-    """A method as the table calls it, and the settings among which validation chooses."""
+    """A method, by its name in the table, and the settings among which validation chooses."""
 
     label: str
     points: tuple[Point, ...]
@@ -35,12 +35,13 @@ class Contender:
 class Plan:
     """All that is compared, and how.
 
-    vary    "training": first weights, cohorts and batches; "split": the cut into clients as well;
-            "target": one client after the other is held out as the target
-    targets their names; a run's seed is then its place among them. about: sentences on them
-    base    the method whose difference to the others is taken
-    metric  a number of a run's summary; None: the accuracy at the target
-    rule    what a setting is chosen by, as in [selection]
+    vary     what differs between seeds. "training": first weights, cohorts and batches; "split":
+             the cut into clients as well; "target": one client after the other is the target
+    base     the method to which the others' differences are taken
+    metric   a number of a run's summary; None for the accuracy at the target
+    rule     what a setting is chosen by, as in [selection]
+    targets  names of the clients held out in turn; a run's seed is then its place among them
+    about    sentences on the targets
     """
 
     title: str
@@ -68,7 +69,7 @@ class Plan:
 
     @property
     def runs(self) -> dict[str, Run]:
-        """Every run by name, seed by seed; equal ones once."""
+        """Every run by name, seed by seed; equal runs of several settings are one run."""
         pairs = (p.runs[s] for s in self.seeds for p in self.points)
         return {run.name: run for run in pairs}
 
@@ -79,12 +80,12 @@ class Plan:
 
     @property
     def has_grid(self) -> bool:
-        """Whether some method has several settings."""
+        """Whether any method has several settings."""
         return any(len(contender.points) > 1 for contender in self.contenders)
 
     @property
     def varied(self) -> str:
-        """A sentence on what differs between seeds, or targets, and what stays."""
+        """A sentence on what differs between seeds, or targets, and what stays the same."""
         if self.targets:
             return (
                 f"{len(self.targets)} targets: each of these clients is held out in turn. It "
@@ -103,7 +104,7 @@ class Plan:
 
 
 def units_in_words(units: Sequence[int], targets: Sequence[str] = ()) -> str:
-    """Of seeds, or of places among the targets: "seeds 0 and 2", 'target "north"'."""
+    """Seeds, or places among the targets, in words: "seeds 0 and 2", 'target "north"'."""
     if not targets:
         return seeds_in_words(units).lower()
     names = [f'"{shown(targets[i])}"' for i in units]
@@ -121,7 +122,7 @@ def seeds_in_words(seeds: Sequence[int]) -> str:
 
 
 def seeded(seeds: SeedTable, seed: int, vary: str) -> SeedTable:
-    """[seeds] at a run seed. Raises InputError where the table leaves nothing to vary."""
+    """[seeds] for one seed of the comparison. Raises InputError if it leaves nothing to vary."""
     check_vary(vary)
     if vary == "split" and seeds.split is not None:
         raise InputError(
@@ -138,22 +139,22 @@ def seeded(seeds: SeedTable, seed: int, vary: str) -> SeedTable:
 
 
 def check_metric(metric: str | None, added: Iterable[str]) -> None:
-    """Raise InputError for a number that no run has; added: metrics of the user's."""
+    """Raise InputError for a metric that no run can have; added: names of the user's metrics."""
     corrected = {one.name for one in fields(Final) if one.name.endswith("_corrected")}
     names = {one.name for one in fields(Metrics)} | corrected
-    names |= {*measured(), *added, "ess", "distance"}
+    names |= {*serving_metrics(), *added, "ess", "distance"}
     if metric is not None and metric not in names - {"others"}:
         raise unknown("metric", metric, names - {"round", "clients_trained", "others"})
 
 
 def check_vary(vary: str) -> None:
-    """Raise InputError for what cannot vary."""
+    """Raise InputError for anything but "training", "split" and "target"."""
     if vary not in VARY:
         raise unknown("thing to vary", vary, VARY)
 
 
 def check_choosing(config: Config) -> None:
-    """Raise InputError where an experiment file leaves nothing to choose a setting by."""
+    """Raise InputError if an experiment file has nothing to choose a setting by."""
     rule, held_out = config.selection.rule, config.data.validation > 0
     if rule == "validation" and config.shift.target == "clients" and config.server.validation:
         raise InputError(
@@ -166,9 +167,9 @@ def check_choosing(config: Config) -> None:
 
 
 def check_choice(rule: str, held_out: bool, follows: bool) -> None:
-    """Raise InputError where no validation rows could choose among several settings.
+    """Raise InputError if no validation rows could choose among several settings.
 
-    held_out: whether clients hold some out; follows: whether some follow the target
+    held_out: whether clients hold validation rows out; follows: whether any follow the target
     """
     if rule == "validation" and not follows:
         raise InputError(

@@ -1,4 +1,4 @@
-"""Run records: the small files of many runs in one compressed file, a line of JSON for each run."""
+"""Run records: the small files of many runs in one compressed file, with a JSON line per run."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ RECORDS = "runs.jsonl.gz"
 
 @dataclass(frozen=True)
 class Record:
-    """The files of one run by name, as text, and where they were read from."""
+    """The texts of a run's files by name; path: the record file they were read from."""
 
     path: Path
     files: Mapping[str, str]
 
 
 def read_records(path: Path) -> dict[str, Record]:
-    """The runs of a file by name; none where there is no file. Raises DataError for damage."""
+    """The runs of a record file by name; {} if the file is missing. Raises DataError for damage."""
     if not is_file(path):
         return {}
     try:
@@ -44,10 +44,10 @@ def recorded_in(folder: Path) -> dict[str, Record]:
 
 
 def write_records(path: Path, records: Mapping[str, Mapping[str, str]]) -> None:
-    """Write runs (name -> file name -> text), sorted: equal runs give equal bytes."""
+    """Write runs (name -> file name -> text), sorted, so that equal runs give equal bytes."""
     lines = [{"run": run, "files": _values(records[run])} for run in sorted(records)]
     text = "".join(f"{json.dumps(line)}\n" for line in lines)
-    write(path, gzip.compress(text.encode(), mtime=0))
+    write(path, gzip.compress(text.encode(), mtime=0))  # no time stamp, for the same reason
 
 
 def _values(files: Mapping[str, str]) -> dict[str, object]:

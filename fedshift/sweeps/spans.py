@@ -1,4 +1,4 @@
-"""Seeds and grids as they are typed."""
+"""Parsing seeds and grids as users type them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ BETWEEN = re.compile(r""",(?=(?:[^"']|"[^"]*"|'[^']*')*$)(?![^\[{]*[\]}])""")
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
-    """ "0-2,5" as (0, 1, 2, 5). Raises InputError for anything else."""
+    """ "0-2,5" as (0, 1, 2, 5). Raises InputError for text of another form."""
     seeds: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?", part)
+        # Text of another form becomes the empty range (1, 0), which is refused below.
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if not first <= last <= first + 999:
             raise InputError(
@@ -29,11 +30,11 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 def values_of(override: str) -> tuple[str, tuple[str, ...]]:
     """The key of one -c, and the values that it lists: "training.lr=0.01,0.1" has two.
 
-    A value that is one by TOML's rules, as [100, 50], is one.
+    Text that is a single TOML value, such as [100, 50], is one value.
     """
     key, equals, text = override.partition("=")
     if not equals:
-        return key.strip(), ("",)  # `apply_override` says what is wrong
+        return key.strip(), ("",)  # `apply_override` will refuse it with a message
     try:
         tomllib.loads(f"v = {text}")
     except (tomllib.TOMLDecodeError, RecursionError, ValueError):

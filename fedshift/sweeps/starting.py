@@ -1,4 +1,4 @@
-"""Starting the process of a run: anew, or as a copy of this one."""
+"""Starting the process of a run: spawned as a new Python, or forked as a copy of this one."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ Start = Callable[[Store, Means, Run], Started]
 
 
 def spawned(store: Store, means: Means, run: Run) -> Started:
-    """A new Python, which has nothing in common with this process."""
+    """Start a run in a new Python, which shares nothing with this process."""
     context = get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     folders = Store(store.folder)  # a recorded run is never spawned, so processes need no records
     process = context.Process(target=work, args=(run, folders, theirs, means), daemon=True)
-    resource_tracker.ensure_running()  # its first start lets SIGINT through
+    # Started here, because its first start would unblock SIGINT within the block below.
+    resource_tracker.ensure_running()
     with _block(signal.SIGINT):
         process.start()
     theirs.close()
@@ -35,26 +36,27 @@ def spawned(store: Store, means: Means, run: Run) -> Started:
 
 @dataclass
 class Forks:
-    """Copies of this process, which share what it has loaded and start in a few milliseconds.
+    """Starts runs in forks, which share what this process has loaded and start in milliseconds.
 
-    ours: this process's ends of their pipes. A copy closes those that it inherits; otherwise its
-    pipe would stay open after this process has been killed, and it would train on unheard.
+    ours: this process's ends of the pipes to them. A fork closes the ends that it inherits. Else
+    its pipe would stay open after this process is killed, and it would train on for nobody.
     """
 
     ours: list[Connection] = field(default_factory=list)
 
     def __call__(self, store: Store, means: Means, run: Run) -> Started:
-        """A copy that does the run; with workers of its own where `means` has some."""
+        """Start a fork that trains the run, with worker processes if `means` asks for them."""
         means.load(run)
         context = get_context("fork")
         ours, theirs = context.Pipe(duplex=False)
         self.ours = [*(c for c in self.ours if not c.closed), ours]
-        # A daemon may have no processes of its own.
+        # A daemonic process may not have children, which workers are.
         daemon = means.workers is None
         process = context.Process(
             target=_in_copy, args=(self.ours, run, store, theirs, means), daemon=daemon
         )
-        # The handlers for signals are this process's until `work` has set its own.
+        # Until `work` sets its own signal handlers, the fork has those of this process: the signals
+        # wait until then.
         with _block(signal.SIGINT, signal.SIGTERM):
             process.start()
         theirs.close()
@@ -64,18 +66,20 @@ class Forks:
 def _in_copy(
     others: list[Connection], run: Run, store: Store, channel: Connection, means: Means
 ) -> None:
-    # The threads of this process's pool are not in the copy, which would wait for them for ever.
+    # A fork has none of its parent's threads: with a thread pool of torch it would wait for them
+    # for ever.
     torch.set_num_threads(1)
     for other in others:
         other.close()
-    # A bar's thread, which is not in the copy, may have had the lock of what stands in for these.
+    # A progress bar replaces these streams. Its thread may have held their lock when we were
+    # forked, and does not exist here to release it.
     sys.stdout, sys.stderr = sys.__stdout__ or sys.stdout, sys.__stderr__ or sys.stderr
     work(run, store, channel, means)
 
 
 @contextmanager
 def _block(*numbers: signal.Signals) -> Iterator[None]:
-    """These signals wait. Processes started inside never see SIGINT: this one alone stops them."""
+    """Block these signals. Processes started inside keep SIGINT blocked: only we stop them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield

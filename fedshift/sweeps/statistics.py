@@ -19,10 +19,10 @@ def bootstrapped(
     """`moments`, with the percentile bootstrap's interval of the mean.
 
     low and high are the (1 - level)/2 and (1 + level)/2 quantiles of the means of 10,000 samples of
-    n values drawn with replacement (Efron 1979); they never leave the values' range. Which values a
-    sample has depends on n alone, so that all cells of the same seeds are resampled alike. With
-    n = 3 it is the range of the values, which covers the mean of a symmetric distribution in
-    1 - 2^(1 - n) = 75 % of all cases. There is none where `moments` has none.
+    n values drawn with replacement (Efron 1979); they never leave the values' range. Which places
+    a sample draws depends on n alone, so that all cells over the same seeds are resampled alike.
+    With n = 3 the interval is the range of the values, which covers the mean of a symmetric
+    distribution in 1 - 2^(1 - n) = 75 % of all cases. There is none if `moments` has none.
     """
     result = moments(values, level, within)
     if result.low is None:
@@ -46,11 +46,11 @@ def paired(
     kind: str = "t",
     within: Bounds = UNBOUNDED,
 ) -> Moments | None:
-    """`moments` of values - base over the seeds that both have; None where there is no such seed.
+    """`moments` of values - base over the seeds that both have; None if there is no such seed.
 
-    A seed fixes split, first model and batches, so the difference is free of what they share.
-    kind: "t", or "bootstrap", which draws seeds and so keeps the pairs. within: where values and
-    base can lie; their differences then lie between -(high - low) and high - low.
+    A seed fixes split, first model and batches, so what these do to both cancels in the difference.
+    kind: "t", or "bootstrap", which resamples seeds and so keeps pairs together. within: the range
+    of values and base; differences then lie between -(high - low) and high - low.
     """
     common = sorted(values.keys() & base.keys())
     if not common:

@@ -1,5 +1,6 @@
-"""Where runs are kept: in a folder each, named by what it is and a hash of its configuration, or in
-a record.
+"""Where runs are kept: each in a folder, or in a record of many runs.
+
+A folder's name says what the run is, and ends in a hash of its configuration.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ HASH = 10
 
 @dataclass(frozen=True)
 class Run:
-    """One training run: its folder's name and its configuration. Equal configurations share it.
+    """One training run: the name of its folder, and its configuration; equal ones are one run.
 
-    former: what an earlier version called its folder, "" for the same
+    former: the folder's name by an earlier version, "" if it is the same
     """
 
     name: str
@@ -51,7 +52,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Finished:
-    """What a complete run says, and the checksum of its configuration file."""
+    """What a table reads of a run that is over, and the checksum of its configuration file."""
 
     run: Run
     summary: Mapping[str, Any]
@@ -60,13 +61,13 @@ class Finished:
 
 
 def run_of(config: Config, beside: str = "", former: str = "") -> Run:
-    """The run of a configuration. Its own `name` does not count; it is set to the folder's name.
+    """The run of a configuration, whose own `name` is replaced by the name of the folder.
 
-    beside: what else tells it from others, where no configuration can hold it; former: the same as
-    an earlier version had it, with files by their whole paths.
+    beside: what else identifies the run, if no configuration can hold it. former: the same text in
+    an earlier version, with whole paths of files.
 
-    Runs outlive new keys (`Config.identity`); `Store.read` refuses runs whose other keys have
-    changed since.
+    A key that a later version adds does not change the name (`Config.identity`). `Store.read`
+    refuses runs whose other keys have changed.
     """
     readable = _readable(config)
     name = _name(readable, config.identity, beside)
@@ -98,32 +99,35 @@ def _readable(config: Config) -> str:
     parts = [
         config.data.name,
         *(f"{k}={v:g}" for k, v in split.items() if v is not None),
+        # Of a method FILE.py:NAME, the folders are left out: the project may be moved.
         config.method.name.rpartition("/")[2].removeprefix("labelset_"),
         *(f"{k}={v:g}" for k, v in options.items() if isinstance(v, int | float)),
         *(options[k] for k in ("mode", "tune") if options.get(k, "none") != "none"),
         f"{config.training.rounds}r",
         f"s{config.seeds.run}",
     ]
+    # Cut so that the name has at most 80 characters with "-" and the hash.
     return re.sub(r"[^\w.+=-]", "", "_".join(parts))[: 79 - HASH]
 
 
 @dataclass(frozen=True)
 class Store:
-    """Run folders under one folder, and recorded runs by name, which are not trained again.
+    """The run folders under one folder, and recorded runs by name, which are not trained again.
 
-    A run with a summary is complete, one with DIVERGED is over. A folder comes before a record.
+    A run with a summary is complete. A run with diverged.json is over, but not complete. If a run
+    has both a folder that is over and a record, the folder counts.
     """
 
     folder: Path
     records: Mapping[str, Record] = field(default_factory=dict)
 
     def path(self, run: Run) -> Path:
-        """The run's folder, whether it exists or not."""
+        """The run's folder, whether or not it exists."""
         former = self.folder / run.former
         return former if run.former and is_folder(former) else self.folder / run.name
 
     def record(self, run: Run) -> Record | None:
-        """The run's record; None where there is none, or its folder is over."""
+        """The run's record; None if it has none, or if the run in its folder is over."""
         folder = self.path(run)
         if is_file(folder / SUMMARY) or is_file(folder / DIVERGED):
             return None
@@ -138,11 +142,11 @@ class Store:
         return self.done(run) or self.diverged(run) is not None
 
     def diverged(self, run: Run) -> Diverged | None:
-        """How training ended where it diverged; None for every other run.
+        """How training diverged; None for a run that did not.
 
         Raises DataError for a damaged file.
         """
-        # The folder may have been trained again meanwhile.
+        # The run in the folder may have been trained again since, and be complete.
         if self.done(run) or not self._has(run, DIVERGED):
             return None
         try:
@@ -153,19 +157,19 @@ class Store:
     def remember(
         self, run: Run, error: str, measured: Sequence[Metrics], hull_distance: float
     ) -> None:
-        """Note that training diverged, and what was measured of the rounds before."""
+        """Write down that training diverged, and what was measured in the rounds before."""
         if measured:
             write(self.path(run) / METRICS, rounds_csv(measured))
         write(self.path(run) / DIVERGED, diverged(error, measured, hull_distance).text)
 
     def begun_by(self, run: Run) -> str | None:
-        """The backend that made the run's checkpoints; None where there are none, or it is lost."""
+        """The backend that wrote the run's checkpoints; None without checkpoints or lock.json."""
         if not (is_folder(self.path(run) / CHECKPOINTS) and is_file(self.path(run) / LOCK)):
             return None
         return trained_with(self._lock(run))
 
     def read(self, run: Run) -> Finished:
-        """A complete run's summary and lock; of one that diverged, its best round before.
+        """The summary and lock of a run that is over; if it diverged, its best round before that.
 
         Raises DataError for a damaged file, and for a run of another configuration.
         """
@@ -179,7 +183,7 @@ class Store:
                 why = f"{key} = {value!r} (now {present!r}) is not what the table needs today"
                 raise self.damaged(run, why, CONFIG)
         given = _flat(run.config.model_dump(exclude_defaults=True, exclude={"name"}))
-        # What no file of today has either is implied by another key.
+        # A key that a file written today would not have either is implied by another key.
         due = [key for key, value in given.items() if value is not None and key in now]
         if lost := [key for key in due if key not in trained]:
             raise self.damaged(run, f"{lost[0]} is not there", CONFIG)
@@ -189,17 +193,17 @@ class Store:
         return Finished(run, summary, self._lock(run), digest)
 
     def config(self, run: Run) -> Config:
-        """The run's configuration as its folder, which an earlier version may have made, has it."""
+        """The run's configuration under its folder's name, which may be an earlier version's."""
         record = self.record(run)
         name = self.path(run).name if record is None else run.name
         return run.config.model_copy(update={"name": name})
 
     def curve(self, run: Run, column: str, name: str = METRICS) -> dict[int, float]:
-        """One column of a file of the run by round. Raises DataError where it is not there."""
+        """One column of a file of the run, by round. Raises DataError if the file lacks it."""
         text = self._text(run, name)
         try:
             header, *rows = csv.reader(text.splitlines())
-            # Without a final line break the last number may be cut.
+            # Without a line break at the end the last number may be cut off.
             cut = not text.endswith("\n") or any(len(row) != len(header) for row in rows)
             if cut or not rows:
                 raise ValueError("rows are missing, or cut")
@@ -209,11 +213,11 @@ class Store:
             raise self.damaged(run, e, name) from None
 
     def files(self, run: Run, *, metrics: bool) -> dict[str, str]:
-        """What a table reads of a run that is over, by file name: a few kilobytes, no model."""
+        """The files that a table reads of a run that is over: a few kilobytes, no model."""
         end = SUMMARY if self.done(run) else DIVERGED
         names = (CONFIG, LOCK, *([METRICS] if metrics else []), end)
         files = {name: self._text(run, name) for name in names}
-        # Runs of earlier versions have none; with it a table can take another correction.
+        # With this file a table can apply another correction; earlier versions did not write it.
         record = self.record(run)
         if is_file(self.path(run) / CORRECTED) if record is None else CORRECTED in record.files:
             files[CORRECTED] = self._text(run, CORRECTED)
@@ -226,9 +230,9 @@ class Store:
         return folder
 
     def clear(self, run: Run) -> Path:
-        """The run's folder without the files that an unfinished attempt may have left in it.
+        """Delete the files of an unfinished attempt from the run's folder, and return the folder.
 
-        It keeps the file that names the backend of its checkpoints.
+        Checkpoints stay, and lock.json, which names the backend that wrote them.
         """
         folder = self.path(run)
         for path in folder.glob("*"):
@@ -237,7 +241,7 @@ class Store:
         return folder
 
     def damaged(self, run: Run, why: object, name: str = "") -> DataError:
-        """The error for a run, or one of its files, that cannot be read, with what to do."""
+        """The error for a run, or a file of it, that cannot be read; it says what to do."""
         record = self.record(run)
         if record is not None:
             where = f"{record.path}: {run.name}{f'/{name}' * bool(name)}"
@@ -285,7 +289,7 @@ class Store:
 
 
 def _keys(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """Every value by its whole key, with files by their names: where they lie does not count."""
+    """Every value by its whole key; of files only their names, since projects may be moved."""
     return _flat(with_paths(tables, os.path.basename))
 
 

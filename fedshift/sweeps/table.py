@@ -1,4 +1,4 @@
-"""The table of a comparison: in a terminal, a notebook, a paper, a data frame, and as a page."""
+"""The table of a comparison, for a terminal, a notebook, a paper, a data frame and a web page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedshift.report.intervals import Moments
 from fedshift.report.layout import figure, fold, html_page, items, note, section, table
 from fedshift.report.printed import save
 from fedshift.sweeps.drawings import Curves, drawings
-from fedshift.sweeps.measured import CORRECTED, Measured, Row
+from fedshift.sweeps.results import CORRECTED, Row, RunResult
 from fedshift.sweeps.texts import difference, spread
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Table:
     metric: str
     base: str
     rows: tuple[Row, ...]
-    runs: tuple[Measured, ...]
+    runs: tuple[RunResult, ...]
     notes: tuple[str, ...]
     curves: Curves
     folder: Path
@@ -77,6 +77,7 @@ class Table:
 
     def shown(self) -> tables.Table:
         """The table that is printed."""
+        # Some columns are only in some tables: times False, a list or tuple is empty.
         grid = any(row.setting for row in self.rows)
         notes = any(row.note for row in self.rows)
         moved = any(row.corrected for row in self.rows)
@@ -127,7 +128,7 @@ class Table:
 
     @property
     def unit(self) -> str:
-        """What results are paired by: "seed" or "target"."""
+        """What results are paired by, in a word: "seed" or "target"."""
         return "target" if self.targets else "seed"
 
     @property
@@ -145,7 +146,7 @@ class Table:
 
     @property
     def percent(self) -> bool:
-        """Whether the metric is a share, which tables show in percent; of 100, it is there."""
+        """Whether the metric is a share, to be shown in percent; no value may be above 1 then."""
         name = self.metric.removesuffix("_corrected")
         share = name == OWN or name.endswith(("accuracy", "f1", "recall"))
         return share and all(
@@ -154,7 +155,7 @@ class Table:
 
     @property
     def digits(self) -> int:
-        """Digits behind the point: of large or tiny numbers so many that four are shown."""
+        """Digits after the point; for very large or small numbers, as many as show four digits."""
         if self.percent:
             return 1
         size = max((abs(row.moments.mean) for row in self.rows if row.moments), default=0.0)
@@ -248,7 +249,7 @@ class Table:
         """Write one page with the table, drawings and every run. Raises InputError for no .html."""
         target = Path(path)
         check_page(target)
-        # A temporary folder is gone before the page is read.
+        # A temporary folder is deleted before the page is read, so the page does not name it.
         temporary = self.folder.parent == Path(gettempdir()) and "fedshift-" in self.folder.name
         place = "" if temporary else f" in {self.folder}"
         parts = [note(f"{len(self.rows)} methods, {len(self.runs)} runs{place}")]
@@ -273,7 +274,7 @@ class Table:
         return tables.from_columns("Round", list(map(str, rounds)), columns, self._spec)
 
     def tried(self) -> tables.Table:
-        """Every setting with what it was chosen by."""
+        """Every setting with the number that settings were chosen by."""
         rows = tuple(
             (row.label, setting, value, "chosen" if setting == row.setting else "")
             for row in self.rows

@@ -1,4 +1,4 @@
-"""Which clients are held out in turn where targets vary, and what their rows leave to be said."""
+"""Targets that vary: which clients are held out in turn, and notes on their rows."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from fedshift.tasks.task import Task
 
 
 def targets_of(task: Task, names: Sequence[str] | None) -> tuple[str, ...]:
-    """The clients to hold out: those named, or all with a labelled row.
+    """The clients to hold out: those named, or else all that have a labelled row.
 
-    Raises InputError for a name that is no client's, or is there twice, and for none at all.
+    Raises InputError for a name that is no client's or is given twice, and for an empty list.
     """
     if isinstance(names, str):
         raise InputError(f'targets = "{names}": give a list of clients, as ["{names}"]')
@@ -22,7 +22,7 @@ def targets_of(task: Task, names: Sequence[str] | None) -> tuple[str, ...]:
     if len(set(chosen)) < len(chosen):
         raise InputError("targets: a client is there twice; give each once")
     for name in chosen:
-        task.held_out(name)  # for its errors
+        task.held_out(name)  # its result is not needed: it raises for a name that is no client's
     if not chosen:
         raise InputError("targets is empty; give at least one client, or leave it out")
     return chosen
@@ -40,6 +40,7 @@ def about_targets(task: Task, names: Sequence[str]) -> tuple[str, ...]:
     notes = (f"Each target is tested on {size}.",)
     if task.kind != "classification":
         return notes
+    # A label belongs to one client alone if all rows with it are that client's.
     alone = (counts > 0) & (counts.sum(0) == counts)
     hard = [name for i, name in zip(places, names, strict=True) if alone[i].any()]
     if not hard:

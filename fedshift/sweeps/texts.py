@@ -1,4 +1,4 @@
-"""Means, deviations, intervals and differences over seeds as text."""
+"""Means, deviations, intervals and differences over seeds, as text for tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One run of many, here or in a process of its own."""
+"""Training one run of many, in this process or in one of its own."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from fedshift.experiments.engines import Engine, backend_of
 from fedshift.experiments.experiment import record
 from fedshift.experiments.folder.progress import Asked, no_stop
 from fedshift.experiments.folder.run_folder import EventLog, kept_in
+from fedshift.experiments.listeners import Listener
 from fedshift.experiments.resume import check_links
 from fedshift.experiments.task.preparing import Prepared, prepare
-from fedshift.experiments.training import Listener
 from fedshift.record.in_use import alone_in
 from fedshift.server.pals import pals_weights
 from fedshift.sweeps.store import Run, Store
 
 
 def as_configured(run: Run) -> Prepared:
-    """The task of a run that its configuration describes in full."""
+    """The task of a run, from its configuration alone."""
     return prepare(run.config)
 
 
 @dataclass(frozen=True)
 class Means:
-    """What runs are trained by.
+    """What runs are trained with.
 
-    backend, workers  a backend by name, and its processes
+    backend, workers  a backend by name, and its number of processes
     prepare           makes a run's task
-    load              is called before a copy of this process is made, to have the run's data here
+    load              loads a run's data; called before this process is forked, to share them
     """
 
     backend: str = "loop"
@@ -45,7 +45,7 @@ class Means:
 
     @property
     def engine(self) -> Engine:
-        """What plays a run's rounds. Raises InputError for a backend that cannot be so."""
+        """A new engine for a run. Raises InputError for a backend that does not exist here."""
         spread = self.backend == "loop" and self.workers is not None
         return backend_of("workers" if spread else self.backend, self.workers)
 
@@ -55,15 +55,15 @@ def perform(
 ) -> None:
     """Train the run, from its last checkpoint if it has one, and write its folder.
 
-    `tell` hears of each event. asked: looked at after every round; a stop that is asked for leaves
-    a checkpoint. Whatever fails is raised, and training that diverged
-    is remembered: the same run would diverge again. InputError where another process trains this
-    run, and where another backend has begun it.
+    tell: gets each event. asked: called after every round; if a stop was requested, a checkpoint is
+    written first. Errors are raised. If training diverges, that is also written down, since the
+    same run would diverge again. Raises InputError if another process trains this run, and if
+    another backend has begun it.
     """
     folder = store.make(run)
     try:
         with alone_in(folder):
-            if not store.done(run):  # another process may have completed it meanwhile
+            if not store.done(run):  # another process may have completed it before we had the lock
                 _check_begun(run, store, means.engine.backend)
                 _train(run, store, store.clear(run), tell, asked, means)
     finally:
@@ -96,7 +96,7 @@ def _train(
         except DivergedError as e:
             store.remember(run, reason(e), e.measured, _hull_distance(prepared))
             raise
-    except UnfitError:  # the run has not begun
+    except UnfitError:  # the run has not begun, so its folder gets no event
         raise
     except (Exception, KeyboardInterrupt) as e:
         EventLog(folder)({"event": "failed", "error": reason(e)})
@@ -117,14 +117,15 @@ def reason(error: Exception | KeyboardInterrupt) -> str:
 
 
 def work(run: Run, store: Store, channel: Connection, means: Means = Means()) -> None:
-    """Entry point of a process: events go through the channel, the last is "over".
+    """Entry point of a run's process: sends its events through the channel, the last being "over".
 
-    SIGTERM, however often, asks it to stop after the round; "over" then says "stopped".
+    SIGTERM, however often, asks it to stop after the round; "over" then says that it was stopped.
     """
     asked: list[int] = []
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the main process decides
+    # Ctrl-C reaches all processes of the terminal. What it means is for the main process to decide.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # a copy begins with it blocked
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # a fork starts with it blocked
 
     def tell(event: dict[str, Any]) -> None:
         if event["event"] == "round":

@@ -1,4 +1,4 @@
 """Your data: from tables, arrays, folders and data sets to a federation with a target.
 
-`task` has the door, `fedshift.Task`; `rows` what it holds, `building` how it is cut and encoded.
+`task` has `fedshift.Task`, `rows` the examples that it holds, and `building` cuts and encodes them.
 """

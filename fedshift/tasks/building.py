@@ -28,9 +28,9 @@ from fedshift.tasks.rows import Columns
 from fedshift.tasks.tensors import Tensors, is_images
 from fedshift.tasks.transforms import Transformed
 
-# Numbers to predict of this size on average are named.
+# Numbers to predict that are larger than this on average get a note.
 LARGE = 10
-# Columns of an array whose deviations differ by this factor are named.
+# Columns of an array whose deviations differ by this factor get a note.
 SCALES = 100
 
 
@@ -40,12 +40,12 @@ class Built:
     """A task that is ready to be trained on.
 
     task      clients, validation, target T and test examples (`fedshift.data.Task`)
-    encoding  how raw rows became x; it goes where the model goes
-    data      the rows of the clients, and the test rows: what an oracle draws from
+    encoding  how raw rows became x; a model needs it to predict
+    data      the clients' rows and the test rows, from which an oracle draws
     pool      rows of `data.train` that are not held out
     digest    SHA-256 of contents and cut: equal for equal tasks
-    augment   what training batches go through at each reading, None for nothing
-    notes     what a user should read: rows without a label, columns left out, ...
+    augment   the random change of training batches, None for none
+    notes     sentences for the user: rows without a label, columns left out, ...
     """
 
     task: core.Task
@@ -60,15 +60,16 @@ class Built:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Of one example as the network gets it; of several inputs, the first's."""
+        """The shape of one example as the network gets it; with several inputs, of the first."""
         layout = self.encoding.layout
         return layout.inputs[0].shape if layout else tuple(self.task.clients[0].x.shape[1:])
 
 
 def built(task: TaskFields, seed: int) -> Built:
-    """The federation: rows cut by `seed`, encoding fitted on training rows, T and test rows.
+    """The federation of a task: rows cut by `seed`, the encoding, T and test rows.
 
-    Raises InputError where the target asks for labels that no test row has.
+    The encoding is fitted on training rows only. Raises InputError if the target has labels that no
+    test row has.
     """
     cut = cut_rows(task, seed)
     labels = _labels(task, cut)
@@ -79,6 +80,7 @@ def built(task: TaskFields, seed: int) -> Built:
     tested = [len(rows) for rows in tests] if task.target.kind == "clients" else []
     federation = _federation(task, data, encoding.pixels, cut, T, tested)
     digest = hashlib.sha256(data.sha256.encode() + T.tobytes())
+    # The contents do not say where the rows of one client end and those of the next begin.
     for rows in (*cut.rows, *tests):
         digest.update(np.int64(len(rows)).tobytes())
     return Built(
@@ -95,11 +97,12 @@ def built(task: TaskFields, seed: int) -> Built:
 
 
 def _labels(task: TaskFields, cut: Cut) -> Coded:
-    """The classes; of numbers to predict, bins between quantiles of the training values."""
+    """The class of each row; in regression, its bin between quantiles of the training values."""
     if task.kind != "regression":
         return task.labels
     assert task.values is not None
     y = task.values[:, 0].double().numpy()
+    # Where many values are equal, quantiles coincide: there are then fewer bins than asked for.
     edges = np.unique(np.quantile(y[np.concatenate(cut.trains)], np.linspace(0, 1, task.bins + 1)))
     inner = edges[1:-1]
     ends = ["-inf", *(f"{edge:.4g}" for edge in inner), "inf"]
@@ -111,7 +114,7 @@ def _labels(task: TaskFields, cut: Cut) -> Coded:
 def _tested(
     task: TaskFields, cut: Cut, labels: Coded, seed: int
 ) -> tuple[NDArray[np.float64], list[Ints]]:
-    """(T [K], the test rows: one set, or one of each client where each is tested on its own)."""
+    """(T [K], the test rows: a single set, or one for each client with target "clients")."""
     kind = task.target.kind
     if kind == "clients":
         return _shares(labels, np.concatenate(cut.tests)), cut.tests
@@ -152,7 +155,7 @@ def _encoding(task: TaskFields, cut: Cut, classes: tuple[str, ...]) -> tuple[Enc
         pixels = x.dtype == torch.uint8
         notes = _about_scales(x, cut) if x.ndim == 2 else []
         return Encoding(classes, task.kind, (), tuple(x.shape[1:]), pixels), notes
-    # Of one tensor bytes are an image, here as where classes are predicted.
+    # A single tensor of bytes holds images in regression as well as in classification.
     pixels = inputs.form == "one" and inputs.of["x"].dtype == torch.uint8
     parts = tuple(
         part_of(name, scaled(v[:1])) if pixels else part_of(name, v, images=is_images(inputs, name))
@@ -165,7 +168,7 @@ def _encoding(task: TaskFields, cut: Cut, classes: tuple[str, ...]) -> tuple[Enc
 def _dataset(
     task: TaskFields, encoding: Encoding, labels: Coded, order: Ints, tests: list[Ints]
 ) -> Dataset:
-    """Training rows and test rows as they are stored: bytes of images stay bytes."""
+    """Training rows and test rows as they are stored; images stay bytes."""
 
     def samples(rows: Ints) -> Samples:
         if encoding.pixels and encoding.layout is None and isinstance(task.inputs, Tensors):
@@ -190,10 +193,11 @@ def _federation(
     T: NDArray[np.float64],
     tested: list[int],
 ) -> core.Task:
-    """tested: the number of test rows of each client, where each is tested on its own."""
+    """The federation; tested: how many test rows each client has, if it has a test set, or []."""
 
     def split(samples: Samples, sizes: list[int]) -> list[Examples]:
-        # Views: rows lie in the order of their use, and no client needs a copy of its own.
+        # torch.split gives views: rows are stored in the order of their use, so that no client
+        # needs a copy.
         x = scaled(samples.x) if pixels else samples.x
         pairs = zip(torch.split(x, sizes), torch.split(samples.y, sizes), strict=True)
         return [Examples(*pair) for pair in pairs]
@@ -259,7 +263,7 @@ def _about_clients(task: TaskFields, cut: Cut, labels: Coded) -> list[str]:
 
 
 def _about_scales(x: Tensor, cut: Cut) -> list[str]:
-    """Whether columns are of such different scales that training would suffer."""
+    """A sentence if the columns' scales differ so much that training would suffer."""
     sd = x[torch.from_numpy(np.concatenate(cut.trains))].std(0, correction=0)
     sd = sd[sd > 0]
     if not len(sd) or float(sd.max() / sd.min()) < SCALES:
@@ -271,7 +275,7 @@ def _about_scales(x: Tensor, cut: Cut) -> list[str]:
 
 
 def _about_others(task: TaskFields, cut: Cut, columns: tuple[Column, ...]) -> list[str]:
-    """How many values at the target are none of the categories of training."""
+    """Sentences on values outside training that are none of training's categories."""
     notes = []
     assert isinstance(task.inputs, Columns)
     rows = np.concatenate([cut.target, *cut.tests, *cut.validations])

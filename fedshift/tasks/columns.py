@@ -1,4 +1,4 @@
-"""Fit a table's encoding: sums over the clients' training rows, which clients may share."""
+"""Fitting a table's encoding from sums over training rows, which clients could share."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from fedshift.tasks.encoding import Column, refused
 from fedshift.tasks.names import Coded, Ints, coded, cure_of
 from fedshift.tasks.rows import Columns, Numbers, fits_float32
 
-# A column of text with more different values than MANY is taken for free text, or for names; so is
-# one of more than FEW where most rows have one of their own.
+# A text column counts as free text or names if it has more than MANY different values. With more
+# than FEW it does if most rows have a value of their own.
 MANY, FEW = 100, 20
-FEWEST = 20  # in fewer rows, numbers may differ by chance
-IDS = ("", "id", "index", "row", "unnamed: 0")  # as a spreadsheet or pandas names row numbers
+FEWEST = 20  # in fewer rows, all numbers may be different by chance
+IDS = ("", "id", "index", "row", "unnamed: 0")  # spreadsheets and pandas name row numbers so
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What a user says about columns; missing: "mean" or "refuse"."""
+    """The user's choices on columns; missing: "mean" or "refuse"."""
 
     categories: tuple[str, ...] = ()
     missing: str = "mean"
@@ -31,12 +31,13 @@ class Rules:
 def fit_columns(
     table: Columns, trains: Sequence[Ints], rules: Rules
 ) -> tuple[tuple[Column, ...], list[str]]:
-    """(how each column is encoded, notes on those left out or odd), of each client's training rows.
+    """(how each column is encoded, notes on columns left out or odd); trains: rows of each client.
 
-    Mean and deviation come of n and sum x, and then of sum (x - mean)^2: in float64, added in the
-    order of the clients. (With sum x^2 years or dates would lose their digits.) A column that does
-    not vary is left out, and so are free text and row numbers.
-    Raises InputError where no column is left.
+    The mean is computed from n and sum x, and the deviation from sum (x - mean)^2 in a second pass,
+    in float64, added in the order of the clients. (From sum x^2, years or dates would lose their
+    digits.) Columns that do not vary, free text and row numbers are left out.
+
+    Raises InputError if no column is left.
     """
     rows = np.concatenate(trains)
     starts = np.cumsum([0, *map(len, trains)])[:-1]
@@ -64,8 +65,8 @@ def fit_columns(
 
 
 def _numbers(name: str, values: Numbers, starts: Ints) -> Column | str:
-    """values [n] of all clients' training rows, each client's from its start on."""
-    # Rows of the target may have asked for 64 bits in vain; these rows alone decide.
+    """The encoding of numbers [n] of all training rows; starts: where each client's rows begin."""
+    # The column may be float64 because of rows outside training, but only training rows decide.
     wide = values.dtype == np.float64 and not fits_float32(values)
     v = values.astype(np.float64 if wide else np.float32).astype(np.float64)
     absent = np.isnan(v)
@@ -73,6 +74,7 @@ def _numbers(name: str, values: Numbers, starts: Ints) -> Column | str:
     if not count:
         return number_column(name, 0, len(v), 0.0, 0.0, wide=wide)
     some = count < len(v)
+    # A missing value must add 0 to each of the two sums.
     if some:
         v[absent] = 0.0
     mean = _pooled(v, starts) / count
@@ -89,18 +91,22 @@ def _numbers(name: str, values: Numbers, starts: Ints) -> Column | str:
 def number_column(
     name: str, count: int, rows: int, mean: float, variance: float, *, wide: bool
 ) -> Column | str:
-    """A column of numbers by its moments: count values in so many rows; or why it is left out."""
+    """A column of numbers from its moments, or the reason why it is left out.
+
+    count: how many of the `rows` have a value.
+    """
     if not count:
         return f'Column "{shown(name)}" is empty in training; it was left out.'
-    if variance <= 1e-24 * mean * mean:  # what rounding the mean leaves of a constant
+    if variance <= 1e-24 * mean * mean:  # a constant, up to the rounding of its mean
         if count == rows:
             return f'Column "{shown(name)}" is constant in training; it was left out.'
+        # With missing values it stays, since its indicator may tell something.
         variance = 1.0
     return Column(name, mean, float(np.sqrt(variance)), None, count < rows, wide)
 
 
 def _pooled(v: Numbers, starts: Ints) -> float:
-    """Each client's sum, one added after the other, as a server adds them."""
+    """The clients' sums, added one after the other, as a server would add them."""
     return float(sum(np.add.reduceat(v, starts).tolist()))
 
 
@@ -109,7 +115,7 @@ def _counts_rows(name: str, v: Numbers) -> bool:
 
 
 def is_id(name: str) -> bool:
-    """Whether a column's name is one that columns of row numbers have."""
+    """Whether a column has a typical name of row numbers."""
     return name.lower() in IDS or name.lower().endswith(("_id", " id"))
 
 
@@ -132,7 +138,7 @@ def _categories(name: str, values: Coded, rows: Ints, asked: bool) -> Column | s
 
 
 def category_column(name: str, names: tuple[str, ...], absent: bool) -> Column | str:
-    """A column of these categories, some value of which may be absent; or why it is left out."""
+    """A column of these categories, or why it is left out; absent: some values are missing."""
     if len(names) + absent < 2:
         what = "constant" if names else "empty"
         return f'Column "{shown(name)}" is {what} in training; it was left out.'
@@ -140,7 +146,7 @@ def category_column(name: str, names: tuple[str, ...], absent: bool) -> Column |
 
 
 def is_free_text(kinds: int, rows: int) -> bool:
-    """Whether a column of so many different texts in so many rows is no category."""
+    """Whether a column has too many different texts (`kinds`) in its rows to be a category."""
     return kinds > MANY or (kinds > FEW and 2 * kinds > rows)
 
 

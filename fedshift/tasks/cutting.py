@@ -1,4 +1,4 @@
-"""Which rows of a task are for training, for validation and for testing."""
+"""Cutting a task's rows into training, validation and test rows."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ class Cut(NamedTuple):
 
     @property
     def rows(self) -> list[Ints]:
-        """The sets that a federation keeps of its clients' rows, in the order of their storage."""
+        """The clients' training rows and then their validation rows, in the order of storage."""
         return [*self.trains, *self.validations]
 
 
 def client_rows(task: TaskFields) -> list[Ints]:
-    """Rows of each training client that have a label, ascending."""
+    """The labelled rows of each training client, ascending."""
     n = len(task.places.codes) - task.outside
+    # Sorted by client, so that each client's rows are one slice. A single pass is enough for any
+    # number of clients.
     order = np.argsort(task.places.codes[:n], kind="stable")
     ends = np.searchsorted(task.places.codes[order], np.arange(len(task.places.names) + 1))
     rows = [order[a:b] for a, b in pairwise(ends)]
@@ -37,7 +39,7 @@ def client_rows(task: TaskFields) -> list[Ints]:
 
 
 def target_rows(task: TaskFields) -> Ints:
-    """Labelled rows that are the target's: a client's that is held out, or those of a test set."""
+    """The labelled rows of the target: those of the client that is held out, or of the test set."""
     n = len(task.places.codes)
     rows = np.arange(n - task.outside, n)
     if task.target.kind == "client":
@@ -46,7 +48,7 @@ def target_rows(task: TaskFields) -> Ints:
 
 
 def cut_rows(task: TaskFields, seed: int) -> Cut:
-    """Tests and then validation of each client, by label; no label is looked at for more."""
+    """Hold out each client's test rows and then its validation rows, stratified by label."""
     parts, y = client_rows(task), task.labels.codes
     tests: list[Ints] = []
     if task.target.cuts:

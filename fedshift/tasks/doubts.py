@@ -13,16 +13,16 @@ from fedshift.errors import shown
 from fedshift.tasks.names import Coded, Ints, coded, listed
 from fedshift.tasks.rows import Columns, Numbers
 
-# Fewer rows say nothing; columns with more values hardly hold the label by another name.
+# With fewer rows there are no warnings. A column with more values is hardly the label in disguise.
 FEWEST, MOST = 20, 50
-# So many rows are looked at first: of most columns they show that nothing is to be asked.
+# A sample of so many rows is checked first, which is enough to clear most columns.
 SAMPLE = 2_000
-# As people write "not measured" among numbers.
+# Numbers that people write for "not measured".
 STAND_INS = re.compile(r"-1|-?9{2,}")
 
 
 def doubts(table: Columns, client: str, label: str, learned: Sequence[str]) -> list[str]:
-    """Sentences on what to look at before training; learned: the columns that a model gets.
+    """Warnings to look at before training; learned: the columns that a model gets.
 
     >>> table = Columns({name: coded([*text] * 20) for name, text in
     ...                  {"site": "aabb", "y": "0101", "x": "stst"}.items()})
@@ -64,7 +64,7 @@ def _values(column: Numbers | Coded) -> np.ndarray[Any, np.dtype[Any]]:
 
 
 def _tells(column: Numbers | Coded, label: Numbers | Coded, rows: Ints) -> bool:
-    """Whether the label follows from the column: from its values, or from limits between them."""
+    """Whether the column determines the label, by its values or by thresholds between them."""
     given, due = _values(column)[rows], _values(label)[rows]
     some = due >= 0 if isinstance(label, Coded) else ~np.isnan(due)
     if not isinstance(column, Coded):
@@ -82,7 +82,7 @@ def _tells(column: Numbers | Coded, label: Numbers | Coded, rows: Ints) -> bool:
 
 
 def _follows(given: np.ndarray[Any, Any], due: np.ndarray[Any, Any]) -> bool:
-    """Whether rows of one value have one other, by so few values that this is no chance."""
+    """Whether `given` determines `due`, with so few different values that this is no chance."""
     values, place = np.unique(given, return_inverse=True)
     if not len(values) or len(values) > MOST or 5 * len(values) > len(given):
         return False
@@ -102,7 +102,7 @@ def _is_linear(one: Numbers, other: Numbers) -> bool:
 
 
 def _stand_in(v: Numbers) -> str:
-    """A smallest or largest number such as -999 that lies apart from the others; "" for none."""
+    """A smallest or largest number such as -999, far from the other values; "" if there is none."""
     v = v[~np.isnan(v)]
     for end, sign in ((v.min(), 1), (v.max(), -1)) if len(v) else ():
         if not STAND_INS.fullmatch(f"{end:g}"):

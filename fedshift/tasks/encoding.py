@@ -1,4 +1,4 @@
-"""From raw rows to what a network gets, by numbers that are fitted on training rows alone."""
+"""Encoding raw rows as inputs of a network, with numbers fitted on training rows alone."""
 
 from __future__ import annotations
 
@@ -27,9 +27,11 @@ Floats = NDArray[np.float32]
 class Column:
     """How one column of a table becomes numbers.
 
-    Numbers are (v - mean) / sd; where they are missing 0, the pooled mean. Categories are one-hot,
-    with one place more for all others. `indicator`: one place more says that a value is missing.
-    `wide` numbers need 64 bits until they are standardised; others are float32 first, as a task's.
+    Numbers become (v - mean) / sd, and 0, the pooled mean, if they are missing. Categories are
+    one-hot, with an extra place for all others.
+
+    indicator  an extra place says whether the value is missing
+    wide       numbers stay float64 until they are standardised; others are rounded to float32 first
     """
 
     name: str
@@ -41,20 +43,20 @@ class Column:
 
     @property
     def width(self) -> int:
-        """How many numbers it becomes."""
+        """How many numbers the column becomes."""
         return (1 if self.categories is None else len(self.categories) + 1) + self.indicator
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """What makes a network's inputs of raw rows; saved beside a model, it goes where that goes.
+    """Makes a network's inputs of raw rows. It is saved with the model, which needs it to predict.
 
     classes  names of the labels, in the order of the network's outputs
     kind     "classification", "regression" or "multilabel"
     columns  of a table, () for tensors
-    shape    of one example of a single tensor, None for others
-    pixels   bytes 0..255 become (v/255 - 0.5) / 0.5
-    layout   how several tensors are packed, None where x is not
+    shape    of one example, for a single tensor; else None
+    pixels   whether bytes 0..255 become (v/255 - 0.5) / 0.5
+    layout   how several tensors are packed into x, None if they are not
     missing  "refuse" raises InputError for a missing value
 
     >>> from fedshift.tasks.encoding import Column, Encoding
@@ -75,7 +77,7 @@ class Encoding:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Names of the numbers or labels that are predicted; () where these are classes."""
+        """Names of the predicted numbers or labels; () in classification."""
         return () if self.kind == "classification" else self.classes
 
     def apply(self, raw: Any) -> Tensor:
@@ -92,7 +94,7 @@ class Encoding:
         return self.encoded(inputs, np.arange(len(inputs)))
 
     def encoded(self, inputs: Inputs, rows: Ints) -> Tensor:
-        """x [m, ...] of the examples at `rows`, without what is to be predicted."""
+        """Inputs x [m, ...] of the examples at `rows`."""
         if isinstance(inputs, Columns):
             return torch.from_numpy(self._table(inputs, rows))
         chosen = torch.from_numpy(rows)
@@ -115,7 +117,7 @@ class Encoding:
         return out
 
     def _values(self, column: Column, given: Numbers | Coded, rows: Ints) -> NDArray[Any]:
-        """A column's numbers at `rows`, or which category each of them is."""
+        """A column's numbers at `rows`, or the codes of their categories."""
         if column.categories is None:
             values: NDArray[Any] = _as_numbers(column.name, given)[rows]
             values = values if column.wide else values.astype(np.float32, copy=False)
@@ -150,7 +152,7 @@ class Encoding:
 
 
 def _fill(places: Floats, column: Column, values: NDArray[Any]) -> None:
-    """Write numbers, or categories by their codes, to the places [rows, width] of their column."""
+    """Write a column's numbers, or one-hot categories, to its `places` [rows, width]."""
     if column.categories is None:
         v = values.astype(np.float64)
         v -= column.mean
@@ -162,23 +164,25 @@ def _fill(places: Floats, column: Column, values: NDArray[Any]) -> None:
         if column.indicator:
             places[:, 1] = absent
     else:
-        # A missing value has a place of its own where training knew such; else it is "other".
+        # A missing value has its own place if training had missing values; else it is "other".
         missing = len(column.categories) + column.indicator
         places[np.arange(len(values)), np.where(values < 0, missing, values)] = 1.0
 
 
 def codes_in(values: Numbers | Coded, categories: Sequence[str]) -> Ints:
-    """Which category each value is: len(categories) for any other, -1 where it is missing."""
+    """The index of each value's category: len(categories) for any other, -1 for a missing value."""
     given = coded(values)
     place = {name: i for i, name in enumerate(categories)}
+    # Names of the same truth value are alike; one that is a category itself keeps its place.
     for name, i in [*place.items()]:
         place = dict.fromkeys(alike(name), i) | place
     codes = [place.get(name, len(categories)) for name in given.names]
+    # A missing value has the code -1, which picks the last entry.
     return np.array([*codes, -1], dtype=np.int64)[given.codes]
 
 
 def refused(name: str, count: int) -> InputError:
-    """The error for missing values where they are to be refused."""
+    """The error for missing values in a column, with missing="refuse"."""
     return InputError(
         f'column "{shown(name)}" has no value in {count:,} rows; fill them in, or give '
         'missing="mean": the pooled mean, and a column that says so'

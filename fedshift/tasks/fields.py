@@ -1,4 +1,4 @@
-"""What a task consists of, checked."""
+"""The fields of a task, with checks."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ KINDS = ("classification", "regression", "multilabel")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TaskFields(ABC):
-    """The fields of `fedshift.Task`: the rows as they were read, and how they are to be cut.
+    """The fields of `fedshift.Task`: the rows as they were read, and how to cut them.
 
-    inputs, labels, places (the client of each row) and values (numbers to predict) have one entry
-    per row; the last `outside` of them are a test set that no client holds.
+    inputs, labels, places (the client of each row) and values (numbers to predict) have an entry
+    for each row. The last `outside` rows are a test set, which belongs to no client.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Images in folders, client/label/file or as an index file lists them, at one size."""
+"""Reading images from folders client/label/file, or as an index file lists them, at one size."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ INDEX = ("path", "client", "label")
 
 
 class Listed(NamedTuple):
-    """Images by their names in the folder, with the client and label of each."""
+    """Names of image files in a folder, with the client and label of each."""
 
     files: Sequence[str]
     client: Coded
@@ -34,8 +34,8 @@ class Listed(NamedTuple):
 def rows_of_folder(path: Path, size: object, index: str | os.PathLike[str] | None) -> Rows:
     """Examples uint8 [n, 3, height, width] with labels and clients.
 
-    Raises DataError for a folder without such images, for an image that cannot be read, and
-    without a size for the first one that is of another size than those before it.
+    Raises DataError for a folder without such images, and for an image that cannot be read. Without
+    `size`, also for the first image that differs in size from those before.
     """
     if not path.is_dir():
         raise DataError(f"there is no folder {path}; give one with client/label/image files in it")
@@ -75,7 +75,7 @@ def _by_index(folder: Path, index: Path) -> Listed:
 
 
 def _pixels_of(size: object) -> tuple[int, int] | None:
-    """(height, width) that images are brought to; None where they stay as they are."""
+    """(height, width) to which images are resized; None if they stay as they are."""
     pair = (size, size) if is_whole(size) else size
     if pair is None:
         return None

@@ -1,4 +1,4 @@
-"""Several tensors of one example, packed into one row of numbers and unpacked by the network."""
+"""Packing several tensors of an example into one row of numbers, which the network unpacks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedshift.errors import InputError, shown
 
 # Whole numbers up to this one are exact in float32.
 LARGEST = 1 << 24
-# Images, whose bytes become floats from -1 to 1 as they are packed.
+# The type of images, whose bytes become floats from -1 to 1 when they are packed.
 PIXELS = "pixels"
 
 
@@ -23,7 +23,8 @@ PIXELS = "pixels"
 class Part:
     """One tensor of an example: its name, and its shape without the batch.
 
-    dtype: what a network gets, "float32", "int64" or "bool"; PIXELS are float32 made of bytes.
+    dtype: the type that a network gets: "float32", "int64", "bool", or PIXELS for float32 made of
+    bytes.
     """
 
     name: str
@@ -32,19 +33,19 @@ class Part:
 
     @property
     def size(self) -> int:
-        """How many numbers it takes."""
+        """How many numbers of a row the part takes."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the parts of an example lie in its row x [n, D] float32, one after the other.
+    """Where the parts of an example are in its row x [n, D] float32, one after the other.
 
-    form     what a network gets: "one" tensor, a "tuple" of them or a "dict" by name
-    targets  the last part is what is predicted, of regression and of several labels per example,
-             which no network gets
+    form     what a network gets: "one" tensor, a "tuple" of tensors or a "dict" by name
+    targets  whether the last part is the truth to predict, in regression and with several labels
+             per example; no network gets it
 
-    Engine, backends and messages thereby see plain rows, whatever the network's inputs are.
+    So engine, backends and messages see plain rows, whatever inputs the network has.
 
     >>> import torch
     >>> from fedshift.tasks.layout import Layout, Part
@@ -62,7 +63,7 @@ class Layout:
 
     @property
     def width(self) -> int:
-        """D, the numbers of a row."""
+        """D, how many numbers a row has."""
         return sum(part.size for part in self.parts)
 
     @property
@@ -81,7 +82,7 @@ class Layout:
         return torch.cat([_flat(part, v) for part, v in pairs], dim=1)
 
     def unpack(self, x: Tensor) -> Any:
-        """What the network gets of x [n, D]: a tensor, a tuple or a dict of tensors [n, *shape]."""
+        """The network's inputs from x [n, D]: a tensor, or a tuple or dict of them, [n, *shape]."""
         values, start = [], 0
         for part in self.inputs:
             values.append(_shaped(part, x[:, start : start + part.size]))
@@ -91,7 +92,7 @@ class Layout:
         return values[0] if self.form == "one" else tuple(values)
 
     def target(self, x: Tensor) -> Tensor:
-        """What is to be predicted, of x [n, D]: [n, *shape]. Raises InputError where it is y."""
+        """The truth in x [n, D]: [n, *shape]. Raises InputError if the truth is y instead."""
         if not self.targets:
             raise InputError("this layout has no part to predict; the labels y are what is due")
         last = self.parts[-1]
@@ -117,7 +118,7 @@ class Layout:
 
 
 def part_of(name: str, v: Tensor, *, images: bool = False) -> Part:
-    """The part that a tensor [n, *shape] is; images: it holds bytes of such.
+    """The Part for a tensor [n, *shape]; images: whether it holds images as bytes.
 
     Raises InputError for complex numbers.
     """
@@ -145,7 +146,7 @@ def _flat(part: Part, v: Tensor) -> Tensor:
 
 
 def scaled(x: Tensor) -> Tensor:
-    """Bytes 0..255 to (x/255 - 0.5) / 0.5 in float32, as the FedPALS code; floats as they are."""
+    """Bytes 0..255 as (x/255 - 0.5) / 0.5 in float32, as in FedPALS' code; floats unchanged."""
     return x.float().div_(127.5).sub_(1.0) if x.dtype == torch.uint8 else x
 
 

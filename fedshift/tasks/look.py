@@ -1,4 +1,4 @@
-"""What a table holds, at a glance: kinds of columns, and which may name clients or labels."""
+"""A first look at a table: kinds of columns, and which may be the client or the label."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedshift.tasks.names import Coded
 from fedshift.tasks.rows import Columns
 
 Kind = Literal["numbers", "categories", "text", "constant"]
-# Names that speak for a column that says whose row it is, or what is to be predicted.
+# Column names that suggest the client of a row, or the label.
 CLIENTS = re.compile(
     "client|hospital|clinic|site|cent(er|re)|region|state|island|school|user|subject|device|origin",
     re.IGNORECASE,
@@ -21,16 +21,16 @@ CLIENTS = re.compile(
 LABELS = re.compile(
     r"label|outcome|target|class|diagnos|result|score|species|grade|\by\b|dead|death", re.IGNORECASE
 )
-# More values are hardly classes, fewer rows hardly a client's, and more names than these no help.
+# The most values that classes may have, the fewest rows per client, the most candidates to name.
 MOST_CLASSES, LEAST_ROWS, MOST_NAMED = 50, 5, 8
 
 
 @dataclass(frozen=True)
 class ColumnLook:
-    """A column: how many values it has, and in how many rows it has none.
+    """A column: how many different values it has, and in how many rows the value is missing.
 
-    kind: "text" for texts that hardly repeat, as free text and names; "constant" for one value.
-    whole: no value is a fraction.
+    kind: "text" for texts that hardly repeat, such as free text and names; "constant" for a single
+    value. whole: no value is a fraction.
     """
 
     name: str
@@ -67,9 +67,10 @@ def _kind(values: int, kind: Kind) -> Kind:
 
 
 def candidates(table: Columns, what: str) -> list[ColumnLook]:
-    """Columns of few values, which may name what is "client" or "label"; the likeliest first.
+    """Columns that may be the "client" or the "label" (`what`), the likeliest first.
 
-    First come those whose names speak for it, then text before numbers, then those of few values.
+    They have few values. Columns with a suggestive name come first, then text before numbers, then
+    those with fewer values.
     """
     hint = CLIENTS if what == "client" else LABELS
     most = MOST_CLASSES if what == "label" else max(2, len(table) // LEAST_ROWS)

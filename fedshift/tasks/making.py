@@ -1,4 +1,4 @@
-"""Put a task together: examples, labels, clients and target, as users give them, checked."""
+"""Making a task of examples, labels, clients and target as users give them, with checks."""
 
 from __future__ import annotations
 
@@ -33,24 +33,25 @@ from fedshift.tasks.target import Target, is_test_set, target_of
 from fedshift.tasks.tensors import Tensors
 from fedshift.tasks.values import plain_column, reader_of
 
-# Sets of labels beyond this number count as one class of the label table.
+# With several labels per row, the SETS most frequent sets are classes of the label table, and all
+# others are one more class.
 SETS = 20
 OTHERS = "other sets"
 
 
 class Options(TypedDict, total=False):
-    """What every way to make a task takes.
+    """Options of every way to make a task.
 
-    classes     the labels in the order of the network's outputs, by default of number or alphabet;
-                or, of labels that are whole numbers 0..K-1, the names of all K
-    validation  the share of each client's rows, by label, that is held out to choose by
-    test        the share that is held out for testing, where the target is no client or test set
+    classes     the labels in the order of the network's outputs, by default ordered by number or
+                alphabet; if labels are whole numbers 0..K-1, also the names of all K
+    validation  the share of each client's rows, by label, that is held out for validation
+    test        the share that is held out for testing, unless the target is a client or a test set
     seed        of the cut
     kind        "classification", "regression" (y is numbers) or "multilabel" (y [n, L] of 0 and 1)
-    bins        classes of the label table in regression, between quantiles
+    bins        in regression, the number of classes of the label table, between quantiles
     missing     "mean", or "refuse" to raise InputError for missing values
     categories  columns of numbers that stand for categories
-    transform   (x, torch.Generator) -> x, what training images go through at each reading
+    transform   (x, torch.Generator) -> x, a random change of training examples at each reading
     name        of the data, in reports
     """
 
@@ -67,9 +68,9 @@ class Options(TypedDict, total=False):
 
 
 class Rows(NamedTuple):
-    """Examples, their labels and the client of each, as users give them; notes of the reader.
+    """Examples, labels and the client of each row, as users give them.
 
-    labels: names of the columns of y, where it has several.
+    notes: sentences from reading the data. labels: names of the columns of y, if it has several.
     """
 
     x: Any
@@ -82,7 +83,7 @@ class Rows(NamedTuple):
 def task_fields(rows: Rows, target: Any, options: Options) -> dict[str, Any]:
     """The fields of `fedshift.tasks.task.Task`.
 
-    Raises InputError for lengths that differ, a target that is none, and options that are none.
+    Raises InputError for lengths that differ, an invalid target, and unknown options.
     """
     if odd := [name for name in options if name not in get_type_hints(Options)]:
         raise unknown("option of a task", odd[0], get_type_hints(Options))
@@ -119,7 +120,7 @@ def task_fields(rows: Rows, target: Any, options: Options) -> dict[str, Any]:
 
 
 def _check_kind(kind: str, target: Any, options: Options) -> None:
-    """Raise InputError for what has no meaning where a task of this kind is made."""
+    """Raise InputError for options and targets that have no meaning for this kind of task."""
     shares = hasattr(target, "__len__") and not isinstance(target, str)
     if kind == "regression" and shares and not is_test_set(target):
         raise InputError(
@@ -133,7 +134,7 @@ def _check_kind(kind: str, target: Any, options: Options) -> None:
 
 
 def _places(client: Any, n: int, outside: int) -> Coded:
-    """The client of each of n rows; of none for the last ones, a test set's."""
+    """The client of each of n rows; the last `outside` rows, a test set's, have none."""
     places = coded(_per_row("client", client, n - outside), "client")
     if not places.names:
         what = "is empty in every row" if n else "has no rows, and neither has x"
@@ -146,9 +147,10 @@ def _places(client: Any, n: int, outside: int) -> Coded:
 def labels_of(
     y: Any, kind: str, classes: Sequence[Any] | None, n: int, outside: int
 ) -> tuple[Coded, Tensor | None, tuple[str, ...]]:
-    """(labels [n], what is to be predicted [n, L] where that is no class, names of the L)."""
+    """(labels [n], the truth [n, L] if it is not classes, else None; names of the L outputs)."""
     if kind == "regression":
         values = _floats(_per_row("y", y, n))[:, None]
+        # A single class for now: the bins follow from training rows, once these are chosen.
         codes = np.where(torch.isfinite(values[:, 0]).numpy(), 0, -1)
         return Coded(codes, ("any",)), values, ("value",)
     if kind == "multilabel":
@@ -157,6 +159,7 @@ def labels_of(
     if classes is not None:
         labels = with_classes(labels, classes)
     many = len(labels.names)
+    # So many different labels are no classes: the column has numbers to predict, or names.
     if many > 100 and 2 * many > n:
         text = any(map(math.isnan, map(as_number, labels.names)))
         what, cure = "values", 'for numbers to predict give kind="regression"'
@@ -172,7 +175,7 @@ def labels_of(
 
 
 def check_rules(inputs: Inputs, missing: str, categories: Sequence[str]) -> None:
-    """Raise InputError for another way with missing values, and for columns that are not there."""
+    """Raise InputError for an unknown way with missing values, and for unknown columns."""
     if missing not in ("mean", "refuse"):
         raise unknown("way with missing values", missing, ("mean", "refuse"))
     if isinstance(categories, str):
@@ -186,7 +189,7 @@ def check_rules(inputs: Inputs, missing: str, categories: Sequence[str]) -> None
 
 
 def _aside(rows: Rows, target: Any) -> Mask | None:
-    """The rows of a client that is the target, of a table that is still to be read."""
+    """Which rows are of the client that is the target, in a table that is still to be read."""
     read = isinstance(rows.x, Columns | Tensors) or isinstance(rows.client, str)
     return None if read or not hasattr(rows.client, "__len__") else named(rows.client, target)
 
@@ -194,9 +197,9 @@ def _aside(rows: Rows, target: Any) -> Mask | None:
 def clients_with_labels(
     places: Coded, labels: Coded, goal: Target
 ) -> tuple[tuple[str, ...], list[str]]:
-    """(clients that train, clients without any labelled row, which are left out).
+    """(clients that train, clients that are left out because they have no labelled row).
 
-    Raises InputError where nothing is left to train or to test on.
+    Raises InputError if nothing is left to train or to test on.
     """
     counts = places.counts(np.flatnonzero(labels.codes >= 0))
     empty = [name for name, count in zip(places.names, counts, strict=True) if not count]
@@ -212,7 +215,7 @@ def clients_with_labels(
 
 
 def _check_finite(inputs: Inputs, places: Coded) -> None:
-    """Raise InputError for tensors with NaN or infinity, with the row and its client."""
+    """Raise InputError for a tensor with NaN or infinity; it names the row and its client."""
     for name, v in inputs.of.items() if isinstance(inputs, Tensors) else ():
         row = first_not_finite(v)
         if row is not None:
@@ -225,7 +228,7 @@ def _check_finite(inputs: Inputs, places: Coded) -> None:
 
 
 def _pair(target: Any) -> tuple[Any, Any]:
-    """(x, y) of a test set. Raises InputError for a table, whose label only other ways know."""
+    """(x, y) of a test set. Raises InputError for a table, since nothing says what its label is."""
     if isinstance(target, tuple):
         return target
     if hasattr(target, "iloc"):
@@ -234,7 +237,7 @@ def _pair(target: Any) -> tuple[Any, Any]:
 
 
 def _with_test_set(inputs: Inputs, test: Inputs, y: Any) -> tuple[Inputs, int]:
-    """(the clients' examples and then the target's, how many these are)."""
+    """(the clients' examples with the target's behind them, how many the target has)."""
     if type(inputs) is not type(test):
         raise InputError("the target's examples and the clients' must both be tables, or arrays")
     labels = len(y.codes if isinstance(y, Coded) else y)
@@ -244,7 +247,7 @@ def _with_test_set(inputs: Inputs, test: Inputs, y: Any) -> tuple[Inputs, int]:
 
 
 def _per_row(name: str, values: Any, n: int) -> Any:
-    """Values [n]. Raises InputError for others."""
+    """The values as [n]. Raises InputError for another shape."""
     if isinstance(values, Coded):
         return values
     values = plain(values)
@@ -278,7 +281,7 @@ def _floats(values: Any) -> Tensor:
         raise InputError(_no_number(shown(str(e), 80))) from None
     if np.isinf(numbers).any():
         raise InputError("y holds infinity; leave such rows out")
-    return torch.from_numpy(numbers.copy())
+    return torch.from_numpy(numbers.copy())  # pandas' memory may be read-only
 
 
 def _no_number(what: str) -> str:
@@ -300,7 +303,10 @@ def _matrix(y: Any, n: int) -> Tensor:
 def _sets(
     y: Tensor, classes: Sequence[Any] | None, n: int
 ) -> tuple[Coded, Tensor, tuple[str, ...]]:
-    """Each row's set of labels as its class, for the label table: the most frequent of clients."""
+    """(each row's set of labels as a class, y, names of the labels).
+
+    Only the sets that are most frequent at the clients are classes of their own.
+    """
     outputs = tuple(map(str, classes)) if classes else tuple(map(str, range(y.shape[1])))
     if len(outputs) != y.shape[1]:
         raise InputError(f"{len(outputs)} classes for the {y.shape[1]} columns of y; give as many")
@@ -309,7 +315,7 @@ def _sets(
     often = [text for text, _ in Counter(texts[:n][whole[:n]].tolist()).most_common(SETS)]
     frequent = set(often)
     texts[[text not in frequent for text in texts]] = OTHERS
-    texts[~whole] = None
+    texts[~whole] = None  # with a label missing, the set is unknown: the row counts as unlabelled
     return coded(texts), y, outputs
 
 
@@ -318,7 +324,7 @@ def _set_name(outputs: Sequence[str], row: Sequence[float]) -> str:
 
 
 def _joined(y: Any, other: Any) -> Any:
-    """Labels of the clients' rows and then of the test set's."""
+    """The labels of the clients' rows with those of the test set behind them."""
     if isinstance(y, Coded) or isinstance(other, Coded):
         one, two = coded(y), coded(other)
         names = ordered({*one.names, *two.names})

@@ -1,4 +1,4 @@
-"""Text and numbers that stand for classes, clients and categories, as whole numbers with names."""
+"""Coding names of classes, clients and categories as whole numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedshift.errors import InputError, nearest, shown
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
-# Texts by which a column of such is judged.
+# How many texts are looked at to recognise dates and amounts.
 MOST_READ = 100
 _DATE = re.compile(r"\d{1,4}([-./])\d{1,2}\1\d{1,4}([ T]\d.*)?", re.ASCII)
 _AMOUNT = re.compile(r"[^\w\s]?\s?[+-]?\d[\d.,' ]*(\s?[^\w\s]|\s?[a-zA-Z]{1,4})?")
@@ -24,23 +24,23 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
 class Coded(NamedTuple):
-    """Entry j is called names[codes[j]]; a code of -1 stands for a missing entry. codes [n]."""
+    """A column of names: entry j is names[codes[j]], and missing if its code is -1. codes [n]."""
 
     codes: Ints
     names: tuple[str, ...]
 
     def counts(self, rows: Ints | None = None) -> Ints:
-        """How often each name occurs, among `rows` where they are given: [names]."""
+        """How often each name occurs, in all rows or in `rows`: [names]."""
         codes = self.codes + 1 if rows is None else self.codes[rows] + 1  # 0: missing
         return np.bincount(codes, minlength=len(self.names) + 1)[1:]
 
 
 def coded(values: Any, what: str = "a column") -> Coded:
-    """Values as numbers of their names, which come in order (see `ordered`).
+    """Values as codes of their names, which are in order (see `ordered`).
 
-    NaN, None and empty text are missing. Space around a text does not count, whole numbers are
-    named without a decimal point: " a" is "a", and 1.0 is "1". Raises InputError for a list, a dict
-    or an array in the place of a value; what: the values in words, for it.
+    NaN, None and empty text are missing. Spaces around a text are dropped, and whole numbers have
+    no decimal point: " a" is "a", and 1.0 is "1". Raises InputError if a value is a list, a dict or
+    an array; what: words for the values in its message.
     """
     if isinstance(values, Coded):
         return values
@@ -63,7 +63,7 @@ def coded(values: Any, what: str = "a column") -> Coded:
 
 
 def named(values: Any, name: Any) -> Mask | None:
-    """Which clients are called `name`; None where that is no name but a list, a dict, a table."""
+    """Which entries are the client `name`; None if it is no name, but a list, a dict or a table."""
     if name is None or (hasattr(name, "__len__") and not isinstance(name, str)):
         return None
     given = coded(values, "client")
@@ -73,12 +73,12 @@ def named(values: Any, name: Any) -> Mask | None:
 
 
 def plain(values: Any) -> Any:
-    """Tensors as arrays; other values as they are."""
+    """A tensor as an array; other values unchanged."""
     return values.detach().cpu().numpy() if hasattr(values, "detach") else values
 
 
 def text_of(value: Any) -> str:
-    """What a value is called: without space around it, and 1.0 as "1"."""
+    """The name of a value: its text without spaces around it, and 1.0 as "1"."""
     if isinstance(value, bytes):
         value = value.decode(errors="replace")
     if isinstance(value, float | np.floating) and float(value).is_integer():
@@ -87,7 +87,7 @@ def text_of(value: Any) -> str:
 
 
 def ordered(names: Iterable[str]) -> tuple[str, ...]:
-    """In the order of their numbers where all are numbers, else in that of the alphabet."""
+    """The names sorted by number if all are numbers, or else by alphabet."""
     texts = sorted(names)
     numbers = [as_number(text) for text in texts]
     if not any(map(math.isnan, numbers)):
@@ -96,12 +96,12 @@ def ordered(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def as_number(text: str) -> float:
-    """The number that a text is, NaN for other texts, such as "nan", "inf" and "1_000"."""
+    """A text as a number; NaN if it is none, and for "nan", "inf" and "1_000"."""
     return float(text) if _NUMBER.fullmatch(text) else math.nan
 
 
 def cure_of(texts: Sequence[str]) -> str:
-    """A sentence on texts that are dates, or amounts with signs that no number has; else empty."""
+    """A sentence if the texts are dates, or amounts with signs that no number has; else ""."""
     first = list(texts[:MOST_READ])
     for form, what in (
         (_DATE, "dates; put days or years"),
@@ -113,7 +113,7 @@ def cure_of(texts: Sequence[str]) -> str:
 
 
 def reordered(given: Coded, names: Sequence[Any], what: str) -> Coded:
-    """The same entries with their names in the order `names`, which may hold more of them.
+    """The same entries with their names in the order of `names`, which may have more names.
 
     Raises InputError for an entry whose name is not among them, and for names given twice.
     """
@@ -133,9 +133,9 @@ def reordered(given: Coded, names: Sequence[Any], what: str) -> Coded:
 
 
 def with_classes(labels: Coded, classes: Sequence[Any]) -> Coded:
-    """Labels in the order of `classes`; or of the whole numbers 0..K-1, by K names that are others.
+    """Labels in the order of `classes`; labels that are whole numbers 0..K-1 get these names.
 
-    Raises InputError as `reordered` does, and for another number of names.
+    Raises InputError as `reordered` does, and for a number of names other than K.
     """
     wanted = () if isinstance(classes, str) else tuple(map(text_of, classes))
     used = [name for name, count in zip(labels.names, labels.counts(), strict=True) if count]
@@ -154,7 +154,7 @@ def with_classes(labels: Coded, classes: Sequence[Any]) -> Coded:
 
 
 def many(count: int, what: str) -> str:
-    """`1 row`, `1,200 rows`, `2 classes`."""
+    """A number with its noun: `1 row`, `1,200 rows`, `2 classes`."""
     end = "" if count == 1 else "es" if what.endswith("s") else "s"
     return f"{count:,} {what}{end}"
 

@@ -1,4 +1,4 @@
-"""What a task holds of its examples before they are cut and encoded: columns, or tensors."""
+"""A task's examples before they are cut and encoded: columns of a table, or tensors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LARGEST = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """A table by column: numbers (NaN: missing), or names of categories."""
+    """A table by columns: numbers (NaN if missing), or names of categories."""
 
     of: dict[str, Numbers | Coded]
 
@@ -30,7 +30,7 @@ class Columns:
         return len(first.codes if isinstance(first, Coded) else first)
 
     def joined(self, other: Columns) -> Columns:
-        """These rows and then the other table's, which must have the same columns."""
+        """These rows with the other table's behind them, which must have the same columns."""
         if lacking := [name for name in self.of if name not in other.of]:
             raise InputError(
                 f"the target's table has no column {listed(lacking)}; it needs all of "
@@ -46,10 +46,10 @@ Inputs = Columns | Tensors
 def inputs_of(x: Any, aside: Mask | None = None) -> Inputs:
     """Examples as users have them, as columns or tensors.
 
-    A DataFrame, a dict of columns and a list of dicts are a table. An array, a tensor, and a list
-    of rows are one tensor; a tuple or a dict of those are several. Sequences of unequal length
-    are padded with zeros, and a mask comes beside them. Raises InputError for anything else.
-    aside: rows by which nothing is decided, as a target's (`column_of`).
+    A DataFrame, a dict of columns and a list of dicts are a table. An array, a tensor and a list of
+    rows are one tensor; a tuple or a dict of these are several. Sequences of unequal length are
+    padded with zeros, and get a mask. Raises InputError for anything else. aside: rows that must
+    not influence how columns are read, such as a target's (`column_of`).
     """
     if isinstance(x, Columns | Tensors):
         return x
@@ -76,9 +76,10 @@ def inputs_of(x: Any, aside: Mask | None = None) -> Inputs:
 def column_of(
     name: str, values: Any, aside: Mask | None = None, *, wide: bool = False
 ) -> Numbers | Coded:
-    """One column: numbers, float32 or where that is too little float64, or categories.
+    """One column: categories, or numbers in float32, or in float64 if float32 is too coarse.
 
-    aside [n]: rows, such as a target's, that have no part in this choice. wide: float64 always.
+    aside [n]: rows, such as a target's, that have no influence on this choice. wide: always use
+    float64.
     """
     if isinstance(values, Coded):
         return values
@@ -89,7 +90,7 @@ def column_of(
         kind = values.dtype.kind
     if kind in "iufb":
         numbers = _numbers(values, aside, wide)
-        # float32 takes what is larger for infinity.
+        # Larger numbers would become infinity in float32.
         beyond = np.flatnonzero(np.abs(numbers) > LARGEST)
         if len(beyond):
             raise InputError(
@@ -112,9 +113,9 @@ def _numbers(values: Any, aside: Mask | None, wide: bool) -> Numbers:
 
 
 def fits_float32(array: NDArray[Any]) -> bool:
-    """Whether float32 keeps whole numbers as they are, and what others differ by.
+    """Whether float32 keeps whole numbers exact, and differences of other numbers visible.
 
-    It does not where numbers are large and differ by little, as dates and row numbers do.
+    It does not if numbers are large and differ by little, such as dates and row numbers.
     """
     kind = array.dtype.kind
     numbers = array[~np.isnan(array)] if kind == "f" else array
@@ -125,13 +126,13 @@ def fits_float32(array: NDArray[Any]) -> bool:
 
 
 def span_fits_float32(low: float, high: float) -> bool:
-    """`fits_float32` of fractions of which the least and the largest are known."""
+    """`fits_float32` of fractions, from their least and largest value."""
     most = max(abs(low), abs(high))
     return most <= EXACT and high - low >= 1e-4 * most
 
 
 def take_columns(table: Columns, keep: Sequence[str] | None, drop: Sequence[str]) -> Columns:
-    """The columns `keep`, or all, without those to `drop`."""
+    """The columns in `keep`, or all columns, without those in `drop`."""
     for name in (*(keep or ()), *drop):
         check_column(name, list(table.of))
     names = [n for n in table.of if (keep is None or n in keep) and n not in drop]
@@ -141,7 +142,7 @@ def take_columns(table: Columns, keep: Sequence[str] | None, drop: Sequence[str]
 
 
 def check_column(name: object, names: Sequence[str], of: str = "the table has") -> None:
-    """Raise InputError, with the nearest name, for a column that is not there; of: who has it."""
+    """Raise InputError, with the nearest name, if the column is missing; of: begins the message."""
     if name not in names:
         raise InputError(
             f'{of} no column "{shown(str(name))}"; the columns are {listed(names, 12)}.'
@@ -161,7 +162,7 @@ def _columns(of: dict[str, Numbers | Coded]) -> Columns:
 
 
 def single(names: Any) -> list[Any]:
-    """Names of columns. Raises InputError for two that are the same text."""
+    """The names of columns. Raises InputError if two are the same text."""
     texts = [str(name) for name in names]
     if twice := [name for name in texts if texts.count(name) > 1]:
         raise InputError(f'two columns are named "{shown(twice[0])}"; give each its own name')
@@ -169,7 +170,7 @@ def single(names: Any) -> list[Any]:
 
 
 def _is_deep(v: Any) -> bool:
-    """Whether each row holds more than one value."""
+    """Whether each row of a column has more than one value."""
     if hasattr(v, "ndim"):
         return bool(v.ndim > 1)
     return isinstance(v, list | tuple) and bool(len(v)) and is_row(v[0])

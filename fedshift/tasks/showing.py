@@ -6,7 +6,7 @@ from html import escape
 
 from fedshift.tasks.building import Built
 
-# Rows and columns of the table; of more clients and classes the first are shown.
+# The most rows and columns of the table: with more clients or classes, the first ones are shown.
 MOST = 12
 
 

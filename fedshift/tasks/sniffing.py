@@ -1,4 +1,4 @@
-"""How a CSV file is written: encoding, separator, header and decimal sign, by its first lines."""
+"""Finding out a CSV file's encoding, separator, header and decimal sign from its first lines."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from typing import NamedTuple
 from fedshift.errors import DataError, InputError, nearest, shown
 from fedshift.tasks.names import as_number, listed, many
 
-# Bytes that are looked at, and lines of them.
+# How many bytes, and how many lines of them, are looked at.
 SAMPLE, LINES = 1 << 18, 200
-# The line that names the columns is looked for in so many.
+# The line that names the columns is looked for in the first TITLE lines.
 TITLE = 20
 SEPARATORS = {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "a bar", " ": "a space"}
 _POINT = re.compile(r"[+-]?\d+\.\d+", re.ASCII)
 _COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+", re.ASCII)
 _GROUPS = re.compile(r"[+-]?\d{1,3}(\.\d{3})+(,\d+)?", re.ASCII)
-# The same with a decimal point, as in 1,234.50; 0,123 is none.
+# Groups of thousands with a decimal point, as in 1,234.50; 0,123 is not one of them.
 _ENGLISH = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d+)?", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Format:
-    """How a CSV file is written; header: names of its columns, first: lines above the data."""
+    """The format of a CSV file; header: names of its columns; first: lines above the data."""
 
     separator: str
     decimal: str
@@ -41,7 +41,7 @@ class Format:
 
     @property
     def notes(self) -> list[str]:
-        """A sentence where the file is not as most are."""
+        """A sentence if the format is unusual."""
         odd = [f"{SEPARATORS.get(self.separator, self.separator)} between columns"]
         odd = odd if self.separator != "," else []
         odd += ["a decimal comma"] if self.decimal == "," else []
@@ -53,7 +53,7 @@ class Format:
         return [f"Read with {', '.join(odd)}."] if odd else []
 
     def number(self, text: str) -> float:
-        """The number that a text is as this file writes such; NaN for other texts."""
+        """A text as a number, by the signs of this file; NaN if it is none."""
         groups = _ENGLISH if self.thousands == "," else _GROUPS
         if self.thousands and groups.fullmatch(text):
             text = text.replace(self.thousands, "")
@@ -61,7 +61,7 @@ class Format:
 
 
 class Row(NamedTuple):
-    """The cells of a row, and the number of the line at which it ends."""
+    """The cells of a row, and the number of the line on which it ends."""
 
     line: int
     cells: list[str]
@@ -76,10 +76,10 @@ def sniffed(
     encoding: str | None = None,
     header: Sequence[str] | None = None,
 ) -> Format:
-    """The format of a file; what is given is taken as it is. wanted: columns that must be there.
+    """The format of a file; arguments that are given are not guessed. wanted: required columns.
 
-    Raises DataError for a file that cannot be read, is empty, has no such columns, has two of one
-    name, or has lines of different lengths.
+    Raises DataError for a file that cannot be read or is empty, that lacks a wanted column or has
+    two columns of one name, and for lines of different lengths.
     """
     text, encoding = _decoded(path, encoding)
     for name, value, allowed in (("separator", separator, None), ("decimal", decimal, (".", ","))):
@@ -142,7 +142,7 @@ def _decoded(path: Path, encoding: str | None) -> tuple[str, str]:
 
 
 def _rows(path: Path, text: str, separator: str) -> list[Row]:
-    """The first lines that are not empty."""
+    """The first rows that are not empty."""
     rows: list[Row] = []
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
     try:
@@ -157,7 +157,7 @@ def _rows(path: Path, text: str, separator: str) -> list[Row]:
 
 
 def _header(rows: Sequence[Row], wanted: Sequence[str]) -> int:
-    """Which row names the columns: the first, or one below a few lines of another kind."""
+    """The index of the row that names the columns: the first row, or one below a title."""
     for at, row in enumerate(rows[:TITLE]):
         if wanted and set(wanted) <= set(row.cells):
             return at
@@ -170,7 +170,7 @@ def _names(cells: Sequence[str]) -> tuple[str, ...]:
 
 
 def _separator(path: Path, text: str, wanted: Sequence[str]) -> str:
-    """The one that gives the columns wanted; else the one that gives most lines most cells."""
+    """The separator that gives the wanted columns, or else equal and long rows in most lines."""
 
     def quality(sign: str) -> tuple[int, float, int]:
         rows = [row.cells for row in _rows(path, text, sign)]
@@ -178,7 +178,7 @@ def _separator(path: Path, text: str, wanted: Sequence[str]) -> str:
         named = max(sum(name in row for name in wanted) for row in rows[:TITLE])
         return (named, 0.0 if cells == 1 else lines / len(rows), cells)
 
-    return max(SEPARATORS, key=quality)  # of equal ones the first
+    return max(SEPARATORS, key=quality)  # the first of equals
 
 
 def _check_names(
@@ -210,14 +210,14 @@ def _decimal(
     cells = [cell for row in rows for cell in row]
     english = any(map(_ENGLISH.fullmatch, cells))
     commas = any(_COMMA.fullmatch(cell) and not _ENGLISH.fullmatch(cell) for cell in cells)
-    # 1.234 is a number with a point, unless others have decimal commas.
+    # 1.234 counts as a number with a decimal point, unless other cells have decimal commas.
     points = any(
         ("," in cell and "." in cell and _ENGLISH.fullmatch(cell))
         or (_POINT.fullmatch(cell) and not _GROUPS.fullmatch(cell))
         for cell in cells
     )
     if decimal is None:
-        # 1,234 alone may be either: who puts semicolons between cells writes decimal commas.
+        # Cells like 1,234 may be either. With semicolons between cells, commas are decimal.
         by_sign = english and separator == ";"
         decimal = "," if (commas or by_sign) and not points else "."
     if decimal == ",":

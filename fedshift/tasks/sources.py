@@ -1,4 +1,4 @@
-"""Data sets of other libraries, by what they have in common: a length, and rows by number."""
+"""Reading data sets of other libraries, which all have a length and rows by number."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ from fedshift.tasks.tensors import Tensors, tensor_of
 
 LABELS = ("label", "labels", "y", "target", "class", "fine_label")
 INPUTS = ("image", "img", "x", "pixel_values", "features", "data")
-# What a tokeniser's rows hold beside their label.
+# Keys of a tokeniser's rows, beside the label.
 TOKENS = ("input_ids", "attention_mask", "token_type_ids")
 
 Keys = str | Sequence[str] | None
 
 
 class Taken(NamedTuple):
-    """The inputs and labels of some rows, one entry each."""
+    """The inputs and labels of some rows, with an entry for each."""
 
     x: list[Any]
     y: list[Any]
 
 
 def rows_of_datasets(sources: Any, x: Keys, y: str | None) -> Rows:
-    """The rows of all clients' data sets, by the client's name.
+    """The rows of all clients' data sets; sources: a data set for each client, by name.
 
-    Raises InputError for what is no data set, and where examples of two clients differ in shape.
+    Raises InputError for an object that is no data set, and if examples of two clients differ in
+    shape.
     """
     if not isinstance(sources, Mapping) or not sources:
         raise InputError(f"data sets are {called(sources)}; give a dict of them by client's name")
@@ -45,9 +46,9 @@ def rows_of_datasets(sources: Any, x: Keys, y: str | None) -> Rows:
 
 
 def rows_of_partition(dataset: Any, indices: Any, x: Keys, y: str | None) -> Rows:
-    """The rows of one data set as clients hold them: lists of row numbers, by name or in order.
+    """The rows of one data set, dealt to clients by lists of row numbers, by name or in order.
 
-    Raises InputError for row numbers that are not there, and for a row that two clients have.
+    Raises InputError for row numbers that do not exist, and for a row that two clients have.
     """
     named = indices if isinstance(indices, Mapping) else dict(enumerate(indices))
     parts = {str(name): _row_numbers(str(name), rows) for name, rows in named.items()}
@@ -68,7 +69,7 @@ def rows_of_partition(dataset: Any, indices: Any, x: Keys, y: str | None) -> Row
 
 
 def tested(target: Any, x: Keys, y: str | None) -> Any:
-    """A target that is a data set, as the pair (x, y) of its rows; all others as they are."""
+    """A target that is a data set, as a pair (x, y) of its rows; other targets unchanged."""
     others = isinstance(target, str | Mapping | list | tuple | np.ndarray | torch.Tensor)
     pair_or_table = hasattr(target, "x") or hasattr(target, "iloc")
     by_number = hasattr(target, "__len__") and hasattr(target, "__getitem__")
@@ -81,7 +82,7 @@ def tested(target: Any, x: Keys, y: str | None) -> Any:
 
 
 def taken(source: Any, rows: Any, x: Keys, y: str | None, whose: str) -> Taken:
-    """Inputs and labels at `rows` of a data set (None: of all), with the names of its labels."""
+    """Inputs and labels at `rows` of a data set (None: all), labels by name if it names them."""
     numbers = range(_length(source, whose)) if rows is None else rows.tolist()
     pair = _pair(source)
     if pair is not None:
@@ -106,7 +107,7 @@ def taken(source: Any, rows: Any, x: Keys, y: str | None, whose: str) -> Taken:
 
 
 def stacked(values: list[Any]) -> Any:
-    """Examples in one: a tensor, a list of rows of unequal length, or several tensors by name."""
+    """Examples put together: a tensor, a list of rows of unequal length, or tensors by name."""
     first = values[0] if values else None
     if isinstance(first, Mapping):
         if all(isinstance(v, torch.Tensor) and v.ndim for v in first.values()):
@@ -122,7 +123,7 @@ def stacked(values: list[Any]) -> Any:
 def _length(source: Any, whose: str) -> int:
     if hasattr(source, "dataset") and not hasattr(source, "__getitem__"):
         raise InputError(f"{shown(whose)} is {called(source)}, of batches; give its .dataset")
-    if isinstance(source, Mapping):  # such as HuggingFace's DatasetDict, of splits
+    if isinstance(source, Mapping):  # for example HuggingFace's DatasetDict, a dict of splits
         keys = listed([str(key) for key in source])
         raise InputError(
             f'{shown(whose)} is {called(source)} of {keys}; give one data set, as ["train"] of it, '
@@ -144,7 +145,7 @@ def _length(source: Any, whose: str) -> int:
 
 
 def _pair(source: Any) -> tuple[Any, Any] | None:
-    """(x, y) of a pair of arrays, or of an object that has both."""
+    """(x, y) of a pair of arrays, or of an object with both; else None."""
     if isinstance(source, tuple) and len(source) == 2:
         x, y = source
     elif hasattr(source, "x") and hasattr(source, "y"):
@@ -170,7 +171,7 @@ def _row_numbers(name: str, rows: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
 def _keys(
     names: list[str], first: Mapping[str, Any], x: Keys, y: str | None, whose: str
 ) -> tuple[list[str], str]:
-    """(the inputs' keys, the label's key) of rows that are dicts: given, or clear by name."""
+    """(keys of the inputs, key of the label) of rows that are dicts: as given, or usual names."""
     given = [x] if isinstance(x, str) else list(x or ())
     for name in (*given, *([y] if y else [])):
         if name not in names:
@@ -196,14 +197,14 @@ def _keys(
 
 
 def _of_dict(row: Mapping[str, Any], x: list[str], y: str) -> tuple[Any, Any]:
-    """(input, label): a single input as it is, unless it is a column of a table."""
+    """(input, label) of a row; a single input is not wrapped in a dict, unless it is a table's."""
     values = {name: row[name] for name in x}
     alone = len(x) == 1 and not isinstance(values[x[0]], int | float | str | None)
     return (values[x[0]] if alone else values), row[y]
 
 
 def _value(value: Any) -> Any:
-    """One input as a tensor: images of Pillow as bytes [channels, height, width]."""
+    """One input as a tensor; images of Pillow become bytes [channels, height, width]."""
     if isinstance(value, Mapping):
         if any(
             isinstance(v, str) or v is None or not hasattr(v, "__len__") for v in value.values()
@@ -220,7 +221,7 @@ def _value(value: Any) -> Any:
 
 
 def _label(label: Any, names: Sequence[str] | None) -> Any:
-    """A label by its name, where the data set has names for numbers; there -1 is no label."""
+    """A label by its name, if the data set has names for numbers; -1 then means no label."""
     label = plain(label)
     label = label.item() if hasattr(label, "item") and label.ndim == 0 else label
     if names is None or not isinstance(label, int):
@@ -231,7 +232,7 @@ def _label(label: Any, names: Sequence[str] | None) -> Any:
 
 
 def _classes(source: Any) -> Sequence[str] | None:
-    """Names of the labels of a data set, or of the one that it is a part of."""
+    """The names of a data set's labels, or of the data set that it is a subset of."""
     names = getattr(source, "classes", None)
     inner = getattr(source, "dataset", None)
     return names if names is not None or inner is None else _classes(inner)

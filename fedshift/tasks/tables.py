@@ -1,4 +1,4 @@
-"""Read tables, column by column: CSV in pieces, so that no wide copy of it is ever made."""
+"""Reading tables column by column; CSV in pieces, so that memory never has a wide copy of it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fedshift.tasks.rows import (
 from fedshift.tasks.sniffing import Format, sniffed
 from fedshift.tasks.values import MARKS, about_kind, in_seconds, is_truth, reader_of, seconds
 
-# Rows of a piece, and different texts that are collected of one column.
+# Rows in a piece, and the most different texts of a column before it counts as free text.
 PIECE, TEXTS = 1 << 16, 20_000
 FILES = (".csv", ".tsv", ".txt", ".gz", ".parquet")
 
@@ -40,9 +40,9 @@ def rows_of(
     drop: Sequence[str] = (),
     notes: Sequence[str] = (),
 ) -> Rows:
-    """Examples, labels and clients of a table; label: a column, or several of 0 and 1.
+    """Examples, labels and clients of a table; label: a column, or several columns of 0 and 1.
 
-    Raises InputError, with the nearest name, for a column that is not there.
+    Raises InputError, with the nearest name, for a column that does not exist.
     """
     labels = [label] if isinstance(label, str) else list(label)
     for name in (client, *labels):
@@ -62,10 +62,10 @@ def rows_of(
 def of_frame(
     frame: Any, names: Sequence[str], aside: tuple[str, Any] | None = None
 ) -> tuple[Columns, list[str]]:
-    """(the columns of a DataFrame or a dict of columns, notes): text that is numbers is numbers.
+    """(the columns of a DataFrame or a dict of columns, notes); numbers as text become numbers.
 
-    names are columns that are categories or names, as those of pandas' type "category" are; True
-    and False are names there, and 1 and 0 elsewhere. aside: as of `read_table`.
+    names: columns that are categories or names, as are those of pandas' type "category". In these
+    True and False are names, in others 1 and 0. aside: as in `read_table`.
     """
     if hasattr(frame, "to_pandas"):
         frame = frame.to_pandas()
@@ -90,7 +90,7 @@ def of_frame(
 
 
 def _check_frame(frame: Any, names: Sequence[str]) -> None:
-    """Raise InputError for what has no columns, several by one name, or names of several levels."""
+    """Raise InputError for an object without columns, and for double or multi-level names."""
     if not isinstance(frame, Mapping) and not hasattr(frame, "columns"):
         raise InputError(f"frame is {called(frame)}; give a DataFrame, or use from_arrays")
     if getattr(getattr(frame, "columns", None), "nlevels", 1) > 1:
@@ -107,9 +107,9 @@ def _check_frame(frame: Any, names: Sequence[str]) -> None:
 def labelled(
     target: Any, label: str | Sequence[str], names: Sequence[str] = (), read: Any = None
 ) -> Any:
-    """A target that is a table, or the name of its file, as the pair (x, y); others as they are.
+    """A target that is a table, or the name of its file, as a pair (x, y); others unchanged.
 
-    names: as of `of_frame`, beside a single label.
+    names: as in `of_frame`, in addition to a single label.
     """
     if isinstance(target, str | os.PathLike) and str(target).lower().endswith(FILES):
         target = read(Path(target)) if read else read_table(Path(target), [], label=label)[0]
@@ -141,12 +141,16 @@ def read_table(
     wide: bool = False,
     **given: Any,
 ) -> tuple[Columns, list[str]]:
-    """(the columns of a CSV or Parquet file but those to leave, notes for the user).
+    """(the columns of a CSV or Parquet file, notes for the user).
 
-    wanted must be there; names are columns that are categories or names, however many they have.
-    label: of a single column, texts such as "True" are names of its classes.
-    aside: the column of clients and the one that is the target, by whose rows nothing is decided.
-    wide: numbers of a CSV file stay float64, for who decides on their precision later.
+    wanted  columns that must exist
+    leave   columns to skip
+    names   columns that are categories or names, however many different ones they have
+    label   of a single column, in which texts such as "True" are names of classes
+    aside   (the column of clients, the client that is the target): its rows must not influence how
+            columns are read
+    wide    numbers of a CSV file stay float64, for callers that decide on precision later
+
     Raises DataError for a file that is no such table.
     """
     if path.suffix == ".parquet":
@@ -177,7 +181,7 @@ def read_table(
 
 
 def read_parquet(path: Path) -> Any:
-    """A Parquet file as a DataFrame. Raises InputError where pyarrow is not installed."""
+    """A Parquet file as a DataFrame. Raises InputError if pyarrow is not installed."""
     import pandas as pd
 
     try:
@@ -198,27 +202,28 @@ def _read(
     aside: tuple[str, Any] | None,
     wide: bool,
 ) -> tuple[Format, dict[str, list[Numbers | Coded] | None]]:
-    """(the format as it proved to be, the pieces of each column; None for free text)."""
+    """(the format, corrected if needed; the pieces of each column, or None for free text)."""
     import pandas as pd
 
     typed = True
+    # Two things may turn out wrong further down, each once: the encoding, and columns of numbers.
     for _ in range(3):
         try:
             return form, _collected(_pieces(path, form, names, typed), use, names, aside, wide)
         except UnicodeDecodeError:
-            form = replace(form, encoding="cp1252")  # the first lines alone were UTF-8
+            form = replace(form, encoding="cp1252")  # only the first lines were valid UTF-8
         except (pd.errors.ParserError, pd.errors.EmptyDataError) as e:
             reason = " ".join(str(e).split()).removeprefix("Error tokenizing data. C error: ")
             raise DataError(f"{path}: {shown(reason, 200)}; look at that line") from None
-        except InputError:  # which is a ValueError, too
+        except InputError:  # before ValueError, of which it is a subclass
             raise
         except ValueError:
-            typed = False  # a column of numbers holds text further down
+            typed = False  # a column that began with numbers has text further down
     raise DataError(f'{path} cannot be read as a table; give its encoding="..."')
 
 
 def _pieces(path: Path, form: Format, names: Sequence[str], typed: bool) -> Iterator[Any]:
-    """DataFrames of PIECE rows; typed: numbers and categories as the first rows have them."""
+    """DataFrames of PIECE rows; typed: read columns in the types that the first rows suggest."""
     import pandas as pd
 
     options: dict[str, Any] = {
@@ -228,12 +233,12 @@ def _pieces(path: Path, form: Format, names: Sequence[str], typed: bool) -> Iter
         "encoding": form.encoding,
         "names": form.header,
         "header": None,
-        # Without "usecols", with which lines of too many cells would be cut in silence.
+        # No "usecols": with it, pandas silently cuts lines that have too many cells.
         "skiprows": form.first,
         "skipinitialspace": True,
         "index_col": False,
     }
-    # Names are read as text: numbers of 17 digits would run together.
+    # Names are read as text: as floats, different numbers of 17 digits would be the same.
     kinds: dict[str, Any] = {name: "category" for name in names if name in form.header}
     if typed:
         sample = pd.read_csv(path, nrows=1000, **options)
@@ -262,6 +267,7 @@ def _collected(
                 before.append(column_of(name, values, mask, wide=wide))
                 continue
             part = coded(values)
+            # A large file has one code for each cell: with 32 bits they take half the memory.
             before.append(Coded(part.codes.astype(np.int32), part.names))
             texts[name].update(_names_at(part, mask))
             if len(texts[name]) > TEXTS and name not in names:
@@ -270,7 +276,7 @@ def _collected(
 
 
 def _names_at(part: Coded, mask: Mask | None) -> Sequence[str]:
-    """The names that occur where the mask is not."""
+    """The names that occur outside the mask."""
     if mask is None:
         return part.names
     counts = part.counts(np.flatnonzero(~mask))
@@ -278,7 +284,7 @@ def _names_at(part: Coded, mask: Mask | None) -> Sequence[str]:
 
 
 def _merged(parts: list[Numbers | Coded]) -> Numbers | Coded:
-    """One column of its pieces: names where one of them holds such."""
+    """A column from its pieces; if any piece has names, all numbers become names."""
     if not any(isinstance(part, Coded) for part in parts):
         return np.concatenate([np.asarray(part) for part in parts])
     each = [coded(part) for part in parts]
@@ -294,9 +300,10 @@ def _numbers_in(
     name: str, column: Coded, notes: list[str], mask: Mask | None,
     number: Callable[[str], float] = as_number, classes: bool = False, wide: bool = False,
 ) -> Numbers | Coded:  # fmt: skip
-    """Numbers where most entries are; InputError for others that are no mark of a missing one.
+    """A column of texts as numbers, if most of its entries are numbers.
 
-    So are true and false, and durations, where no other text is; of classes they are names.
+    Other entries must be marks of missing values, or InputError is raised. A column that has only
+    true and false, or only durations, becomes numbers, too, unless these are classes.
     """
     judged = column.counts(None if mask is None else np.flatnonzero(~mask))
     used = [text for text, count in zip(column.names, judged, strict=True) if count]

@@ -1,4 +1,4 @@
-"""Where the model will be used, as users say it: a client, label shares, examples of its own."""
+"""The target as users give it: a client, label shares, or a test set."""
 
 from __future__ import annotations
 
@@ -21,9 +21,12 @@ ALLOWED = (
 
 @dataclass(frozen=True)
 class Target:
-    """kind: "client", "shares", "counts", "pooled", "clients" or "test set"; name: the client's.
+    """Where a model will be used.
 
-    shares [K] sum to 1, in the order of the classes, where they are given. text: in words.
+    kind    "client", "shares", "counts", "pooled", "clients" or "test set"
+    name    of the client
+    shares  [K], sum to 1 in the order of the classes; () if they are not given
+    total   the sum of the counts, for kind "counts"
     """
 
     kind: str
@@ -33,7 +36,7 @@ class Target:
 
     @property
     def cuts(self) -> bool:
-        """Whether each client keeps rows for testing."""
+        """Whether test rows are cut from the clients' own rows."""
         return self.kind in SHARED
 
     @property
@@ -50,7 +53,7 @@ class Target:
 
 
 def is_test_set(given: Any) -> bool:
-    """Whether a target is labelled examples: a pair (x, y), a table or a file of one."""
+    """Whether a target is a set of labelled examples: a pair (x, y), a table or its file."""
     if isinstance(given, str | os.PathLike):
         return os.path.isfile(given)
     if isinstance(given, tuple) and len(given) == 2:
@@ -60,7 +63,7 @@ def is_test_set(given: Any) -> bool:
 
 
 def target_of(given: Any, clients: Sequence[str], classes: Sequence[str]) -> Target:
-    """The target that a user names; test sets are read elsewhere.
+    """The target that a user gives, other than a test set.
 
     Raises InputError for a name that is no client's, and for shares that are no distribution.
     """

@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 class Task(TaskFields):
     """Clients with their examples, and a target; `build` cuts and encodes them.
 
-    Made by `from_arrays`, `from_csv`, `from_frame` and the like. `fedshift.fit` trains on it.
+    It is made by `from_arrays`, `from_csv`, `from_frame` and the like. `fedshift.fit` trains on it.
 
-    clients  the names of those that train, in order
+    clients  the names of the clients that train, in order
     classes  the names of the labels, in the order of the network's outputs
     """
 
@@ -58,15 +58,15 @@ class Task(TaskFields):
     ) -> Task:
         """Rows of arrays or tensors: x [n, ...], y [n] and the client of each row.
 
-        x   an array or a tensor [n, ...], taken as it is; bytes [n, channels, height, width] are
-            images, which are scaled to [-1, 1], also among several inputs: a tuple or a dict of
-            arrays. A list of sequences of unequal length is padded and gets a mask. A table
-            (DataFrame, dict of columns) is encoded by column.
+        x   an array or a tensor [n, ...], used unchanged; or several, as a tuple or a dict. Bytes
+            [n, channels, height, width] are images, which are scaled to [-1, 1]. A list of
+            sequences of unequal length is padded and gets a mask. A table (DataFrame, dict of
+            columns) is encoded by column.
         y   numbers or text, one per row; see `Options` for regression and several labels per row
         target  a client's name; label shares or counts, as a dict by name or one per class;
             "pooled", "clients", or a labelled test set (x, y)
 
-        Raises InputError for lengths that differ, and for a target that is none of these.
+        Raises InputError for lengths that differ, and for any other target.
 
         >>> x, y = [[0.0], [1.0], [0.2], [0.9], [0.1]], ["no", "yes", "no", "yes", "no"]
         >>> task = fs.Task.from_arrays(x, y, client=["a", "a", "b", "b", "c"], target="c")
@@ -89,16 +89,16 @@ class Task(TaskFields):
         drop: Sequence[str] = (),
         **options: Unpack[Options],
     ) -> Task:
-        """Rows of a pandas DataFrame, or a dict of columns; `from_csv` says how they are read.
+        """Rows of a pandas DataFrame or a dict of columns, which are read as in `from_csv`.
 
-        Also of what has `to_pandas`: a HuggingFace data set, a table of Arrow or Polars.
+        Objects with `to_pandas` work, too: a HuggingFace data set, a table of Arrow or Polars.
 
         >>> rows = {"age": [30, 45, 28, 61, 50], "ill": [0, 1, 0, 1, 1], "site": list("aabbc")}
         >>> fs.Task.from_frame(rows, client="site", label="ill", target="c").clients
         ('a', 'b')
         """
         client, label = str(client), str(label) if is_whole(label) else label
-        # Of several labels True and False are numbers.
+        # With several label columns, True and False are read as numbers.
         labels = [label] if isinstance(label, str) else []
         names = options.get("categories", ())
         table, notes = of_frame(frame, (client, *labels, *names), (client, target))
@@ -126,20 +126,20 @@ class Task(TaskFields):
     ) -> Task:
         """Rows of a CSV file, one per example, with columns that name its client and its label.
 
-        Numbers are standardised by the clients' pooled sums, text is one-hot; columns that do not
-        vary, free text, and row numbers are left out, and `build().notes` says so.
+        Numbers are standardised by the clients' pooled sums, and text becomes one-hot. Columns that
+        do not vary, free text and row numbers are left out; `build().notes` lists them.
 
-        label    a column; several columns of 0 and 1 for kind="multilabel"
+        label    a column; or several columns of 0 and 1, for kind="multilabel"
         target   as in `from_arrays`; a test set is a DataFrame or the name of a CSV file
-        columns  those to learn from, or all but those to `drop`
-        separator, decimal, encoding, header (names of the columns)  are looked up in the file
-                 where they are not given
+        columns  the columns to learn from; by default all but those to `drop`
+        separator, decimal, encoding, header (names of the columns)  by default found out from the
+                 file
 
         >>> columns = {"client": "hospital", "label": "outcome"}
         >>> fs.Task.from_csv("patients.csv", **columns, target="north").clients
         ('coast', 'east', 'south', 'west')
 
-        Raises DataError for a file that is no such table, InputError for columns that it lacks.
+        Raises DataError for a file that is no such table, and InputError for missing columns.
         """
         check_path("path", path)
         labels = [label] if isinstance(label, str) else list(label)
@@ -180,7 +180,7 @@ class Task(TaskFields):
         drop: Sequence[str] = (),
         **options: Unpack[Options],
     ) -> Task:
-        """Rows of a Parquet file (extra `parquet`), as those of `from_csv`."""
+        """Rows of a Parquet file (extra `parquet`), as in `from_csv`."""
         check_path("path", path)
         frame, options = read_parquet(Path(path)), {"name": Path(path).stem, **options}
         return cls.from_frame(
@@ -198,10 +198,10 @@ class Task(TaskFields):
         index: str | Path | None = None,
         **options: Unpack[Options],
     ) -> Task:
-        """Images (JPEG, PNG; extra `vision`) in colour, that lie in folders client/label/.
+        """Colour images (JPEG, PNG; extra `vision`) in folders client/label/.
 
-        size   pixels a side, or (height, width), that all are brought to; without it all must be
-               of one size
+        size   pixels a side, or (height, width), to which all images are resized; without it all
+               must have the same size
         index  a CSV file with columns path (from the folder), client and label, for other folders
 
         Raises DataError for a folder without such images, and for the first image of another size.
@@ -222,11 +222,11 @@ class Task(TaskFields):
         y: str | None = None,
         **options: Unpack[Options],
     ) -> Task:
-        """One data set per client, by its name: of torch, HuggingFace or Flower, or a pair (x, y).
+        """A data set for each client, by name: of torch, HuggingFace or Flower, or a pair (x, y).
 
-        Rows are pairs (x, y), or dicts, of which x and y name the input (or inputs) and the label
-        where that is not clear. All rows are read once. Names of labels are the data set's own.
-        A data set as target is a test set.
+        Rows are pairs (x, y) or dicts. For dicts, x and y name the input (or inputs) and the label,
+        unless the usual names are clear. All rows are read once. Labels have the names that the
+        data set gives them. A data set as target is a test set.
 
         >>> import torch
         >>> pair = torch.utils.data.TensorDataset(torch.zeros(4, 2), torch.tensor([0, 1, 0, 1]))
@@ -257,7 +257,7 @@ class Task(TaskFields):
         >>> fs.Task.from_partition(data, {"a": [0, 1], "b": [2, 3, 4, 5]}, target="b").clients
         ('a',)
 
-        Raises InputError for a row that is not there or that two clients have.
+        Raises InputError for a row that does not exist, or that two clients have.
         """
         goal = tested(target, x, y)
         return cls(**task_fields(rows_of_partition(dataset, indices, x, y), goal, options))
@@ -276,7 +276,7 @@ class Task(TaskFields):
     ) -> Task:
         """Rows that a shift of `fedshift.shifts` deals to clients "0", "1", ... by their labels.
 
-        A target that is drawn as clients are is one of them: clients=11, target="10".
+        For a target that is drawn like the clients, deal one client more: clients=11, target="10".
 
         >>> from fedshift.shifts import Sparsity
         >>> y = [0, 1, 2, 3] * 30
@@ -307,9 +307,9 @@ class Task(TaskFields):
     @classmethod
     @called_as('fs.Task.from_name("chem97", target="pooled")')
     def from_name(cls, name: str, /, *, target: Any, **options: Unpack[Options]) -> Task:
-        """A table of the library's with natural clients (`fedshift datasets` lists them).
+        """A table of the library with natural clients (`fedshift datasets` lists them).
 
-        Raises InputError for an unknown name, DataError for one that is not on this machine.
+        Raises InputError for an unknown name, and DataError for a table not on this machine.
         """
         table = load_table(name)
         named: Options = {"name": name, "classes": table.classes}
@@ -318,10 +318,10 @@ class Task(TaskFields):
 
     @called_as('task.held_out("north")')
     def held_out(self, client: str) -> Task:
-        """The same rows, with this client as the target: it trains nothing, and its rows test.
+        """The same rows with this client as the target: it trains nothing, and its rows test.
 
         Columns are read as they were for this task. Raises InputError for a name that is no
-        client's, and where the target is a test set, whose rows belong to no client.
+        client's, and if the target is a test set.
 
         >>> x, y = [[0.0], [1.0], [0.2], [0.9], [0.1]], ["no", "yes", "no", "yes", "no"]
         >>> task = fs.Task.from_arrays(x, y, client=["a", "a", "b", "b", "c"], target="c")
@@ -341,14 +341,14 @@ class Task(TaskFields):
 
     @property
     def labelled(self) -> tuple[str, ...]:
-        """The clients that have a labelled row, the target's included: any can be held out."""
+        """The clients with a labelled row, the target included: each of them can be held out."""
         counts = self.places.counts(np.flatnonzero(self.labels.codes >= 0))
         return tuple(n for n, count in zip(self.places.names, counts, strict=True) if count)
 
     def build(self, seed: int | None = None) -> Built:
-        """Clients, validation, T and test rows, cut by `seed` (default: the task's own).
+        """Clients, validation, T and test rows, cut by `seed` (by default the task's own).
 
-        Raises InputError where rows are too few for what the target asks.
+        Raises InputError if there are too few rows for the target.
         """
         return self._built if seed in (None, self.seed) else built(self, seed)
 
@@ -358,7 +358,7 @@ class Task(TaskFields):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of the labels; of numbers to predict, of their bins."""
+        """The names of the labels; in regression, of the bins."""
         return self._built.task.classes if self.kind == "regression" else self.labels.names
 
     @property

@@ -1,4 +1,4 @@
-"""Examples as tensors: of arrays, images and sequences as users have them, alone or several."""
+"""Examples as tensors: one or several arrays, images or sequences, as users have them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ class Tensors:
         return len(next(iter(self.of.values())))
 
     def joined(self, other: Tensors) -> Tensors:
-        """These examples and then the others, which must be of the same shapes; padded alike."""
+        """These examples with the others behind them; sequences are padded to a common length.
+
+        Raises InputError if the others have other shapes.
+        """
         if padded := [name for name in self.of if mask_of(name) in self.of]:
             length = max(t.of[n].shape[1] for t in (self, other) for n in padded if n in t.of)
             return self._padded(padded, length)._joined(
@@ -35,13 +38,16 @@ class Tensors:
         return self._joined(other)
 
     def _like(self, first: Tensors, names: Sequence[str]) -> Tensors:
-        """Sequences of equal length were taken for rows of float32: these in the first's type."""
+        """Sequences in the type that `first` has for them, if this changes no number.
+
+        Sequences that all had the same length were read as rows of float32.
+        """
         typed = {n: self.of[n].to(first.of[n].dtype) for n in names if n in self.of}
         same = {n: v for n, v in typed.items() if torch.equal(v.to(self.of[n].dtype), self.of[n])}
         return Tensors(self.of | same, self.form)
 
     def _padded(self, names: Sequence[str], length: int) -> Tensors:
-        """Sequences of these names at this length; those that came without a mask are whole."""
+        """Sequences padded to this length; one without a mask gets a mask of ones."""
         made = dict(self.of)
         for name in names:
             if name in made and made[name].ndim > 1:
@@ -69,14 +75,14 @@ def mask_of(name: str) -> str:
 
 
 def inputs_like(x: Any, layout: Layout) -> Tensors:
-    """Examples as the inputs of a layout: matched by name, and padded as those of the task were.
+    """Examples as the inputs of a layout: matched by name, and padded as the task's were.
 
-    Raises InputError for inputs that are missing or not the task's, and for longer sequences.
+    Raises InputError for missing or unknown inputs, and for sequences longer than the task's.
     """
     shapes = {part.name: part.shape for part in layout.inputs}
     images = {part.name for part in layout.inputs if part.dtype == PIXELS}
     by_name = set(x) if isinstance(x, Mapping) else set[str]()
-    if isinstance(x, tuple) and len(x) == len(shapes):  # masks and all
+    if isinstance(x, tuple) and len(x) == len(shapes):  # the user gives the masks as well
         by_name = set(shapes)
     padded = [n for n in shapes if mask_of(n) in shapes and mask_of(n) not in by_name]
     masks = set(map(mask_of, padded))
@@ -92,7 +98,7 @@ def inputs_like(x: Any, layout: Layout) -> Tensors:
 
 
 def _named(x: Any, names: Sequence[str], form: str) -> dict[str, Any]:
-    """The inputs of these names, and no others."""
+    """The inputs by name. Raises InputError if they are not exactly these."""
     if form != "dict":
         values = list(x) if isinstance(x, tuple) else [x]
         if len(values) != len(names):
@@ -120,19 +126,19 @@ def _padded_to(name: str, rows: Any, length: int) -> tuple[Tensor, Tensor]:
 
 
 def _filled(v: Tensor, length: int) -> Tensor:
-    """v [n, L, ...] with zeros up to [n, length, ...]."""
+    """v [n, L, ...] padded with zeros to [n, length, ...]."""
     return torch.cat([v, v.new_zeros((len(v), length - v.shape[1], *v.shape[2:]))], dim=1)
 
 
 def is_row(v: Any) -> bool:
-    """Whether a value is several, as a column or a sequence is."""
+    """Whether an object holds several values, as a column or a sequence does."""
     return isinstance(v, Coded) or (
         hasattr(v, "__len__") and not isinstance(v, str | bytes) and getattr(v, "ndim", 1) > 0
     )
 
 
 def tensors_of(of: Mapping[str, Any], form: str) -> Tensors:
-    """Arrays and lists of sequences by name as tensors; those of unequal length with a mask."""
+    """Arrays and lists of sequences as tensors by name; sequences of unequal length get a mask."""
     made: dict[str, Tensor] = {}
     for name, values in of.items():
         if isinstance(values, np.ndarray) and values.dtype == object:
@@ -141,7 +147,7 @@ def tensors_of(of: Mapping[str, Any], form: str) -> Tensors:
             _check_steps(name, values)
         if isinstance(values, list) and values and len({len(v) for v in values if is_row(v)}) > 1:
             made[name], made[mask_of(name)] = _padded(values)
-            form = "tuple" if form == "one" else form
+            form = "tuple" if form == "one" else form  # the mask is a second input
         else:
             made[name] = _tensor(name, values)
     if len({len(v) for v in made.values()}) > 1:
@@ -151,7 +157,7 @@ def tensors_of(of: Mapping[str, Any], form: str) -> Tensors:
 
 
 def _check_steps(name: str, rows: Sequence[Any]) -> None:
-    """Raise InputError for arrays that differ in more than their length."""
+    """Raise InputError for rows that differ in more than their length."""
     shapes = [(i, tuple(v.shape)) for i, v in enumerate(rows) if getattr(v, "ndim", 0) > 0]
     for i, shape in shapes[1:]:
         first, like = shapes[0]
@@ -163,13 +169,17 @@ def _check_steps(name: str, rows: Sequence[Any]) -> None:
 
 
 def _as_used(name: str, v: Tensor, form: str, padded: bool) -> Tensor:
-    """One tensor of an example alone is numbers or an image; of several, ids and masks stay."""
+    """The tensor in the type that the network gets.
+
+    A single tensor becomes float32, unless it is an image. With several inputs whole numbers and
+    booleans stay, since they may be token ids and masks.
+    """
     image = v.dtype == torch.uint8 and v.ndim in (3, 4) and not padded
     return as_numbers(name, v) if form == "one" or image else v
 
 
 def is_images(inputs: Tensors, name: str) -> bool:
-    """Whether an input is bytes [n, channels, height, width], and no padded sequence of bytes."""
+    """Whether an input holds images: bytes [n, channels, height, width], not padded sequences."""
     v = inputs.of[name]
     return v.dtype == torch.uint8 and v.ndim == 4 and mask_of(name) not in inputs.of
 
@@ -177,7 +187,7 @@ def is_images(inputs: Tensors, name: str) -> bool:
 def _tensor(name: str, values: Any) -> Tensor:
     try:
         if isinstance(values, list) and all(isinstance(one, np.ndarray) for one in values):
-            values = np.array(values)  # torch reads a list of arrays slowly, and warns
+            values = np.array(values)  # torch converts a list of arrays slowly, with a warning
         v = values.detach().cpu() if isinstance(values, Tensor) else tensor_of(values)
     except (TypeError, ValueError, RuntimeError) as e:
         arrays = isinstance(values, list) and values and isinstance(values[0], np.ndarray | Tensor)
@@ -195,21 +205,22 @@ def _tensor(name: str, values: Any) -> Tensor:
 
 
 def tensor_of(values: Any) -> Tensor:
-    """`torch.as_tensor`; an array that is not to be written is copied, or torch would warn of it.
+    """`torch.as_tensor`, after a copy if the array is read-only, of which torch would warn.
 
-    Such are those of pandas, of Arrow and of mapped files.
+    Arrays of pandas, Arrow and mapped files may be read-only.
     """
     locked = isinstance(values, np.ndarray) and not values.flags.writeable
     return torch.as_tensor(values.copy() if locked else values)
 
 
 def as_numbers(name: str, v: Tensor) -> Tensor:
-    """x alone: bytes of images stay [n, channels, height, width], all else is float32 [n, ...]."""
+    """A single input: bytes of images as [n, channels, height, width], all else as float32."""
     if v.ndim == 1:
         v = v[:, None]
     if v.dtype == torch.uint8 and v.ndim in (3, 4):
         if v.ndim == 3:
             v = v[:, None]
+        # Channels may come last, as numpy and Pillow have them; networks take them first.
         last = v.shape[1] not in (1, 3) and v.shape[3] in (1, 3)
         return v.permute(0, 3, 1, 2).contiguous() if last else v
     whole = not v.is_floating_point() and v.dtype != torch.bool
@@ -221,7 +232,7 @@ def as_numbers(name: str, v: Tensor) -> Tensor:
 
 
 def _padded(rows: Sequence[Any]) -> tuple[Tensor, Tensor]:
-    """Sequences [L_i, ...] as one tensor [n, L, ...] with zeros at the end, and its mask [n, L]."""
+    """(sequences [L_i, ...] as a tensor [n, L, ...] padded with zeros, its mask [n, L])."""
     try:
         each = [torch.as_tensor(np.asarray(plain(row))) for row in rows]
     except (TypeError, ValueError) as e:

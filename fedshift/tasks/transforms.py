@@ -1,4 +1,4 @@
-"""A user's random change of training examples, drawn anew at each reading."""
+"""The user's random change of training examples, which is drawn anew for each batch."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fedshift.tasks.layout import Layout
 
 @dataclass(frozen=True, eq=False)
 class Transformed:
-    """transform(x, generator) as a model's `augment`: (x, seed) -> x of the same shape.
+    """The user's transform(x, generator) as a model's `augment`: (x, seed) -> x of the same shape.
 
-    The transform gets a batch as the network does; the generator's seed is that of the step.
+    The transform gets a batch as the network does. The seed is that of the training step.
     """
 
     transform: Callable[[Any, torch.Generator], Any]

@@ -1,6 +1,6 @@
-"""Cells that are no plain numbers and stand for such: true and false, durations, marks.
+"""Cells that stand for numbers without being plain numbers: true and false, durations, marks.
 
-A table is read alike whether pandas has these types or a CSV file has their text.
+A table is read alike, whether pandas has these types or a CSV file has them as text.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 from fedshift.errors import InputError, shown
 from fedshift.tasks.names import as_number, plain
 
-# What stands for a missing number, beside empty cells and what pandas knows (NA, null, ...).
+# Texts for a missing number, in addition to empty cells and those that pandas knows (NA, null).
 MARKS = {"?", "-", "--", ".", "*", "missing", "unknown", "n.a.", "none", "nil"}
 # The texts that pandas reads as booleans.
 TRUTH = {"True": 1, "TRUE": 1, "true": 1, "False": 0, "FALSE": 0, "false": 0}
-# As pandas writes them: "2 days 01:30:00", "-1 days +23:00:00".
+# Durations as pandas writes them: "2 days 01:30:00", "-1 days +23:00:00".
 _DURATION = re.compile(r"-?\d+ days?( [+-]?\d{1,2}:\d{2}:\d{2}(\.\d+)?)?", re.ASCII)
 
 
@@ -36,7 +36,7 @@ def seconds(text: str) -> float:
 def reader_of(
     names: Sequence[str], number: Callable[[str], float] = as_number
 ) -> Callable[[str], float]:
-    """What makes numbers of a column's texts: `truth` or `seconds` where all are such.
+    """The function that makes numbers of a column's texts: `truth`, `seconds` or `number`.
 
     >>> from fedshift.tasks.values import reader_of
     >>> reader_of(["False", "?"])("True"), reader_of(["1", "True"])("1")
@@ -50,13 +50,13 @@ def reader_of(
 
 
 def alike(name: str) -> list[str]:
-    """The names of one truth: "1" of one table is "True" in another."""
+    """Other names of the same truth value, since "1" in one table is "True" in another."""
     value = TRUTH.get(name, as_number(name))
     return [str(value)[:1], *(t for t, v in TRUTH.items() if v == value)] if value in (0, 1) else []
 
 
 def is_truth(values: Any) -> bool:
-    """Whether a column of pandas or numpy holds booleans, with or without missing ones."""
+    """Whether a column of pandas or numpy has booleans, perhaps with missing values."""
     import pandas as pd
 
     kind = getattr(getattr(values, "dtype", None), "kind", "O")
@@ -64,7 +64,7 @@ def is_truth(values: Any) -> bool:
 
 
 def plain_column(name: str, values: Any) -> Any:
-    """A pandas column; durations, booleans and decimals as numbers.
+    """The values as a pandas column, with durations, booleans and decimals as numbers.
 
     Raises InputError for complex numbers.
     """

@@ -1,4 +1,4 @@
-"""AFL: the laws that tie it to FedAvg, and the minimax point that it seeks."""
+"""AFL: laws that tie it to FedAvg, and its minimax point."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedshift.evaluation.scores import score
 from fedshift.model import Model
 from fedshift.recipes import Setting
 from fedshift.tree import Parts
-from support.by_hand import apart, final
+from support.by_hand import final, max_difference
 from support.comparing import by_bisection, same
 from support.federations import CLASSES, TARGET, double, make_clients, make_federation, one_job
 
@@ -33,10 +33,10 @@ def test_without_a_step_it_is_fedavg(setting: Setting, federated: Any) -> None:
         one = final(recipes.fedavg(setting), federated(), **options)
         for still in (None, (0, 1, 1, 0, 2, 1)):
             two = final(recipes.afl(setting, gamma=0.0, domains=still), federated(), **options)
-            assert apart(one.server["params"], two.server["params"]) == 0
+            assert max_difference(one.server["params"], two.server["params"]) == 0
             assert torch.equal(one.weights, two.weights)
         moved = final(recipes.afl(setting, gamma=0.1), federated(), **options)
-        assert apart(one.server["params"], moved.server["params"]) > 1e-5
+        assert max_difference(one.server["params"], moved.server["params"]) > 1e-5
 
 
 def test_batchnorm_without_a_step_is_fedavg(normed: Model) -> None:
@@ -45,14 +45,14 @@ def test_batchnorm_without_a_step_is_fedavg(normed: Model) -> None:
     local = Local(epochs=1, batch=7)
     one = final(FedAvg(normed, local=local), federation)
     two = final(Afl(normed, gamma=0.0, local=local), federation)
-    assert apart(one.server["params"], two.server["params"]) == 0
-    assert apart(one.server["buffers"], two.server["buffers"]) == 0
+    assert max_difference(one.server["params"], two.server["params"]) == 0
+    assert max_difference(one.server["buffers"], two.server["buffers"]) == 0
     moved = final(Afl(normed, gamma=0.1, local=local), federation)
-    assert apart(one.server["buffers"], moved.server["buffers"]) > 1e-4
+    assert max_difference(one.server["buffers"], moved.server["buffers"]) > 1e-4
 
 
 def reported(algorithm: Afl, server: Parts, losses: list[float], ids: list[int]) -> Tensor:
-    """lambda after a round in which the clients `ids` report these losses and nobody moves."""
+    """lambda after a round in which the clients `ids` report these losses without training."""
     still = {k: torch.zeros(len(ids), *v.shape) for k, v in server["params"].items()}
     updates = {
         "cohort": {"id": torch.tensor(ids), "weight": algorithm.weigh(server, torch.tensor(ids))},
@@ -104,8 +104,8 @@ def test_lambda_stays_on_the_simplex(setting: Setting, federated: Any) -> None:
             mixture = algorithm.mixture(played.server)
             assert float(mixture.min()) >= 0
             assert float(played.server["mixture"]["mass"].sum()) == pytest.approx(125, abs=1e-11)
-            held = mixture[played.cohort]
-            assert float(held.sum()) > 0
+            present = mixture[played.cohort]
+            assert float(present.sum()) > 0
 
 
 def test_a_client_whose_loss_is_large_gains(setting: Setting, federated: Any) -> None:
@@ -137,19 +137,19 @@ def test_risk_is_the_mean_loss_in_evaluation_mode(normed: Model) -> None:
     again = mean_risk(normed, CrossEntropy(), params, buffers, {}, data, padded)
     assert float(again) == pytest.approx(expected, rel=1e-6)
     trained, _ = normed.train(params, buffers, data.x)
-    own = torch.nn.functional.cross_entropy(trained["logits"], data.y)
-    assert abs(float(own) - expected) > 1e-3  # the control: batch statistics are another loss
+    by_batch = torch.nn.functional.cross_entropy(trained["logits"], data.y)
+    assert abs(float(by_batch) - expected) > 1e-3  # the control: batch statistics are another loss
 
 
 def test_risk_is_of_the_model_received(setting: Setting, federated: Any) -> None:
-    """And of the data: a proximal term in the objective does not enter."""
+    """The risk is that of the data: a proximal term of the objective is not part of it."""
     federation = federated()
     job = one_job(recipes.afl(setting), federation)
     longer = replace(recipes.afl(setting), local=Local(lr=0.3, epochs=5, batch=8))
-    held = replace(recipes.afl(setting), objective=CrossEntropy() + Proximal(1.0))
+    proximal = replace(recipes.afl(setting), objective=CrossEntropy() + Proximal(1.0))
     one = recipes.afl(setting).client_update(*job[1:5])[0]["risk"]["loss"]
     assert torch.equal(longer.client_update(*job[1:5])[0]["risk"]["loss"], one)
-    assert torch.equal(held.client_update(*job[1:5])[0]["risk"]["loss"], one)
+    assert torch.equal(proximal.client_update(*job[1:5])[0]["risk"]["loss"], one)
     moved = job.message | {"params": {k: v + 0.1 for k, v in job.message["params"].items()}}
     other = recipes.afl(setting).client_update(moved, *job[2:5])[0]["risk"]["loss"]
     assert abs(float(other - one)) > 1e-4
@@ -190,7 +190,7 @@ def test_idle_clients_report_and_do_not_train(setting: Setting, federated: Any) 
     active, _ = algorithm.client_update(job.message, *job[2:5])
     assert all(not v.any() for v in update["delta"].values())
     assert torch.equal(update["risk"]["loss"], active["risk"]["loss"])
-    assert apart(active["delta"], update["delta"]) > 1e-3
+    assert max_difference(active["delta"], update["delta"]) > 1e-3
     assert not changed
 
     class Everyone(Afl):
@@ -201,7 +201,7 @@ def test_idle_clients_report_and_do_not_train(setting: Setting, federated: Any) 
     one = list(run(algorithm, federation, 1, after=first))[-1]
     two = list(run(everyone, federation, 1, after=first))[-1]
     assert one.trained == two.trained == (0, 1, 2, 3, 4, 5)
-    assert apart(one.server["params"], two.server["params"]) == 0
+    assert max_difference(one.server["params"], two.server["params"]) == 0
     assert torch.equal(one.server["mixture"]["mass"], two.server["mixture"]["mass"])
 
 
@@ -268,7 +268,7 @@ def test_domains_share_by_size(setting: Setting, federated: Any) -> None:
 
 
 def test_what_becomes_of_a_domain_with_absent_clients(setting: Setting, federated: Any) -> None:
-    """Absent clients take their shares with them; or the domain is whole, by those present."""
+    """Absent clients take their shares along, or those present carry the whole domain."""
     domains, ids = (0, 1, 1, 0, 2, 1), torch.tensor([0, 2, 4, 5])
     server = start(recipes.afl(setting, domains=domains), federated()).server
     n, shares = federated().table["n"], [0.5, 0.2, 0.3]
@@ -289,21 +289,21 @@ def test_what_becomes_of_a_domain_with_absent_clients(setting: Setting, federate
     algorithms = [recipes.afl(setting, domains=domains, whole=w) for w in (False, True)]
     assert same(*algorithms, federated(), 2) < 1e-6
     one, two = (final(a, federated(), 2, cohort=4).server["params"] for a in algorithms)
-    assert apart(one, two) > 1e-4
+    assert max_difference(one, two) > 1e-4
 
 
 def test_each_client_its_own_domain_is_the_default(setting: Setting, federated: Any) -> None:
     one = final(recipes.afl(setting), federated(), cohort=4)
     two = final(recipes.afl(setting, domains=tuple(range(6))), federated(), cohort=4)
-    assert apart(one.server["params"], two.server["params"]) == 0
+    assert max_difference(one.server["params"], two.server["params"]) == 0
     swapped = final(recipes.afl(setting, domains=(0, 0, 1, 1, 2, 2)), federated(), cohort=4)
-    assert apart(one.server["params"], swapped.server["params"]) > 1e-5
+    assert max_difference(one.server["params"], swapped.server["params"]) > 1e-5
 
 
 def test_all_in_one_domain_is_fedavg(setting: Setting, federated: Any) -> None:
     one = final(recipes.fedavg(setting), federated())
     two = final(recipes.afl(setting, gamma=9.0, domains=(0,) * 6), federated())
-    assert apart(one.server["params"], two.server["params"]) == 0
+    assert max_difference(one.server["params"], two.server["params"]) == 0
 
 
 def test_settings_out_of_range_are_refused(setting: Setting, federated: Any) -> None:

@@ -46,7 +46,7 @@ def test_all_but_the_head_is_fedavg_of_one_round_less(known_end: Setting, federa
 
 @pytest.mark.parametrize("name", ["ccvr", "ccvr_target"])
 def test_the_head_is_the_fit_to_all_examples(known_end: Setting, name: str) -> None:
-    """As if they lay in one place: features of all, their Gaussians, and one fit."""
+    """As in one place: features of all examples, their Gaussians, and one fit."""
     federation = make_federation(known_end.model)
     algorithm = getattr(recipes, name)(known_end, virtual=30, ridge=1e-2)
     before = final(recipes.fedavg(known_end), federation, ROUNDS - 1).server
@@ -90,16 +90,16 @@ def test_what_leaves_a_client(known_end: Setting, federated: Any) -> None:
     assert isinstance(inner, FedAvg)
 
 
-def test_labels_that_nobody_has_are_left_out(known_end: Setting) -> None:
+def test_labels_that_no_client_has_are_left_out(known_end: Setting) -> None:
     """Clients 0 and 1 have labels 0 to 3; a target of the fifth alone leaves the head as it is."""
     few = make_federation(known_end.model, make_clients()[:2])
     done = final(recipes.ccvr(known_end, virtual=30), few, ROUNDS).server["params"]
     assert done["head.bias"].isfinite().all()
     assert done["head.bias"][4] < done["head.bias"][:4].min()
     unmet = replace(known_end, target=(0.0, 0.0, 0.0, 0.0, 1.0))
-    kept = final(recipes.ccvr_target(unmet), few, ROUNDS).server["params"]
+    after = final(recipes.ccvr_target(unmet), few, ROUNDS).server["params"]
     before = final(recipes.fedavg(known_end), few, ROUNDS - 1).server["params"]
-    assert all(torch.equal(v, before[k]) for k, v in kept.items())
+    assert all(torch.equal(v, before[k]) for k, v in after.items())
 
 
 def test_around_another_method(known_end: Setting, federated: Any) -> None:

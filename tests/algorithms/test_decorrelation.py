@@ -67,7 +67,7 @@ def test_code_is_what_the_authors_compute(mlp: Model) -> None:
 
 
 def test_bounds(mlp: Model) -> None:
-    """beta where all features are one, beta/d where none tells of another."""
+    """beta if all features are the same, beta/d if they are uncorrelated."""
     one = 10 * drawn(12, 1)
     assert float(value(Decorrelation(0.5), mlp, one.expand(12, 4))) == pytest.approx(0.5, rel=1e-6)
     apart = torch.linalg.qr(drawn(12, 4) - drawn(12, 4).mean(0))[0]  # orthogonal, of mean 0
@@ -93,7 +93,7 @@ def test_gradient_against_finite_differences(mlp: Model, scale: Any, n: int, d: 
 
 
 def test_padding_and_importances(mlp: Model) -> None:
-    """Rows of weight 0 are not there; one of weight 2 is there twice, in the correlations."""
+    """In the correlations, rows of weight 0 are absent and one of weight 2 counts twice."""
     z = drawn(8, 3)
     plain = value(Decorrelation(), mlp, z[:6])
     padded = value(Decorrelation(), mlp, z, torch.tensor([1.0] * 6 + [0.0] * 2).double())

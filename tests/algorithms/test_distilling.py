@@ -1,4 +1,4 @@
-"""FedNTD: what its equation says, its gradient, and when it is FedAvg."""
+"""FedNTD: its equation, its gradient, and when it is FedAvg."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedshift.models.dense import Mlp
 from fedshift.recipes import Setting
 from fedshift.seeds import Seeds, generator
 from fedshift.tree import Params
-from support.by_hand import apart, final
+from support.by_hand import final, max_difference
 from support.comparing import same, whole
 from support.federations import CLASSES, FEATURES, make_clients, make_federation
 
@@ -82,7 +82,7 @@ def test_the_gradient_is_the_difference_of_the_shares(mlp: Model) -> None:
 
 
 def test_labels_that_are_left_out_may_be_far_away(mlp: Model) -> None:
-    """Neither a huge logit of the label nor an empty choice of labels gives what is no number."""
+    """Neither a huge logit of the label nor an empty choice of labels gives NaN."""
     (now, received), data = both(mlp), a_client()
     z = mlp(now, {}, data.x)["logits"].detach()
     far = (z + 1e6 * F.one_hot(data.y, CLASSES)).requires_grad_()
@@ -91,8 +91,8 @@ def test_labels_that_are_left_out_may_be_far_away(mlp: Model) -> None:
     near = NotTrueDistillation()(view_of(mlp, now, received, whole(data), z))
     assert float((value - near).detach().abs()) < 1e-14
     for few in (0, 1):  # no label, and one
-        among = torch.arange(CLASSES) < few
-        none = distilled(view, among, 1.0)
+        mask = torch.arange(CLASSES) < few
+        none = distilled(view, mask, 1.0)
         (grad,) = torch.autograd.grad(none.sum(), far)
         assert not none.any()
         assert not grad.any()
@@ -133,7 +133,7 @@ def test_at_the_model_received_it_does_not_pull(mlp: Model) -> None:
 def test_a_strong_pull_keeps_the_shares_of_the_other_labels(
     setting: Setting, federated: Any
 ) -> None:
-    """What it is for: how the server's model tells a client's absent labels apart."""
+    """Its purpose: how the server's model distinguishes labels that a client lacks."""
     federation = federated()
 
     def moved(algorithm: Any) -> float:
@@ -161,7 +161,7 @@ def test_the_model_received_is_used_in_evaluation_mode(normed: Model) -> None:
         context = {"anchor": watched, "anchor_buffers": other}
         value = NotTrueDistillation()(View(normed, params, out, whole(data), context))
         assert not value.requires_grad
-        assert apart(before, other) == 0
+        assert max_difference(before, other) == 0
         values.append(float(value))
     assert abs(values[0] - values[1]) > 1e-4
 

@@ -20,7 +20,14 @@ from fedshift.recipes import Setting
 from fedshift.server.combine import Mean
 from fedshift.server.weights import Pals
 from fedshift.tree import Params, Parts, flatten, map_
-from support.by_hand import THREE, Quadratics, apart, final, quadratic_federation, quadratic_model
+from support.by_hand import (
+    THREE,
+    Quadratics,
+    final,
+    max_difference,
+    quadratic_federation,
+    quadratic_model,
+)
 from support.comparing import same
 from support.every_method import BEFORE, of_inputs
 from support.federations import TARGET, make_federation, one_job
@@ -34,8 +41,8 @@ def test_without_pull_the_personal_model_is_alone(setting: Setting, federated: A
     tied = final(recipes.ditto(setting, lam=0.5), federation, 3, cohort=4)
     assert alone.states.keys() == free.states.keys()
     for i, state in alone.states.items():
-        assert apart(free.states[i]["personal"], state["personal"]) == 0
-        assert apart(tied.states[i]["personal"], state["personal"]) > 1e-3
+        assert max_difference(free.states[i]["personal"], state["personal"]) == 0
+        assert max_difference(tied.states[i]["personal"], state["personal"]) > 1e-3
 
 
 def test_the_global_model_does_not_know_lam(setting: Setting, federated: Any) -> None:
@@ -47,9 +54,9 @@ def test_the_global_model_does_not_know_lam(setting: Setting, federated: Any) ->
         sent, _ = algorithm.client_update(*one_job(algorithm, federation)[1:5])
         alone, _ = plain.client_update(*one_job(plain, federation)[1:5])
         assert sent.keys() == alone.keys()
-        assert apart(flatten(sent), flatten(alone)) == 0
+        assert max_difference(flatten(sent), flatten(alone)) == 0
     one, two = (final(recipes.ditto(setting, lam=lam), federation, 2) for lam in (1.0, 2.0))
-    assert apart(one.states[0]["personal"], two.states[0]["personal"]) > 1e-4
+    assert max_difference(one.states[0]["personal"], two.states[0]["personal"]) > 1e-4
 
 
 def test_any_method_can_train_the_global_model(setting: Setting, federated: Any) -> None:
@@ -72,7 +79,7 @@ def test_clients_not_drawn_keep_their_model(setting: Setting, federated: Any) ->
     idle = set(first.trained) - set(second.trained)
     assert idle
     for i in first.trained:
-        gap = apart(first.states[i]["personal"], second.states[i]["personal"])
+        gap = max_difference(first.states[i]["personal"], second.states[i]["personal"])
         assert (gap == 0) == (i in idle)
 
 
@@ -84,12 +91,12 @@ def test_clients_of_weight_zero_still_get_a_model(setting: Setting, federated: A
     assert same(Ditto(inner, 1.0, setting.local), inner, federated()) == 0
 
 
-def moved(algorithm: Ditto, received: Params, own: Params, steps: int) -> Params:
-    """The personal model of client 0 after `steps`, from `own`, with `received` as the message."""
+def moved(algorithm: Ditto, received: Params, personal: Params, steps: int) -> Params:
+    """The personal model of client 0 after `steps` from `personal`; `received` is the message."""
     federation = quadratic_federation((steps, 1, 1))
     data = federation.clients[0]
     plans = plan_all(algorithm.phases(), data, 1, 0, 0)
-    state: Parts = algorithm.init_client(own, {}, data)
+    state: Parts = algorithm.init_client(personal, {}, data)
     _, changed = algorithm.client_update({"params": received, "buffers": {}}, state, data, plans)
     return changed["personal"]
 
@@ -119,13 +126,13 @@ def test_one_step_without_gradient_can_reach_the_global_model() -> None:
     local = Local(lr=0.25, batch=1)
     inner = FedAvg(quadratic_model(), objective=flat, local=local)
     reached = moved(Ditto(inner, 4.0, local, flat), point(0.7, -0.3), point(5.0, 5.0), 1)
-    assert apart(reached, point(0.7, -0.3)) < 1e-15
+    assert max_difference(reached, point(0.7, -0.3)) < 1e-15
     half = moved(Ditto(inner, 2.0, local, flat), point(0.7, -0.3), point(5.0, 5.0), 1)
-    assert apart(half, point(2.85, 2.35)) < 1e-14
+    assert max_difference(half, point(2.85, 2.35)) < 1e-14
 
 
 def test_a_personal_model_that_diverges_is_named(setting: Setting, federated: Any) -> None:
-    """eta lam = 50: nothing of it is in the update, and it would be served."""
+    """eta lam = 50: the update does not show it, but the client would serve it."""
     with pytest.raises(TrainingError, match=r"client \d would keep non-finite numbers in .pers"):
         final(recipes.ditto(setting, lam=500.0), federated(), 15)
 
@@ -174,4 +181,4 @@ def test_inputs_of_a_later_round_are_not_written_to(setting: Setting, federated:
     played = final(algorithm, federation, 1)
     before = map_(torch.clone, played.states[2]["personal"])
     final(algorithm, federation, 2, after=played)
-    assert apart(before, played.states[2]["personal"]) == 0
+    assert max_difference(before, played.states[2]["personal"]) == 0

@@ -1,4 +1,4 @@
-"""FedALA: mixing weights that really move, and what is left when they do not."""
+"""FedALA: mixing weights that move, and the method without them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedshift.model import Model
 from fedshift.recipes import Setting
 from fedshift.seeds import generator
 from fedshift.tree import Params
-from support.by_hand import apart, final
+from support.by_hand import final, max_difference
 from support.comparing import same, whole
 from support.federations import double, make_clients, make_federation, one_job
 from support.mixing import STILL, learn, models, plan_of
@@ -50,10 +50,10 @@ def test_each_batch_starts_from_the_mixture_that_the_last_one_left(mlp: Model) -
     ]  # fmt: skip
     first = learn(mlp, mix, half, parts[0])
     both = learn(mlp, mix, half, plan)
-    assert apart(both, learn(mlp, mix, first, parts[1])) < 1e-12
+    assert max_difference(both, learn(mlp, mix, first, parts[1])) < 1e-12
     other = learn(mlp, mix, half, parts[1])
     added = {k: (first[k] + other[k] - half[k]).clamp(0.0, 1.0) for k in names}
-    assert apart(both, added) > 1e-4
+    assert max_difference(both, added) > 1e-4
 
 
 def test_a_model_that_agrees_in_its_first_tensor_alone_is_mixed(setting: Setting) -> None:
@@ -67,7 +67,7 @@ def test_a_model_that_agrees_in_its_first_tensor_alone_is_mixed(setting: Setting
     state = job.state | {"personal": mine}
     assert torch.equal(mine[first], job.message["params"][first])
     _, changed = algorithm.client_update(job.message, state, job.data, job.plans)
-    assert apart(changed["mixing"], job.state["mixing"]) > 1e-4
+    assert max_difference(changed["mixing"], job.state["mixing"]) > 1e-4
 
 
 def test_the_gradient_of_w_is_that_of_finite_differences(mlp: Model) -> None:
@@ -86,14 +86,14 @@ def test_the_gradient_of_w_is_that_of_finite_differences(mlp: Model) -> None:
     stepped = learn(mlp, Mix(lr=1e-3, share=1.0), w, plan_of(40, batch=40))
     h = 1e-6
     for name in names:
-        found = ((w[name] - stepped[name]) / 1e-3).flatten()
-        for entry in range(0, found.numel(), 7):
+        derivative = ((w[name] - stepped[name]) / 1e-3).flatten()
+        for entry in range(0, derivative.numel(), 7):
             bump = torch.zeros_like(w[name]).flatten()
             bump[entry] = h
             ends = [loss(w | {name: w[name] + s * bump.view_as(w[name])}) for s in (1, -1)]
             slope = float((ends[0] - ends[1]) / (2 * h))
-            assert float(found[entry]) == pytest.approx(slope, rel=1e-5, abs=1e-8)
-        assert float(found.abs().max()) > 1e-4
+            assert float(derivative[entry]) == pytest.approx(slope, rel=1e-5, abs=1e-8)
+        assert float(derivative.abs().max()) > 1e-4
     leaves = {k: v.clone().requires_grad_() for k, v in mixed(old, new, w).items()}
     ahead = F.cross_entropy(mlp(leaves, {}, x)["logits"], y)
     at_theta = torch.autograd.grad(ahead, leaves["head.weight"])[0]  # without (new - old)
@@ -108,14 +108,14 @@ def test_w_really_moves(layers: Any, mlp: Model) -> None:
     ones = {k: torch.ones_like(models(mlp)[0][k]) for k in names}
     learned = learn(mlp, Mix(layers=layers), ones, plan_of(40))
     assert all(float((1 - w).max()) > 1e-3 for w in learned.values())
-    assert apart(learn(mlp, Mix(lr=STILL), ones, plan_of(40)), ones) == 0
+    assert max_difference(learn(mlp, Mix(lr=STILL), ones, plan_of(40)), ones) == 0
 
 
 def test_w_moves_in_training_and_the_loss_falls(setting: Setting, federated: Any) -> None:
     played = list(run(recipes.fedala(setting, mix_lr=5.0), double(federated()), 4))
     for before, after in pairwise(played[1:]):
         for i in range(6):
-            gap = apart(before.states[i]["mixing"], after.states[i]["mixing"])
+            gap = max_difference(before.states[i]["mixing"], after.states[i]["mixing"])
             assert gap > 1e-6
     assert played[-1].loss < played[0].loss / 2
 
@@ -135,7 +135,7 @@ def test_w_stays_between_zero_and_one(setting: Setting, federated: Any) -> None:
 
 
 def test_the_first_round_is_skipped(setting: Setting, federated: Any) -> None:
-    """Everybody has the received model: FedAvg bit for bit, and the first time is yet to come."""
+    """All clients have the received model: FedAvg bit for bit, and W is not learned yet."""
     algorithm, plain = recipes.fedala(setting, mix_lr=5.0), recipes.fedavg(setting)
     one, two = list(run(algorithm, federated(), 2))
     for state in one.states.values():
@@ -168,7 +168,7 @@ def test_w_of_one_is_fedavg(setting: Setting, federated: Any) -> None:
 
 
 def test_w_of_zero_keeps_the_local_top(setting: Setting, mlp: Model) -> None:
-    """Training with a rate of nothing shows where it starts: local above, global below."""
+    """A learning rate of 0 shows where training starts: local above, global below."""
     federation = double(make_federation(mlp))
     frozen = replace(setting.local, lr=STILL)
     algorithm = FedAla(mlp, Mix(lr=STILL), local=frozen)
@@ -179,12 +179,12 @@ def test_w_of_zero_keeps_the_local_top(setting: Setting, mlp: Model) -> None:
             "personal": mine,
             "mixing": {k: torch.full_like(v, w) for k, v in job.state["mixing"].items()},
         }
-        kept = algorithm.client_update(job.message | {"params": theirs}, state, *job[3:5])[1]
-        start = kept["personal"]
+        new_state = algorithm.client_update(job.message | {"params": theirs}, state, *job[3:5])[1]
+        start = new_state["personal"]
         for name, v in start.items():
             whose = expected if name.startswith("head.") else theirs
             assert torch.equal(v, whose[name]), name
-    assert apart(mine, theirs) > 0.1
+    assert max_difference(mine, theirs) > 0.1
 
 
 class Towered(nn.Module):
@@ -225,8 +225,8 @@ def test_the_repo_recipe_is_fedavg_served_before_averaging(
     trained = algorithm.local(
         ten.model, CrossEntropy(), first, {}, {}, federated().clients[2], job_plans["train0"]
     ).params
-    assert apart(algorithm.model_for(last.server, last.states[2])[0], trained) == 0
-    assert apart(last.server["params"], trained) > 1e-3
+    assert max_difference(algorithm.model_for(last.server, last.states[2])[0], trained) == 0
+    assert max_difference(last.server["params"], trained) > 1e-3
     with pytest.raises(InputError, match="fedala_drm_repo counts steps"):
         recipes.fedala_drm_repo(setting)
 
@@ -236,17 +236,17 @@ def test_only_the_change_of_the_model_leaves(setting: Setting, federated: Any) -
     algorithm = FedAla(setting.model, Mix(lr=5.0), local=replace(setting.local, lr=STILL))
     job = one_job(algorithm, double(federated()))
     mine, theirs = models(setting.model)
-    update, kept = algorithm.client_update(
+    update, new_state = algorithm.client_update(
         job.message | {"params": theirs}, job.state | {"personal": mine}, *job[3:5]
     )
     assert set(update) == {"delta", "buffers", "counters", "report"}
-    moved = {k: kept["personal"][k] - theirs[k] for k in theirs}
-    assert apart(update["delta"], moved) == 0
+    moved = {k: new_state["personal"][k] - theirs[k] for k in theirs}
+    assert max_difference(update["delta"], moved) == 0
     assert float(moved["head.weight"].abs().max()) > 1e-3
 
 
 def test_buffers_are_the_received_ones(normed: Model) -> None:
-    """The passes that teach W leave no trace in running statistics."""
+    """The passes that learn W do not change running statistics."""
     federation = make_federation(normed)
     local = Local(lr=0.1, epochs=1, batch=7)
     job = one_job(FedAla(normed, Mix(), local=local), federation, 3)
@@ -254,8 +254,8 @@ def test_buffers_are_the_received_ones(normed: Model) -> None:
     counts = []
     for mix in (Mix(), None):
         algorithm = FedAla(normed, mix, local=local)
-        kept = algorithm.client_update(job.message, state, *job[3:5])[1]
-        counts.append(int(kept["personal_buffers"]["body.1.num_batches_tracked"]))
+        new_state = algorithm.client_update(job.message, state, *job[3:5])[1]
+        counts.append(int(new_state["personal_buffers"]["body.1.num_batches_tracked"]))
     assert counts == [6, 6]
     assert whole(federation.clients[3]).size == 40
 

@@ -13,14 +13,14 @@ from fedshift.client.mixing import Mix, leading, top
 from fedshift.client.objectives import CrossEntropy, Term, View
 from fedshift.data import Plan
 from fedshift.model import Model
-from support.by_hand import apart
+from support.by_hand import max_difference
 from support.federations import double, make_federation, one_job
 from support.mixing import STILL, learn, models, plan_of
 
 
 @dataclass(frozen=True)
 class Counted(Term):
-    """Cross-entropy that notes how often it is asked."""
+    """Cross-entropy that counts its calls."""
 
     calls: list[int] = field(default_factory=list)
 
@@ -81,13 +81,13 @@ def test_a_share_of_the_examples(mlp: Model) -> None:
 
 
 def test_padding_does_not_teach_w(mlp: Model) -> None:
-    """Nor does it count as the last batch of an epoch."""
+    """Padding is not the last batch of an epoch, either."""
     plan = plan_of(40)
     rows = torch.cat([plan.rows, torch.zeros(3, 8).long()])
     weight = torch.cat([plan.weight, torch.zeros(3, 8)])
     ones = {k: torch.ones_like(models(mlp)[0][k]) for k in top(mlp, 1, ("head.",))}
     mix = Mix(threshold=0.02)
     loose = Plan(rows, weight, plan.lr, None)
-    assert apart(learn(mlp, mix, ones, plan, 50), learn(mlp, mix, ones, loose, 50)) < 1e-14
+    assert max_difference(learn(mlp, mix, ones, plan, 50), learn(mlp, mix, ones, loose, 50)) < 1e-14
     wrong = loose._replace(weight=torch.ones_like(weight))
-    assert apart(learn(mlp, mix, ones, plan, 50), learn(mlp, mix, ones, wrong, 50)) > 1e-4
+    assert max_difference(learn(mlp, mix, ones, plan, 50), learn(mlp, mix, ones, wrong, 50)) > 1e-4

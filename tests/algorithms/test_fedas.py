@@ -1,4 +1,4 @@
-"""FedAS: the trace that weighs clients, and the alignment that leads bodies back."""
+"""FedAS: the trace that weighs clients, and the alignment of bodies."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fedshift.server.combine import Mean
 from fedshift.server.confree import ConFree
 from fedshift.server.weights import BySize, Uniform
 from fedshift.tree import Params, Parts, weighted_sum
-from support.by_hand import apart, final, softmax_federation, softmax_regression
+from support.by_hand import final, max_difference, softmax_federation, softmax_regression
 from support.comparing import same, whole
 from support.federations import (
     CLASSES,
@@ -115,7 +115,7 @@ def moved(algorithm: FedAs, traces: list[float], weights: list[float], setting: 
     """How far the fold is from sum_i w_i delta_i."""
     new, delta, old = fold(algorithm, traces, setting)
     mean = weighted_sum(torch.tensor(weights, dtype=torch.float64), delta)
-    return apart(new, {k: old[k] + mean[k] for k in old})
+    return max_difference(new, {k: old[k] + mean[k] for k in old})
 
 
 def test_clients_count_by_their_trace(setting: Setting) -> None:
@@ -139,16 +139,16 @@ def test_buffers_take_the_same_weights(normed: Model) -> None:
     federation = make_federation(normed, make_clients(sizes=(16, 32, 8)))
     algorithm = FedAs(normed, local=Local(epochs=1, batch=8))
     jobs = [one_job(algorithm, federation, i) for i in range(3)]
-    own = [algorithm.client_update(*job[1:5])[0] for job in jobs]
-    traces = torch.stack([update["fisher"]["trace"] for update in own])
+    updates = [algorithm.client_update(*job[1:5])[0] for job in jobs]
+    traces = torch.stack([update["fisher"]["trace"] for update in updates])
     name = "body.1.running_mean"
     expected = sum(
-        t * u["buffers"][name].double() for t, u in zip(traces / traces.sum(), own, strict=True)
+        t * u["buffers"][name].double() for t, u in zip(traces / traces.sum(), updates, strict=True)
     )
     got = final(algorithm, federation, 1).server["buffers"][name]
     assert float((got.double() - expected).abs().max()) < 1e-7
     by_size = sum(
-        n / 56 * u["buffers"][name].double() for n, u in zip((16, 32, 8), own, strict=True)
+        n / 56 * u["buffers"][name].double() for n, u in zip((16, 32, 8), updates, strict=True)
     )
     assert float((got.double() - by_size).abs().max()) > 1e-4
 
@@ -162,8 +162,10 @@ def test_without_alignment_and_traces_it_is_fedper(setting: Setting, federated: 
         setting.model, local=setting.local, share=Share(("head.",)), combine=Mean(Uniform())
     )
     one, two = final(bare, federated(), 3, cohort=4), final(host, federated(), 3, cohort=4)
-    assert apart(one.server["params"], two.server["params"]) == 0
-    assert all(apart(one.states[i]["private"], two.states[i]["private"]) == 0 for i in one.states)
+    assert max_difference(one.server["params"], two.server["params"]) == 0
+    assert all(
+        max_difference(one.states[i]["private"], two.states[i]["private"]) == 0 for i in one.states
+    )
     for other in (replace(bare, fisher=True), replace(bare, align=Local(lr=0.1, batch=16))):
         assert same(bare, other, federated(), 3) > 1e-3
 
@@ -195,7 +197,7 @@ def test_it_may_begin_at_the_first(match: Any, setting: Setting, federated: Any)
     rounds = list(run(at_once, federated(), 2, cohort=3))
     assert set(rounds[1].trained) - set(rounds[0].trained)  # clients that come for the first time
     other = list(run(later, federated(), 2, cohort=3))
-    assert apart(rounds[1].server["params"], other[1].server["params"]) > 1e-4
+    assert max_difference(rounds[1].server["params"], other[1].server["params"]) > 1e-4
 
 
 def distance(algorithm: FedAs, body: Params, state: Parts, data: ClientData) -> float:
@@ -212,7 +214,7 @@ def distance(algorithm: FedAs, body: Params, state: Parts, data: ClientData) -> 
 def test_alignment_leads_the_body_towards_the_old_features(
     setting: Setting, federated: Any
 ) -> None:
-    """Training with a rate of nothing shows what the alignment alone has done."""
+    """With a learning rate of 0 for training, the alignment alone is seen."""
     federation = double(federated())
     still = Local(lr=1e-300, epochs=1, batch=8)
     algorithm = FedAs(setting.model, align=Local(lr=0.1, epochs=5, batch=16), local=still)
@@ -221,12 +223,12 @@ def test_alignment_leads_the_body_towards_the_old_features(
     state = job.state | {"history": {"trained": torch.tensor(True)}}
     message = job.message | {"params": body}
     before = {k: v.clone() for k, v in body.items()}
-    update, kept = algorithm.client_update(message, state, job.data, job.plans)
+    update, new_state = algorithm.client_update(message, state, job.data, job.plans)
     aligned = {k: v + update["delta"][k] for k, v in body.items()}
     there, here = (distance(algorithm, b, state, job.data) for b in (body, aligned))
     assert here < 0.5 * there
-    assert apart(kept["private"], state["private"]) == 0
-    assert apart(body, before) == 0  # the server's own model is not aligned along with it
+    assert max_difference(new_state["private"], state["private"]) == 0
+    assert max_difference(body, before) == 0  # the server's own model is not aligned along with it
     first = job.state | {"history": {"trained": torch.tensor(False)}}
     unmoved, _ = algorithm.client_update(message, first, job.data, job.plans)
     assert max(float(v.abs().max()) for v in unmoved["delta"].values()) == 0
@@ -245,14 +247,14 @@ def test_each_class_of_a_batch_counts_once(mlp: Model) -> None:
     goal = torch.randn(CLASSES, 10, generator=generator(0, "goal"))
     context = {"prototypes": {"mean": goal, "held": torch.ones(CLASSES)}}
     features = mlp(*mlp.init(), data.x)["features"]
-    held = data.y.unique()
+    labels = data.y.unique()
     parts = [F.mse_loss(features[data.y == k], goal[k].expand(int((data.y == k).sum()), 10))
-             for k in held]  # fmt: skip
+             for k in labels]  # fmt: skip
     got = value(ToClassMeans(), mlp, data, context)
     assert float(got - sum(parts)) == pytest.approx(0, abs=1e-5)
-    assert abs(float(got) - len(held) * float(F.mse_loss(features, goal[data.y]))) > 1e-2
+    assert abs(float(got) - len(labels) * float(F.mse_loss(features, goal[data.y]))) > 1e-2
     some = {"prototypes": {"mean": goal, "held": torch.zeros(CLASSES)}}
-    some["prototypes"]["held"][held[0]] = 1
+    some["prototypes"]["held"][labels[0]] = 1
     left = value(ToClassMeans(), mlp, data, some)
     assert float(left - parts[0]) == pytest.approx(0, abs=1e-5)
     padded = ClientData(
@@ -275,7 +277,7 @@ def test_examples_are_matched_to_the_last_model(mlp: Model) -> None:
 
 
 def test_a_projected_network_is_matched_before_its_projection() -> None:
-    """The backbone's features, as the authors do, and not those that the head is given."""
+    """The backbone's features, as in the authors' code, not those that the head gets."""
     model, data = routed_model(None), make_clients()[3]
     params, _ = model.init()
     last = {k: v + 0.2 for k, v in params.items()}
@@ -328,10 +330,10 @@ def test_what_leaves_is_fedpers_and_one_number(setting: Setting, federated: Any)
 def test_the_trace_is_of_the_model_after_training(setting: Setting, federated: Any) -> None:
     algorithm, federation = recipes.fedas(setting), double(federated())
     job = one_job(algorithm, federation, 3)
-    update, kept = algorithm.client_update(*job[1:5])
+    update, new_state = algorithm.client_update(*job[1:5])
     plan = plan_all(algorithm.phases(), job.data, 1, 0, 3)["pass"]
     model, before = setting.model, job.message["params"] | job.state["private"]
-    after = kept["body"] | kept["private"]
+    after = new_state["body"] | new_state["private"]
     traces = [
         float(gradient_trace(model, CrossEntropy(), p, {}, {}, job.data, plan))
         for p in (after, before)

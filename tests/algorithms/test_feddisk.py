@@ -19,7 +19,7 @@ from fedshift.data import ClientData, client_data
 from fedshift.engine.run import Federation, Round, start
 from fedshift.recipes import Setting
 from fedshift.tree import Parts, add, stack
-from support.by_hand import apart, final
+from support.by_hand import final, max_difference
 from support.densities import direct, fast, weighed
 from support.federations import SIZES, double, make_clients
 
@@ -35,8 +35,8 @@ def test_density_rounds_are_fedavg_of_the_density(inputs: Setting, federated: An
     alone = replace(federation, params=first)
     got = final(algorithm, federation, 2)
     server = start(plain, alone)
-    own = [first] * len(SIZES)
-    assert apart(got.server["params"], federation.params) == 0
+    densities = [first] * len(SIZES)
+    assert max_difference(got.server["params"], federation.params) == 0
     for t in (1, 2):
         updates = []
         for i, data in enumerate(alone.clients):
@@ -45,19 +45,21 @@ def test_density_rounds_are_fedavg_of_the_density(inputs: Setting, federated: An
             message = plain.broadcast(server.server, i)
             state = plain.init_client(first, {}, data)
             updates.append(plain.client_update(message, state, data, renamed)[0])
-            by_itself = plain.client_update(message | {"params": own[i]}, state, data, renamed)[0]
-            own[i] = add(own[i], by_itself["delta"])
+            by_itself = plain.client_update(
+                message | {"params": densities[i]}, state, data, renamed
+            )[0]
+            densities[i] = add(densities[i], by_itself["delta"])
         stacked = stack(updates)
         weights = plain.weigh(server.server, torch.arange(len(SIZES)))
         stacked["cohort"] = {"id": torch.arange(len(SIZES)), "weight": weights}
         server = server._replace(server=server.server | plain.server_update(
             server.server, stacked, 0
         ))  # fmt: skip
-    assert apart(got.server["density"], server.server["params"]) == 0
-    assert apart(got.server["density"], first) > 1e-3
-    assert all(apart(got.states[i]["density"], q) == 0 for i, q in enumerate(own))
-    assert all(apart(a, got.server["density"]) > 1e-4 for a in own)
-    assert apart(own[0], own[1]) > 1e-4
+    assert max_difference(got.server["density"], server.server["params"]) == 0
+    assert max_difference(got.server["density"], first) > 1e-3
+    assert all(max_difference(got.states[i]["density"], q) == 0 for i, q in enumerate(densities))
+    assert all(max_difference(a, got.server["density"]) > 1e-4 for a in densities)
+    assert max_difference(densities[0], densities[1]) > 1e-4
 
 
 def play(
@@ -74,9 +76,9 @@ def play(
     for t in rounds:
         stage = algorithm.at(t)
         weights = stage.weigh(server, ids)
-        told = server | {"cohort": {"id": ids, "weight": weights}}
+        sent = server | {"cohort": {"id": ids, "weight": weights}}
         replies = [
-            stage.client_update(stage.broadcast(told, i), states[i], d, plans_of(stage, d, t))
+            stage.client_update(stage.broadcast(sent, i), states[i], d, plans_of(stage, d, t))
             for i, d in enumerate(clients)
         ]
         updates = stack([update for update, _ in replies]) | {
@@ -107,7 +109,7 @@ def test_equal_clients_with_equal_batches_have_direct_weights_of_exactly_one(
     federation = federated(twins(4))
     server, states = play(algorithm, federation, rounds, as_the_first)
     for state in states:
-        assert apart(state["density"], server["density"]) == 0
+        assert max_difference(state["density"], server["density"]) == 0
         assert state["importance"]["a"].tolist() == [1.0] * 24
     assert server["importance"]["ess"].tolist() == [24.0] * 4
     _, others = play(algorithm, federation, rounds, each_its_own)
@@ -141,7 +143,7 @@ def test_weights_of_different_clients_keep_to_their_bounds(inputs: Setting, fede
         assert float(last["share"]["least"]) == n / sum(SIZES)
         ess = float(played.server["importance"]["ess"][i])
         assert ess == pytest.approx(float(a.sum() ** 2 / (a**2).sum()))
-    assert apart(played.server["params"], federated().params) == 0
+    assert max_difference(played.server["params"], federated().params) == 0
 
 
 def inner_from(setting: Setting, federation: Federation, algorithm: FedDisk, rounds: int) -> Round:
@@ -162,9 +164,9 @@ def test_weights_of_one_are_the_inner_method(inputs: Setting, federated: Any, mu
     rounds = algorithm.rounds_before_inner + 2
     got = final(algorithm, federation, rounds, after=before._replace(states=ones))
     plain = inner_from(inputs, federation, algorithm, 2)
-    assert apart(got.server["params"], plain.server["params"]) == 0
+    assert max_difference(got.server["params"], plain.server["params"]) == 0
     weighted = final(algorithm, federation, rounds, after=before)
-    assert apart(weighted.server["params"], plain.server["params"]) > 1e-6  # the control
+    assert max_difference(weighted.server["params"], plain.server["params"]) > 1e-6  # the control
 
 
 def test_weights_are_data(inputs: Setting, federated: Any) -> None:
@@ -177,7 +179,7 @@ def test_weights_are_data(inputs: Setting, federated: Any) -> None:
         for i, d in enumerate(federation.clients)
     )
     plain = inner_from(inputs, replace(federation, clients=heavier), algorithm, 1)
-    assert apart(got.server["params"], plain.server["params"]) == 0
+    assert max_difference(got.server["params"], plain.server["params"]) == 0
 
 
 @pytest.mark.slow
@@ -187,7 +189,7 @@ def test_any_method_can_be_the_inner_one(inputs: Setting, federated: Any) -> Non
     for inner in (recipes.scaffold(inputs), recipes.fedpals(inputs, ess=0.6), staged):
         algorithm = replace(base, inner=inner)
         played = final(algorithm, federation, algorithm.rounds_before_inner + 3)
-        assert apart(played.server["params"], federation.params) > 1e-3
+        assert max_difference(played.server["params"], federation.params) > 1e-3
     # FineTune's own rounds are counted from the inner method's first.
     kinds = [type(algorithm.at(t)).__name__ for t in range(1, 7)]
     assert kinds == ["Before", "Before", "Before", "FedDisk", "FedDisk", "FedDisk"]
@@ -195,7 +197,9 @@ def test_any_method_can_be_the_inner_one(inputs: Setting, federated: Any) -> Non
     assert tuned == [False, True]
 
 
-def test_who_is_not_drawn_to_weigh_trains_unweighted(inputs: Setting, federated: Any) -> None:
+def test_clients_that_are_not_drawn_to_weigh_train_unweighted(
+    inputs: Setting, federated: Any
+) -> None:
     algorithm, federation = direct(inputs), federated()
     once = weighed(algorithm, federation, cohort=3)
     ess = once.server["importance"]["ess"]
@@ -220,7 +224,7 @@ def test_what_leaves_a_client(inputs: Setting, federated: Any) -> None:
     """A density's change, then two numbers, then the inner method's update; q_i and a_i stay."""
     algorithm, federation = direct(inputs), federated()
     seen: list[tuple[set[str], set[str]]] = []
-    told = algorithm.reveals()
+    revealed = algorithm.reveals()
     for t in range(1, 5):
         played = final(algorithm, federation, t - 1) if t > 1 else start(algorithm, federation)
         stage, data = algorithm.at(t), federation.clients[1]
@@ -239,8 +243,8 @@ def test_what_leaves_a_client(inputs: Setting, federated: Any) -> None:
         ({"report"}, {"id", "loss", "ess", "estimated"}),
         ({"delta", "report"}, {"id", "loss"}),
     ]
-    assert "of a density of inputs in rounds 1 to 2" in told["delta"]
-    assert "effective sample size" in told["report"]
+    assert "of a density of inputs in rounds 1 to 2" in revealed["delta"]
+    assert "effective sample size" in revealed["report"]
 
 
 # ------------------------------------------------------------------ refusals

@@ -1,4 +1,4 @@
-"""FedDisk with true log ratios, and what it says of weights that do nothing or cost much."""
+"""FedDisk with true log ratios, and its warnings of weights that do nothing or cost much."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fedshift.experiments.experiment import run_experiment
 from fedshift.experiments.folder.run_folder import kept_in
 from fedshift.experiments.task.preparing import prepare
 from fedshift.recipes import Setting
-from support.by_hand import apart, final
+from support.by_hand import final, max_difference
 from support.densities import direct, weighed
 from support.federations import SIZES, make_clients
 
@@ -33,16 +33,16 @@ def ratios(scale: float = 1.0) -> tuple[Tensor, ...]:
     return tuple(scale * torch.randn(n, generator=source, dtype=torch.float64) for n in SIZES)
 
 
-def true(inputs: Setting, known: tuple[Tensor, ...] | None, **options: Any) -> Any:
-    setting = replace(inputs, log_ratios=known)
+def true(inputs: Setting, log_ratios: tuple[Tensor, ...] | None, **options: Any) -> Any:
+    setting = replace(inputs, log_ratios=log_ratios)
     return direct(setting, estimator="true", least_ess=0.0, **options)
 
 
 def test_true_weights_are_the_known_ratios(inputs: Setting, federated: Any) -> None:
     played = weighed(true(inputs, ratios()), federated())
-    for i, known in enumerate(ratios()):
+    for i, true_ratios in enumerate(ratios()):
         least = torch.tensor(SIZES[i] / sum(SIZES), dtype=torch.float64)
-        expected = bounded(known, torch.ones(len(known), dtype=torch.bool), least, 10.0)
+        expected = bounded(true_ratios, torch.ones(len(true_ratios), dtype=torch.bool), least, 10.0)
         assert torch.equal(played.states[i]["importance"]["a"], expected)
     assert played.states[0]["importance"]["a"].std() > 0.1
 
@@ -51,8 +51,8 @@ def test_equal_is_the_inner_method_after_as_many_rounds(inputs: Setting, federat
     """The control has the cohorts and batches of the others, and weights of exactly 1."""
     even, zero = direct(inputs, estimator="equal"), true(inputs, ratios(0.0))
     a, b, c = (final(m, federated(), 5) for m in (even, zero, true(inputs, ratios())))
-    assert apart(a.server["params"], b.server["params"]) == 0
-    assert apart(a.server["params"], c.server["params"]) > 1e-6
+    assert max_difference(a.server["params"], b.server["params"]) == 0
+    assert max_difference(a.server["params"], c.server["params"]) > 1e-6
     assert all(s["importance"]["a"].eq(1).all() for s in a.states.values())
 
 
@@ -92,13 +92,13 @@ def test_a_generated_world_brings_its_ratios(inputs: Setting) -> None:
     config = validate(tables("binary-world", data={"name": "binary-world", "validation": 0.25}))
     ready = prepare(config)
     assert ready.log_ratios is not None
-    for client, known in zip(ready.task.clients, ready.log_ratios, strict=True):
-        assert len(client.y) == len(known)
-        assert abs(len(known) - 3000) < 3
+    for client, log_ratios in zip(ready.task.clients, ready.log_ratios, strict=True):
+        assert len(client.y) == len(log_ratios)
+        assert abs(len(log_ratios) - 3000) < 3
         # Those of the rows that are left for training: the ratio is a function of the bits.
         s = client.x.double().sum(1)
         for value in s.unique():
-            assert known[s == value].std() < 1e-9
+            assert log_ratios[s == value].std() < 1e-9
     done = run_experiment(config)
     weights = done.outcome.last.states[0]["importance"]["a"]
     assert weights.log().std() > 0.3
@@ -122,17 +122,19 @@ def test_other_data_have_none(more: dict[str, Any]) -> None:
 
 def test_weights_of_little_use_are_replaced_by_one(inputs: Setting, federated: Any) -> None:
     wide = ratios(3.0)
-    kept = weighed(true(inputs, wide), federated()).server["importance"]
-    shares = kept["ess"] / kept["n"]
-    assert torch.equal(kept["estimated"], kept["ess"])
+    weighing = weighed(true(inputs, wide), federated()).server["importance"]
+    shares = weighing["ess"] / weighing["n"]
+    assert torch.equal(weighing["estimated"], weighing["ess"])
     bound = float(shares.sort().values[2:4].mean())
     played = weighed(true(inputs, wide, useful=bound), federated())
     importance = played.server["importance"]
-    assert torch.equal(importance["estimated"], kept["estimated"])
+    assert torch.equal(importance["estimated"], weighing["estimated"])
     for i in range(len(SIZES)):
         even = bool(played.states[i]["importance"]["a"].eq(1).all())
         assert even == bool(shares[i] < bound)
-        assert float(importance["ess"][i]) == float((importance["n"] if even else kept["ess"])[i])
+        assert float(importance["ess"][i]) == float(
+            (importance["n"] if even else weighing["ess"])[i]
+        )
 
 
 def importance(*shares: float, used: float | None = None) -> dict[str, Tensor]:
@@ -161,13 +163,13 @@ def test_a_sentence_says_when_weights_do_nothing_or_too_much() -> None:
 
 def test_users_are_warned_of_both(inputs: Setting, federated: Any) -> None:
     federation: Federation = federated(make_clients(sizes=(40, 40)))
-    known = tuple(r[:40] if len(r) >= 40 else r.repeat(9)[:40] for r in ratios(1.0)[:2])
+    log_ratios = tuple(r[:40] if len(r) >= 40 else r.repeat(9)[:40] for r in ratios(1.0)[:2])
     for scale, words in ((0.01, "change nothing"), (9.0, "costs more than it mends")):
         with pytest.warns(NeedlessWarning, match=words):
-            weighed(true(inputs, tuple(scale * r for r in known)), federation)
+            weighed(true(inputs, tuple(scale * r for r in log_ratios)), federation)
     with warnings.catch_warnings():
         warnings.simplefilter("error", NeedlessWarning)
-        weighed(true(inputs, known), federation)
+        weighed(true(inputs, log_ratios), federation)
 
 
 def test_two_values_are_seen_in_all_clients_together() -> None:
@@ -193,7 +195,7 @@ def test_estimated_log_weights_have_the_slope_of_the_true_ones(cohort: int | Non
 def test_checkpoints_of_before_are_not_gone_on_from(
     method: str, same: bool, tmp_path: Path
 ) -> None:
-    """Other defaults and another form of the state: they belong to another run."""
+    """They have other defaults and another form of state, and belong to another run."""
     network = {"name": "mlp", "hidden": [4]}
     config = validate(tables("binary-world", model=network, method={"name": method}) | LONG)
     ready = prepare(config)

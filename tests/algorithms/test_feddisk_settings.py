@@ -1,4 +1,4 @@
-"""FedDisk: what it refuses, and how options reach it."""
+"""FedDisk: its refusals, and how options reach it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedshift.errors import InputError, TrainingError
 from fedshift.model import Model
 from fedshift.models.made import Made, MixtureMade
 from fedshift.recipes import Setting
-from support.by_hand import apart, final
+from support.by_hand import final, max_difference
 from support.densities import direct, fast, weighed
 
 
@@ -87,7 +87,7 @@ def test_inputs_that_mixtures_cannot_follow_are_refused(inputs: Setting, federat
 
 
 def test_two_values_at_the_ends_of_the_range_are_inside(inputs: Setting, federated: Any) -> None:
-    """Values as tables have them once they are standardised, which no rounding may put outside."""
+    """Standardised values of tables, which no rounding may put outside."""
     source = torch.Generator().manual_seed(3)
     for _ in range(20):
         low, high = torch.rand(2, generator=source).sub(0.5).mul(7).sort().values
@@ -117,6 +117,7 @@ def test_settings_out_of_range_are_refused(inputs: Setting, normed: Model) -> No
         ({"estimator": "clasifier"}, 'unknown estimator of feddisk.*Did you mean "classifier"'),
         ({"ordering": "reversed"}, "unknown ordering of MADE"),
         ({"low": 2.0, "high": 1.0}, "low must be below high"),
+        ({"high": float("inf")}, "high = inf: low must be below high, and both finite"),
         ({"mu": -1.0}, "MOON's mu must be a number of 0 or more"),
     ):
         for setting in (inputs, replace(inputs, shape=None)):
@@ -166,10 +167,11 @@ def test_the_kind_of_density_follows_the_inputs(
     inputs: Setting, shape: tuple[int, ...], two: Any, density: Any, kind: type
 ) -> None:
     setting = replace(inputs, shape=shape, two_values=two)
-    made = recipes.feddisk(setting, density=density, low=-2.0, high=2.0)
+    # The two values are the range of a binary density, and another one is refused.
+    span: dict[str, Any] = {} if two else {"low": -2.0, "high": 2.0}
+    made = recipes.feddisk(setting, density=density, **span)
     net = made.network().net
     assert type(net) is kind
-    # The two values are the range of a binary density, whatever range is given.
     assert (net.low, net.high) == (two or (-2.0, 2.0))
     assert made.span == (net.low, net.high)
     assert made.reach == (5.0 if kind is MixtureMade else 1.0)
@@ -186,10 +188,18 @@ def test_without_the_shape_of_inputs_nothing_starts(setting: Setting, federated:
         next(run(algorithm, federated(), 30))
 
 
+def test_a_shape_that_is_not_the_inputs_is_refused(inputs: Setting, federated: Any) -> None:
+    """Before training, and not in torch's words alone."""
+    given: dict[str, Any] = {"density_rounds": 1, "hidden": (4,), "low": -8.0, "high": 8.0}
+    with pytest.raises(InputError, match=r"client 0: FedDisk's density .* shape=\(8,\)\), that of"):
+        final(recipes.feddisk(replace(inputs, shape=(3,)), **given), federated(), 1)
+    assert final(recipes.feddisk(replace(inputs, shape=(2, 4)), **given), federated(), 1).t == 1
+
+
 def test_the_first_densities_belong_to_the_settings_seed(inputs: Setting) -> None:
     a, b, c = (direct(replace(inputs, seed=k)).network().init()[0] for k in (0, 0, 1))
-    assert apart(a, b) == 0
-    assert apart(a, c) > 1e-3
+    assert max_difference(a, b) == 0
+    assert max_difference(a, c) > 1e-3
     nets = [direct(replace(inputs, seed=k), ordering="random").network().net for k in (0, 0, 1)]
     orders = [tuple(net.degrees[0]) for net in nets if isinstance(net, MixtureMade)]
     assert orders[0] == orders[1] != orders[2]  # and so do the masks

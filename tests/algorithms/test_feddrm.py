@@ -22,7 +22,7 @@ from fedshift.recipes import Setting
 from fedshift.router.route import Router
 from fedshift.router.score import ClientHead, posterior, scores
 from fedshift.tree import Params, split
-from support.by_hand import apart, final
+from support.by_hand import final, max_difference
 from support.comparing import whole
 from support.federations import SIZES, double, make_clients, make_federation, one_job
 from support.routing import (
@@ -67,14 +67,14 @@ def test_lam_1_is_fedper_off_the_router(model: Model, decay: float) -> None:
     two = final(recipes.fedper(plain), routed_federation(plain.model), cohort=4)
     router, path = trained_parts(one.server["params"])
     assert path.keys() == two.server["params"].keys()
-    assert apart(path, two.server["params"]) == 0
+    assert max_difference(path, two.server["params"]) == 0
     for i in one.states:
-        assert apart(one.states[i]["private"], two.states[i]["private"]) == 0
+        assert max_difference(one.states[i]["private"], two.states[i]["private"]) == 0
     start = trained_parts(model.init()[0])[0]
-    moved = apart(router, start)
+    moved = max_difference(router, start)
     assert moved > 1e-3 if decay else moved == 0
     mixed = final(recipes.feddrm(setting, lam=0.8), routed_federation(model), cohort=4)
-    assert apart(trained_parts(mixed.server["params"])[1], path) > 1e-3
+    assert max_difference(trained_parts(mixed.server["params"])[1], path) > 1e-3
 
 
 @pytest.mark.parametrize("decay", [0.0, 5e-2])
@@ -85,9 +85,9 @@ def test_lam_0_leaves_the_class_heads(model: Model, decay: float) -> None:
     for i, n in enumerate(SIZES):
         steps = 2 * math.ceil(n / 8)
         decayed = {k: v * (1 - 0.1 * decay) ** steps for k, v in start.items()}
-        assert apart(played.states[i]["private"], decayed) < (1e-6 if decay else 1e-30)
+        assert max_difference(played.states[i]["private"], decayed) < (1e-6 if decay else 1e-30)
     other = final(recipes.feddrm(setting, lam=0.1), routed_federation(model), 1)
-    assert apart(other.states[0]["private"], start) > 1e-3
+    assert max_difference(other.states[0]["private"], start) > 1e-3
 
 
 # ---------------------------------------------------------------------------------- the objective
@@ -105,7 +105,7 @@ def test_the_loss_is_the_weighted_sum_of_two_entropies(model: Model, setting: Se
     assert abs(float(classes - origins)) > 1e-2  # else lam would not matter
 
 
-def test_equal_logits_cost_log_of_who_takes_part(model: Model) -> None:
+def test_equal_logits_cost_the_log_of_the_cohorts_size(model: Model) -> None:
     params, _ = model.init()
     blank = {
         k: torch.zeros_like(v) if k.startswith("router.head") else v for k, v in params.items()
@@ -121,8 +121,8 @@ def test_everybody_present_is_the_plain_softmax(model: Model) -> None:
     data, (params, _) = make_clients()[4], model.init()
 
     def plain(view: View) -> Tensor:
-        own = torch.full((len(view.batch.y),), 4)
-        loss = F.cross_entropy(view.out["client_logits"], own, reduction="none")
+        client = torch.full((len(view.batch.y),), 4)
+        loss = F.cross_entropy(view.out["client_logits"], client, reduction="none")
         return (loss * view.batch.w).sum() / view.batch.size
 
     def gradient(term: Any, present: list[int]) -> Gradient:
@@ -131,8 +131,8 @@ def test_everybody_present_is_the_plain_softmax(model: Model) -> None:
 
     one, two = gradient(ClientEntropy(), list(range(N))), gradient(plain, [])
     assert torch.equal(one.loss, two.loss)
-    assert apart(one.grad, two.grad) == 0
-    assert apart(one.grad, gradient(ClientEntropy(), [0, 2, 3, 4, 5]).grad) > 1e-3
+    assert max_difference(one.grad, two.grad) == 0
+    assert max_difference(one.grad, gradient(ClientEntropy(), [0, 2, 3, 4, 5]).grad) > 1e-3
 
 
 def test_absent_rows_stay(model: Model) -> None:
@@ -151,8 +151,8 @@ def test_the_softmax_over_those_present_is_the_conditional_likelihood(model: Mod
     data = make_clients()[1]
     view = view_of(model, data, [1, 4, 5])
     p = view.out["client_logits"].double().softmax(1)
-    told = -(p[:, 1] / p[:, [1, 4, 5]].sum(1)).log().mean()
-    assert float(ClientEntropy()(view)) == pytest.approx(float(told), abs=1e-6)
+    conditional = -(p[:, 1] / p[:, [1, 4, 5]].sum(1)).log().mean()
+    assert float(ClientEntropy()(view)) == pytest.approx(float(conditional), abs=1e-6)
 
 
 def test_one_client_is_local_training_at_lam_times_the_rate() -> None:
@@ -161,10 +161,10 @@ def test_one_client_is_local_training_at_lam_times_the_rate() -> None:
     federation = double(make_federation(model, make_clients(sizes=(30,))))
     one = final(recipes.feddrm(routed_setting(model), lam=0.8), federation)
     two = final(recipes.fedper(routed_setting(model, lr=0.08)), federation)
-    assert apart(one.server["params"], two.server["params"]) < 1e-14
-    assert apart(one.states[0]["private"], two.states[0]["private"]) < 1e-14
+    assert max_difference(one.server["params"], two.server["params"]) < 1e-14
+    assert max_difference(one.states[0]["private"], two.states[0]["private"]) < 1e-14
     three = final(recipes.fedper(routed_setting(model, lr=0.1)), federation)
-    assert apart(one.server["params"], three.server["params"]) > 1e-3
+    assert max_difference(one.server["params"], three.server["params"]) > 1e-3
     view = View(model, *[federation.params] * 2, whole(federation.clients[0]), {})
     out = model(federation.params, {}, view.batch.x)
     context = {"client": {"id": torch.tensor(0)}, "cohort": {"present": torch.ones(1).bool()}}
@@ -203,10 +203,10 @@ def test_permuting_clients_permutes_their_rows(model: Model) -> None:
     one = final(algorithm, federation, 3).server["params"]
     two = final(algorithm, other, 3).server["params"]
     there = {k: v[order] if k in rows else v for k, v in one.items()}
-    assert apart(there, two) < 1e-13
-    assert apart(one, two) > 1e-3  # without the permutation they differ
+    assert max_difference(there, two) < 1e-13
+    assert max_difference(one, two) > 1e-3  # without the permutation they differ
     wrong = final(algorithm, replace(other, params=federation.params), 3).server["params"]
-    assert apart(there, wrong) > 1e-3  # rows that did not move along
+    assert max_difference(there, wrong) > 1e-3  # rows that did not move along
 
 
 def test_one_full_step_is_a_pooled_step(model: Model) -> None:
@@ -225,9 +225,11 @@ def test_one_full_step_is_a_pooled_step(model: Model) -> None:
     )
     grads = torch.autograd.grad(loss, list(leaves.values()))
     step = {k: v.detach() - 0.1 * g for (k, v), g in zip(leaves.items(), grads, strict=True)}
-    assert apart(got, step) < 1e-14
+    assert max_difference(got, step) < 1e-14
     many = recipes.feddrm_shared_head(routed_setting(model, epochs=1), lam=0.6)
-    assert apart(final(many, federation, 1).server["params"], step) > 1e-3  # batches of 8 drift
+    assert (
+        max_difference(final(many, federation, 1).server["params"], step) > 1e-3
+    )  # batches of 8 drift
 
 
 # ------------------------------------------------------------------------------------------ routing
@@ -273,8 +275,8 @@ def test_a_shared_head_makes_routing_a_no_op(model: Model) -> None:
         assert len(other.route(x).clients.unique()) > 1
         for mode in ("hard", 3, "mixture"):
             assert float((other.predict(x, mode) - answer).abs().max()) < 1e-6
-    own = final(recipes.feddrm(setting), federation)
-    routed = Router.of(recipes.feddrm(setting), own.server, own.states)
+    separate = final(recipes.feddrm(setting), federation)
+    routed = Router.of(recipes.feddrm(setting), separate.server, separate.states)
     differ = routed.predict(x, "hard") - replace(routed, head=noise).predict(x, "hard")
     assert float(differ.abs().max()) > 1e-2
 
@@ -292,8 +294,8 @@ def test_routed_by_the_truth_is_average_accuracy(model: Model) -> None:
     ]
     # A prior that is sure of the client routes by the truth, whatever the logits are.
     sure = torch.eye(N).double()
-    told = [router.predict(t.x, prior=sure[i]).argmax(1) for i, t in enumerate(tests)]
-    assert [int((a == t.y).sum()) for a, t in zip(told, tests, strict=True)] == right
+    predicted = [router.predict(t.x, prior=sure[i]).argmax(1) for i, t in enumerate(tests)]
+    assert [int((a == t.y).sum()) for a, t in zip(predicted, tests, strict=True)] == right
     wrong = [router.predict(t.x, prior=sure[i - 1]).argmax(1) for i, t in enumerate(tests)]
     assert sum(int((a == t.y).sum()) for a, t in zip(wrong, tests, strict=True)) < sum(right)
 

@@ -1,4 +1,4 @@
-"""FedDyn and FedNova: where they stop, what they keep, and one round of each in numpy."""
+"""FedDyn and FedNova: their fixed points, their state, and one round of each in numpy."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from support.by_hand import (
     THREE,
     Array,
     Hand,
-    apart,
     final,
+    max_difference,
     quadratic_federation,
     quadratic_model,
     softmax_federation,
@@ -70,9 +70,9 @@ def test_feddyn_starts_as_fedprox_with_a_longer_server_step(
         )  # fmt: skip
         return final(algorithm, federation, 1, cohort=cohort).server["params"]
 
-    assert apart(got, prox(0.3, factor)) < 1e-14
-    assert apart(got, prox(0.3, 1.0)) > 1e-2
-    assert apart(got, prox(0.6, factor)) > 1e-4
+    assert max_difference(got, prox(0.3, factor)) < 1e-14
+    assert max_difference(got, prox(0.3, 1.0)) > 1e-2
+    assert max_difference(got, prox(0.6, factor)) > 1e-4
 
 
 @pytest.mark.parametrize("cohort", [6, 3])
@@ -87,21 +87,21 @@ def test_h_is_the_population_mean_of_the_memories(
     ):
         memories = [s["memory"] for s in played.states.values()]
         mean = {k: sum(m[k] for m in memories) / 6 for k in federation.params}
-        assert apart(played.server["memory"], mean) < 1e-14
+        assert max_difference(played.server["memory"], mean) < 1e-14
         for i, state in played.states.items():
             old = before[i]["memory"] if i in before else zeros(federation.params)
-            assert (apart(state["memory"], old) == 0) == (i not in played.trained)
+            assert (max_difference(state["memory"], old) == 0) == (i not in played.trained)
             by_cohort = {
                 k: v + (state["memory"][k] - old[k]) / cohort for k, v in by_cohort.items()
             }
         before = played.states
-    wrong = apart(by_cohort, played.server["memory"])
+    wrong = max_difference(by_cohort, played.server["memory"])
     assert wrong > 1e-3 if cohort < 6 else wrong < 1e-14
 
 
 @pytest.mark.slow
 def test_feddyn_stops_at_the_minimiser() -> None:
-    """However few local steps, of however unlike numbers; FedAvg and FedProx stop elsewhere."""
+    """With few and unequal numbers of local steps; FedAvg and FedProx stop elsewhere."""
     model, federation = quadratic_model(), quadratic_federation((3, 4, 6), (5.0, 5.0))
     local, best = Local(lr=0.1, batch=1), THREE.minimiser(torch.ones(3))
 
@@ -136,9 +136,9 @@ def test_memories_are_gradients_where_local_training_is_exact() -> None:
             algorithm.broadcast(first.server, 1), first.states[1], federation.clients[1],
             {"train0": local.plan(1, 2, torch.Generator().manual_seed(0))},
         )  # fmt: skip
-        own = theta(first) + update["delta"]["weight"].flatten()
-        assert apart(changed["memory"], second.states[1]["memory"]) == 0
-        gradient = THREE.a[1] @ (own - THREE.b[1])
+        trained = theta(first) + update["delta"]["weight"].flatten()
+        assert max_difference(changed["memory"], second.states[1]["memory"]) == 0
+        gradient = THREE.a[1] @ (trained - THREE.b[1])
         return float((changed["memory"]["weight"].flatten() - gradient).abs().max())
 
     assert gap(200) < 1e-12
@@ -151,10 +151,12 @@ def test_identical_clients_are_one_feddyn_client(mlp: Model) -> None:
     algorithm = FedDyn(mlp, 0.5, local=Local(lr=0.1, epochs=3, batch=24))
     single = final(algorithm, double(make_federation(mlp, (one,))), 3).server["params"]
     many = final(algorithm, double(make_federation(mlp, copies)), 3).server["params"]
-    assert apart(single, many) < 1e-13
+    assert max_difference(single, many) < 1e-13
     mixed = (*copies[:3], make_clients()[3])
     assert (
-        apart(final(algorithm, double(make_federation(mlp, mixed)), 3).server["params"], many)
+        max_difference(
+            final(algorithm, double(make_federation(mlp, mixed)), 3).server["params"], many
+        )
         > 1e-3
     )
 
@@ -166,14 +168,14 @@ def test_feddyn_by_hand() -> None:
     hand = Hand(federation, algorithm)
     rounds = list(run(algorithm, federation, 3, cohort=2))
     x = hand.start()
-    h, own = np.zeros_like(x), [np.zeros_like(x)] * 3
+    h, client_h = np.zeros_like(x), [np.zeros_like(x)] * 3
     for t, played in enumerate(rounds, 1):
         ends: list[Array] = []
         for i in played.cohort.tolist():
             y = x
             for rows in hand.batches(i, t):
-                y = y - 0.2 * (hand.gradient(y, i, rows) - own[i] + alpha * (y - x))
-            own[i] = own[i] - alpha * (y - x)
+                y = y - 0.2 * (hand.gradient(y, i, rows) - client_h[i] + alpha * (y - x))
+            client_h[i] = client_h[i] - alpha * (y - x)
             ends.append(y)
         h = h - alpha / 3 * sum(y - x for y in ends)
         x = sum(ends) / 2 - h / alpha
@@ -188,8 +190,8 @@ def test_the_server_optimiser_scales_feddyn(setting: Setting, federated: Any) ->
     full = final(FedDyn(setting.model, local=setting.local), federation, 1).server
     half = final(FedDyn(setting.model, local=setting.local, server=Sgd(0.5)), federation, 1).server
     middle = {k: (v + federation.params[k]) / 2 for k, v in full["params"].items()}
-    assert apart(half["params"], middle) < 1e-14
-    assert apart(half["memory"], full["memory"]) == 0
+    assert max_difference(half["params"], middle) < 1e-14
+    assert max_difference(half["memory"], full["memory"]) == 0
 
 
 def test_feddyn_with_frozen_parameters(setting: Setting, federated: Any) -> None:
@@ -218,11 +220,11 @@ def test_fednova_with_equal_steps_is_fedavg(
     local = Local(lr=0.05, steps=5, batch=8, momentum=momentum)
     plain = final(FedAvg(mlp, local=local, combine=combine), federated()).server["params"]
     nova = final(FedNova(mlp, local=local, combine=combine), federated()).server["params"]
-    assert apart(plain, nova) == 0
+    assert max_difference(plain, nova) == 0
     local = Local(lr=0.05, epochs=2, batch=8, momentum=momentum)
     plain = final(FedAvg(mlp, local=local, combine=combine), federated()).server["params"]
     nova = final(FedNova(mlp, local=local, combine=combine), federated()).server["params"]
-    assert apart(plain, nova) > 1e-3
+    assert max_difference(plain, nova) > 1e-3
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
@@ -324,8 +326,8 @@ def test_a_client_without_steps_moves_nothing() -> None:
     two = final(replace(algorithm, combine=Mean()), federation, 1).server["params"]  # 0, 1/2, 1/2
     start = federation.params
     expected = {k: start[k] + (two[k] - start[k]) * (2 / 3) ** 2 for k in start}
-    assert apart(moved, expected) < 1e-7
-    assert apart(moved, two) > 1e-2
+    assert max_difference(moved, expected) < 1e-7
+    assert max_difference(moved, two) > 1e-2
 
 
 def test_fednova_refuses_several_phases_and_adam(mlp: Model) -> None:

@@ -26,7 +26,7 @@ from fedshift.recipes import Setting
 from fedshift.seeds import generator
 from fedshift.server.heads import head_weights
 from fedshift.tree import Params, Parts
-from support.by_hand import apart, final
+from support.by_hand import final, max_difference
 from support.comparing import same, whole
 from support.federations import (
     CLASSES,
@@ -71,16 +71,16 @@ def test_statistics_are_a_variance_and_a_mean() -> None:
 
 
 def alternating(setting: Setting, fit: Local) -> FedAvg:
-    """FedRep: heads first, at home."""
+    """FedRep: heads first, kept at the clients."""
     phases = replace(fit, only=("head.",)), replace(setting.local, frozen=("head.",))
     return FedAvg(setting.model, local=phases, share=Share(("head.",)))
 
 
 def heads_of(states: Any, server: Parts) -> tuple[dict[int, Params], dict[int, Params]]:
-    """Every client's head, as FedRep keeps it and as FedPac's server does."""
-    kept = {i: s.get("private", {}) for i, s in states.items()}
-    held = {i: {k: v[i] for k, v in server.get("heads", {}).items()} for i in states}
-    return kept, held
+    """Every client's head, from FedRep's client states and from FedPAC's server."""
+    heads = {i: s.get("private", {}) for i, s in states.items()}
+    server_heads = {i: {k: v[i] for k, v in server.get("heads", {}).items()} for i in states}
+    return heads, server_heads
 
 
 @pytest.mark.slow
@@ -90,10 +90,10 @@ def test_without_pull_and_mixing_it_is_fedrep(setting: Setting, federated: Any) 
     host = final(alternating(setting, fit), federation, 3, cohort=4)
     bare = FedPac(setting.model, lam=0.0, collaborate=False, fit=fit, local=setting.local)
     ours = final(bare, federation, 3, cohort=4)
-    assert apart(ours.server["params"], host.server["params"]) == 0
-    kept, _ = heads_of(host.states, host.server)
-    _, held = heads_of(ours.states, ours.server)
-    assert all(apart(kept[i], held[i]) == 0 for i in kept)
+    assert max_difference(ours.server["params"], host.server["params"]) == 0
+    heads, _ = heads_of(host.states, host.server)
+    _, server_heads = heads_of(ours.states, ours.server)
+    assert all(max_difference(heads[i], server_heads[i]) == 0 for i in heads)
     for other in (replace(bare, lam=1.0), replace(bare, collaborate=True)):
         assert same(bare, other, federation, 3) > 1e-3
     named = recipes.fedpac(setting, lam=0.0, collaborate=False, head_lr=0.05)
@@ -111,13 +111,13 @@ def trained_clients(
     algorithm: FedPac, federation: Federation
 ) -> list[tuple[Params, Parts, ClientData]]:
     """(model after round 1, update, data) of every client."""
-    found = []
+    clients = []
     for i in range(len(federation.clients)):
         job = one_job(algorithm, federation, i)
         update, _ = algorithm.client_update(*job[1:5])
         body = {k: v + update["delta"][k] for k, v in job.message["params"].items()}
-        found.append((body | update["head"], update, job.data))
-    return found
+        clients.append((body | update["head"], update, job.data))
+    return clients
 
 
 def test_prototypes_are_pooled_class_means(setting: Setting, federated: Any) -> None:
@@ -134,16 +134,16 @@ def test_prototypes_are_pooled_class_means(setting: Setting, federated: Any) -> 
         got = server["prototypes"]["mean"][k]
         assert float((got - f[y == k].mean(0)).abs().max()) < 1e-13
         assert int(server["prototypes"]["count"][k]) == int((y == k).sum())
-    own = torch.stack([update["prototypes"]["mean"] for _, update, _ in each])
+    means = torch.stack([update["prototypes"]["mean"] for _, update, _ in each])
     had = torch.stack([update["prototypes"]["count"] > 0 for _, update, _ in each])
-    unweighted = own.sum(0) / had.sum(0)[:, None]
+    unweighted = means.sum(0) / had.sum(0)[:, None]
     assert float((unweighted - server["prototypes"]["mean"]).abs().max()) > 1e-3
 
 
-def pull(model: Model, lam: float, goal: Tensor, held: Tensor, data: ClientData) -> Tensor:
+def pull(model: Model, lam: float, goal: Tensor, present: Tensor, data: ClientData) -> Tensor:
     params, _ = model.init()
     out = model(params, {}, data.x)
-    context = {"prototypes": {"mean": goal, "held": held}}
+    context = {"prototypes": {"mean": goal, "held": present}}
     return ToPrototypes(lam)(View(model, params, out, whole(data), context))
 
 
@@ -168,8 +168,8 @@ def test_a_missing_prototype_is_replaced_by_the_clients_own(
     job = one_job(algorithm, federation, 2)
     body = setting.model(federation.params, {}, job.data.x)["features"]
     sent = {"mean": torch.randn(CLASSES, 10, generator=generator(1)), "count": torch.ones(CLASSES)}
-    gone, own = int(job.data.y[0]), {k: v.clone() for k, v in sent.items()}
-    own["mean"][gone] = body[job.data.y == gone].mean(0)
+    gone, replaced = int(job.data.y[0]), {k: v.clone() for k, v in sent.items()}
+    replaced["mean"][gone] = body[job.data.y == gone].mean(0)
     without = {**sent, "count": sent["count"].clone()}
     without["count"][gone] = 0
 
@@ -177,35 +177,39 @@ def test_a_missing_prototype_is_replaced_by_the_clients_own(
         message = job.message | {"prototypes": prototypes}
         return algorithm.client_update(message, *job[2:5])[0]["delta"]
 
-    assert apart(body_after(without), body_after(own)) < 1e-6
-    assert apart(body_after(without), body_after(sent)) > 1e-3
+    assert max_difference(body_after(without), body_after(replaced)) < 1e-6
+    assert max_difference(body_after(without), body_after(sent)) > 1e-3
 
 
-def test_who_is_absent_keeps_the_head_and_gets_the_body(setting: Setting, federated: Any) -> None:
-    algorithm, kept = recipes.fedpac(setting), 0
+def test_an_absent_client_keeps_its_head_and_gets_the_body(
+    setting: Setting, federated: Any
+) -> None:
+    algorithm, unmoved = recipes.fedpac(setting), 0
     rounds = list(run(algorithm, federated(), 4, cohort=3))
     for before, after in pairwise(rounds):
         for i in range(6):
             now = {k: v[i] for k, v in after.server["heads"].items()}
-            same_head = apart(now, {k: v[i] for k, v in before.server["heads"].items()}) == 0
+            same_head = (
+                max_difference(now, {k: v[i] for k, v in before.server["heads"].items()}) == 0
+            )
             assert same_head == (i not in after.trained)
-            kept += same_head
+            unmoved += same_head
             sent = algorithm.broadcast(after.server, i)
-            assert apart(sent["head"], now) == 0
+            assert max_difference(sent["head"], now) == 0
             assert sent["params"] is after.server["params"]
-    assert kept == 9
+    assert unmoved == 9
     state = rounds[-1].states[max(rounds[-1].states)]
     params, _ = algorithm.model_for(rounds[-1].server, state)
-    own = {k: v[max(rounds[-1].states)] for k, v in rounds[-1].server["heads"].items()}
-    assert apart({k: params[k] for k in own}, own) == 0
+    head = {k: v[max(rounds[-1].states)] for k, v in rounds[-1].server["heads"].items()}
+    assert max_difference({k: params[k] for k in head}, head) == 0
 
 
 def test_heads_are_the_mixtures_of_what_was_sent(setting: Setting, federated: Any) -> None:
     algorithm = FedPac(setting.model, lam=0.0, local=setting.local)
     federation = double(federated())
     each = trained_clients(algorithm, federation)
-    told = [update["statistics"] for _, update, _ in each]
-    variance, means = (torch.stack([t[k] for t in told]) for k in ("variance", "means"))
+    from_clients = [update["statistics"] for _, update, _ in each]
+    variance, means = (torch.stack([t[k] for t in from_clients]) for k in ("variance", "means"))
     mix = head_weights(variance, means, torch.ones(6, dtype=torch.bool))
     assert float((mix - torch.eye(6)).abs().max()) > 0.1
     heads = final(algorithm, federation, 1).server["heads"]
@@ -250,14 +254,18 @@ def test_the_repo_recipe_is_fedrep_with_a_proximal_body(setting: Setting, federa
     two = replace(setting, local=Local(lr=0.1, steps=2, batch=8))
     host = final(recipes.fedrep_drm_repo(two), federated(), 2)
     ours = final(recipes.fedpac_drm_repo(two, mu=7.0), federated(), 2)
-    assert apart(host.server["params"], ours.server["params"]) == 0
-    assert all(apart(host.states[i]["private"], ours.states[i]["private"]) == 0 for i in range(6))
+    assert max_difference(host.server["params"], ours.server["params"]) == 0
+    assert all(
+        max_difference(host.states[i]["private"], ours.states[i]["private"]) == 0 for i in range(6)
+    )
     everywhere = replace(pulled, objective=CrossEntropy() + Proximal(0.5))
-    held, free, bound = (
+    repo, free, bound = (
         final(a, federated(), 1).states[0]["private"] for a in (plain, pulled, everywhere)
     )
-    assert apart(held, free) == 0
-    assert apart(held, bound) > 1e-4  # the control: a pull on everything holds the head back
+    assert max_difference(repo, free) == 0
+    assert (
+        max_difference(repo, bound) > 1e-4
+    )  # the control: a pull on everything holds the head back
 
 
 def test_wrong_models_and_settings_are_refused(setting: Setting, federated: Any) -> None:

@@ -24,7 +24,7 @@ from fedshift.engine.run import Federation, Round, run
 from fedshift.errors import InputError
 from fedshift.model import Model
 from fedshift.recipes import Setting
-from support.by_hand import THREE, apart, final, quadratic_federation, quadratic_model
+from support.by_hand import THREE, final, max_difference, quadratic_federation, quadratic_model
 from support.federations import TARGET, double, make_clients, make_federation
 
 TUNED: dict[str, Callable[..., Algorithm]] = {
@@ -104,16 +104,16 @@ def test_without_pull_or_ascent_it_is_fedavgft(four: Setting) -> None:
 @pytest.mark.few(2)
 @each
 def test_global_rounds_are_the_inner_methods(make: Any, four: Setting, federated: Any) -> None:
-    """Bit for bit, and whoever is asked serves the global model: a vote is its answer."""
+    """Bit for bit, and every client serves the global model: a vote is its answer."""
     algorithm, federation = make(four, tune_rounds=2), federated()
     for a, b in zip(
         run(algorithm, federation, 2, cohort=4),
         run(make(four, tune_rounds=0), federation, 2, cohort=4),
         strict=True,
     ):
-        assert apart(a.server["params"], b.server["params"]) == 0
+        assert max_difference(a.server["params"], b.server["params"]) == 0
         for i in range(6):
-            assert apart(served(algorithm, federation, a, i), a.server["params"]) == 0
+            assert max_difference(served(algorithm, federation, a, i), a.server["params"]) == 0
 
 
 @pytest.mark.few(1)
@@ -125,14 +125,14 @@ def test_tuning_is_plain_sgd_from_the_global_model(
     algorithm, federation = make(four, tune_rounds=2), federated()
     middle = final(algorithm, federation, 2)
     done = final(algorithm, federation, 4, after=middle)
-    assert apart(done.server["params"], middle.server["params"]) == 0
+    assert max_difference(done.server["params"], middle.server["params"]) == 0
     for i, data in enumerate(federation.clients):
         end, context = middle.server["params"], {"client": {"id": data.id}}
         for t in (3, 4):
             plan = plan_all({"personal0": four.local}, data, t, 0, i)["personal0"]
             end = four.local(four.model, CrossEntropy(), end, {}, context, data, plan).params
-        assert apart(served(algorithm, federation, done, i), end) == 0
-        assert apart(end, middle.server["params"]) > 1e-3
+        assert max_difference(served(algorithm, federation, done, i), end) == 0
+        assert max_difference(end, middle.server["params"]) > 1e-3
 
 
 def test_what_the_setting_does_to_gradients_stays_in_tuning(four: Setting) -> None:
@@ -154,8 +154,8 @@ def test_one_client_is_plain_sgd(make: Any, four: Setting, mlp: Model) -> None:
         (plan,) = plan_all(algorithm.at(t).phases(), data, t, 0, 0).values()
         end = four.local(mlp, CrossEntropy(), end, {}, {}, data, plan).params
     done = final(algorithm, federation, 4)
-    assert apart(served(algorithm, federation, done, 0), end) < 1e-14
-    assert apart(done.server["params"], end) > 1e-3
+    assert max_difference(served(algorithm, federation, done, 0), end) < 1e-14
+    assert max_difference(done.server["params"], end) > 1e-3
 
 
 def recorded(algorithm: Algorithm, federation: Federation, **options: Any) -> dict[int, list[Any]]:
@@ -163,9 +163,9 @@ def recorded(algorithm: Algorithm, federation: Federation, **options: Any) -> di
     seen: dict[int, list[Any]] = {}
 
     def backend(update: ClientUpdate, jobs: Any) -> Any:
-        held: list[Job] = list(jobs)
-        replies = list(loop(update, held))
-        pairs = zip(held, replies, strict=True)
+        todo: list[Job] = list(jobs)
+        replies = list(loop(update, todo))
+        pairs = zip(todo, replies, strict=True)
         seen[len(seen) + 1] = [(j.client, j.message, r.update) for j, r in pairs]
         return iter(replies)
 
@@ -176,13 +176,13 @@ def recorded(algorithm: Algorithm, federation: Federation, **options: Any) -> di
 def test_tuning_sends_nothing_but_reports(four: Setting, federated: Any) -> None:
     """The model comes down once per client, in the first tuning round that it is drawn for."""
     algorithm = recipes.fedavgft(four, tune_rounds=3)
-    seen, told = recorded(algorithm, federated(), cohort=4), set()
+    seen, informed = recorded(algorithm, federated(), cohort=4), set()
     assert all("delta" in update for _, _, update in seen[1])
     for t in (2, 3, 4):
         for client, message, update in seen[t]:
             assert update.keys() == {"report"}
-            assert set(message) == (set() if client in told else {"params", "buffers"})
-            told.add(client)
+            assert set(message) == (set() if client in informed else {"params", "buffers"})
+            informed.add(client)
     assert len(seen[4]) == 4
     assert any(not message for _, message, _ in seen[3])
 
@@ -193,7 +193,10 @@ def test_clients_not_drawn_serve_the_global_model(four: Setting, federated: Any)
     drawn = set(rounds[2].trained) | set(rounds[3].trained)
     done = rounds[3]
     assert done.server["tuned"]["client"].nonzero().flatten().tolist() == sorted(drawn)
-    gaps = [apart(served(algorithm, federation, done, i), done.server["params"]) for i in range(6)]
+    gaps = [
+        max_difference(served(algorithm, federation, done, i), done.server["params"])
+        for i in range(6)
+    ]
     assert {i for i, gap in enumerate(gaps) if gap > 0} == drawn
     assert 0 < len(drawn) < 6
 
@@ -204,10 +207,10 @@ def test_resumed_anywhere_it_is_the_same_run(four: Setting, federated: Any) -> N
     for t in (1, 2, 3):
         again = final(algorithm, federation, 4, cohort=4, after=whole[t - 1])
         for i, state in whole[-1].states.items():
-            assert apart(state["personal"], again.states[i]["personal"]) == 0
+            assert max_difference(state["personal"], again.states[i]["personal"]) == 0
     lost = final(algorithm, federation, 4, cohort=4, after=whole[2]._replace(states={}))
     ends = [(whole[-1].states[i]["personal"], lost.states[i]["personal"]) for i in lost.trained]
-    assert max(apart(*pair) for pair in ends) > 1e-3
+    assert max(max_difference(*pair) for pair in ends) > 1e-3
 
 
 def test_tuning_from_the_start_is_local_only(setting: Setting, federated: Any) -> None:
@@ -217,8 +220,14 @@ def test_tuning_from_the_start_is_local_only(setting: Setting, federated: Any) -
     two = final(alone, federation, 3, cohort=4)
     late = final(FineTune(recipes.fedavg(setting), 1, setting.local), federation, 3, cohort=4)
     for i in two.states:
-        assert apart(one.states[i]["personal"], two.states[i]["personal"]) == 0
-    assert max(apart(late.states[i]["personal"], two.states[i]["personal"]) for i in two.states) > 0
+        assert max_difference(one.states[i]["personal"], two.states[i]["personal"]) == 0
+    assert (
+        max(
+            max_difference(late.states[i]["personal"], two.states[i]["personal"])
+            for i in two.states
+        )
+        > 0
+    )
 
 
 def test_tuning_a_quadratic_is_its_closed_form() -> None:
@@ -249,9 +258,9 @@ def test_statistics_are_tuned_too(normed: Model) -> None:
 
 
 def test_what_is_revealed_says_until_when(four: Setting) -> None:
-    told = recipes.fedavgft(four, tune_rounds=3).reveals()
-    assert told["delta"] == "the change of the shared parameters, until tuning begins"
-    assert told["report"] == recipes.fedavg(four).reveals()["report"]
+    revealed = recipes.fedavgft(four, tune_rounds=3).reveals()
+    assert revealed["delta"] == "the change of the shared parameters, until tuning begins"
+    assert revealed["report"] == recipes.fedavg(four).reveals()["report"]
     assert "delta" not in FineTune(recipes.fedavg(four), 0, four.local).reveals()
 
 

@@ -1,4 +1,4 @@
-"""FedETF and FedGELA: what their losses say, when they are FedAvg, and what they leave alone."""
+"""FedETF and FedGELA: their losses, when they are FedAvg, and what they do not change."""
 
 from __future__ import annotations
 

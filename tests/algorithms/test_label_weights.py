@@ -29,7 +29,7 @@ from fedshift.server.label_weights import JointLabels, mass_ess, masses, node_ra
 from fedshift.server.pals import pals_weights
 from fedshift.server.weights import Pals
 from fedshift.tree import Params
-from support.by_hand import apart, final, softmax_federation, softmax_regression
+from support.by_hand import final, max_difference, softmax_federation, softmax_regression
 from support.federations import CLASSES, TARGET, make_clients, make_federation, one_job
 
 LR = 0.1
@@ -62,26 +62,32 @@ def weighed(name: str, target: tuple[float, ...]) -> Algorithm:
 def test_a_full_step_is_one_on_the_targets_risk(name: str, target: tuple[float, ...]) -> None:
     """Also where no weights of clients alone reach the target."""
     federation = softmax_federation(SIZES)
-    due = target_step(target, federation)
-    assert apart(final(weighed(name, target), federation, 1).server["params"], due) < 1e-9
+    target_params = target_step(target, federation)
+    assert (
+        max_difference(final(weighed(name, target), federation, 1).server["params"], target_params)
+        < 1e-9
+    )
     # Weights of clients alone: FedAvg's and, outside the hull, FedPALS' as well.
     plain = FedAvg(softmax_regression(), local=ONE_STEP)
-    assert apart(final(plain, federation, 1).server["params"], due) > 1e-3
+    assert max_difference(final(plain, federation, 1).server["params"], target_params) > 1e-3
     pals = replace(plain, combine=Mean(Pals(target, lam=0.0)))
     if target == OUTSIDE:
-        assert apart(final(pals, federation, 1).server["params"], due) > 1e-3
+        assert max_difference(final(pals, federation, 1).server["params"], target_params) > 1e-3
 
 
 def test_it_is_so_under_fedpals_weights_and_under_a_cap() -> None:
-    federation, due = softmax_federation(SIZES), target_step(TARGET, softmax_federation(SIZES))
+    federation, target_params = (
+        softmax_federation(SIZES),
+        target_step(TARGET, softmax_federation(SIZES)),
+    )
     pals = FedAvg(softmax_regression(), local=ONE_STEP, combine=Mean(Pals(TARGET, ess=0.9)))
     around = LabelWeights(pals, TARGET, math.inf)
-    assert apart(final(around, federation, 1).server["params"], due) < 1e-9
+    assert max_difference(final(around, federation, 1).server["params"], target_params) < 1e-9
     joint, cap = weighed("fedpals_joint", TARGET), 0.4
     assert float(final(joint, federation, 1).weights.max()) > cap
     capped = final(joint, replace(federation, gate=Gate(max_weight=cap)), 1)
     assert float(capped.weights.max()) <= cap + 1e-12
-    assert apart(capped.server["params"], due) < 1e-9
+    assert max_difference(capped.server["params"], target_params) < 1e-9
 
 
 def test_a_clip_bounds_a_weight_and_leaves_the_targets_risk() -> None:
@@ -96,7 +102,7 @@ def test_a_clip_bounds_a_weight_and_leaves_the_targets_risk() -> None:
     raw = free.label_weights(server, everyone, clipped.weigh(server, everyone))
     assert torch.equal(raw.clamp(max=1.5), w)
     assert not torch.equal(raw, w)
-    apart_from = apart(
+    apart_from = max_difference(
         final(clipped, federation, 1).server["params"], target_step(TARGET, federation)
     )
     assert apart_from > 1e-3
@@ -151,8 +157,8 @@ def test_no_weights_of_clients_alone_have_a_larger_ess(data: st.DataObject) -> N
     assert joint >= solved.ess * (1 - 1e-6) - 1e-9
     assert joint == pytest.approx(1 / (T[T > 0] ** 2 / labels.sum(0)[T > 0]).sum())
     # Any other masses with the same sums by label have less; here those of FedPALS' weights.
-    own = torch.tensor(solved.weights)[:, None] * labels / labels.sum(1, keepdim=True)
-    assert mass_ess(own, labels) == pytest.approx(solved.ess)
+    of_labels = torch.tensor(solved.weights)[:, None] * labels / labels.sum(1, keepdim=True)
+    assert mass_ess(of_labels, labels) == pytest.approx(solved.ess)
 
 
 def test_with_one_label_per_client_it_is_fedpals() -> None:
@@ -175,9 +181,9 @@ def test_a_target_of_the_pooled_shares_is_fedavg(setting: Setting) -> None:
     pooled = tuple((labels.sum(0) / labels.sum()).tolist())
     alike = final(recipes.iwerm(replace(setting, target=pooled)), federation)
     plain = final(recipes.fedavg(setting), federation)
-    assert apart(alike.server["params"], plain.server["params"]) < 1e-5
+    assert max_difference(alike.server["params"], plain.server["params"]) < 1e-5
     even = final(recipes.iwerm(replace(setting, target=(0.2,) * CLASSES)), federation)
-    assert apart(even.server["params"], plain.server["params"]) > 1e-3
+    assert max_difference(even.server["params"], plain.server["params"]) > 1e-3
 
 
 def test_a_client_is_sent_weights_of_its_labels_alone(setting: Setting) -> None:
@@ -243,5 +249,5 @@ def test_examples_of_weight_0_teach_nothing(setting: Setting) -> None:
         return final(algorithm, make_federation(setting.model, tuple(others))).server["params"]
 
     plain = final(algorithm, make_federation(setting.model)).server["params"]
-    assert not apart(plain, moved(4))
-    assert apart(plain, moved(1)) > 1e-3
+    assert not max_difference(plain, moved(4))
+    assert max_difference(plain, moved(1)) > 1e-3

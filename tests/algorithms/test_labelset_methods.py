@@ -27,7 +27,7 @@ from fedshift.server.confree import ConFree
 from fedshift.server.rows import row_mean
 from fedshift.server.weights import Uniform
 from fedshift.tree import Parts, add, flatten
-from support.by_hand import apart, final
+from support.by_hand import final, max_difference
 from support.comparing import same
 from support.federations import CLASSES, FEATURES, TARGET, double, make_clients, make_federation
 
@@ -43,24 +43,24 @@ def uniform(model: Model, local: Local) -> LabelSets:
 def test_rows_of_the_control_are_means_over_holders(option: Any, setting: Setting) -> None:
     """c(y) = sum_{i: y in Y_i} c_i(y) / #holders of y in the population, in sampled cohorts too."""
     federation = double(make_federation(setting.model))
-    held = federation.table["labels"] > 0
+    holds = federation.table["labels"] > 0
     algorithm = recipes.labelset_scaffold(setting, option=option, slots=4)
     for played in run(algorithm, federation, 3, cohort=3):
         for k, c in played.server["control"].items():
             total = torch.zeros_like(c)
             for i, state in played.states.items():
-                own = state["control"][k]
-                assert len(own) == (int(held[i].sum()) if k in HEAD else len(c))
-                at = held[i] if k in HEAD else torch.ones(len(c)).bool()
-                total[at] += own
-            holders = held.sum(0).double() if k in HEAD else torch.full((len(c),), 6.0).double()
+                control = state["control"][k]
+                assert len(control) == (int(holds[i].sum()) if k in HEAD else len(c))
+                at = holds[i] if k in HEAD else torch.ones(len(c)).bool()
+                total[at] += control
+            holders = holds.sum(0).double() if k in HEAD else torch.full((len(c),), 6.0).double()
             wide = holders.reshape(-1, *[1] * (c.ndim - 1))
             assert float((c - total / wide).abs().max()) < 1e-14
     assert float((c - total / 6).abs().max()) > 1e-3  # the head's bias: not the population's mean
 
 
 class ByPopulation(LabelSets):
-    """SCAFFOLD's own rule, sum_i c_i / N, for rows that not everybody has."""
+    """SCAFFOLD's own rule, sum_i c_i / N, for rows that some clients lack."""
 
     def _control(self, server: Parts, updates: Parts) -> Parts:
         ids = updates["cohort"]["id"]
@@ -71,7 +71,7 @@ class ByPopulation(LabelSets):
 
 
 def test_corrections_of_a_row_cancel(mlp: Model) -> None:
-    """One full-batch step of everybody is private FedSGD: holders' corrections sum to 0.
+    """One full-batch step of all clients is private FedSGD: holders' corrections sum to 0.
 
     With c(y) over the whole population, holders would be pulled by c_i(y) of nobody.
     """
@@ -95,7 +95,7 @@ def test_personal_models_know_their_own_labels_alone(setting: Setting, federated
     federation = federated()
     free, tied = (final(recipes.labelset_ditto(setting, lam=x), federation, 2) for x in (0.0, 1.0))
     for played in (free, tied):
-        assert apart(
+        assert max_difference(
             played.server["params"],
             final(recipes.labelset_fedavg(setting), federation, 2).server["params"],
         ) == 0  # fmt: skip
@@ -103,8 +103,8 @@ def test_personal_models_know_their_own_labels_alone(setting: Setting, federated
     # lam = 0: nothing of the others; so another population gives the same personal model.
     others = (*make_clients()[:2], *make_clients(seed=7)[2:])
     again = final(recipes.labelset_ditto(setting, lam=0.0), federated(others), 2)
-    assert apart(personal(again, 1), personal(free, 1)) == 0
-    assert apart(personal(again, 1), personal(tied, 1)) > 1e-3
+    assert max_difference(personal(again, 1), personal(free, 1)) == 0
+    assert max_difference(personal(again, 1), personal(tied, 1)) > 1e-3
 
 
 @pytest.mark.few(1)
@@ -114,21 +114,21 @@ def test_clients_serve_their_own_labels(name: str, setting: Setting, federated: 
     federation, algorithm = federated(), getattr(recipes, name)(setting)
     done = final(algorithm, federation, 2)
     x = federation.clients[1].x
-    held = federation.table["labels"][1] > 0
+    holds = federation.table["labels"][1] > 0
     model = setting.model(*algorithm.model_for(done.server, done.states[1]), x)["logits"]
     probabilities = model.softmax(1)
     assert probabilities.shape[1] == CLASSES
-    assert float(probabilities[:, ~held].max()) == 0
+    assert float(probabilities[:, ~holds].max()) == 0
     shared = setting.model(done.server["params"], {}, x)["logits"]
-    assert torch.equal(model[:, held], shared[:, held]) == (name == "labelset_fedavg")
-    mine = {k: v[held] if k in HEAD else v for k, v in done.server["params"].items()}
-    own = mine if name == "labelset_fedavg" else personal(done, 1)
-    want = setting.model(own, {}, x)["logits"].softmax(1)
-    assert float((probabilities[:, held] - want).abs().max()) < 1e-6
+    assert torch.equal(model[:, holds], shared[:, holds]) == (name == "labelset_fedavg")
+    mine = {k: v[holds] if k in HEAD else v for k, v in done.server["params"].items()}
+    served_params = mine if name == "labelset_fedavg" else personal(done, 1)
+    want = setting.model(served_params, {}, x)["logits"].softmax(1)
+    assert float((probabilities[:, holds] - want).abs().max()) < 1e-6
     public = getattr(recipes, name)(setting, mode="public")
     done = final(public, federation, 1)
     served = setting.model(*public.model_for(done.server, done.states[1]), x)["logits"].softmax(1)
-    assert float(served[:, ~held].min()) > 0
+    assert float(served[:, ~holds].min()) > 0
 
 
 MAKERS: dict[str, Any] = {
@@ -146,12 +146,12 @@ def test_empty_slots_change_nothing(name: str, setting: Setting, federated: Any)
     federation = double(federated())
     one, two = (final(MAKERS[name](setting, k), federation, 2, cohort=4) for k in (3, 5))
     other = final(recipes.labelset_fedavg(setting), federation, 2, cohort=4)
-    assert apart(one.server["params"], two.server["params"]) < 1e-14
+    assert max_difference(one.server["params"], two.server["params"]) < 1e-14
     for i, state in one.states.items():
         again = flatten(two.states[i])
         assert all(float((v - again[k]).abs().max()) < 1e-13 for k, v in flatten(state).items())
     if name != "ditto":
-        assert apart(one.server["params"], other.server["params"]) > 1e-4
+        assert max_difference(one.server["params"], other.server["params"]) > 1e-4
 
 
 def test_a_term_with_a_memory_is_the_inner_one_for_full_sets(setting: Setting) -> None:
@@ -173,10 +173,10 @@ class First:
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("mode", ["private", "holders", "public"])
-def test_who_has_no_weight_holds_nothing(mode: Any, mlp: Model) -> None:
+def test_clients_without_weight_hold_nothing(mode: Any, mlp: Model) -> None:
     """Its labels count as absent, round after round; none is before the first."""
     inner = FedAvg(mlp, local=Local(batch=8), combine=Mean(First()))
-    algorithm = LabelSets(Ditto(inner), mode)  # which trains everybody all the same
+    algorithm = LabelSets(Ditto(inner), mode)  # which trains all clients all the same
     federation = make_federation(mlp)
     assert not start(algorithm, federation).server["absent"]["now"].any()
     done = final(algorithm, federation, 3).server
@@ -208,8 +208,8 @@ def test_recipes_draw_slots_from_the_settings_seed(setting: Setting, federated: 
         for k in (0, 1)
     )
     assert not torch.equal(one["sets"]["slot"], two["sets"]["slot"])
-    assert apart(one["params"], two["params"]) == 0
-    assert apart(one["params"], federation.params) > 1e-3
+    assert max_difference(one["params"], two["params"]) == 0
+    assert max_difference(one["params"], federation.params) > 1e-3
 
 
 def test_one_label_alone(setting: Setting, federated: Any) -> None:
@@ -217,8 +217,8 @@ def test_one_label_alone(setting: Setting, federated: Any) -> None:
     lonely = client_data(make_clients()[0].x, torch.full((9,), 4), 0)
     algorithm = recipes.labelset_fedavg(setting)
     one, two = (federated((lonely, *rest)) for rest in (make_clients()[1:], ()))
-    assert apart(final(algorithm, two, 1).server["params"], two.params) == 0
-    assert apart(final(algorithm, one, 1).server["params"], one.params) > 1e-3
+    assert max_difference(final(algorithm, two, 1).server["params"], two.params) == 0
+    assert max_difference(final(algorithm, one, 1).server["params"], one.params) > 1e-3
 
 
 def test_a_client_registered_with_other_labels_is_named(setting: Setting, federated: Any) -> None:
@@ -272,7 +272,7 @@ def test_a_head_without_bias_trains_and_does_not_serve() -> None:
     federation = make_federation(model)
     algorithm = recipes.labelset_fedavg(Setting(model, TARGET, Local(batch=8)))
     done = final(algorithm, federation, 1)
-    assert apart(done.server["params"], federation.params) > 1e-3
+    assert max_difference(done.server["params"], federation.params) > 1e-3
     with pytest.raises(InputError, match=r"the head \(head\.weight\) has no bias"):
         algorithm.model_for(done.server, done.states[0])
 
@@ -286,14 +286,14 @@ def test_running_statistics_travel_as_ever(normed: Model) -> None:
     assert float((done[name] - federation.buffers[name]).abs().max()) > 1e-3
 
 
-def test_what_is_revealed_is_said(setting: Setting) -> None:
-    told = recipes.labelset_scaffold(setting).reveals()
-    assert "which labels it holds, once, to the server alone" in told["register"]
-    assert "own labels" in told["delta"]
+def test_what_is_revealed_is_described(setting: Setting) -> None:
+    revealed = recipes.labelset_scaffold(setting).reveals()
+    assert "which labels it holds, once, to the server alone" in revealed["register"]
+    assert "own labels" in revealed["delta"]
     # From the sums alone numbers of holders, and not which clients these are.
-    assert "how many clients hold each label (among ten an AUC of 0.71" in told["delta"]
-    assert "cannot tell which of them (0.50), unless it knows who takes part" in told["delta"]
-    assert "guess" not in told["delta"]
+    assert "how many clients hold each label (among ten an AUC of 0.71" in revealed["delta"]
+    assert "cannot tell which of them (0.50), unless it knows who takes part" in revealed["delta"]
+    assert "guess" not in revealed["delta"]
     modes: tuple[Mode, ...] = ("public", "holders")
     for mode in modes:
         whole = recipes.labelset_scaffold(setting, mode=mode).reveals()

@@ -27,7 +27,7 @@ from fedshift.seeds import Seeds
 from fedshift.server.optimizers import Sgd
 from fedshift.server.rows import holder_shares, row_sum, slot_table
 from fedshift.tree import Parts, flatten, size_in_bytes, weighted_sum
-from support.by_hand import apart, final
+from support.by_hand import final, max_difference
 from support.comparing import same
 from support.federations import (
     CLASSES,
@@ -53,7 +53,7 @@ def full_clients(sizes: tuple[int, ...] = SIZES) -> tuple[ClientData, ...]:
 
 
 def job(algorithm: Algorithm, federation: Federation, client: int, t: int = 1) -> Job:
-    """What a client gets to do in the first round, everybody taking part."""
+    """The job of a client in the first round, with all clients."""
     server = start(algorithm, federation).server
     everyone = torch.arange(len(federation.clients))
     cohort = {"cohort": {"id": everyone, "weight": algorithm.weigh(server, everyone)}}
@@ -96,7 +96,7 @@ def test_full_sets_are_the_inner_method_bit_for_bit(sets: Any, plain: Any, mlp: 
         for i, state in want.states.items():
             assert all(torch.equal(v, flatten(got.states[i])[k]) for k, v in flatten(state).items())
         partial = final(sets(setting, mode=mode), others, 2, cohort=4).server["params"]
-        assert (apart(partial, other.server["params"]) == 0) == (mode == "public")
+        assert (max_difference(partial, other.server["params"]) == 0) == (mode == "public")
 
 
 def test_option_one_reduces_too(mlp: Model) -> None:
@@ -127,11 +127,11 @@ def whole_rows(delta: dict[str, Tensor], labels: Tensor) -> dict[str, Tensor]:
 def test_rows_are_means_over_their_holders(mode: Mode, mlp: Model) -> None:
     """theta(y) + sum_{i: y in Y_i} n_i delta_i(y) / sum_{i: y in Y_i} n_i, written out.
 
-    Label 3 is on client 2 alone and takes its row exactly; label 4 is on nobody and stays.
+    Client 2 alone has label 3, whose row is taken exactly; no client has label 4, whose row stays.
     """
     clients = tuple(
-        client_data(c.x, torch.tensor(held)[torch.arange(len(c.y)) % len(held)], i)
-        for i, (c, held) in enumerate(
+        client_data(c.x, torch.tensor(labels)[torch.arange(len(c.y)) % len(labels)], i)
+        for i, (c, labels) in enumerate(
             zip(make_clients(sizes=(9, 23, 16)), ((0, 1), (0, 1, 2), (2, 3)), strict=True)
         )
     )
@@ -159,12 +159,12 @@ def test_rows_are_means_over_their_holders(mode: Mode, mlp: Model) -> None:
     if mode == "holders":  # the same local training, so that the body is FedAvg's
         body = final(recipes.fedavg(setting), federation, 1)
         moved = {k: v for k, v in got["params"].items() if k not in HEAD}
-        assert apart(moved, body.server["params"]) == 0
+        assert max_difference(moved, body.server["params"]) == 0
 
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("mode", MODES)
-def test_a_row_that_nobody_holds_stays(mode: Mode, mlp: Model) -> None:
+def test_a_row_that_no_client_holds_stays(mode: Mode, mlp: Model) -> None:
     """Through local momentum and decay and the server's momentum; and it is reported."""
     setting = Setting(mlp, TARGET, RESTLESS, server=Sgd(1.0, 0.9))
     algorithm, federation = recipes.labelset_fedavg(setting, mode=mode), make_federation(mlp)
@@ -175,13 +175,13 @@ def test_a_row_that_nobody_holds_stays(mode: Mode, mlp: Model) -> None:
         both[seed] = final(algorithm, drawn, t, cohort=2, after=first)
     stayed = 0
     for after in both.values():
-        held = (federation.table["labels"][after.cohort] > 0).any(0)
-        assert torch.equal(after.server["absent"]["now"], ~held)
-        assert torch.equal(after.server["absent"]["rounds"], (~held).long())
+        present = (federation.table["labels"][after.cohort] > 0).any(0)
+        assert torch.equal(after.server["absent"]["now"], ~present)
+        assert torch.equal(after.server["absent"]["rounds"], (~present).long())
         for k in HEAD:
-            kept = (after.server["params"][k] == first.server["params"][k]).reshape(CLASSES, -1)
-            assert torch.equal(kept.all(1), ~held if mode != "public" else held & False)
-        stayed += int((~held).sum())
+            unmoved = (after.server["params"][k] == first.server["params"][k]).reshape(CLASSES, -1)
+            assert torch.equal(unmoved.all(1), ~present if mode != "public" else present & False)
+        stayed += int((~present).sum())
     assert stayed > 0
 
 
@@ -213,13 +213,13 @@ def test_a_client_trains_a_model_of_its_own_labels(
         for slot, y in enumerate(slots.tolist()):
             if y >= 0:
                 placed[k][y - 1] = update[k][slot]
-    assert apart(placed, want) < 1e-14
+    assert max_difference(placed, want) < 1e-14
     # The control: without the mask, empty slots take part in the softmax and move.
-    told, own, _, drawn = job(algorithm, federation, 1)[1:5]
-    order = told["slots"]["local"]
+    received, before, _, drawn = job(algorithm, federation, 1)[1:5]
+    order = received["slots"]["local"]
     local_y = data._replace(y=torch.tensor([(order == y - 1).nonzero().item() for y in data.y]))
     loose = algorithm.inner.client_update(
-        {k: v for k, v in told.items() if k != "slots"}, own, local_y, drawn
+        {k: v for k, v in received.items() if k != "slots"}, before, local_y, drawn
     )[0]["delta"]
     assert float(loose["head.bias"][slots < 0].abs().min()) > 1e-3
 
@@ -249,8 +249,8 @@ def test_names_of_labels_do_not_matter(name: str, setting: Setting, mlp: Model) 
     federation, to = double(make_federation(mlp)), torch.tensor([3, 0, 4, 1, 2])
     one = final(algorithm, federation, 2, cohort=4).server["params"]
     two = final(algorithm, relabelled(federation, to), 2, cohort=4).server["params"]
-    assert apart({k: v[to] if k in HEAD else v for k, v in two.items()}, one) < 1e-13
-    assert apart(two, one) > 1e-3
+    assert max_difference({k: v[to] if k in HEAD else v for k, v in two.items()}, one) < 1e-13
+    assert max_difference(two, one) > 1e-3
 
 
 def worlds(mlp: Model) -> tuple[Federation, Federation, Setting]:
@@ -265,8 +265,8 @@ def worlds(mlp: Model) -> tuple[Federation, Federation, Setting]:
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_a_client_cannot_tell_who_else_there_is(name: str, mlp: Model, setting: Setting) -> None:
-    """Not a bit of its messages, state or update depends on K or on the others' labels."""
+def test_a_client_learns_nothing_of_the_others(name: str, mlp: Model, setting: Setting) -> None:
+    """No bit of its messages, state or update depends on K or on the others' labels."""
     five, nine, other = worlds(mlp)
     make = PAIRS[name][0]
     one, two = job(make(setting), five, 1), job(make(other), nine, 1)
@@ -309,29 +309,29 @@ def test_what_travels(setting: Setting, federated: Any) -> None:
         assert set(flatten(up[5])) == {
             *(f"delta/{k}" for k in federation.params), "report/id", "report/loss"
         }  # fmt: skip
-        # Of its labels a client is told their own numbers, in slots of any order.
+        # A client is sent only the numbers of its own labels, in slots of any order.
         assert sorted(down[5]["slots"]["local"].tolist()) == [-1] * (width - 1) + [0]
     assert size_in_bytes(job(recipes.fedavg(setting), federation, 0).message) == 4 * (body + 55)
 
 
 def test_slots_say_nothing_of_the_order_of_labels() -> None:
-    held = torch.zeros(400, 6).bool()
-    held[:, [1, 4]] = True
-    table = slot_table(held, 4, seed=0)
+    holds = torch.zeros(400, 6).bool()
+    holds[:, [1, 4]] = True
+    table = slot_table(holds, 4, seed=0)
     assert all(sorted(row) == [-1, -1, 1, 4] for row in table.tolist())
     first = [row.index(1) for row in table.tolist()]
     counts = torch.bincount(torch.tensor(first), minlength=4)
     assert 60 < int(counts.min()) <= int(counts.max()) < 140
-    assert not torch.equal(table, slot_table(held, 4, seed=1))
+    assert not torch.equal(table, slot_table(holds, 4, seed=1))
     with pytest.raises(InputError, match="slots=1 is too few, as client 0 holds 2 labels; give at"):
-        slot_table(held, 1, seed=0)
+        slot_table(holds, 1, seed=0)
 
 
 def test_shares_and_sums_of_rows() -> None:
     weights = torch.tensor([0.7, 0.2, 0.1, 0.0], dtype=torch.float64)
     assert weights.sum() != 1  # rounded: a label that all hold must not be divided by it
-    held = torch.tensor([[1, 1, 0, 0], [1, 0, 0, 1], [1, 1, 0, 0], [0, 0, 1, 1]]).bool()
-    shares = holder_shares(weights, held)
+    holds = torch.tensor([[1, 1, 0, 0], [1, 0, 0, 1], [1, 1, 0, 0], [0, 0, 1, 1]]).bool()
+    shares = holder_shares(weights, holds)
     assert torch.equal(shares[:, 0], weights)
     two = torch.tensor([7 / 8, 0, 1 / 8, 0], dtype=torch.float64)
     assert float((shares[:, 1] - two).abs().max()) < 1e-15

@@ -35,7 +35,7 @@ def drawn(counts: tuple[int, ...]) -> tuple[ClientData, Tensor]:
     return data._replace(w=data.w.double()), 3 * z
 
 
-def seen(term: Term, data: ClientData, batch: Batch, logits: Tensor) -> Tensor:
+def loss_of(term: Term, data: ClientData, batch: Batch, logits: Tensor) -> Tensor:
     view = View(Model(nn.Linear(1, 1)), {}, {"logits": logits}, batch, term.remember({}, {}, data))
     return term(view)
 
@@ -44,7 +44,7 @@ def tried(term: Term, counts: tuple[int, ...]) -> tuple[float, Tensor, Tensor, T
     """(value, gradient by the logits, logits, labels)."""
     data, z = drawn(counts)
     leaf = z.clone().requires_grad_()
-    value = seen(term, data, whole(data), leaf)
+    value = loss_of(term, data, whole(data), leaf)
     (grad,) = torch.autograd.grad(value, leaf)
     return float(value.detach()), grad, z, data.y
 
@@ -92,7 +92,7 @@ def test_the_margin_is_the_papers() -> None:
     data, _ = drawn((16, 1))
     z = torch.tensor([[0.0, 0.0]], dtype=torch.float64)
     one = Batch(z, torch.tensor([1]), torch.ones(1).double(), torch.tensor([0]), torch.tensor(1.0))
-    value = float(seen(CountMargins(2, 2.0), data, one, z))
+    value = float(loss_of(CountMargins(2, 2.0), data, one, z))
     assert value == pytest.approx(float(np.log1p(np.exp(2.0 - 1.0))))
 
 
@@ -126,7 +126,7 @@ def test_padding_and_a_client_without_examples_give_numbers(name: str) -> None:
     none = data._replace(w=torch.zeros_like(data.w))
     batch = whole(data)._replace(w=torch.zeros_like(data.w))
     leaf = z.clone().requires_grad_()
-    value = seen(term, none, batch, leaf)
+    value = loss_of(term, none, batch, leaf)
     (grad,) = torch.autograd.grad(value, leaf)
     assert float(value.detach()) == 0
     assert not grad.any()
@@ -150,7 +150,7 @@ def test_a_prior_learned_under_uneven_shares_is_taken_out() -> None:
         def loss() -> Tensor:
             steps.zero_grad()
             logits = torch.stack([torch.zeros_like(x), slope * x + bias], 1)
-            value = seen(term, data, whole(data), logits)
+            value = loss_of(term, data, whole(data), logits)
             value.backward()  # type: ignore[no-untyped-call]
             return value
 

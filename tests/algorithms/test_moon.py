@@ -1,4 +1,4 @@
-"""MOON: what its equation says, and when it is FedAvg."""
+"""MOON: its equation, and when it is FedAvg."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from fedshift.models.projected import projected_mlp
 from fedshift.recipes import Setting
 from fedshift.seeds import generator
 from fedshift.tree import Params
-from support.by_hand import apart, final
+from support.by_hand import final, max_difference
 from support.comparing import same, whole
 from support.federations import CLASSES, FEATURES, TARGET, make_clients, make_federation, one_job
 
@@ -61,8 +61,8 @@ def test_the_first_round_is_fedavg(setting: Setting, federated: Any, normed: Mod
     two = final(
         FedAvg(normed, objective=CrossEntropy() + Contrastive(5.0), local=local), federation, 1
     )
-    assert apart(one.server["params"], two.server["params"]) == 0
-    assert apart(one.server["buffers"], two.server["buffers"]) == 0
+    assert max_difference(one.server["params"], two.server["params"]) == 0
+    assert max_difference(one.server["buffers"], two.server["buffers"]) == 0
 
 
 def models(model: Model, count: int) -> list[Params]:
@@ -170,7 +170,7 @@ def test_other_models_are_used_in_evaluation_mode_with_their_own_buffers(normed:
     assert float(same_) == pytest.approx(math.log(2), abs=1e-6)
     assert abs(float(loss(other)[0]) - math.log(2)) > 1e-3
     _, plain = normed.train(params, buffers, data.x)
-    assert apart(after, plain) == 0
+    assert max_difference(after, plain) == 0
     z = normed(params, buffers, data.x)["features"]
     assert not torch.equal(z, normed.train(params, buffers, data.x)[0]["features"])
 
@@ -181,16 +181,16 @@ def test_the_previous_model_is_the_clients_own_last_one(setting: Setting, federa
     seen = set()
     for before, played in pairwise(rounds):
         for i in played.trained:
-            kept = played.states[i]["previous"]
-            assert apart(kept, federation.params) > 1e-3
-            assert apart(kept, played.server["params"]) > 1e-4
+            previous = played.states[i]["previous"]
+            assert max_difference(previous, federation.params) > 1e-3
+            assert max_difference(previous, played.server["params"]) > 1e-4
             seen.add(i)
         for i in set(before.states) - set(played.trained):
-            assert apart(played.states[i]["previous"], before.states[i]["previous"]) == 0
+            assert max_difference(played.states[i]["previous"], before.states[i]["previous"]) == 0
     never = set(range(6)) - seen - set(rounds[0].trained)
     assert never
     fresh = algorithm.init_client(federation.params, {}, federation.clients[min(never)])
-    assert apart(fresh["previous"], federation.params) == 0
+    assert max_difference(fresh["previous"], federation.params) == 0
 
 
 def test_features_that_are_zero_or_images_are_no_problem(mlp: Model) -> None:
@@ -207,9 +207,9 @@ def test_features_that_are_zero_or_images_are_no_problem(mlp: Model) -> None:
     params, _ = model.init()
     data = client_data(torch.ones(3, 2), torch.zeros(3).long(), 0)
     context = {"anchor": params, "anchor_buffers": {}, **Contrastive().remember(params, {}, data)}
-    found = gradient_of(model, Contrastive(), {}, {}, whole(data), context)(params)
-    assert float(found.loss) == pytest.approx(math.log(2))
-    assert torch.isfinite(found.grad["w"]).all()
+    result = gradient_of(model, Contrastive(), {}, {}, whole(data), context)(params)
+    assert float(result.loss) == pytest.approx(math.log(2))
+    assert torch.isfinite(result.grad["w"]).all()
 
 
 @pytest.mark.slow
@@ -226,9 +226,9 @@ def test_moon_compares_the_projection(setting: Setting) -> None:
         plain, moon = recipes.fedavg(s), recipes.moon(s, mu=1.0)
         for rounds, equal in ((1, True), (2, False)):
             a, b = (final(m, federation, rounds).server["params"] for m in (plain, moon))
-            assert (apart(a, b) == 0) == equal, name
+            assert (max_difference(a, b) == 0) == equal, name
         moved = final(moon, federation, 2).server["params"]
-        assert all(apart({k: v}, {k: federation.params[k]}) > 0 for k, v in moved.items())
+        assert all(max_difference({k: v}, {k: federation.params[k]}) > 0 for k, v in moved.items())
 
 
 class Plain(nn.Module):

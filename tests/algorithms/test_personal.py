@@ -22,7 +22,7 @@ from fedshift.model import Model
 from fedshift.recipes import Setting
 from fedshift.server.confree import ConFree
 from fedshift.tree import Params, split
-from support.by_hand import apart, final
+from support.by_hand import final, max_difference
 from support.comparing import same
 from support.federations import TARGET, double, make_clients, make_federation, one_job
 
@@ -75,19 +75,23 @@ def test_fedper_is_fedavg_on_the_body(heavy: Setting, federated: Any, mlp: Model
     assert algorithm == FedAvg(mlp, local=HEAVY, share=Share(("head.",)))
     one, two = final(algorithm, federation, 1), final(recipes.fedavg(heavy), federation, 1)
     body = halves(two.server["params"])[1]
-    assert apart(one.server["params"], body) == 0  # the first round's heads are still equal
+    assert (
+        max_difference(one.server["params"], body) == 0
+    )  # the first round's heads are still equal
     later, global_ = final(algorithm, federation, 2), final(recipes.fedavg(heavy), federation, 2)
-    assert apart(later.server["params"], halves(global_.server["params"])[1]) > 1e-4
+    assert max_difference(later.server["params"], halves(global_.server["params"])[1]) > 1e-4
     served = models(algorithm, federation, later)
-    assert apart(halves(served[0])[0], halves(served[1])[0]) > 1e-3
-    assert apart(halves(served[0])[1], halves(served[1])[1]) == 0
+    assert max_difference(halves(served[0])[0], halves(served[1])[0]) > 1e-3
+    assert max_difference(halves(served[0])[1], halves(served[1])[1]) == 0
 
 
 def test_fedper_with_one_client_is_fedavg(heavy: Setting, mlp: Model) -> None:
     federation = double(make_federation(mlp, make_clients(sizes=(37,))))
-    own, plain = recipes.fedper(heavy), recipes.fedavg(heavy)
-    one, two = final(own, federation, 3), final(plain, federation, 3)
-    assert apart(own.model_for(one.server, one.states[0])[0], two.server["params"]) < 1e-13
+    fedper, plain = recipes.fedper(heavy), recipes.fedavg(heavy)
+    one, two = final(fedper, federation, 3), final(plain, federation, 3)
+    assert (
+        max_difference(fedper.model_for(one.server, one.states[0])[0], two.server["params"]) < 1e-13
+    )
 
 
 def test_fedrep_without_head_phase_is_fedbabus_body(heavy: Setting, federated: Any) -> None:
@@ -101,8 +105,8 @@ def test_fedrep_without_body_phase_never_moves_the_body(heavy: Setting, federate
     algorithm, federation = recipes.fedrep(heavy, head_epochs=2), federated()
     head, _ = algorithm.local  # type: ignore[misc]
     frozen = final(replace(algorithm, local=head), federation, 3)
-    assert apart(frozen.server["params"], halves(federation.params)[1]) == 0
-    assert apart(frozen.states[0]["private"], halves(federation.params)[0]) > 1e-2
+    assert max_difference(frozen.server["params"], halves(federation.params)[1]) == 0
+    assert max_difference(frozen.states[0]["private"], halves(federation.params)[0]) > 1e-2
     assert same(algorithm, replace(algorithm, local=head), federation, 1) > 1e-3
 
 
@@ -115,20 +119,20 @@ def test_fedreps_phases_move_one_part_each(heavy: Setting, federated: Any) -> No
     assert plans["train0"].steps == 2 * plans["train1"].steps
     phases = list(algorithm.phases().values())
     fitted = phases[0](heavy.model, CrossEntropy(), start, {}, {}, data, plans["train0"]).params
-    assert apart(halves(fitted)[1], halves(start)[1]) == 0
-    assert apart(halves(fitted)[0], done.states[4]["private"]) == 0
+    assert max_difference(halves(fitted)[1], halves(start)[1]) == 0
+    assert max_difference(halves(fitted)[0], done.states[4]["private"]) == 0
     end = phases[1](heavy.model, CrossEntropy(), fitted, {}, {}, data, plans["train1"]).params
-    assert apart(halves(end)[0], halves(fitted)[0]) == 0
+    assert max_difference(halves(end)[0], halves(fitted)[0]) == 0
     update, _ = algorithm.client_update(*one_job(algorithm, federation, 4)[1:5])
     sent = {k: end[k] - start[k] for k in update["delta"]}
-    assert apart(update["delta"], sent) == 0
-    assert apart(sent, {k: torch.zeros_like(v) for k, v in sent.items()}) > 1e-2
+    assert max_difference(update["delta"], sent) == 0
+    assert max_difference(sent, {k: torch.zeros_like(v) for k, v in sent.items()}) > 1e-2
 
 
 def test_clients_not_drawn_keep_their_head(heavy: Setting, federated: Any) -> None:
     first, second = run(recipes.fedrep(heavy), federated(), 2, cohort=3)
     for i in first.trained:
-        gap = apart(first.states[i]["private"], second.states[i]["private"])
+        gap = max_difference(first.states[i]["private"], second.states[i]["private"])
         assert (gap > 0) == (i in second.trained)
     assert set(first.trained) - set(second.trained)
 
@@ -138,13 +142,13 @@ def test_fedbabus_head_does_not_move_in_federated_rounds(heavy: Setting, federat
     head, body = halves(federation.params)
     for played in run(algorithm, federation, 2):
         for i, params in enumerate(models(algorithm, federation, played)):
-            assert apart(halves(params)[0], head) == 0
-            assert apart(params, models(algorithm, federation, played)[0]) == 0, i
-        assert apart(played.server["params"], body) > 1e-3
+            assert max_difference(halves(params)[0], head) == 0
+            assert max_difference(params, models(algorithm, federation, played)[0]) == 0, i
+        assert max_difference(played.server["params"], body) > 1e-3
 
 
 @pytest.mark.parametrize("part", ["head", "body", "full"])
-def test_fedbabu_tunes_the_part_it_is_told(part: Any, heavy: Setting, federated: Any) -> None:
+def test_fedbabu_tunes_the_part_that_is_named(part: Any, heavy: Setting, federated: Any) -> None:
     algorithm = recipes.fedbabu(heavy, tune_rounds=1, tune_part=part)
     federation = federated()
     middle = final(algorithm, federation, 2)
@@ -152,13 +156,16 @@ def test_fedbabu_tunes_the_part_it_is_told(part: Any, heavy: Setting, federated:
     after = models(algorithm, federation, final(algorithm, federation, 3, after=middle))
     for params in after:
         pairs = zip(halves(params), halves(before), strict=True)
-        assert [apart(new, old) == 0 for new, old in pairs] == [part == "body", part == "head"]
+        assert [max_difference(new, old) == 0 for new, old in pairs] == [
+            part == "body",
+            part == "head",
+        ]
 
 
 def test_fedbabu_without_tuning_gives_all_the_same(heavy: Setting, federated: Any) -> None:
     algorithm, federation = recipes.fedbabu(heavy, tune_rounds=0), federated()
     done = final(algorithm, federation, 2)
-    assert all(apart(p, models(algorithm, federation, done)[0]) == 0
+    assert all(max_difference(p, models(algorithm, federation, done)[0]) == 0
                for p in models(algorithm, federation, done))  # fmt: skip
 
 
@@ -174,7 +181,7 @@ def test_fedbabu_tunes_with_private_statistics(normed: Model) -> None:
 
 
 def test_local_only_does_not_depend_on_others(heavy: Setting, federated: Any) -> None:
-    """The same model, whoever else is there; and plain SGD on the client's own batches."""
+    """The same model whatever other clients there are: plain SGD on the client's own batches."""
     algorithm, federation = recipes.local_only(heavy), federated()
     done = final(algorithm, federation, 2)
     clients = federation.clients[:3]
@@ -183,11 +190,11 @@ def test_local_only_does_not_depend_on_others(heavy: Setting, federated: Any) ->
     for t in (1, 2):
         plan = plan_all(algorithm.phases(), clients[2], t, 0, 2)["personal0"]
         end = HEAVY(heavy.model, CrossEntropy(), end, {}, {}, clients[2], plan).params
-    assert apart(done.states[2]["personal"], end) == 0
-    assert apart(few.states[2]["personal"], end) == 0
-    assert apart(done.states[1]["personal"], end) > 1e-2
+    assert max_difference(done.states[2]["personal"], end) == 0
+    assert max_difference(few.states[2]["personal"], end) == 0
+    assert max_difference(done.states[1]["personal"], end) > 1e-2
     shared = final(recipes.fedavg(heavy), federation, 2)
-    assert apart(shared.server["params"], end) > 1e-2
+    assert max_difference(shared.server["params"], end) > 1e-2
 
 
 def test_local_only_keeps_its_own_statistics(normed: Model) -> None:
@@ -200,8 +207,8 @@ def test_local_only_keeps_its_own_statistics(normed: Model) -> None:
         plan = plan_all(algorithm.phases(), data, t, 0, 1)["personal0"]
         end, after, _ = local(normed, CrossEntropy(), end, after, {}, data, plan)
     params, buffers = algorithm.model_for(done.server, done.states[1])
-    assert apart(params, end) == apart(buffers, after) == 0
-    assert apart(buffers, federation.buffers) > 1e-2
+    assert max_difference(params, end) == max_difference(buffers, after) == 0
+    assert max_difference(buffers, federation.buffers) > 1e-2
 
 
 def test_local_only_sends_nothing(heavy: Setting, federated: Any) -> None:
@@ -288,7 +295,7 @@ def test_impossible_options_are_refused(heavy: Setting) -> None:
 
 
 def test_published_defaults(heavy: Setting) -> None:
-    """What the publications and their authors' code say, written down once more."""
+    """The values of the publications and their authors' code, copied by hand."""
     head, body = recipes.fedrep(heavy).local  # type: ignore[misc]
     assert (head.epochs, head.only, body.frozen) == (10, ("head.",), ("head.",))
     babu: Any = recipes.fedbabu(replace(heavy, rounds=20))

@@ -1,4 +1,4 @@
-"""The projection on the simplex, against a way of finding it that neither sorts nor divides."""
+"""The projection on the simplex, against a computation that neither sorts nor divides."""
 
 from __future__ import annotations
 

@@ -107,10 +107,12 @@ def margins(played: Played, i: int, received: Tree, last: Tree) -> Loss:
     return loss
 
 
-def divergence(p: Tree, received: Tree, x: Tensor, among: list[list[int]], tau: float) -> Tensor:
+def divergence(
+    p: Tree, received: Tree, x: Tensor, label_sets: list[list[int]], tau: float
+) -> Tensor:
     """The sum over examples of KL(received || p) of the softmax over some labels."""
     total = torch.zeros((), dtype=torch.float64)
-    for z, g, labels in zip(logits(p, x), logits(received, x), among, strict=True):
+    for z, g, labels in zip(logits(p, x), logits(received, x), label_sets, strict=True):
         mine, its = (log_shares(v[None, labels] / tau)[0] for v in (z, g))
         total = total + (its.exp() * (its - mine)).sum()
     return total
@@ -120,8 +122,8 @@ def not_true(played: Played, i: int, received: Tree, last: Tree) -> Loss:
     """FedNTD with beta = 0.8 and tau = 2."""
 
     def loss(p: Tree, x: Tensor, y: Tensor) -> Tensor:
-        among = [[c for c in range(CLASSES) if c != int(label)] for label in y]
-        return entropy(p, x, y) + 0.8 / len(x) * divergence(p, received, x, among, 2.0)
+        label_sets = [[c for c in range(CLASSES) if c != int(label)] for label in y]
+        return entropy(p, x, y) + 0.8 / len(x) * divergence(p, received, x, label_sets, 2.0)
 
     return loss
 

@@ -39,7 +39,7 @@ from support.references import (
 EXACT, OTHER = 1e-12, 1e-5
 
 
-def among(labels: list[int], received: Tree, mu: float) -> Loss:
+def restricted_loss(labels: list[int], received: Tree, mu: float) -> Loss:
     """The entropy over a client's labels, with a pull to the body and rows received."""
 
     def loss(p: Tree, x: Tensor, y: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ def trained(played: Played, mode: str, mu: float = 0.0) -> Tree:
         changes = []
         for i in ids:
             labels = labels_of(played, i) if mode == "private" else list(range(CLASSES))
-            end = descend(theta, among(labels, theta, mu), played.batches(t, i))
+            end = descend(theta, restricted_loss(labels, theta, mu), played.batches(t, i))
             changes.append(less(end, theta))
         theta = plus(
             theta, row_means(played, ids, by_size(played, ids), changes, ids, mode == "public")
@@ -105,7 +105,7 @@ def tuned(
     theta = played.start
     for t, ids in played.cohorts:
         ends = [
-            descend(theta, among(labels_of(played, i), theta, 0.0), played.batches(t, i))
+            descend(theta, restricted_loss(labels_of(played, i), theta, 0.0), played.batches(t, i))
             for i in ids
         ]
         theta = plus(
@@ -139,9 +139,9 @@ def tuned(
         batches = [(algorithm.inputs[r].double(), r) for r in rows]
         before = theta
         theta = adam(theta, loss, batches, names, algorithm.lr, memory if kept else None)
-        nobody = [y for y in range(CLASSES) if not any(y in labels for labels in sets)]
+        absent = [y for y in range(CLASSES) if not any(y in labels for labels in sets)]
         for k in HEAD if kept else ():
-            theta[k][nobody] = before[k][nobody]
+            theta[k][absent] = before[k][absent]
     return theta
 
 
@@ -182,5 +182,5 @@ def test_central_tuning_by_restricted_kl(kept: bool, rounds: int) -> None:
 def test_the_entropy_over_all_labels_is_the_plain_one() -> None:
     played = Played.of(recipes.labelset_fedavg(reference_setting()), rounds=1)
     x, y = played.data(0)
-    same = among(list(range(CLASSES)), played.start, 0.0)(played.start, x, y)
+    same = restricted_loss(list(range(CLASSES)), played.start, 0.0)(played.start, x, y)
     assert torch.equal(same, entropy(played.start, x, y))

@@ -1,4 +1,4 @@
-"""FedPALS, SCAFFOLD and Ditto under label sets against plain loops; and who has no reference."""
+"""FedPALS, SCAFFOLD and Ditto under label sets against plain loops; methods without a reference."""
 
 from __future__ import annotations
 

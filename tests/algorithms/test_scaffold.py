@@ -28,8 +28,8 @@ from support.by_hand import (
     Array,
     Hand,
     Quadratics,
-    apart,
     final,
+    max_difference,
     quadratic_federation,
     quadratic_model,
     softmax_federation,
@@ -45,18 +45,18 @@ WHOLE = Local(lr=0.3, epochs=1, batch=200)  # Q = 1 step over all examples
 
 def mixed_controls(played: Round, weights: Tensor, params: Params) -> Params:
     """sum_i w_i c_i over the population, c_i = 0 for clients never seen."""
-    own = [played.states[i]["control"] if i in played.states else zeros(params)
+    controls = [played.states[i]["control"] if i in played.states else zeros(params)
            for i in range(len(weights))]  # fmt: skip
-    return {k: sum(w * c[k] for w, c in zip(weights, own, strict=True)) for k in params}
+    return {k: sum(w * c[k] for w, c in zip(weights, controls, strict=True)) for k in params}
 
 
 def test_the_first_round_is_fedavg_bit_for_bit(setting: Setting, federated: Any) -> None:
     plain = uniform_fedavg(setting.model, setting.local)
     controlled = recipes.scaffold(setting)
     one, two = (final(a, federated(), 1).server["params"] for a in (plain, controlled))
-    assert apart(one, two) == 0
+    assert max_difference(one, two) == 0
     one, two = (final(a, federated(), 2).server["params"] for a in (plain, controlled))
-    assert apart(one, two) > 1e-3
+    assert max_difference(one, two) > 1e-3
 
 
 @pytest.mark.few(2)
@@ -72,40 +72,40 @@ def test_c_is_the_population_mean_of_c_i(
     by_cohort, before = zeros(federation.params), {}
     for played in run(algorithm, federation, 4, cohort=cohort):
         mean = mixed_controls(played, every, federation.params)
-        assert apart(played.server["control"], mean) < 1e-14
+        assert max_difference(played.server["control"], mean) < 1e-14
         for i in played.trained:
             old = before.get(i, {"control": zeros(federation.params)})["control"]
             new = played.states[i]["control"]
             by_cohort = {k: v + (new[k] - old[k]) / cohort for k, v in by_cohort.items()}
         before = played.states
-    wrong = apart(by_cohort, played.server["control"])
+    wrong = max_difference(by_cohort, played.server["control"])
     assert wrong > 1e-2 if cohort < 6 else wrong < 1e-14
 
 
 def test_absent_clients_keep_their_control(setting: Setting, federated: Any) -> None:
     rounds = list(run(recipes.scaffold(setting), federated(), 5, cohort=3))
-    kept = moved = 0
+    unmoved = moved = 0
     for old, new in pairwise(rounds):
         for i, state in old.states.items():
-            same = apart(state["control"], new.states[i]["control"]) == 0
+            same = max_difference(state["control"], new.states[i]["control"]) == 0
             assert same == (i not in new.trained)
-            kept, moved = kept + same, moved + (not same)
-    assert kept > 2
+            unmoved, moved = unmoved + same, moved + (not same)
+    assert unmoved > 2
     assert moved > 2
 
 
 @pytest.mark.few(1)
 @both
 def test_one_full_step_is_fedsgd(option: Option, mlp: Model) -> None:
-    """Q = 1, full batch, everybody: the mean of the corrections is c - (1/M) sum_i c_i = 0."""
+    """Q = 1, full batches, all clients: the mean of the corrections is c - (1/M) sum_i c_i = 0."""
     federation = double(make_federation(mlp))
     plain = final(uniform_fedavg(mlp, WHOLE), federation, 4).server["params"]
     got = final(Scaffold(mlp, option, local=WHOLE), federation, 4).server["params"]
-    assert apart(got, plain) < 1e-14
+    assert max_difference(got, plain) < 1e-14
     three = replace(WHOLE, epochs=3)
     plain = final(uniform_fedavg(mlp, three), federation, 4).server["params"]
     got = final(Scaffold(mlp, option, local=three), federation, 4).server["params"]
-    assert apart(got, plain) > 1e-3
+    assert max_difference(got, plain) > 1e-3
 
 
 @pytest.mark.few(1)
@@ -114,11 +114,11 @@ def test_options_coincide_for_one_full_step(mlp: Model, decay: float) -> None:
     """Both controls are then grad F_i(theta), decay theta included."""
     federation, local = double(make_federation(mlp)), replace(WHOLE, decay=decay)
     one, two = (final(Scaffold(mlp, o, local=local), federation, 3) for o in ("I", "II"))
-    assert apart(one.server["control"], two.server["control"]) < 1e-13
-    assert apart(one.states[2]["control"], two.states[2]["control"]) < 1e-13
+    assert max_difference(one.server["control"], two.server["control"]) < 1e-13
+    assert max_difference(one.states[2]["control"], two.states[2]["control"]) < 1e-13
     local = replace(local, batch=8)
     one, two = (final(Scaffold(mlp, o, local=local), federation, 3) for o in ("I", "II"))
-    assert apart(one.server["control"], two.server["control"]) > 1e-3
+    assert max_difference(one.server["control"], two.server["control"]) > 1e-3
 
 
 @pytest.mark.few(1)
@@ -131,27 +131,30 @@ def test_identical_clients_are_fedavg(option: Option, mlp: Model) -> None:
     federation = double(make_federation(mlp, copies))
     plain = final(uniform_fedavg(mlp, local), federation, 3).server["params"]
     got = final(Scaffold(mlp, option, local=local), federation, 3).server["params"]
-    assert apart(got, plain) < 1e-13
+    assert max_difference(got, plain) < 1e-13
     other = double(make_federation(mlp, (*copies[:3], make_clients()[3])))
     plain = final(uniform_fedavg(mlp, local), other, 3).server["params"]
-    assert apart(final(Scaffold(mlp, option, local=local), other, 3).server["params"], plain) > 1e-4
+    assert (
+        max_difference(final(Scaffold(mlp, option, local=local), other, 3).server["params"], plain)
+        > 1e-4
+    )
 
 
 def two_client_rounds(divisor: int, rounds: int) -> tuple[list[float], float]:
     """max_i |c - c_i| per round and the last theta of option II by hand, with (theta - y) /
     (lr * divisor): F_1 = (t - 10)^2 / 2 and F_2 = (t + 10)^2 / 4, 20 steps of lr 0.1."""
     a, b, lr = (1.0, 0.5), (10.0, -10.0), 0.1
-    x, c, own, gaps = 0.0, 0.0, [0.0, 0.0], []
+    x, c, controls, gaps = 0.0, 0.0, [0.0, 0.0], []
     for _ in range(rounds):
         ends, news = [], []
         for i in range(2):
             y = x
             for _ in range(20):
-                y -= lr * (a[i] * (y - b[i]) - own[i] + c)
+                y -= lr * (a[i] * (y - b[i]) - controls[i] + c)
             ends.append(y)
-            news.append(own[i] - c + (x - y) / (lr * divisor))
-        x, c, own = sum(ends) / 2, sum(news) / 2, news
-        gaps.append(max(abs(c - v) for v in own))
+            news.append(controls[i] - c + (x - y) / (lr * divisor))
+        x, c, controls = sum(ends) / 2, sum(news) / 2, news
+        gaps.append(max(abs(c - v) for v in controls))
     return gaps, x
 
 
@@ -166,8 +169,8 @@ def test_steps_keep_controls_bounded_and_epochs_do_not() -> None:
     rounds = list(run(algorithm, federation, 12))
     for gap, played in zip(gaps, rounds, strict=True):
         c = played.server["control"]
-        found = max(apart(c, played.states[i]["control"]) for i in range(2))
-        assert found == pytest.approx(gap, abs=1e-12)
+        distance = max(max_difference(c, played.states[i]["control"]) for i in range(2))
+        assert distance == pytest.approx(gap, abs=1e-12)
     assert max(gaps) < 10
     assert float(theta(rounds[-1])) == pytest.approx(x, abs=1e-12)
     epochs, _ = two_client_rounds(1, 12)
@@ -240,7 +243,7 @@ def test_weights_reach_the_fixed_point_only_through_the_controls() -> None:
 def test_c_follows_fedpals_weights(
     option: Option, cohort: int, lam: float, setting: Setting, federated: Any
 ) -> None:
-    """c = sum_i alpha_i c_i over the population, zero weights skipped, whoever takes part."""
+    """c = sum_i alpha_i c_i over the population, zero weights skipped, for any cohort."""
     federation = double(federated())
     weights = Mean(Pals(TARGET, lam=lam))
     alpha = weights.weigh(federation.table)
@@ -249,9 +252,9 @@ def test_c_follows_fedpals_weights(
     for played in run(algorithm, federation, 5, cohort=cohort):
         skipped += cohort - len(played.trained)
         mixed = mixed_controls(played, alpha, federation.params)
-        assert apart(played.server["control"], mixed) < 1e-14
+        assert max_difference(played.server["control"], mixed) < 1e-14
     even = mixed_controls(played, torch.ones(6).double() / 6, federation.params)
-    assert apart(played.server["control"], even) > 1e-3
+    assert max_difference(played.server["control"], even) > 1e-3
     assert skipped > 0 if lam == 0 else skipped == 0
 
 
@@ -264,8 +267,8 @@ def test_skipping_zero_weights_changes_no_bit(setting: Setting, federated: Any) 
     skipped = final(Scaffold(setting.model, **fields), federated(), 3)
     trained = final(Everyone(setting.model, **fields), federated(), 3)
     assert len(skipped.trained) < len(trained.trained) == 6
-    assert apart(skipped.server["params"], trained.server["params"]) == 0
-    assert apart(skipped.server["control"], trained.server["control"]) == 0
+    assert max_difference(skipped.server["params"], trained.server["params"]) == 0
+    assert max_difference(skipped.server["control"], trained.server["control"]) == 0
 
 
 @both
@@ -277,19 +280,19 @@ def test_two_rounds_by_hand(option: Option) -> None:
     )
     hand = Hand(federation, algorithm)
     x, p = hand.start(), np.array([12, 20, 9]) / 41
-    c, own = np.zeros_like(x), [np.zeros_like(x)] * 3
+    c, controls = np.zeros_like(x), [np.zeros_like(x)] * 3
     for t in (1, 2):
         deltas: list[Array] = []
         news: list[Array] = []
         for i in range(3):
             y, batches = x, hand.batches(i, t)
             for rows in batches:
-                y = y - 0.2 * (hand.gradient(y, i, rows) + 0.01 * y - own[i] + c)
-            mean = own[i] - c + (x - y) / (0.2 * len(batches))
+                y = y - 0.2 * (hand.gradient(y, i, rows) + 0.01 * y - controls[i] + c)
+            mean = controls[i] - c + (x - y) / (0.2 * len(batches))
             news.append(hand.gradient(x, i) + 0.01 * x if option == "I" else mean)
             deltas.append(y - x)
-        c = c + sum(w * (new - old) for w, new, old in zip(p, news, own, strict=True))
-        x, own = x + 0.7 * sum(w * d for w, d in zip(p, deltas, strict=True)), news
+        c = c + sum(w * (new - old) for w, new, old in zip(p, news, controls, strict=True))
+        x, controls = x + 0.7 * sum(w * d for w, d in zip(p, deltas, strict=True)), news
     done = final(algorithm, federation, 2)
     assert np.abs(hand.flat(done.server["params"]) - x).max() < 1e-14
     assert np.abs(hand.flat(done.server["control"]) - c).max() < 1e-14

@@ -1,4 +1,4 @@
-"""SCAFFOLD: frozen parts, buffers, schedules, what it refuses, and that it helps."""
+"""SCAFFOLD: frozen parts, buffers, schedules, refusals, and that it helps."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from fedshift.model import Model
 from fedshift.recipes import Setting
 from support.by_hand import (
     THREE,
-    apart,
     final,
+    max_difference,
     quadratic_federation,
     quadratic_model,
     theta,
@@ -49,7 +49,7 @@ def test_buffers_have_no_control(option: Option, normed: Model) -> None:
     plain, _ = FedAvg(normed, local=Local(batch=8)).client_update(
         *one_job(FedAvg(normed, local=Local(batch=8)), federation)[1:5]
     )
-    assert apart(update["buffers"], plain["buffers"]) == 0
+    assert max_difference(update["buffers"], plain["buffers"]) == 0
 
 
 def test_a_schedule_over_rounds_is_accounted_for(setting: Setting, federated: Any) -> None:
@@ -60,9 +60,9 @@ def test_a_schedule_over_rounds_is_accounted_for(setting: Setting, federated: An
     first = final(Scaffold(setting.model, local=setting.local), federation, 1)
     second = Scaffold(setting.model, local=replace(setting.local, lr=0.05))
     resumed = final(second, federation, 2, after=first)
-    assert apart(got.server["control"], resumed.server["control"]) == 0
+    assert max_difference(got.server["control"], resumed.server["control"]) == 0
     constant = final(Scaffold(setting.model, local=setting.local), federation, 2)
-    assert apart(got.server["control"], constant.server["control"]) > 1e-3
+    assert max_difference(got.server["control"], constant.server["control"]) > 1e-3
 
 
 def test_what_is_not_sound_is_refused(mlp: Model) -> None:

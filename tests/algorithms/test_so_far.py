@@ -34,7 +34,7 @@ def table(labels: NDArray[np.float64] = LABELS) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("options", [{"lam": 0.0}, {"lam": 7.0}, {"ess": 0.6}, {"lam": np.inf}])
 def test_all_clients_in_every_round_are_fedpals(options: dict[str, float]) -> None:
-    """Then T is not owed but what the clients cannot mix, and the weights stay."""
+    """Then the debt is what the clients cannot mix, and the weights stay."""
     rule = Pals(TARGET, **options)  # type: ignore[arg-type]
     plain = rule(table()).numpy()
     debt = NO_DEBT

@@ -1,4 +1,4 @@
-"""Central tuning: one step by hand, what stays, and how it fails."""
+"""Central tuning: one step by hand, what does not change, and how it fails."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedshift import recipes
 from fedshift.algorithms.tuning import CentralTuning
 from fedshift.client.local import Local
-from fedshift.data import client_data
+from fedshift.data import Examples, client_data
 from fedshift.engine.backends import loop
 from fedshift.engine.run import Federation, Round, play_round, start
 from fedshift.errors import InputError, TrainingError
@@ -21,7 +21,7 @@ from fedshift.recipes import Setting
 from fedshift.seeds import key
 from fedshift.server.agreement import farthest
 from fedshift.tree import Params, Parts
-from support.by_hand import apart, final
+from support.by_hand import final, max_difference
 from support.comparing import same
 from support.federations import CLASSES, FEATURES, TARGET, double, make_clients, make_federation
 from support.normals import drawn
@@ -41,7 +41,7 @@ def test_no_steps_are_no_tuning(mode: Any, setting: Setting, federated: Any) -> 
 
 def clients_models(federation: Federation, played: Round, updates: list[Parts]) -> list[Params]:
     """Each client's model after training, with the head's rows by label, zero where unknown."""
-    found = []
+    models = []
     for i, update in enumerate(updates):
         labels = played.server["sets"]["slot"][i]
         whole = dict(federation.params)
@@ -51,16 +51,16 @@ def clients_models(federation: Federation, played: Round, updates: list[Parts]) 
                 rows[labels[labels >= 0]] = v[labels >= 0]
                 v = rows
             whole[k] = whole[k] + v
-        found.append(whole)
-    return found
+        models.append(whole)
+    return models
 
 
 def risk(kind: str, federation: Federation, weights: Tensor, z: list[Tensor], q: Tensor) -> Tensor:
     """The definition, with pairs written out: z [n, K] the clients' logits, q [n, K] the model."""
     total = torch.zeros((), dtype=torch.float64)
     for i, logits in enumerate(z):
-        held = federation.table["labels"][i] > 0
-        a, b = logits[:, held].softmax(1), q[:, held]
+        holds = federation.table["labels"][i] > 0
+        a, b = logits[:, holds].softmax(1), q[:, holds]
         pairs = a[:, :, None] * b[:, None] - a[:, None] * b[:, :, None]
         terms = (a - b).square().sum(1) if kind == "mse" else pairs.square().sum((1, 2))
         if kind == "kl":
@@ -90,11 +90,11 @@ def test_one_step_is_a_step_on_the_loss(kind: Any, part: Any, mlp: Model) -> Non
         want = v - 0.7 * grads[k] if moves else v
         assert float((got.server["params"][k] - want).abs().max()) < (1e-14 if moves else 1e-300)
     assert float(grads["body.1.weight"].abs().max()) > 1e-5
-    told = got.server["tuning"]
-    assert abs(float(told["loss"][0]) - float(loss.detach())) < 1e-14
-    assert float(told["loss"][1]) < float(loss.detach())
+    tuning = got.server["tuning"]
+    assert abs(float(tuning["loss"][0]) - float(loss.detach())) < 1e-14
+    assert float(tuning["loss"][1]) < float(loss.detach())
     outside = q[:, [0, 4]].sum(1).mean().detach()
-    assert abs(float(told["outside"][0]) - float(outside)) < 1e-14
+    assert abs(float(tuning["outside"][0]) - float(outside)) < 1e-14
 
 
 def test_models_are_asked_with_their_own_statistics(normed: Model) -> None:
@@ -103,10 +103,10 @@ def test_models_are_asked_with_their_own_statistics(normed: Model) -> None:
     plain = recipes.labelset_fedavg(Setting(normed, TARGET, Local(lr=0.3, batch=7)))
     one_step = tuned(plain, steps=1, batch=40, lr=0.7, optimizer="sgd")
     got = final(one_step, federation, 1).server
-    told = got["tuning"]["loss"][0]
+    measured = got["tuning"]["loss"][0]
     before, replies = first_round(plain, federation)
     models, x = clients_models(federation, before, replies), drawn(40, FEATURES, seed=5).float()
-    own = [update["buffers"] | update["counters"] for update in replies]
+    statistics = [update["buffers"] | update["counters"] for update in replies]
     new, old = before.server["buffers"], federation.buffers
     leaves = {k: v.clone().requires_grad_() for k, v in before.server["params"].items()}
 
@@ -115,17 +115,17 @@ def test_models_are_asked_with_their_own_statistics(normed: Model) -> None:
         q = normed(leaves, ours, x)["logits"].softmax(1)
         return risk("mse", federation, before.weights, [v.detach() for v in z], q)
 
-    assert float(told) == pytest.approx(loss(own, new).item(), abs=1e-6)
-    for theirs, ours in (([new] * 3, new), ([old] * 3, new), (own, old)):
-        assert abs(float(told) - loss(theirs, ours).item()) > 1e-4
+    assert float(measured) == pytest.approx(loss(statistics, new).item(), abs=1e-6)
+    for theirs, ours in (([new] * 3, new), ([old] * 3, new), (statistics, old)):
+        assert abs(float(measured) - loss(theirs, ours).item()) > 1e-4
     for buffers, equal in ((new, True), (old, False)):
-        (grad,) = torch.autograd.grad(loss(own, buffers), leaves["head.weight"])
+        (grad,) = torch.autograd.grad(loss(statistics, buffers), leaves["head.weight"])
         gap = got["params"]["head.weight"] - (leaves["head.weight"] - 0.7 * grad).detach()
         assert (float(gap.abs().max()) < 1e-6) == equal
 
 
-def test_one_private_client_disagrees_with_nobody(mlp: Model) -> None:
-    """At the loss's zero its identity rounds to either side; a loss that is told is never below."""
+def test_a_single_private_client_disagrees_with_no_other(mlp: Model) -> None:
+    """At zero its formula rounds to either side; the reported loss is never below 0."""
     for i in range(6):
         federation = make_federation(mlp, (make_clients()[i]._replace(id=torch.tensor(0)),))
         plain = recipes.labelset_fedavg(Setting(mlp, TARGET, Local(batch=8)))
@@ -148,7 +148,7 @@ def test_rounding_moves_nothing(kind: Any, exact: bool, mlp: Model) -> None:
         federation = double(federation) if exact else federation
         many: dict[str, Any] = {"loss": kind, "steps": 50, "lr": 1e-3}
         before, after = (final(a, federation, 1).server for a in (plain, tuned(plain, **many)))
-        return apart(before["params"], after["params"])
+        return max_difference(before["params"], after["params"])
 
     assert moved(data.x) == 0
     assert moved(data.x, data.x, data.x) == 0
@@ -157,7 +157,7 @@ def test_rounding_moves_nothing(kind: Any, exact: bool, mlp: Model) -> None:
 
 @pytest.mark.parametrize("kind", ["mse", "pairwise", "kl"])
 def test_how_far_a_model_is_from_zero_loss(kind: Any) -> None:
-    """Label by label; clients of weight 0 have no say."""
+    """Label by label; clients of weight 0 do not count."""
     p, q = drawn(3, 4, 5, seed=1).double().softmax(2), drawn(3, 4, 5, seed=2).double().softmax(2)
     w, most = torch.tensor([0.5, 0.0, 0.5]).double(), 0.0
     for k in (0, 2):
@@ -173,12 +173,12 @@ def test_how_far_a_model_is_from_zero_loss(kind: Any) -> None:
 
 
 def test_clients_without_examples_say_nothing(setting: Setting, federated: Any) -> None:
-    """A client that holds no label has weight 0 and an answer that is no number elsewhere."""
+    """A client without labels has weight 0, and its answer may be NaN."""
     empty = client_data(torch.zeros(0, FEATURES), torch.zeros(0).long(), 6)
     with_empty, without = federated((*make_clients(), empty)), federated()
     algorithm = tuned(recipes.labelset_ditto(setting))  # which trains whatever the weight
     one, two = (final(algorithm, f, 1).server for f in (with_empty, without))
-    assert apart(one["params"], two["params"]) == 0
+    assert max_difference(one["params"], two["params"]) == 0
     assert torch.equal(one["tuning"]["loss"], two["tuning"]["loss"])
 
 
@@ -211,10 +211,10 @@ def test_statistics_and_clients_do_not_notice(normed: Model) -> None:
     federation = make_federation(normed)
     plain = recipes.labelset_scaffold(Setting(normed, TARGET, Local(batch=7)))
     one, two = (final(a, federation, 1) for a in (plain, tuned(plain, part="all")))
-    assert apart(one.server["buffers"] | {}, two.server["buffers"]) == 0
-    assert apart(one.server["control"], two.server["control"]) == 0
-    assert apart(one.states[2]["control"], two.states[2]["control"]) == 0
-    assert apart(one.server["params"], two.server["params"]) > 1e-4
+    assert max_difference(one.server["buffers"] | {}, two.server["buffers"]) == 0
+    assert max_difference(one.server["control"], two.server["control"]) == 0
+    assert max_difference(one.states[2]["control"], two.states[2]["control"]) == 0
+    assert max_difference(one.server["params"], two.server["params"]) > 1e-4
     assert tuned(plain).reveals() == plain.reveals()
 
 
@@ -242,21 +242,21 @@ def lacking(mlp: Model) -> Federation:
 def test_mass_can_flee_to_absent_labels(mlp: Model) -> None:
     """The pairwise loss's trivial minimum in private mode, seen in server["tuning"].
 
-    All clients are satisfied by h(Y_k|x) = 0, and one row can do that. MSE pulls the other way.
+    h(Y_k|x) = 0 has loss 0 for all clients, and one row can reach it. MSE pulls the other way.
     """
     setting = Setting(mlp, TARGET, Local(lr=0.3, epochs=4, batch=8))
-    plain, found = recipes.labelset_fedavg(setting), {}
+    plain, outside = recipes.labelset_fedavg(setting), {}
     for loss in ("mse", "pairwise"):
         algorithm = tuned(plain, loss=loss, steps=60, lr=0.05)
         server = final(algorithm, lacking(mlp), 1).server
         assert server["absent"]["now"].tolist() == [False] * 4 + [True]
-        found[loss] = server["tuning"]["outside"].tolist()
+        outside[loss] = server["tuning"]["outside"].tolist()
         assert server["tuning"]["loss"][1] < server["tuning"]["loss"][0]
         x = algorithm.inputs
         q = mlp(server["params"], {}, x)["logits"].softmax(1)
-        assert abs(found[loss][1] - float(q[:, 4].mean())) < 1e-14
-    assert found["mse"][0] == found["pairwise"][0]
-    assert found["mse"][1] < 0.05 < found["mse"][0] < 0.5 < 0.9 < found["pairwise"][1]
+        assert abs(outside[loss][1] - float(q[:, 4].mean())) < 1e-14
+    assert outside["mse"][0] == outside["pairwise"][0]
+    assert outside["mse"][1] < 0.05 < outside["mse"][0] < 0.5 < 0.9 < outside["pairwise"][1]
 
 
 def test_labels_within_the_union_cannot_lose_it(mlp: Model) -> None:
@@ -311,7 +311,10 @@ def test_impossible_settings_are_refused(setting: Setting, federated: Any) -> No
         with pytest.raises(InputError, match="central tuning: input 1 holds NaN or infinity"):
             CentralTuning(plain, holed)
     for wrong, message in (
-        (CentralTuning(plain, torch.zeros(3, FEATURES + 1)), "the model fails on inputs"),
+        (
+            CentralTuning(plain, torch.zeros(3, FEATURES + 1)),
+            rf"the server's inputs \[3, {FEATURES + 1}\] do not fit; .*: the model fails on inputs",
+        ),
         (CentralTuning(recipes.fedavg(setting), torch.zeros(3, FEATURES)), "give a LabelSets, not"),
         (tuned(plain, head=("haed.",)), r"\['haed\.'\] matches no parameter"),
     ):
@@ -321,8 +324,25 @@ def test_impossible_settings_are_refused(setting: Setting, federated: Any) -> No
         final(tuned(plain, optimizer="sgd", lr=1e38, part="all"), federated(), 1)
 
 
+def test_inputs_too_large_for_the_parameters_are_refused(mlp: Model) -> None:
+    """Infinite after the cast alone, they made of the clients' answers NaN, and blamed their lr."""
+    plain = recipes.labelset_fedavg(Setting(mlp, TARGET, Local(lr=0.1, steps=2)))
+    fine = drawn(3, FEATURES, seed=5).double()
+    large = fine.clone()
+    large[2] = 1e300
+    federation = make_federation(mlp, make_clients())
+    words = "of the server is too large for torch.float32, the type of the parameters"
+    with pytest.raises(InputError, match=f"central tuning: input 2 {words}"):
+        final(CentralTuning(plain, large), federation, 1)
+    labelled = Examples(large, torch.arange(3))
+    with pytest.raises(InputError, match=f"central tuning: labelled example 2 {words}"):
+        final(CentralTuning(plain, fine, labelled=labelled), federation, 1)
+    fits = CentralTuning(plain, large / 1e270, labelled=Examples(large / 1e270, torch.arange(3)))
+    assert final(fits, federation, 1).t == 1
+
+
 def test_a_diverged_client_is_named_and_not_the_tuning(setting: Setting, federated: Any) -> None:
-    """Finite weights whose outputs overflow pass the gate; tuning must not be blamed for them."""
+    """Finite weights with outputs that overflow pass the gate; the error must not blame tuning."""
     algorithm, federation = tuned(recipes.labelset_fedavg(setting)), federated()
     server = start(algorithm, federation).server
 

@@ -1,4 +1,4 @@
-"""FedVLS: its terms by the authors' steps and by closed forms, and what takes no part in them."""
+"""FedVLS: its terms by the authors' steps and by closed forms, and what they leave out."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def tried(term: Term, counts: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor, 
     data = client_data(given, y, 0)
     data = data._replace(w=data.w.double())
     leaf = z.clone().requires_grad_()
-    value = term(seen(term, data, whole(data), leaf))
+    value = term(view_of(term, data, whole(data), leaf))
     (grad,) = torch.autograd.grad(value, leaf, allow_unused=False)
     return value.detach(), grad, z, given, y
 
 
-def seen(term: Term, data: ClientData, batch: Batch, logits: Tensor) -> View:
+def view_of(term: Term, data: ClientData, batch: Batch, logits: Tensor) -> View:
     params: Params = {"c": torch.zeros(1, dtype=torch.float64)}
     context = {"anchor": params, "anchor_buffers": {}, **term.remember(params, {}, data)}
     return View(Model(Given()), params, {"logits": logits}, batch, context)
@@ -76,9 +76,11 @@ def test_the_balanced_loss_and_its_gradient() -> None:
     assert float((grad - (p - F.one_hot(y, 6)) / 13).abs().max()) < 1e-15
     # A tiny least leaves absent labels out of the partition.
     few = tried(CountAdjusted(6, 1e-12), COUNTS)
-    held = torch.tensor(COUNTS) > 0
-    assert float(few[1][:, ~held].abs().max()) < 1e-10
-    alone = F.cross_entropy(z[:, held] + n[held].log(), torch.searchsorted(held.nonzero()[:, 0], y))
+    present = torch.tensor(COUNTS) > 0
+    assert float(few[1][:, ~present].abs().max()) < 1e-10
+    alone = F.cross_entropy(
+        z[:, present] + n[present].log(), torch.searchsorted(present.nonzero()[:, 0], y)
+    )
     assert float(few[0]) == pytest.approx(float(alone), rel=1e-9)
     assert float(few[0]) != pytest.approx(float(value), rel=1e-3)
 
@@ -137,23 +139,23 @@ def test_the_suppression_is_the_authors() -> None:
 
 
 def test_large_logits_and_padding_give_numbers() -> None:
-    """Rows of weight 0 are not there; a batch of padding alone gives a number as well."""
+    """Rows of weight 0 do not count; a batch of padding alone gives a number as well."""
     y = labels_of(COUNTS)
     z = drawn(y, 6, "now")
     data = client_data(z, y, 0)
     data = data._replace(w=data.w.double())
     term = LogitSuppression(6, 1.0)
     for shift in (0.0, 1e4):
-        plain = term(seen(term, data, whole(data), z + shift))
+        plain = term(view_of(term, data, whole(data), z + shift))
         extended = torch.cat([z + shift, z[:3] + shift])
         rows = torch.cat([torch.arange(13), torch.zeros(3, dtype=torch.int64)])
         weight = torch.cat([torch.ones(13), torch.zeros(3)]).double()
         batch = Batch(extended, data.y[rows], weight, rows, torch.tensor(13.0))
-        assert float((term(seen(term, data, batch, extended)) - plain).abs()) < 1e-12
+        assert float((term(view_of(term, data, batch, extended)) - plain).abs()) < 1e-12
         assert float(plain) == pytest.approx(shift or by_the_authors(z, y, COUNTS), rel=1e-3)
     none = batch._replace(w=torch.zeros(16).double(), size=torch.tensor(1.0))
     leaf = extended.clone().requires_grad_()
-    value = term(seen(term, data, none, leaf))
+    value = term(view_of(term, data, none, leaf))
     (grad,) = torch.autograd.grad(value, leaf)
     assert torch.isfinite(value)
     assert torch.isfinite(grad).all()

@@ -1,4 +1,4 @@
-"""Clients that no weighing round draws, estimated against true log weights, and idle options."""
+"""Clients that no weighing round draws, estimated and true log weights, and idle options."""
 
 from __future__ import annotations
 
@@ -11,11 +11,17 @@ import pytest
 import torch
 
 from fedshift import recipes
-from fedshift.algorithms.weighing import Estimate, centred, rounds_for_all, unweighed
+from fedshift.algorithms.weighing import (
+    Estimate,
+    centred,
+    compare_log_weights,
+    rounds_for_all,
+    unweighed,
+)
 from fedshift.engine.run import draw_cohort
-from fedshift.errors import InputError, NeedlessWarning
+from fedshift.errors import InputError, NeedlessWarning, TrainingError
 from fedshift.recipes import Setting
-from support.by_hand import apart, final
+from support.by_hand import final, max_difference
 from support.densities import direct, weighed
 from support.federations import SIZES
 
@@ -58,7 +64,7 @@ def test_at_least_one_round_more_is_named() -> None:
     assert (2 / 3) ** 8 < 0.05 < (2 / 3) ** 7
 
 
-def heard(method: Any, federation: Any, cohort: int | None = None) -> tuple[list[str], int]:
+def warnings_of(method: Any, federation: Any, cohort: int | None = None) -> tuple[list[str], int]:
     """The warnings of clients that are left out, and how many are."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", NeedlessWarning)
@@ -68,20 +74,20 @@ def heard(method: Any, federation: Any, cohort: int | None = None) -> tuple[list
 
 
 def test_python_is_warned_once_at_the_end_of_weighing(inputs: Setting, federated: Any) -> None:
-    """With the number that it names, with all clients and in a control it is silent."""
+    """It is silent with the number of rounds that it names, with all clients, and in a control."""
     clients, federation = len(SIZES), federated()
 
     def method(rounds: int, **more: Any) -> Any:
         return direct(inputs, density_rounds=1, weighing_rounds=rounds, **more)
 
-    (text,), left = heard(method(2), federation, 2)
-    due = rounds_for_all(2, left, 2 / clients)
+    (text,), left = warnings_of(method(2), federation, 2)
+    needed = rounds_for_all(2, left, 2 / clients)
     assert text.startswith(f"{left} of {clients} clients were in no weighing round, and all")
-    assert f"give weighing_rounds = {due}, so that all are drawn in 95 % of runs" in text
-    assert text.endswith(f"and {due - 2} more rounds to the run")
-    assert heard(method(due), federation, 2) == ([], 0)
-    assert heard(method(1), federation) == ([], 0)
-    texts, left = heard(method(1, estimator="equal"), federation, 2)
+    assert f"give weighing_rounds = {needed}, so that all are drawn in 95 % of runs" in text
+    assert text.endswith(f"and {needed - 2} more rounds to the run")
+    assert warnings_of(method(needed), federation, 2) == ([], 0)
+    assert warnings_of(method(1), federation) == ([], 0)
+    texts, left = warnings_of(method(1, estimator="equal"), federation, 2)
     assert (texts, left) == ([], clients - 2)
 
 
@@ -134,6 +140,26 @@ def test_weights_that_are_all_alike_have_no_slope() -> None:
     assert Estimate(1e-9 * of.true, of.estimated).sentence() == ""
 
 
+def test_python_can_ask_for_the_slope_of_a_run(inputs: Setting, federated: Any) -> None:
+    """Of true weights it is 1; of those of half the ratio, half; weights of 1 have none."""
+    source = torch.Generator().manual_seed(4)
+    ratios = tuple(0.2 * torch.randn(n, generator=source, dtype=torch.float64) for n in SIZES)
+    federation = federated()
+
+    def slope(scale: float, **options: Any) -> float | None:
+        setting = replace(inputs, log_ratios=tuple(scale * r for r in ratios))
+        last = weighed(direct(setting, estimator="true", **options), federation)
+        estimate = compare_log_weights(last.server, last.states, federation.clients, ratios)
+        return None if estimate is None else estimate.slope
+
+    assert slope(1.0) == pytest.approx(1.0, abs=1e-12)
+    assert slope(0.5) == pytest.approx(0.5, abs=0.02)
+    assert slope(1.0, useful=0.999) is None
+    last = weighed(direct(inputs), federation)
+    with pytest.raises(InputError, match="give log_ratios one for each example of each client"):
+        compare_log_weights(last.server, last.states, federation.clients, ratios[:1])
+
+
 # ------------------------------------------------------------------ options without effect
 
 
@@ -151,8 +177,8 @@ def test_options_that_are_refused_would_change_nothing(
         other = direct(setting, estimator="direct", least_ess=0.0, **option)
         changed = replace(plain, **{field: getattr(other, field)})
         a, b = (final(m, federated(), 5).server for m in (plain, changed))
-        assert (apart(a["params"], b["params"]) == 0) == (estimator != "direct")
-        assert apart(a["density"], b["density"]) > 0  # the option is at work
+        assert (max_difference(a["params"], b["params"]) == 0) == (estimator != "direct")
+        assert max_difference(a["density"], b["density"]) > 0  # the option is at work
         if estimator != "direct":
             with pytest.raises(InputError, match=f"{next(iter(option))} is for densities that"):
                 direct(setting, estimator=estimator, **option)
@@ -173,3 +199,48 @@ def test_a_temperature_without_its_term_is_refused(inputs: Setting) -> None:
         recipes.feddisk(inputs, tau=0.2)
     assert recipes.feddisk(inputs, tau=0.5).inner == recipes.fedavg(inputs)
     assert recipes.feddisk(inputs, mu=0.1, tau=0.2).inner == recipes.moon(inputs, mu=0.1, tau=0.2)
+
+
+@pytest.mark.parametrize("option", [{"most": 2.0}, {"useful": 0.7}, {"least_ess": 0.9}])
+def test_bounds_on_weights_of_one_are_refused(
+    option: dict[str, float], inputs: Setting, federated: Any
+) -> None:
+    """They leave the control's bits, and not those of ratios that differ."""
+    (name,) = option
+    with pytest.raises(InputError, match=f"^{name} is a bound on weights that differ, and with"):
+        recipes.feddisk(inputs, estimator="equal", **option)
+    recipes.feddisk(inputs, estimator="equal", useful=0.0, least_ess=0.0)  # they ask nothing
+    wide = tuple(3.0 * torch.arange(n, dtype=torch.float64) / n for n in SIZES)
+    setting = replace(inputs, log_ratios=wide)
+
+    def end(estimator: str, **more: float) -> Any:
+        plain = direct(setting, estimator=estimator, least_ess=0.0)
+        return final(replace(plain, **more), federated(), 3)
+
+    weights = [end("equal", **more).states[0]["importance"]["a"] for more in ({}, option)]
+    assert torch.equal(*weights)
+    if name == "least_ess":
+        with pytest.raises(TrainingError, match="less than least_ess = 0.9 allows"):
+            end("true", **option)
+        return
+    weights = [end("true", **more).states[0]["importance"]["a"] for more in ({}, option)]
+    assert not torch.equal(*weights)
+
+
+def test_a_least_share_that_useful_forestalls_is_refused(inputs: Setting) -> None:
+    """Weights worth less than useful are 1 before least_ess is asked."""
+    for least, useful in ((0.2, 0.3), (0.3, 0.3), (0.5, 0.6)):
+        with pytest.raises(
+            InputError, match=f"least_ess={least} ends no run where useful={useful}"
+        ):
+            recipes.feddisk(inputs, least_ess=least, useful=useful)
+    for least, useful in ((0.5, 0.3), (0.2, 0.0), (0.15, 0.3), (0.05, 0.3)):
+        assert recipes.feddisk(inputs, least_ess=least, useful=useful).least_ess == least
+
+
+def test_a_range_beside_that_of_two_values_is_refused(inputs: Setting) -> None:
+    two = replace(inputs, two_values=(0.0, 1.0))
+    with pytest.raises(InputError, match='all inputs are 0 or 1, which density="auto" takes for'):
+        recipes.feddisk(two, low=-5.0, high=9.0)
+    assert recipes.feddisk(two, low=0.0, high=1.0).span == (0.0, 1.0) == recipes.feddisk(two).span
+    assert recipes.feddisk(two, density="bernoulli", low=-5.0, high=9.0).span == (-5.0, 9.0)

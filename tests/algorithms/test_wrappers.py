@@ -1,4 +1,4 @@
-"""A method that wraps another does what the inner one can do, and says so."""
+"""A method that wraps another has, and declares, the inner one's capabilities."""
 
 from __future__ import annotations
 
@@ -62,15 +62,15 @@ def final(method: Any, setting: Setting, rounds: int = ROUNDS) -> Round:
 
 
 def moved(played: Round, setting: Setting) -> bool:
-    """Whether the branch is another than at first."""
+    """Whether the router's branch has changed."""
     first, _ = setting.model.init()
-    own = {k: v for k, v in played.server["params"].items() if k.startswith("router.")}
-    assert own
-    return not all(torch.equal(v, first[k]) for k, v in own.items())
+    router = {k: v for k, v in played.server["params"].items() if k.startswith("router.")}
+    assert router
+    return not all(torch.equal(v, first[k]) for k, v in router.items())
 
 
 def routed(method: Any, played: Round) -> Tensor:
-    """Whom a method's router finds for everybody's inputs."""
+    """The clients that a method's router chooses for all clients' inputs."""
     router = Router.of(method, played.server, played.states)
     return router.route(torch.cat([c.x for c in make_clients()])).clients[:, 0]
 
@@ -83,7 +83,7 @@ def inner(kind: str, setting: Setting, objective: Term = ROUTES) -> Any:
 @pytest.mark.few(2)
 @pytest.mark.parametrize("kind", ["FedAvg", "Scaffold"])
 @pytest.mark.parametrize("name", WRAP)
-def test_a_router_inside_is_trained_and_said(name: str, kind: str, setting: Setting) -> None:
+def test_a_router_inside_is_trained_and_reported(name: str, kind: str, setting: Setting) -> None:
     method = WRAP[name](inner(kind, setting), setting)
     if name == "FineTune at once":  # nothing of the inner method is left
         assert not ask(method, Capabilities.trains_router)
@@ -96,7 +96,7 @@ def test_a_router_inside_is_trained_and_said(name: str, kind: str, setting: Sett
 
 @pytest.mark.few(3)
 @pytest.mark.parametrize("name", WRAP)
-def test_no_router_is_said_where_none_is_trained(name: str, setting: Setting) -> None:
+def test_no_router_is_reported_where_none_is_trained(name: str, setting: Setting) -> None:
     """The control of the test above."""
     method = WRAP[name](inner("FedAvg", setting, CrossEntropy()), setting)
     assert not ask(method, Capabilities.trains_router)
@@ -129,7 +129,7 @@ METHODS: dict[str, Make] = {
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_can_train_a_router(name: str, setting: Setting) -> None:
-    """Its clients hear who is in the cohort, and the router knows more than it did at first."""
+    """Its clients are sent the cohort, and the router is better than at first."""
     method, federation = METHODS[name](setting), make_federation(setting.model)
     played = list(run(method, federation, 8, cohort=5))[-1]
     assert moved(played, setting)
@@ -166,7 +166,7 @@ def test_terms_in_terms_are_seen() -> None:
 
 @dataclass(frozen=True)
 class Ours:
-    """A user's method, which inherits from nothing and says of nothing that it is not asked."""
+    """A user's method, which inherits from nothing and declares only what is required."""
 
     method: Any
 
@@ -177,7 +177,7 @@ class Ours:
 
 
 def test_a_method_that_says_nothing_has_the_defaults(setting: Setting) -> None:
-    """It runs as it is, its replies are stacked, and the numbers are those of sums."""
+    """It runs with its replies stacked, and the numbers are those of sums."""
     method, ours = recipes.fedavg(setting), Ours(recipes.fedavg(setting))
     assert [ask(ours, Capabilities.trains_router), ask(ours, Capabilities.moves_server)] == [
         False, True,
@@ -193,7 +193,7 @@ def test_a_method_that_says_nothing_has_the_defaults(setting: Setting) -> None:
 
 
 def test_a_wrapper_answers_every_capability() -> None:
-    """Else the default would answer, whatever the inner method says."""
+    """Otherwise the default would answer in place of the inner method."""
     places = sorted(Path(fedshift.algorithms.__path__[0]).glob("[a-z]*.py"))
     modules = (import_module(f"fedshift.algorithms.{place.stem}") for place in places)
     kinds = {k for m in modules for _, k in inspect.getmembers(m, inspect.isclass)}
@@ -254,13 +254,13 @@ def test_label_sets_serve_the_personal_models_of_ditto(setting: Setting) -> None
     for wrapped in (LabelSets(method, "holders"), tuned(method, setting)):
         played = final(wrapped, setting)
         served = models(wrapped, played, make_federation(setting.model))
-        assert all(served[i][0] is own for i, own in of_state(played, "personal").items())
+        assert all(served[i][0] is model for i, model in of_state(played, "personal").items())
     # The control: one model for all is the server's.
     assert personal(tuned(recipes.fedavg(setting), setting), setting) == []
     assert personal(disk(recipes.fedavg(setting), setting), setting) == []
 
 
-def test_who_says_label_rules(setting: Setting) -> None:
+def test_which_method_sets_the_label_rules(setting: Setting) -> None:
     plain: Any = recipes.fedavg(setting)
     assert ask(plain, Capabilities.label_rules) is None
     assert ask(disk(plain, setting), Capabilities.label_rules) is None

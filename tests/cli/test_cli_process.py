@@ -38,7 +38,7 @@ def ran(folder: Path, *args: str, **env: str) -> tuple[int, str, str]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_ends_a_demo_in_order(number: int, code: int, tmp_path: Path) -> None:
-    """What it does to a run: tests/experiments/test_resume.py."""
+    """For its effect on a run see tests/experiments/test_resume.py."""
     args, place = ["demo", "--out", "o", *LONG], Path("o/fedavg")
     with subprocess.Popen(
         [SCRIPT, *args], cwd=tmp_path, env=ENV, stderr=subprocess.PIPE, preexec_fn=hears_ctrl_c
@@ -79,7 +79,7 @@ def test_terminating_a_table_ends_its_processes(tmp_path: Path) -> None:
     assert "Traceback" not in err
     left = {path: path.read_bytes() for path in runs.glob("*/events.jsonl")}
     time.sleep(0.3)
-    assert {path: path.read_bytes() for path in left} == left  # nobody writes any more
+    assert {path: path.read_bytes() for path in left} == left  # no process writes any more
     assert "not in the paper" in (tmp_path / "reproduced" / "table1" / "table.md").read_text()
 
 
@@ -91,14 +91,14 @@ def test_terminating_a_table_ends_its_processes(tmp_path: Path) -> None:
 def test_an_interruption_while_libraries_load(
     module: str, number: int, code: int, tmp_path: Path
 ) -> None:
-    """No traceback: what is loaded first is loaded behind a guard, and torch is not unwound."""
+    """No traceback: the first imports are guarded, and torch is not unwound."""
     stop = f"import os\nos.kill(os.getpid(), {int(number)})\nraise SystemExit('came too far')\n"
     (tmp_path / f"{module}.py").write_text(stop)
     path = {"PYTHONPATH": str(tmp_path)}
     assert ran(tmp_path, "methods", **path) == (code, "", "interrupted\n")
-    found = ran(tmp_path, "methods", "--format", "json", **path)
-    assert found[:2] == (code, "")
-    assert json.loads(found[2]) == {"error": "interrupted", "exit_code": code}
+    result = ran(tmp_path, "methods", "--format", "json", **path)
+    assert result[:2] == (code, "")
+    assert json.loads(result[2]) == {"error": "interrupted", "exit_code": code}
 
 
 @pytest.mark.slow
@@ -111,14 +111,14 @@ def test_a_library_that_fails_to_load_is_no_interruption(tmp_path: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "message"),
     [(["rum"], "No such command 'rum'. Did you mean 'run'?"),
      (["datasets", "fech"], "No such command 'fech'. Did you mean 'fetch'?"),
      (["nothing"], "No such command 'nothing'.")],
 )  # fmt: skip
-def test_what_was_perhaps_meant_is_said_once(args: list[str], told: str, tmp_path: Path) -> None:
-    assert ran(tmp_path, *args)[2].splitlines()[-1] == f"Error: {told}"
-    assert json.loads(ran(tmp_path, *args, "--format", "json")[2])["error"] == told
+def test_the_nearest_match_is_named_once(args: list[str], message: str, tmp_path: Path) -> None:
+    assert ran(tmp_path, *args)[2].splitlines()[-1] == f"Error: {message}"
+    assert json.loads(ran(tmp_path, *args, "--format", "json")[2])["error"] == message
 
 
 @pytest.mark.slow
@@ -149,8 +149,8 @@ def test_a_full_device_is_named(tmp_path: Path) -> None:
             [SCRIPT, "methods"], stdout=full, stderr=subprocess.PIPE, check=False, env=ENV
         )
     assert done.returncode == 2
-    told = b"error: the output cannot be written: No space left on device; send it elsewhere\n"
-    assert done.stderr == told
+    message = b"error: the output cannot be written: No space left on device; send it elsewhere\n"
+    assert done.stderr == message
 
 
 @pytest.mark.slow
@@ -165,13 +165,13 @@ def test_ascii_output(tmp_path: Path) -> None:
 def test_version_and_help(tmp_path: Path) -> None:
     assert ran(tmp_path, "--version")[:2] == (0, "fedshift 0.1.0\n")
     assert "3 missing or damaged data (also CSV" in " ".join(ran(tmp_path, "--help")[1].split())
-    for command, told in (
+    for command, text in (
         (["run"], "FILE.toml: the experiment's data"),
         (["report"], "FOLDER...: run folders"),
         (["datasets", "fetch"], "NAME: as listed by"),
         (["init"], "-c sets keys of section"),
     ):
-        assert told in ran(tmp_path, *command, "--help")[1]
+        assert text in ran(tmp_path, *command, "--help")[1]
 
 
 @pytest.mark.parametrize(
@@ -186,13 +186,13 @@ def test_version_and_help(tmp_path: Path) -> None:
 )
 def test_usage_errors_as_json(args: list[str], tmp_path: Path) -> None:
     code, out, err = ran(tmp_path, *args, "--format", "json")
-    told = json.loads(err)
-    assert (code, out, told["exit_code"]) == (2, "", 2)
-    assert told["error"]
+    answer = json.loads(err)
+    assert (code, out, answer["exit_code"]) == (2, "", 2)
+    assert answer["error"]
 
 
 @pytest.mark.slow
-def test_a_lost_data_folder_is_told(tmp_path: Path) -> None:
+def test_a_lost_data_folder_is_named(tmp_path: Path) -> None:
     line = "warning: $FEDSHIFT_DATA: no such folder: /nonexistent\n"
     assert ran(tmp_path, "datasets", FEDSHIFT_DATA="/nonexistent")[::2] == (0, line)
     assert ran(tmp_path, "datasets", FEDSHIFT_DATA=str(tmp_path))[2] == ""

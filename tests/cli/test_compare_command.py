@@ -1,4 +1,4 @@
-"""`fedshift compare` as a user meets it: the table, exit codes, a sweep that was stopped."""
+"""`fedshift compare` for its users: the table, exit codes, a sweep that was stopped."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_method_that_cannot_do_the_task_is_met_first(
 
 @pytest.mark.slow
 def test_a_run_that_fails_is_a_line_and_the_others_go_on(call: Call) -> None:
-    """The seeds of one reason are named together; their curves are not needed."""
+    """Seeds that failed for one reason are named together; their curves are not needed."""
     Path("m.py").write_text(
         "from fedshift import recipes\n"
         "def odd(setting):\n"
@@ -144,7 +144,7 @@ SWEEP = (*TWO, "--seeds", "0,1", "--jobs", "2", "-c", "training.rounds=60")
 
 
 def begin(folder: Path, *more: str) -> subprocess.Popen[bytes]:
-    """A sweep of two methods and two seeds, in a process group of its own."""
+    """Start a sweep of two methods and two seeds in a process group of its own."""
     (folder / "f.toml").write_text(text_of("fedavg"))
     return subprocess.Popen(
         [Path(sys.executable).with_name("fedshift"), *SWEEP, *more], cwd=folder,
@@ -155,7 +155,7 @@ def begin(folder: Path, *more: str) -> subprocess.Popen[bytes]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The results of a sweep that went through."""
+    """The results of an uninterrupted sweep."""
     folder = tmp_path_factory.mktemp("whole")
     with begin(folder, "--out", "whole") as job:
         assert job.wait(120) == 0
@@ -167,7 +167,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_a_sweep_that_was_stopped_goes_on(
     number: int, whole: dict[str, Any], tmp_path: Path
 ) -> None:
-    """The files are those of one that went through; its processes end with it."""
+    """The files equal those of an uninterrupted sweep; its processes end with it."""
     with begin(tmp_path, "--out", "o") as job:
         while not (logs := list(tmp_path.glob("o/runs/*/events.jsonl"))) and job.poll() is None:
             time.sleep(0.02)

@@ -26,7 +26,7 @@ QUOTED = r"│ (FedAvg|FedPALS|Oracle) +│ +([\d.]+) │"
 
 
 def fedshift(folder: Path, *args: str) -> Any:
-    """Run the installed script; its JSON."""
+    """Run the installed script; return its JSON."""
     done = subprocess.run(
         [SCRIPT, *args, "--format", "json"], cwd=folder, capture_output=True, text=True, check=False
     )
@@ -35,9 +35,9 @@ def fedshift(folder: Path, *args: str) -> Any:
 
 
 def needs(name: str) -> None:
-    found = {one.name: one for one in datasets.known()}[name]
-    if not found.available:
-        pytest.skip(f"{name} is not in any search folder: {found.how}")
+    entry = {one.name: one for one in datasets.known()}[name]
+    if not entry.available:
+        pytest.skip(f"{name} is not in any search folder: {entry.how}")
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def test_the_demo_shows_what_it_promises(demo: tuple[Path, Any]) -> None:
 def test_the_picture_of_the_readme_is_that_of_the_demo(
     demo: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Training gives other digits on other processors; what README prints is in the picture."""
+    """Digits differ between processors; the numbers that README prints are in the picture."""
     monkeypatch.syspath_prepend(str(ROOT / "docs" / "site"))
     picture = importlib.import_module("readme_picture")
     runs = {m: json.loads((demo[0] / m / "summary.json").read_text()) for m in picture.METHODS}
@@ -82,27 +82,27 @@ def test_the_picture_of_the_readme_is_that_of_the_demo(
 
 @pytest.mark.parametrize("name", ["fashion-mnist", "cifar-10"])
 def test_two_rounds_on_a_whole_data_set(name: str, tmp_path: Path) -> None:
-    """One of each form of files; MNIST's are those of Fashion-MNIST."""
+    """One data set of each file format; MNIST's is that of Fashion-MNIST."""
     needs(name)
-    told = fedshift(
+    answer = fedshift(
         tmp_path, "demo", "--out", "o", "-c", f"data.name={name}", "-c", "training.rounds=2",
         "-c", "selection.grid=[0.5]",
     )  # fmt: skip
-    assert [r["method"] for r in told["runs"]] == ["fedavg", "fedpals", "oracle"]
-    assert all(0 < r["target_accuracy"] <= 1 for r in told["runs"])
+    assert [r["method"] for r in answer["runs"]] == ["fedavg", "fedpals", "oracle"]
+    assert all(0 < r["target_accuracy"] <= 1 for r in answer["runs"])
     again = fedshift(tmp_path, "report", "o/fedavg", "o/oracle", "--out", "two.html")
     assert Path(tmp_path, again["report"]).exists()
 
 
-def rows_of(told: Any) -> dict[str, dict[int, float]]:
+def rows_of(answer: Any) -> dict[str, dict[int, float]]:
     """The values of a table's rows by seed."""
     return {
-        c["row"]: {v["seed"]: v["value"] for v in c["seeds"]} for c in told["cells"] if c["seeds"]
+        c["row"]: {v["seed"]: v["value"] for v in c["seeds"]} for c in answer["cells"] if c["seeds"]
     }
 
 
 def check_seed(rows: dict[str, dict[int, float]], seed: int) -> None:
-    """What must hold of FedDRM on eight clients with two classes and eight looks, in every seed."""
+    """Check FedDRM on eight clients with two classes and eight looks, for every seed."""
     hard = rows["FedDRM, hard routing"][seed]
     assert hard >= rows["FedRep, vote"][seed] + 30
     assert rows["FedDRM, mixture"][seed] >= hard - 0.3
@@ -111,9 +111,9 @@ def check_seed(rows: dict[str, dict[int, float]], seed: int) -> None:
 
 
 def test_routing_in_the_small_setting(tmp_path: Path) -> None:
-    """What must hold, of the recorded seeds 0 to 2; and seed 0, trained now, is the recorded one.
+    """The checks hold for the recorded seeds 0 to 2; and seed 0, trained now, equals its record.
 
-    Every seed goes through the same code: the other two would take twice as long once more.
+    All seeds run the same code: training the other two would triple the time.
     """
     records = ROOT / "results" / "feddrm" / "small" / RECORDS
     (tmp_path / "small").mkdir()
@@ -131,8 +131,8 @@ def test_routing_in_the_small_setting(tmp_path: Path) -> None:
     assert mean("FedDRM, hard routing") >= mean("FedAvgFT, 50 % tuning, vote") + 1
     assert mean("FedDRM, refitted router") >= mean("FedDRM, hard routing") + 1
     assert mean("FedDRM, average accuracy") > mean("FedAvgFT, 12.5 % tuning, average accuracy")
-    found = [mean(f"FedDRM{lam}, client accuracy") for lam in (" lambda=0.5", "", " lambda=0.95")]
-    assert found[0] > found[1] > found[2]
+    means = [mean(f"FedDRM{lam}, client accuracy") for lam in (" lambda=0.5", "", " lambda=0.95")]
+    assert means[0] > means[1] > means[2]
     served = [mean(f"FedDRM{lam}, average accuracy") for lam in (" lambda=0.5", "", " lambda=0.95")]
     assert min(served[1:]) >= served[0] - 0.3
 
@@ -149,18 +149,18 @@ def test_routing_in_the_small_setting(tmp_path: Path) -> None:
 def test_the_feddrm_tables_run_on_their_own_network(tmp_path: Path) -> None:
     """Methods of Table 1 for two rounds of five steps of the ResNet-18, on few images.
 
-    Without FedProxFT and FedSAMFT, which take the network apart as FedAvgFT does; on a small one:
+    Without FedProxFT and FedSAMFT, which split the network as FedAvgFT does; on a small one:
     `papers/test_reproduce_feddrm_rounds.py`.
     """
     needs("cifar-10")
     methods = "confree,ditto,fedala,fedas,fedavgft,fedbabu_drm_repo,feddrm,fedpac,fedrep"
-    told = fedshift(
+    answer = fedshift(
         tmp_path, "reproduce", "feddrm/table1", "--dataset", "cifar-10", "--split", "SPC=5",
         "--rounds", "2", "--out", "r", "-c", "data.limit=100", "-c", "training.steps=5",
         "-c", "training.batch=2", "--methods", methods, "--jobs", "2",
     )  # fmt: skip
-    assert not told["failures"]
-    assert len(told["trained"]) == 9
-    cells = [cell for cell in told["cells"] if cell["seeds"]]
+    assert not answer["failures"]
+    assert len(answer["trained"]) == 9
+    cells = [cell for cell in answer["cells"] if cell["seeds"]]
     assert len(cells) >= 9
     assert all(0 <= cell["here"]["mean"] <= 100 for cell in cells)

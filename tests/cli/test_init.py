@@ -1,4 +1,4 @@
-"""`fedshift init`: what it says of a table, and that the files that it writes run."""
+"""`fedshift init`: what it reports of a table, and that the files it writes run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def init(*arguments: str) -> int:
     return perform(app, ["init", "patients.csv", *arguments])
 
 
-def test_it_says_what_it_saw(patients: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_reports_what_it_read(patients: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = (patients / "patients.csv").read_text().splitlines()
     lines = [text[0], *(line.replace(",f,", ",,") for line in text[1:8]), *text[8:]]
     (patients / "patients.csv").write_text("\n".join(lines))
@@ -54,7 +54,7 @@ def test_it_says_what_it_saw(patients: Path, capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     "target", ["north", "clients", "pooled", "ill=0.7, well=0.3", "test.csv", None]
 )
-def test_what_it_writes_runs(
+def test_the_written_file_runs(
     patients: Path, target: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = patients / "a b" / "c"
@@ -72,7 +72,7 @@ def test_what_it_writes_runs(
 @pytest.mark.few(1)
 @pytest.mark.parametrize("typed", ["ill=0.7,well=0.3", " ill = 0.7 , well = .3", "ill=70,well=30"])
 def test_label_shares_as_text(patients: Path, typed: str) -> None:
-    """They are a table in the file, and what the run is for."""
+    """The shares become a table in the file, and the run's target."""
     assert init(*GIVEN, "--target", typed) == 0
     data = tomllib.loads((patients / "experiment.toml").read_text())["data"]
     total = sum(data["target"].values())
@@ -132,7 +132,7 @@ def test_nothing_is_overwritten(patients: Path, capsys: pytest.CaptureFixture[st
 def test_nothing_is_guessed(
     patients: Path, arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And nothing is written then."""
+    """Where a choice is unclear, nothing is written."""
     assert init(*arguments) in (2, 3)
     assert message in capsys.readouterr().err
     assert [p.name for p in patients.iterdir()] == ["patients.csv"]
@@ -154,7 +154,7 @@ def test_other_files_are_to_be_unpacked(
 def test_a_mixed_column_is_left_out_as_the_message_says(
     patients: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is typed for it is written to the experiment, which runs."""
+    """The option that the message names is written to the experiment, which runs."""
     (patients / "patients.csv").write_text(table().replace("east,", "east,o", 9))
     assert init(*GIVEN) == 2
     error = capsys.readouterr().err
@@ -179,7 +179,7 @@ def test_a_table_without_header(patients: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_what_to_look_at_is_named(patients: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A column that is the label by another name, one of row numbers, and others."""
+    """For example a column that repeats the label under another name, or row numbers."""
     head, *rows = table().splitlines()
     more = (
         (row, row.endswith("ill"), 1000 + i, f"{2000 + i // 2}-01-05", i % 30 if i % 9 else -99)
@@ -202,8 +202,8 @@ def test_what_to_look_at_is_named(patients: Path, capsys: pytest.CaptureFixture[
         assert f'Column "{name}"' not in out
 
 
-def test_doubts_about_numbers() -> None:
-    """A label that is another column in other units, or a limit of one; a code of the clients."""
+def test_doubtful_labels_of_numbers_are_noted() -> None:
+    """A label that is another column in other units, or a threshold of one; a client's code."""
     rng = np.random.default_rng(0)
     n = 200
     site, cm = rng.integers(0, 4, n), rng.normal(170, 9, n)
@@ -224,7 +224,7 @@ def test_doubts_about_numbers() -> None:
 def test_a_label_of_numbers_makes_a_regression_that_runs(
     patients: Path, scale: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As it is written, whatever the numbers' size, and better than their mean."""
+    """The file runs as written, whatever the numbers' size, and predicts better than the mean."""
     head, *rows = table().splitlines()
     cells = [row.split(",") for row in rows]
     ages = [(hospital, f"{float(age) * scale:.9g}", *rest) for hospital, age, *rest in cells]
@@ -239,7 +239,7 @@ def test_a_label_of_numbers_makes_a_regression_that_runs(
 
 
 def test_a_label_of_free_text(patients: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """More texts than are read of a column: a message, and no defect."""
+    """More texts than are read of a column: a message, and no traceback."""
     rows = (f"{i % 3},{i},text {i}" for i in range(20_100))
     (patients / "patients.csv").write_text("hospital,age,outcome\n" + "\n".join(rows))
     assert init(*GIVEN) == 2
@@ -264,7 +264,7 @@ def test_as_json(patients: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.slow
 def test_names_are_written_as_they_are(patients: Path) -> None:
-    """Quotes, umlauts and backslashes in names of columns and clients."""
+    """Also quotes, umlauts and backslashes in names of columns and clients."""
     text = table().replace("hospital", 'Klinik "\u00fc\\"', 1).replace("north", "n'\u00f6\\rd")
     head, rest = text.split("\n", 1)
     (patients / "patients.csv").write_text(f'"Klinik ""\u00fc\\""",{head.split(",", 1)[1]}\n{rest}')

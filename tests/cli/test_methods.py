@@ -30,10 +30,10 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.few(34)
 @pytest.mark.parametrize("name", recipes.__all__)
 def test_an_entry_says_nothing_of_a_hidden_setting(name: str) -> None:
-    """Neither rounds nor steps of the stand-in, and no rule that is a mere name."""
+    """It contains neither rounds nor steps of the stand-in, and no rule by its class name alone."""
     row = method_row(recipes.recipe(name))
-    told = json.dumps({k: row[k] for k in ("axes", "reveals")})
-    assert not re.search(r"\b10 steps|\b\d{3,} (only|rounds)|rounds 1 to [89]\d\d", told)
+    text = json.dumps({k: row[k] for k in ("axes", "reveals")})
+    assert not re.search(r"\b10 steps|\b\d{3,} (only|rounds)|rounds 1 to [89]\d\d", text)
     assert all(re.search(r"[ (:]", axis) for axis in row["axes"]), row["axes"]
     page = ROOT / row["page"]
     assert page.is_file()
@@ -63,8 +63,8 @@ def test_axes_say_what_differs_from_fedavg() -> None:
     tuned = axes("fedbabu_drm_repo")
     assert tuned[0].startswith("FineTune: Rounds 1, ..., after are inner's; in later ones v_i <- ")
     assert tuned[-1] == "tune: as long as [training] says on the head"
-    told = method_row(recipes.recipe("fedavgft"))["reveals"]["delta"]
-    assert told == "the change of the shared parameters, until tuning begins"
+    revealed = method_row(recipes.recipe("fedavgft"))["reveals"]["delta"]
+    assert revealed == "the change of the shared parameters, until tuning begins"
 
 
 def test_one_method_alone(call: Any) -> None:
@@ -73,9 +73,9 @@ def test_one_method_alone(call: Any) -> None:
     assert out.startswith("fedproxft: FedProx, then every client tunes")
     assert "options    mu = 0.01, tune_rounds = 100\n" in out
     assert out.endswith("    page       docs/methods/finetune.md\n")
-    told = json.loads(call("fedrep", "--format", "json")[1])
-    assert (told["name"], told["options"]) == ("fedrep", {"head_epochs": 10})
-    assert told["page"] == "docs/methods/fedrep.md"
+    row = json.loads(call("fedrep", "--format", "json")[1])
+    assert (row["name"], row["options"]) == ("fedrep", {"head_epochs": 10})
+    assert row["page"] == "docs/methods/fedrep.md"
 
 
 def test_an_unknown_method_names_the_nearest(call: Any) -> None:

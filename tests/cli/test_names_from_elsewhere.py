@@ -1,4 +1,4 @@
-"""Names of clients and labels are printed, not obeyed: by a terminal, by rich, by a browser."""
+"""Names of clients and labels are printed, never interpreted: by terminals, rich or browsers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 
 def harmless(text: str) -> bool:
-    """Whether nothing but ends of lines is left to obey."""
+    """Whether a text has no control characters but ends of lines."""
     return all(c.isprintable() or c in "\n\t" for c in text)
 
 
@@ -110,18 +110,18 @@ def test_a_run_and_its_report_print_names_as_they_are(
     )
     code, out, err = cli("run", "f.toml", "--out", "o")
     assert code == 0, err
-    again, told, _ = cli("report", "o", "--out", "again.html")
+    again, printed, _ = cli("report", "o", "--out", "again.html")
     assert again == 0
     pages = [Path(p).read_text() for p in ("o/report.html", "again.html")]
-    for said in (out, err, told, *pages, Path("o/clients.csv").read_text()):
-        assert harmless(said)
+    for shown in (out, err, printed, *pages, Path("o/clients.csv").read_text()):
+        assert harmless(shown)
     assert all(SEEN in page for page in pages)
     assert "[red]cat[/] :dog: [link=x]&lt;b&gt;&amp;" in pages[0]
     assert not any("<b>" in page for page in pages)
     assert f"label_{SEEN}" in next(csv.reader(io.StringIO(Path("o/clients.csv").read_text())))
 
 
-def test_mistakes_in_files_and_options_are_told_in_one_line(cli: Cli) -> None:
+def test_mistakes_in_files_and_options_are_one_line(cli: Cli) -> None:
     Path("f.toml").write_text('"\\u001b[31m\\n\\u202e" = 1\n[data]\nname = "\\u001b[2J[red]\\n"\n')
     code, out, err = cli("run", "f.toml")
     assert (code, out) == (2, "")
@@ -157,8 +157,8 @@ def test_bars_and_tables_draw_names_as_they_are(
 
 
 def test_every_form_of_a_report_shows_names_as_they_are() -> None:
-    held = Table(("name", "n"), ((NAME, 1), (MARKED, 2)), ("", "d"), caption=NAME)
+    rows = Table(("name", "n"), ((NAME, 1), (MARKED, 2)), ("", "d"), caption=NAME)
     for form in (csv_text, latex, markdown):
-        assert harmless(form(held))
-    assert SEEN in csv_text(held)
+        assert harmless(form(rows))
+    assert SEEN in csv_text(rows)
     assert escape(NAME + "<b>") == SEEN + "&lt;b&gt;"

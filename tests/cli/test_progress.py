@@ -18,7 +18,7 @@ EVENT: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "scores"),
     [
         ({"estimated_accuracy": 0.25}, "loss 0.500 target 27.9% est. 25.0%"),
         (
@@ -28,27 +28,27 @@ EVENT: dict[str, Any] = {
     ],
 )
 def test_scores_are_named_by_what_they_are(
-    more: dict[str, float], said: str, capsys: pytest.CaptureFixture[str]
+    more: dict[str, float], scores: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plain, live = PlainProgress(), LiveProgress()
     plain({"event": "start", "run": "a", "rounds": 1})
     plain(EVENT | more)
-    assert capsys.readouterr().err == f"a: 1 round\na: done  {said}\n"
+    assert capsys.readouterr().err == f"a: 1 round\na: done  {scores}\n"
     with live.bars:
         live({"event": "start", "run": "a", "rounds": 1})
         live(EVENT | more)
-        assert live.bars.tasks[0].fields["scores"] == said
+        assert live.bars.tasks[0].fields["scores"] == scores
 
 
 def test_lines_carry_the_numbers_of_their_own_round(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of round 2, which was not evaluated, the loss; the accuracies are said to be round 1's."""
+    """Round 2, which was not evaluated, has its loss; the accuracies are labelled as round 1's."""
     plain, live = PlainProgress(), LiveProgress()
     second = {"event": "round", "run": "a", "round": 2, "rounds": 4, "train_loss": 0.25}
     lost = {
         "event": "dropped", "run": "a", "round": 2, "client": 1, "kind": "error",
         "reason": "the disk\x1b[31m is on fire",
     }  # fmt: skip
-    said = "loss 0.250 (round 1: target 27.9% est. 25.0%)"
+    scores = "loss 0.250 (round 1: target 27.9% est. 25.0%)"
     with live.bars:
         for listen in (plain, live):
             listen({"event": "start", "run": "a", "rounds": 4})
@@ -56,14 +56,14 @@ def test_lines_carry_the_numbers_of_their_own_round(capsys: pytest.CaptureFixtur
             plain.last = -100.0  # it is long since the last line
             listen(lost)
             listen(second)
-        assert live.bars.tasks[0].fields["scores"] == said
+        assert live.bars.tasks[0].fields["scores"] == scores
     lines = capsys.readouterr().err.splitlines()
     dropped = "a: round 2: client 1 dropped out (error): the disk\\x1b[31m is on fire"
-    assert lines[:3] == ["a: 4 rounds", dropped, f"a: round 2/4  {said}"]
+    assert lines[:3] == ["a: 4 rounds", dropped, f"a: round 2/4  {scores}"]
 
 
 def test_each_round_has_its_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """As on a federation's server; the control is what follows quick rounds."""
+    """As on a federation's server; the control: by default quick rounds have no line."""
     rounds = [
         {"event": "round", "run": "a", "round": t, "rounds": 2, "train_loss": 1 / t} for t in (1, 2)
     ]

@@ -1,4 +1,4 @@
-"""`fedshift report` as a user meets it: sweeps, folders that are none, runs that are not over."""
+"""`fedshift report` for its users: sweeps, wrong folders, runs that are not over."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ call = calling("report")
 
 
 def inside(folder: str) -> list[str]:
-    """What a shell makes of FOLDER/*."""
+    """FOLDER/* as a shell expands it."""
     return [str(path) for path in sorted(Path(folder).iterdir())]
 
 
@@ -102,7 +102,7 @@ def test_the_title_is_the_comparison_s(call: Call) -> None:
     assert "<h1>hospitals</h1>" in Path("cmp/report.html").read_text()
 
 
-def test_progress_is_told_where_reading_takes_long(
+def test_progress_is_shown_where_reading_takes_long(
     call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in "abc":

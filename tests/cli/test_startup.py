@@ -1,4 +1,4 @@
-"""What must start at once loads no large library."""
+"""Commands that must start at once load no large library."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
 
 
 def loaded(*arguments: str) -> set[str]:
-    """The packages in a process that has run a command, or has imported fedshift alone."""
+    """The packages loaded by a command, or by importing fedshift alone."""
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, *arguments], capture_output=True, text=True, check=True
     )
@@ -36,11 +36,11 @@ def loaded(*arguments: str) -> set[str]:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("arguments", [(), ("--help",), ("run", "--help")], ids=" ".join)
 def test_nothing_large_is_loaded(arguments: tuple[str, ...]) -> None:
-    found = loaded(*arguments)
-    assert "fedshift" in found
-    assert not found & set(LARGE)
+    modules = loaded(*arguments)
+    assert "fedshift" in modules
+    assert not modules & set(LARGE)
 
 
 @pytest.mark.slow
-def test_the_look_can_fail() -> None:
+def test_the_check_of_loaded_packages_can_fail() -> None:
     assert loaded("datasets", "--format", "json") & set(LARGE)

@@ -1,4 +1,4 @@
-"""Whatever the surroundings of a command are: a documented exit code, and never that of a defect.
+"""In any surroundings a command ends with a documented exit code, never with that of a defect.
 
 No home, closed folders, names that are too long, full disks, streams that are closed: see
 `surroundings.py`, which has the settings, the places and the commands.
@@ -44,7 +44,7 @@ Perform = Callable[[str, str], dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def performed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Perform]:
-    """Performs a cell in a process that is forked from one with all libraries loaded."""
+    """Run a cell in a process forked from one with all libraries loaded."""
     given = tmp_path_factory.mktemp("given")
     (given / "f.toml").write_text(TINY)
     (given / "counts.csv").write_text(COUNTS)
@@ -74,7 +74,7 @@ def performed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Perform]:
 
 
 def faults(performed: Perform, cells: list[tuple[str, str]]) -> list[str]:
-    """The cells that end otherwise than documented, or leave files that are not complete."""
+    """The cells with an undocumented end, or with incomplete files."""
     odd = []
     for setting, command in cells:
         done = performed(setting, command)
@@ -91,7 +91,7 @@ def test_odd_surroundings_end_as_documented(performed: Perform) -> None:
     assert faults(performed, CELLS) == []
 
 
-def test_the_sweep_can_fail(performed: Perform) -> None:
+def test_the_check_of_surroundings_can_fail(performed: Perform) -> None:
     done = performed("with a defect", "datasets")
     assert done["code"] == 70
     assert re.search(
@@ -129,11 +129,13 @@ SAID = [
 ]
 
 
-@pytest.mark.parametrize(("setting", "command", "code", "told"), SAID)
-def test_what_is_said(setting: str, command: str, code: int, told: str, performed: Perform) -> None:
+@pytest.mark.parametrize(("setting", "command", "code", "message"), SAID)
+def test_commands_in_odd_surroundings(
+    setting: str, command: str, code: int, message: str, performed: Perform
+) -> None:
     done = performed(setting, command)
     assert done["code"] == code, done["err"]
-    assert re.search(told, done["err"]), done["err"]
+    assert re.search(message, done["err"]), done["err"]
 
 
 def test_without_a_home_there_is_no_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -159,7 +161,7 @@ REAL: dict[str, tuple[list[str], list[str], dict[str, str], int, str]] = {
 
 @pytest.mark.parametrize("name", REAL)
 def test_what_only_a_new_process_shows(name: str, tmp_path: Path) -> None:
-    options, arguments, more, code, told = REAL[name]
+    options, arguments, more, code, message = REAL[name]
     (tmp_path / "f.toml").write_text(TINY)
     (tmp_path / "loop").symlink_to("loop")
     write_run(tmp_path / "whole")
@@ -168,4 +170,4 @@ def test_what_only_a_new_process_shows(name: str, tmp_path: Path) -> None:
         capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"} | more,
     )  # fmt: skip
     assert done.returncode == code, done.stderr
-    assert re.search(told, done.stdout + done.stderr)
+    assert re.search(message, done.stdout + done.stderr)

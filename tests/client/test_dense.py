@@ -1,4 +1,4 @@
-"""Chains of linear layers without autograd: the loop's result but for rounding, or a reason."""
+"""Chains of linear layers without autograd: the loop's result up to rounding, or a reason."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from support.rounds import different, last
 
 
 class ByVmap(FedAvg):
-    """A method that has its own `client_update`, and does not say what it does besides training."""
+    """A method with its own `client_update` that does not declare what it does besides training."""
 
     def client_update(self, *given: Any) -> Any:
         return super().client_update(*given)
@@ -63,7 +63,7 @@ def test_the_loops_result_but_for_rounding(name: str, setting: Setting) -> None:
 
 
 def test_what_it_trains_it_may_not_refuse() -> None:
-    """The control: a row of which nothing is said."""
+    """The control: a row without an expected outcome."""
     assert MAKE.keys() - REFUSED.keys() >= TRAINED
     with may_refuse("a new row"):
         raise UnfitError("it cannot")
@@ -83,7 +83,7 @@ def test_float64_inputs_beside_weights_in_float32(setting: Setting) -> None:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "scaffold I", "ditto", "fedrep"])
 def test_momentum_and_decay(name: str, setting: Setting) -> None:
-    """Clients of different lengths: what is done without a batch must not move them."""
+    """Clients with different numbers of steps: a step without a batch must not move them."""
     local = replace(setting.local, lr=0.1, momentum=0.7, decay=0.05)
     federation = double(make_federation(setting.model))
     for backend in (Stacked(dense=True), dense(loop)):
@@ -177,16 +177,16 @@ def test_methods_of_several_phases_are_not_at_once(setting: Setting) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "bytes_"),
+    ("text", "bytes_"),
     [("2048K\n", 2 << 20), ("512K", 512 << 10), ("0K", 1 << 20), ("2M", 1 << 20), (None, 1 << 20)],
 )
 def test_the_size_of_a_cores_cache(
-    said: str | None, bytes_: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text: str | None, bytes_: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "size"
     monkeypatch.setattr(module, "SIZE", file)
-    if said is not None:
-        file.write_text(said)
+    if text is not None:
+        file.write_text(text)
     module.cache_of_a_core.cache_clear()
     try:
         assert module.cache_of_a_core() == bytes_
@@ -247,7 +247,7 @@ class Unused(nn.Module):
 
 def hooked() -> nn.Module:
     net = nn.Sequential(nn.Linear(FEATURES, CLASSES))
-    net[0].register_forward_hook(lambda module, given, found: 2 * found)
+    net[0].register_forward_hook(lambda module, given, output: 2 * output)
     return net
 
 
@@ -269,7 +269,7 @@ def tied() -> nn.Module:
     ],
 )
 def test_networks_that_are_no_chains(net: Any, reason: str, setting: Setting) -> None:
-    """From every backend the same words, and nobody is dropped for them."""
+    """Every backend raises the same error, and no client is dropped."""
     model = build(net, 1)
     algorithm = recipes.fedavg(replace(setting, model=model))
     federation = replace(make_federation(model), gate=Gate(on_bad="drop"))
@@ -314,9 +314,9 @@ def test_workers_give_the_dense_loops_bits(setting: Setting) -> None:
 def test_the_probe_tries_it(setting: Setting) -> None:
     federation = make_federation(setting.model)
     contenders = {"dense": Stacked(dense=True), "dense, one by one": dense(loop)}
-    found = probe(contenders, recipes.fedavg(setting), federation)
-    assert found.seconds.keys() == {"loop", *contenders}
-    found = probe(contenders, recipes.fedsam(setting), federation)
-    said = "dense and dense, one by one are out: the backend dense trains chains"
-    assert said in found.line()
-    assert found.seconds.keys() == {"loop"}
+    probed = probe(contenders, recipes.fedavg(setting), federation)
+    assert probed.seconds.keys() == {"loop", *contenders}
+    probed = probe(contenders, recipes.fedsam(setting), federation)
+    reason = "dense and dense, one by one are out: the backend dense trains chains"
+    assert reason in probed.line()
+    assert probed.seconds.keys() == {"loop"}

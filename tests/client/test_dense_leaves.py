@@ -1,4 +1,4 @@
-"""What dense training leaves: ordinary tensors, though it is in inference mode itself."""
+"""The results of dense training are ordinary tensors, although it uses inference mode."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def setting() -> Setting:
 
 
 def inferred(*trees: Parts) -> list[str]:
-    """Tensors that were made in inference mode, of which no gradient may be taken."""
+    """Tensors made in inference mode, which allow no gradient."""
     return [k for parts in trees for k, v in flatten(parts).items() if v.is_inference()]
 
 
@@ -46,7 +46,7 @@ def inferred(*trees: Parts) -> list[str]:
 def test_what_a_round_leaves_is_for_gradients_too(
     name: str, processes: int, setting: Setting
 ) -> None:
-    """Training at once is in inference mode: what leaves it goes on in any backend."""
+    """Training at once is in inference mode; its results can be trained by any backend."""
     algorithm, federation = MAKE[name](setting), make_federation(setting.model)
     with workers(federation.clients, processes) as team:
         blocks = team.blocks(Stacked(dense=True))
@@ -60,7 +60,7 @@ def test_what_a_round_leaves_is_for_gradients_too(
 
 
 def test_replies_can_be_written_to(setting: Setting) -> None:
-    """As the loop's, though the block that they are of was made in inference mode."""
+    """Like the loop's replies, although their block was made in inference mode."""
     algorithm, federation = recipes.fedavg(setting), make_federation(setting.model)
     jobs = [one_job(algorithm, federation, i) for i in range(6)]
     (block,) = Stacked(dense=True).stream(algorithm.client_update, jobs)
@@ -76,14 +76,14 @@ def test_a_phase_of_one_client_is_for_gradients_too(setting: Setting) -> None:
     algorithm, federation = recipes.fedavg(setting), make_federation(setting.model)
     job = one_job(algorithm, federation)
     with trained_by(train):
-        update, kept = algorithm.client_update(job.message, job.state, job.data, job.plans)
-    assert not inferred(update, kept)
+        update, new_state = algorithm.client_update(job.message, job.state, job.data, job.plans)
+    assert not inferred(update, new_state)
 
 
 @pytest.mark.parametrize("options", [{}, {"frozen": ("body.1",)}, {"only": ("head.bias",)}])
 @pytest.mark.parametrize("name", ["fedavg", "fedper"])
 def test_what_clients_were_sent_stays(name: str, options: dict[str, Any], setting: Setting) -> None:
-    """Changes take the memory of what was trained, and not that of where it started."""
+    """Updates reuse the memory of the trained tensors, not that of the message."""
     setting = replace(setting, local=replace(setting.local, **options))
     algorithm, federation = MAKE[name](setting), make_federation(setting.model)
     jobs = [one_job(algorithm, federation, i) for i in range(6)]

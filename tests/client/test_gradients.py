@@ -1,4 +1,4 @@
-"""What a client knows of its own gradient: by one pass over its data, or by how far it came."""
+"""A client's gradient: by one pass over its data, or from the distance of its steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedshift.client.oracles import Sam, Shift
 from fedshift.data import Plan
 from fedshift.model import Model
 from fedshift.tree import Params
-from support.by_hand import THREE, apart, quadratic_federation, quadratic_model
+from support.by_hand import THREE, max_difference, quadratic_federation, quadratic_model
 from support.federations import double, make_federation
 
 
@@ -28,12 +28,12 @@ def test_a_pass_gives_the_gradient_of_all_data(mlp: Model) -> None:
         return pass_gradient(phase, mlp, CrossEntropy(), params, {}, {}, client, plan)
 
     whole = gradient(23)
-    assert apart(gradient(5), whole) < 1e-14
+    assert max_difference(gradient(5), whole) < 1e-14
     decayed = gradient(5, decay=0.5)
-    assert apart(decayed, {k: v + 0.5 * params[k] for k, v in whole.items()}) < 1e-14
-    assert apart(gradient(23, oracles=(Sam(0.1),)), whole) > 1e-4
+    assert max_difference(decayed, {k: v + 0.5 * params[k] for k, v in whole.items()}) < 1e-14
+    assert max_difference(gradient(23, oracles=(Sam(0.1),)), whole) > 1e-4
     only = gradient(5, only=("head",))
-    assert apart({k: v for k, v in only.items() if k.startswith("head")}, whole) < 1e-14
+    assert max_difference({k: v for k, v in only.items() if k.startswith("head")}, whole) < 1e-14
     assert all(not only[k].any() for k in only if k.startswith("body"))
 
 

@@ -42,8 +42,8 @@ def drawn(n: int = 40, spread: float = 3.0, seed: int = 0) -> Tensor:
 @pytest.mark.parametrize("low", [0.01, 0.3, 0.9])
 def test_weights_keep_to_both_bounds_and_have_mean_one(spread: float, low: float) -> None:
     logs = drawn(spread=spread)
-    held, least = torch.ones(40).bool(), torch.tensor(low, dtype=torch.float64)
-    a = bounded(logs, held, least, 4.0)
+    mask, least = torch.ones(40).bool(), torch.tensor(low, dtype=torch.float64)
+    a = bounded(logs, mask, least, 4.0)
     assert float(a.mean()) == pytest.approx(1.0, abs=1e-12)
     assert low - 1e-12 <= float(a.min()) <= float(a.max()) <= 4.0 + 1e-12
     # Between the bounds they are the ratios, up to one factor.
@@ -53,14 +53,14 @@ def test_weights_keep_to_both_bounds_and_have_mean_one(spread: float, low: float
     assert float(factor.max() - factor.min()) < 1e-9
     order = logs.argsort()
     assert (a[order].diff() >= 0).all()
-    shifted = bounded(logs + 123.0, held, least, 4.0)
+    shifted = bounded(logs + 123.0, mask, least, 4.0)
     assert float((a - shifted).abs().max()) < 1e-9
 
 
 @pytest.mark.parametrize("high", [1.1, 1.7, 2.2, 3.3])
 @pytest.mark.parametrize("low", [0.1, 0.7])
 def test_no_weight_is_beyond_its_bound(low: float, high: float) -> None:
-    """Not by a bit: 1.1 is 1.100000024 as a float32, and e^(log 3.3) is no 3.3."""
+    """Not by one bit: 1.1 is 1.100000024 as a float32, and e^(log 3.3) is not 3.3."""
     least = torch.tensor(low, dtype=torch.float64)
     for seed in range(20):
         a = bounded(drawn(spread=5.0, seed=seed), torch.ones(40).bool(), least, high)
@@ -86,27 +86,27 @@ def test_ratios_beyond_the_largest_float_are_weights_too() -> None:
 def test_wide_bounds_give_the_plain_ratio() -> None:
     """The control: the same logs within tight bounds are something else."""
     logs = drawn(spread=1.0)
-    held = torch.ones(40).bool()
+    mask = torch.ones(40).bool()
     plain = logs.exp() / logs.exp().mean()
-    wide = bounded(logs, held, torch.tensor(1e-6), 1e6)
+    wide = bounded(logs, mask, torch.tensor(1e-6), 1e6)
     assert float((wide - plain).abs().max()) < 1e-12
-    assert float((bounded(logs, held, torch.tensor(0.2), 2.0) - plain).abs().max()) > 0.1
+    assert float((bounded(logs, mask, torch.tensor(0.2), 2.0) - plain).abs().max()) > 0.1
 
 
 def test_equal_ratios_and_one_client_give_exactly_one() -> None:
-    held = torch.ones(7).bool()
+    mask = torch.ones(7).bool()
     for value in (0.0, -611.3, 0.1):
-        a = bounded(torch.full((7,), value), held, torch.tensor(0.3), 10.0)
+        a = bounded(torch.full((7,), value), mask, torch.tensor(0.3), 10.0)
         assert a.tolist() == [1.0] * 7
-    alone = bounded(drawn(7), held, torch.tensor(1.0), 10.0)
+    alone = bounded(drawn(7), mask, torch.tensor(1.0), 10.0)
     assert alone.tolist() == [1.0] * 7
-    assert bounded(drawn(7), held, torch.tensor(0.999), 10.0).tolist() != [1.0] * 7
+    assert bounded(drawn(7), mask, torch.tensor(0.999), 10.0).tolist() != [1.0] * 7
 
 
 def test_padding_has_no_weight_and_no_say() -> None:
-    logs, held = drawn(12), torch.arange(12) < 9
-    a = bounded(logs, held, torch.tensor(0.1), 5.0)
-    alone = bounded(logs[:9], held[:9], torch.tensor(0.1), 5.0)
+    logs, mask = drawn(12), torch.arange(12) < 9
+    a = bounded(logs, mask, torch.tensor(0.1), 5.0)
+    alone = bounded(logs[:9], mask[:9], torch.tensor(0.1), 5.0)
     assert torch.equal(a[:9], alone)
     assert not a[9:].any()
 

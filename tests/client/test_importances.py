@@ -41,7 +41,7 @@ def equal(a: Round, b: Round) -> bool:
 def strewn(clients: tuple[ClientData, ...]) -> tuple[ClientData, ...]:
     """The clients with examples of importance 0 at the start, in the middle and at the end."""
 
-    def among(c: ClientData) -> ClientData:
+    def with_idle_examples(c: ClientData) -> ClientData:
         n = len(c.y)
         place = torch.tensor([i for i in range(n + 5) if i not in (0, 3, 4, n + 3, n + 4)])
         x, y, w = (
@@ -52,7 +52,7 @@ def strewn(clients: tuple[ClientData, ...]) -> tuple[ClientData, ...]:
         x[place], y[place], w[place] = c.x, c.y, c.w
         return ClientData(x, y, w, c.id)
 
-    return tuple(map(among, clients))
+    return tuple(map(with_idle_examples, clients))
 
 
 def uneven() -> tuple[ClientData, ...]:
@@ -99,13 +99,13 @@ def test_norms_and_flower_do_not_see_it(setting: Setting) -> None:
     assert equal(last(run(algorithm, plain, 2)), last(run(algorithm, more, 2)))
     pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
     from fedshift.flower import Site
-    from support.flower_runs import apart, on_flower
+    from support.flower_runs import differing_tensors, on_flower
 
     clients, first = strewn(uneven()), (plain.params, plain.buffers)
     there = on_flower(
         algorithm, plain, 2, site=lambda i: Site(algorithm, clients[i], 0, first=first)
     )
-    assert apart(last(run(algorithm, plain, 2)), there) == []
+    assert differing_tensors(last(run(algorithm, plain, 2)), there) == []
 
 
 def test_clients_without_any_are_empty_ones(setting: Setting) -> None:

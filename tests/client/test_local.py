@@ -79,13 +79,13 @@ def test_local_adam_is_torch_adam(mlp: Model, decay: float, epochs: int) -> None
         F.cross_entropy(net(batch.x)["logits"], batch.y).backward()
         optimizer.step()
 
-    def apart(found: dict[str, Tensor]) -> float:
-        return max(float((found[k] - v).abs().max()) for k, v in net.state_dict().items())
+    def difference(values: dict[str, Tensor]) -> float:
+        return max(float((values[k] - v).abs().max()) for k, v in net.state_dict().items())
 
     # Without decay the operations are torch's own, in its order.
-    assert apart(ours()) <= (1e-6 if decay else 0.0)
-    assert apart(ours(decay=decay + 0.01)) > 1e-4
-    assert apart(ours(lr=0.0031)) > 1e-4
+    assert difference(ours()) <= (1e-6 if decay else 0.0)
+    assert difference(ours(decay=decay + 0.01)) > 1e-4
+    assert difference(ours(lr=0.0031)) > 1e-4
 
 
 def test_adams_first_step_is_the_sign_of_the_gradient(mlp: Model) -> None:
@@ -121,12 +121,12 @@ def test_padding_steps_change_nothing(normed: Model, optimizer: Any) -> None:
     loose = plan._replace(rows=padded(plan.rows), weight=padded(plan.weight), sizes=None)
     same = plan._replace(rows=plan.rows[[0, 1, 2, 3]], weight=plan.weight[[0, 1, 2, 3]])
     order = plan._replace(rows=plan.rows[gaps[gaps < 4]], weight=plan.weight[gaps[gaps < 4]])
-    found, wanted = trained(loose), trained(order._replace(sizes=None))
+    result, wanted = trained(loose), trained(order._replace(sizes=None))
     for name in params:
-        assert torch.equal(found.params[name], wanted.params[name])
+        assert torch.equal(result.params[name], wanted.params[name])
     for name in buffers:
-        assert torch.equal(found.buffers[name], wanted.buffers[name])
-    assert float(found.loss) == pytest.approx(float(wanted.loss), rel=1e-6)
+        assert torch.equal(result.buffers[name], wanted.buffers[name])
+    assert float(result.loss) == pytest.approx(float(wanted.loss), rel=1e-6)
     assert all(torch.equal(trained(same).params[k], wanted.params[k]) for k in params)
     # One more step that counts moves the result, padding or not.
     more = loose._replace(weight=torch.ones_like(loose.weight))
@@ -165,16 +165,16 @@ def test_prox_reaches_its_fixed_point() -> None:
 
 
 class Recorder:
-    """An oracle that changes nothing and keeps each point and gradient."""
+    """An oracle that changes nothing and records each point and gradient."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[dict[str, Tensor], dict[str, Tensor]]] = []
 
     def __call__(self, gradient: GradFn) -> GradFn:
         def watched(params: dict[str, Tensor]) -> Gradient:
-            found = gradient(params)
-            self.seen.append((params, found.grad))
-            return found
+            result = gradient(params)
+            self.seen.append((params, result.grad))
+            return result
 
         return watched
 
@@ -208,15 +208,15 @@ def test_terms_agree_with_finite_differences(mlp: Model) -> None:
         view = View(mlp, p, mlp(p, {}, batch.x), batch, {"anchor": anchor})
         return float(objective(view))
 
-    found = gradient_of(mlp, objective, {}, {}, batch, {"anchor": anchor})(params)
-    assert float(found.loss) == pytest.approx(loss(params))
+    result = gradient_of(mlp, objective, {}, {}, batch, {"anchor": anchor})(params)
+    assert float(result.loss) == pytest.approx(loss(params))
     for name, at in (("head.weight", (2, 3)), ("body.1.bias", (4,)), ("body.1.weight", (0, 7))):
         step = torch.zeros_like(params[name])
         step[at] = 1e-6
         slope = (
             loss(params | {name: params[name] + step}) - loss(params | {name: params[name] - step})
         ) / 2e-6
-        assert float(found.grad[name][at]) == pytest.approx(slope, abs=1e-7)
+        assert float(result.grad[name][at]) == pytest.approx(slope, abs=1e-7)
 
 
 def test_importance_divides_by_rows_and_not_by_weights() -> None:

@@ -1,4 +1,4 @@
-"""The first layer in two steps at a time: one step after the other but for rounding."""
+"""The first layer with two steps at a time: the same as one by one, up to rounding."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ MOVES: dict[str, tuple[Make, dict[str, object]]] = {
 
 
 def check(make: Make, local: dict[str, object]) -> None:
-    """Trained at once as by the loop, but for rounding."""
+    """Train at once and by the loop: the same up to rounding."""
     setting = setting_of(**local)
     federation = double(make_federation(setting.model))
     assert gap(make, setting, federation, Stacked(dense=True)) < 1e-12

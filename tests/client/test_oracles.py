@@ -1,4 +1,4 @@
-"""SAM and clipping: what their equations say, and when they are FedAvg."""
+"""SAM and clipping: their equations, and when they are FedAvg."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedshift.errors import InputError
 from fedshift.model import Model
 from fedshift.recipes import Setting
 from fedshift.tree import Params
-from support.by_hand import apart
+from support.by_hand import max_difference
 from support.comparing import same, whole
 from support.federations import make_clients, make_federation, one_job
 
@@ -50,7 +50,7 @@ def test_a_linear_loss_has_no_neighbours(mlp: Model, federated: Any) -> None:
 
 
 def quadratic(a: Tensor, b: Tensor) -> GradFn:
-    """g(theta) = A theta - b; the buffer says how often it was asked."""
+    """g(theta) = A theta - b; the buffer records where it was taken."""
 
     def gradient(params: Params) -> Gradient:
         theta = params["theta"]
@@ -66,13 +66,13 @@ B = torch.tensor([1.0, -1.0], dtype=torch.float64)
 def test_sam_on_a_quadratic() -> None:
     """A (theta + rho g / ||g||) - b, with the loss and the buffers of theta."""
     theta, rho = torch.tensor([3.0, -2.0], dtype=torch.float64), 0.4
-    found = Sam(rho)(quadratic(A, B))({"theta": theta})
+    result = Sam(rho)(quadratic(A, B))({"theta": theta})
     g = A @ theta - B
     expected = A @ (theta + rho * g / g.norm()) - B
-    assert float((found.grad["theta"] - expected).abs().max()) < 1e-11  # 1e-12 beside ||g||
-    assert float((found.grad["theta"] - g).abs().max()) > 0.1
-    assert torch.equal(found.buffers["at"], theta)
-    assert torch.equal(found.loss, quadratic(A, B)({"theta": theta}).loss)
+    assert float((result.grad["theta"] - expected).abs().max()) < 1e-11  # 1e-12 beside ||g||
+    assert float((result.grad["theta"] - g).abs().max()) > 0.1
+    assert torch.equal(result.buffers["at"], theta)
+    assert torch.equal(result.loss, quadratic(A, B)({"theta": theta}).loss)
 
 
 def test_a_zero_gradient_leaves_theta() -> None:
@@ -113,9 +113,9 @@ def test_running_statistics_move_once_per_step(normed: Model) -> None:
     plain = FedAvg(normed, local=local)
     sharp = replace(plain, local=replace(local, oracles=(Sam(0.5),)))
     one, two = (a.client_update(*one_job(a, federation, 3)[1:5])[0] for a in (plain, sharp))
-    assert apart(one["buffers"], two["buffers"]) == 0
+    assert max_difference(one["buffers"], two["buffers"]) == 0
     assert int(two["counters"]["body.1.num_batches_tracked"]) == 1
-    assert apart(one["delta"], two["delta"]) > 1e-4
+    assert max_difference(one["delta"], two["delta"]) > 1e-4
     assert torch.equal(one["report"]["loss"], two["report"]["loss"])
 
 
@@ -127,12 +127,12 @@ def test_the_norm_is_over_all_parameters(mlp: Model) -> None:
     g = gradient(params).grad
     norm = torch.cat([v.flatten() for v in g.values()]).norm()
     moved = {k: v + 0.5 * g[k] / norm for k, v in params.items()}
-    found = Sam(0.5)(gradient)(params).grad
-    assert apart(found, gradient(moved).grad) < 1e-6
+    grads = Sam(0.5)(gradient)(params).grad
+    assert max_difference(grads, gradient(moved).grad) < 1e-6
     per_tensor = {k: v + 0.5 * g[k] / g[k].norm() for k, v in params.items()}
-    assert apart(found, gradient(per_tensor).grad) > 1e-3
+    assert max_difference(grads, gradient(per_tensor).grad) > 1e-3
     backwards = Sam(0.5)(gradient)(dict(reversed(params.items()))).grad
-    assert apart(found, backwards) == 0
+    assert max_difference(grads, backwards) == 0
 
 
 def test_clipping_by_hand() -> None:

@@ -38,15 +38,15 @@ def value(at: Params) -> tuple[Tensor, Params]:
 
 def test_the_gradient_is_the_closed_form(switched: bool, at: Params) -> None:
     """d log(f) = df / f, with f = sum_ij exp(w_i . u_j) + ||w||^2; zero for what is not reached."""
-    found = slope(value, at, ROWS)
+    result = slope(value, at, ROWS)
     e = (at["w"] @ at["u"].T).exp()
     f = e.sum() + at["w"].square().sum()
-    torch.testing.assert_close(found.grad["w"], (e @ at["u"] + 2 * at["w"]) / f)
-    torch.testing.assert_close(found.grad["u"], e.T @ at["w"] / f)
-    assert torch.equal(found.grad["unused"], torch.zeros(4, 3))
-    assert torch.equal(found.loss, f.log())
+    torch.testing.assert_close(result.grad["w"], (e @ at["u"] + 2 * at["w"]) / f)
+    torch.testing.assert_close(result.grad["u"], e.T @ at["w"] / f)
+    assert torch.equal(result.grad["unused"], torch.zeros(4, 3))
+    assert torch.equal(result.loss, f.log())
     assert not any(
-        v.requires_grad for v in (found.loss, *found.grad.values(), *found.rest.values())
+        v.requires_grad for v in (result.loss, *result.grad.values(), *result.rest.values())
     )
     assert not any(v.requires_grad for v in at.values())
 
@@ -65,8 +65,8 @@ def test_both_ways_give_the_same_bits(at: Params, set_plain: Callable[[bool], No
 
 
 def test_a_loss_that_reaches_nothing_has_slope_zero(switched: bool, at: Params) -> None:
-    found = slope(lambda at: (torch.tensor(2.0), {}), at, ROWS)
-    assert not any(bool(v.any()) for v in found.grad.values())
+    result = slope(lambda at: (torch.tensor(2.0), {}), at, ROWS)
+    assert not any(bool(v.any()) for v in result.grad.values())
 
 
 @pytest.mark.parametrize("loss", [lambda w: w.sum(0), lambda w: w.sum().reshape(1)])
@@ -78,26 +78,26 @@ def test_a_loss_that_is_no_number_is_refused(
 
 
 def test_a_loss_of_a_kind_of_its_own_goes_through_autograd(at: Params) -> None:
-    """Whose class may say otherwise what a gradient is."""
-    told: list[object] = []
+    """Its class may define another gradient."""
+    calls: list[object] = []
 
     class Own(Tensor):
         @classmethod
         def __torch_function__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-            told.append(func)
+            calls.append(func)
             return super().__torch_function__(func, types, args, kwargs or {})
 
     slope(lambda at: (value(at)[0].as_subclass(Own), {}), at, ROWS)
-    assert torch.autograd.grad in told
+    assert torch.autograd.grad in calls
 
 
 def test_a_mode_is_asked_before_the_way_back(at: Params) -> None:
-    """And is not in force on it, as Winograd's must not be: its own products would come back."""
-    told: list[object] = []
+    """And it is not active during it, as Winograd's must not be: its products would recurse."""
+    calls: list[object] = []
 
     class Mode(TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-            told.append(func)
+            calls.append(func)
             return func(*args, **(kwargs or {}))
 
     class Doubled(torch.autograd.Function):
@@ -110,7 +110,7 @@ def test_a_mode_is_asked_before_the_way_back(at: Params) -> None:
             return torch.negative(torch.negative(2 * grad))
 
     with Mode():
-        found = slope(lambda at: (Doubled.apply(at["w"]).sum(), {}), at, ROWS)
-    assert torch.equal(found.grad["w"], torch.full((4, 3), 2.0))
-    assert torch.autograd.grad in told
-    assert torch.negative not in told
+        result = slope(lambda at: (Doubled.apply(at["w"]).sum(), {}), at, ROWS)
+    assert torch.equal(result.grad["w"], torch.full((4, 3), 2.0))
+    assert torch.autograd.grad in calls
+    assert torch.negative not in calls

@@ -71,8 +71,8 @@ def test_statistics_of_the_draws() -> None:
     n = 20_000
     u = draw(n, 0)
 
-    def near(found: float, p: float) -> bool:
-        return abs(found - p) < 4 * math.sqrt(p * (1 - p) / n)
+    def near(share: float, p: float) -> bool:
+        return abs(share - p) < 4 * math.sqrt(p * (1 - p) / n)
 
     assert near(float((u.mirror < augment.MIRROR).double().mean()), 0.5)
     assert near(float((u.grey < augment.GREY).double().mean()), 0.1)
@@ -116,17 +116,17 @@ def torchvisions_box(box: np.ndarray, place: np.ndarray, size: int) -> tuple[int
 
 def test_boxes_are_torchvisions() -> None:
     size, u = 96, draw(500, 0)
-    found = crop(u.box, u.place, size)
+    boxes = crop(u.box, u.place, size)
     pairs = zip(u.box.numpy(), u.place.numpy(), strict=True)
     wanted = [torchvisions_box(box, place, size) for box, place in pairs]
-    assert found.tolist() == [list(box) for box in wanted]
-    top, left, height, width = found.T
+    assert boxes.tolist() == [list(box) for box in wanted]
+    top, left, height, width = boxes.T
     share = height * width / size**2
     assert float(share.min()) > 0.68
     assert float(share.max()) <= 1.0
     assert float((top + height).max()) <= size
     assert float((left + width).max()) <= size
-    assert len({tuple(b) for b in found.tolist()}) > 400
+    assert len({tuple(b) for b in boxes.tolist()}) > 400
 
 
 def test_where_no_try_fits_the_whole_image_is_taken() -> None:
@@ -185,9 +185,9 @@ def test_the_hue_turns_as_in_colorsys(circles: float) -> None:
     x = images(2).float() / 255
     seen = alone(3, x, circles * 2 * math.pi)
     pixels, turned = (v.permute(0, 2, 3, 1).reshape(-1, 3).tolist() for v in (x, seen))
-    for pixel, found in zip(pixels, turned, strict=True):
+    for pixel, colour in zip(pixels, turned, strict=True):
         h, s, v = colorsys.rgb_to_hsv(*pixel)
-        assert found == pytest.approx(colorsys.hsv_to_rgb((h + circles) % 1, s, v), abs=1e-4)
+        assert colour == pytest.approx(colorsys.hsv_to_rgb((h + circles) % 1, s, v), abs=1e-4)
 
 
 def test_every_image_has_an_order_of_its_own() -> None:
@@ -209,7 +209,7 @@ def test_what_is_no_square_colour_image_is_refused(shape: tuple[int, ...]) -> No
         photos(torch.zeros(shape), 0)
 
 
-def test_without_kornia_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_kornia_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(name: str) -> Any:
         raise ImportError(f"No module named {name!r}")
 
@@ -239,13 +239,13 @@ def test_gradients_are_those_of_the_changed_batch(net: Model, client: ClientData
     grads = []
     for s in range(plan.steps):
         batch = take(client, plan, s)
-        found = gradient_of(changed, CrossEntropy(), {}, {}, batch, {})(params)
+        result = gradient_of(changed, CrossEntropy(), {}, {}, batch, {})(params)
         by_hand = batch._replace(x=photos(batch.x, plan.seed + s))
         wanted = gradient_of(net, CrossEntropy(), {}, {}, by_hand, {})(params)
-        assert all(torch.equal(found.grad[k], wanted.grad[k]) for k in params)
+        assert all(torch.equal(result.grad[k], wanted.grad[k]) for k in params)
         plain = gradient_of(net, CrossEntropy(), {}, {}, batch, {})(params)
-        assert not torch.equal(found.grad["head.weight"], plain.grad["head.weight"])
-        grads.append(found.grad["head.weight"])
+        assert not torch.equal(result.grad["head.weight"], plain.grad["head.weight"])
+        grads.append(result.grad["head.weight"])
     assert not torch.equal(grads[0], grads[1])
 
 
@@ -279,7 +279,7 @@ def test_two_passes_of_one_step_see_the_same_images(net: Model, client: ClientDa
     local(model, CrossEntropy(), params, {}, {}, client, plan)
     assert calls == [plan.seed, plan.seed + 1]
     one = Local(epochs=1, batch=10)
-    found = pass_gradient(one, model, CrossEntropy(), params, {}, {}, client, plan)
+    grads = pass_gradient(one, model, CrossEntropy(), params, {}, {}, client, plan)
     plain = pass_gradient(one, net, CrossEntropy(), params, {}, {}, client, plan)
     assert calls[2:] == calls[:2]
-    assert not torch.equal(found["head.weight"], plain["head.weight"])
+    assert not torch.equal(grads["head.weight"], plain["head.weight"])

@@ -1,4 +1,4 @@
-"""The known data sets: what the package holds, what is found or refused, the synthetic task."""
+"""The data sets: those in the package, those looked for or refused, the synthetic task."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def test_mini_takes_the_first_700_of_each_class_to_train(tmp_path: Path) -> None
     assert mini.test.y.bincount().tolist() == [300] * 10
     assert mini.train.x.dtype == torch.uint8
     for k in range(10):
-        own = everything.x[everything.y == k]
-        assert torch.equal(mini.train.x[mini.train.y == k], own[:700])
-        assert torch.equal(mini.test.x[mini.test.y == k], own[700:])
+        images = everything.x[everything.y == k]
+        assert torch.equal(mini.train.x[mini.train.y == k], images[:700])
+        assert torch.equal(mini.test.x[mini.test.y == k], images[700:])
     assert len(mini.classes) == 10
     assert mini.classes[9] == "Ankle boot"
 
@@ -144,14 +144,14 @@ def test_load_through_the_environment(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv(
         "FEDSHIFT_DATA", os.pathsep.join(map(str, (tmp_path / "1", tmp_path / "second")))
     )
-    found = datasets.load("mnist")
-    assert found.source == str(tmp_path / "second" / "MNIST" / "raw")
-    assert (len(found.train), len(found.test)) == (6, 4)
-    assert found.train.x.shape == (6, 1, 28, 28)
+    dataset = datasets.load("mnist")
+    assert dataset.source == str(tmp_path / "second" / "MNIST" / "raw")
+    assert (len(dataset.train), len(dataset.test)) == (6, 4)
+    assert dataset.train.x.shape == (6, 1, 28, 28)
 
 
 def small(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Makes the 6 + 4 images in `folder` the right content of "mnist"."""
+    """Make the 6 + 4 images in `folder` the official content of "mnist"."""
     digest = datasets.content_sha256(*idx.read_pair(folder, 10))
     one = dataclasses.replace(catalogue.entry("mnist"), examples=(6, 4), content=digest)
     monkeypatch.setattr(registry, "entry", lambda name: one)
@@ -167,15 +167,15 @@ def test_every_usual_sub_folder_is_tried(tmp_path: Path) -> None:
                     (root / sub / batch).touch()
             else:
                 write_idx(root / sub)
-            found = {one.name: one.found for one in datasets.known([root])}
-            assert found[name] == root / sub
+            folders = {one.name: one.found for one in datasets.known([root])}
+            assert folders[name] == root / sub
 
 
 def test_known_lists_every_set_and_how_to_get_it(tmp_path: Path) -> None:
-    known = datasets.known([tmp_path])
+    entries = datasets.known([tmp_path])
     tables = [one.name for one in datasets.TABLES]
-    assert [one.name for one in known[-len(tables) :]] == tables
-    lines = {one.name: one for one in known[: -len(tables)]}
+    assert [one.name for one in entries[-len(tables) :]] == tables
+    lines = {one.name: one for one in entries[: -len(tables)]}
     digits = ["mnist", "mnist-writers", "emnist-digits", "femnist-digits"]
     names = ["fashion-mnist-mini", "fashion-mnist", *digits, "cifar-10", "cifar-100", "cifar-20"]
     worlds = ["binary-world", "gaussian-world", "looks-world"]

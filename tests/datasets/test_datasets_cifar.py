@@ -160,8 +160,8 @@ def test_mosaics_and_batches_hold_the_same_examples(tmp_path: Path, ending: str)
     labels = [1, 0, 1, 0, 1, 0, 1, 0]
     for part in ("train", "test"):
         for label, name in enumerate(cifar.CLASSES[:2]):
-            own = RNG_IMAGES[1 - label :: 2]
-            write_mosaic(tmp_path / "m" / part / f"{name}_0{ending}", own, across=2)
+            images = RNG_IMAGES[1 - label :: 2]
+            write_mosaic(tmp_path / "m" / part / f"{name}_0{ending}", images, across=2)
     mosaic = cifar.read(tmp_path / "m")[1]
     batch = cifar.read(write_cifar_batches(tmp_path / "b", RNG_IMAGES, labels))[1]
     assert mosaic.y.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]

@@ -77,7 +77,7 @@ def serve(server: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 def relocate(monkeypatch: pytest.MonkeyPatch, name: str, remotes: tuple[Remote, ...]) -> None:
     one = dataclasses.replace(catalogue.entry(name), remotes=remotes)
     # The package exports the function under the module's name, hence not by dotted path.
-    monkeypatch.setitem(fetch.__globals__, "entry", lambda asked: one)
+    monkeypatch.setitem(fetch.__globals__, "entry", lambda wanted: one)
 
 
 def files(folder: Path) -> list[str]:

@@ -96,9 +96,9 @@ def test_a_whole_file_beside_a_cut_one_is_read(tmp_path: Path, cut: int) -> None
     folder = write_idx(write_idx(tmp_path / "both"), packed=False)
     for path in folder.glob("*.gz"):
         path.write_bytes(path.read_bytes()[:cut])
-    for part, known in zip(idx.read_pair(folder, 10), whole, strict=True):
-        assert torch.equal(part.x, known.x)
-        assert torch.equal(part.y, known.y)
+    for part, expected in zip(idx.read_pair(folder, 10), whole, strict=True):
+        assert torch.equal(part.x, expected.x)
+        assert torch.equal(part.y, expected.y)
     raw = folder / "t10k-images-idx3-ubyte"
     raw.write_bytes(raw.read_bytes()[:-1])
     with refuses(folder / f"{raw.name}.gz", f"({raw.name} beside it cannot be read either.)"):

@@ -1,4 +1,4 @@
-"""The four hospitals: what is read, how it is scaled, what is refused, and the real files."""
+"""The four hospitals: reading, scaling, refusals, and the real files."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def made(seed: int = 0, sizes: tuple[int, ...] = (40, 30, 21, 10)) -> heart.Pati
 
 
 def test_files_give_features_labels_and_hospitals(folder: Path) -> None:
-    found = heart.scan(folder)
-    assert found.site.tolist() == [0, 0, 0, 1, 1, 2, 2, 3, 3]
-    assert found.y.tolist() == [0, 0, 1, 0, 1, 1, 1, 0, 1]
-    assert found.values[0].tolist() == [63, 1, 1, 145, 233, 1, 2, 150, 0, 2.3, 3, 0, 6]
+    table = heart.scan(folder)
+    assert table.site.tolist() == [0, 0, 0, 1, 1, 2, 2, 3, 3]
+    assert table.y.tolist() == [0, 0, 1, 0, 1, 1, 1, 0, 1]
+    assert table.values[0].tolist() == [63, 1, 1, 145, 233, 1, 2, 150, 0, 2.3, 3, 0, 6]
     names = [column.name for column in heart.FEATURES]
-    missing = [{names[f] for f in np.flatnonzero(np.isnan(row))} for row in found.values]
+    missing = [{names[f] for f in np.flatnonzero(np.isnan(row))} for row in table.values]
     rest = {"slope", "ca", "thal"}
     # ?, -9, and 0 where nobody can have 0: row 7's pressure, the cholesterol of rows 5 and 6.
     assert missing[:3] == [set(), set(), {"thal"}]
@@ -106,8 +106,8 @@ def test_files_that_are_no_tables_are_named(
 
 def test_other_counts_than_the_official_ones_are_refused(folder: Path) -> None:
     place = folder / "processed.cleveland.data"
-    said = "3 rows, 1 with num > 0, 1 values missing; officially 303 rows, 139 with num > 0, 6 "
-    with refuses(place, said):
+    counts = "3 rows, 1 with num > 0, 1 values missing; officially 303 rows, 139 with num > 0, 6 "
+    with refuses(place, counts):
         heart.read(folder)
 
 
@@ -115,42 +115,42 @@ def test_other_counts_than_the_official_ones_are_refused(folder: Path) -> None:
 
 
 def test_sums_add_up_and_give_mean_and_deviation_of_the_values_present() -> None:
-    found = made()
-    apart = [heart.sums(found.values[found.site == i]) for i in range(4)]
+    table = made()
+    apart = [heart.sums(table.values[table.site == i]) for i in range(4)]
     together = sum(apart[1:], apart[0])
-    x = heart.standardise(found.values, together).numpy()
-    mean, sd = np.nanmean(found.values, 0), np.nanstd(found.values, 0)
-    missing = np.isnan(found.values)
-    assert np.allclose(x[~missing], ((found.values - mean) / sd)[~missing], atol=1e-6)
+    x = heart.standardise(table.values, together).numpy()
+    mean, sd = np.nanmean(table.values, 0), np.nanstd(table.values, 0)
+    missing = np.isnan(table.values)
+    assert np.allclose(x[~missing], ((table.values - mean) / sd)[~missing], atol=1e-6)
     assert (x[missing] == 0).all()
     assert missing.any(0).all()
-    alone = heart.standardise(found.values, apart[0]).numpy()
+    alone = heart.standardise(table.values, apart[0]).numpy()
     assert not np.allclose(x, alone, atol=0.1)
 
 
 def test_the_scale_is_that_of_the_training_rows_alone() -> None:
-    found = made()
-    before, split = heart.federated(found, seed=3)
-    values = found.values.copy()
+    table = made()
+    before, split = heart.federated(table, seed=3)
+    values = table.values.copy()
     values[np.concatenate(split.test)] *= 7.0
     rows = np.concatenate(split.train)
-    again, same = heart.federated(dataclasses.replace(found, values=values), seed=3)
+    again, same = heart.federated(dataclasses.replace(table, values=values), seed=3)
     assert all(np.array_equal(a, b) for a, b in zip(split.train, same.train, strict=True))
     assert torch.equal(again.x[rows], before.x[rows])
     values[split.train[2][0]] += 1.0
-    moved, _ = heart.federated(dataclasses.replace(found, values=values), seed=3)
+    moved, _ = heart.federated(dataclasses.replace(table, values=values), seed=3)
     assert not torch.equal(moved.x[rows[1:]], before.x[rows[1:]])
 
 
-def test_patients_who_agree_look_alike_in_every_hospital() -> None:
-    """The input may not tell the router what it is to find: scaling per hospital would."""
-    found = made()
-    twins = [int(np.flatnonzero(found.site == i)[0]) for i in range(4)]
-    found.values[twins] = found.values[twins[0]]
-    x, _ = heart.federated(found)
+def test_equal_patients_look_alike_in_every_hospital() -> None:
+    """The input must not reveal the hospital to the router: scaling per hospital would."""
+    table = made()
+    twins = [int(np.flatnonzero(table.site == i)[0]) for i in range(4)]
+    table.values[twins] = table.values[twins[0]]
+    x, _ = heart.federated(table)
     assert all(torch.equal(x.x[twins[0]], x.x[t]) for t in twins)
-    each = [heart.sums(found.values[found.site == i]) for i in range(4)]
-    alone = [heart.standardise(found.values[[t]], s) for t, s in zip(twins, each, strict=True)]
+    each = [heart.sums(table.values[table.site == i]) for i in range(4)]
+    alone = [heart.standardise(table.values[[t]], s) for t, s in zip(twins, each, strict=True)]
     assert not torch.equal(alone[0], alone[1])
 
 
@@ -167,13 +167,13 @@ def test_constant_and_absent_features_are_zero() -> None:
 
 
 def test_every_site_keeps_the_same_share_for_testing() -> None:
-    found = made()
-    everyone, split = heart.federated(found, seed=1)
+    table = made()
+    everyone, split = heart.federated(table, seed=1)
     assert [len(rows) for rows in split.train] == [28, 21, 14, 7]
     assert [len(rows) for rows in split.test] == [12, 9, 7, 3]
     for i in range(4):
         both = np.concatenate([split.train[i], split.test[i]])
-        assert np.array_equal(np.sort(both), np.flatnonzero(found.site == i))
+        assert np.array_equal(np.sort(both), np.flatnonzero(table.site == i))
     train, test = pooled(everyone, split)
     assert (len(train), len(test)) == (70, 31)
     assert torch.equal(test.x[12:21], everyone.x[split.test[1]])
@@ -231,25 +231,25 @@ def test_the_real_files_are_the_published_ones(real: Path) -> None:
 
 
 def test_the_real_counts_are_those_that_are_documented(real: Path) -> None:
-    found = heart.scan(real)
-    heart.check_complete(found)
-    counts = [np.bincount(found.y[found.site == i]).tolist() for i in range(4)]
+    table = heart.scan(real)
+    heart.check_complete(table)
+    counts = [np.bincount(table.y[table.site == i]).tolist() for i in range(4)]
     assert counts == [[164, 139], [188, 106], [8, 115], [51, 149]]
     marked = [(real / name).read_text().count("?") for name in heart.FILES]
     assert marked == [6, 782, 273, 698]
     # The zeros: every Swiss cholesterol; 49 cholesterols and one pressure of Long Beach.
-    extra = [int(np.isnan(found.values[found.site == i]).sum()) - m for i, m in enumerate(marked)]
+    extra = [int(np.isnan(table.values[table.site == i]).sum()) - m for i, m in enumerate(marked)]
     assert extra == [0, 0, 123, 50]
     # FLamby drops slope, ca and thal, and then every row with a ?: 740 are left by its README.
     rows = [[r.split(",") for r in (real / n).read_text().splitlines()] for n in heart.FILES]
-    kept = [sum("?" not in row[:10] for row in one) for one in rows]
-    assert kept == [303, 261, 46, 130]
-    assert sum(kept) == 740
+    complete = [sum("?" not in row[:10] for row in one) for one in rows]
+    assert complete == [303, 261, 46, 130]
+    assert sum(complete) == 740
 
 
-def test_the_real_federation_can_be_learnt_and_its_hospitals_told_apart(real: Path) -> None:
-    found = heart.scan(real)
-    everyone, split = heart.federated(found)
+def test_the_real_federation_can_be_learnt_and_its_hospitals_distinguished(real: Path) -> None:
+    table = heart.scan(real)
+    everyone, split = heart.federated(table)
     assert [len(rows) for rows in split.train] == [212, 205, 86, 140]
     train, test = pooled(everyone, split)
     loaded = heart.read(real)
@@ -259,7 +259,7 @@ def test_the_real_federation_can_be_learnt_and_its_hospitals_told_apart(real: Pa
     # and on 61 % of the hospitals (3), of which the largest has a third of the patients.
     assert ridge(train.x, train.y, test.x, 2).eq(test.y).double().mean() > 0.75
     home = [
-        torch.from_numpy(found.site[np.concatenate(rows)]) for rows in (split.train, split.test)
+        torch.from_numpy(table.site[np.concatenate(rows)]) for rows in (split.train, split.test)
     ]
     assert ridge(train.x, home[0], test.x, 4).eq(home[1]).double().mean() > 0.5
 

@@ -1,4 +1,4 @@
-"""Photographs of every kind of file become the bytes that they stand for."""
+"""Photographs of every file format are decoded to the right bytes."""
 
 from __future__ import annotations
 
@@ -36,8 +36,11 @@ def png_of_16_bits(values: np.ndarray[Any, Any]) -> bytes:
     head = struct.pack(">IIBBBBB", width, height, 16, _TYPE[channels], 0, 0, 0)
     chunks = ((b"IHDR", head), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(held)) + name + held + struct.pack(">I", zlib.crc32(name + held))
-        for name, held in chunks
+        struct.pack(">I", len(content))
+        + name
+        + content
+        + struct.pack(">I", zlib.crc32(name + content))
+        for name, content in chunks
     )
 
 

@@ -41,53 +41,53 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_tables_give_labels_cameras_splits_and_names(folder: Path) -> None:
-    found = iwildcam.scan(folder)
-    assert np.bincount(found.camera).tolist() == list(CAMERAS)
-    assert found.y.tolist() == [j % 4 for j in range(sum(CAMERAS))]
-    assert found.classes == ("animal 0", "animal 1", "animal 2", "animal 3")
-    assert found.camera[found.rows("test")].tolist() == [5, 5]
-    assert len(found.rows("train", "val")) == sum(CAMERAS) - 2
+    wildcam = iwildcam.scan(folder)
+    assert np.bincount(wildcam.camera).tolist() == list(CAMERAS)
+    assert wildcam.y.tolist() == [j % 4 for j in range(sum(CAMERAS))]
+    assert wildcam.classes == ("animal 0", "animal 1", "animal 2", "animal 3")
+    assert wildcam.camera[wildcam.rows("test")].tolist() == [5, 5]
+    assert len(wildcam.rows("train", "val")) == sum(CAMERAS) - 2
     with pytest.raises(InputError, match='unknown split "ood".*allowed: id_test'):
-        found.rows("ood")
+        wildcam.rows("ood")
 
 
 def test_images_are_decoded_once_into_a_mapped_file(folder: Path, tmp_path: Path) -> None:
-    found, cache = iwildcam.scan(folder), tmp_path / "cache"
-    rows = found.rows("train")[[1, 4]]
-    first = found.samples(rows, size=8, cache=cache)
+    wildcam, cache = iwildcam.scan(folder), tmp_path / "cache"
+    rows = wildcam.rows("train")[[1, 4]]
+    first = wildcam.samples(rows, size=8, cache=cache)
     assert first.x.shape == (2, 3, 8, 8)
     wanted = torch.tensor([[1, 2, 3], [4, 8, 12]], dtype=torch.uint8)
     assert torch.equal(first.x, wanted.view(2, 3, 1, 1).expand(2, 3, 8, 8))
-    (kept,) = cache.iterdir()
-    assert kept.stat().st_size == 2 * 3 * 8 * 8
+    (cache_file,) = cache.iterdir()
+    assert cache_file.stat().st_size == 2 * 3 * 8 * 8
     for name in (folder / "train").iterdir():
         name.unlink()
-    again = found.samples(rows, size=8, cache=cache)
+    again = wildcam.samples(rows, size=8, cache=cache)
     again.x[0] = 77  # A private copy of the page: the file stays as it is.
-    assert torch.equal(found.samples(rows, size=8, cache=cache).x, first.x)
+    assert torch.equal(wildcam.samples(rows, size=8, cache=cache).x, first.x)
     for other, size in ((rows[:1], 8), (rows, 4)):
         with pytest.raises(DataError, match="cannot be read"):
-            found.samples(other, size=size, cache=cache)
-    assert list(cache.iterdir()) == [kept]
+            wildcam.samples(other, size=size, cache=cache)
+    assert list(cache.iterdir()) == [cache_file]
 
 
 def test_an_incomplete_file_is_decoded_anew(folder: Path, tmp_path: Path) -> None:
-    found = iwildcam.scan(folder)
-    rows = found.rows("train")
-    whole = found.samples(rows, 8, tmp_path / "cache").x.clone()
-    (kept,) = (tmp_path / "cache").iterdir()
-    kept.write_bytes(kept.read_bytes()[:100])
-    assert torch.equal(found.samples(rows, 8, tmp_path / "cache").x, whole)
-    assert len(found.samples(rows[:0], 8, tmp_path / "cache")) == 0
+    wildcam = iwildcam.scan(folder)
+    rows = wildcam.rows("train")
+    whole = wildcam.samples(rows, 8, tmp_path / "cache").x.clone()
+    (cache_file,) = (tmp_path / "cache").iterdir()
+    cache_file.write_bytes(cache_file.read_bytes()[:100])
+    assert torch.equal(wildcam.samples(rows, 8, tmp_path / "cache").x, whole)
+    assert len(wildcam.samples(rows[:0], 8, tmp_path / "cache")) == 0
 
 
 def test_a_vanished_image_is_named_with_its_row_and_leaves_nothing(
     folder: Path, tmp_path: Path
 ) -> None:
     (folder / "train" / "image3.png").unlink()
-    found = iwildcam.scan(folder)
+    wildcam = iwildcam.scan(folder)
     with pytest.raises(DataError, match=r"train/image3.png: cannot be read .*row 4 of metadata"):
-        found.samples(found.rows("train"), 8, tmp_path / "cache")
+        wildcam.samples(wildcam.rows("train"), 8, tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
 
 
@@ -95,9 +95,9 @@ def test_a_cache_that_cannot_be_written_says_how_much_it_takes(
     folder: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
-    found = iwildcam.scan(folder)
+    wildcam = iwildcam.scan(folder)
     with pytest.raises(DataError, match="cannot be written .*It takes 384 bytes; free some space"):
-        found.samples(found.rows("val"), 8, tmp_path / "file" / "cache")
+        wildcam.samples(wildcam.rows("val"), 8, tmp_path / "file" / "cache")
 
 
 GAPS = {
@@ -194,12 +194,14 @@ def test_whole_groups_refuses(groups: list[float], clients: int, message: str) -
 
 
 def test_roles_keep_cameras_whole(folder: Path) -> None:
-    found = iwildcam.scan(folder)
-    roles = iwildcam_roles(found, clients=2)
-    seen = [set(found.camera[rows].tolist()) for rows in roles.clients]
+    wildcam = iwildcam.scan(folder)
+    roles = iwildcam_roles(wildcam, clients=2)
+    seen = [set(wildcam.camera[rows].tolist()) for rows in roles.clients]
     assert seen == [{0, 3}, {1, 2}] or seen == [{0}, {1, 2, 3}]
-    assert np.array_equal(roles.validation, found.rows("val"))
-    assert np.array_equal(roles.target, np.bincount(found.y[found.rows("test")], minlength=4) / 2)
+    assert np.array_equal(roles.validation, wildcam.rows("val"))
+    assert np.array_equal(
+        roles.target, np.bincount(wildcam.y[wildcam.rows("test")], minlength=4) / 2
+    )
 
 
 def test_a_run_on_an_incomplete_set_is_refused(
@@ -236,7 +238,7 @@ def test_the_whole_path_on_a_small_set(
 
 
 @pytest.fixture
-def found(
+def wildcam(
     folder: Path, complete: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> iwildcam.Wildcam:
     """The small set where experiments look for it."""
@@ -257,9 +259,9 @@ def config(size: int | None = 8, model: str = "resnet18-gn", **data: Any) -> Con
 
 
 @pytest.mark.slow
-def test_photographs_of_a_given_size_stay_bytes_on_disk(found: iwildcam.Wildcam) -> None:
+def test_photographs_of_a_given_size_stay_bytes_on_disk(wildcam: iwildcam.Wildcam) -> None:
     """Clients, validation and test are views of the mapped files, in the roles' order."""
-    prepared, roles = prepare(config()), iwildcam_roles(found, 2)
+    prepared, roles = prepare(config()), iwildcam_roles(wildcam, 2)
     task, data = prepared.task, prepared.data
     assert task.target_validation is not None
     for x, rows, whole in (
@@ -271,7 +273,7 @@ def test_photographs_of_a_given_size_stay_bytes_on_disk(found: iwildcam.Wildcam)
         assert x[:, 0, 0, 0].tolist() == rows.tolist()  # image j is painted (j, 2j, 3j)
         assert x.untyped_storage().data_ptr() == whole.x.untyped_storage().data_ptr()
     for client, rows in zip(task.clients, roles.clients, strict=True):
-        assert client.y.tolist() == found.y[rows].tolist()
+        assert client.y.tolist() == wildcam.y[rows].tolist()
     even = replace(prepared, task=replace(task, target=torch.full((4,), 0.25).double()))
     assert {c.x.dtype for c in oracle_clients(even)} == {torch.uint8}
     for other in (config(None), config(model="linear")):
@@ -279,7 +281,7 @@ def test_photographs_of_a_given_size_stay_bytes_on_disk(found: iwildcam.Wildcam)
 
 
 @pytest.mark.slow
-def test_bytes_train_and_score_as_scaled_values(found: iwildcam.Wildcam) -> None:
+def test_bytes_train_and_score_as_scaled_values(wildcam: iwildcam.Wildcam) -> None:
     prepared = prepare(config())
     task = prepared.task
     floats = replace(
@@ -298,7 +300,7 @@ def test_bytes_train_and_score_as_scaled_values(found: iwildcam.Wildcam) -> None
 
 
 def test_images_are_not_enlarged_and_other_sets_have_one_size(
-    found: iwildcam.Wildcam, folder: Path
+    wildcam: iwildcam.Wildcam, folder: Path
 ) -> None:
     with pytest.raises(DataError, match="12 x 8 pixels, and enlarging images to 9 adds nothing"):
         prepare(config(9))
@@ -312,7 +314,7 @@ def test_images_are_not_enlarged_and_other_sets_have_one_size(
 
 
 @pytest.mark.slow
-def test_augmentation_repeats_and_changes_training_alone(found: iwildcam.Wildcam) -> None:
+def test_augmentation_repeats_and_changes_training_alone(wildcam: iwildcam.Wildcam) -> None:
     pytest.importorskip("kornia", reason='needs kornia: pip install "fedshift[vision]"')
 
     def trained(augment: str) -> Outcome:
@@ -327,7 +329,7 @@ def test_augmentation_repeats_and_changes_training_alone(found: iwildcam.Wildcam
 
 
 @pytest.mark.slow
-def test_what_a_run_took_is_locked(found: iwildcam.Wildcam) -> None:
+def test_what_a_run_took_is_locked(wildcam: iwildcam.Wildcam) -> None:
     prepared = prepare(config())
     packages = lock(config(augment="photos"), prepared)["packages"]
     assert {"pillow", "kornia"} <= packages.keys()

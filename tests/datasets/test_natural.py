@@ -1,4 +1,4 @@
-"""Tables with natural clients: their counts, what they are read from, and what is refused."""
+"""Tables with natural clients: their counts, their files, and refusals."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_mail() -> None:
 
 
 def test_watch() -> None:
-    """Everyone does every exercise equally often; windows are parts of the recordings."""
+    """All subjects do every exercise equally often; windows are parts of the recordings."""
     table = loaded("watch")
     assert (table.inputs.dtype, table.inputs.shape) == (np.float32, (1_260, 100, 6))
     assert (table.counts == 18).all()
@@ -116,7 +116,7 @@ def test_storms() -> None:
 
 
 def archive(folder: Path, name: str, files: Mapping[str, str]) -> Path:
-    """What `npm pack` leaves."""
+    """A package as `npm pack` writes it."""
     path = folder / name
     with tarfile.open(path, "w:gz") as tar:
         for inner, content in files.items():
@@ -279,7 +279,7 @@ def test_clients_that_are_numbers_are_in_their_order() -> None:
 
 
 def test_label_shift_beside_chance() -> None:
-    """By hand; tables without shift have what chance gives, for which the draws are the control."""
+    """By hand; tables without shift have the chance value, with the draws as the control."""
     shift = label_shift([[50, 50], [100, 0]])
     assert (shift.mean, shift.most) == (0.25, 0.25)
     assert 0 < shift.chance < 0.06

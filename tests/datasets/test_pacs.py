@@ -1,4 +1,4 @@
-"""PACS in every known layout: what is listed and decoded, and what is refused."""
+"""PACS in every known layout: listing, decoding and refusals."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from support.image_fixtures import (
 )
 
 
-def sizes(found: pacs.Pacs) -> dict[str, int]:
-    return {name: len(found.rows(name)) for name in pacs.SPLITS}
+def sizes(dataset: pacs.Pacs) -> dict[str, int]:
+    return {name: len(dataset.rows(name)) for name in pacs.SPLITS}
 
 
 def by_rule(j: int, domain: str) -> str:
@@ -43,15 +43,15 @@ def by_rule(j: int, domain: str) -> str:
 
 
 def test_a_tree_gives_labels_domains_and_pixels_without_a_table(tree: Path) -> None:
-    found = pacs.scan(tree)
-    assert len(found.y) == IMAGES
-    assert found.origin == "derived"
-    assert found.images.names == tuple(key for _, _, key in keys())
+    dataset = pacs.scan(tree)
+    assert len(dataset.y) == IMAGES
+    assert dataset.origin == "derived"
+    assert dataset.images.names == tuple(key for _, _, key in keys())
     assert [(d, y) for d, y, _ in keys()] == list(
-        zip(found.domain.tolist(), found.y.tolist(), strict=True)
+        zip(dataset.domain.tolist(), dataset.y.tolist(), strict=True)
     )
     which = np.array([0, 17, IMAGES - 1])
-    taken = found.samples(which, size=8)
+    taken = dataset.samples(which, size=8)
     assert taken.x.shape == (3, 3, 8, 8)
     for j, k in enumerate(which):
         d, y, key = keys()[k]
@@ -92,12 +92,12 @@ def test_images_are_resized_with_bicubic_interpolation(tree: Path, tmp_path: Pat
 def test_the_benchmarks_table_gives_split_and_order(tree: Path, tmp_path: Path) -> None:
     table = write_metadata(tmp_path / "metadata.csv", by_rule, reverse=True)
     packed = write_tar(tmp_path / "pacs.tar", tree)
-    found = pacs.scan(packed, metadata=table)
-    assert found.origin == "metadata.csv"
-    assert [n.split("/", 1)[1] for n in found.images.names] == [k for _, _, k in keys()][::-1]
+    dataset = pacs.scan(packed, metadata=table)
+    assert dataset.origin == "metadata.csv"
+    assert [n.split("/", 1)[1] for n in dataset.images.names] == [k for _, _, k in keys()][::-1]
     wanted = [by_rule(j, pacs.DOMAINS[d]) for j, (d, _, _) in enumerate(keys())][::-1]
-    assert [pacs.SPLITS[s] for s in found.split] == wanted
-    assert found.images.rows[3] == "row 4 of metadata.csv"
+    assert [pacs.SPLITS[s] for s in dataset.split] == wanted
+    assert dataset.images.rows[3] == "row 4 of metadata.csv"
 
 
 def test_a_table_among_the_files_is_found(tmp_path: Path) -> None:
@@ -119,19 +119,19 @@ def test_lists_of_both_kinds_give_the_split(
 ) -> None:
     write_tree(tmp_path / "images")
     lists = write_lists(tmp_path / sub, ending, first, prefix)
-    found = pacs.scan(tmp_path)
-    assert found.origin == "lists"
+    dataset = pacs.scan(tmp_path)
+    assert dataset.origin == "lists"
     whole = len(pacs.CLASSES) * PER_CLASS
-    held = 2 * len(pacs.CLASSES)
-    assert sizes(found) == {
-        "train": 2 * whole - held,
+    held_out = 2 * len(pacs.CLASSES)
+    assert sizes(dataset) == {
+        "train": 2 * whole - held_out,
         "val": whole,
         "test": whole,
-        "id_val": held,
+        "id_val": held_out,
         "id_test": 0,
     }
-    assert all(found.images.names[k].endswith("_003.png") for k in found.rows("id_val"))
-    assert found.images.rows[found.rows("test")[1]] == f"row 2 of photo_test{ending}"
+    assert all(dataset.images.names[k].endswith("_003.png") for k in dataset.rows("id_val"))
+    assert dataset.images.rows[dataset.rows("test")[1]] == f"row 2 of photo_test{ending}"
     wrong = lists / f"sketch_train{ending}"
     wrong.write_text(wrong.read_text().replace(f"dog/pic_001.png {first}", "dog/pic_001.png 9"))
     with refuses(wrong, f'row 2: sketch/dog/pic_001.png has the label "9", expected {first}'):
@@ -150,15 +150,15 @@ def test_the_image_that_some_copies_lack_may_be_listed(tmp_path: Path) -> None:
 
 
 def test_the_derived_split_is_proportional_and_fixed(tree: Path) -> None:
-    found = pacs.scan(tree)
-    assert np.array_equal(found.split, pacs.scan(tree).split)
+    dataset = pacs.scan(tree)
+    assert np.array_equal(dataset.split, pacs.scan(tree).split)
     for name, role in (("photo", "test"), ("art_painting", "val")):
         assert np.array_equal(
-            np.flatnonzero(found.domain == pacs.DOMAINS.index(name)), found.rows(role)
+            np.flatnonzero(dataset.domain == pacs.DOMAINS.index(name)), dataset.rows(role)
         )
     # 28 images of cartoon times 105 / 2,344 and 113 / 2,344, rounded; of sketch likewise.
-    assert sizes(found)["id_val"] == round(28 * 105 / 2344) + round(28 * 179 / 3929) == 2
-    assert sizes(found)["id_test"] == round(28 * 113 / 2344) + round(28 * 193 / 3929) == 2
+    assert sizes(dataset)["id_val"] == round(28 * 105 / 2344) + round(28 * 179 / 3929) == 2
+    assert sizes(dataset)["id_test"] == round(28 * 113 / 2344) + round(28 * 193 / 3929) == 2
 
 
 # --------------------------------------------------------------------------------------- refusals
@@ -201,27 +201,27 @@ def test_a_binary_table_is_refused(tree: Path, tmp_path: Path) -> None:
 
 def test_damaged_and_vanished_images_are_named_with_their_row(tmp_path: Path) -> None:
     folder = write_tree(tmp_path / "PACS")
-    found = pacs.scan(folder, metadata=write_metadata(tmp_path / "metadata.csv", by_rule))
+    dataset = pacs.scan(folder, metadata=write_metadata(tmp_path / "metadata.csv", by_rule))
     broken = folder / keys()[5][2]
     broken.write_bytes(broken.read_bytes()[:40])
     with refuses_row(broken, "not a readable JPEG or PNG image", "row 6 of metadata.csv"):
-        found.samples(np.arange(10), 8)
+        dataset.samples(np.arange(10), 8)
     broken.unlink()
     with refuses_row(broken, "cannot be read (No such file", "row 6 of metadata.csv"):
-        found.samples(np.arange(10), 8)
-    assert len(found.samples(np.arange(5), 8)) == 5
+        dataset.samples(np.arange(10), 8)
+    assert len(dataset.samples(np.arange(5), 8)) == 5
 
 
 def refuses_row(path: Path, message: str, row: str) -> Any:
-    said = rf"^{re.escape(f'{path}: {message}')}.*\({row}\)$"
-    return pytest.raises(DataError, match=said)
+    pattern = rf"^{re.escape(f'{path}: {message}')}.*\({row}\)$"
+    return pytest.raises(DataError, match=pattern)
 
 
 def test_an_oversized_image_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = pacs.scan(write_tree(tmp_path))
+    dataset = pacs.scan(write_tree(tmp_path))
     monkeypatch.setattr(images, "MOST_PIXELS", 63)
     with pytest.raises(DataError, match=r"not a readable JPEG or PNG image \(8 x 8 pixels\)"):
-        found.samples(np.array([0]), 8)
+        dataset.samples(np.array([0]), 8)
 
 
 def test_archives_that_cannot_be_indexed_are_refused(tree: Path, tmp_path: Path) -> None:
@@ -229,10 +229,10 @@ def test_archives_that_cannot_be_indexed_are_refused(tree: Path, tmp_path: Path)
     with pytest.raises(DataError, match="not a complete, uncompressed tar archive .*; unpack a"):
         pacs.scan(packed)
     whole = write_tar(tmp_path / "whole.tar", tree)
-    found = pacs.scan(whole)
+    dataset = pacs.scan(whole)
     whole.write_bytes(whole.read_bytes()[:3000])
     with pytest.raises(DataError, match=r"the archive ends after \d+ of \d+ bytes"):
-        found.samples(np.arange(IMAGES), 8)
+        dataset.samples(np.arange(IMAGES), 8)
     with pytest.raises(DataError, match=r"no such folder or archive. Name a folder or a .tar"):
         pacs.scan(tmp_path / "nothing.tar")
 
@@ -283,19 +283,19 @@ def test_no_images_and_two_trees_are_refused(tmp_path: Path) -> None:
 def test_an_incomplete_set_and_wrong_requests_are_refused(tree: Path) -> None:
     with refuses(tree, "photo/dog has 4 images, PACS has 189"):
         pacs.read(tree)
-    found = pacs.scan(tree)
+    dataset = pacs.scan(tree)
     with pytest.raises(InputError, match='unknown split "id-val".*Did you mean "id_val"'):
-        found.rows("id-val")
+        dataset.rows("id-val")
     for size in (0, -3, 2.0, True):
         with pytest.raises(InputError, match="allowed: a whole number of pixels, 1 or more"):
-            found.samples(np.array([0]), size)  # type: ignore[arg-type]
+            dataset.samples(np.array([0]), size)  # type: ignore[arg-type]
 
 
 def test_without_pillow_labels_are_counted_and_pixels_refused(tree: Path, no_pillow: None) -> None:
-    found = pacs.scan(tree)
-    assert np.bincount(found.y).tolist() == [16] * 7
+    dataset = pacs.scan(tree)
+    assert np.bincount(dataset.y).tolist() == [16] * 7
     with pytest.raises(DataError, match=r"Pillow, which is not installed. Run `pip install"):
-        found.samples(np.array([0]), 8)
+        dataset.samples(np.array([0]), 8)
 
 
 def test_known_folders_and_archives_are_found(tree: Path, tmp_path: Path) -> None:

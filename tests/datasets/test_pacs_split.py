@@ -92,16 +92,16 @@ def test_imbalanced_refuses(make: Any, message: str) -> None:
 
 
 def test_roles_leave_giraffes_out_of_the_target(tree: Path) -> None:
-    found = pacs.scan(tree)
-    roles = pacs_roles(found, seed=0)
+    dataset = pacs.scan(tree)
+    roles = pacs_roles(dataset, seed=0)
     assert roles.target.sum() == pytest.approx(1)
     assert roles.target[PACS_ABSENT] == 0
     assert np.array_equal(roles.target > 0, np.arange(7) != PACS_ABSENT)
     for rows, split in ((roles.test, "test"), (roles.validation, "id_val")):
-        assert np.isin(rows, found.rows(split)).all()
-        assert (found.y[rows] != PACS_ABSENT).all()
+        assert np.isin(rows, dataset.rows(split)).all()
+        assert (dataset.y[rows] != PACS_ABSENT).all()
     for rows in roles.clients:
-        assert np.isin(rows, found.rows("train")).all()
+        assert np.isin(rows, dataset.rows("train")).all()
 
 
 # ------------------------------------------------------------------------------- the real data set

@@ -44,19 +44,19 @@ def originals(tmp_path: Path) -> Path:
     return write_originals(tmp_path / "retina")
 
 
-def counts(found: retina.Retina) -> dict[str, tuple[int, ...]]:
+def counts(dataset: retina.Retina) -> dict[str, tuple[int, ...]]:
     return {
-        site: tuple(np.bincount(found.y[found.site == i], minlength=2).tolist())
+        site: tuple(np.bincount(dataset.y[dataset.site == i], minlength=2).tolist())
         for i, site in enumerate(retina.SITES)
     }
 
 
-def colours(found: retina.Retina) -> set[tuple[int, int, tuple[int, ...]]]:
+def colours(dataset: retina.Retina) -> set[tuple[int, int, tuple[int, ...]]]:
     """(site, label, colour) of every image; `shade` paints no two of the small set alike."""
-    x = found.sites(4).x
+    x = dataset.sites(4).x
     assert (x == x[:, :, :1, :1]).all()
     painted = [tuple(rgb) for rgb in x[:, :, 0, 0].tolist()]
-    return set(zip(found.site.tolist(), found.y.tolist(), painted, strict=True))
+    return set(zip(dataset.site.tolist(), dataset.y.tolist(), painted, strict=True))
 
 
 def wanted() -> set[tuple[int, int, tuple[int, ...]]]:
@@ -72,12 +72,12 @@ def wanted() -> set[tuple[int, int, tuple[int, ...]]]:
 
 
 def test_the_tree_gives_sites_labels_and_pixels(tree: Path) -> None:
-    found = retina.scan(tree)
-    assert counts(found) == SMALL
-    assert colours(found) == wanted()
-    assert (found.classes, found.original) == (("normal", "glaucoma"), (False,) * 3)
-    assert (np.diff(found.site) >= 0).all()
-    whole = found.sites()
+    dataset = retina.scan(tree)
+    assert counts(dataset) == SMALL
+    assert colours(dataset) == wanted()
+    assert (dataset.classes, dataset.original) == (("normal", "glaucoma"), (False,) * 3)
+    assert (np.diff(dataset.site) >= 0).all()
+    whole = dataset.sites()
     assert whole.x.shape == (sum(map(sum, SMALL.values())), 3, 96, 96)
     assert (whole.x.dtype, whole.sites) == (torch.uint8, retina.SITES)
 
@@ -90,15 +90,15 @@ def test_an_archive_of_the_tree_is_read_in_place(tree: Path, tmp_path: Path, top
 
 @pytest.mark.parametrize("sheet_of", ["xlsx", "csv"])
 def test_the_three_original_layouts(tmp_path: Path, sheet_of: str) -> None:
-    found = retina.scan(write_originals(tmp_path, sheet_of))
-    assert counts(found) == SMALL
-    assert found.original == (True,) * 3
-    paints = [(i, y, rgb) for i, y, rgb in colours(found) if i < 2]
+    dataset = retina.scan(write_originals(tmp_path, sheet_of))
+    assert counts(dataset) == SMALL
+    assert dataset.original == (True,) * 3
+    paints = [(i, y, rgb) for i, y, rgb in colours(dataset) if i < 2]
     assert set(paints) == {paint for paint in wanted() if paint[0] < 2}
-    labelled = {Path(n).name: int(y) for n, y in zip(found.images.names, found.y, strict=True)}
+    labelled = {Path(n).name: int(y) for n, y in zip(dataset.images.names, dataset.y, strict=True)}
     assert [labelled[f"V{k:04d}.jpg"] for k in range(1, 5)] == [0, 1, 0, 0]
     assert [labelled[f"T{k:04d}.jpg"] for k in range(1, 4)] == [1, 0, 0]
-    rows = dict(zip(map(str, found.images.names), found.images.rows, strict=True))
+    rows = dict(zip(map(str, dataset.images.names), dataset.images.rows, strict=True))
     assert rows["Test400/T0002.jpg"] == f"row 2 of {Path(TEST).stem}.{sheet_of}"
     assert rows["Database/Images/Im001_ACRIMA.png"] == "ACRIMA's Im001_ACRIMA.png"
 
@@ -107,9 +107,9 @@ def test_layouts_may_be_mixed_between_sites(tmp_path: Path) -> None:
     write_tree(tmp_path / "tree")
     shutil.rmtree(tmp_path / "tree" / "RIM")
     write_rim(tmp_path / "RIM-ONE_DL_images")
-    found = retina.scan(tmp_path)
-    assert found.original == (False, True, False)
-    assert colours(found) == wanted()
+    dataset = retina.scan(tmp_path)
+    assert dataset.original == (False, True, False)
+    assert colours(dataset) == wanted()
 
 
 def test_of_rim_one_the_random_partition_goes_first(originals: Path) -> None:
@@ -143,10 +143,10 @@ def test_what_is_not_an_image_of_the_three_sites_is_left_out(originals: Path) ->
 def test_class_folders_may_have_any_two_names(
     tmp_path: Path, names: tuple[str, str], classes: tuple[str, str]
 ) -> None:
-    found = retina.scan(write_tree(tmp_path, names))
-    assert found.classes == classes
-    first = next(n for n in found.images.names if f"/{names[1]}/" in n)
-    assert found.y[found.images.names.index(first)] == (names[1] != "ill")
+    dataset = retina.scan(write_tree(tmp_path, names))
+    assert dataset.classes == classes
+    first = next(n for n in dataset.images.names if f"/{names[1]}/" in n)
+    assert dataset.y[dataset.images.names.index(first)] == (names[1] != "ill")
 
 
 # ------------------------------------------------------------------------------- the federation
@@ -169,9 +169,9 @@ def test_one_picture_looks_alike_at_every_site(tmp_path: Path) -> None:
     write_tree(tmp_path)
     for folder in ("kaggle_arima", "RIM", "REFUGE"):
         put(tmp_path / folder / "Testing/Normal/same.png", (120, 60, 30))
-    found = retina.scan(tmp_path)
-    same = [j for j, name in enumerate(found.images.names) if name.endswith("same.png")]
-    x = found.sites(8).x[same].float() / 255
+    dataset = retina.scan(tmp_path)
+    same = [j for j, name in enumerate(dataset.images.names) if name.endswith("same.png")]
+    x = dataset.sites(8).x[same].float() / 255
     assert torch.equal(x[0], x[1])
     assert torch.equal(x[0], x[2])
     # The means and deviations of the authors' code, of ACRIMA and RIM-ONE.
@@ -254,14 +254,16 @@ def test_sites_whose_classes_differ_are_refused(tmp_path: Path) -> None:
 def test_an_absent_site_is_named_with_its_layouts(tmp_path: Path) -> None:
     write_acrima(tmp_path)
     write_refuge(tmp_path)
-    said = r"no images of RIM-ONE: neither in FedLGD's tree, .* of kaggle_arima, .* all three sites"
-    with pytest.raises(DataError, match=said):
+    pattern = (
+        r"no images of RIM-ONE: neither in FedLGD's tree, .* of kaggle_arima, .* all three sites"
+    )
+    with pytest.raises(DataError, match=pattern):
         retina.scan(tmp_path)
 
 
 def test_incomplete_originals_are_refused_and_trees_are_not(originals: Path, tree: Path) -> None:
-    said = "ACRIMA has 4 images without and 6 with glaucoma; the original has 309 and 396"
-    with refuses(originals, said):
+    message = "ACRIMA has 4 images without and 6 with glaucoma; the original has 309 and 396"
+    with refuses(originals, message):
         retina.read(originals)
     assert [len(part) for part in retina.read(tree)] == [23, 10]
 
@@ -270,36 +272,36 @@ def test_incomplete_originals_are_refused_and_trees_are_not(originals: Path, tre
 def test_one_to_three_parts_of_refuge_are_complete(
     tree: Path, parts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = retina.scan(tree)
+    dataset = retina.scan(tree)
     sizes = {"ACRIMA": (309, 396), "RIM-ONE": (313, 172), "REFUGE": (360 * parts, 40 * parts)}
     site = np.repeat([0, 1, 2], [sum(n) for n in sizes.values()])
     y = np.concatenate([np.repeat([0, 1], n) for n in sizes.values()])
-    retina.check_complete(retina.Retina(found.images, y, site, found.classes, (True,) * 3))
+    retina.check_complete(retina.Retina(dataset.images, y, site, dataset.classes, (True,) * 3))
     y[-1] = 0
     with pytest.raises(DataError, match=r"REFUGE has .*original has 360 and 40 or 720 and 80 or 1"):
-        retina.check_complete(retina.Retina(found.images, y, site, found.classes, (True,) * 3))
+        retina.check_complete(retina.Retina(dataset.images, y, site, dataset.classes, (True,) * 3))
 
 
 def test_a_damaged_image_is_named_with_its_place(originals: Path) -> None:
-    found = retina.scan(originals)
-    for name, told in (
+    dataset = retina.scan(originals)
+    for name, place in (
         ("Test400/T0002.jpg", "row 2 of Glaucoma_label_and_Fovea_location.xlsx"),
         ("Database/Images/Im002_ACRIMA.png", "ACRIMA's Im002_ACRIMA.png"),
     ):
         path = originals / name
         path.write_bytes(path.read_bytes()[:40])
-        said = (
-            rf"^{re.escape(str(path))}: not a readable JPEG or PNG image .*\({re.escape(told)}\)$"
+        pattern = (
+            rf"^{re.escape(str(path))}: not a readable JPEG or PNG image .*\({re.escape(place)}\)$"
         )
-        with pytest.raises(DataError, match=said):
-            found.sites(8)
+        with pytest.raises(DataError, match=pattern):
+            dataset.sites(8)
 
 
 def test_without_pillow_labels_are_counted_and_pixels_refused(tree: Path, no_pillow: None) -> None:
-    found = retina.scan(tree)
-    assert counts(found) == SMALL
+    dataset = retina.scan(tree)
+    assert counts(dataset) == SMALL
     with pytest.raises(DataError, match=r"Pillow, which is not installed. Run `pip install"):
-        found.sites(8)
+        dataset.sites(8)
 
 
 def test_known_folders_and_archives_are_found(tree: Path, tmp_path: Path) -> None:

@@ -91,11 +91,11 @@ def test_images_of_a_tree_in_a_format_that_is_not_read_are_named(tmp_path: Path)
 def tar_of(path: Path, *members: tuple[str, bytes, str]) -> Path:
     """An archive of (name, kind, content, or where it links to)."""
     with tarfile.open(path, "w") as tar:
-        for name, kind, held in members:
+        for name, kind, body in members:
             info = tarfile.TarInfo(name)
             info.type = kind
-            content = held.encode() if kind == tarfile.REGTYPE else b""
-            info.size, info.linkname = len(content), "" if content else held
+            content = body.encode() if kind == tarfile.REGTYPE else b""
+            info.size, info.linkname = len(content), "" if content else body
             tar.addfile(info, io.BytesIO(content))
     return path
 
@@ -111,9 +111,9 @@ def test_links_of_an_archive_stand_for_its_files(tmp_path: Path) -> None:
         ("q/hard.png", HARD, "./p/a.png"),
         ("q/again.png", SOFT, "soft.png"),
     )
-    found = archive(path)
-    assert found.names() == ("./p/a.png", "q/again.png", "q/hard.png", "q/soft.png")
-    assert {found.read(name) for name in found.names()} == {b"a"}
+    contents = archive(path)
+    assert contents.names() == ("./p/a.png", "q/again.png", "q/hard.png", "q/soft.png")
+    assert {contents.read(name) for name in contents.names()} == {b"a"}
 
 
 @pytest.mark.parametrize("target", ["/etc/hostname", "../../outside", "p"])

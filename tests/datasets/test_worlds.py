@@ -45,27 +45,27 @@ def test_the_gaussians_are_scipys() -> None:
 @pytest.mark.parametrize("make", MAKERS)
 def test_true_weights_have_mean_one_on_each_client(make: Callable[[Wanted], OwnClients]) -> None:
     """E_{q_i} p / q_i = 1, and p / q_i >= 1/3; the ratio of another client has another mean."""
-    own = make(Wanted(3, 1))
-    assert own.log_ratios is not None
-    a = np.exp(own.log_ratios)
+    world = make(Wanted(3, 1))
+    assert world.log_ratios is not None
+    a = np.exp(world.log_ratios)
     assert a.min() >= 1 / 3 - 1e-12
-    for rows in own.parts:
+    for rows in world.parts:
         spread = a[rows].std() / np.sqrt(len(rows))
         assert a[rows].mean() == pytest.approx(1.0, abs=4 * spread)
-    assert np.exp(-own.log_ratios[own.parts[0]]).mean() > 1.2  # the control: upside down
+    assert np.exp(-world.log_ratios[world.parts[0]]).mean() > 1.2  # the control: upside down
 
 
 def test_looks_have_the_shares_of_their_ratios() -> None:
-    own = worlds.looks_world(Wanted(3, 0))
-    assert own.log_ratios is not None
-    shares = np.exp(-own.log_ratios) / 3  # of an image's look at its client
+    world = worlds.looks_world(Wanted(3, 0))
+    assert world.log_ratios is not None
+    shares = np.exp(-world.log_ratios) / 3  # of an image's look at its client
     assert sorted(set(shares.round(6))) == [0.05, 0.9]
-    common = [float((shares[rows] > 0.5).mean()) for rows in own.parts]
+    common = [float((shares[rows] > 0.5).mean()) for rows in world.parts]
     assert common == pytest.approx([0.9] * 3, abs=0.02)
     # Client 2's look inverts: what was black is white.
-    bright = [float(own.data.train.x[rows].double().mean()) for rows in own.parts]
+    bright = [float(world.data.train.x[rows].double().mean()) for rows in world.parts]
     assert bright[2] > bright[1] > bright[0]
-    assert own.data.train.x.shape == (7000, 1, 14, 14)
+    assert world.data.train.x.shape == (7000, 1, 14, 14)
 
 
 @pytest.mark.parametrize("name", ["binary-world", "gaussian-world", "looks-world"])

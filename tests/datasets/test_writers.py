@@ -51,10 +51,10 @@ def write_mnist(folder: Path, packed: bool = True, **changed: np.ndarray) -> Pat
 def test_mnist_has_the_writer_of_every_image(tmp_path: Path, packed: bool) -> None:
     train, test = writers.mnist(write_mnist(tmp_path, packed))
     plain = idx.read_pair(tmp_path, 10)
-    for part, known, samples in zip(("train", "test"), (train, test), plain, strict=True):
-        assert torch.equal(known.x, samples.x)
-        assert torch.equal(known.y, samples.y)
-        assert [int(known.sites[k]) for k in known.site] == WRITERS[part]
+    for part, by_writer, samples in zip(("train", "test"), (train, test), plain, strict=True):
+        assert torch.equal(by_writer.x, samples.x)
+        assert torch.equal(by_writer.y, samples.y)
+        assert [int(by_writer.sites[k]) for k in by_writer.site] == WRITERS[part]
     assert train.sites == ("2", "7", "30")  # by number, not as texts
     assert writers.missing_mnist(tmp_path) == ()
 
@@ -95,10 +95,10 @@ def test_integers_are_big_endian_and_of_their_own_type(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_real_mnist_has_539_and_297_writers() -> None:
-    known = next(k for k in datasets.known() if k.name == "mnist-writers")
-    if known.found is None:
-        pytest.skip(f"MNIST with writers is not on this machine (set $FEDSHIFT_DATA; {known.how})")
-    train, test = writers.mnist(known.found)
+    entry = next(k for k in datasets.known() if k.name == "mnist-writers")
+    if entry.found is None:
+        pytest.skip(f"MNIST with writers is not on this machine (set $FEDSHIFT_DATA; {entry.how})")
+    train, test = writers.mnist(entry.found)
     assert (len(train.sites), len(test.sites)) == (539, 297)
     assert not set(train.sites) & set(test.sites)
     counts = train.site.bincount()
@@ -124,8 +124,8 @@ def write_emnist(folder: Path, sub: str = "", **changed: Any) -> Path:
     path = folder / sub / "emnist-digits.mat"
     path.parent.mkdir(parents=True, exist_ok=True)
     parts: dict[str, Any] = {p: emnist_part(p) | changed for p in ("train", "test")}
-    for held in parts.values():
-        held.pop("upright")
+    for content in parts.values():
+        content.pop("upright")
     mapping = np.array([[k, 48 + k] for k in range(10)])
     savemat(path, {"dataset": parts | {"mapping": mapping}}, do_compression=True)
     return path
@@ -135,13 +135,13 @@ def write_emnist(folder: Path, sub: str = "", **changed: Any) -> Path:
 def test_emnist_has_upright_images_and_writers(tmp_path: Path, sub: str) -> None:
     write_emnist(tmp_path, sub)
     assert writers.missing_emnist(tmp_path) == ()
-    for part, known in zip(("train", "test"), writers.emnist(tmp_path), strict=True):
+    for part, by_writer in zip(("train", "test"), writers.emnist(tmp_path), strict=True):
         upright = emnist_part(part)["upright"]
-        assert known.x.dtype == torch.uint8
-        assert np.array_equal(known.x[:, 0].numpy(), upright)
-        assert not np.array_equal(known.x[:, 0].numpy(), upright.transpose(0, 2, 1))
-        assert known.y.tolist() == [k % 10 for k in range(len(upright))]
-        assert [int(known.sites[k]) for k in known.site] == WRITERS[part]
+        assert by_writer.x.dtype == torch.uint8
+        assert np.array_equal(by_writer.x[:, 0].numpy(), upright)
+        assert not np.array_equal(by_writer.x[:, 0].numpy(), upright.transpose(0, 2, 1))
+        assert by_writer.y.tolist() == [k % 10 for k in range(len(upright))]
+        assert [int(by_writer.sites[k]) for k in by_writer.site] == WRITERS[part]
 
 
 def test_a_whole_emnist_file_beside_a_cut_one_is_read(tmp_path: Path) -> None:
@@ -158,18 +158,18 @@ def test_a_single_image_has_one_axis_in_the_file(tmp_path: Path) -> None:
 
 def test_emnists_whole_numbers_may_be_floats(tmp_path: Path) -> None:
     write_emnist(tmp_path)
-    known = writers.emnist(tmp_path)[0]
+    whole = writers.emnist(tmp_path)[0]
     part = emnist_part("train")
-    held = {k: part[k].astype(np.float64) for k in ("labels", "writers")}
+    floats = {k: part[k].astype(np.float64) for k in ("labels", "writers")}
     # Train and test have as many examples, so that one change fits both.
-    path = write_emnist(tmp_path, **emnist_part("train") | held)
-    found = writers.emnist(tmp_path)[0]
-    assert torch.equal(found.y, known.y)
-    assert torch.equal(found.site, known.site)
-    assert found.sites == known.sites
+    path = write_emnist(tmp_path, **emnist_part("train") | floats)
+    again = writers.emnist(tmp_path)[0]
+    assert torch.equal(again.y, whole.y)
+    assert torch.equal(again.site, whole.site)
+    assert again.sites == whole.sites
     for bad in (2.5, np.nan, np.inf):
-        held["labels"][0] = bad
-        write_emnist(tmp_path, **emnist_part("train") | held)
+        floats["labels"][0] = bad
+        write_emnist(tmp_path, **emnist_part("train") | floats)
         with refuses(path, "train has images uint8 [6, 784], labels float64 [6]"):
             writers.emnist(tmp_path)
 
@@ -283,8 +283,8 @@ def test_a_femnist_file_of_another_kind_is_refused(tmp_path: Path) -> None:
         with refuses(path, message):
             writers.leaf(tmp_path)
     text = json.dumps(good)
-    held = text[text.index('"user_data": {') + len('"user_data": {') : -2]
-    path.write_text(text.replace(held, f"{held}, {held}"))
+    users = text[text.index('"user_data": {') + len('"user_data": {') : -2]
+    path.write_text(text.replace(users, f"{users}, {users}"))
     with refuses(path, f'not a complete JSON file ("{user}" is there twice)'):
         writers.leaf(tmp_path)
     path.write_bytes(b'{"users": ["a"')
@@ -315,8 +315,10 @@ def test_a_writer_in_the_files_of_two_runs_is_refused(tmp_path: Path) -> None:
     path = sorted((tmp_path / "train").iterdir())[0]
     again = path.with_name("all_data_7_niid_05_keep_0_train_9.json")
     again.write_bytes(path.read_bytes())
-    said = f'user "f0001_02" is in {path.name} as well; keep the files of one run of preprocess.sh'
-    with refuses(again, said):
+    message = (
+        f'user "f0001_02" is in {path.name} as well; keep the files of one run of preprocess.sh'
+    )
+    with refuses(again, message):
         writers.leaf(tmp_path)
 
 

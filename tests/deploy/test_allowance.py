@@ -1,4 +1,4 @@
-"""How much a client may answer: counted piece by piece, renewed by the server's questions alone."""
+"""The size of a client's answers: counted piece by piece; only the server's questions renew it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_how_many_times_the_model(tmp_path: Path) -> None:
 
 
 def test_a_huge_answer_is_refused_unread(tmp_path: Path) -> None:
-    """300 MB in pieces of 5 MiB, to a model of 100 kB; then the server asks again."""
+    """300 MB in pieces of 5 MiB in answer to a model of 100 kB; then the server asks again."""
     (tmp_path / "client").mkdir()
     write_client_key(tmp_path / "client" / "key")
     pem, public = read_client_key(tmp_path / "client" / "key.pub")
@@ -91,7 +91,7 @@ def test_a_huge_answer_is_refused_unread(tmp_path: Path) -> None:
 
 
 def test_an_upload_ends_with_its_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Flower itself would wait three minutes for pieces of an answer that were refused."""
+    """Flower itself would wait three minutes for the refused pieces of an answer."""
     from flwr.proto.message_pb2 import ObjectTree
     from flwr.supercore.corestate.in_memory_corestate import InMemoryCoreState
     from flwr.supercore.object_store import ObjectStoreFactory

@@ -1,4 +1,4 @@
-"""What a client's operator sees, with real processes: the end of a run, and of what it starts."""
+"""A client's screen with real processes: the end of a run, and of the processes it starts."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_the_end_of_a_run_and_of_the_patience(tmp_path: Path) -> None:
-    """A line for each, not ready, and gone in time although the SuperNode would try for ever."""
+    """One line for each; the client is not ready, and ends while its SuperNode would go on."""
     (tmp_path / "one.toml").write_text(ONE)
     folder, port, metrics = str(tmp_path / "f"), str(free_port()), free_port()
     init = [FEDSHIFT, "deploy", "init", str(tmp_path / "one.toml"), folder]
@@ -87,7 +87,7 @@ def test_the_end_of_a_run_and_of_the_patience(tmp_path: Path) -> None:
 
 
 def test_a_superexec_that_dies_before_its_node_has_joined(tmp_path: Path) -> None:
-    """The server shows its certificate and answers nothing: that is not called a refusal."""
+    """The server shows its certificate and answers nothing, which is not reported as a refusal."""
     make_place(tmp_path / "f", ONE, 1, ["127.0.0.1"])
     place = tmp_path / "f" / "clients" / "client-0"
     with tls_server(tmp_path / "f") as here:

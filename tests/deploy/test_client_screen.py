@@ -1,4 +1,4 @@
-"""What `fedshift deploy client` tells its operator, and when it gives up: with a clock of ours."""
+"""The messages of `fedshift deploy client`, and when it gives up, on a simulated clock."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ REFUSED = f"{FAILED}ialize the connection to the SuperLink.\n[code: 2004] Failed
 
 
 class World:
-    """A clock, a server that is there or not, and SuperNodes whose log and end are planned.
+    """A simulated clock, a server that may be away, and SuperNodes with planned logs and ends.
 
     plans: for each SuperNode (seconds after its start, a line of its log, or a notice, or its exit
     code). gone: when the server is away, in seconds, and why if not GONE; an error is raised. After
@@ -38,7 +38,7 @@ class World:
     def __init__(self, place: Path, plans: list[list[tuple[float, Any]]], gone: Any) -> None:
         self.place, self.plans, self.gone = place, plans, gone
         self.now, self.started = 0.0, 0
-        self.said, self.levels, self.looks = list[tuple[float, str]](), list[str](), list[Any]()
+        self.printed, self.levels, self.looks = list[tuple[float, str]](), list[str](), list[Any]()
         self.unready: Callable[[], str] = lambda: "unwatched"
 
     def answers(self, *_: Any) -> str:
@@ -70,11 +70,11 @@ class World:
         yield SimpleNamespace(poll=poll, wait=lambda: self.plans[self.started - 1][-1][1])
 
     def say(self, text: str, level: str) -> None:
-        self.said.append((self.now, text))
+        self.printed.append((self.now, text))
         self.levels.append(level)
 
     def texts(self) -> list[str]:
-        return [text for _, text in self.said]
+        return [text for _, text in self.printed]
 
     def ready_at(self, second: float) -> str:
         """Why the client was not ready then; "" if it was."""
@@ -86,7 +86,7 @@ Play = Callable[..., tuple[World, str]]
 
 @pytest.fixture
 def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
-    """Joins in a world until it gives up: the world, and the error."""
+    """Join in a world until the client gives up; return the world and the error."""
     make_place(tmp_path / "f", "", 1, ["192.0.2.7"])
 
     def made(
@@ -113,7 +113,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
 
 @pytest.mark.parametrize("patience", [1.0, 12.0, 61.0])
 def test_patience_counts_from_when_the_server_is_missed(patience: float, play: Play) -> None:
-    """Whatever a SuperNode does, which tries for ever; also one that has not joined yet."""
+    """Whatever its SuperNode does, which never gives up; also if it has not joined yet."""
     for joined in ([(3.0, JOINED)], []):
         world, error = play([*joined, (4e3, 0)], patience=patience, gone=lambda now: now > 40)
         assert error == f"{GONE}, for {patience:g} s now"
@@ -132,7 +132,7 @@ def test_a_server_that_answers_and_lets_no_one_in(play: Play) -> None:
 
 
 def test_a_server_that_is_away_for_a_while(play: Play) -> None:
-    """One line for each change, and not ready in between, also until Flower has noticed."""
+    """One line for each change; not ready in between, also before Flower notices."""
     plan = [(3.0, JOINED), (21.0, AWAY), (24.0, AWAY), (43.0, BACK), (100.0, JOINED), (200.0, 0)]
     world, _ = play(plan, patience=60.0, gone=lambda now: 20 < now < 38 or 80 < now < 90)
     left = [round(float(text.split(" ")[-2])) for text in world.texts() if "trying" in text]
@@ -150,7 +150,7 @@ def test_a_server_that_is_away_for_a_while(play: Play) -> None:
 
 
 def test_a_server_that_came_later_than_its_client_and_is_killed(play: Play) -> None:
-    """The same words as before it was there, and said again."""
+    """The message is the same as before the server came, and is repeated."""
     world, _ = play([(3.0, JOINED), (4e3, 0)], gone=lambda now: now < 5 or now > 40)
     again = f"{GONE}; trying again for 12 s"
     assert world.texts() == [again, f"joined {HERE}", again]
@@ -165,7 +165,7 @@ def test_a_server_that_came_later_than_its_client_and_is_killed(play: Play) -> N
     ],
 )
 def test_the_end_of_a_server(notices: list[int], expected: str, play: Play) -> None:
-    """Once, whether Flower notices it or only we do, and again for the next server."""
+    """Reported once, whether or not Flower notices, and again for the next server."""
     rounds = [(4.0, {"round": t, "rounds": 10}) for t in notices]
     ended = [(3.0, JOINED), *rounds, (30.0, 0)]
     world, _ = play(ended, ended)
@@ -186,7 +186,7 @@ def test_the_end_of_a_server(notices: list[int], expected: str, play: Play) -> N
     [f"{HERE} cannot be reached: no answer within 5 s", InputError("ca.crt: is no certificate")],
 )
 def test_a_silence_in_the_last_round_is_no_end(why: Any, play: Play) -> None:
-    """It may be evaluated yet; the end is reported when it comes. Late words are ignored."""
+    """The round may yet be evaluated; the end is reported when it comes. Late lines are ignored."""
     last = {"round": 10, "rounds": 10}
     one = [(3.0, JOINED), (9.0, last), (35.0, last), (50.0, 0)]
     other = [(2.0, JOINED), (5e3, 0)]
@@ -206,11 +206,13 @@ def test_answers_after_a_run_are_not_of_the_next(play: Play) -> None:
     assert sum("the run has ended" in text for text in world.texts()) == 1
 
 
-def test_troubles_are_told_once_until_a_round_was_answered(play: Play) -> None:
+def test_troubles_are_reported_once_until_a_round_is_answered(play: Play) -> None:
     one, other = {"trouble": 'no column\n"age"'}, {"trouble": "\x1b[2Jnone"}
     fine = {"round": 1, "rounds": 2}
-    heard = [one, one, other, fine, other, other]
-    world, _ = play([(1.0, JOINED), *[(2.0 + i, what) for i, what in enumerate(heard)], (9.0, 0)])
+    troubles = [one, one, other, fine, other, other]
+    world, _ = play(
+        [(1.0, JOINED), *[(2.0 + i, what) for i, what in enumerate(troubles)], (9.0, 0)]
+    )
     shown = [t for t, level in zip(world.texts(), world.levels, strict=True) if level == "error"]
     assert shown == ['no column "age"', r"\x1b[2Jnone", r"\x1b[2Jnone"]
 
@@ -236,7 +238,7 @@ def test_only_a_refusal_is_called_one(line: str, code: int, expected: str, play:
 
 
 def test_a_killed_node_and_a_server_that_is_gone(play: Play) -> None:
-    """What a server remembers of a killed SuperNode is waited for; not a server that is gone."""
+    """The client waits until the server forgets a killed SuperNode, not for a missing server."""
     killed, no = [(1.0, JOINED), (2.0, -9)], [(1.0, REFUSED), (1.0, 1)]
     world, error = play(killed)
     assert "cannot be reached" in error
@@ -247,7 +249,7 @@ def test_a_killed_node_and_a_server_that_is_gone(play: Play) -> None:
 
 
 def test_readiness_says_what_the_terminal_says(play: Play) -> None:
-    """Of a SuperNode that is killed, not let in yet, and in again; and of one that never joins."""
+    """For a SuperNode that is killed, still refused, and back; and for one that never joins."""
     killed, no = [(6.0, JOINED), (20.0, -9)], [(5.0, REFUSED), (5.0, 1)]
     world, _ = play(killed, no, [(9.0, JOINED), (90.0, 0)], gone=lambda now: now < 4)
     assert world.ready_at(2) == GONE
@@ -289,7 +291,7 @@ def test_lines_that_others_append(tmp_path: Path) -> None:
 def test_words_for_the_operator(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A traceback is for defects alone, and without a reader nothing is written."""
+    """Only defects show a traceback; without a reader nothing is written."""
     tell_here(InputError("label 10"))
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setenv(NOTICES, str(tmp_path / "notices"))

@@ -1,4 +1,4 @@
-"""Ten rounds of a federation whose clients are killed; one comes late. Minutes, so slow."""
+"""Ten rounds of a federation whose clients are killed; one joins late. Minutes, so slow."""
 
 from __future__ import annotations
 

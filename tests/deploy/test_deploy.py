@@ -1,4 +1,4 @@
-"""A federation's folder, keys and processes; the whole of it on loopback, slowly."""
+"""A federation's folder, keys and processes; and a whole federation on loopback, slowly."""
 
 from __future__ import annotations
 
@@ -114,13 +114,13 @@ def test_a_port_in_use() -> None:
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("apart", [False, True])
-def test_processes_end_with_their_children(apart: bool, tmp_path: Path) -> None:
-    """Also with those that have a session of their own."""
+@pytest.mark.parametrize("new_session", [False, True])
+def test_processes_end_with_their_children(new_session: bool, tmp_path: Path) -> None:
+    """Also children in a session of their own."""
     code = (
         "import subprocess, sys, time\n"
         "child = [sys.executable, '-c', 'import time; time.sleep(60)']\n"
-        f"child = subprocess.Popen(child, start_new_session={apart})\n"
+        f"child = subprocess.Popen(child, start_new_session={new_session})\n"
         f"open({str(tmp_path / 'child')!r}, 'w').write(str(child.pid))\n"
         "time.sleep(60)\n"
     )
@@ -180,7 +180,7 @@ NO = "Failed to initialize the connection to the SuperLink.\n[code: 2004] no"
 
 
 def ending(*ends: tuple[int, str]) -> Any:
-    """In the place of SuperNodes: processes that write a text to their log and end with a code."""
+    """Replace SuperNodes by processes that write a text to their log and end with a code."""
     left = iter(ends)
 
     @contextlib.contextmanager
@@ -193,8 +193,8 @@ def ending(*ends: tuple[int, str]) -> Any:
     return process
 
 
-def into(said: list[str]) -> Callable[[str, str], None]:
-    return lambda text, level: said.append(text)
+def into(lines: list[str]) -> Callable[[str, str], None]:
+    return lambda text, level: lines.append(text)
 
 
 def test_a_client_that_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,8 +202,8 @@ def test_a_client_that_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     make_place(folder, "", 1, ["127.0.0.1"])
     place = folder / "clients" / "client-0"
     monkeypatch.setattr("fedshift.deploy.supernode.running", ending(*[(1, NO)] * 2))
-    told = r"does not let this client in \(\[code: 2004\] no\): it does"
-    with tls_server(folder) as here, pytest.raises(InputError, match=told) as error:
+    message = r"does not let this client in \(\[code: 2004\] no\): it does"
+    with tls_server(folder) as here, pytest.raises(InputError, match=message) as error:
         join(place, here, patience=0.0)
     assert error.value.exit_code == 2
     # What a wrong clock does is not said to be the key's fault.
@@ -214,8 +214,8 @@ def test_a_client_that_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_client_whose_super_node_is_killed_joins_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Less and less often, and told once; a refusal right after is the server's memory."""
-    folder, said, pauses = tmp_path / "f", list[str](), list[float]()
+    """At growing intervals, reported once; a refusal right after comes from the server's memory."""
+    folder, lines, pauses = tmp_path / "f", list[str](), list[float]()
     make_place(folder, "", 1, ["127.0.0.1"])
     place, now = folder / "clients" / "client-0", [1000.0]
     nodes = ending((-9, JOINED), (1, NO), *[(-9, JOINED)] * 6, (1, NO))
@@ -225,8 +225,8 @@ def test_a_client_whose_super_node_is_killed_joins_again(
     ))  # fmt: skip
     monkeypatch.setattr("fedshift.deploy.joining.FORGETS", 30.0)
     with tls_server(folder) as here, pytest.raises(InputError, match="does not let this client in"):
-        join(place, here, patience=60.0, say=into(said))
-    assert said == [
+        join(place, here, patience=60.0, say=into(lines))
+    assert lines == [
         f"joined {here}",
         "the SuperNode was ended by signal 9, perhaps for lack of memory; joining again, which may "
         f"take a minute (see {place / 'supernode.log'})",
@@ -238,16 +238,16 @@ def test_a_client_whose_super_node_is_killed_joins_again(
 def test_a_client_stays_for_the_next_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that ended is no refusal: patience counts anew."""
-    folder, said = tmp_path / "f", list[str]()
+    """The end of a server is no refusal: patience starts again."""
+    folder, lines = tmp_path / "f", list[str]()
     make_place(folder, "", 1, ["127.0.0.1"])
     nodes = ending((0, JOINED), (1, f"{JOINED}\noh"), (1, NO))
     monkeypatch.setattr("fedshift.deploy.supernode.running", nodes)
     for name in ("PAUSE", "LONGEST", "FORGETS"):
         monkeypatch.setattr(f"fedshift.deploy.joining.{name}", 0.0)
     with tls_server(folder) as here, pytest.raises(InputError, match="does not let this client in"):
-        join(folder / "clients" / "client-0", here, patience=0.0, say=into(said))
-    assert said == [
+        join(folder / "clients" / "client-0", here, patience=0.0, say=into(lines))
+    assert lines == [
         f"joined {here}",
         "the server has ended; waiting for the next one",
         f"joined {here}",
@@ -256,10 +256,10 @@ def test_a_client_stays_for_the_next_server(
     ]
 
 
-def test_flowers_refusals_are_told_in_one_line() -> None:
-    told = '{"success": false, "error-message": "\\nno such\\napp\\n"}'
+def test_flowers_refusals_are_one_line() -> None:
+    answer = '{"success": false, "error-message": "\\nno such\\napp\\n"}'
     with pytest.raises(InputError, match="^`flwr ls -x` failed: no such app$"):
-        run_flower(["ls", "-x"], os.environ, [sys.executable, "-c", f"print({told!r})"])
+        run_flower(["ls", "-x"], os.environ, [sys.executable, "-c", f"print({answer!r})"])
     with pytest.raises(FedshiftError, match="failed: 7"):
         run_flower(["ls", "-x"], os.environ, [sys.executable, "-c", "print(7)"])
 
@@ -274,7 +274,7 @@ def call(*args: str, monkeypatch: pytest.MonkeyPatch) -> int:
 def test_exit_codes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever is wrong before a process is started ends with 2 and one message."""
+    """Any mistake found before a process starts ends with exit code 2 and one message."""
     folder, late = tmp_path / "f", tmp_path / "late"
     make_place(folder, "shift.clients = 1", 1, ["127.0.0.1"])
     make_place(late, "", 1, ["127.0.0.1"])
@@ -294,18 +294,18 @@ def test_exit_codes(
             f"{tmp_path}/none: no client's folder": [
                 "client", str(tmp_path / "none"), "--server", "127.0.0.1:8000"],
         }  # fmt: skip
-        for told, args in cases.items():
+        for message, args in cases.items():
             assert call(*args, monkeypatch=monkeypatch) == 2
-            printed, said = capsys.readouterr()
+            printed, errors = capsys.readouterr()
             assert not printed
-            assert said.startswith(f"error: {told}")
-            assert len(said.splitlines()) == 1
+            assert errors.startswith(f"error: {message}")
+            assert len(errors.splitlines()) == 1
 
 
 def test_the_server_may_always_call_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever names it has for others; and a later run gets a folder of its own."""
+    """Whatever names others call it by; and a later run gets a folder of its own."""
     from fedshift.cli.deploy import init, next_folder
 
     init(
@@ -329,7 +329,7 @@ def test_the_server_may_always_call_itself(
 def test_options_that_an_earlier_versions_app_does_not_have(
     options: dict[str, Any], line: str, tmp_path: Path
 ) -> None:
-    """Flower would refuse to set them, once the server is up; control: with the line they pass."""
+    """Flower would refuse them once the server is up; control: with the line they pass."""
     folder, app = tmp_path / "f", tmp_path / "f" / "app" / "pyproject.toml"
     make_place(folder, "", 1, ["localhost"])
     elsewhere = partial(
@@ -348,7 +348,7 @@ def test_options_that_an_earlier_versions_app_does_not_have(
 def test_clients_with_data_of_their_own_do_not_join_late(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Refused before anything is started; control: without the option the port is tried."""
+    """Refused before anything starts; control: without the option the port is tried."""
     folder = tmp_path / "f"
     make_place(folder, FILE, 3, ["localhost"])
     server = ("server", str(folder), "--host", "192.0.2.7")
@@ -359,7 +359,7 @@ def test_clients_with_data_of_their_own_do_not_join_late(
 
 
 def test_what_a_run_raised(tmp_path: Path) -> None:
-    """The class, and so the exit code, of an error crosses the processes by its event."""
+    """An error's class, and so its exit code, comes from its event in the other process."""
     link = Link(tmp_path, {}, tmp_path / "log")
     for kind in (InputError, DataError, TrainingError):
         event = {"event": "failed", "error": "so", "exit_code": kind.exit_code}

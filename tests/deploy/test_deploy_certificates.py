@@ -1,4 +1,4 @@
-"""The certificates of a federation pass the strict checks of RFC 5280, which Python 3.13 makes."""
+"""The certificates of a federation pass the strict checks of RFC 5280 that Python 3.13 makes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def without(folder: Path, name: str, *extensions: type[x509.ExtensionType]) -> N
 
 
 def strict_handshake(folder: Path) -> str:
-    """What a client that checks strictly says of the server's certificate; "" for nothing."""
+    """The error of a strict client about the server's certificate; "" for none."""
     strict = ssl.create_default_context(cafile=str(folder / "ca.crt"))
     strict.verify_flags |= ssl.VERIFY_X509_STRICT
     shows = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -73,14 +73,14 @@ def test_a_strict_handshake(tmp_path: Path) -> None:
         ("ca", x509.KeyUsage, "Path length given without key usage keyCertSign"),
     ],
 )
-def test_what_a_certificate_lacks_is_said(
+def test_what_a_certificate_lacks_is_named(
     name: str,
     extension: type[x509.ExtensionType],
     answer: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """OpenSSL's strict check and ours miss the same; without the strict check both are content."""
+    """OpenSSL's strict check and ours report the same; without the strict check both accept."""
     write_authority(tmp_path, ["localhost"])
     without(tmp_path, name, extension)
     assert strict_handshake(tmp_path) == answer
@@ -92,7 +92,7 @@ def test_what_a_certificate_lacks_is_said(
 
 
 def test_certificates_of_older_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They had none of the three: one sentence says so, with the cure."""
+    """They lack all three extensions: one sentence says so, with the cure."""
     write_authority(tmp_path, ["localhost"])
     monkeypatch.setattr("fedshift.deploy.keys.STRICT", True)
     check_server(tmp_path)

@@ -38,7 +38,7 @@ def fed(tmp_path: Path) -> Path:
 
 
 def test_a_folder_that_can_start(fed: Path, check: Checked) -> None:
-    """The control of all below; what a client could take is told."""
+    """The control of all tests below; the cap is reported."""
     code, out, _ = check(fed)
     assert code == 0
     assert "No cap, since the experiment names none" in out
@@ -117,7 +117,7 @@ def test_a_folder_of_a_group_is_no_fine_folder(fed: Path, check: Checked) -> Non
 def test_a_new_key_mends_two_clients_of_one(
     fed: Path, check: Checked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the command that the refusal names."""
+    """With the command that the refusal names."""
     one_key(fed)
     cure = check(fed)[2].partition("`")[2].partition("`")[0]
     assert cure == f"fedshift deploy renew {fed} --client 2"
@@ -156,7 +156,7 @@ def test_an_app_of_this_installation_is_none_of_these(fed: Path, check: Checked)
 
 
 def test_another_clients_key(fed: Path, check: Checked) -> None:
-    """Where key.pub is not there either, the server alone can tell."""
+    """Where key.pub is missing as well, only the server can notice."""
     place = fed / "clients" / "client-1"
     shutil.copy(fed / "clients" / "client-0" / "key", place)
     code, _, err = check(place)

@@ -1,4 +1,4 @@
-"""Who may give a federation's SuperLink orders, and what its server does when it is silent."""
+"""Who may control a federation's SuperLink, and what its server does when that is silent."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Headers = Iterable[tuple[bytes, bytes]]
 def requested(
     app: Any, path: str, peer: str | None, at: Any = ("192.0.2.1", 8000), headers: Headers = ()
 ) -> int:
-    """The status of an answer to a POST from this address, by this port or socket."""
+    """The status of the answer to a POST from this address, by this port or socket."""
     sent: list[Any] = []
     scope = {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST",
@@ -52,7 +52,7 @@ def requested(
 def test_the_port_gives_what_nodes_need_and_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On Flower's own application: who starts runs or registers keys must come by the socket."""
+    """On Flower's own application: only the socket lets callers start runs or register keys."""
     from flwr.superlink import extensions
     from flwr.superlink.main import create_app
 
@@ -114,7 +114,7 @@ def test_folders_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_flower_may_be_silent_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A status that cannot be had ends no run, unless it stays away."""
+    """A status that is unavailable ends no run, unless it stays so."""
     link, here = Link(tmp_path, {}, tmp_path / "log"), "fedshift.deploy.federation."
     for name in ("POLL", "STATUS"):
         monkeypatch.setattr(f"{here}{name}", 0.0)
@@ -138,20 +138,20 @@ def test_flower_may_be_silent_for_a_while(tmp_path: Path, monkeypatch: pytest.Mo
     assert error.value.exit_code == 70
 
 
-def test_events_of_before_are_not_told_again(tmp_path: Path) -> None:
-    """Nor does the failure that a run goes on after end it."""
+def test_earlier_events_are_not_repeated(tmp_path: Path) -> None:
+    """Nor does the earlier failure end the run that goes on after it."""
     lines = [{"event": "round"}, {"event": "failed", "error": "killed"}, {"event": "start"}]
     (tmp_path / "events.jsonl").write_text("".join(json.dumps(e) + "\n" for e in lines))
     (tmp_path / "summary.json").write_text("{}")
-    heard: list[Any] = []
-    follow("1", tmp_path, Link(tmp_path, {}, tmp_path / "log"), heard.append, seen=2)
-    assert heard == lines[2:]
+    events: list[Any] = []
+    follow("1", tmp_path, Link(tmp_path, {}, tmp_path / "log"), events.append, seen=2)
+    assert events == lines[2:]
 
 
 def test_runs_that_fail_before_their_first_event(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error is in Flower's record of what the run's server said."""
+    """The error is in Flower's record of the server's output."""
     flwr, link = tmp_path / "flwr", Link(tmp_path, os.environ, tmp_path / "log")
     monkeypatch.setattr("fedshift.deploy.federation.inside", lambda name: [str(flwr)])
     flwr.touch(0o755)

@@ -1,4 +1,4 @@
-"""What keeps a client from joining a federation: certificates, keys, addresses."""
+"""Reasons why a client cannot join a federation: certificates, keys, addresses."""
 
 from __future__ import annotations
 
@@ -75,19 +75,22 @@ def test_a_server_without_usable_keys(tmp_path: Path) -> None:
     folder, other = tmp_path / "f", authority(tmp_path / "other")
     make_place(folder, "", 1, ["localhost"])
     check_server(folder)
-    own = {name: (folder / name).read_bytes() for name in ("server.crt", "server.key")}
+    files = {name: (folder / name).read_bytes() for name in ("server.crt", "server.key")}
     for change, expected in (
         ({"server.key": None}, "server.key: cannot be read: No such file"),
         ({"server.key": (other / "server.key").read_bytes()}, "server.key: not the key of"),
         ({"server.key": b"hello"}, "server.key: not the key of"),
-        ({n: (other / n).read_bytes() for n in own}, "server.crt: not signed by .*; take the one"),
+        (
+            {n: (other / n).read_bytes() for n in files},
+            "server.crt: not signed by .*; take the one",
+        ),
     ):
-        for name, held in change.items():
-            (folder / name).unlink() if held is None else (folder / name).write_bytes(held)
+        for name, content in change.items():
+            (folder / name).unlink() if content is None else (folder / name).write_bytes(content)
         with pytest.raises(InputError, match=expected):
             clients_of(folder)
-        for name, held in own.items():
-            (folder / name).write_bytes(held)
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
     (folder / "clients" / "client-0" / "key.pub").unlink()
     with pytest.raises(InputError, match="key.pub: is missing; the server must know this key"):
         clients_of(folder)
@@ -147,7 +150,7 @@ def test_certificates_are_for_names_and_addresses(host: str, tmp_path: Path) -> 
     ],
 )
 def test_clocks_that_differ(ahead: float, expected: str, tmp_path: Path) -> None:
-    """The limits are Flower's: up to 5 s ahead, as its note may be delayed up to 305 s."""
+    """The limits are Flower's: up to 5 s ahead, or 305 s behind."""
     ours = authority(tmp_path / "ours")
     with tls_server(ours, ahead) as here:
         assert re.search(expected, clocks(here, ours / "ca.crt"))

@@ -47,10 +47,8 @@ def test_rounds_that_lack_something_are_warnings(more: dict[str, Any], level: st
     assert json.loads(line_of({"event": "round", "round": 1, **more}))["level"] == level
 
 
-def test_numbers_that_are_none_do_not_end_a_server(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A round that is skipped has no loss: NaN, which is null in the events that are followed."""
+def test_nan_does_not_end_a_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A skipped round has no loss: NaN, which is null in the events."""
     log, run = EventLog(tmp_path), {"run": "r"}
     one = {**run, "event": "round", "rounds": 4, "clients": [0], "train_loss": math.inf}
     scores = {"target_accuracy": 0.5, "estimated_accuracy": math.nan}
@@ -88,8 +86,8 @@ def test_failures_are_lines(
     where = ["--server", "127.0.0.1:8000"] if command == "client" else []
     none = str(tmp_path / "none")
     assert perform(app, ["deploy", command, none, *where, *given]) == 2
-    printed, told = capsys.readouterr()
-    (line,) = told.splitlines()
+    printed, errors = capsys.readouterr()
+    (line,) = errors.splitlines()
     failure = json.loads(line)
     assert (printed, failure["level"], failure["event"]) == ("", "error", "failed")
     assert failure["exit_code"] == 2
@@ -105,7 +103,7 @@ def test_a_stop_is_no_failure(
     command: str, signal: tuple[int, ...], code: int, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """The units of systemd take its exit codes for success, too."""
+    """The units of systemd count its exit codes as success, too."""
 
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt(*signal)
@@ -130,7 +128,7 @@ def test_usage_errors_are_lines(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--nothing" in json.loads(capsys.readouterr()[1])["error"]
 
 
-def test_a_line_of_now() -> None:
+def test_a_log_line_has_the_time() -> None:
     first, second = (json.loads(log_line("a", level="error", n=1)) for _ in range(2))
     assert (first["event"], first["level"], first["n"]) == ("a", "error", 1)
     assert first["time"] <= second["time"]

@@ -1,4 +1,4 @@
-"""/healthz, /readyz and /metrics, from events and from who is connected."""
+"""/healthz, /readyz and /metrics, from events and connected clients."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ROUND: dict[str, Any] = {
 
 
 def numbers(registry: CollectorRegistry) -> dict[str, float]:
-    """Every sample by its name and labels, as Prometheus reads it."""
+    """All samples by name and labels, as Prometheus reads them."""
     families = text_string_to_metric_families(generate_latest(registry).decode())
     return {
         s.name + "".join(f" {v}" for v in s.labels.values()): s.value
@@ -135,7 +135,7 @@ def test_healthy_and_ready() -> None:
 
 
 def test_a_server_answers_from_its_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also before its SuperLink listens, and until that one ends."""
+    """Also before its SuperLink listens, and until the SuperLink ends."""
     make_place(tmp_path, "", 2, ["localhost"])
     both = frozenset({"client-0", "client-1"})
     monkeypatch.setattr("fedshift.deploy.monitoring.connected", lambda link: both)
@@ -192,8 +192,8 @@ with answering(port, {}, CollectorRegistry()):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("level", ["ours", "control"])
-def test_rubbish_writes_nothing_among_the_lines_of_the_log(level: str) -> None:
-    """What is written by uvicorn alone is no line of JSON. The control: with its own level."""
+def test_malformed_requests_leave_no_lines_in_the_log(level: str) -> None:
+    """uvicorn's own lines are no JSON. The control: with uvicorn's own log level."""
     done = subprocess.run(
         [sys.executable, "-c", RUBBISH, level], capture_output=True, text=True, check=True
     )

@@ -1,4 +1,4 @@
-"""Certificates and keys renewed: who has to get something new, and who is no longer let in."""
+"""Renewal of certificates and keys: which clients need new files, and which are refused."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def names(certificate: Path) -> set[str]:
 
 
 def test_a_new_server_certificate_for_clients_as_they_are(folder: Path) -> None:
-    kept = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.parent != folder}
+    before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.parent != folder}
     old = (folder / "server.crt").read_bytes(), (folder / "server.key").read_bytes()
     assert perform(app, ["deploy", "renew", str(folder)]) == 0
     assert (folder / "server.crt").read_bytes() != old[0]
@@ -41,7 +41,7 @@ def test_a_new_server_certificate_for_clients_as_they_are(folder: Path) -> None:
     assert names(folder / "server.crt") == {"localhost", "127.0.0.1"}
     check_server(folder)
     # No file of a client has changed, and its copy of ca.crt vouches for the new one.
-    assert {p: p.read_bytes() for p in kept} == kept
+    assert {p: p.read_bytes() for p in before} == before
     with tls_server(folder) as here:
         assert answers(here, folder / "clients" / "client-0" / "ca.crt") == ""
 
@@ -57,7 +57,7 @@ def test_other_names(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_authority_that_ends_is_renewed_with_its_key(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As of federations of earlier versions, whose authority ends with the server's certificate."""
+    """For federations of earlier versions, whose authority ends with the server's certificate."""
     for name in ("ca.crt", "ca.key", "server.crt", "server.key"):
         (folder / name).unlink()
     write_authority(folder, ["127.0.0.1"], days=20)  # the authority's ends in 200 days
@@ -88,8 +88,8 @@ def test_certificates_that_have_ended_are_renewed(folder: Path) -> None:
     check_server(folder)
 
 
-def test_another_authority_does_not_do(folder: Path, tmp_path: Path) -> None:
-    """Control: a client is not let believe a server of another federation."""
+def test_another_authority_is_not_trusted(folder: Path, tmp_path: Path) -> None:
+    """Control: a client does not trust a server of another federation."""
     make_place(tmp_path / "other", "", 1, ["127.0.0.1"])
     with (
         tls_server(tmp_path / "other") as here,
@@ -122,9 +122,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "loopback" / "experiment.toml
 
 
 @pytest.mark.slow
-def test_another_site_with_the_keys_of_before(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_site_with_earlier_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     init = ["deploy", "init", str(EXAMPLE), str(one), "--host", "fed.example.org"]
     assert perform(app, init) == 0

@@ -1,4 +1,4 @@
-"""What a federation's server reads and keeps of callers that have proved nothing."""
+"""What a federation's server reads and stores of callers that have proved no key."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def posted(keys: Path, path: str, length: int, headers: Any = (), at: Any = PORT) -> Any:
-    """(status, whether the body was read) of a POST that says this length."""
+    """(status, whether the body was read) of a POST with this Content-Length."""
     sent: list[Any] = []
     reads = []
 
@@ -87,7 +87,7 @@ def posted(keys: Path, path: str, length: int, headers: Any = (), at: Any = PORT
     return sent[0]["status"], bool(reads), sent[0]["headers"]
 
 
-def test_bodies_are_as_long_as_who_sends_them_has_proved(keys: Path) -> None:
+def test_the_size_of_a_body_depends_on_what_its_sender_has_proved(keys: Path) -> None:
     client = signed(keys / "client")
     for path, headers, most in (
         (PUSH, [], UNPROVEN),
@@ -112,14 +112,14 @@ def test_bodies_are_as_long_as_who_sends_them_has_proved(keys: Path) -> None:
 
 
 def test_a_client_asks_in_few_bytes(keys: Path) -> None:
-    """Else each of its connections could hold megabytes; pieces of its answers may be as large."""
+    """Otherwise each connection could hold megabytes; pieces of its answers may be as large."""
     client, size = signed(keys / "client"), 2**20
     assert posted(keys, BEAT, size, client)[:2] == (413, False)
     assert posted(keys, PUSH, size, client)[:2] == (200, True)
 
 
 def test_honest_questions_are_a_fraction_of_that() -> None:
-    """The longest that Flower's SuperNode sends: numbers at their largest, keys and hashes."""
+    """The longest requests of Flower's SuperNode: largest numbers, keys and hashes."""
     node, largest, hashed = Node(node_id=2**64 - 1), 2**64 - 1, "f" * 64
     pem = ec.generate_private_key(ec.SECP384R1()).public_key().public_bytes(
         Encoding.PEM, PublicFormat.SubjectPublicKeyInfo
@@ -139,7 +139,7 @@ def test_honest_questions_are_a_fraction_of_that() -> None:
 
 
 def test_super_nodes_wait_until_all_keys_are_registered(keys: Path) -> None:
-    """Flower refuses keys that it does not know yet as it refuses strangers'."""
+    """Flower refuses keys that are not registered yet as it refuses unknown ones."""
 
     async def inner(scope: Any, receive: Any, send: Any) -> None:
         status = 500 if scope["query_string"] else 200
@@ -161,9 +161,9 @@ def test_super_nodes_wait_until_all_keys_are_registered(keys: Path) -> None:
         asyncio.run(guard(scope, receive, send))
         return int(sent[0]["status"])
 
-    for asked in ((REGISTER, SOCKET), (REGISTER, PORT), (CONTROL, SOCKET)):
+    for key in ((REGISTER, SOCKET), (REGISTER, PORT), (CONTROL, SOCKET)):
         assert status(PULL) == 503
-        status(*asked)
+        status(*key)
     assert status(REGISTER, SOCKET, b"fails") == 500
     assert status(PULL) == 503
     assert status(REGISTER, SOCKET) == 200
@@ -177,7 +177,7 @@ def test_bodies_of_unknown_length_are_refused(keys: Path) -> None:
 
 
 def test_a_body_that_does_not_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its sender counts as gone; one whose body is complete is waited for."""
+    """Its sender counts as gone; a sender with a complete body is waited for."""
     monkeypatch.setattr("fedshift.deploy.guard.STALLED", 0.05)
     parts = [{"type": "http.request", "body": b"a", "more_body": more} for more in (True, False)]
 
@@ -222,7 +222,7 @@ def test_keys_that_are_no_keys(tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def serving(folder: Path) -> Iterator[tuple[int, Callers]]:
-    """The port of an application that proves whoever asks for /prove, and its connections."""
+    """The port of an application that treats callers of /prove as proved, and its connections."""
     callers, port = Callers(), free_port()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -260,7 +260,7 @@ def connect(port: int, address: str, *, tls: bool) -> socket.socket:
 
 
 def ask(caller: socket.socket, path: str) -> str:
-    """The status of the answer, which is read to its end."""
+    """The status of the answer, after reading all of it."""
     caller.sendall(f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
     answer = b""
     while not answer.endswith(b"yes") and (more := caller.recv(1000)):
@@ -287,12 +287,12 @@ here = pytest.mark.skipif(sys.platform != "linux", reason="127.0.0.2 is no addre
 def test_idle_connections_starve_no_one(
     tls: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The oldest of the same address makes room, then the oldest of all."""
+    """The oldest connection of the same address is closed first, then the oldest of all."""
     monkeypatch.setattr(door, "OF_ADDRESS", 4)
     monkeypatch.setattr(door, "IN_ALL", 6)
     with serving(tmp_path) as (port, callers), contextlib.ExitStack() as opened:
-        known = opened.enter_context(connect(port, "127.0.0.9", tls=True))
-        assert ask(known, "/prove") == "200"
+        proven = opened.enter_context(connect(port, "127.0.0.9", tls=True))
+        assert ask(proven, "/prove") == "200"
         idle = [opened.enter_context(connect(port, "127.0.0.2", tls=tls)) for _ in range(20)]
         assert all(cut(one) for one in idle[:16])
         idle += [opened.enter_context(connect(port, "127.0.0.3", tls=tls)) for _ in range(4)]
@@ -301,11 +301,11 @@ def test_idle_connections_starve_no_one(
         assert ask(new, "/") == "200"
         assert len(callers) == 7
         # The one with a proof is counted apart.
-        assert ask(known, "/") == "200"
+        assert ask(proven, "/") == "200"
 
 
 @here
-def test_without_limits_all_stay(tmp_path: Path) -> None:
+def test_without_limits_all_connections_stay(tmp_path: Path) -> None:
     """The control of the test above."""
     with serving(tmp_path) as (port, callers), contextlib.ExitStack() as opened:
         for _ in range(20):
@@ -314,19 +314,19 @@ def test_without_limits_all_stay(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tls", [False, True])
-def test_who_proves_nothing_is_cut_off(
+def test_callers_that_prove_nothing_are_cut_off(
     tls: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before the handshake and after it; who has proved its key stays."""
+    """Before the handshake and after it; connections that have proved a key stay."""
     monkeypatch.setattr(door, "PATIENCE", 1.0)
     with serving(tmp_path) as (port, callers), contextlib.ExitStack() as opened:
-        known = opened.enter_context(connect(port, "127.0.0.1", tls=True))
-        assert ask(known, "/prove") == "200"
+        proven = opened.enter_context(connect(port, "127.0.0.1", tls=True))
+        assert ask(proven, "/prove") == "200"
         idle = opened.enter_context(connect(port, "127.0.0.1", tls=tls))
         if tls:
             idle.sendall(b"GET / HTTP/1.1\r\n")  # and no end of the headers
         assert cut(idle)
-        assert ask(known, "/") == "200"
+        assert ask(proven, "/") == "200"
         assert len(callers) == 1
 
 
@@ -342,7 +342,7 @@ def test_a_client_has_a_number_of_connections(
         assert ask(many[2], "/") == "200"
 
 
-def test_headers_have_an_end(tmp_path: Path) -> None:
+def test_headers_are_limited(tmp_path: Path) -> None:
     with serving(tmp_path) as (port, _), connect(port, "127.0.0.1", tls=True) as caller:
         caller.sendall(b"GET / HTTP/1.1\r\n")
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""The tables of faults in docs/flower.md have the words that the code says."""
+"""The tables of faults in docs/flower.md have the messages of the code."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ VARIES = re.compile(
 @cache
 def pieces() -> set[str]:
     """The fixed parts of all texts in these rooms."""
-    found: set[str] = set()
+    texts: set[str] = set()
     package = ROOT / "fedshift"
     rooms = [path for room in ROOMS for path in (package / room).rglob("*.py")]
     for path in (package / "files.py", *rooms):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found.add(" ".join(node.value.split()))
-    return found
+                texts.add(" ".join(node.value.split()))
+    return texts
 
 
 def messages() -> list[str]:
@@ -41,14 +41,14 @@ def messages() -> list[str]:
     return [message for cell in cells for message in re.findall(r"`([^`]+)`", cell)]
 
 
-def missing(message: str, said: set[str]) -> list[str]:
-    """Parts of a message that no text of the code has; a part may span several texts."""
+def missing(message: str, texts: set[str]) -> list[str]:
+    """The parts of a message that no text of the code has; a part may span several texts."""
     parts = [part.strip(" :;,()") for part in VARIES.sub("\0", message).split("\0")]
-    return [p for p in parts if len(p) > 8 and not any(p in t or _within(p, t) for t in said)]
+    return [p for p in parts if len(p) > 8 and not any(p in t or _within(p, t) for t in texts)]
 
 
 def _within(part: str, text: str) -> bool:
-    """Whether a text that is mostly the part is in it: `is not the key of {name}` and others."""
+    """Whether a part contains a text that is most of it: `is not the key of {name}` and others."""
     return len(text) > 8 and text.strip(" :;,()") in part
 
 
@@ -58,6 +58,6 @@ def test_each_message_is_one_of_the_codes(message: str) -> None:
 
 
 def test_other_words_are_missed() -> None:
-    """The control: a message that was changed in the code alone."""
+    """The control: a message that is changed in the code alone."""
     assert missing("`...` has no key that it knows of", pieces())
     assert len(messages()) > 20

@@ -1,4 +1,4 @@
-"""The cap that `deploy init` writes: chosen from the number of clients, the same bits as a run."""
+"""The cap that `deploy init` writes: chosen from the number of clients; runs have the same bits."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def test_the_cap_of_so_many_clients() -> None:
     ids=["training", "just the least", "method"],
 )
 def test_an_experiment_that_names_its_own_keeps_it(config: Config) -> None:
-    kept, sentence = with_cap(config.method, config.training, config.clients)
-    assert kept == config.training
+    training, sentence = with_cap(config.method, config.training, config.clients)
+    assert training == config.training
     cap = cap_named(config.method, config.training)
     assert sentence == f"No client gets a weight above {cap:.3g}, as the experiment says."
 
@@ -89,7 +89,7 @@ NAMED = {
 
 @pytest.mark.parametrize("case", NAMED)
 def test_what_a_cap_is_worth_is_what_clients_get(case: str) -> None:
-    """The number of the sentence is the weight of a liar in a round, by the sum that weighs it."""
+    """The number in the sentence is a liar's weight in a round, computed by the round itself."""
     clients, cap, cohort, words = NAMED[case]
     training = Training(max_weight=cap, cohort=cohort or None)
     capped_training, sentence = with_cap(Method(), training, clients)
@@ -106,7 +106,7 @@ def test_what_a_cap_is_worth_is_what_clients_get(case: str) -> None:
         assert most == pytest.approx(share)
 
 
-def test_without_a_cap_it_is_said_that_there_is_none() -> None:
+def test_a_missing_cap_is_reported() -> None:
     assert cap_text(Method(), Training(), 3).startswith("No cap, since the experiment names")
 
 
@@ -120,7 +120,7 @@ def test_an_even_share_above_a_small_cap_is_no_suspicion() -> None:
 
 
 def test_sites_of_nearly_one_size_are_no_suspicion() -> None:
-    """250 rows beside 248, and a tenth above the cap; the control is a little more."""
+    """250 rows beside 248, and up to a tenth above the cap; the control is a little more."""
     n = torch.tensor([250.0, 248.0]).double()
     for cap in (0.5, 1.0):
         assert not [*beyond(n / n.sum(), n, cap)]

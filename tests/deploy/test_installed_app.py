@@ -1,4 +1,4 @@
-"""Clients run the code of their own installation, whatever a server sends or names."""
+"""Clients run the code of their installation, whatever a server sends or names."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def task(app: Path, whose: str, home: Path) -> Any:
 def test_the_code_that_a_server_sends_is_not_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither under another name nor under ours; the control: Flower alone runs both."""
+    """Neither under another name nor under fedshift's; the control: Flower alone runs both."""
     monkeypatch.setenv(NOTICES, str(tmp_path / "notices"))
     for clientapp, answer in (
         ("evil:client_app", 'the server sends the app "evil:client_app", and this client runs'),
@@ -108,7 +108,7 @@ def test_a_federation_whose_server_sends_another_app(tmp_path: Path) -> None:
 def test_a_source_of_data_that_the_server_names_is_not_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever a server names is code that it chooses."""
+    """A source named by the server would be code that it chooses."""
     mark = tmp_path / "ran"
     (tmp_path / "marking.py").write_text(f"open({str(mark)!r}, 'w')\ndef site(text, i): return i\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -161,7 +161,7 @@ def test_what_a_clients_own_file_may_choose(tmp_path: Path) -> None:
 
 
 def test_tasks_of_servers_and_clients_and_no_others() -> None:
-    """Flower's models, agents and connectors would run what a server sends."""
+    """Flower's other kinds of tasks would run code that a server sends."""
     ours = {TaskType.SERVER_APP, TaskType.CLIENT_APP}
     assert Launcher().get_eligible_capacity(set(TaskType)) == (ours, set())
     for kind in set(TaskType) - ours:
@@ -169,11 +169,11 @@ def test_tasks_of_servers_and_clients_and_no_others() -> None:
         assert Launcher().launch(spec).status == LaunchResultStatus.FAILED
 
 
-@pytest.mark.parametrize(("number", "told"), [("KILL", True), ("TERM", False)])
-def test_a_killed_task_is_told_on_the_clients_screen(
-    number: str, told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("number", "shown"), [("KILL", True), ("TERM", False)])
+def test_a_killed_task_is_reported_on_the_clients_screen(
+    number: str, shown: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At once: Flower takes a minute, and tells the server. An end in order is no news."""
+    """At once; Flower takes a minute, and reports to the server. A normal end is not reported."""
     notices, stands_in = tmp_path / "notices", tmp_path / "python"
     stands_in.write_text(f"#!/bin/sh\nread token\necho begun >&2\nkill -{number} $$\n")
     stands_in.chmod(0o700)
@@ -184,7 +184,7 @@ def test_a_killed_task_is_told_on_the_clients_screen(
     assert Launcher().launch(spec).status == LaunchResultStatus.ACCEPTED
     for thread in set(threading.enumerate()) - before:
         thread.join(20)
-    assert notices.exists() is told
-    if told:
+    assert notices.exists() is shown
+    if shown:
         text = json.loads(notices.read_text())["trouble"]
         assert text.endswith("process of its app was ended by signal 9, perhaps for lack of memory")

@@ -16,8 +16,8 @@ import torch
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 from fedshift.experiments.config.load import validate
 from fedshift.experiments.experiment import record
+from fedshift.experiments.listeners import ignore_event
 from fedshift.experiments.task.preparing import prepare
-from fedshift.experiments.training import silent
 from support.loopback import Loopback, gone, loopback, processes
 from support.small_runs import files_of, text_of
 
@@ -29,7 +29,7 @@ TEXT = TEXT.replace("evaluate_every = 2", "evaluate_every = 4")
 
 @pytest.fixture(scope="module")
 def fed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
-    """Three clients, for both tests: a run that is over leaves nothing that another one meets."""
+    """Three clients, for both tests: a finished run leaves nothing that affects the next one."""
     folder = tmp_path_factory.mktemp("killed") / "federation"
     with loopback(folder, TEXT, 3) as made:
         for client in range(3):
@@ -45,21 +45,21 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     assert "evaluate_every = 4\n" in TEXT
     folder = tmp_path_factory.mktemp("here")
     config = validate(tomllib.loads(TEXT), text=TEXT)
-    record(folder, config, prepare(config), silent)
+    record(folder, config, prepare(config), ignore_event)
     return files_of(folder)
 
 
 @pytest.mark.parametrize(
-    ("word", "told"),
+    ("word", "message"),
     [
         ("flwr-serverapp", "ServerApp was ended|the run finished"),
         ("fedshift.deploy.guard", "SuperLink was ended by signal 9, perhaps for lack of memory"),
     ],
 )
 def test_kill_9_of_the_server_process(
-    word: str, told: str, fed: Loopback, here: dict[str, bytes], tmp_path: Path
+    word: str, message: str, fed: Loopback, here: dict[str, bytes], tmp_path: Path
 ) -> None:
-    """Real processes: one of the server's is killed after round 2; the error comes within 5 s.
+    """Real processes: one of the server's is killed after round 2; the error appears within 5 s.
 
     Longer where several processes share a core: Flower is asked for the reason by two of them. Then
     the run goes on to the same files.
@@ -74,7 +74,7 @@ def test_kill_9_of_the_server_process(
                 killed[pid] = time.monotonic()
 
     fed.heard = kill
-    with pytest.raises(Exception, match=told):
+    with pytest.raises(Exception, match=message):
         fed.play(tmp_path / "run")
     (seconds,) = (time.monotonic() - at for at in killed.values())
     most = 5.0 * min(6.0, max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))

@@ -44,7 +44,7 @@ CLIENTS = ("client-0", "client-1", "client-2")
 
 
 def exec_start(unit: str, name: str, given: dict[str, str]) -> list[str]:
-    """The words that systemd makes of ExecStart, for an instance and an environment file."""
+    """The arguments that systemd makes of ExecStart, for an instance and an environment file."""
     (line,) = re.findall(r"^ExecStart=(.*)$", UNITS[unit], re.M)
     words = []
     for word in shlex.split(line.replace("%i", name)):
@@ -55,7 +55,7 @@ def exec_start(unit: str, name: str, given: dict[str, str]) -> list[str]:
 
 
 def commands() -> dict[str, list[str]]:
-    """By place, the arguments of fedshift that stand there."""
+    """The arguments of fedshift in the kit's files, by place."""
     given = {"SERVER": "fed.example.org:8000"}
     units = {SERVER: exec_start(SERVER, "", given), CLIENT: exec_start(CLIENT, "client-0", given)}
     assert {words[0] for words in units.values()} == {"/opt/fedshift/bin/fedshift"}
@@ -64,7 +64,7 @@ def commands() -> dict[str, list[str]]:
 
 
 def parsed(arguments: Sequence[str]) -> dict[str, Any]:
-    """What the command line makes of arguments; an error for what it does not accept."""
+    """Parse arguments as the command line does; an error for invalid ones."""
     command: Any = typer.main.get_command(app)
     context, left = None, list(arguments)
     while True:
@@ -104,7 +104,7 @@ def test_services_may_do_little(name: str) -> None:
     assert all(port.startswith("127.0.0.1:") for port in ports)
 
 
-def test_the_image_is_no_ones() -> None:
+def test_the_image_runs_as_a_plain_user_and_pins_what_it_fetches() -> None:
     stages = (KIT / "Dockerfile").read_text().split("\nFROM ")
     assert re.findall(r"^USER (.*)$", stages[-1], re.M) == [f"{USER}:{USER}"]
     assert 'ENTRYPOINT ["fedshift"]' in stages[-1]
@@ -145,9 +145,9 @@ def test_alerts_ask_for_what_is_served() -> None:
     served = generate_latest(ServerMetrics(CLIENTS, 0.0).registry).decode()
     names = set(re.findall(r"^(fedshift_\w+)", served, re.M))
     (group,) = yaml.safe_load((KIT / "alerts.yaml").read_text())["groups"]
-    asked = {n for rule in group["rules"] for n in re.findall(r"fedshift_\w+", rule["expr"])}
-    assert asked <= names
-    assert len(asked) >= 5
+    used = {n for rule in group["rules"] for n in re.findall(r"fedshift_\w+", rule["expr"])}
+    assert used <= names
+    assert len(used) >= 5
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_alerts_ask_for_what_is_served() -> None:
     ids=("hadolint", "promtool"),
 )
 def test_linters(words: list[str], good: str, bad: str, tmp_path: Path) -> None:
-    """And a file with a fault that the linter is to see: the control."""
+    """The control: a file with a fault that the linter must report."""
     # The first is among the packages of the extra dev.
     places = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     if (command := shutil.which(words[0], path=places)) is None:
@@ -198,7 +198,7 @@ class Started:
             )
 
     def local(self, name: str, words: Sequence[str]) -> list[str]:
-        """The words with this machine's ports and folders in the place of the kit's."""
+        """The arguments with this machine's ports and folders in place of the kit's."""
         mine = self.metrics.setdefault(name, free_port())
         changes = {
             r"^/(federation|client)$": rf"{INSIDE}/\1", r"^server:8000$": f"127.0.0.1:{self.port}",

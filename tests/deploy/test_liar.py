@@ -1,4 +1,4 @@
-"""A client that claims 10^9 examples: its weight, and whether anyone says so."""
+"""A client that claims 10^9 examples: its weight, and whether it is reported."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from fedshift.experiments.config.load import dumps, load_config
 from fedshift.experiments.config.schema import Config
 from fedshift.experiments.experiment import federation_of, method_of, record
 from fedshift.experiments.folder.run_folder import EventLog
+from fedshift.experiments.listeners import ignore_event
 from fedshift.experiments.machines.deployed import opening
 from fedshift.experiments.machines.deployed_engine import Deployed, News
 from fedshift.experiments.machines.on_flower import configured_site
 from fedshift.experiments.machines.opening import opening_event
 from fedshift.experiments.measures.caps import cap_named
 from fedshift.experiments.task.preparing import prepare
-from fedshift.experiments.training import silent
 from fedshift.flower import LocalGrid, client_app
 from support.liars import Lying
 
@@ -40,7 +40,7 @@ def grid_of(config: Config, liar: int | None = LIAR) -> LocalGrid:
 
 
 def folder_of(config: Config, out: Path, liar: int | None = LIAR) -> dict[str, Any]:
-    """What the run's folder holds, as the deployed server writes it: summary and claims."""
+    """The run's folder as the deployed server writes it: summary and claims."""
     prepared, waits = prepare(config), {"patience": 1.0, "timeout": 60.0}
     out.mkdir()
     opens = partial(
@@ -48,7 +48,7 @@ def folder_of(config: Config, out: Path, liar: int | None = LIAR) -> dict[str, A
         cap=cap_named(config.method, config.training), cohort=config.training.cohort,
     )  # fmt: skip
     engine = Deployed(grid_of(config, liar), waits, out, opens, News(out, config.name))
-    record(out, config, prepared, silent, engine)
+    record(out, config, prepared, ignore_event, engine)
     lines = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     claims = next(line for line in lines if line["event"] == "claims")
     return json.loads((out / "summary.json").read_text()) | {"claims": claims}
@@ -59,10 +59,12 @@ def folder_of(config: Config, out: Path, liar: int | None = LIAR) -> dict[str, A
 def test_the_liar_has_the_cap_and_is_named(method: tuple[str, ...], tmp_path: Path) -> None:
     run = folder_of(experiment("training.max_weight=0.5", *method), tmp_path / "run")
     assert run["weights"][LIAR] == pytest.approx(0.5, abs=1e-12)
-    said = [line for line in run["why"] if line.startswith(f"Client {LIAR}: by what it registered")]
-    assert len(said) == 1
-    assert "it would have 1.000 of" in said[0] or "it would have 0.999 of" in said[0]
-    assert "of the weight; the cap leaves it 0.500. It claims 1,000,000,000 examples" in said[0]
+    warnings = [
+        line for line in run["why"] if line.startswith(f"Client {LIAR}: by what it registered")
+    ]
+    assert len(warnings) == 1
+    assert "it would have 1.000 of" in warnings[0] or "it would have 0.999 of" in warnings[0]
+    assert "of the weight; the cap leaves it 0.500. It claims 1,000,000,000 examples" in warnings[0]
     claims = run["claims"]
     assert claims["one_could_take"] == 0.5
     assert claims["without_cap"] > 0.999
@@ -86,7 +88,7 @@ def test_no_honest_client_is_suspected(tmp_path: Path) -> None:
     there = folder_of(config, tmp_path / "there", liar=None)
     assert there["claims"]["suspicions"] == []
     (tmp_path / "here").mkdir()
-    record(tmp_path / "here", config, prepare(config), silent)
+    record(tmp_path / "here", config, prepare(config), ignore_event)
     for name in ("summary.json", "model.safetensors", "clients.csv"):
         same = (tmp_path / "here" / name).read_bytes() == (tmp_path / "there" / name).read_bytes()
         assert same, name
@@ -106,7 +108,7 @@ def claims_of(config: Config, change: Any, *, dealt: bool = True) -> dict[str, A
 
 @pytest.mark.slow
 def test_labels_are_set_against_gradients() -> None:
-    """Twenty clients of ten labels: one that claims another's labels, of its own size."""
+    """Twenty clients of ten labels, of which one claims another's labels at its own size."""
     config = experiment("shift.labels_per_client=3", "shift.clients=20")
 
     def swap(table: dict[str, torch.Tensor]) -> None:
@@ -141,7 +143,7 @@ def test_what_the_server_cannot_look_at() -> None:
 
 @pytest.mark.slow
 def test_what_one_client_could_take() -> None:
-    """By FedPALS and by size all of it, by a plain mean its share."""
+    """By FedPALS and by size all of the weight, by a plain mean its even share."""
     for method, free in (
         ((), 1.0),
         (BY_SIZE, 1.0),
@@ -156,7 +158,7 @@ def test_what_one_client_could_take() -> None:
     ("training.max_weight=0.5", *BY_SIZE), ("shift.labels_per_client=3", "shift.clients=20"),
 ], ids=["two of three", "19 of 20"])  # fmt: skip
 def test_a_client_that_has_not_joined_is_not_suspected(changes: tuple[str, ...]) -> None:
-    """As with --min-clients: its row is 0, which says nothing of it, nor of the others' sizes."""
+    """As with --min-clients: its row of zeros says nothing of it, nor of the others' sizes."""
 
     def absent(table: dict[str, torch.Tensor]) -> None:
         for column in table.values():

@@ -53,7 +53,7 @@ def test_a_liar_has_the_cap_and_is_named(fed: Loopback, tmp_path: Path) -> None:
 
 
 def test_a_refused_answer_holds_no_round_up(fed: Loopback, tmp_path: Path) -> None:
-    """100 MB to a model of 100 kB: that client drops out, and the others need not wait for it."""
+    """100 MB in answer to a model of 100 kB: that client drops out, and the others do not wait."""
     text = dumps(load_config(EXAMPLE, [*SHORT, "training.max_weight=0.5"]))
     fed.play(tmp_path / "run", experiment=text, plan="swell-100 1 0")
     (lost,) = [event for event in fed.events if event["event"] == "dropped"]

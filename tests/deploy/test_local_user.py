@@ -76,7 +76,7 @@ def evil(mark: Path) -> bytes:
 
 
 def calls(mark: Path, key: Path) -> dict[str, tuple[type[ProtobufClient], str, Any]]:
-    """Starting a run, registering a key of one's own, and taking the server's task."""
+    """Calls that start a run, register the caller's key, and take the server's task."""
     app = evil(mark)
     fab = fab_to_proto(Fab(hashlib.sha256(app).hexdigest(), app, {}))
     register = RegisterNodeRequest(public_key=read_client_key(key.with_name("key.pub"))[0])
@@ -89,20 +89,20 @@ def calls(mark: Path, key: Path) -> dict[str, tuple[type[ProtobufClient], str, A
 
 
 def tried(url: str, given: dict[str, Any], path: str = "") -> dict[str, int]:
-    """The status of each call's answer; 0 where there is none."""
-    found = {}
+    """The status of each call's answer; 0 for no answer."""
+    codes = {}
     if path:
         call_over(path)
     for name, (kind, method, request) in given.items():
         client = kind(url, verify=False, interceptors=[RuntimeVersionHttpInterceptor("flwr CLI")])
         try:
             getattr(client, method)(request)
-            found[name] = 200
+            codes[name] = 200
         except httpx.HTTPStatusError as e:
-            found[name] = e.response.status_code
+            codes[name] = e.response.status_code
         except httpx.HTTPError:
-            found[name] = 0
-    return found
+            codes[name] = 0
+    return codes
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,7 @@ def fed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
 
 @pytest.fixture(scope="module")
 def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The attacks, once tried in vain: what they import lazily another user may not read."""
+    """The attacks, tried once in vain, since another user may be unable to read lazy imports."""
     place = tmp_path_factory.mktemp("evil")
     made = calls(place / "ran", write_key(place))
     assert set(tried(f"https://127.0.0.1:{free_port()}", made).values()) == {0}
@@ -140,8 +140,8 @@ def test_flower_alone_is_taken_over(tmp_path: Path, given: dict[str, Any]) -> No
     env["PATH"] = f"{beside}{os.pathsep}{env['PATH']}"
     with running(arguments, env, log) as process:
         wait_for("127.0.0.1", port, process, log)
-        found = elsewhere(lambda: tried(f"https://127.0.0.1:{port}", attack))
-        assert found == dict.fromkeys(attack, 200)
+        codes = elsewhere(lambda: tried(f"https://127.0.0.1:{port}", attack))
+        assert codes == dict.fromkeys(attack, 200)
         end = time.monotonic() + 120
         while not mark.exists() and time.monotonic() < end:
             time.sleep(0.5)
@@ -149,7 +149,7 @@ def test_flower_alone_is_taken_over(tmp_path: Path, given: dict[str, Any]) -> No
 
 
 def test_another_user_can_give_no_orders(fed: Loopback, given: dict[str, Any]) -> None:
-    """By the port it gets 403; the socket it cannot open. Its owner can, by the same calls."""
+    """By the port it gets 403, and it cannot open the socket. The owner can, by the same calls."""
     url = f"https://127.0.0.1:{fed.port}"
     assert elsewhere(lambda: tried(url, given)) == dict.fromkeys(given, 403)
     assert fed.link is not None
@@ -160,7 +160,7 @@ def test_another_user_can_give_no_orders(fed: Loopback, given: dict[str, Any]) -
 
 
 def test_no_port_and_no_token_is_left_to_another_user(fed: Loopback) -> None:
-    """A SuperNode listens on no port at all; a SuperLink on the federation's; no token is shown."""
+    """A SuperNode listens on no port, a SuperLink on the federation's alone; no token is shown."""
     seen: set[str] = set()
     ports: set[str] = set()
 
@@ -178,9 +178,9 @@ def test_no_port_and_no_token_is_left_to_another_user(fed: Loopback) -> None:
     node = Path(f"/proc/{fed.node(0)}/environ")
     with pytest.raises(AssertionError, match="PermissionError"):
         elsewhere(node.read_text)
-    kept = [fed.folder, *fed.folder.rglob("*")]
-    assert fed.folder / "run" / "clients.csv" in kept
-    assert [str(p) for p in kept if stat.S_IMODE(p.lstat().st_mode) & 0o077] == []
+    paths = [fed.folder, *fed.folder.rglob("*")]
+    assert fed.folder / "run" / "clients.csv" in paths
+    assert [str(p) for p in paths if stat.S_IMODE(p.lstat().st_mode) & 0o077] == []
     assert fed.link is not None
     for path in (fed.link.env[SOCKET], path_in(node.read_text())):
         assert path in sockets_named("/fedshift-")
@@ -202,8 +202,8 @@ def path_in(environment: str) -> str:
 def test_another_machine_can_give_no_orders(fed: Loopback, given: dict[str, Any]) -> None:
     with another_machine() as network:
         url = f"https://{SERVER}:{fed.port}"
-        found = elsewhere(lambda: tried(url, given), user=0, network=network)
-        assert found == dict.fromkeys(given, 403)
+        codes = elsewhere(lambda: tried(url, given), user=0, network=network)
+        assert codes == dict.fromkeys(given, 403)
         # The control: from there nothing else is in the way.
         nowhere = elsewhere(lambda: tried(f"https://{SERVER}:9", given), user=0, network=network)
         assert nowhere == dict.fromkeys(given, 0)

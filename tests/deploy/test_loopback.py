@@ -27,9 +27,9 @@ from fedshift.engine.run import play_round, run, start
 from fedshift.errors import InputError
 from fedshift.experiments.config.load import dumps, load_config, validate
 from fedshift.experiments.experiment import record
+from fedshift.experiments.listeners import ignore_event
 from fedshift.experiments.machines.on_flower import built_from
 from fedshift.experiments.task.preparing import prepare
-from fedshift.experiments.training import silent
 from fedshift.tree import flatten
 from support.loopback import Loopback, gone, loopback, processes
 
@@ -57,9 +57,9 @@ KEEPS = (
 
 
 def experiment(*changes: str) -> str:
-    """The example's TOML with few steps, and with these changes.
+    """The example's TOML with few steps and these changes.
 
-    Every message is a process of seconds at each client, an evaluation's too.
+    Every message starts a process of seconds at each client, also for an evaluation.
     """
     short = ["training.rounds=2", "training.steps=3", "training.evaluate_every=2", *changes]
     return dumps(load_config(EXAMPLE, short))
@@ -68,7 +68,7 @@ def experiment(*changes: str) -> str:
 def in_process(text: str, folder: Path) -> Path:
     config = validate(tomllib.loads(text), text=text)
     folder.mkdir()
-    record(folder, config, prepare(config), silent)
+    record(folder, config, prepare(config), ignore_event)
     return folder
 
 
@@ -97,10 +97,10 @@ def test_a_key_that_the_server_does_not_know(fed: Loopback, tmp_path: Path) -> N
         (stranger / name).unlink()
     write_client_key(stranger / "key")
     process = fed.joining(stranger, "--patience", "1")
-    said = process.communicate(timeout=120)[1]
+    errors = process.communicate(timeout=120)[1]
     assert process.returncode == 2
-    assert "does not let this client in" in said
-    assert said.splitlines()[-1].startswith("error: ") or "for 1 s now" in said
+    assert "does not let this client in" in errors
+    assert errors.splitlines()[-1].startswith("error: ") or "for 1 s now" in errors
     for client in range(3):
         fed.join(client)
 
@@ -122,8 +122,8 @@ def test_what_clients_keep(fed: Loopback, tmp_path: Path) -> None:
     there = load_file(tmp_path / "run" / "states.safetensors")
     algorithm, federation, _ = built_from(text)
     *_, last = run(algorithm, federation, 2)
-    kept = {f"client {i} {part}": v for i, s in last.states.items() for part, v in s.items()}
-    here = flatten(last.server | kept)
+    states = {f"client {i} {part}": v for i, s in last.states.items() for part, v in s.items()}
+    here = flatten(last.server | states)
     assert here.keys() == there.keys()
     assert [k for k, v in here.items() if not v.equal(there[k])] == []
     assert any(k.startswith("client 2 ") for k in here)
@@ -137,7 +137,7 @@ def test_another_model_and_other_classes(fed: Loopback, tmp_path: Path) -> None:
 
 
 def test_clients_that_fail_and_one_that_is_killed(fed: Loopback, tmp_path: Path) -> None:
-    """One raises, sends NaN, hangs past the deadline; then another's SuperNode is killed."""
+    """One client raises, sends NaN, misses the deadline; then another's SuperNode is killed."""
     text = experiment("training.rounds=8", "method.ess=0.9", "training.evaluate_every=8")
     killed = []
 
@@ -151,34 +151,36 @@ def test_clients_that_fail_and_one_that_is_killed(fed: Loopback, tmp_path: Path)
     plan = f"raise 1 1;nan 2 1;hang-{timeout + 5:g} 3 1"
     fed.play(tmp_path / "run", experiment=text, plan=plan, timeout=timeout)
     rounds = {e["round"]: e for e in fed.events if e["event"] == "round"}
-    told = {t: {d["client"]: d["reason"] for d in e.get("dropped", [])} for t, e in rounds.items()}
-    assert told[1].keys() == {1}
-    assert told[1][1].endswith("the disk is on fire")
-    assert "non-finite numbers" in told[2][1]
-    assert told[3] == {1: "no answer in time"}
+    reasons = {
+        t: {d["client"]: d["reason"] for d in e.get("dropped", [])} for t, e in rounds.items()
+    }
+    assert reasons[1].keys() == {1}
+    assert reasons[1][1].endswith("the disk is on fire")
+    assert "non-finite numbers" in reasons[2][1]
+    assert reasons[3] == {1: "no answer in time"}
     assert rounds[5]["clients"] == [0, 1, 2]  # it is back, and 2 has weight
     assert killed
-    away = [t for t in range(6, 9) if told[t]]
+    away = [t for t in range(6, 9) if reasons[t]]
     # `deploy client` joins again by itself: sooner or later, as the machine is idle or busy.
     assert away == list(range(6, 6 + len(away)))
     assert away
-    assert all(told[t].keys() == {2} for t in away)
+    assert all(reasons[t].keys() == {2} for t in away)
     check_drop_outs(fed, tmp_path / "run", rounds)
     check_rounds(text, rounds, tmp_path / "run")
-    said, code = fed.leave(2)
-    assert said.count("was ended by signal 9, perhaps for lack of memory; joining again") == 1
+    printed, code = fed.leave(2)
+    assert printed.count("was ended by signal 9, perhaps for lack of memory; joining again") == 1
     assert code == 143
 
 
 def check_drop_outs(fed: Loopback, folder: Path, rounds: dict[int, dict[str, Any]]) -> None:
-    """Each is said before its round is over, is in the server's log, and counts in the weights."""
+    """Each is reported before its round ends, is in the server's log, and changes the weights."""
     order = [e for e in fed.events if e["event"] in ("dropped", "round")]
-    said = [(e["round"], e["client"], e["kind"]) for e in order if e["event"] == "dropped"]
-    assert said[:3] == [(1, 1, "error"), (2, 1, "reply"), (3, 1, "timeout")]
+    drops = [(e["round"], e["client"], e["kind"]) for e in order if e["event"] == "dropped"]
+    assert drops[:3] == [(1, 1, "error"), (2, 1, "reply"), (3, 1, "timeout")]
     # On a busy machine, client 1 may still be asleep when round 4 asks it.
-    later = [one for one in said[3:] if one != (4, 1, "timeout")]
+    later = [one for one in drops[3:] if one != (4, 1, "timeout")]
     assert [one for one in later if one[1] != 2 or one[2] not in ("lost", "timeout")] == []
-    for t, client, _ in said:
+    for t, client, _ in drops:
         ended = order.index(rounds[t])
         assert [e for e in order[:ended] if (e["round"], e.get("client")) == (t, client)]
     log = (fed.folder / "superlink.log").read_text()
@@ -202,7 +204,7 @@ def whole_weights(folder: Path) -> list[float]:
 
 
 def check_rounds(text: str, rounds: dict[int, dict[str, Any]], folder: Path) -> None:
-    """Every round is the one of those present, weighed anew, and tells how far they mix from T."""
+    """Every round is that of the clients present, reweighed; their mixture's gap is recorded."""
     algorithm, federation, prepared = built_from(text)
     server, share = start(algorithm, federation).server, federation.table["labels"]
     share = share / federation.table["n"][:, None]
@@ -214,11 +216,11 @@ def check_rounds(text: str, rounds: dict[int, dict[str, Any]], folder: Path) -> 
         if "dropped" in event:
             assert math.isclose(event["gap"], gap, rel_tol=1e-12)
             assert len(ids) == 3 - len(event["dropped"])
-    found = load_file(folder / "model.safetensors")
-    assert all(found[f"params/{k}"].equal(v) for k, v in server["params"].items())
+    saved = load_file(folder / "model.safetensors")
+    assert all(saved[f"params/{k}"].equal(v) for k, v in server["params"].items())
     everyone = torch.arange(3)
     one = play_round(algorithm, federation, start(algorithm, federation).server, {}, everyone, 1)
-    assert not found["params/head.weight"].equal(one.server["params"]["head.weight"])
+    assert not saved["params/head.weight"].equal(one.server["params"]["head.weight"])
 
 
 def test_two_nodes_of_one_partition(fed: Loopback, tmp_path: Path) -> None:

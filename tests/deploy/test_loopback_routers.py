@@ -84,8 +84,8 @@ def test_a_router_of_machines_is_that_of_one_process(tmp_path: Path) -> None:
         # It has the run's folder until it misses its SuperLink. Not another federation's.
         assert gone(f"--root-certificates {folder}/ca.crt", 300)
         with running(*serve, "--resume", str(folder / "run")) as server:
-            said = server.communicate(timeout=1500)[0]
-            assert server.returncode == 0, said
+            output = server.communicate(timeout=1500)[0]
+            assert server.returncode == 0, output
         # The whole experiment is in the federation's folder, with its cap.
         one = here((folder / "experiment.toml").read_text(), tmp_path / "here")
         there, x = folder / "run", torch.rand(50, 1, 28, 28)

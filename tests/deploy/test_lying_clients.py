@@ -1,4 +1,4 @@
-"""What a client of the federation can gain by answers that no honest client gives."""
+"""What a client of the federation can gain by false answers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def experiment(**more: Any) -> str:
 
 
 def played(out: Path, text: str, count: int, site: str = CHOICES[SITE]) -> dict[str, Any]:
-    """The results where the liar says that it is right on so many examples of each class."""
+    """The results where the liar claims so many right examples of each class."""
     app = client_app(partial(configured_site, text))
 
     def answer(message: Message, context: Context) -> Message:
@@ -65,7 +65,7 @@ def played(out: Path, text: str, count: int, site: str = CHOICES[SITE]) -> dict[
 
 @pytest.mark.slow
 def test_scores_of_more_examples_than_it_has(tmp_path: Path) -> None:
-    """They would be all of the estimate, and `keep = "best"` would keep the round that it likes."""
+    """They would decide the estimate, and with it the round that `keep = "best"` keeps."""
     honest = played(tmp_path / "honest", experiment(), 0)["estimated_accuracy"]
     lied = played(tmp_path / "lied", experiment(), 10**6)["estimated_accuracy"]
     assert abs(lied - honest) < 0.3
@@ -80,7 +80,7 @@ def test_scores_beyond_all_examples_end_no_run(tmp_path: Path) -> None:
 
 
 class Named(LocalGrid):
-    """Nodes that were registered by the folders of their clients; one of them says otherwise."""
+    """Nodes registered by the folders of their clients; one of them claims another client."""
 
     def get_nodes(self) -> list[Any]:
         return [SimpleNamespace(node_id=1000 + 7 * i, name=f"client-{i}") for i in range(6)]
@@ -109,9 +109,9 @@ def test_a_site_is_the_client_of_its_key() -> None:
         record: Any
 
     grid = Grid(lambda m, c: m, 1)  # type: ignore[arg-type]
-    for client, told in ((1, "it has the key of client-0 and says"), (0, "1 of 2 clients are")):
+    for client, message in ((1, "it has the key of client-0 and says"), (0, "1 of 2 clients are")):
         grid.record = ConfigRecord({"client": client, "answer": '{"labels": [1], "spans": {}}'})
-        with pytest.raises(InputError, match=told):
+        with pytest.raises(InputError, match=message):
             Sites(grid, ("east", "west"), 0.0, 0.0, lambda event: None).surveys()
 
 
@@ -134,13 +134,13 @@ ROUTED = {
 
 
 def routed(place: Path, lie: Change) -> list[str]:
-    """Sentences on routers of a run whose client 2 changes its sums so."""
+    """The sentences on routers of a run whose client 2 changes its sums."""
 
     class Lying(Watched):
         def send_and_receive(self, messages: Iterable[Message], **given: Any) -> list[Message]:
-            asked = list(messages)
-            replies = super().send_and_receive(asked, **given)
-            about = asked[0].metadata.message_type if asked else ""
+            sent = list(messages)
+            replies = super().send_and_receive(sent, **given)
+            about = sent[0].metadata.message_type if sent else ""
             for name, record in replies[0].content.array_records.items() if replies else ():
                 if about == "query.router":
                     answer = {k: v.clone() for k, v in record.to_torch_state_dict().items()}
@@ -155,7 +155,7 @@ def routed(place: Path, lie: Change) -> list[str]:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
 def test_sums_that_no_examples_have(lie: Change, tmp_path: Path) -> None:
-    """They cost the router its refit, by the client's name, and not the run."""
+    """The refit of the router is left out, naming the client; the run goes on."""
     text = " ".join(routed(tmp_path / "run", lie))
     assert "The router has no moment layer: client 2 sent" in text
     assert "nats" not in text
@@ -170,7 +170,7 @@ def test_such_sums_without_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_folds_of_a_client_that_claims_all_examples() -> None:
-    """A permutation of so many would not fit into any memory."""
+    """A permutation of so many examples would not fit into memory."""
     assert folds_of(torch.tensor([1e12, 30.0]).double()) == [0]
 
 
@@ -191,13 +191,13 @@ SUMS: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
 
 
 def agreed(place: Path, patch: pytest.MonkeyPatch, step: str, lie: Any) -> Path:
-    """A run with data of the clients' own, whose client 2 changes its answer to one question."""
+    """A run with the clients' own data, whose client 2 changes its answer to one question."""
 
     def lying(app: Any) -> Any:
         def answer(message: Message, context: Context) -> Message:
             reply = app(message, context)
-            asked = message.content.config_records.get("site")
-            if asked and asked["step"] == step and partition(context) == LIAR:
+            question = message.content.config_records.get("site")
+            if question and question["step"] == step and partition(context) == LIAR:
                 made = json.dumps(lie(json.loads(reply.content["site"]["answer"])))
                 reply.content["site"] = ConfigRecord({"client": LIAR, "answer": made})
             return reply
@@ -213,7 +213,7 @@ def agreed(place: Path, patch: pytest.MonkeyPatch, step: str, lie: Any) -> Path:
 def test_sums_before_round_1_that_no_rows_have(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They would move the common mean as far as it likes, or blame the others."""
+    """They could move the common mean anywhere, or blame other clients."""
     step, lie = SUMS[case]
     with pytest.raises(InputError, match='"south" sent sums of column "age" that no rows have'):
         agreed(tmp_path, monkeypatch, step, lie)

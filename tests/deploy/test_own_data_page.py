@@ -1,4 +1,4 @@
-"""What a server prints is what docs/how-to/deploy-own-data.md shows, line by line."""
+"""The output of a server is what docs/how-to/deploy-own-data.md shows, line by line."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def shown() -> Lines:
 
 
 def parted(lines: Lines) -> tuple[Lines, Lines]:
-    """What clients are waited for to do, once each, and the other lines."""
+    """The lines about waiting for clients, once each, and the other lines."""
     matches = {line: WAITING.fullmatch(line) for line in lines}
     waits = [match[1] for match in matches.values() if match]
     return list(dict.fromkeys(waits)), [line for line in lines if not matches[line]]
@@ -46,7 +46,7 @@ def parted(lines: Lines) -> tuple[Lines, Lines]:
 def printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Lines:
-    """What the page's command writes to stderr, with its clients in this process."""
+    """The stderr of the page's command, with its clients in this process."""
     folder = tmp_path / "federation"
     init(ROOT / "examples" / "own_data" / "experiment.toml", folder, [], [])
     clients = [folder / "clients" / f"client-{i}" for i in range(3)]

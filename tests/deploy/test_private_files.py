@@ -1,4 +1,4 @@
-"""What other users of a machine may read and write of a federation."""
+"""What other users of a machine may read and write in a federation's folder."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from support.another_user import NOBODY, elsewhere, needs_root
 
 @pytest.fixture(autouse=True)
 def generous() -> Iterator[None]:
-    """Everything may be read and written by everyone, unless somebody asks for less."""
+    """A umask of 0: files are open to everyone unless a program restricts them."""
     before = os.umask(0)
     yield
     os.umask(before)
@@ -86,7 +86,7 @@ def test_a_folder_in_which_everyone_may_write_is_refused(tmp_path: Path) -> None
 
 
 def test_a_folder_that_others_can_exchange_is_refused(tmp_path: Path) -> None:
-    """Who may write to the folder above can put another federation, with code, in its place."""
+    """A user that may write to the parent folder can replace the federation, with its code."""
     above = tmp_path / "open"
     above.mkdir()
     make_place(tmp_path / "f", "", 1, ["127.0.0.1"])
@@ -113,7 +113,7 @@ def outside() -> Iterator[Path]:
 
 
 def exchange_app(folder: Path) -> bool:
-    """Put another app, which names code of its own, in the place of a federation's."""
+    """Replace a federation's app by one that names other code."""
     (folder / "app").rename(folder / "before")
     (folder / "app").mkdir()
     text = '[tool.flwr.app.components]\nserverapp = "evil:app"\n'
@@ -131,9 +131,9 @@ def test_a_folder_in_which_a_group_may_write_is_refused(mode: int, outside: Path
     folder.chmod(0o755)
     make_place(folder, "", 1, ["127.0.0.1"])
     folder.chmod(mode)
-    told = f"f: users of the group {grp.getgrgid(USERS).gr_name} may write there; run `chmod g-w"
+    message = f"f: users of the group {grp.getgrgid(USERS).gr_name} may write there; run `chmod g-w"
     with (
-        pytest.raises(InputError, match=told),
+        pytest.raises(InputError, match=message),
         superlink(folder, host="127.0.0.1", port=free_port()),
     ):
         pass
@@ -185,7 +185,7 @@ def test_a_folder_above_in_which_a_group_may_write_is_refused(outside: Path) -> 
 def test_a_group_of_the_owner_alone_is_no_other_user(
     outside: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As many systems give each account, with a umask of 002. Controls: one more in the group."""
+    """Many systems give each account its group, with a umask of 002. Control: one more member."""
     folder = outside / "f"
     folder.mkdir()
     folder.chmod(0o775)
@@ -206,7 +206,7 @@ def test_a_group_of_the_owner_alone_is_no_other_user(
 
 @needs_root
 def test_a_list_that_lets_another_user_write_is_no_private_group(outside: Path) -> None:
-    """In its mode it looks like a group of the owner alone; the control: that user writes there."""
+    """By its mode it looks like the owner's own group; the control: that user writes there."""
     folder, name = outside / "f", "system.posix_acl_access"
     folder.mkdir()
     folder.chmod(0o775)
@@ -231,7 +231,7 @@ def test_a_list_that_lets_another_user_write_is_no_private_group(outside: Path) 
 
 @needs_root
 def test_keys_and_renewal_of_a_shared_folder_are_refused(outside: Path) -> None:
-    """Another user may have put its own authority there; the control: once it is not shared."""
+    """Another user may have placed an authority there; the control: once it is not shared."""
     folder = outside / "f"
     make_place(folder, "", 1, ["127.0.0.1"])
     os.chown(folder, 0, USERS)
@@ -249,7 +249,7 @@ def test_keys_and_renewal_of_a_shared_folder_are_refused(outside: Path) -> None:
 
 @needs_root
 def test_what_lies_in_a_federations_folder_is_its_owners(tmp_path: Path) -> None:
-    """Each of these is code, a key or a setting; a link may lead to what others can change."""
+    """Each is code, a key or a setting; a link may lead to a file that others can change."""
     folder = tmp_path / "f"
     make_place(folder, "", 1, ["127.0.0.1"])
     client = folder / "clients" / "client-0"
@@ -282,7 +282,7 @@ def test_what_lies_in_a_federations_folder_is_its_owners(tmp_path: Path) -> None
 
 @needs_root
 def test_a_folder_of_another_user_is_refused(outside: Path) -> None:
-    """Its owner can exchange the app, which the server's user runs."""
+    """Its owner could replace the app that the server's user runs."""
     folder = outside / "f"
     folder.mkdir(mode=0o755)
     os.chown(folder, NOBODY, NOBODY)

@@ -1,4 +1,4 @@
-"""The commands of docs/running-a-federation.md, in the page's order, are what an operator does."""
+"""The commands of docs/running-a-federation.md work in the page's order."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def test_the_commands_that_end(here: Path) -> None:
     assert len(clients_of(Path("restored/federation"))) == 3
 
 
-def test_a_site_more(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With data of their own: nobody gets the number, and so the key, of another site."""
+def test_another_site_can_join(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With data of their own: no site gets the number, and so the key, of another one."""
     file, old = tmp_path / "experiment.toml", tmp_path / "old"
     file.write_text(FILE)
     init(file, old, ["localhost"], [])
@@ -139,7 +139,7 @@ def test_without_its_mkdir_a_step_fails(tmp_path: Path) -> None:
 
 
 def test_each_place_of_a_block_is_made() -> None:
-    """Folders that commands write into: made by a command before, or there on any machine."""
+    """Folders that commands write to are made by an earlier command, or exist on any machine."""
     there = {"/etc", "/etc/systemd/system", "/opt", "/var/lib", "."}
     for block in [*INDENTED, *BLOCKS]:
         made = set(there)
@@ -157,7 +157,7 @@ def test_each_place_of_a_block_is_made() -> None:
 
 @pytest.mark.slow
 def test_the_commands_that_stay(here: Path) -> None:
-    """A server is stopped in round 2, and goes on with the page's command."""
+    """A server that is stopped in round 2 goes on with the page's command."""
     serve, join, resume = LONG
     few = ("training.rounds=2", "training.steps=3", "training.evaluate_every=2")
     run(COMMANDS[0] + "".join(f" -c {one}" for one in few))
@@ -171,8 +171,8 @@ def test_the_commands_that_stay(here: Path) -> None:
         with Path("server.log").open("w") as log:
             first = subprocess.Popen(local(serve, port, metrics), env=environ(), stderr=log)
         # Later than the round's event, and what `--resume` needs.
-        kept, end = Path("federation/run/checkpoints"), time.monotonic() + 300
-        while not list(kept.rglob("round.json")):
+        checkpoints, end = Path("federation/run/checkpoints"), time.monotonic() + 300
+        while not list(checkpoints.rglob("round.json")):
             assert time.monotonic() < end
             assert first.poll() is None
             time.sleep(0.5)
@@ -198,10 +198,10 @@ def test_the_commands_that_stay(here: Path) -> None:
     assert {Path("federation/run/clients.csv"), Path("client-0/supernode.log")} <= {*made}
     assert open_to_others(made) == []
     assert open_to_others([Path("server.log")]) != []
-    # What those who wait look for.
-    told = [json.loads(line) for line in Path("server.log").read_text().splitlines()]
-    assert told[0]["event"] == "listening"
-    assert "begins with all 3 clients" in told[0]["message"]
+    # The log lines that operators wait for.
+    server_log = [json.loads(line) for line in Path("server.log").read_text().splitlines()]
+    assert server_log[0]["event"] == "listening"
+    assert "begins with all 3 clients" in server_log[0]["message"]
     for i in range(3):
         assert f'"joined 127.0.0.1:{port}"' in Path(f"client-{i}.log").read_text()
     assert gone(str(here))

@@ -1,4 +1,4 @@
-"""Texts of other machines reach no terminal, log or result with characters that terminals obey."""
+"""Texts from other machines reach no terminal, log or result with control characters."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def harmless(text: str) -> bool:
     return text.isprintable()
 
 
-def test_the_one_function() -> None:
+def test_the_function_that_makes_text_harmless() -> None:
     assert from_elsewhere(ODD) == SEEN
     assert not harmless(ODD)
     assert from_elsewhere("a  b\n\n c", 5) == "a b c"
@@ -46,11 +46,11 @@ def test_the_one_function() -> None:
 def reply(content: RecordDict | Error) -> Message:
     # Which makes this process one of Flower's, where messages can be made.
     LocalGrid(ClientApp(), 1)
-    asked = Message(RecordDict(), message_type="train", dst_node_id=7)
-    asked.metadata.__dict__["_message_id"] = "1"
+    question = Message(RecordDict(), message_type="train", dst_node_id=7)
+    question.metadata.__dict__["_message_id"] = "1"
     if isinstance(content, Error):
-        return Message(content, reply_to=asked)
-    return Message(content, reply_to=asked)
+        return Message(content, reply_to=question)
+    return Message(content, reply_to=question)
 
 
 def odd_array() -> RecordDict:
@@ -75,12 +75,12 @@ def test_reasons_of_failures() -> None:
 
 def test_names_of_parts_and_tensors() -> None:
     w = {"w": torch.zeros(2)}
-    asked = Asked(1, (0,), lambda _: {"params": w})
+    question = Asked(1, (0,), lambda _: {"params": w})
     for tree in ({"params": w, ODD: {"w": torch.tensor([torch.nan])}}, {ODD: {ODD: ODD}}):
-        found = Gate().admit([block_of(Reply(0, tree, {}, 1))], asked).bad  # type: ignore[arg-type]
-        assert [one.client for one in found] == [0]
-        assert "oh" in found[0].reason
-        assert harmless(found[0].reason)
+        bad = Gate().admit([block_of(Reply(0, tree, {}, 1))], question).bad  # type: ignore[arg-type]
+        assert [one.client for one in bad] == [0]
+        assert "oh" in bad[0].reason
+        assert harmless(bad[0].reason)
 
 
 def test_registrations() -> None:

@@ -62,13 +62,13 @@ def kill(watch: Watch, word: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_server_of_the_run_before_may_end(watch: Watch) -> None:
+def test_the_server_of_the_previous_run_may_end(watch: Watch) -> None:
     watch.begin()
     kill(watch, "flwr-serverapp")
     assert watch() == {}
 
 
-def test_each_process_is_missed_by_name(watch: Watch) -> None:
+def test_a_process_that_ended_is_named(watch: Watch) -> None:
     kill(watch, "flwr-serverapp")
     assert watch() == {SERVERAPP: None}
     kill(watch, "flower-superexec")
@@ -80,7 +80,7 @@ def test_each_process_is_missed_by_name(watch: Watch) -> None:
 
 @pytest.mark.slow
 def test_what_a_superlink_started_ends_with_it() -> None:
-    """Within 5 s, even where the killed one still counts as there, because it is not waited for."""
+    """Within 5 s, even while the killed process is a zombie."""
     code = "import sys, time; from fedshift.deploy.inside import end_without; "
     code += "end_without(sys.argv[1]); print('begun', flush=True); time.sleep(60)"
     with private_socket() as env:
@@ -123,7 +123,7 @@ def with_executor(folder: Path, *, needed: bool) -> Iterator[tuple[subprocess.Po
 
 @pytest.mark.slow
 def test_a_client_ends_with_its_superexec(tmp_path: Path) -> None:
-    """Within 5 s, with a line that says why; it stays while the SuperExec does."""
+    """Within 5 s, with a line that gives the reason; it stays while the SuperExec does."""
     with with_executor(tmp_path, needed=True) as (parent, superexec):
         with pytest.raises(subprocess.TimeoutExpired):
             parent.wait(2.5)
@@ -145,7 +145,7 @@ def test_a_superlink_stays_for_the_server_to_name_its_superexec(tmp_path: Path) 
 
 @pytest.mark.slow
 def test_a_client_whose_superexec_is_killed_joins_again(tmp_path: Path) -> None:
-    """Real processes: within 5 s it says why, and then plays a run."""
+    """Real processes: within 5 s it gives the reason, and then takes part in a run."""
     with loopback(tmp_path / "f", ONE, 1) as fed:
         client = fed.join(0)
         assert client.stderr is not None
@@ -161,7 +161,7 @@ def test_a_client_whose_superexec_is_killed_joins_again(tmp_path: Path) -> None:
         assert fed.node(0) != node
         fed.play(tmp_path / "run")
         assert [e["round"] for e in fed.events if e["event"] == "round"] == [1]
-    # A SuperNode that is told to end has time for it, although its SuperExec ends first.
+    # A SuperNode that gets a signal has time to end, although its SuperExec ends first.
     log = (tmp_path / "f" / "clients" / "client-0" / "supernode.log").read_text()
     assert log.count("SuperExec was ended") == log.count("SuperNode terminated gracefully") == 1
 
@@ -173,7 +173,7 @@ def line_with(stream: IO[str], word: str) -> str:
 
 @pytest.mark.slow
 def test_a_killed_superlink_leaves_nothing_behind(watch: Watch) -> None:
-    """Its children are traced to nobody then; the fixture looks whether they are gone."""
+    """Its children then have no parent to trace; the fixture checks that they are gone."""
     watch.process.kill()
     watch.process.wait()
     assert watch() == {SUPERLINK: -9}
@@ -181,22 +181,22 @@ def test_a_killed_superlink_leaves_nothing_behind(watch: Watch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "told"),
+    ("status", "message"),
     [("running", "ServerApp was ended, perhaps"), ("finished:failed", "the run finished:failed")],
 )
 def test_a_run_without_its_server_ends(
-    status: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    status: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Flower may know why it ended: then that is the reason."""
+    """Where Flower knows why the run ended, that is the reason."""
     here = "fedshift.deploy.federation."
     monkeypatch.setattr(f"{here}run_flower", lambda *a: {"runs": [{"status": status}]})
     monkeypatch.setattr(f"{here}inside", lambda name: ["true"])
     link = Link(tmp_path, os.environ, tmp_path / "log", lambda: {SERVERAPP: None})
-    with pytest.raises(TrainingError, match=told):
+    with pytest.raises(TrainingError, match=message):
         follow("1", tmp_path / "run", link, lambda event: None)
 
 
-def test_the_way_on_is_named(tmp_path: Path) -> None:
+def test_the_error_says_how_to_go_on(tmp_path: Path) -> None:
     link = Link(tmp_path, {}, tmp_path / "log", lambda: {SUPERLINK: -9, SUPEREXEC: None})
     with pytest.raises(TrainingError, match=r"signal 9, .*`fedshift deploy server FOLDER` ") as e:
         follow("1", tmp_path / "run", link, lambda event: None)
@@ -228,8 +228,8 @@ def test_one_server_and_one_client_per_folder(tmp_path: Path) -> None:
     make_place(folder, "", 1, ["127.0.0.1"])
     place = folder / "clients" / "client-0"
     with taken(folder) as pid:
-        told = rf"f: another process \(number {pid}\) is at work in this folder"
-        with pytest.raises(InputError, match=told):  # noqa: SIM117
+        message = rf"f: another process \(number {pid}\) is at work in this folder"
+        with pytest.raises(InputError, match=message):  # noqa: SIM117
             with superlink(folder, host="127.0.0.1", port=free_port()):
                 pass
         # The one at work reads this file for its address.

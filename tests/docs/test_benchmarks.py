@@ -46,13 +46,19 @@ def test_peers_play_the_same_workloads(load) -> None:  # type: ignore[no-untyped
     plain = load("peers/plain.py")
     assert list(plain.WORKLOADS) == ["W1", "W2", "W3", "W4"]
     for name, theirs in plain.WORKLOADS.items():
-        own = ours[name]
-        same = (own.clients, own.examples, own.cohort, own.local.batch, own.local.steps)
+        workload = ours[name]
+        same = (
+            workload.clients,
+            workload.examples,
+            workload.cohort,
+            workload.local.batch,
+            workload.local.steps,
+        )
         assert same == (theirs.clients, theirs.examples, theirs.cohort, theirs.batch, theirs.steps)
-        assert own.local.lr == plain.RATE
-        sizes = sorted(p.shape for p in own.net().parameters())
+        assert workload.local.lr == plain.RATE
+        sizes = sorted(p.shape for p in workload.net().parameters())
         assert sizes == sorted(p.shape for p in theirs.net().parameters())
-        assert own.shape == theirs.shape == plain.data(theirs.tiny())[0][0].shape[1:]
+        assert workload.shape == theirs.shape == plain.data(theirs.tiny())[0][0].shape[1:]
 
 
 @pytest.mark.slow
@@ -101,11 +107,11 @@ def test_the_page_has_the_files_figures(load, tmp_path: Path) -> None:  # type: 
 
 def test_figures_to_reach(load) -> None:  # type: ignore[no-untyped-def]
     """On either side of what is asked, W5 by the share of clients that have weight."""
-    found = load("goals.py")
+    goals = load("goals.py")
 
     def reached(**figures: Any) -> dict[str, bool]:
         left = {name: {"figures": some} for name, some in figures.items()}
-        return {goal.what: goal.reached for goal in found.goals(left)}
+        return {goal.what: goal.reached for goal in goals.goals(left)}
 
     def engine(name: str, loop: float, best: float, weighing: int = 100) -> dict[str, Any]:
         seconds = {"plain": 1.0, "loop": 1 / loop, "dense": 1 / best}
@@ -171,11 +177,11 @@ def test_precisions_on_a_small_network(load) -> None:  # type: ignore[no-untyped
 
 def test_the_published_page_is_drawn_from_the_published_files(load) -> None:  # type: ignore[no-untyped-def]
     runs, page = load("all.py"), load("page.py")
-    found = runs.figures(runs.FILES)
-    assert set(found) == set(page.ABOUT)
-    assert runs.PAGE.read_text() == page.drawn(found)
-    found["engine"]["figures"]["rows"][0]["seconds"]["plain"] += 1
-    assert runs.PAGE.read_text() != page.drawn(found)
+    figures = runs.figures(runs.FILES)
+    assert set(figures) == set(page.ABOUT)
+    assert runs.PAGE.read_text() == page.drawn(figures)
+    figures["engine"]["figures"]["rows"][0]["seconds"]["plain"] += 1
+    assert runs.PAGE.read_text() != page.drawn(figures)
 
 
 def test_rounds_are_played_in_turn(load) -> None:  # type: ignore[no-untyped-def]
@@ -219,8 +225,10 @@ def test_names_that_are_not_there_are_refused(load, odd) -> None:  # type: ignor
     engine = load("engine.py")
     engine.check_names(["W3"], ["dense, 2 workers", "2 workers"], 1, 2)
     engine.check_names(["W1", "W3"], ["dense", "channels-last, 4 workers"], 1, 4)
-    said = r"W9|nonsense|--repeat 0|channels-last; for W3 there are 2|dense; for W1, W4|4 workers;"
-    with pytest.raises(SystemExit, match=said):
+    message = (
+        r"W9|nonsense|--repeat 0|channels-last; for W3 there are 2|dense; for W1, W4|4 workers;"
+    )
+    with pytest.raises(SystemExit, match=message):
         engine.check_names(*odd, 2)
     with pytest.raises(SystemExit, match="--workers 0: give 1 or more"):
         engine.check_names([], [], 1, 0)
@@ -232,8 +240,8 @@ def test_contenders_are_those_that_are_offered(load) -> None:  # type: ignore[no
     for work in (w for w in engine.WORKLOADS if w.name in {"W1", "W3"}):
         federation, algorithm = work.federation(True)
         with workers(federation.clients, 2) as team:
-            found = engine.contenders_of(work, algorithm, federation, team)
-        assert set(found) == engine.offered(work, 2)
+            contenders = engine.contenders_of(work, algorithm, federation, team)
+        assert set(contenders) == engine.offered(work, 2)
 
 
 def importable(load) -> tuple[ModuleType, Any]:  # type: ignore[no-untyped-def]
@@ -246,12 +254,12 @@ def importable(load) -> tuple[ModuleType, Any]:  # type: ignore[no-untyped-def]
 @pytest.mark.slow
 def test_contenders_play_in_processes_of_their_own(load) -> None:  # type: ignore[no-untyped-def]
     engine, work = importable(load)
-    with engine.players(work, ("plain", "dense, 2 workers"), True, 2) as asked:
-        assert list(asked) == ["plain", "dense, 2 workers"]
-        assert all(min(seconds([1, 2])) > 0 for seconds in asked.values())
-        times, rounds = engine.timed(asked, 2)
+    with engine.players(work, ("plain", "dense, 2 workers"), True, 2) as contenders:
+        assert list(contenders) == ["plain", "dense, 2 workers"]
+        assert all(min(seconds([1, 2])) > 0 for seconds in contenders.values())
+        times, rounds = engine.timed(contenders, 2)
     assert rounds == 2
-    assert {len(found) for found in times.values()} == {2}
+    assert {len(each) for each in times.values()} == {2}
 
 
 @pytest.mark.slow
@@ -280,11 +288,11 @@ def test_first_rounds_do_not_count(load, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_peers_play_the_deep_network_with_few_clients(
     load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:  # type: ignore[no-untyped-def]
-    run, asked = load("peers/run.py"), []
+    run, calls = load("peers/run.py"), []
     row = {"peer": "pfl", "version": "1", "seconds": 1.0, "plain": 1.0, "ratio": 1.0, "tiny": True}
 
     def played(name: str, python: Path, workload: str, options: list[str]) -> dict[str, object]:
-        asked.append((workload, options))
+        calls.append((workload, options))
         return row | {"workload": workload}
 
     monkeypatch.setattr(run, "environment", lambda name, place: place / name)
@@ -294,18 +302,23 @@ def test_peers_play_the_deep_network_with_few_clients(
     run.main()
     monkeypatch.setattr(sys, "argv", [*sys.argv, "--workloads", "W4"])
     run.main()
-    assert asked == [
+    assert calls == [
         *((w, ["--rounds", "1"]) for w in ("W1", "W2", "W3")),
         ("W4", ["--rounds", "1", "--clients", "2"]),
     ]
     assert {path.name for path in tmp_path.iterdir()} == {"peers.json", "peers-deep.json"}
-    for odd, said in (("W9", "W9; there are peers blazefl,.* W4"), ("W1,W4", "ask for it alone")):
+    for odd, message in (
+        ("W9", "W9; there are peers blazefl,.* W4"),
+        ("W1,W4", "ask for it alone"),
+    ):
         monkeypatch.setattr(sys, "argv", [*sys.argv[:-1], odd])
-        with pytest.raises(SystemExit, match=said):
+        with pytest.raises(SystemExit, match=message):
             run.main()
 
 
-def test_who_is_not_for_a_network_is_left_out(load, capsys: pytest.CaptureFixture[str]) -> None:  # type: ignore[no-untyped-def]
+def test_peers_that_cannot_train_a_network_are_left_out(
+    load, capsys: pytest.CaptureFixture[str]
+) -> None:  # type: ignore[no-untyped-def]
     engine = load("engine.py")
     (work,) = (w for w in engine.WORKLOADS if w.name == "W5")
     federation, algorithm = work.federation(True)

@@ -1,4 +1,4 @@
-"""What the documents say is executed or compared with the code."""
+"""The documents' examples are executed, and their statements compared with the code."""
 
 from __future__ import annotations
 
@@ -74,14 +74,14 @@ def test_numbers_far_apart_and_other_words_are_seen() -> None:
 
 
 def keys(section: type[Section], prefix: str = "") -> set[str]:
-    found: set[str] = set()
+    names: set[str] = set()
     for name, field in section.model_fields.items():
         inner = field.annotation
         if isinstance(inner, type) and issubclass(inner, Section):
-            found |= keys(inner, f"{prefix}{name}.")
+            names |= keys(inner, f"{prefix}{name}.")
         else:
-            found.add(prefix + name)
-    return found
+            names.add(prefix + name)
+    return names
 
 
 def test_every_key_is_documented() -> None:
@@ -89,9 +89,9 @@ def test_every_key_is_documented() -> None:
     rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
     for key in keys(Config):
         section, _, name = key.rpartition(".")
-        told = [row for row in rows if f"`{key}`" in row]
-        told += [row for row in rows if f"`{section}." in row and f"`{name}`" in row]
-        assert told, key
+        mentions = [row for row in rows if f"`{key}`" in row]
+        mentions += [row for row in rows if f"`{section}." in row and f"`{name}`" in row]
+        assert mentions, key
 
 
 def test_every_method_has_a_page_or_a_section() -> None:
@@ -225,4 +225,7 @@ OF_STORIES = re.compile(r"\b(nobody|told|said|whoever|whom)\b", re.I)
 def test_pages_speak_plainly() -> None:
     pages = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "ARCHITECTURE.md"]
     assert {p.name: odd for p in pages if (odd := OF_STORIES.findall(p.read_text()))} == {}
-    assert OF_STORIES.findall("Nobody is told; see `test_what_is_said`") == ["Nobody", "told"]
+    assert OF_STORIES.findall("Nobody is told; see `test_commands_in_odd_surroundings`") == [
+        "Nobody",
+        "told",
+    ]

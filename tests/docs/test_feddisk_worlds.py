@@ -15,13 +15,13 @@ PLACES = {"bits": "Tilted bits", "Gaussians": "Gaussians", "looks": "Looks"}
 
 
 def cells(text: str, first: str) -> list[list[str]]:
-    """The rows of the table whose first column is called so, its head first."""
+    """The rows of the table whose first column has this name, the head first."""
     lines = text[text.index(f"| {first} |") :].partition("\n\n")[0].splitlines()
     return [line.strip("| ").split(" | ") for line in lines if not line.startswith(("|--", "| --"))]
 
 
 def differences() -> dict[tuple[str, str, str], str]:
-    """(data, split, row) -> difference from FedAvg, as the results have it."""
+    """(data, split, row) -> difference from FedAvg in the results."""
     head, *rows = cells((MADE / "participation/table.md").read_text(encoding="utf-8"), "Data")
     at = head.index("Minus FedAvg, paired")
     return {(row[0], row[1], row[2]): row[at] for row in rows}
@@ -29,23 +29,23 @@ def differences() -> dict[tuple[str, str, str], str]:
 
 def odd(page: str) -> list[str]:
     """Numbers of the page that are not those of the results."""
-    known, found = differences(), []
+    differing, faults = differences(), []
     (_, *columns), *rows = cells(page, "clients a round")
     for name, *values in rows:
         row = name.replace(", worst", ", accuracy of the worst round, %")
         for column, value in zip(columns, values, strict=True):
             data, drawn = column.split(", ")
             split = {"1 of 3": "cohort=1", "all": "cohort=3"}[drawn]
-            if known.get((PLACES[data], split, row)) != value:
-                found.append(f"{name}, {column}: {value}")
+            if differing.get((PLACES[data], split, row)) != value:
+                faults.append(f"{name}, {column}: {value}")
 
     def gain(data: str, split: str, row: str = "default") -> str:
-        return known[data, split, row].split()[0]
+        return differing[data, split, row].split()[0]
 
     looks = sorted(abs(float(gain("Looks", f"cohort={m}", "true weights"))) for m in (1, 3))
     slopes = {row[0]: row[1] for row in cells((MADE / "slope/table.md").read_text(), "Estimate")}
     text = " ".join(page.split())
-    due = (
+    required = (
         f"{ROUNDS} has {gain('Tilted bits', 'cohort=1')} nats on bits, "
         f"{gain('Gaussians', 'cohort=1')} on Gaussians",
         f'so "default" is there {ROUNDS}:',
@@ -56,7 +56,7 @@ def odd(page: str) -> list[str]:
         f"are no density and have {slopes['direct, Bernoulli']};",
         f"({slopes['classifier, mixtures']} and {slopes['classifier, Bernoulli']})",
     )
-    return found + [words for words in due if words not in text]
+    return faults + [words for words in required if words not in text]
 
 
 def test_the_page_has_the_results_numbers() -> None:
@@ -79,7 +79,7 @@ def test_any_other_number_would_be_seen() -> None:
 
 
 def test_the_default_is_credited_with_its_weighing_rounds_alone() -> None:
-    """On both pages; a page that left them out in one place would be seen."""
+    """On both pages; a page that leaves them out in one place is noticed."""
     page = PAGE.read_text(encoding="utf-8")
     places = list(re.finditer(r"with\s+12\s+weighing\s+rounds", page))
     assert len(places) == 3

@@ -29,56 +29,56 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def tables(text: str) -> dict[tuple[str, str, str], tuple[float, float, float]]:
     """(section, clients, attack) -> AUC and its interval."""
-    found = {}
+    numbers = {}
     for section in text.split("\n## ")[1:]:
         lines = [line.strip("|\n ").split(" | ") for line in section.splitlines() if "|" in line]
         for cells in lines[2:]:
             for attack, cell in zip(lines[0][1:], cells[1:], strict=True):
                 low, mid, high = sorted(map(float, re.findall(r"[\d.]+", cell)))
-                found[section.splitlines()[0], cells[0], attack] = (mid, low, high)
-    return found
+                numbers[section.splitlines()[0], cells[0], attack] = (mid, low, high)
+    return numbers
 
 
-def check_controls(found: dict[tuple[str, str, str], tuple[float, float, float]]) -> None:
-    """Sets of nobody are guesses; whole heads give two clients away; attacks are no guesses."""
-    for (section, clients, attack), (value, low, high) in found.items():
+def check_controls(numbers: dict[tuple[str, str, str], tuple[float, float, float]]) -> None:
+    """The controls guess; whole heads reveal two clients; attacks are better than guesses."""
+    for (section, clients, attack), (value, low, high) in numbers.items():
         if attack == "control: sets that no client has":
             wide = (high - low) / 2
             assert abs(value - 0.5) < 2 * wide, (section, clients)
             assert wide < 0.1
-    assert found["Another client", "2", "control: whole heads, absent rows"][0] == 1.0
-    assert 0.6 < found["Another client", "2", "absent rows"][0] < 0.9
-    reader = [v for k, v in found.items() if k[0] == "Who reads the messages"]
+    assert numbers["Another client", "2", "control: whole heads, absent rows"][0] == 1.0
+    assert 0.6 < numbers["Another client", "2", "absent rows"][0] < 0.9
+    reader = [v for k, v in numbers.items() if k[0] == "Who reads the messages"]
     assert reader
-    assert all(v[1] > 0.55 for k, v in found.items() if k[2] == "shadow models")
-    assert {v[0] for k, v in found.items() if k[2] == "which rows are of one label"} == {1.0}
+    assert all(v[1] > 0.55 for k, v in numbers.items() if k[2] == "shadow models")
+    assert {v[0] for k, v in numbers.items() if k[2] == "which rows are of one label"} == {1.0}
 
 
 def test_results_have_their_controls(load: Any) -> None:
-    """And the client's best attack knows the number of holders, no more: the closed form."""
-    found, pairs = tables(RESULTS.read_text(encoding="utf-8")), load("label_set_pairs")
-    check_controls(found)
+    """And the client's best attack reaches the closed form for known numbers of holders alone."""
+    numbers, pairs = tables(RESULTS.read_text(encoding="utf-8")), load("label_set_pairs")
+    check_controls(numbers)
     size = load("label_set_messages").Size()
     for clients in (2, 5, 10, 20):
         row = [
-            found["Another client", str(clients), k]
+            numbers["Another client", str(clients), k]
             for k in ("all of them", "the number of holders")
         ]
         assert row[0][0] == pytest.approx(row[1][0], abs=0.01)
         ceiling = pairs.ceiling(clients, size)
         assert row[1][1] - 0.01 <= ceiling <= row[1][2] + 0.01
-    assert found[COHORTS, "10, 5 drawn", "who holds this label"][1] > 0.55
+    assert numbers[COHORTS, "10, 5 drawn", "who holds this label"][1] > 0.55
     enough = next(n for n in range(2, 1000) if pairs.ceiling(n, size) <= 0.55)
     assert f"at {enough} clients" in " ".join(RESULTS.read_text(encoding="utf-8").split())
 
 
 def test_pages_have_the_results_numbers(load: Any) -> None:
-    found = tables(RESULTS.read_text(encoding="utf-8"))
+    numbers = tables(RESULTS.read_text(encoding="utf-8"))
     values = {
-        n: f"{found['Another client', n, 'all of them'][0]:.2f}" for n in ("2", "5", "10", "20")
+        n: f"{numbers['Another client', n, 'all of them'][0]:.2f}" for n in ("2", "5", "10", "20")
     }
-    reader = f"{found['Who reads the messages', '10', 'all of them'][0]:.2f}"
-    cohort = f"{found[COHORTS, '10, 5 drawn', 'who holds this label'][0]:.2f}"
+    reader = f"{numbers['Who reads the messages', '10', 'all of them'][0]:.2f}"
+    cohort = f"{numbers[COHORTS, '10, 5 drawn', 'who holds this label'][0]:.2f}"
     page = (ROOT / "docs" / "methods" / "labelsets.md").read_text(encoding="utf-8")
     for n, value in values.items():
         assert f"| another client | {n} | {value} |" in page
@@ -90,18 +90,18 @@ def test_pages_have_the_results_numbers(load: Any) -> None:
     assert f"names the clients of a label: {cohort}," in threats
     assert f"can name all labels of a client: {reader}." in threats
     setting = Setting(Model(nn.Linear(4, 2)), (0.5, 0.5))
-    told = recipes.labelset_fedavg(setting).reveals()["delta"]
-    assert f"name the labels (AUC {reader})" in told
-    assert f"how many clients hold each label (among ten an AUC of {values['10']} for" in told
+    revealed = recipes.labelset_fedavg(setting).reveals()["delta"]
+    assert f"name the labels (AUC {reader})" in revealed
+    assert f"how many clients hold each label (among ten an AUC of {values['10']} for" in revealed
     # The same score for all other clients: among those of one label it is a guess.
     assert "among the clients of one label its AUC is 0.5." in " ".join(RESULTS.read_text().split())
-    assert told.endswith(f"which of them (0.50), unless it knows who takes part ({cohort})")
+    assert revealed.endswith(f"which of them (0.50), unless it knows who takes part ({cohort})")
     public = recipes.labelset_fedavg(setting, mode="public").reveals()["delta"]
     assert "AUC" not in public
 
 
 def test_pairs_are_counted_by_hand(load: Any) -> None:
-    """Two federations, ties as halves, weights of yes and no; of groups alone."""
+    """Two federations by hand, with ties as halves, weights, and groups alone."""
     pairs = load("label_set_pairs")
     fed = torch.tensor([0, 0, 1, 1])
     score = torch.tensor([0.9, 0.1, 0.9, 0.5]).double()
@@ -142,9 +142,9 @@ def test_a_small_run(load: Any, tmp_path: Path, monkeypatch: Any, capsys: Any) -
     assert "first model 1" in pages[0][0]
     assert "first model" not in pages[1][0]
     assert pages[0][2] == pages[1][2]
-    found = tables(pages[0][2])
-    check_controls(found)
-    assert {k[1] for k in found} == {"2", "5", "10, 5 drawn"}
-    assert found["Another client", "2", "all of them"][1] > 0.95
-    assert found["Who reads the messages", "5", "all of them"][1] > 0.95
-    assert found[COHORTS, "10, 5 drawn", "who holds this label"][1] > 0.55
+    numbers = tables(pages[0][2])
+    check_controls(numbers)
+    assert {k[1] for k in numbers} == {"2", "5", "10, 5 drawn"}
+    assert numbers["Another client", "2", "all of them"][1] > 0.95
+    assert numbers["Who reads the messages", "5", "all of them"][1] > 0.95
+    assert numbers[COHORTS, "10, 5 drawn", "who holds this label"][1] > 0.55

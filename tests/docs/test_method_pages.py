@@ -1,4 +1,4 @@
-"""Pages of methods: each says how clients are weighed, and it is what the method does."""
+"""Pages of methods: each says how clients are weighed, as the method does it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_every_page_says_how_clients_are_weighed(page: Path) -> None:
 
 
 def kind(weights: Tensor, n: Tensor) -> str:
-    """How unlike clients are weighed, in the words of the pages."""
+    """The kind of a method's weights, in the words of the pages."""
     if float((weights - n / n.sum()).abs().max()) < 1e-12:
         return "sample size"
     return "uniform" if float((weights - 1 / len(n)).abs().max()) < 1e-12 else "target|rule"

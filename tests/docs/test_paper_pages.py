@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fedshift.papers.protocols.study import Column, Study, narrowed
-from fedshift.papers.reproduce.catalogue import measured, target, targets
+from fedshift.papers.reproduce.catalogue import folders_with, target, targets
 from fedshift.papers.reproduce.plan import forecast
 from fedshift.papers.reproduce.reproduce import Request, make_plan
 from fedshift.sweeps.store import Store
@@ -76,7 +76,7 @@ def test_other_places_methods_and_words_would_be_seen() -> None:
 
 
 def made_by(row: Claim) -> bool:
-    """Whether the command, or what of it is not left out, stands on the first page; or the test."""
+    """Whether the first page has the command, or the shown parts of it; or the test."""
     name, _, function = row.command.partition("::")
     if function:
         tree = ast.parse((ROOT / name).read_text())
@@ -86,7 +86,7 @@ def made_by(row: Claim) -> bool:
 
 
 def columns(command: str) -> Sequence[Column] | None:
-    """The columns of a `fedshift reproduce` command; none for a picture. Raises InputError."""
+    """The columns of a `fedshift reproduce` command; none for a picture. May raise InputError."""
     words = shlex.split(command)
     assert words[:2] == ["fedshift", "reproduce"]
     given = dict(zip(words[3::2], words[4::2], strict=True))
@@ -99,16 +99,18 @@ def columns(command: str) -> Sequence[Column] | None:
 
 @pytest.mark.parametrize(("paper", "row"), named(UNMEASURED))
 def test_what_is_measured_is_not_listed_as_missing(paper: str, row: Claim) -> None:
-    """A row whose cells lie in results/ by now needs its numbers."""
+    """A row whose cells are in results/ by now needs its numbers."""
     assert there(row.command) == set()
 
 
 def there(command: str) -> set[str]:
-    """The columns of a command that some table in results/ has."""
-    asked = {f"{c.title} {c.split}" for c in columns(command) or ()}
-    pages = [(ROOT / folder / "table.md").read_text() for folder in measured(command.split()[2])]
+    """The columns of a command that are in a table of results/."""
+    wanted = {f"{c.title} {c.split}" for c in columns(command) or ()}
+    pages = [
+        (ROOT / folder / "table.md").read_text() for folder in folders_with(command.split()[2])
+    ]
     rows = (row for page in pages for table in tables(page) for row in table if "Here" in row)
-    return asked & {f"{row['Data']} {row['Split']}" for row in rows}
+    return wanted & {f"{row['Data']} {row['Split']}" for row in rows}
 
 
 def test_measured_columns_are_found() -> None:
@@ -125,7 +127,7 @@ def test_every_target_and_every_folder_has_a_row(name: str) -> None:
     ours = {t for t in targets() if t.partition("/")[0] == PAPERS[name]}
     commands = [r.command.split() for r in rows]
     assert {c[2] for c in commands if c[:2] == ["fedshift", "reproduce"]} == ours
-    folders = {ROOT / folder for one in ours for folder in measured(one)}
+    folders = {ROOT / folder for one in ours for folder in folders_with(one)}
     linked = {path.resolve().parent for row in rows for path in row.links}
     assert folders <= linked
 

@@ -1,4 +1,4 @@
-"""The pictures of the pages are what docs/site draws now; README's: `cli/test_end_to_end.py`."""
+"""The pages' pictures are those that docs/site draws now; README's: `cli/test_end_to_end.py`."""
 
 from __future__ import annotations
 

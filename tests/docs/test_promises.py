@@ -1,4 +1,4 @@
-"""Every promise of docs/promises.md stands on its page, and its tests are there."""
+"""Every promise of docs/promises.md is on its page, and its tests exist."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ PAGE = ROOT / "docs" / "promises.md"
 def rows(text: str) -> list[tuple[str, str, list[str]]]:
     """(page, promise, tests) of each row of the tables."""
     cells = [line.strip("|\n ").split(" | ") for line in text.splitlines() if line.startswith("|")]
-    known = [c for c in cells if len(c) == 3 and c[0].endswith(".md")]
-    return [(page, promise, re.findall(r"`([^`]+)`", tests)) for page, promise, tests in known]
+    complete = [c for c in cells if len(c) == 3 and c[0].endswith(".md")]
+    return [(page, promise, re.findall(r"`([^`]+)`", tests)) for page, promise, tests in complete]
 
 
 def words(text: str) -> str:
-    """The text with its line breaks taken away."""
+    """The text without its line breaks."""
     return " ".join(text.split())
 
 
@@ -33,7 +33,7 @@ def functions(name: str) -> frozenset[str]:
 
 
 def broken(page: str, promise: str, tests: list[str]) -> str | None:
-    """What is wrong with a row; None where nothing is."""
+    """What is wrong with a row; None if nothing is."""
     if words(promise) not in words((ROOT / page).read_text()):
         return f"{page} no longer says: {promise}"
     if not tests:
@@ -69,18 +69,18 @@ THREATS = ROOT / "docs" / "threat-model.md"
 
 
 def untested(text: str) -> list[str]:
-    """Claims without a test, and tests that are not there."""
+    """Claims without a test, and missing tests."""
     cells = [line.strip("|\n ").split(" | ") for line in text.splitlines() if line.startswith("|")]
     claims = [c for c in cells if len(c) == 2 and c[0] not in ("claim", "---")]
-    found = []
+    faults = []
     for claim, tests in claims:
         names = re.findall(r"`([^`]+)`", tests)
-        found += [claim] if not names else []
+        faults += [claim] if not names else []
         for name in names:
             file, _, function = name.partition("::")
             if not (ROOT / "tests" / file).is_file() or function not in functions(file):
-                found.append(name)
-    return found
+                faults.append(name)
+    return faults
 
 
 def test_every_claim_of_the_threat_model_has_its_tests() -> None:

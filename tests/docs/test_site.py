@@ -1,4 +1,4 @@
-"""The documentation site: it is built, and its links, its reference and its search are tried."""
+"""The documentation site: build it, and try its links, its reference and its search."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_page_opens_without_a_network(site: Path, pages: dict[Path, Html]) -> 
 
 
 def test_every_name_that_pages_use_is_in_the_reference(pages: dict[Path, Html]) -> None:
-    """Those of the front door, and the functions and classes that Python of docs/ imports."""
+    """The names of `fedshift`, and the functions and classes that Python of docs/ imports."""
     ids = {
         one for path, page in pages.items() if path.parent.name == "reference" for one in page.ids
     }
@@ -113,7 +113,7 @@ def test_every_name_that_pages_use_is_in_the_reference(pages: dict[Path, Html]) 
 
 
 def test_the_search_has_every_page(site: Path, pages: dict[Path, Html]) -> None:
-    """Also from a folder: browsers read no JSON there, so that the index is a script."""
+    """Also when opened from a folder: browsers read no JSON there, so the index is a script."""
     text = (site / "search" / "search_index.js").read_text(encoding="utf-8")
     index = json.loads(text[text.index("{") : text.rindex("}") + 1])
     places = {entry["location"].partition("#")[0] for entry in index["docs"]}

@@ -1,4 +1,4 @@
-"""Uses that once passed in silence: each is answered rightly now, or refused in a sentence."""
+"""Uses that once failed silently: each is answered rightly now, or refused in a sentence."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_nothing_passes_in_silence(trap: object) -> None:
 
 
 def test_the_outcomes_can_be_bad() -> None:
-    """A control: silence, an error of another kind and a trap without an answer are told apart."""
+    """A control: silence, another kind of error and a trap without an answer are distinguished."""
 
     def fails() -> str:
         raise KeyError("x")

@@ -34,14 +34,14 @@ def test_the_results_are_those_of_the_records(bench: Any) -> None:
 
 
 def misses(bench: Any, forecasts: list[Any]) -> list[str]:
-    """What the page says of forecasts, and `forecasts` does not."""
+    """The sentences on forecasts on the page that `forecasts` does not give."""
     t = {
         (mode, loss): bench.scored(forecasts, mode, loss)
         for mode in bench.MODES
         for loss in bench.LOSSES
     }
     others = [t["private", loss] for loss in ("mse", "pairwise")]
-    due = {
+    required = {
         "KL's had the right sign in at least four runs of five, in both modes": all(
             t[mode, "kl"].agreement >= 0.8 for mode in bench.MODES
         ),
@@ -57,12 +57,12 @@ def misses(bench: Any, forecasts: list[Any]) -> list[str]:
         ),
     }
     text = " ".join(PAGE.read_text(encoding="utf-8").split())
-    assert [words for words in due if words not in text] == []
-    return [words for words, true in due.items() if not true]
+    assert [words for words in required if words not in text] == []
+    return [words for words, true in required.items() if not true]
 
 
 def test_the_page_says_what_the_results_do(bench: Any) -> None:
-    """The control: another loss's forecasts under each name."""
+    """The control: each name with the forecasts of another loss."""
     forecasts = bench.forecasts(ROOT / "results")
     assert misses(bench, forecasts) == []
     turned = {"kl": "mse", "mse": "kl", "pairwise": "pairwise"}
@@ -73,15 +73,15 @@ def test_the_page_says_what_the_results_do(bench: Any) -> None:
 
 @pytest.mark.slow
 def test_the_doubt_of_a_runs_sentence_is_the_results(bench: Any) -> None:
-    """Of each mode and loss whose forecasts did not tell, and of no other."""
+    """For each mode and loss whose forecasts were uninformative, and for no other."""
     forecasts = bench.forecasts(ROOT / "results")
     optima = Optima(0.5, 0.6, 0.55, 0.45)
     for mode in bench.MODES:
         rounds = (SetRound(1, 0, optima=optima),)
         sets = LabelSets(mode=mode, tune="kl", holders=(1,), absent_rounds=(0,), rounds=rounds)
-        (said,) = sentences(sets, ("cat",))
+        (sentence,) = sentences(sets, ("cat",))
         doubted = [k for k in bench.LOSSES if bench.scored(forecasts, mode, k).agreement < 0.7]
-        assert ("the optima of mse and pairwise did not tell" in said) == bool(doubted)
+        assert ("the optima of mse and pairwise did not tell" in sentence) == bool(doubted)
         assert doubted in ([], ["mse", "pairwise"])
 
 
@@ -89,7 +89,7 @@ def record(
     seed: int, tune: str, target: float, *, mode: str = "private", rounds: int = 2,
     validation: float = 0.5, tune_rounds: int = 0, **optima: float,
 ) -> tuple[str, dict[str, str]]:  # fmt: skip
-    """A run's name and small files; further rounds, in which it has other numbers."""
+    """A run's name and small files; in further rounds it has other numbers."""
     config = (
         f'[data]\nname = "d"\n[shift]\nlabels_per_client = 3\n[training]\nepochs = 1\n'
         f'[method]\nmode = "{mode}"\ntune = "{tune}"\ntune_rounds = {tune_rounds}\n'

@@ -48,7 +48,7 @@ def test_the_notebook_says_what_the_page_says(site: Any) -> None:
 
 @pytest.mark.slow
 def test_the_notebook_runs(site: Any) -> None:
-    """It prints what is stored; its bars are complete, and nothing is an error or a warning."""
+    """It prints the stored output; its bars are complete; there are no errors or warnings."""
     pytest.importorskip("nbclient", reason="nbclient is not installed (extra dev)")
     stored = json.loads(NOTEBOOK.read_text())
     made = site("notebook").notebook_of(PAGE.read_text())

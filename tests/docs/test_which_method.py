@@ -1,4 +1,4 @@
-"""What the page "Which method?" quotes and counts."""
+"""The page "Which method?": its quotations and counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Backends of one's own: what they may give, and whose error it is."""
+"""Custom backends: what they may return, and which errors are reported as theirs."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def mine(backend: Backend) -> Backend:
 def test_auto_tries_an_added_backend_on_any_inputs(
     on_images: bool, setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The control: channels-last, which is for images, is tried on these alone."""
+    """The control: channels-last, which is for images, is tried on images alone."""
     monkeypatch.setitem(ONE_BY_ONE, "mine", f"{__name__}:mine")
     federation = make_federation(setting.model)
     if on_images:

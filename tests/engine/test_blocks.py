@@ -1,4 +1,4 @@
-"""Clients that were trained together: through the gate and into sums as one, or one by one."""
+"""Clients trained together as a block: they pass the gate and enter sums as one or one by one."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def setting(mlp: Model) -> Setting:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
 def test_every_method_in_blocks(make: Any, setting: Setting) -> None:
-    """Bit for bit the loop's result: totals grow by ascending client, whatever is in a block."""
+    """Bit for bit the loop's result: sums are taken by ascending client, however blocks are cut."""
     federation, algorithm = make_federation(setting.model), make(setting)
     alone = last(run(algorithm, federation, ROUNDS))
     for each, turned in ((1, False), (3, False), (3, True), (8, True)):
@@ -57,7 +57,7 @@ def test_every_method_in_blocks(make: Any, setting: Setting) -> None:
 def test_blocks_of_clients_that_do_not_follow_one_another(
     turned: bool, setting: Setting, federation: Federation, entered: list[tuple[int, ...]]
 ) -> None:
-    """As those of unequal sizes are: sums in another order, and nobody is left out."""
+    """As for unequal sizes: sums are in another order, and no client is left out."""
     algorithm = recipes.scaffold(setting)
     alone = last(run(algorithm, federation, 2))
     mixed = last(run(algorithm, federation, 2, backend=Together(apart=True, turned=turned)))
@@ -67,7 +67,7 @@ def test_blocks_of_clients_that_do_not_follow_one_another(
 
 
 @pytest.mark.slow
-def test_blocks_are_summed_and_one_by_one_they_are_not(
+def test_blocks_are_summed_together_and_single_clients_are_not(
     setting: Setting, federation: Federation, entered: list[tuple[int, ...]]
 ) -> None:
     algorithm = recipes.fedavg(setting)
@@ -78,7 +78,7 @@ def test_blocks_are_summed_and_one_by_one_they_are_not(
     assert sorted(sum(entered, ())) == sorted([*range(8)] * 2)
 
 
-def test_a_block_that_is_lost_is_missed(
+def test_a_lost_block_is_noticed(
     setting: Setting, federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The comparison above can fail."""
@@ -95,10 +95,10 @@ def test_a_block_that_is_lost_is_missed(
     assert far(alone, last(run(algorithm, federation, 1, backend=Together()))) > 1e-3
 
 
-def test_numbers_that_cannot_be_summed_are_left_to_a_look_at_each() -> None:
+def test_numbers_that_cannot_be_summed_are_checked_one_by_one() -> None:
     report = {"id": torch.arange(3), "q": torch.ones(3, 2).to(torch.float8_e4m3fn)}
-    asked = Asked(1, (0, 1, 2), lambda i: {})
-    admitted = Gate().admit([block_of(Block((0, 1, 2), {"report": report}, {}, 1))], asked)
+    question = Asked(1, (0, 1, 2), lambda i: {})
+    admitted = Gate().admit([block_of(Block((0, 1, 2), {"report": report}, {}, 1))], question)
     assert [one.client for one in admitted.bad] == [0, 1, 2]
 
 
@@ -112,25 +112,25 @@ FORMS = ["form", "type", "names", "more"]
     ("kind", "each"), [*((kind, 3) for kind in NUMBERS), *((kind, 1) for kind in NUMBERS + FORMS)]
 )
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=linux)])
-def test_what_is_bad_is_said_as_one_by_one(
+def test_bad_replies_raise_the_same_error_as_one_by_one(
     processes: int, kind: str, each: int, client: int, setting: Setting, federation: Federation,
     entered: list[tuple[int, ...]],
 ) -> None:  # fmt: skip
-    """By the same words; its block was not summed."""
+    """The messages are equal, and the client's block was not summed."""
     gate = Gate(max_norm=1e3) if kind == "large" else Gate()
     algorithm, federation = recipes.fedavg(setting), replace(federation, gate=gate)
 
-    def said(backend: Backend) -> Exception:
-        with pytest.raises((TrainingError, DivergedError)) as found:
+    def error_of(backend: Backend) -> Exception:
+        with pytest.raises((TrainingError, DivergedError)) as caught:
             last(run(algorithm, federation, 1, backend=backend))
-        return found.value
+        return caught.value
 
     odd = Together(kind, client, each)
-    alone = said(partial(odd))
+    alone = error_of(partial(odd))
     assert f"client {client}" in str(alone)
     entered.clear()
     with workers(federation.clients, processes) as team:
-        together = said(odd if processes == 1 else team.blocks(odd))
+        together = error_of(odd if processes == 1 else team.blocks(odd))
     assert (type(together), str(together)) == (type(alone), str(alone))
     assert not any(client in clients for clients in entered)
 
@@ -141,22 +141,22 @@ def test_what_is_bad_is_said_as_one_by_one(
 def test_reports_of_two_blocks_are_alike(
     change: str, client: int, setting: Setting, federation: Federation
 ) -> None:
-    """Each block is of one form, and one is of another than the rest."""
+    """Each block has one form, and one block's form differs from the others'."""
     algorithm = recipes.fedavg(setting)
 
-    def said(backend: Backend) -> str:
+    def error_of(backend: Backend) -> str:
         with pytest.raises(TrainingError) as error:
             last(run(algorithm, federation, 1, backend=backend))
         return str(error.value)
 
     odd = OddReports(each=1, others=(client,), change=change)
-    assert said(odd) == said(partial(odd))
-    assert f"client {client} sent" in said(odd)
+    assert error_of(odd) == error_of(partial(odd))
+    assert f"client {client} sent" in error_of(odd)
 
 
 @dataclass(frozen=True)
 class Remembering(Together):
-    """The history of a gradient in what the last block sends, or keeps."""
+    """The last block sends, or keeps, a tensor with the history of its gradient."""
 
     part: int = 1
 
@@ -176,7 +176,7 @@ class Remembering(Together):
 def test_the_history_of_a_gradient_does_not_travel(
     processes: int, part: int, setting: Setting, federation: Federation
 ) -> None:
-    """Which a pipe would take away without a word."""
+    """A pipe would drop the history silently."""
     odd, algorithm = Remembering(part=part), recipes.fedavg(setting)
     with (
         workers(federation.clients, processes) as team,
@@ -197,7 +197,7 @@ def test_a_limit_on_norms_is_each_clients(
 
 @dataclass(frozen=True)
 class Failing(Together):
-    """After the block of client 0, training fails."""
+    """Training fails after the block of client 0."""
 
     def stream(
         self, update: ClientUpdate, jobs: Iterable[Job], terms_of: TermsOf | None = None
@@ -206,24 +206,22 @@ class Failing(Together):
         raise TrainingError("client 9 failed")
 
 
-def test_what_follows_a_bad_block_is_not_waited_for(
-    setting: Setting, federation: Federation
-) -> None:
-    """One client after the other could not have told of the later failure, either."""
+def test_a_bad_block_ends_the_round_at_once(setting: Setting, federation: Federation) -> None:
+    """Clients trained one by one would not have reached the later failure, either."""
 
     with pytest.raises(DivergedError, match="client 0 sent"):
         last(run(recipes.fedavg(setting), federation, 1, backend=Failing("nan", 0, each=8)))
 
 
 def block(**others: Any) -> Block:
-    """Two clients' block that passes, or with something else in it."""
+    """A block of two clients that passes the gate, or one with the given changes."""
     sent: Parts = {
         "delta": {"w": torch.ones(2, 3)},
         "report": {"id": torch.tensor([4, 7]), "loss": torch.ones(2)},
     }
-    kept: Parts = {"own": {"w": torch.ones(2, 3)}}
-    found = Block((4, 7), sent | others.pop("sent", {}), kept | others.pop("kept", {}), 1)
-    return block_of(found._replace(**others))
+    state: Parts = {"own": {"w": torch.ones(2, 3)}}
+    raw = Block((4, 7), sent | others.pop("sent", {}), state | others.pop("kept", {}), 1)
+    return block_of(raw._replace(**others))
 
 
 def asked(**others: Any) -> Asked:
@@ -240,7 +238,7 @@ NEGATIVE = {"counters": {"n": torch.tensor([1, -1])}}
 @pytest.mark.parametrize(
     ("good", "gate"), [(block(), Gate()), (block(sent=COUNTS), Gate()), (block(), Gate(max_norm=9))]
 )
-def test_what_passes_as_one(good: Block, gate: Gate) -> None:
+def test_blocks_that_pass_the_gate_as_one(good: Block, gate: Gate) -> None:
     admitted = gate.admit([good], asked())
     assert admitted.good == (good,)
     assert admitted.bad == ((5, "no answer in time", "timeout"),)
@@ -266,14 +264,14 @@ def test_what_passes_as_one(good: Block, gate: Gate) -> None:
         (block(), Gate(), asked(clients=(4, 5))),
     ],
 )  # fmt: skip
-def test_what_does_not_pass_as_one(odd: Block, gate: Gate, question: Asked) -> None:
+def test_blocks_that_do_not_pass_the_gate_as_one(odd: Block, gate: Gate, question: Asked) -> None:
     admitted = gate.admit([odd], question)
     assert {4, 7} & {one.client for one in admitted.bad}
     assert all(len(one.clients) == 1 for one in admitted.good)
 
 
 def test_what_clients_keep_does_not_hold_the_block(setting: Setting) -> None:
-    """Its own memory, where updates are views of the whole."""
+    """States are copied, where updates are views of the whole block."""
     federation = make_federation(setting.model, make_clients(sizes=SIZES))
     algorithm = recipes.ditto(setting)
     from fedshift.engine.run import start
@@ -286,8 +284,8 @@ def test_what_clients_keep_does_not_hold_the_block(setting: Setting) -> None:
                 assert v.untyped_storage().nbytes() == v.nbytes
 
 
-def test_a_block_is_summed_by_who_has_weight() -> None:
-    """What a client of weight 0 sent is not read, and a part that nobody sends is none."""
+def test_only_clients_with_weight_enter_a_blocks_sum() -> None:
+    """The reply of a client of weight 0 is not read, and a part that no client sends is absent."""
     numbers = torch.tensor([[1.0, 2.0], [float("nan")] * 2, [3.0, 5.0]])
     block = block_of(Block((7, 2, 4), {"delta": {"w": numbers}, "report": {}}, {}, 1))
     weights = torch.tensor([0.0, 0.25, 0.5], dtype=torch.float64)

@@ -44,7 +44,7 @@ def equal(a: Round, b: Round) -> bool:
 
 @pytest.fixture
 def played(setting: Setting) -> Round:
-    """Two rounds of SCAFFOLD, in which not every client was drawn."""
+    """Two rounds of SCAFFOLD, for which not every client was drawn."""
     federation = make_federation(setting.model)
     return list(run(MAKE["scaffold"](setting), federation, 2, cohort=3))[-1]
 
@@ -72,7 +72,7 @@ def test_the_first_state_and_drop_outs(tmp_path: Path, setting: Setting) -> None
     assert saved.round.loss != saved.round.loss  # no loss before the first round
 
 
-def test_two_are_kept(tmp_path: Path, played: Round) -> None:
+def test_the_last_two_checkpoints_stay(tmp_path: Path, played: Round) -> None:
     for t in (9, 10, 100, 101):
         write_checkpoint(tmp_path, played._replace(t=t), {})
     assert sorted(p.name for p in tmp_path.iterdir()) == ["round-00000100", "round-00000101"]
@@ -110,7 +110,9 @@ DAMAGE = {
 
 @pytest.mark.few(3)
 @pytest.mark.parametrize(("name", "spoil"), DAMAGE.values(), ids=DAMAGE)
-def test_a_damaged_one_is_passed_over(name: str, spoil: Any, tmp_path: Path, played: Round) -> None:
+def test_a_damaged_checkpoint_is_skipped(
+    name: str, spoil: Any, tmp_path: Path, played: Round
+) -> None:
     write_checkpoint(tmp_path, played, {"which": 1})
     newest = write_checkpoint(tmp_path, played._replace(t=3), {"which": 2})
     spoil(newest / name)
@@ -127,7 +129,7 @@ def test_a_damaged_one_is_passed_over(name: str, spoil: Any, tmp_path: Path, pla
 
 
 def test_every_flipped_bit_of_the_facts_is_found(tmp_path: Path, played: Round) -> None:
-    """`round.json` holds what was measured; a digit that changed must not pass for another."""
+    """`round.json` has measurements; a changed digit must not pass unnoticed."""
     about = write_checkpoint(tmp_path, played, {"metrics": [0.125, 0.25]}) / "round.json"
     whole = about.read_bytes()
     for place in range(0, len(whole), 3):
@@ -138,16 +140,16 @@ def test_every_flipped_bit_of_the_facts_is_found(tmp_path: Path, played: Round) 
             read_checkpoint(tmp_path)
 
 
-def test_one_of_the_first_format_is_read(tmp_path: Path, played: Round) -> None:
+def test_a_checkpoint_of_the_first_format_is_read(tmp_path: Path, played: Round) -> None:
     about = write_checkpoint(tmp_path, played, {"which": 1}) / "round.json"
-    held = json.loads(about.read_text()) | {"format": 1}
-    about.write_text(json.dumps({k: v for k, v in held.items() if k != "checksum"}))
+    record = json.loads(about.read_text()) | {"format": 1}
+    about.write_text(json.dumps({k: v for k, v in record.items() if k != "checksum"}))
     saved = read_checkpoint(tmp_path)
     assert saved is not None
     assert equal(saved.round, played)
 
 
-def test_a_half_written_one_does_not_count(tmp_path: Path, played: Round) -> None:
+def test_a_half_written_checkpoint_is_ignored(tmp_path: Path, played: Round) -> None:
     whole = write_checkpoint(tmp_path, played, {})
     whole.rename(tmp_path / "round-00000007.part")
     assert read_checkpoint(tmp_path) is None
@@ -175,7 +177,7 @@ def test_facts_that_json_cannot_hold_leave_nothing(tmp_path: Path, played: Round
 
 
 def flushed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is written to disk from now on, in order: files and folders by name, and renames."""
+    """The order of what is written to disk from now on: files and folders by name, and renames."""
     done: list[str] = []
     fsync, rename = os.fsync, Path.rename
 
@@ -195,10 +197,10 @@ def flushed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks for names in /proc")
-def test_all_is_on_disk_before_its_name(
+def test_content_is_on_disk_before_its_name(
     tmp_path: Path, played: Round, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The write-ahead order, without which a power cut leaves names of files that are empty."""
+    """Content is flushed before its name, or a power cut leaves names of empty files."""
     done = flushed(monkeypatch)
     write_checkpoint(tmp_path / "run" / "checkpoints" / "x", played, {})
     part = "round-00000002.part"
@@ -206,10 +208,10 @@ def test_all_is_on_disk_before_its_name(
     assert done == [*first, f"{part} > round-00000002", "x", "checkpoints", "run"]
 
 
-def test_older_ones_stay_until_the_new_one_is_there(
+def test_older_checkpoints_stay_until_the_new_one_is_complete(
     tmp_path: Path, played: Round, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk that fills up while one is written: two are left, and nothing in part."""
+    """The disk fills up while one is written: the two older ones are left, and no partial file."""
     for t in (1, 2):
         write_checkpoint(tmp_path, played._replace(t=t), {"which": t})
 
@@ -228,7 +230,7 @@ def test_older_ones_stay_until_the_new_one_is_there(
 
 @pytest.mark.slow
 def test_more_tensors_than_safetensors_reads(tmp_path: Path, played: Round) -> None:
-    """Its header may have 100 MB; with one of 120 MB a checkpoint still comes back."""
+    """safetensors allows headers of 100 MB; a checkpoint with one of 120 MB is still read."""
     named = {f"{k}" + "a" * 12_000_000: torch.full((2,), k) for k in range(10)}
     place = write_checkpoint(tmp_path, played._replace(server={"params": named}), {})
     with pytest.raises(SafetensorError, match="header too large"):
@@ -254,33 +256,33 @@ LIES = {
 @pytest.mark.few(4)
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
 def test_headers_that_lie(lie: Any, tmp_path: Path, played: Round) -> None:
-    """With checksums that fit, so that only the look at the header is left."""
+    """Their checksums are right, so that only the check of the header can refuse them."""
     place = write_checkpoint(tmp_path, played, {})
     data = (place / "state.safetensors").read_bytes()
     end = 8 + int.from_bytes(data[:8], "little")
     spoilt = lie(data[:end]) + data[end:]
     assert spoilt != data
     (place / "state.safetensors").write_bytes(spoilt)
-    held = json.loads((place / "round.json").read_text()) | {"format": 1}
-    held["sha256"] = hashlib.sha256(spoilt).hexdigest()
-    (place / "round.json").write_text(json.dumps(held))
+    record = json.loads((place / "round.json").read_text()) | {"format": 1}
+    record["sha256"] = hashlib.sha256(spoilt).hexdigest()
+    (place / "round.json").write_text(json.dumps(record))
     with pytest.raises(DataError, match=r"round-00000002: damaged \("):
         read_checkpoint(tmp_path)
 
 
-def test_what_comes_back_lies_as_torch_would_put_it(tmp_path: Path, played: Round) -> None:
-    """Elsewhere kernels may round otherwise; safetensors' own buffers start anywhere."""
+def test_loaded_tensors_are_aligned_like_torchs(tmp_path: Path, played: Round) -> None:
+    """Kernels may round unaligned memory differently, and safetensors' buffers start anywhere."""
     write_checkpoint(tmp_path, played, {})
     saved = read_checkpoint(tmp_path)
     assert saved is not None
-    kept = [saved.round.server, *saved.round.states.values()]
-    assert all(v.data_ptr() % 64 == 0 for one in kept for v in flatten(one).values())
+    parts = [saved.round.server, *saved.round.states.values()]
+    assert all(v.data_ptr() % 64 == 0 for one in parts for v in flatten(one).values())
 
 
-def test_a_folder_that_may_not_be_looked_into_is_told(
+def test_an_unreadable_folder_is_an_error(
     tmp_path: Path, played: Round, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not taken for one without checkpoints: the run would begin anew."""
+    """It is not taken for a folder without checkpoints, or the run would begin anew."""
     write_checkpoint(tmp_path, played, {})
 
     def refused(self: Path) -> Any:

@@ -41,7 +41,7 @@ def on_disk(played: Round) -> list[int]:
 
 
 def both(name: str, setting: Setting, shelf: Shelf) -> tuple[Round, Round]:
-    """The last rounds, with states in memory and on the shelf."""
+    """The last rounds of two runs, with states in memory and on disk."""
     algorithm, federation = MAKE[name](setting), make_federation(setting.model)
     plain = list(run(algorithm, federation, ROUNDS, cohort=4))[-1]
     return plain, list(run(algorithm, replace(federation, shelf=shelf), ROUNDS, cohort=4))[-1]
@@ -67,7 +67,7 @@ def test_the_comparison_can_fail(setting: Setting, tmp_path: Path) -> None:
     assert different(everything(plain), everything(shelved)) != []
 
 
-def test_what_fits_stays_in_memory(setting: Setting, tmp_path: Path) -> None:
+def test_states_within_the_budget_stay_in_memory(setting: Setting, tmp_path: Path) -> None:
     plain, _ = both("scaffold", setting, Shelf())
     each = size_in_bytes(next(iter(plain.states.values())))
     there = replace(make_federation(setting.model), shelf=Shelf(2.5 * each, tmp_path))
@@ -93,7 +93,9 @@ def test_workers_and_stacked_clients(setting: Setting, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_files_go_with_the_last_round_that_holds_them(setting: Setting, tmp_path: Path) -> None:
+def test_files_are_deleted_with_the_last_round_that_uses_them(
+    setting: Setting, tmp_path: Path
+) -> None:
     federation = replace(make_federation(setting.model), shelf=Shelf(0, tmp_path / "states"))
     rounds = list(run(MAKE["scaffold"](setting), federation, 2))
     before = {i: {p: dict(t) for p, t in s.items()} for i, s in rounds[0].states.items()}
@@ -119,7 +121,7 @@ def test_a_folder_that_cannot_be_written(setting: Setting, tmp_path: Path) -> No
 
 
 def test_any_tensor_comes_back(tmp_path: Path) -> None:
-    """Also to those who read safetensors files, but for the padding between tensors."""
+    """Also when the file is read by safetensors, apart from the padding between tensors."""
     named = {
         "a/odd": torch.arange(7, dtype=torch.uint8),
         "a/none": torch.zeros(0, 4),
@@ -132,10 +134,10 @@ def test_any_tensor_comes_back(tmp_path: Path) -> None:
     }
     places = write_tensors(tmp_path / "x", named.items).places
     assert all(p.start % 64 == 0 for p in places)
-    found, read = map_tensors(tmp_path / "x", places), load_file(tmp_path / "x")
+    mapped, read = map_tensors(tmp_path / "x", places), load_file(tmp_path / "x")
     assert sorted(k for k in read if not k.startswith("~pad.")) == sorted(named)
     for k, v in named.items():
-        for other in (found[k], read[k]):
+        for other in (mapped[k], read[k]):
             assert (other.dtype, other.shape) == (v.dtype, v.shape)
             assert torch.equal(other, v)
     with pytest.raises(
@@ -145,7 +147,7 @@ def test_any_tensor_comes_back(tmp_path: Path) -> None:
 
 
 def recorded(folder: Path, name: str, mebibytes: float | None, at: int | None = None) -> list[str]:
-    """Record a run with its states on a shelf, until round `at`; the folder's files before that."""
+    """Record a run with its states on disk until round `at`; return the folder's earlier files."""
     config, seen = config_of(name), list[str]()
     prepared = prepare(config)
 
@@ -165,7 +167,7 @@ def recorded(folder: Path, name: str, mebibytes: float | None, at: int | None = 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["scaffold", "ditto"])
 def test_killed_and_resumed_with_states_on_disk(name: str, tmp_path: Path) -> None:
-    """The files of a run in memory, whose resumed half may also have another budget."""
+    """The files equal those of a run in memory; the resumed half may have another memory budget."""
     assert recorded(tmp_path / "whole", name, None) == []
     assert ".safetensors" in recorded(tmp_path / "cut", name, 0, at=3)
     (tmp_path / "cut" / STATES).mkdir()

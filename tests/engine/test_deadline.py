@@ -35,7 +35,7 @@ from support.small_runs import config_of
 
 
 def terminated(flag: Path | None = None) -> None:
-    """And, where there is a flag, the next process just so."""
+    """Terminate this process; where there is a flag, the next one as well."""
     if flag is not None:
         flag.unlink()
     os.kill(os.getpid(), signal.SIGTERM)
@@ -64,8 +64,8 @@ def played(
 
 
 @pytest.mark.slow
-def test_who_is_late_drops_out(setting: Setting, federation: Federation, tmp_path: Path) -> None:
-    """The round is that of the others, and the next one that of all."""
+def test_a_late_client_drops_out(setting: Setting, federation: Federation, tmp_path: Path) -> None:
+    """The round has the others alone, and the next round has all clients."""
     algorithm = recipes.scaffold(setting)
     first, second = played(
         federation, algorithm, lambda update: Once(update, tmp_path / "flag", asleep), deadline=3.0
@@ -87,10 +87,10 @@ def test_a_process_that_dies_is_replaced(
 ) -> None:
     algorithm = recipes.scaffold(setting)
     once = lambda update: Once(update, tmp_path / "flag", killed)  # noqa: E731
-    found = played(federation, algorithm, once, retries=1)
+    rounds = played(federation, algorithm, once, retries=1)
     whole = list(run(algorithm, federation, 2))
-    assert different(found[-1].server, whole[-1].server) == []
-    assert found[0].dropped == ()
+    assert different(rounds[-1].server, whole[-1].server) == []
+    assert rounds[0].dropped == ()
     (tmp_path / "flag").unlink()
     with pytest.raises(TrainingError, match="trained client 3 ended without an answer, exit code"):
         played(federation, algorithm, once)
@@ -100,12 +100,12 @@ def test_a_process_that_dies_is_replaced(
 def test_a_signal_to_all_processes_is_the_main_ones(
     setting: Setting, federation: Federation, tmp_path: Path
 ) -> None:
-    """As `systemctl stop` sends it: the round is finished by new processes, without retries."""
+    """`systemctl stop` sends it: new processes finish the round, without retries."""
     algorithm = recipes.fedavg(setting)
-    found = played(federation, algorithm, lambda u: Once(u, tmp_path / "flag", terminated))
+    rounds = played(federation, algorithm, lambda u: Once(u, tmp_path / "flag", terminated))
     assert (tmp_path / "flag").exists()
-    assert found[0].dropped == ()
-    assert different(found[-1].server, list(run(algorithm, federation, 2))[-1].server) == []
+    assert rounds[0].dropped == ()
+    assert different(rounds[-1].server, list(run(algorithm, federation, 2))[-1].server) == []
     (tmp_path / "flag").unlink()
     again = partial(terminated, tmp_path / "flag")
     with pytest.raises(TrainingError, match="trained client 3 ended without an answer"):
@@ -128,14 +128,14 @@ def test_nothing_ends_a_client_in_this_process() -> None:
     for engine in (InProcess(), backend_of("stacked"), backend_of("auto")):
         with pytest.raises(InputError, match="training.deadline needs clients in processes of th"):
             run_experiment(config, engine=engine)
-    found = run_experiment(config, engine=processes(1)).outcome.params
+    params = run_experiment(config, engine=processes(1)).outcome.params
     plain = {"deadline": None, "retries": 0}
     usual = run_experiment(config_of("fedavg", training=training | plain))
-    assert different({"params": found}, {"params": usual.outcome.params}) == []
+    assert different({"params": params}, {"params": usual.outcome.params}) == []
 
 
 @pytest.mark.slow
-def test_nobody_is_asked_again_in_this_process() -> None:
+def test_no_client_is_asked_again_in_this_process() -> None:
     config = config_of("fedavg", training={"rounds": 1, "steps": 1, "retries": 2})
     for engine in (InProcess(), backend_of("stacked"), backend_of("dense")):
         with pytest.raises(InputError, match="training.retries = 2 asks clients again whose proc"):
@@ -144,33 +144,33 @@ def test_nobody_is_asked_again_in_this_process() -> None:
 
 
 def over(algorithm: Any, federation: Federation, failing: dict[int, int], **more: Any) -> Any:
-    """(rounds on Flower, messages sent), where client i fails its first failing[i] tries."""
-    asked: list[int] = []
+    """(rounds on Flower, messages sent) where client i fails in its first failing[i] attempts."""
+    clients: list[int] = []
 
     def site(i: int) -> Site:
-        asked.append(i)
-        if asked.count(i) <= failing.get(i, 0) + 1 and asked.count(i) > 1:  # it registers first
+        clients.append(i)
+        if clients.count(i) <= failing.get(i, 0) + 1 and clients.count(i) > 1:  # it registers first
             raise OSError("the disk of this client is asleep")
         return Site(algorithm, federation.clients[i], federation.seeds.batch)
 
     strategy = AlgorithmStrategy(
         algorithm, clients=len(SIZES), classes=5, seeds=Seeds.of(0), timeout=60.0, **more
     )
-    return list(play(strategy, LocalGrid(client_app(site), len(SIZES)), 2)), asked
+    return list(play(strategy, LocalGrid(client_app(site), len(SIZES)), 2)), clients
 
 
-def test_flower_asks_again_who_failed(setting: Setting, federation: Federation) -> None:
+def test_flower_asks_failed_clients_again(setting: Setting, federation: Federation) -> None:
     algorithm = recipes.scaffold(setting)
-    found, asked = over(algorithm, federation, {2: 1, 4: 3}, retries=2)
-    assert [[one.client for one in r.dropped] for r in found] == [[4], []]
-    assert found[0].dropped[0].reason.endswith("the disk of this client is asleep")
-    assert [asked.count(i) for i in range(6)] == [3, 3, 4, 3, 5, 3]
+    rounds, clients = over(algorithm, federation, {2: 1, 4: 3}, retries=2)
+    assert [[one.client for one in r.dropped] for r in rounds] == [[4], []]
+    assert rounds[0].dropped[0].reason.endswith("the disk of this client is asleep")
+    assert [clients.count(i) for i in range(6)] == [3, 3, 4, 3, 5, 3]
     once, _ = over(algorithm, federation, {2: 1, 4: 3})
     assert [one.client for one in once[0].dropped] == [2, 4]
 
 
 def test_a_round_is_not_trained_twice(setting: Setting, federation: Federation) -> None:
-    """Its answer was lost: what the client keeps has moved, and must not move again."""
+    """The answer was lost: the client's state has moved, and must not move again."""
     for method, refused in ((recipes.scaffold, True), (recipes.fedavg, False)):
         algorithm = method(setting)
         grid = LocalGrid(
@@ -181,9 +181,9 @@ def test_a_round_is_not_trained_twice(setting: Setting, federation: Federation) 
             sent = strategy.configure_train(1, ArrayRecord(), ConfigRecord(), grid)
             replies = answered(grid, sent, 60.0, 0)
             failures = [r.content.config_records.get("failure") for r in replies]
-            told = [str(one["reason"]) for one in failures if one is not None]
-            assert len(told) == (len(SIZES) if refused and attempt else 0), told
-            assert all("round 1 was trained here before" in why for why in told)
+            reasons = [str(one["reason"]) for one in failures if one is not None]
+            assert len(reasons) == (len(SIZES) if refused and attempt else 0), reasons
+            assert all("round 1 was trained here before" in why for why in reasons)
 
 
 def test_limits_of_the_strategy(setting: Setting) -> None:

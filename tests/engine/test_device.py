@@ -1,4 +1,4 @@
-"""Training on another device. There is no GPU here: torch's device "meta" stands in for one.
+"""Training on another device; torch's device "meta" stands in for a GPU.
 
 Its tensors have shapes and no numbers. What mixes devices fails on it as on a GPU, and so does what
 asks for a number, for which a GPU would have to wait. What it computes is not tested here.
@@ -42,7 +42,7 @@ LOOKS -= {"labelset_fedavg holders", "labelset_fedavg + pairwise"}
 
 
 def replies_there(within: Backend, algorithm: Algorithm, federation: Federation) -> list[Reply]:
-    """What three clients send in round 1, as `within` gives it on the device."""
+    """The replies of three clients in round 1, trained by `within` on the device."""
     replies: list[Reply] = []
 
     def noted(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
@@ -74,7 +74,7 @@ def test_a_client_stays_on_its_device(name: str) -> None:
 
 
 class Noting(torch.nn.Linear):
-    """Notes where its inputs are."""
+    """Records the device of its inputs."""
 
     seen: ClassVar[list[str]] = []
 
@@ -113,8 +113,8 @@ def test_models_are_evaluated_where_clients_train(name: str, there: bool) -> Non
 
 
 @pytest.mark.parametrize("name", sorted(LOOKS))
-def test_who_looks_at_values_is_seen(name: str) -> None:
-    """The negative control: a question for a number fails there."""
+def test_code_that_reads_values_fails(name: str) -> None:
+    """The negative control: reading a number fails on "meta"."""
     setting = Setting(routed_model(), TARGET, Local(lr=0.3, batch=12))
     algorithm, federation = MAKE[name](setting), make_federation(setting.model)
     with pytest.raises(RuntimeError, match="meta|Meta"):
@@ -131,7 +131,7 @@ def test_dense_stays_on_its_device(name: str) -> None:
 
 
 def test_two_devices_at_once_are_refused(setting: Setting) -> None:
-    """The other negative control: what stays behind is seen."""
+    """The other negative control: a tensor left on the processor is an error."""
     federation = make_federation(setting.model)
 
     def behind(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
@@ -174,8 +174,8 @@ def test_examples_go_there_once_and_the_model_once_a_round(setting: Setting) -> 
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("make", [lambda: on("cpu", loop), Stacked, lambda: Stacked(dense=True)])
-def test_what_is_kept_of_clients_is_theirs(make: Any) -> None:
-    """The same inputs with other labels, or written to, are other clients."""
+def test_kept_inputs_belong_to_their_client(make: Any) -> None:
+    """The same inputs with other labels, or with changed values, belong to other clients."""
     model = build(lambda: Mlp((FEATURES,), (4,), CLASSES), seed=1)
     algorithm = recipes.fedavg(Setting(model, TARGET, Local(lr=0.3, batch=12)))
     federation, backend = make_federation(model), make()
@@ -192,21 +192,21 @@ def test_what_is_kept_of_clients_is_theirs(make: Any) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_nowhere_else_is_not_kept(setting: Setting) -> None:
-    """As clients that are made on demand: else the device would fill up."""
+def test_clients_made_on_demand_are_not_kept(setting: Setting) -> None:
+    """Clients made on demand are not kept, or the device would fill up."""
     algorithm, federation = recipes.fedavg(setting), make_federation(setting.model)
     opened = open_round(algorithm, start(algorithm, federation).server, torch.arange(6), 1)
     there: list[weakref.ref[torch.Tensor]] = []
 
     def noted(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
-        """A backend that trains no client, and says which inputs lie on the device."""
+        """A backend that trains no client and records which inputs are on the device."""
         for job in jobs:
             assert job.data.x.is_meta
             there.append(weakref.ref(job.data.x))
             yield Reply(job.client, {}, {})
 
     def lie_there(backend: Backend) -> list[bool]:
-        """Of clients made on demand, while they are there and afterwards."""
+        """Whether each client's inputs are kept after a round, and once the clients are gone."""
         there.clear()
         made = [c._replace(x=c.x.clone()) for c in federation.clients]
         list(backend(opened.stage.client_update, jobs_of(opened, made, lambda i: {}, 0)))
@@ -237,8 +237,8 @@ def test_a_device_that_is_full(setting: Setting) -> None:
         )
 
 
-def test_levers_go_with_it(setting: Setting) -> None:
-    """channels-last refuses inputs that are no images, here as anywhere."""
+def test_channels_last_refuses_other_inputs_on_a_device(setting: Setting) -> None:
+    """channels-last refuses inputs that are no images on this device, too."""
     with pytest.raises(InputError, match="channels-last is for images"):
         last(
             run(

@@ -1,4 +1,4 @@
-"""A cohort without an example is chance: its round is skipped, and the run goes on."""
+"""A cohort may have no example by chance: its round is skipped, and the run goes on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedshift.engine.choosing.fastest import probe
 from fedshift.engine.run import Federation, run
 from fedshift.engine.stacking.stacked import Stacked
 from fedshift.errors import InputError, TrainingError
-from fedshift.experiments.measures.played import ess_of
+from fedshift.experiments.measures.round_weights import ess_of
 from fedshift.model import Model
 from fedshift.recipes import Setting
 from support.every_method import MAKE
@@ -35,7 +35,7 @@ def mlp() -> Model:
 
 
 def with_an_empty_client(model: Model, on_bad: OnBad = "stop") -> Federation:
-    """Client 1 of three has nothing."""
+    """A federation of three clients, of which client 1 has no example."""
     first, middle, last = make_clients(sizes=SIZES)
     nothing = client_data(middle.x[:0], middle.y[:0], 1)
     federation = make_federation(model, (first, nothing, last))
@@ -45,8 +45,10 @@ def with_an_empty_client(model: Model, on_bad: OnBad = "stop") -> Federation:
 @pytest.mark.few(5)
 @pytest.mark.parametrize("on_bad", ["stop", "drop"])
 @pytest.mark.parametrize("name", ALONE)
-def test_its_round_is_skipped(name: str, on_bad: OnBad, setting: Setting, mlp: Model) -> None:
-    """By every method: nobody trains, nothing moves, and rounds of the others are played."""
+def test_the_round_of_an_empty_cohort_is_skipped(
+    name: str, on_bad: OnBad, setting: Setting, mlp: Model
+) -> None:
+    """By every method: no client trains, no state changes, and the other rounds are played."""
     federation = with_an_empty_client(mlp, on_bad)
     played = list(run(MAKE[name](setting), federation, 5, cohort=1))
     empty = [r for r in played if r.cohort.tolist() == [1]]
@@ -73,7 +75,7 @@ def test_the_others_of_a_cohort_are_played(setting: Setting, mlp: Model) -> None
     assert not any(r.skipped for r in played)
 
 
-def test_a_run_that_drew_nobody_at_all_says_so(setting: Setting, mlp: Model) -> None:
+def test_a_run_that_drew_no_client_says_so(setting: Setting, mlp: Model) -> None:
     federation, method = with_an_empty_client(mlp), recipes.fedavg(setting)
     drawn = next(r.t for r in run(method, federation, 9, cohort=1) if not r.skipped)
     assert drawn > 1  # else the run would not show what happens
@@ -93,8 +95,8 @@ def test_backends_are_tried_on_a_cohort_that_has_some(setting: Setting, mlp: Mod
     assert probe({"dense": Stacked(dense=True)}, method, federation, cohort=1).clients == 1
 
 
-def test_what_such_rounds_are_worth() -> None:
-    """Nobody's weights have no effective sample size, nor have those of clients without any."""
+def test_empty_weights_have_no_effective_sample_size() -> None:
+    """Without clients, or without examples, weights have no effective sample size."""
     assert math.isnan(ess_of(torch.zeros(2).numpy(), torch.zeros(2).numpy()))
     assert math.isnan(ess_of(torch.tensor([0.5, 0.5]).numpy(), torch.tensor([8.0, 0.0]).numpy()))
     assert ess_of(torch.tensor([0.5, 0.5]).numpy(), torch.tensor([8.0, 8.0]).numpy()) == 16.0
@@ -103,7 +105,7 @@ def test_what_such_rounds_are_worth() -> None:
 def test_on_flower_too(setting: Setting, mlp: Model) -> None:
     pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
     from fedshift.flower import LocalGrid, client_app, play
-    from support.flower_runs import apart, sites, strategy_of
+    from support.flower_runs import differing_tensors, sites, strategy_of
 
     federation, method = with_an_empty_client(mlp), recipes.fedavg(setting)
     grid: Any = LocalGrid(client_app(sites(method, federation)), len(SIZES))
@@ -112,4 +114,6 @@ def test_on_flower_too(setting: Setting, mlp: Model) -> None:
     here = list(run(method, federation, 5, cohort=1))
     assert [r.skipped for r in there] == [r.skipped for r in here]
     assert any(r.skipped for r in there)
-    assert all(apart(a._replace(states={}), b) == [] for a, b in zip(here, there, strict=True))
+    assert all(
+        differing_tensors(a._replace(states={}), b) == [] for a, b in zip(here, there, strict=True)
+    )

@@ -1,4 +1,4 @@
-"""The probe of backends: what it chooses and says, what it refuses, first calls that are slow."""
+"""The probe of backends: its choice and report, its refusals, and slow first calls."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from support.federations import make_clients, make_federation, one_job
 
 def test_the_probe_chooses_and_says_why(setting: Setting) -> None:
     federation = make_federation(setting.model)
-    found = probe({"stacked": Stacked()}, recipes.fedavg(setting), federation, 4)
-    assert found.seconds.keys() == {"loop", "stacked"}
-    assert found.fastest in found.line()
-    assert "for a round of 4 clients" in found.line()
+    probed = probe({"stacked": Stacked()}, recipes.fedavg(setting), federation, 4)
+    assert probed.seconds.keys() == {"loop", "stacked"}
+    assert probed.fastest in probed.line()
+    assert "for a round of 4 clients" in probed.line()
     out = probe({"stacked": Stacked()}, recipes.fedala(setting), federation)
     assert out.fastest == "loop"
 
@@ -35,14 +35,14 @@ def test_the_probe_refuses_other_results(setting: Setting) -> None:
             yield reply._replace(update=reply.update | {"delta": bent})
 
     federation = make_federation(setting.model)
-    found = probe({"wrong": wrong, "right": Stacked()}, recipes.fedavg(setting), federation)
-    assert found.seconds.keys() == {"loop", "right"}
-    assert "wrong is out: results are 0.01 of a step away" in found.line()
+    probed = probe({"wrong": wrong, "right": Stacked()}, recipes.fedavg(setting), federation)
+    assert probed.seconds.keys() == {"loop", "right"}
+    assert "wrong is out: results are 0.01 of a step away" in probed.line()
 
 
-def test_the_probes_line() -> None:
-    found = Probed({"loop": 2.0, "2 workers": 1.0}, {"stacked": "it cannot. Do not."}, 7)
-    assert found.line() == (
+def test_the_probes_report() -> None:
+    probed = Probed({"loop": 2.0, "2 workers": 1.0}, {"stacked": "it cannot. Do not."}, 7)
+    assert probed.line() == (
         "backend 2 workers: about 1 s for a round of 7 clients "
         "(loop 2 s; stacked is out: it cannot)"
     )
@@ -51,8 +51,8 @@ def test_the_probes_line() -> None:
         "dense": "nor can it",
         "2 stacks": "it cannot. Use less.",
     }
-    found = Probed({"loop": 2.0}, same, 7)
-    assert "(stacked and 2 stacks are out: it cannot; dense is out: nor can it)" in found.line()
+    probed = Probed({"loop": 2.0}, same, 7)
+    assert "(stacked and 2 stacks are out: it cannot; dense is out: nor can it)" in probed.line()
 
 
 # Of a step, by the clock of `Processes`.
@@ -60,7 +60,7 @@ SECONDS = 0.25
 
 
 class Processes:
-    """A backend by a clock that only clients move: so many at a time, each slow at first."""
+    """A backend on a clock that only clients advance: several at a time, each slow at first."""
 
     def __init__(self, count: int, clock: list[float], cold: float = 10 * module.LONG) -> None:
         self.free, self.clock, self.cold = [0.0] * count, clock, dict.fromkeys(range(count), cold)
@@ -76,12 +76,12 @@ class Processes:
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("named", [True, False])
 @pytest.mark.parametrize("count", [1, 2, 3, 6, 12])
-def test_processes_are_reckoned_with_all_of_them_at_work(
-    count: int, told: bool, setting: Setting, monkeypatch: pytest.MonkeyPatch
+def test_processes_are_timed_with_all_of_them_at_work(
+    count: int, named: bool, setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also that what is slow once is not reckoned. Told of one process, six would seem as four."""
+    """The slow first call is not counted. With one process assumed, six would look like four."""
     clock = [0.0]
     monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     monkeypatch.setattr(module, "BUDGET", 0.0)
@@ -89,9 +89,11 @@ def test_processes_are_reckoned_with_all_of_them_at_work(
     clients = tuple(client_data(like.x, like.y, i) for i in range(12))
     federation, algorithm = make_federation(setting.model, clients), recipes.fedavg(setting)
     team = Processes(count, clock)
-    found = probe({"team": team}, algorithm, federation, processes={"team": count} if told else {})
+    probed = probe(
+        {"team": team}, algorithm, federation, processes={"team": count} if named else {}
+    )
     steps = max(plan.steps for plan in one_job(algorithm, federation).plans.values())
     right = SECONDS * steps * len(clients) / count
-    assert bool(team.cold) == (not told and count > 4)
-    wrong = not told and count in (3, 6, 12)
-    assert (found.seconds["team"] == pytest.approx(right, rel=0.05)) != wrong
+    assert bool(team.cold) == (not named and count > 4)
+    wrong = not named and count in (3, 6, 12)
+    assert (probed.seconds["team"] == pytest.approx(right, rel=0.05)) != wrong

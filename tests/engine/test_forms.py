@@ -1,4 +1,4 @@
-"""Which clients can be stacked: what is seen at once is what a look at each would say."""
+"""Which clients can be stacked: the fast check agrees with a check of each client."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from support.federations import make_federation
 
 @pytest.fixture
 def jobs(setting: Setting) -> list[Job]:
-    """Those of a round, as the engine makes them."""
+    """The jobs of a round, as the engine makes them."""
     federation, algorithm = make_federation(setting.model), recipes.fedavg(setting)
     server = start(algorithm, federation).server
     opened = open_round(algorithm, server, torch.arange(6), 1)
-    found = jobs_of(opened, federation.clients, lambda i: first_state(algorithm, federation, i), 0)
-    return list(found)
+    ready = jobs_of(opened, federation.clients, lambda i: first_state(algorithm, federation, i), 0)
+    return list(ready)
 
 
 def other_draws(job: Job, **options: Any) -> Job:
@@ -57,13 +57,13 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_differs_is_of_another_form(change: str, jobs: list[Job]) -> None:
-    """Whichever comes first, and whatever was before."""
+    """Whichever job comes first, and whatever jobs came before."""
     odd = CHANGES[change](jobs[1])
     for order in ((jobs[0], odd, jobs[2]), (odd, jobs[0], jobs[2]), (jobs[0], jobs[2], odd)):
         forms = Forms()
-        found = {job.client: forms.of(job) for job in order}
-        assert found[jobs[0].client] == found[jobs[2].client]
-        assert found[odd.client] != found[jobs[0].client]
+        by_client = {job.client: forms.of(job) for job in order}
+        assert by_client[jobs[0].client] == by_client[jobs[2].client]
+        assert by_client[odd.client] != by_client[jobs[0].client]
 
 
 def test_the_same_in_other_objects_is_of_one_form(jobs: list[Job]) -> None:

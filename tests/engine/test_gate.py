@@ -1,4 +1,4 @@
-"""Bad replies and absent clients: the round is, bit for bit, the one without them."""
+"""Bad replies and absent clients: the round equals, bit for bit, the one without them."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ def gated(federation: Federation, **limits: Any) -> Federation:
     return replace(federation, gate=replace(DROP, **limits))
 
 
-def apart(a: Round, b: Round) -> list[str]:
-    kept = [{**r.server, **{f"{i} {p}": t for i, s in r.states.items() for p, t in s.items()}}
+def differing_tensors(a: Round, b: Round) -> list[str]:
+    parts = [{**r.server, **{f"{i} {p}": t for i, s in r.states.items() for p, t in s.items()}}
             for r in (a, b)]  # fmt: skip
-    return different(*kept)
+    return different(*parts)
 
 
 def test_the_corpus_is_large_enough() -> None:
@@ -82,7 +82,7 @@ def test_every_attack_leaves_the_round_of_the_others(name: str, place: Arena) ->
     ("method", "name"), [("fedpals", "duplicate"), ("scaffold", "one row"), ("ditto", "drop")]
 )
 def test_a_run_of_three_rounds(method: str, name: str, setting: Setting, mlp: Model) -> None:
-    """Client 3 misbehaves in round 2; its own parts stay, and it is back in round 3."""
+    """Client 3 misbehaves in round 2; its state stays as it was, and it takes part in round 3."""
     algorithm = getattr(recipes, method)(setting, **({"ess": 0.9} if method == "fedpals" else {}))
     federation = gated(make_federation(mlp))
     faulty = Faulty(at({(2, 3): name}))
@@ -95,9 +95,9 @@ def test_a_run_of_three_rounds(method: str, name: str, setting: Setting, mlp: Mo
     others = torch.tensor([0, 1, 2, 4, 5])
     second = play_round(algorithm, federation, first.server, first.states, others, 2)
     third = play_round(algorithm, federation, second.server, second.states, torch.arange(6), 3)
-    assert apart(played[1], second) == []
-    assert apart(played[2], third) == []
-    assert apart(played[2], list(run(algorithm, federation, 3))[-1])  # the control
+    assert differing_tensors(played[1], second) == []
+    assert differing_tensors(played[2], third) == []
+    assert differing_tensors(played[2], list(run(algorithm, federation, 3))[-1])  # the control
 
 
 def test_a_gate_that_stops_names_the_client(setting: Setting, mlp: Model) -> None:
@@ -131,11 +131,11 @@ def test_a_client_whose_training_fails_drops_out(
         played = play_round(algorithm, broken, server, {}, everyone, 1)
     assert played.dropped[0].client == 3
     assert played.dropped[0].reason.startswith("client 3 failed: ")
-    assert apart(played, play_round(algorithm, federation, server, {}, others, 1)) == []
+    assert differing_tensors(played, play_round(algorithm, federation, server, {}, others, 1)) == []
 
 
 def test_a_delayed_reply_is_not_used_a_round_later(setting: Setting, mlp: Model) -> None:
-    """It arrives in round 2 beside the client's own, so neither is; in round 3 all is well."""
+    """It arrives in round 2 with the round's reply, so neither is used; round 3 is whole again."""
     faulty = Faulty(at({(1, 3): "delay"}))
     played = list(run(recipes.fedavg(setting), gated(make_federation(mlp)), 3, backend=faulty))
     assert [one.dropped for one in played] == [
@@ -160,7 +160,7 @@ def test_rounds_below_a_limit_are_skipped(
     assert skipped.skipped.startswith(why)
     assert (skipped.trained, skipped.skips) == ((), 1)
     before = start(recipes.scaffold(setting), federation) if skipped.t == 1 else played[0]
-    assert apart(skipped, before) == []
+    assert differing_tensors(skipped, before) == []
 
 
 def test_too_many_skipped_rounds_end_the_run(setting: Setting, mlp: Model, tmp_path: Any) -> None:
@@ -168,8 +168,8 @@ def test_too_many_skipped_rounds_end_the_run(setting: Setting, mlp: Model, tmp_p
     algorithm = recipes.fedavg(setting)
     rounds = run(algorithm, federation, 9, backend=Faulty(seeded(1.0, ("nan",))))
     second = [next(rounds), next(rounds)][-1]
-    told = "3 rounds in a row were skipped; the last one: round 3: none of 6"
-    with pytest.raises(TrainingError, match=told):
+    message = "3 rounds in a row were skipped; the last one: round 3: none of 6"
+    with pytest.raises(TrainingError, match=message):
         next(rounds)
     write_checkpoint(tmp_path, second, {})
     saved = read_checkpoint(tmp_path)
@@ -190,7 +190,7 @@ def test_no_weights_over_those_left(setting: Setting, mlp: Model) -> None:
     assert played.skipped.startswith("round 1: clients [0, 3, 4, 5] are left, and there are no")
     played = next(run(recipes.krum(setting, byzantine=1), federation, 2, backend=faulty))
     assert "4 clients' changes are too few for byzantine=1" in played.skipped
-    with pytest.raises(InputError, match="too few"):  # with everybody present
+    with pytest.raises(InputError, match="too few"):  # with all clients present
         list(run(recipes.krum(setting, byzantine=3), federation, 1))
 
 
@@ -200,15 +200,15 @@ def test_down_to_one_client(setting: Setting, mlp: Model) -> None:
     (played,) = run(recipes.fedavg(setting), federation, 1, backend=Faulty(faults))
     server = start(recipes.fedavg(setting), federation).server
     alone = play_round(recipes.fedavg(setting), federation, server, {}, torch.tensor([3]), 1)
-    assert apart(played, alone) == []
+    assert differing_tensors(played, alone) == []
     assert played.weights.tolist() == [1.0]
 
 
 def test_seeded_plans_are_functions_of_round_and_client() -> None:
     plan, again = seeded(0.3, seed=5), seeded(0.3, seed=5)
-    told = [plan(t, i) for t in range(40) for i in range(10)]
-    assert told == [again(t, i) for t in range(40) for i in range(10)]
-    assert 80 < sum(one is not None for one in told) < 160
+    plans = [plan(t, i) for t in range(40) for i in range(10)]
+    assert plans == [again(t, i) for t in range(40) for i in range(10)]
+    assert 80 < sum(one is not None for one in plans) < 160
     assert not any(seeded(0.0)(t, 1) for t in range(40))
     with pytest.raises(InputError, match=r'unknown attack "nam"; .* Did you mean "nan"\?'):
         seeded(0.5, ("nam",))
@@ -217,7 +217,7 @@ def test_seeded_plans_are_functions_of_round_and_client() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limits", "told"),
+    ("limits", "message"),
     [
         ({"on_bad": "dorp"}, 'Did you mean "drop"'),
         ({"max_norm": 0.0}, "max_norm=0.0, max_gap=inf; allowed: max_norm > 0"),
@@ -226,8 +226,8 @@ def test_seeded_plans_are_functions_of_round_and_client() -> None:
         ({"min_clients": 0}, "min_clients must be at least 1, got 0"),
     ],
 )
-def test_limits_out_of_range_are_refused(limits: dict[str, Any], told: str) -> None:
-    with pytest.raises(InputError, match=told):
+def test_limits_out_of_range_are_refused(limits: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         Gate(**limits)
 
 
@@ -247,20 +247,20 @@ def test_limits_in_a_configuration() -> None:
 
 @pytest.mark.slow
 def test_fuzzed_replies(place: Arena) -> None:
-    found = fuzz(place, 2000, seed=0)
-    assert found.broken == ()
-    assert 0 < found.used < found.replies / 2
+    fuzzed = fuzz(place, 2000, seed=0)
+    assert fuzzed.broken == ()
+    assert 0 < fuzzed.used < fuzzed.replies / 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_many_fuzzed_replies(seed: int, place: Arena) -> None:
-    found = fuzz(place, 10_000, seed=100 + seed)
-    assert found.broken == ()
+    fuzzed = fuzz(place, 10_000, seed=100 + seed)
+    assert fuzzed.broken == ()
 
 
 def test_the_fuzzer_finds_an_open_gate(place: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control: without the look at numbers, NaN gets in within a few replies."""
+    """The control: without the check of numbers, NaN gets in within a few replies."""
     monkeypatch.setattr("fedshift.engine.checks.replies.check_finite", lambda *given: None)
     monkeypatch.setattr("fedshift.engine.round.first_not_finite", lambda after, before: "")
     assert any("is not finite" in one for one in fuzz(replace(place, gate=Gate(on_bad="drop")),
@@ -281,7 +281,7 @@ PARTS = st.sampled_from(["delta", "buffers", "counters", "report", "weight"]) | 
 @settings(max_examples=100, deadline=None)
 @given(st.dictionaries(PARTS, st.dictionaries(NAMES, leaves, max_size=4), max_size=5), st.data())
 def test_whatever_hypothesis_makes_up(place: Arena, parts: Any, data: Any) -> None:
-    """Alone, beside its parts in an honest update, and twice: the others' round comes of it."""
+    """Alone, within an honest update, and twice: the round equals the one of the other clients."""
     honest = place.honest[2]
     mixed = {**honest.update, **parts}
     rest = [r for r in place.honest if r.client != 2]

@@ -1,4 +1,4 @@
-"""Odd forms in the parts of a method's own, and what no sum of replies may do to the server."""
+"""Odd forms in a method's specific parts, and what no sum of replies may do to the server."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def federation(model: Model, *sizes: int) -> Federation:
 
 
 def first(algorithm: Any, many: Federation, change: Change) -> Round:
-    """Round 1, in which client 0 answers something else."""
+    """Round 1, with a changed answer of client 0."""
 
     def backend(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
         for reply in loop(update, jobs):
@@ -57,8 +57,8 @@ def each(part: str, change: Callable[[Tensor], Any]) -> Change:
     [lambda v: v[None], lambda v: v[:1], lambda v: v.flatten()[:1], lambda v: v.double()],
     ids=["leading axis", "one row", "one number", "float64"],
 )
-def test_one_of_two_does_not_decide_the_form(change: Any, setting: Setting) -> None:
-    """No majority says what SCAFFOLD's controls look like; the control that was sent does."""
+def test_one_of_two_clients_does_not_decide_the_form(change: Any, setting: Setting) -> None:
+    """The form of SCAFFOLD's controls is that of the control sent, not a majority's."""
     algorithm, two = MAKE["scaffold"](setting), federation(setting.model, 9, 23)
     played = first(algorithm, two, each("control", change))
     assert [one.client for one in played.dropped] == [0]
@@ -69,8 +69,8 @@ def test_one_of_two_does_not_decide_the_form(change: Any, setting: Setting) -> N
 
 
 @pytest.mark.parametrize("shape", [(7,), (1, 7), (1,)])
-def test_a_lonely_reply_changes_no_form(shape: tuple[int, ...], setting: Setting) -> None:
-    """What nothing that was sent mirrors: a step that would broadcast is no step."""
+def test_a_single_reply_changes_no_form(shape: tuple[int, ...], setting: Setting) -> None:
+    """A part without a counterpart in the message: a step that would broadcast is refused."""
     algorithm, one = MAKE["fednova"](setting), federation(setting.model, 9)
     played = first(algorithm, one, each("normaliser", lambda v: v.expand(shape)))
     before, after = flatten(start(algorithm, one).server), flatten(played.server)
@@ -94,7 +94,7 @@ def test_a_step_that_changes_the_servers_form_is_skipped(
 
 @pytest.mark.parametrize("name", ["fedadam", "fedyogi"])
 def test_an_optimiser_that_would_never_move_again(name: str, setting: Setting) -> None:
-    """A finite change whose square is not: the model stays finite, its second moments do not."""
+    """A finite change with an infinite square: the model stays finite, second moments do not."""
     algorithm, many = MAKE[name](setting), federation(setting.model)
     played = first(algorithm, many, each("delta", lambda v: torch.full_like(v, 1e30)))
     assert "the server's step left non-finite numbers in \"optimizer/" in played.skipped
@@ -115,12 +115,12 @@ ODD: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.few(4)
-@pytest.mark.parametrize(("change", "told"), ODD.values(), ids=ODD)
-def test_what_is_no_plain_tensor_is_dropped(change: Change, told: str, setting: Setting) -> None:
+@pytest.mark.parametrize(("change", "reason"), ODD.values(), ids=ODD)
+def test_what_is_no_plain_tensor_is_dropped(change: Change, reason: str, setting: Setting) -> None:
     algorithm, many = MAKE["fedavg"](setting), federation(setting.model)
     played = first(algorithm, many, change)
     assert [one.client for one in played.dropped] == [0]
-    assert told in played.dropped[0].reason
+    assert reason in played.dropped[0].reason
     server = start(algorithm, many).server
     alone = play_round(algorithm, many, server, {}, torch.arange(1, 6), 1)
     assert different(played.server, alone.server) == []
@@ -137,16 +137,16 @@ KEPT: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.few(5)
 @pytest.mark.parametrize("on_bad", ["drop", "stop"])
-@pytest.mark.parametrize(("kept", "told"), KEPT.values(), ids=KEPT)
-def test_a_state_that_is_no_parts_of_tensors_is_told(
-    kept: Any, told: str, on_bad: Any, setting: Setting
+@pytest.mark.parametrize(("state", "reason"), KEPT.values(), ids=KEPT)
+def test_a_state_that_is_no_parts_of_tensors_is_reported(
+    state: Any, reason: str, on_bad: Any, setting: Setting
 ) -> None:
     algorithm = MAKE["fedavg"](setting)
     many = replace(federation(setting.model), gate=Gate(on_bad=on_bad))
 
     def backend(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
         for reply in loop(update, jobs):
-            yield reply._replace(changed=kept) if reply.client == 2 else reply
+            yield reply._replace(changed=state) if reply.client == 2 else reply
 
     played = run(algorithm, many, 1, backend=backend)
     if on_bad == "stop":
@@ -154,11 +154,11 @@ def test_a_state_that_is_no_parts_of_tensors_is_told(
             next(played)
         return
     (dropped,) = next(played).dropped
-    assert (dropped.client, told in dropped.reason) == (2, True)
+    assert (dropped.client, reason in dropped.reason) == (2, True)
 
 
-def test_more_bytes_than_allowed_are_not_looked_into(setting: Setting) -> None:
-    """Of the right form otherwise; the others' are within the limit."""
+def test_replies_with_too_many_bytes_are_not_read(setting: Setting) -> None:
+    """The reply's form is right otherwise; the other replies are within the limit."""
     algorithm, many = MAKE["fedavg"](setting), federation(setting.model)
     large = lambda update: {**update, "delta": update["delta"] | {"x": torch.zeros(1 << 14)}}  # noqa: E731
     limited = replace(many, gate=Gate(on_bad="drop", max_bytes=1 << 16))
@@ -167,8 +167,8 @@ def test_more_bytes_than_allowed_are_not_looked_into(setting: Setting) -> None:
     assert 'a different "delta"' in first(algorithm, many, large).dropped[0].reason  # the control
 
 
-def test_what_was_sent_outvotes_a_majority(setting: Setting) -> None:
-    """Four of six with one axis more: what the model looks like is not put to the vote."""
+def test_the_message_outvotes_a_majority(setting: Setting) -> None:
+    """Four of six replies have one axis more: the form is the model's, not the majority's."""
     algorithm, many = MAKE["fedavg"](setting), federation(setting.model)
     odd = each("delta", lambda v: v[None])
 
@@ -184,7 +184,7 @@ def test_what_was_sent_outvotes_a_majority(setting: Setting) -> None:
 
 
 def test_what_a_client_would_keep_is_finite_too(setting: Setting) -> None:
-    """Its own model diverged without a word of it in the update; it keeps the one before."""
+    """Its personal model diverged, which the update does not show; it keeps the earlier one."""
     algorithm, many = MAKE["ditto"](setting), federation(setting.model)
 
     def backend(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
@@ -199,27 +199,27 @@ def test_what_a_client_would_keep_is_finite_too(setting: Setting) -> None:
 
 
 def test_large_numbers_are_finite() -> None:
-    """Their sum is not; and infinities that would cancel are none."""
+    """Their sum is infinite; and infinities that would cancel are refused."""
     assert finite(torch.full((4,), 3e38))
     assert not finite(torch.tensor([torch.inf, 1.0, -torch.inf]))
     assert not finite(torch.tensor([1.0, torch.nan]))
 
 
-def test_the_gap_is_that_of_those_left(setting: Setting) -> None:
+def test_the_gap_is_that_of_the_clients_left(setting: Setting) -> None:
     many, target = federation(setting.model), (0.0, 0.0, 0.0, 0.0, 1.0)
     many = replace(many, gate=Gate(on_bad="drop", max_gap=1e-3, target=target))
     algorithm = MAKE["fedavg"](setting)
     played = first(algorithm, many, each("delta", lambda v: v * torch.nan))
     counts = many.table["labels"]
-    told = [
+    gaps = [
         f"{float((torch.tensor(target) - rows.sum(0) / rows.sum()).norm()):.4g}"
         for rows in (counts[1:], counts[:-1], counts)
     ]
-    assert f"the gap to the target is {told[0]}, above" in played.skipped
-    assert len(set(told)) == 3  # the control
+    assert f"the gap to the target is {gaps[0]}, above" in played.skipped
+    assert len(set(gaps)) == 3  # the control
 
 
-def test_a_gap_that_nobody_knows_passes_no_limit() -> None:
+def test_an_unknown_gap_passes_no_limit() -> None:
     limited = Gate(on_bad="drop", max_gap=0.5, target=(0.5, 0.5))
     assert "the gap to the target is nan" in limited.lacking(3, float("nan"))
     assert limited.lacking(3, 0.5) == ""
@@ -229,7 +229,7 @@ def test_a_gap_that_nobody_knows_passes_no_limit() -> None:
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("name", "part"), [("fednova", "normaliser"), ("fedas", "fisher")])
 def test_a_claim_below_0_weighs_nothing(name: str, part: str, setting: Setting) -> None:
-    """What a method's own numbers claim may be false, but turns nobody's change round."""
+    """A false number may be claimed, but it reverses no client's change."""
     algorithm, many = MAKE[name](setting), federation(setting.model)
     below, none, true = (
         first(algorithm, many, each(part, lambda v, by=by: v * by)).server
@@ -239,7 +239,7 @@ def test_a_claim_below_0_weighs_nothing(name: str, part: str, setting: Setting) 
     assert different(below, true)
 
 
-def test_strides_are_no_form(setting: Setting) -> None:
+def test_strides_are_not_part_of_a_form(setting: Setting) -> None:
     """The control: the same numbers in another order of memory, or one number for all."""
     algorithm, many = MAKE["fedavg"](setting), federation(setting.model)
     plain = first(algorithm, many, lambda update: update)

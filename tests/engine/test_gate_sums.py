@@ -1,4 +1,4 @@
-"""Numbers that are looked at in their sum, forms that are looked at once: nothing gets past."""
+"""Numbers are checked in their sum and forms once; no bad reply passes."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from support.federations import make_clients
 CLIENTS = 6
 
 
-def reply(client: int, number: float = 1.0, said: int | None = None) -> Reply:
-    told = client if said is None else said
-    report = {"id": torch.tensor(told), "loss": torch.tensor(0.5)}
+def reply(client: int, number: float = 1.0, claimed: int | None = None) -> Reply:
+    sent_id = client if claimed is None else claimed
+    report = {"id": torch.tensor(sent_id), "loss": torch.tensor(0.5)}
     return Reply(client, {"delta": {"w": torch.tensor([0.5, number])}, "report": report}, {}, 1)
 
 
@@ -38,27 +38,27 @@ def let(came: list[Reply], weights: Tensor | None = None) -> RunningSums:
     """The sums after these replies, three at a time."""
     by = torch.full((CLIENTS,), 0.25, dtype=torch.float64) if weights is None else weights
     sums = RunningSums(torch.arange(CLIENTS), {"delta": by, "own": by})
-    asked = Asked(1, tuple(range(CLIENTS)), lambda i: {"params": {"w": torch.zeros(2)}})
-    check_and_sum(Gate(), map(block_of, came), asked, sums, some=3)
+    question = Asked(1, tuple(range(CLIENTS)), lambda i: {"params": {"w": torch.zeros(2)}})
+    check_and_sum(Gate(), map(block_of, came), question, sums, some=3)
     return sums
 
 
 def of_its_own(change: Callable[[Tensor], Tensor], r: Reply) -> Reply:
-    """The reply with a part whose form nothing that was sent tells."""
-    told = {"own": {"w": change(r.update["delta"]["w"])}, "report": r.update["report"]}
-    return r._replace(update=told)
+    """The reply with a part whose form nothing in the message determines."""
+    update = {"own": {"w": change(r.update["delta"]["w"])}, "report": r.update["report"]}
+    return r._replace(update=update)
 
 
 def replies(**odd: Reply) -> list[Reply]:
-    """Those of all clients; `c2=...` in the place of client 2's."""
+    """The replies of all clients; `c2=...` replaces client 2's."""
     return [odd.get(f"c{i}", reply(i)) for i in range(CLIENTS)]
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("client", [0, 2, 5])
 def test_what_is_not_finite_is_found_in_the_sum(number: float, client: int) -> None:
-    told = f'client {client} sent non-finite numbers in "delta/w"'
-    with pytest.raises(DivergedError, match=told):
+    message = f'client {client} sent non-finite numbers in "delta/w"'
+    with pytest.raises(DivergedError, match=message):
         let(replies(**{f"c{client}": reply(client, number)}))
 
 
@@ -72,33 +72,33 @@ def test_infinities_that_cancel_are_found() -> None:
         let(replies(c1=reply(1, torch.inf), c2=reply(2, -torch.inf)))
 
 
-def test_who_is_left_out_of_a_sum_is_looked_at() -> None:
-    """0 * NaN is not added, so no sum would tell."""
+def test_clients_left_out_of_a_sum_are_checked() -> None:
+    """0 * NaN is never added, so that no sum would reveal it."""
     weights = torch.tensor([0.5, 0.0, 0.5, 0.0, 0.0, 0.0], dtype=torch.float64)
     with pytest.raises(DivergedError, match="client 1 sent non-finite"):
         let(replies(c1=reply(1, torch.nan)), weights)
     assert let(replies(), weights).parts()["delta"]["w"].tolist() == [0.5, 1.0]
 
 
-def test_what_is_not_summed_is_looked_at() -> None:
+def test_parts_that_are_not_summed_are_checked() -> None:
     nan = each("report", lambda v: v * torch.nan if v.is_floating_point() else v)
     with pytest.raises(DivergedError, match='client 4 sent non-finite numbers in "report/loss"'):
         let(replies(c4=nan(reply(4))))
-    kept = reply(4)._replace(changed={"personal": {"w": torch.tensor([torch.nan, 1.0])}})
+    with_nan = reply(4)._replace(changed={"personal": {"w": torch.tensor([torch.nan, 1.0])}})
     with pytest.raises(DivergedError, match='would keep non-finite numbers in "personal/w"'):
-        let(replies(c4=kept))
+        let(replies(c4=with_nan))
 
 
 def test_the_first_client_is_named() -> None:
-    """Though its numbers are looked at later than what the second says."""
+    """Although its numbers are checked later than the second client's form."""
     with pytest.raises(DivergedError, match="client 0 sent non-finite"):
-        let(replies(c0=reply(0, torch.nan), c1=reply(1, said=4)))
+        let(replies(c0=reply(0, torch.nan), c1=reply(1, claimed=4)))
     with pytest.raises(TrainingError, match="client 0 says that it is client 4"):
-        let(replies(c0=reply(0, said=4), c1=reply(1, torch.nan)))
+        let(replies(c0=reply(0, claimed=4), c1=reply(1, torch.nan)))
 
 
-def test_numbers_are_told_of_before_a_form_that_differs() -> None:
-    """The second three agree on a form that is not the first three's."""
+def test_bad_numbers_are_reported_before_a_form_that_differs() -> None:
+    """The second three clients agree on a form that differs from the first three's."""
     came = [of_its_own(lambda v, i=i: v.repeat(1 + i // 3), reply(i)) for i in range(CLIENTS)]
     with pytest.raises(TrainingError, match='client 3 sent an update with another "own"'):
         let(came)
@@ -114,7 +114,7 @@ def test_a_sum_may_overflow() -> None:
     assert let(came, torch.eye(CLIENTS).double()[0]).finite()  # the control
 
 
-def test_no_sum_tells_of_complex_numbers() -> None:
+def test_no_sum_reveals_bad_complex_numbers() -> None:
     nan = lambda v: torch.complex(v, torch.full_like(v, torch.nan))  # noqa: E731
     with pytest.raises(TrainingError, match="non-finite numbers"):
         let([of_its_own(nan, reply(i)) for i in range(CLIENTS)])
@@ -133,7 +133,7 @@ def test_no_sum_tells_of_complex_numbers() -> None:
         lambda v: v.double(),
     ],
 )
-def test_nothing_odd_looks_as_what_is_plain(change: Callable[[Tensor], Any]) -> None:
+def test_no_odd_tensor_looks_plain(change: Callable[[Tensor], Any]) -> None:
     plain, odd = block_of(reply(0)), block_of(each("delta", change)(reply(1)))
     assert plain.odd == ""
     assert block_of(reply(1)).look == plain.look  # the control
@@ -154,7 +154,7 @@ def equal(a: Plan, b: Plan) -> bool:
 
 
 def test_plans_drawn_together_are_each_clients_own() -> None:
-    """Of equal and of other sizes, whole batches or not, and of nobody's examples."""
+    """For equal and unequal sizes, whole and partial batches, and clients without examples."""
     phases = {"a": Local(batch=4), "b": Local(steps=3, batch=4), "c": Local(epochs=2, batch=3)}
     clients = list(enumerate(make_clients(0, (8, 5, 8, 5, 8, 16, 16))))
     together = plan_many(phases, clients, 3, 9)

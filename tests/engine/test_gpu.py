@@ -1,4 +1,4 @@
-"""Training on a CUDA GPU: the loop's numbers but for rounding, and equal bits for equal seeds.
+"""Training on a CUDA GPU: the loop's numbers up to rounding, and equal bits for equal seeds.
 
 `test_device` says what can be said without one.
 """
@@ -57,7 +57,7 @@ def played(name: str, seed: int = 0, backend: Backend = loop) -> Round:
     return last(run(MAKE[name](setting), federation, ROUNDS, backend=backend))
 
 
-def apart(a: Parts, b: Parts) -> float:
+def relative_difference(a: Parts, b: Parts) -> float:
     """The largest difference of two states, relative to the largest number of its tensor."""
     one, two = flatten(a), flatten(b)
     assert one.keys() == two.keys()
@@ -75,13 +75,15 @@ def test_every_method_gives_the_loops_result(name: str, within: str) -> None:
         assert within == "stacked"
         return
     assert there.trained == alone.trained
-    assert apart(everything(alone), everything(there)) < 1e-3
-    assert apart(everything(alone), everything(played(name, seed=1))) > 1e-3  # the control
+    assert relative_difference(everything(alone), everything(there)) < 1e-3
+    assert (
+        relative_difference(everything(alone), everything(played(name, seed=1))) > 1e-3
+    )  # the control
 
 
 @pytest.mark.parametrize("name", ["fedavg", "ditto"])
 def test_models_are_evaluated_there_with_the_processors_outputs(name: str) -> None:
-    """A round's model on both; the control: the model before it."""
+    """A round's model on both devices; the control: the model before it."""
     server, model = played(name).server, routed_model()
     x = make_federation(model).clients[0].x
     with torch.no_grad():
@@ -89,8 +91,8 @@ def test_models_are_evaluated_there_with_the_processors_outputs(name: str) -> No
         with outputs_on("cuda"):
             outs = model(server["params"], {}, x)
     assert {v.device.type for v in outs.values()} == {"cpu"}
-    assert apart({"out": here}, {"out": outs}) < 1e-3
-    assert apart({"out": here}, {"out": first}) > 1e-3
+    assert relative_difference({"out": here}, {"out": outs}) < 1e-3
+    assert relative_difference({"out": here}, {"out": first}) > 1e-3
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedpals", "scaffold", "moon"])
@@ -125,7 +127,7 @@ def test_networks_that_draw_are_refused_where_clients_are_stacked() -> None:
 
 
 def test_workers_that_torch_lets_train_nothing_are_refused() -> None:
-    """Forked after gradients; the control: those that were forked in time train."""
+    """They were forked after a gradient; the control: workers forked earlier train."""
     command = (
         "from support.federations import CLASSES, FEATURES, TARGET, make_federation\n"
         "from fedshift import recipes, run\n"

@@ -1,4 +1,4 @@
-"""The default backend: the loop or workers, by time alone; the numbers are the same."""
+"""The default backend chooses the loop or workers by time alone; the numbers are the same."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def federation() -> tuple[FedAvg, Federation]:
 
 
 def slow(seconds: float, name: str, played: list[str], clock: list[float]) -> Backend:
-    """The loop, which takes so long for each client, on a clock that stands still otherwise."""
+    """The loop on a clock that advances by a fixed time for each client."""
 
     def backend(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
         played.append(name)
@@ -54,7 +54,7 @@ def slow(seconds: float, name: str, played: list[str], clock: list[float]) -> Ba
 def rounds_by(
     monkeypatch: pytest.MonkeyPatch, here: float, there: float, rounds: int = 8
 ) -> tuple[list[str], bool]:
-    """(who played each round, whether workers are still there at the end)."""
+    """(the backend of each round, whether workers are left at the end)."""
     played, there_still, clock = list[str](), [False], [0.0]
 
     @contextlib.contextmanager
@@ -70,13 +70,15 @@ def rounds_by(
     with Quicker(hire, 2, rounds) as backend:
         *_, last = run(method, clients, rounds, backend=backend)
         still = there_still[0]
-    *_, due = run(method, clients, rounds)
-    assert all(torch.equal(v, due.server["params"][k]) for k, v in last.server["params"].items())
+    *_, loop_end = run(method, clients, rounds)
+    assert all(
+        torch.equal(v, loop_end.server["params"][k]) for k, v in last.server["params"].items()
+    )
     return played, still
 
 
 def test_the_faster_one_plays_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two rounds by each, since a first call is slow; and the numbers of the loop either way."""
+    """Each plays two rounds, since a first call is slow; the numbers are the loop's either way."""
     played, there = rounds_by(monkeypatch, 0.01, 0.0)
     assert played == ["loop"] * 2 + ["workers"] * 6
     assert there
@@ -85,10 +87,10 @@ def test_the_faster_one_plays_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not there
 
 
-def test_workers_that_fail_when_they_are_tried_leave_it_to_the_loop(
+def test_after_failed_workers_the_loop_takes_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A client that had been trained is not trained again."""
+    """A client that workers have trained is not trained again."""
 
     def failing(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
         yield next(loop(update, jobs))
@@ -99,8 +101,10 @@ def test_workers_that_fail_when_they_are_tried_leave_it_to_the_loop(
     with Quicker(lambda: contextlib.nullcontext(failing), 2, 6) as backend:
         *_, last = run(method, clients, 6, backend=backend)
     assert backend.chosen == "loop"
-    *_, due = run(method, clients, 6)
-    assert all(torch.equal(v, due.server["params"][k]) for k, v in last.server["params"].items())
+    *_, loop_end = run(method, clients, 6)
+    assert all(
+        torch.equal(v, loop_end.server["params"][k]) for k, v in last.server["params"].items()
+    )
 
 
 def test_long_rounds_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,8 +112,10 @@ def test_long_rounds_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rounds_by(monkeypatch, 0.02, 0.01, 4)[0] == ["loop"] + ["workers"] * 3
 
 
-def test_what_is_not_worth_it_or_cannot_be_sent_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Short runs, functions of a function, and systems that cannot fork."""
+def test_short_runs_and_unpicklable_work_stay_in_this_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Short runs, local functions, and systems that cannot fork."""
 
     def fails() -> Any:
         raise InputError("no processes")
@@ -134,7 +140,7 @@ def test_what_is_not_worth_it_or_cannot_be_sent_stays(monkeypatch: pytest.Monkey
         ({"deadline": 9.0, "on_bad_reply": "drop"}, False, "workers"),
     ],
 )
-def test_what_the_default_is(
+def test_the_default_backend(
     monkeypatch: pytest.MonkeyPatch, training: dict[str, Any], safe: bool, name: str
 ) -> None:
     monkeypatch.setattr("fedshift.experiments.engines.os.cpu_count", lambda: 2)
@@ -147,14 +153,14 @@ def test_what_the_default_is(
     )
     assert engine.way.name == name
     assert engine.backend == "loop"
-    *_, due = run(method, clients, 2)
+    *_, loop_end = run(method, clients, 2)
     assert torch.equal(
         torch.cat([v.flatten() for v in last.server["params"].values()]),
-        torch.cat([v.flatten() for v in due.server["params"].values()]),
+        torch.cat([v.flatten() for v in loop_end.server["params"].values()]),
     )
 
 
-def test_one_core_is_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_one_core_the_default_is_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedshift.experiments.engines.os.cpu_count", lambda: 1)
     engine = default_engine()
     assert isinstance(engine, InProcess)

@@ -1,4 +1,4 @@
-"""Jobs for pipes: each gets there what it had here, and nothing goes twice."""
+"""Jobs sent through pipes arrive unchanged, and nothing is sent twice."""
 
 from __future__ import annotations
 
@@ -43,25 +43,25 @@ def test_each_job_has_its_batches(change: str, setting: Setting) -> None:
             assert torch.equal(plan.rows, theirs.plans[name].rows)
 
 
-def test_what_the_receiver_has_is_left_out(setting: Setting) -> None:
-    """By the tree itself: an equal one that is another object goes."""
+def test_parts_that_the_receiver_has_are_not_sent(setting: Setting) -> None:
+    """Identity counts: an equal tree that is another object is sent."""
     base = one_job(recipes.fedavg(setting), make_federation(setting.model), 0)
-    shared, own = {"w": torch.ones(2)}, {"w": torch.zeros(1)}
+    shared, other = {"w": torch.ones(2)}, {"w": torch.zeros(1)}
     sent: tuple[Parts, ...] = (
-        {"params": shared}, {"own": own, "params": shared}, {"params": dict(shared)},
+        {"params": shared}, {"own": other, "params": shared}, {"params": dict(shared)},
     )  # fmt: skip
     jobs = tuple(base._replace(message=message) for message in sent)
-    some = pack(jobs, {"params": shared, "other": own})
+    some = pack(jobs, {"params": shared, "other": other})
     assert [list(job.new) for job in some] == [[], ["own"], ["params"]]
     clients = make_federation(setting.model).clients
-    back = unpack(some, {"params": shared, "other": own}, clients)
+    back = unpack(some, {"params": shared, "other": other}, clients)
     assert [list(job.message) for job in back] == [["params"], ["own", "params"], ["params"]]
 
 
-def test_states_are_apart(setting: Setting) -> None:
-    """Jobs that were given one state: what one client writes there, the other does not see."""
+def test_states_are_not_shared_between_jobs(setting: Setting) -> None:
+    """Jobs that share one state object: what one client writes, the other does not see."""
     federation = make_federation(setting.model)
-    kept: Parts = {"own": {"w": torch.ones(2)}}
-    base = one_job(recipes.fedavg(setting), federation, 0)._replace(state=kept)
+    state: Parts = {"own": {"w": torch.ones(2)}}
+    base = one_job(recipes.fedavg(setting), federation, 0)._replace(state=state)
     one, two = unpack(pack((base, base), {}), {}, federation.clients)
     assert one.state["own"] is not two.state["own"]

@@ -1,4 +1,4 @@
-"""What a network's first passes show of it: a state of its own is no state of the run's."""
+"""The first passes of a network reveal state that it keeps and the run would lose."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Centred(nn.Linear):
 
 
 class Remembering(nn.Linear):
-    """Keeps something that is the same in each pass."""
+    """Keeps a value that is the same in each pass."""
 
     table: Tensor | None = None
 
@@ -156,8 +156,8 @@ def test_another_run_may_go_on_from_there() -> None:
     assert moved == first.keys() - {"0.weight"}
 
 
-def test_rows_that_lie_apart_in_memory_are_no_state() -> None:
-    """Clients that are every third row of one table: passes on such views differ in last bits."""
+def test_rows_that_are_not_contiguous_are_no_state() -> None:
+    """Clients are every third row of one table: passes on such views differ in the last bits."""
     x = torch.randn(90, 5, generator=generator(0, "apart"))
     y = torch.arange(90) % 3
     model = build(lambda: Mlp((5,), (16,), 3), seed=0)

@@ -1,4 +1,4 @@
-"""Marks on plans, the layout of images, batches drawn ahead; and who is not trained at all."""
+"""Ways to train, the layout of images, batches drawn ahead, and clients that are not trained."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ def test_channels_last_is_for_images(setting: Setting) -> None:
 
 
 @pytest.mark.parametrize("by_work", [True, False], ids=["work", "client_update"])
-def test_a_backend_of_ones_own_trains_as_told_by_work(setting: Setting, by_work: bool) -> None:
-    """Vectors cannot be trained so: that is seen where the job's own way is taken."""
+def test_a_custom_backend_trains_as_the_job_says_by_work(setting: Setting, by_work: bool) -> None:
+    """Vectors cannot be channels-last: the error shows that the job's way was taken."""
 
-    def own(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
+    def one_by_one(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
         for job in jobs:
             if by_work:
                 yield work(update, job)
@@ -81,9 +81,9 @@ def test_a_backend_of_ones_own_trains_as_told_by_work(setting: Setting, by_work:
 
     if by_work:
         with pytest.raises(UnfitError, match="channels-last is for images"):
-            train(channels_last(own))
+            train(channels_last(one_by_one))
     else:
-        assert torch.equal(train(channels_last(own)), train(loop))
+        assert torch.equal(train(channels_last(one_by_one)), train(loop))
 
 
 @pytest.mark.parametrize("lever", [dense, channels_last])
@@ -114,9 +114,9 @@ def test_batches_are_those_of_each_step(batch: int, weighted: bool) -> None:
     if weighted:
         data = data._replace(w=torch.linspace(0.5, 1.5, len(data.y)))
     plan = Local(batch=batch, epochs=2).plan(len(data.y), 1, generator(3))
-    found = list(batches(data, plan))
-    assert len(found) == plan.steps
-    for s, one in enumerate(found):
+    drawn = list(batches(data, plan))
+    assert len(drawn) == plan.steps
+    for s, one in enumerate(drawn):
         right = take(data, plan, s)
         assert all(torch.equal(a, b) for a, b in zip(one[:5], right[:5], strict=True))
         assert (one.seed, one.padded) == (right.seed, False)
@@ -144,10 +144,10 @@ def test_the_mean_of_even_batches_has_the_same_bits() -> None:
 def test_cross_entropy_of_even_batches_has_the_same_gradient(
     kind: torch.dtype, factor: float, setting: Setting
 ) -> None:
-    """Bit for bit; the loss itself by another order of sums. Uneven weights are not left out."""
+    """Bit for bit; the loss is summed in another order. Uneven weights are still applied."""
     source, term = generator(6), factor * CrossEntropy()
 
-    def found(logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def loss_and_gradient(logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         at = logits.clone().requires_grad_()
         loss = term(View(setting.model, {}, {"logits": at}, batch, {}))
         return loss.detach(), torch.autograd.grad(loss, at)[0]
@@ -156,12 +156,16 @@ def test_cross_entropy_of_even_batches_has_the_same_gradient(
         logits = 3 * torch.randn(n, 10, generator=source, dtype=kind)
         y, rows = torch.randint(10, (n,), generator=source), torch.arange(n)
         batch = Batch(logits, y, torch.ones(n, dtype=kind), rows, torch.tensor(float(n)))
-        (loss, grad), (plain, same) = (found(logits, batch._replace(even=e)) for e in (False, True))
+        (loss, grad), (plain, same) = (
+            loss_and_gradient(logits, batch._replace(even=e)) for e in (False, True)
+        )
         assert torch.equal(grad, same)
         torch.testing.assert_close(plain, loss, rtol=1e-6, atol=0.0)
-        assert not torch.equal(found(logits, batch._replace(w=batch.w * 1.001))[1], grad)
+        assert not torch.equal(
+            loss_and_gradient(logits, batch._replace(w=batch.w * 1.001))[1], grad
+        )
         wide = batch._replace(w=batch.w.double(), even=True)
-        assert found(logits.float(), wide)[0].dtype == torch.float64
+        assert loss_and_gradient(logits.float(), wide)[0].dtype == torch.float64
 
 
 def test_batches_drawn_ahead_are_the_same(
@@ -180,40 +184,40 @@ def test_batches_drawn_ahead_are_the_same(
 
 
 @pytest.mark.slow
-def test_nobody_without_weight_is_trained_by_any_backend() -> None:
-    """FedPALS for two labels: clients that hold none of them get weight 0, and no job."""
+def test_no_backend_trains_a_client_without_weight() -> None:
+    """FedPALS for two labels: clients without these labels get weight 0 and no job."""
     model = build(lambda: Mlp((8,), (6,), CLASSES), 1)
     setting = Setting(model, (0.5, 0.5, 0.0, 0.0, 0.0), Local(lr=0.1, batch=8))
     algorithm, federation = recipes.fedpals(setting, lam=0.0), make_federation(model)
-    asked: list[int] = []
+    trained: list[int] = []
 
     def noted(backend: Backend) -> Backend:
         def backed(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
             todo = list(jobs)
-            asked.extend(job.client for job in todo)
+            trained.extend(job.client for job in todo)
             yield from backend(update, todo)
 
         return backed
 
     with workers(federation.clients, 2) as team:
         for one in (loop, team, Stacked(), Stacked(dense=True), dense(loop), dense(team)):
-            asked.clear()
+            trained.clear()
             played = last(run(algorithm, federation, 1, backend=noted(one)))
             heavy = played.cohort[played.weights > 0].tolist()
-            assert sorted(asked) == heavy == list(played.trained)
+            assert sorted(trained) == heavy == list(played.trained)
             assert len(heavy) < 6
 
 
 @pytest.mark.parametrize(
-    ("way", "said"),
+    ("way", "text"),
     [
         (Way("workers", 2), "2 workers"),
         (Way("dense", 2), "dense in 2 workers"),
         (Way("channels-last"), "channels-last"),
     ],
 )
-def test_ways_by_name(way: Way, said: str) -> None:
-    assert str(way) == said
+def test_ways_by_name(way: Way, text: str) -> None:
+    assert str(way) == text
 
 
 def test_one_process_takes_no_workers() -> None:
@@ -222,7 +226,7 @@ def test_one_process_takes_no_workers() -> None:
 
 
 def test_parameters_that_were_sent_stay(setting: Setting) -> None:
-    """Steps are taken in place, from the second one on."""
+    """From the second step on, steps are taken in place."""
     federation = make_federation(setting.model)
     before = {k: v.clone() for k, v in federation.params.items()}
     job = one_job(recipes.fedavg(setting), federation)

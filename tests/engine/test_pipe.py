@@ -1,4 +1,4 @@
-"""Objects through pipes between processes: their tensors as they are, or an error."""
+"""Objects sent through pipes between processes: tensors arrive unchanged, or an error is raised."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedshift.tree import Parts
 
 
 def there_and_back(thing: Any, room: memoryview = module.NOWHERE) -> Any:
-    """Through a pipe that holds less than is sent: one writes while the other reads."""
+    """Send through a pipe smaller than the message: one side writes while the other reads."""
     ours, theirs = Pipe()
 
     def write() -> None:
@@ -52,7 +52,7 @@ KINDS = [
 
 @pytest.mark.parametrize("near", [False, True])
 def test_trees_travel_as_they_are(near: bool) -> None:
-    """What is empty, has no dimension, does not lie in a row, or comes in an odd order, too."""
+    """Also empty, scalar and non-contiguous tensors, and odd memory orders."""
     odd: Parts = {
         "a": {"w": torch.randn(3, 5), "b": torch.tensor(2.5), "none": torch.zeros(0, 4)},
         "empty": {},
@@ -66,7 +66,7 @@ def test_trees_travel_as_they_are(near: bool) -> None:
 
 
 def test_one_tree_stays_one() -> None:
-    """What several jobs share goes once, and is shared there, too; others are apart."""
+    """A tree that several jobs share is sent once and stays shared; other trees stay separate."""
     tree = {"w": torch.ones(3)}
     one, two, other = there_and_back([{"p": tree}, {"p": tree}, {"p": dict(tree)}])
     assert one["p"] is two["p"]
@@ -74,7 +74,7 @@ def test_one_tree_stays_one() -> None:
 
 
 def test_generators_travel() -> None:
-    """Each goes on from where it stands; the control: they stand apart."""
+    """Each continues from its state; the control: their states differ."""
     sent = [torch.Generator().manual_seed(seed) for seed in (1, 2)]
     torch.rand(3, generator=sent[0])
     ahead = torch.ones(5)  # the states are not the first in the block
@@ -86,7 +86,7 @@ def test_generators_travel() -> None:
 
 
 def test_modules_travel() -> None:
-    """Parameters with their gradients' flag, ties, and buffers of whole numbers without a sign."""
+    """Parameters with `requires_grad`, tied parameters, and buffers of unsigned integers."""
     net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     net[1].weight = net[0].weight
     net[0].bias.requires_grad_(False)
@@ -115,8 +115,8 @@ def test_more_pieces_than_a_call_takes_and_more_bytes_than_a_pipe_holds() -> Non
     check_same([many, large, many], there_and_back([many, large, many]))
 
 
-def test_what_fits_lies_in_memory_that_both_see() -> None:
-    """The next overwrites it, and what was received stays; what is larger takes the pipe."""
+def test_small_messages_use_shared_memory() -> None:
+    """The next message overwrites it, but received tensors stay; larger messages take the pipe."""
     room, (ours, theirs) = share_memory()[: 4 * ALIGN], Pipe()
     one, two = (torch.full((32,), i) for i in (1, 2))
 

@@ -1,4 +1,4 @@
-"""Sums of shares by themselves: how they are added, and what a process is told to sum."""
+"""Sums of shares: how they are added, and which parts a process sums."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def block(client: int, *numbers: float) -> Block:
 
 
 def share_of(clients: Sequence[int], numbers: Sequence[float], weight: float = 0.5) -> Block:
-    """What another process sends for these clients."""
+    """The reply of another process for these clients."""
     sums = RunningSums(torch.tensor(clients), {"delta": torch.full((len(clients),), weight)})
     left = sums.add([block(i, n) for i, n in zip(clients, numbers, strict=True)])
     return join_blocks(left)._replace(sums=sums.totals)
@@ -39,14 +39,14 @@ def test_sums_are_added_at_the_end_by_client() -> None:
     weights = {"delta": torch.full((6,), 0.5)}
     numbers = {0: 2e16, 1: 2.0, 2: -2e16, 3: 2.0, 4: 2.0, 5: 2.0}
     shares = [share_of((2, 3), (numbers[2], numbers[3])), share_of((4, 5), (2.0, 2.0))]
-    found = []
+    totals = []
     for order in (shares, shares[::-1]):
         sums = RunningSums(torch.arange(6), weights)
         sums.add(order)
         sums.add([block(0, numbers[0]), block(1, numbers[1])])
-        found.append(float(sums.parts()["delta"]["w"]))
+        totals.append(float(sums.parts()["delta"]["w"]))
     # ((1e16 + 1) + (-1e16 + 1)) + 2: the first sum loses its 1, the second's -1e16 + 1 does not.
-    assert found == [(1e16 + 1.0) + (-1e16 + 1.0) + 2.0] * 2
+    assert totals == [(1e16 + 1.0) + (-1e16 + 1.0) + 2.0] * 2
 
 
 def test_another_form_is_refused() -> None:
@@ -57,7 +57,7 @@ def test_another_form_is_refused() -> None:
 
 
 def test_a_part_that_only_some_send_is_refused() -> None:
-    """Whoever comes first, and whether it was summed here or elsewhere."""
+    """Whichever client comes first, and wherever its update was summed."""
     weights = {"delta": torch.full((6,), 0.5)}
     bare = block_of(Reply(0, {"report": {"id": torch.tensor(0)}}, {}, 1))
     sums = RunningSums(torch.arange(6), weights)
@@ -68,7 +68,7 @@ def test_a_part_that_only_some_send_is_refused() -> None:
         sums.parts()
 
 
-def test_who_does_not_answer_is_missed_whoever_summed() -> None:
+def test_a_missing_answer_is_noticed_wherever_it_is_summed() -> None:
     sums = RunningSums(torch.arange(3), {"delta": torch.full((3,), 0.5)})
     taken = partial(check_and_sum, Gate(), asked=asked_of(range(3)), sums=sums)
     with pytest.raises(TrainingError, match="no answer in time"):
@@ -85,7 +85,9 @@ def asked_of(clients: Sequence[int]) -> Asked:
     [([0.5, 0.5, 0.0, 0.0], (0, 1, 2)), ([0.25] * 4, (0, 1)), (None, (0, 1, 2))],
     ids=["a client of weight 0", "two updates are no more than their sum", "nothing is summed"],
 )
-def test_when_updates_travel(weights: list[float] | None, clients: tuple[int, ...]) -> None:
+def test_clients_whose_updates_are_sent_in_full(
+    weights: list[float] | None, clients: tuple[int, ...]
+) -> None:
     by = {} if weights is None else {"delta": torch.tensor(weights)}
     assert terms(RunningSums(torch.arange(4), by), Gate(), asked_of(range(4)), clients) is None
 
@@ -108,24 +110,24 @@ def jobs_of(clients: Sequence[int]) -> list[Job]:
     return [Job(i, message, {}, None, {}, 1) for i in clients]  # type: ignore[arg-type]
 
 
-def given(came: Sequence[Reply]) -> Backend:
-    """A backend that has these replies."""
+def backend_of(came: Sequence[Reply]) -> Backend:
+    """A backend that returns these replies."""
     return lambda update, jobs: iter(came)
 
 
-def untrained(*given: Any) -> tuple[Parts, Parts]:
+def untrained(*args: Any) -> tuple[Parts, Parts]:
     raise AssertionError("not called")
 
 
 def test_each_part_has_its_own_weights() -> None:
-    """As SCAFFOLD's controls, whose weights are not those of the changes."""
+    """SCAFFOLD's controls, for example, have other weights than the changes."""
     weights = {
         "delta": torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64),
         "control": torch.full((4,), 0.25, dtype=torch.float64),
     }
     agreed = terms(RunningSums(torch.arange(4), weights), Gate(), asked_of(range(4)), (1, 2, 3))
     assert agreed is not None
-    came = given([two_parts(i, 2.0**i) for i in (1, 2, 3)])
+    came = backend_of([two_parts(i, 2.0**i) for i in (1, 2, 3)])
     (share,) = train_and_sum(came, untrained, jobs_of((1, 2, 3)), agreed)
     assert share.clients == (1, 2, 3)
     sums = {part: float(tree["w"]) for part, tree in share.sums.items()}
@@ -143,21 +145,21 @@ def test_a_weight_of_0_for_one_part_is_enough() -> None:
 
 
 def test_parts_that_are_not_the_methods_are_not_let_through() -> None:
-    """Where the whole share sends them, only the method's own parts tell."""
+    """Where the whole share sends them, only the method's list of parts shows that they are odd."""
     numbers = {"delta": (0.5, 0.25, 0.25)}
     came = [reply(i, 1.0) for i in range(3)]
     came = [r._replace(update={**r.update, "extra": {"w": torch.ones(1)}}) for r in came]
-    known = frozenset({"delta", "report"})
-    for parts, some in ((known, False), (known | {"extra"}, True)):
+    allowed = frozenset({"delta", "report"})
+    for parts, some in ((allowed, False), (allowed | {"extra"}, True)):
         agreed = Terms(Gate(), parts, numbers)
-        first, *_ = train_and_sum(given(came), untrained, jobs_of(range(3)), agreed)
+        first, *_ = train_and_sum(backend_of(came), untrained, jobs_of(range(3)), agreed)
         assert bool(first.sums) == some
 
 
-def test_parts_that_nobody_sends_are_not_summed() -> None:
+def test_parts_that_no_client_sends_are_not_summed() -> None:
     """Replies stay as they are, and so does their order."""
     agreed = Terms(Gate(), frozenset(), {"control": (0.5, 0.25, 0.25)})
     came = [reply(i, 1.0) for i in (2, 0, 1)]
-    left = train_and_sum(given(came), untrained, jobs_of(range(3)), agreed)
+    left = train_and_sum(backend_of(came), untrained, jobs_of(range(3)), agreed)
     assert [one.clients for one in left] == [(2,), (0,), (1,)]
     assert all(one.updates.keys() == {"delta", "report"} and not one.sums for one in left)

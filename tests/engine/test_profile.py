@@ -1,4 +1,4 @@
-"""Where time goes: counted once, by name, and only when asked for."""
+"""The profile of a run: each second is counted once, by name, and only when asked for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.small_runs import config_of
 
 
 class Ticks:
-    """A clock that moves when told."""
+    """A clock that moves only when `now` is set."""
 
     now = 0.0
 
@@ -29,7 +29,7 @@ class Ticks:
 
 
 def test_only_the_innermost_counts() -> None:
-    """As in a run: rounds begin as planning, which turns when clients are asked."""
+    """As in a run: a round begins with planning, until its clients are asked."""
     ticks = Ticks()
     watch = Stopwatch(ticks)
 
@@ -54,7 +54,7 @@ def test_only_the_innermost_counts() -> None:
     with watch.of("other"):
         for _ in watch.each("planning", rounds()):
             ticks.now += 10000
-    ticks.now += 5000  # nobody's
+    ticks.now += 5000  # in no phase
     assert watch.seconds == {
         "client compute": 60.0, "planning": 306.0, "aggregation": 6000.0, "evaluation": 0.0,
         "checkpointing": 0.0, "other": 30000.0,
@@ -90,14 +90,14 @@ def test_idle_measures_nothing() -> None:
 def test_a_runs_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = config_of("fedavg")
     record(tmp_path / "on", config, prepare(config), lambda event: None, clock=Stopwatch())
-    found = json.loads((tmp_path / "on" / PROFILE).read_text())
-    assert tuple(found["seconds"]) == PHASES
-    assert all(found["seconds"][k] > 0 for k in PHASES)
-    assert sum(found["shares"].values()) == pytest.approx(1.0)
+    profile = json.loads((tmp_path / "on" / PROFILE).read_text())
+    assert tuple(profile["seconds"]) == PHASES
+    assert all(profile["seconds"][k] > 0 for k in PHASES)
+    assert sum(profile["shares"].values()) == pytest.approx(1.0)
     show_profile(tmp_path / "on")
     printed = capsys.readouterr().out
     assert all(name in printed for name in (*PHASES, "seconds"))
-    assert run_json(tmp_path / "on", tmp_path)["profile"] == found
+    assert run_json(tmp_path / "on", tmp_path)["profile"] == profile
 
 
 def test_nothing_is_left_unless_asked_for(
@@ -115,6 +115,6 @@ def test_nothing_is_left_unless_asked_for(
 def test_flower_has_neither(given: dict[str, Any], tmp_path: Path) -> None:
     file = tmp_path / "f.toml"
     file.write_text("[training]\nrounds = 1\n")
-    asked = Asked(file, None, tmp_path / "x", [], "flower-sim", None, None, None, **given)
+    options = Asked(file, None, tmp_path / "x", [], "flower-sim", None, None, None, **given)
     with pytest.raises(InputError, match="--state-memory and --profile are for the engine"):
-        run_asked(asked, as_json=False)
+        run_asked(options, as_json=False)

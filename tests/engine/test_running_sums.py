@@ -32,7 +32,7 @@ pytestmark = pytest.mark.routed
 
 
 def played(make: Make, setting: Setting, backend: Any = loop, rounds: int = 2) -> Parts:
-    """Everything that a run of a few rounds leaves, its clients' states as well."""
+    """All results of a run of a few rounds, including its clients' states."""
     federation = make_federation(setting.model)
     last = list(run(make(setting), federation, rounds, cohort=4, backend=backend))[-1]
     return last.server | {f"{i} {p}": t for i, s in last.states.items() for p, t in s.items()}
@@ -41,7 +41,7 @@ def played(make: Make, setting: Setting, backend: Any = loop, rounds: int = 2) -
 def compared(make: Make, setting: Setting, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Round by round, which of the server's parts differ from those with all updates stacked."""
     came: list[Reply] = []
-    found: list[list[str]] = []
+    differences: list[list[str]] = []
 
     def recorded(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
         came.clear()
@@ -54,13 +54,13 @@ def compared(make: Make, setting: Setting, monkeypatch: pytest.MonkeyPatch) -> l
         stacked, _ = close_round(
             opened, server, [*map(block_of, came)], 0, RunningSums(opened.ids, {})
         )
-        found.append(different(by_sums.server, stacked))
+        differences.append(different(by_sums.server, stacked))
         return by_sums
 
     monkeypatch.setattr(rounds, "settle", settled)
     monkeypatch.setattr(rounds, "check_and_sum", lambda *args: check_and_sum(*args, some=1))
     played(make, setting, recorded, ROUNDS)
-    return found
+    return differences
 
 
 # One row for each way in which a server uses updates; the others are FedAvg's.
@@ -88,7 +88,7 @@ SUMMED = ("Ditto", "LabelSets public", "CentralTuning without steps", "FedDisk",
 def test_sums_through_wrappers(
     name: str, setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is around a method asks for its sums, and they are those of stacked updates."""
+    """A wrapper asks for its method's sums, which equal those of stacked updates."""
 
     def make(setting: Setting) -> Any:
         return WRAP[name](recipes.scaffold(setting), setting)
@@ -96,8 +96,8 @@ def test_sums_through_wrappers(
     algorithm, federation = make(setting), make_federation(setting.model)
     server = algorithm.init(federation.params, federation.buffers, federation.table)
     cohort = {"id": torch.arange(2), "weight": torch.ones(2) / 2}
-    asked = ask(algorithm, Capabilities.sums, server, cohort)
-    assert asked.keys() == {"delta", "buffers", "control"}
+    sums = ask(algorithm, Capabilities.sums, server, cohort)
+    assert sums.keys() == {"delta", "buffers", "control"}
     assert compared(make, setting, monkeypatch) == [[]] * ROUNDS
 
 
@@ -113,7 +113,7 @@ def test_the_comparison_can_fail(setting: Setting, monkeypatch: pytest.MonkeyPat
 
 
 def test_most_methods_are_summed(setting: Setting) -> None:
-    """A method that forgets to say so would take the cohort's memory."""
+    """A method that does not declare its sums would need the memory of the whole cohort."""
     for name in ("fedavg", "fedpals", "scaffold", "ditto", "feddyn", "afl", "fedrep", "moon"):
         algorithm = next(make for key, make in MAKE.items() if key.startswith(name))(setting)
         federation = make_federation(setting.model)
@@ -124,7 +124,7 @@ def test_most_methods_are_summed(setting: Setting) -> None:
 
 
 class Backwards:
-    """Clients answer in descending order, and each reply is watched."""
+    """Clients answer in descending order, and the lifetime of each reply is recorded."""
 
     def __init__(self, step: int = -1) -> None:
         self.step, self.alive, self.most = step, weakref.WeakSet[Any](), 0
@@ -151,7 +151,7 @@ def test_the_order_of_arrival_changes_nothing(setting: Setting) -> None:
 
 @pytest.mark.slow
 def test_replies_are_let_go(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of six clients never more than two at once, where two pass the gate together."""
+    """Of six replies at most two are in memory, where two pass the gate together."""
     monkeypatch.setattr(rounds, "check_and_sum", lambda *args: check_and_sum(*args, some=2))
     watched = Backwards(step=1)
     list(run(MAKE["scaffold"](setting), make_federation(setting.model), 1, backend=watched))
@@ -169,8 +169,8 @@ def blocks(*clients: int, shape: int = 3) -> list[Block]:
     return [block_of(reply) for reply in replies(*clients, shape=shape)]
 
 
-def let(came: list[Reply], asked: tuple[int, ...]) -> tuple[int, ...]:
-    question = Asked(1, asked, lambda i: {"params": {"w": torch.zeros(3)}}, frozenset())
+def let(came: list[Reply], clients: tuple[int, ...]) -> tuple[int, ...]:
+    question = Asked(1, clients, lambda i: {"params": {"w": torch.zeros(3)}}, frozenset())
     nothing = RunningSums(torch.tensor(question.clients), {})
     return check_and_sum(Gate(), map(block_of, came), question, nothing, some=2).clients
 

@@ -1,4 +1,4 @@
-"""One seed, the same bytes: whatever is measured on the way, and whoever is there and never drawn.
+"""One seed gives the same bytes, whatever is measured and whichever clients are never drawn.
 
 Workers and their number: test_workers. The order of replies: test_contract. States on disk:
 test_client_states. Other engines: test_flower, test_stacked.
@@ -15,8 +15,8 @@ import torch
 from fedshift.algorithms.base import Algorithm
 from fedshift.engine.run import Federation, Round, draw_cohort, play_round, start
 from fedshift.experiments.experiment import record
+from fedshift.experiments.listeners import ignore_event
 from fedshift.experiments.task.preparing import prepare
-from fedshift.experiments.training import silent
 from fedshift.recipes import Setting
 from fedshift.testing.fuzz import different
 from support.every_method import MAKE
@@ -31,13 +31,13 @@ COHORTS = ("fedavg", "fedprox", "fedpals", "ditto", "fedper", "fedrep", "moon", 
 
 def model_of(folder: Path, **training: Any) -> bytes:
     config = config_of("scaffold", training=TRAINING | training)
-    record(folder, config, prepare(config), silent)
+    record(folder, config, prepare(config), ignore_event)
     return (folder / "model.safetensors").read_bytes()
 
 
 @pytest.mark.slow
 def test_measuring_changes_nothing(tmp_path: Path) -> None:
-    """Every round, at the end, or in the last rounds; the seed is the control."""
+    """Measured in every round, at the end, or in the last rounds; another seed is the control."""
     seldom = model_of(tmp_path / "seldom", evaluate_every=100)
     assert model_of(tmp_path / "often", evaluate_every=1) == seldom
     assert model_of(tmp_path / "last", evaluate_every=100, evaluate_last=3) == seldom
@@ -46,7 +46,7 @@ def test_measuring_changes_nothing(tmp_path: Path) -> None:
     ]
     assert rows == [2, 5]
     config = config_of("scaffold", training=TRAINING, seeds={"run": 1})
-    record(tmp_path / "other", config, prepare(config), silent)
+    record(tmp_path / "other", config, prepare(config), ignore_event)
     assert (tmp_path / "other" / "model.safetensors").read_bytes() != seldom
 
 
@@ -63,7 +63,7 @@ def after(algorithm: Algorithm, federation: Federation, cohorts: list[list[int]]
 @pytest.mark.few(2)
 @pytest.mark.parametrize("clients", [5, 15, 16, 31, 100])
 def test_one_more_client_leaves_the_draw_as_it_is(clients: int) -> None:
-    """Unless it is drawn itself, which it is as often as any other."""
+    """Unless the new client is drawn itself, as often as any other."""
     size, rounds = 3, 2000
     times = torch.zeros(clients + 1)
     for t in range(rounds):
@@ -78,8 +78,8 @@ def test_one_more_client_leaves_the_draw_as_it_is(clients: int) -> None:
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("name", [n for n in COHORTS if n in MAKE])
-def test_who_is_never_drawn_changes_nothing(name: str, setting: Setting) -> None:
-    """Two more clients: the same model and states of those who took part, bit for bit."""
+def test_clients_that_are_never_drawn_change_nothing(name: str, setting: Setting) -> None:
+    """Two more clients: the same model and states of those that took part, bit for bit."""
     drawn = [draw_cohort(len(SIZES), 3, t, SEED).tolist() for t in (1, 2, 3)]
     assert drawn == [draw_cohort(len(SIZES) + 2, 3, t, SEED).tolist() for t in (1, 2, 3)]
     few = make_federation(setting.model)

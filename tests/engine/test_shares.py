@@ -1,4 +1,4 @@
-"""Workers that take shares of a round: what `within` gives, wherever a share was trained."""
+"""Workers that train shares of a round: the result is that of `within`, wherever they train."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from fedshift.model import Model
 from fedshift.recipes import Setting
 from fedshift.seeds import Seeds
 from fedshift.tree import Parts
-from support.comparing import apart
+from support.comparing import max_difference
 from support.every_method import MAKE, ROUNDS
 from support.federations import make_federation, one_job
 from support.odd_work import OddWork, Once, asleep, killed
@@ -45,9 +45,9 @@ pytestmark = [
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "ditto", "fedpac", "feddrm"])
 def test_packing_changes_nothing(name: str, setting: Setting) -> None:
-    """Bit for bit the loop's result, also with messages and states of each client's own.
+    """Bit for bit the loop's result, also where messages and states differ between clients.
 
-    Where nothing is summed in workers: sums of sums round otherwise (test_sums_of_shares.py).
+    Nothing is summed in workers: sums of sums round differently (test_sums_of_shares.py).
     """
     algorithm, federation = MAKE[name](setting), make_federation(setting.model)
     alone = last(run(algorithm, federation, ROUNDS, cohort=4))
@@ -71,9 +71,9 @@ def test_stacked_shares_are_the_loop_but_for_rounding(
         backend = team.blocks(Stacked(dense=True))
         together = last(run(algorithm, federation, 2, backend=backend)).server["params"]
     near = 1e-6 if kind == torch.float32 else 1e-12
-    assert apart(alone, together) < near
+    assert max_difference(alone, together) < near
     other = replace(federation, seeds=Seeds.of(1))
-    assert apart(alone, last(run(algorithm, other, 2)).server["params"]) > 1e-3
+    assert max_difference(alone, last(run(algorithm, other, 2)).server["params"]) > 1e-3
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def in_type(federation: Federation, kind: torch.dtype) -> Federation:
 
 @dataclass(frozen=True)
 class Within:
-    """`loop`, but that client 3's work is done by `Once`."""
+    """`loop`, with client 3's work done by `Once`."""
 
     flag: Path
     instead: Any
@@ -131,22 +131,22 @@ def test_a_share_whose_process_dies_is_trained_again(
     algorithm, federation = recipes.scaffold(setting), make_federation(setting.model)
     (tmp_path / "flag").touch()  # the first time is over
 
-    def found(**limits: Any) -> Any:
+    def last_round(**limits: Any) -> Any:
         with workers(federation.clients, 2, **limits) as team:
             backend = team.blocks(Within(tmp_path / "flag", killed))
             return last(run(algorithm, federation, 2, backend=backend))
 
-    whole = found()
+    whole = last_round()
     (tmp_path / "flag").unlink()
-    assert not different(found(retries=1), whole)
+    assert not different(last_round(retries=1), whole)
     assert (tmp_path / "flag").exists()
     (tmp_path / "flag").unlink()
     with pytest.raises(TrainingError, match="trained clients 3, 4, 5 ended without an answer"):
-        found()
+        last_round()
 
 
 @pytest.mark.slow
-def test_what_cannot_be_trained_so_is_said(setting: Setting, mlp_plain: Model) -> None:
+def test_what_dense_cannot_train_is_refused_in_shares(setting: Setting, mlp_plain: Model) -> None:
     federation = make_federation(mlp_plain)
     algorithm = recipes.fedsam(replace(setting, model=mlp_plain))
     with workers(federation.clients, 2) as team, pytest.raises(UnfitError, match="through Sam"):
@@ -201,7 +201,7 @@ def test_every_share_is_trained_once(
 
 
 def test_plans_are_drawn_where_they_are_used(setting: Setting) -> None:
-    """What travels is how to draw them, and how the job is done."""
+    """The job carries the recipe of its plan and the way to train, not the drawn plan."""
     algorithm, federation = recipes.fedavg(setting), make_federation(setting.model)
     opened = open_round(algorithm, start(algorithm, federation).server, torch.arange(6), 1)
     jobs = tuple(jobs_of(opened, federation.clients, lambda i: {}, 7))
@@ -226,9 +226,9 @@ def test_plans_are_drawn_where_they_are_used(setting: Setting) -> None:
 def test_messages_of_ones_own_arrive(setting: Setting) -> None:
     algorithm, federation = recipes.fedavg(setting), make_federation(setting.model)
     opened = open_round(algorithm, start(algorithm, federation).server, torch.arange(6), 1)
-    own = [{"w": torch.tensor(float(k))} for k in (0, 1)]
+    parts = [{"w": torch.tensor(float(k))} for k in (0, 1)]
     jobs = tuple(
-        job._replace(message=job.message | {"own": own[k]})
+        job._replace(message=job.message | {"own": parts[k]})
         for job, k in zip(
             jobs_of(opened, federation.clients, lambda i: {}, 7), (0, 0, 1, 1, 0, 1), strict=True
         )
@@ -239,7 +239,7 @@ def test_messages_of_ones_own_arrive(setting: Setting) -> None:
 
 @pytest.mark.slow
 def test_a_team_that_was_left_alone_starts_afresh(setting: Setting, tmp_path: Path) -> None:
-    """After an error, and in the middle of a round: nobody's answers are taken for others'."""
+    """After an error, and in the middle of a round: no answer is taken for another round's."""
     federation = make_federation(setting.model)
     algorithm = recipes.fedavg(setting)
     other = recipes.fedavg(replace(setting, local=replace(setting.local, lr=0.05)))
@@ -269,14 +269,14 @@ def test_workers_are_for_the_clients_that_they_were_made_with(setting: Setting) 
         last(run(recipes.fedavg(setting), federation, 1, backend=team))
 
 
-def changed(kind: str, sent: Parts, kept: Parts) -> tuple[Parts, Parts]:
-    """Something in the update that is no plain tensor."""
+def changed(kind: str, sent: Parts, state: Parts) -> tuple[Parts, Parts]:
+    """The update with something in it that is no plain tensor."""
     odd: Any = {
         "sparse": lambda: torch.ones(3).to_sparse(),
         "float": lambda: 2.0,
         "history": lambda: torch.ones(3).requires_grad_() * 2,
     }[kind]
-    return sent | {"delta": sent["delta"] | {"odd": odd()}}, kept
+    return sent | {"delta": sent["delta"] | {"odd": odd()}}, state
 
 
 @pytest.mark.slow
@@ -288,14 +288,14 @@ def test_odd_replies_drop_out_as_in_one_process(kind: str, words: str, setting: 
     federation = replace(make_federation(setting.model), gate=Gate(on_bad="drop"))
     algorithm = recipes.fedavg(setting)
 
-    def found(within: Backend) -> Any:
+    def last_round(within: Backend) -> Any:
         def odd(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
             return within(OddWork(update, 2, partial(changed, kind)), jobs)
 
         return last(run(algorithm, federation, 1, backend=odd))
 
     with workers(federation.clients, 2) as team:
-        alone, together = found(loop), found(team)
+        alone, together = last_round(loop), last_round(team)
         assert not different(alone, together)
         for played in (alone, together):
             assert [one.client for one in played.dropped if words in one.reason] == [2]
@@ -314,12 +314,12 @@ def test_large_models_travel_in_small_shares(
 def test_states_count_for_the_size_of_a_share(
     setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What all are sent is one tree, and counts for each."""
+    """The message is one tree for all clients, and counts for each of them."""
     monkeypatch.setattr(messages, "ROOM", 96)
     one = one_job(recipes.fedavg(setting), make_federation(setting.model))
-    sent, kept = {"params": {"w": torch.zeros(2)}}, {"own": {"w": torch.zeros(4)}}
+    sent, state = {"params": {"w": torch.zeros(2)}}, {"own": {"w": torch.zeros(4)}}
     assert [
         len(share) for share in messages.cut_jobs((one._replace(message=sent, state={}),) * 12, 1)
     ] == [12]
-    both = (one._replace(message=sent, state=kept),) * 12
+    both = (one._replace(message=sent, state=state),) * 12
     assert [len(share) for share in messages.cut_jobs(both, 1)] == [4, 4, 4]

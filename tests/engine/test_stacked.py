@@ -1,4 +1,4 @@
-"""Clients stacked: the loop's result but for rounding, and errors for what cannot be stacked."""
+"""Stacked clients: the loop's result up to rounding, and errors for what cannot be stacked."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from support.federations import (
     make_federation,
     one_job,
 )
-from support.rounds import apart
+from support.rounds import relative_difference
 
 pytestmark = pytest.mark.routed
 
@@ -67,12 +67,12 @@ def last(rounds: Iterable[Round]) -> Round:
 
 
 def both(make: Make, setting: Setting, federation: Federation, **options: Any) -> float:
-    """How far stacked clients end from the loop's."""
+    """The distance of the stacked clients' results from the loop's."""
     algorithm = make(setting)
     plain = last(run(algorithm, federation, ROUNDS, cohort=4))
     other = last(run(algorithm, federation, ROUNDS, cohort=4, backend=Stacked(**options)))
     assert other.trained == plain.trained
-    return apart(plain, other, start(algorithm, federation))
+    return relative_difference(plain, other, start(algorithm, federation))
 
 
 @pytest.mark.few(1)
@@ -92,12 +92,12 @@ def test_what_cannot_be_stacked_says_why(name: str, reason: str, setting: Settin
 
 
 def test_one_client_by_one_is_the_same(setting: Setting) -> None:
-    """As little memory as can be: blocks of one."""
+    """With the least memory, blocks are of one client."""
     assert both(recipes.scaffold, setting, make_federation(setting.model), memory=1) < 1e-6
 
 
 def test_the_comparison_can_fail(setting: Setting) -> None:
-    """Without weights of 0 on padding results move by far more than rounding."""
+    """Without weights of 0 on padding, results move by far more than rounding."""
 
     def without(plan: Plan) -> Plan:
         return plan._replace(weight=torch.ones_like(plan.weight))
@@ -111,7 +111,7 @@ def test_the_comparison_can_fail(setting: Setting) -> None:
         last(run(algorithm, federation, 1)),
         last(run(algorithm, federation, 1, backend=loose)),
     )
-    assert apart(plain, other, start(algorithm, federation)) > 1e-3
+    assert relative_difference(plain, other, start(algorithm, federation)) > 1e-3
 
 
 def test_norms_with_equal_batches(normed: Model) -> None:
@@ -142,7 +142,7 @@ class Sequences(nn.Module):
 
 
 class Branching(nn.Module):
-    """Python that looks at a value."""
+    """A network with Python code that branches on a value."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -174,8 +174,8 @@ def test_networks_that_cannot_be_stacked(make: Any, match: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
-def test_lstms_are_slow_and_right() -> None:
-    """Torch warns that it goes from client to client; where it cannot, it says so itself."""
+def test_lstms_are_slow_but_right() -> None:
+    """torch warns that it goes from client to client; where it cannot, it raises its own error."""
     model = build(Sequences, 1)
     federation = double(make_federation(model, make_clients(sizes=(9, 14, 20, 12))))
     assert both(recipes.fedavg, Setting(model, TARGET, Local(batch=10)), federation) < 1e-12
@@ -201,7 +201,7 @@ def test_a_client_that_fails_is_named(setting: Setting) -> None:
 
 
 def kept_by(backend: Stacked, setting: Setting, *, runs: int = 1, **options: Any) -> list[int]:
-    """The clients whose data a backend keeps in memory when runs are over, and they are let go."""
+    """The clients whose data a backend still keeps in memory after runs."""
     clients = [c._replace(x=c.x.clone()) for c in make_clients()]
     inputs = [weakref.ref(c.x) for c in clients]
     federation, algorithm = make_federation(setting.model, tuple(clients)), recipes.fedavg(setting)
@@ -258,7 +258,7 @@ def test_each_block_is_of_one_round(setting: Setting) -> None:
 
 
 def test_failures_are_answers_one_by_one_alone(setting: Setting) -> None:
-    """One that is no tensor drops out with its reason, as the one that failed beside it."""
+    """A client whose reply is no tensor drops out with the reason, as one that fails does."""
 
     def odd(message: Parts, state: Parts, data: ClientData, plans: Any) -> tuple[Parts, Parts]:
         try:
@@ -267,8 +267,8 @@ def test_failures_are_answers_one_by_one_alone(setting: Setting) -> None:
             raise ValueError("not together") from None
         if client == 1:
             raise ValueError("no reason")
-        sent, kept = algorithm.client_update(message, state, data, plans)
-        return (sent | {"delta": {"w": "words"}} if client == 2 else sent), kept
+        sent, new_state = algorithm.client_update(message, state, data, plans)
+        return (sent | {"delta": {"w": "words"}} if client == 2 else sent), new_state
 
     federation, algorithm = make_federation(setting.model), recipes.fedavg(setting)
     lenient = replace(federation, gate=Gate(on_bad="drop"))
@@ -276,8 +276,8 @@ def test_failures_are_answers_one_by_one_alone(setting: Setting) -> None:
     replies = {r.client: r for r in Stacked()(Forgiving(odd), jobs)}
     assert sorted(replies) == [0, 1, 2, 3]
     assert failure(replies[1].update) == "no reason"
-    asked = Asked(jobs[0].t, (0, 1, 2, 3), lambda i: jobs[i].message)
-    admitted = Gate(on_bad="drop").admit([*map(block_of, replies.values())], asked)
+    question = Asked(jobs[0].t, (0, 1, 2, 3), lambda i: jobs[i].message)
+    admitted = Gate(on_bad="drop").admit([*map(block_of, replies.values())], question)
     dropped = {one.client: one.reason for one in admitted.bad}
     assert sorted(dropped) == [1, 2]
     assert "no tensor but str" in dropped[2]
@@ -292,7 +292,7 @@ def test_shortened_plans_keep_their_sizes(setting: Setting) -> None:
     assert shorten(job, 99).plans["train0"].steps == job.plans["train0"].steps
 
 
-def test_no_memory_is_refused() -> None:
+def test_a_memory_limit_of_zero_is_refused() -> None:
     with pytest.raises(InputError, match="0 bytes for stacked clients"):
         Stacked(memory=0)
 

@@ -1,4 +1,4 @@
-"""Sums that processes make of what they trained: the same numbers, and nothing bad in them."""
+"""Sums taken in the processes that trained: the same numbers, and no bad reply in them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ pytestmark = [
 @pytest.mark.slow
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
 def test_every_method_with_sums_of_sums(make: Any, setting: Setting) -> None:
-    """The loop's result but for the order of sums, the same each time."""
+    """The loop's result up to the order of sums, the same each time."""
     federation, algorithm = make_federation(setting.model), make(setting)
     alone = last(run(algorithm, federation, ROUNDS))
     with workers(federation.clients, 2) as team:
@@ -50,10 +50,10 @@ def test_every_method_with_sums_of_sums(make: Any, setting: Setting) -> None:
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_who_is_summed_where(
+def test_which_process_sums_which_clients(
     count: int, setting: Setting, federation: Federation, entered: list[tuple[int, ...]]
 ) -> None:
-    """Each other process where it trained, here one by one, and two clients alone not at all."""
+    """Other processes sum what they trained, this one clients one by one, and two not at all."""
     algorithm = recipes.fedavg(setting)
     alone = last(run(algorithm, federation, 1))
     with workers(federation.clients, count) as team:
@@ -112,8 +112,8 @@ KINDS = ["nan", "large", "form", "type", "names", "another's", "more", "kept"]
 @pytest.mark.slow
 @pytest.mark.parametrize("members", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("clients", [5, 6, 7, 8, 9, 11])
-def test_nobody_is_left_out(clients: int, members: int, setting: Setting) -> None:
-    """Also where own replies lie on both sides of a share, and in order."""
+def test_no_client_is_left_out(clients: int, members: int, setting: Setting) -> None:
+    """Also where replies of this process lie on both sides of a share; the order is kept."""
     sizes = (12, 9, 7, 14, 10, 8, 11, 13, 9, 6, 5)[:clients]
     federation = make_federation(setting.model, make_clients(sizes=sizes))
     algorithm = recipes.fedavg(setting)
@@ -124,7 +124,7 @@ def test_nobody_is_left_out(clients: int, members: int, setting: Setting) -> Non
     assert together.trained == alone.trained
 
 
-# A client of the main process, and one of the worker; and who is summed until it is met.
+# A client of the main process, and one of the worker; and the clients summed before it.
 WHERE = [(2, [(4, 5, 6, 7)]), (6, [(4, 5)])]
 
 
@@ -135,7 +135,7 @@ def test_what_is_not_finite_is_not_summed(
     kind: str, client: int, before: list[tuple[int, ...]], setting: Setting, federation: Federation,
     entered: list[tuple[int, ...]],
 ) -> None:  # fmt: skip
-    """By the sum alone: no limit of the gate is in the way."""
+    """The sum alone reveals it: no limit of the gate is set."""
     with (
         workers(federation.clients, 2) as team,
         pytest.raises(DivergedError, match=f"client {client} sent"),
@@ -147,28 +147,28 @@ def test_what_is_not_finite_is_not_summed(
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("client", "before"), WHERE)
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_bad_is_said_as_in_one_process(
+def test_bad_replies_raise_the_same_error_as_in_one_process(
     kind: str, client: int, before: list[tuple[int, ...]], setting: Setting, federation: Federation,
     entered: list[tuple[int, ...]],
 ) -> None:  # fmt: skip
-    """The same error by the same words, although the sums would have been made elsewhere."""
+    """Type and message are equal, although the sums would have been taken elsewhere."""
     federation = replace(federation, gate=Gate(max_norm=1e3))
     algorithm = recipes.fedavg(setting)
 
-    def said(backend: Backend) -> Exception:
-        with pytest.raises((TrainingError, RuntimeError)) as found:
+    def error_of(backend: Backend) -> Exception:
+        with pytest.raises((TrainingError, RuntimeError)) as caught:
             last(run(algorithm, federation, 1, backend=backend))
-        return found.value
+        return caught.value
 
     with workers(federation.clients, 2) as team:
-        alone, together = said(Oddly(kind, client)), said(team.blocks(Oddly(kind, client)))
+        alone, together = error_of(Oddly(kind, client)), error_of(team.blocks(Oddly(kind, client)))
     assert (type(together), str(together)) == (type(alone), str(alone))
     assert f"client {client}" in str(alone)
     assert isinstance(alone, DivergedError) == (kind in ("nan", "kept"))
     assert entered == before
 
 
-def refused(sent: Parts, kept: Parts) -> tuple[Parts, Parts]:
+def refused(sent: Parts, state: Parts) -> tuple[Parts, Parts]:
     raise RuntimeError("boom")
 
 
@@ -183,7 +183,7 @@ class OddThenRefused:
 
 @pytest.mark.slow
 def test_the_first_to_be_refused_ends_the_round(setting: Setting) -> None:
-    """Replies pass the gate while others of the same process train."""
+    """Replies pass the gate while other clients of the same process train."""
     federation = make_federation(setting.model, make_clients(sizes=SIZES * 3))
     algorithm = recipes.fedavg(setting)
     with workers(federation.clients, 2) as team:
@@ -193,10 +193,10 @@ def test_the_first_to_be_refused_ends_the_round(setting: Setting) -> None:
 
 
 @pytest.mark.slow
-def test_whom_the_main_processs_gate_looks_at(
+def test_which_clients_pass_the_main_processs_gate(
     setting: Setting, monkeypatch: pytest.MonkeyPatch, entered: list[tuple[int, ...]]
 ) -> None:
-    """Clients that it trained, eight at a time, and those of another process beside them."""
+    """Those that it trained, eight at a time; clients of another process fill the last eight."""
     federation = make_federation(setting.model, make_clients(sizes=SIZES * 3))
     algorithm, plain = recipes.fedavg(setting), Gate.admit
     alone, looked_at = last(run(algorithm, federation, 1)), list[tuple[int, ...]]()
@@ -216,7 +216,7 @@ def test_whom_the_main_processs_gate_looks_at(
 
 @dataclass(frozen=True)
 class OtherReports:
-    """`loop`, but that clients from 12 on report something else."""
+    """`loop`, with changed reports of the clients from 12 on."""
 
     change: Callable[[Params], Params]
 
@@ -238,18 +238,18 @@ def with_more(report: Params) -> Params:
 @pytest.mark.parametrize("members", [2, 3, 4, 6])
 @pytest.mark.parametrize("change", [in_float64, with_more])
 def test_reports_of_two_shares_are_alike(change: Any, members: int, setting: Setting) -> None:
-    """Each share is of one kind, and eight clients that are let through together are not."""
+    """Each share has one form, but eight clients that pass the gate together have two."""
     federation = make_federation(setting.model, make_clients(sizes=SIZES * 3))
     algorithm = recipes.fedavg(setting)
 
-    def said(backend: Backend) -> str:
+    def error_of(backend: Backend) -> str:
         with pytest.raises(TrainingError) as error:
             last(run(algorithm, federation, 1, backend=backend))
         return str(error.value)
 
-    alone = said(OtherReports(change))
+    alone = error_of(OtherReports(change))
     with workers(federation.clients, members) as team:
-        assert said(team.blocks(OtherReports(change))) == alone
+        assert error_of(team.blocks(OtherReports(change))) == alone
     assert alone.startswith("client 12 sent")
 
 

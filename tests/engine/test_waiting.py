@@ -1,4 +1,4 @@
-"""Processes that wait for one another: awake for a moment, then asleep, and what they hear."""
+"""Processes that wait for one another: they spin briefly, then block."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ LONG = 30.0
 
 @pytest.fixture
 def yields(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """When a process gave way to others."""
-    found: list[float] = []
-    monkeypatch.setattr(module.os, "sched_yield", lambda: found.append(time.monotonic()))
-    return found
+    """The times at which a process yielded to others."""
+    times: list[float] = []
+    monkeypatch.setattr(module.os, "sched_yield", lambda: times.append(time.monotonic()))
+    return times
 
 
 @pytest.mark.parametrize("patience", [0.0, LONG])
-def test_those_who_said_something_or_are_gone(patience: float, yields: list[float]) -> None:
+def test_processes_that_answered_or_are_gone(patience: float, yields: list[float]) -> None:
     pipes = [Pipe() for _ in range(3)]
     ours = [one for one, _ in pipes]
     pipes[1][1].send("a word")
@@ -66,7 +66,7 @@ def test_first_awake_then_asleep(yields: list[float]) -> None:
 
 
 @pytest.mark.parametrize("patience", [0.0, LONG])
-def test_what_comes_while_one_waits(patience: float) -> None:
+def test_messages_that_arrive_during_a_wait(patience: float) -> None:
     ours, theirs = Pipe()
     sender = threading.Timer(0.05, theirs.send, ("a word",))
     sender.start()
@@ -74,8 +74,8 @@ def test_what_comes_while_one_waits(patience: float) -> None:
     sender.join()
 
 
-def test_who_is_awake(set_plain: Callable[[bool], None]) -> None:
-    """Where clients are trained together; the environment says no."""
+def test_which_processes_spin(set_plain: Callable[[bool], None]) -> None:
+    """Those that train clients together, unless FEDSHIFT_PLAIN is set."""
     set_plain(False)
     assert spin_seconds() == Task(len, within=loop).patience == SPIN > 0  # type: ignore[arg-type]
     assert Task(len).patience == 0  # type: ignore[arg-type]

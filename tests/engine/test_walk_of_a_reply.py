@@ -40,7 +40,7 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="wo
 
 
 class Walk:
-    """A profiler that notes the package's files whose functions are called between two events."""
+    """A profiler that records the package's files whose functions are called between two events."""
 
     def __init__(self, first: Event, last: Event, out: Path) -> None:
         self.first, self.last, self.out = first, last, out
@@ -65,7 +65,7 @@ class Walk:
 
 @contextmanager
 def noted(walk: tuple[Event, Event], out: Path) -> Iterator[None]:
-    """Note the walk in this thread, and in processes that are forked from it."""
+    """Record the walk in this thread, and in processes forked from it."""
     sys.setprofile(Walk(*walk, out))
     try:
         yield
@@ -82,7 +82,7 @@ def written() -> list[str]:
 def walked(
     setting: Setting, folder: Path, by: Callable[[Backend], Backend] = lambda team: team
 ) -> list[str]:
-    """A round of one client, trained in another process; `by` may put a backend around it."""
+    """The walk of a round of one client, trained in another process; `by` may wrap the backend."""
     federation, algorithm = make_federation(setting.model), recipes.fedavg(setting)
     list(run(algorithm, federation, 1, cohort=1))  # what is asked of a network once is known
     with noted(WORKER, folder / "worker"), workers(federation.clients, 1) as team:
@@ -94,7 +94,7 @@ def walked(
 
 
 def test_a_reply_goes_as_written(setting: Setting, tmp_path: Path) -> None:
-    """In the worker from the end of training to the write, here from the message to the sum."""
+    """In the worker from the end of training to the write, in this process from read to sum."""
     files = [*dict.fromkeys(walked(setting, tmp_path))]
     assert files == written()
     assert len(files) <= MOST

@@ -1,4 +1,4 @@
-"""Clients that were summed and keep nothing: let through as one, where all are."""
+"""Clients that were summed and keep no state pass the gate as one block."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def setting(mlp: Model) -> Setting:
 
 @pytest.fixture
 def let(monkeypatch: pytest.MonkeyPatch) -> list[Admitted]:
-    """What was let through in each round."""
+    """The clients that passed the gate in each round."""
     seen: list[Admitted] = []
 
     def noted(*given: Any) -> Admitted:
@@ -77,10 +77,10 @@ def test_all_as_one(
 
 
 @pytest.mark.parametrize("backend", [Stacked(), Together()])
-def test_states_are_put_down_and_let_go(
+def test_states_are_stored_and_released(
     backend: Any, setting: Setting, federation: Federation, let: list[Admitted]
 ) -> None:
-    """As they come: all of them at once might not fit in memory."""
+    """States are stored as they arrive: all of them at once might not fit in memory."""
     last(run(recipes.scaffold(setting), federation, 1, backend=backend))
     assert let[0].clients == tuple(range(8))
     assert [block.changed for block in let[0].good] == [{}] * len(let[0].good)
@@ -92,16 +92,16 @@ def test_states_are_put_down_and_let_go(
 def test_reports_of_two_processes_are_alike(
     change: str, setting: Setting, federation: Federation
 ) -> None:
-    """All of one process report something else: as in one process, by the same words."""
+    """All clients of one process report something else: the error is that of a single process."""
     odd = OddReports(others=range(4, 8), change=change)
 
-    def said(backend: Backend) -> str:
+    def error_of(backend: Backend) -> str:
         with pytest.raises(TrainingError) as error:
             last(run(recipes.fedavg(setting), federation, 1, backend=backend))
         return str(error.value)
 
     with workers(federation.clients, 2) as team:
-        assert said(team.blocks(odd)) == said(odd.__call__)
+        assert error_of(team.blocks(odd)) == error_of(odd.__call__)
 
 
 @pytest.mark.slow
@@ -121,7 +121,7 @@ def test_bytes_are_counted_as_if_updates_had_come(
 
 @dataclass(frozen=True)
 class Watched(Together):
-    """Notes memory of updates, and what of it is left when the next block is asked for."""
+    """Records the memory of updates, and how much is left when the next block is asked for."""
 
     seen: list[Any] = field(default_factory=list)
     left: list[int] = field(default_factory=list)
@@ -157,11 +157,11 @@ def test_joined_blocks_are_in_order() -> None:
         report = {"id": torch.tensor(clients), "loss": torch.tensor(clients) * 0.5}
         return Block.of(clients, {"report": report, "buffers": {}}, {"own": {}}, 4)
 
-    found = join_blocks([block(7, 2), block(5)])
-    assert found.clients == (2, 5, 7)
-    assert found.updates["report"]["id"].tolist() == [2, 5, 7]
-    assert found.updates["report"]["loss"].tolist() == [1.0, 2.5, 3.5]
-    assert (found.updates["buffers"], found.changed, found.t) == ({}, {"own": {}}, 4)
+    merged = join_blocks([block(7, 2), block(5)])
+    assert merged.clients == (2, 5, 7)
+    assert merged.updates["report"]["id"].tolist() == [2, 5, 7]
+    assert merged.updates["report"]["loss"].tolist() == [1.0, 2.5, 3.5]
+    assert (merged.updates["buffers"], merged.changed, merged.t) == ({}, {"own": {}}, 4)
 
 
 @linux

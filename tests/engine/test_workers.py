@@ -1,4 +1,4 @@
-"""Clients in processes of their own: bit for bit the loop's result, and no process left behind."""
+"""Clients in worker processes: bit for bit the loop's result, and no process left behind."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fedshift.model import Model, build
 from fedshift.models.dense import Mlp
 from fedshift.recipes import Setting
 from fedshift.tree import Parts
-from support.comparing import apart
+from support.comparing import max_difference
 from support.every_method import MAKE, ROUNDS, Make
 from support.federations import CLASSES, FEATURES, hears_ctrl_c, make_federation
 from support.rounds import different, last
@@ -59,7 +59,7 @@ def test_another_seed_gives_another_result(setting: Setting) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 3, 9])
 def test_any_number_of_workers(count: int, setting: Setting, normed: Model) -> None:
-    """9 are more than the clients; buffers and counters travel as well."""
+    """9 workers are more than clients; buffers and counters are sent as well."""
     local = replace(setting.local, batch=10)  # no batch of one
     algorithm = recipes.scaffold(Setting(normed, setting.target, local))
     federation = make_federation(normed)
@@ -70,7 +70,7 @@ def test_any_number_of_workers(count: int, setting: Setting, normed: Model) -> N
 
 @dataclass(frozen=True)
 class Failing:
-    """An update that fails on one client, in a chosen way."""
+    """A client update that fails on one client, in a chosen way."""
 
     client: int
     how: str
@@ -156,7 +156,7 @@ def test_no_workers_are_refused(setting: Setting) -> None:
 
 
 def test_the_same_message_travels_once(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    """6 clients, one worker: parameters go out once a round, not six times."""
+    """With 6 clients and one worker, parameters are sent once a round, not six times."""
     from fedshift.engine.processes import pool as module
 
     sent: list[set[str]] = []
@@ -212,10 +212,10 @@ def test_workers_end_with_the_main_process(how: signal.Signals) -> None:
     assert not any(map(running, pids))
 
 
-def test_much_may_be_on_its_way_between_processes(
+def test_pipes_between_processes_are_large(
     setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More than in any pipe, as far as the system allows; one that refuses it has a usual pipe."""
+    """Pipes are enlarged as far as the system allows; where it refuses, the usual size stays."""
 
     def room(team: Team) -> int:
         end = team.members[0].connection
@@ -235,10 +235,8 @@ def test_much_may_be_on_its_way_between_processes(
 
 
 @pytest.mark.slow
-def test_tensors_lie_in_memory_that_both_see(
-    setting: Setting, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of a process that takes another's place, too, in its memory; pipes do where there is none."""
+def test_tensors_are_in_shared_memory(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that replaces another uses its shared memory; without any, pipes are used."""
     federation, algorithm = make_federation(setting.model), recipes.scaffold(setting)
     alone = last(run(algorithm, federation, 2))
 
@@ -275,9 +273,9 @@ def test_keeping_memory_can_be_switched_off(set_plain: Callable[[bool], None]) -
 
 
 def test_nothing_changes_in_the_loop(setting: Setting) -> None:
-    """Kept memory is reused, not what was in it."""
+    """Memory is reused, not its content."""
     federation = make_federation(setting.model)
     before = last(run(recipes.fedavg(setting), federation, 1))
     keep_memory()
     after = last(run(recipes.fedavg(setting), federation, 1))
-    assert apart(before.server["params"], after.server["params"]) == 0
+    assert max_difference(before.server["params"], after.server["params"]) == 0

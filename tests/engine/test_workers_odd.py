@@ -1,4 +1,4 @@
-"""Processes side by side where something is odd: they end, answer or are given up, in time."""
+"""Odd cases of worker processes: they end, answer or are given up, in time."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="wo
 
 @pytest.fixture(autouse=True)
 def in_time() -> Iterator[None]:
-    """What waits for ever fails here."""
+    """Fail where a test would wait for ever."""
 
     def late(*args: Any) -> None:
         raise RuntimeError("this takes for ever")
@@ -65,7 +65,7 @@ def jobs(setting: Setting, federation: Federation) -> tuple[ClientUpdate, list[J
 
 @pytest.mark.slow
 def test_teams_end_in_any_order(setting: Setting, federation: Federation) -> None:
-    """Also where one has a process younger than the other team: it was forked with its pipes."""
+    """Also where a process of one team was forked later, with copies of the other team's pipes."""
     algorithm = recipes.fedavg(setting)
     alone = last(run(algorithm, federation, 1))
     with workers(federation.clients, 2) as one:
@@ -73,8 +73,8 @@ def test_teams_end_in_any_order(setting: Setting, federation: Federation) -> Non
             one.replace(one.members[0])
             two.replace(two.members[1])
             for team in (one, two):
-                found = last(run(algorithm, federation, 1, backend=team))
-                assert different(found, alone) == []
+                result = last(run(algorithm, federation, 1, backend=team))
+                assert different(result, alone) == []
         first, second = workers(federation.clients, 1), workers(federation.clients, 1)
         first.__enter__()
         second.__enter__()
@@ -83,7 +83,7 @@ def test_teams_end_in_any_order(setting: Setting, federation: Federation) -> Non
     assert not OURS
 
 
-def test_a_team_ends_whoever_was_forked_meanwhile(federation: Federation) -> None:
+def test_a_team_ends_although_processes_were_forked_meanwhile(federation: Federation) -> None:
     context = multiprocessing.get_context("fork")
     with workers(federation.clients, 1):
         other = context.Process(target=time.sleep, args=(50,))
@@ -95,7 +95,7 @@ def test_a_team_ends_whoever_was_forked_meanwhile(federation: Federation) -> Non
 
 
 class Sealed:
-    """Cannot be pickled, by an error that pipes have, too."""
+    """Cannot be pickled; the error is of a kind that pipes raise, too."""
 
     def __reduce__(self) -> Any:
         raise FileNotFoundError("no such key")
@@ -103,7 +103,7 @@ class Sealed:
 
 @dataclass(frozen=True)
 class Locked:
-    """A client's work with something that cannot be sent."""
+    """A client's work with an attribute that cannot be sent."""
 
     update: ClientUpdate
     sealed: Sealed
@@ -123,27 +123,27 @@ def test_what_cannot_be_pickled_is_no_dead_process(
 
 
 class TwoWordsError(FedshiftError):
-    """Cannot be made again of its message."""
+    """An error that cannot be rebuilt from its message."""
 
     def __init__(self, one: str, two: str) -> None:
         super().__init__(f"{one} {two}")
 
 
-def raising(error: Exception, sent: Parts, kept: Parts) -> tuple[Parts, Parts]:
+def raising(error: Exception, sent: Parts, state: Parts) -> tuple[Parts, Parts]:
     raise error
 
 
-def unpicklable(sent: Parts, kept: Parts) -> tuple[Parts, Parts]:
+def unpicklable(sent: Parts, state: Parts) -> tuple[Parts, Parts]:
     raise KeyError(lambda: 1)
 
 
-def two_words(sent: Parts, kept: Parts) -> tuple[Parts, Parts]:
+def two_words(sent: Parts, state: Parts) -> tuple[Parts, Parts]:
     raise TwoWordsError("gone", "astray")
 
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
-    ("change", "kind", "said"),
+    ("change", "kind", "message"),
     [
         (unpicklable, TrainingError, "KeyError: .*lambda"),
         (two_words, TrainingError, "TwoWordsError: gone astray"),
@@ -152,18 +152,18 @@ def two_words(sent: Parts, kept: Parts) -> tuple[Parts, Parts]:
     ],
 )
 def test_errors_arrive_as_what_they_are_or_in_words(
-    change: Any, kind: type[Exception], said: str, setting: Setting, federation: Federation
+    change: Any, kind: type[Exception], message: str, setting: Setting, federation: Federation
 ) -> None:
     update, todo = jobs(setting, federation)
     with workers(federation.clients, 1) as team:
-        with pytest.raises(kind, match=said):
+        with pytest.raises(kind, match=message):
             list(team(OddWork(update, 2, change), todo))
         assert len(list(team(update, todo))) == len(todo)  # by the same process
 
 
-def conjugate(sent: Parts, kept: Parts) -> tuple[Parts, Parts]:
+def conjugate(sent: Parts, state: Parts) -> tuple[Parts, Parts]:
     v = torch.tensor([1 + 2j, -3j])
-    return {**sent, "odd": {"conj": v.conj(), "neg": v.conj().imag}}, kept
+    return {**sent, "odd": {"conj": v.conj(), "neg": v.conj().imag}}, state
 
 
 def test_lazy_kinds_of_numbers_travel(setting: Setting, federation: Federation) -> None:
@@ -176,17 +176,17 @@ def test_lazy_kinds_of_numbers_travel(setting: Setting, federation: Federation) 
 
 @dataclass(frozen=True)
 class WithTensor:
-    """A client's work that does not say whether it equals another."""
+    """A client's work that cannot be compared with another."""
 
     update: ClientUpdate
     v: Tensor
 
     def __call__(self, *given: Any) -> tuple[Parts, Parts]:
-        sent, kept = self.update(*given)
-        return {**sent, "v": {"v": self.v}}, kept
+        sent, state = self.update(*given)
+        return {**sent, "v": {"v": self.v}}, state
 
 
-def test_work_with_tensors_is_told_anew(setting: Setting, federation: Federation) -> None:
+def test_work_with_tensors_is_sent_again(setting: Setting, federation: Federation) -> None:
     update, todo = jobs(setting, federation)
     with workers(federation.clients, 1) as team:
         for number in (1.0, 2.0):
@@ -196,18 +196,18 @@ def test_work_with_tensors_is_told_anew(setting: Setting, federation: Federation
 
 @pytest.mark.slow
 def test_one_round_at_a_time(setting: Setting, federation: Federation) -> None:
-    """The later one is whole; the earlier says that it is not."""
+    """The later round is complete; the earlier one raises an error."""
     update, todo = jobs(setting, federation)
     with workers(federation.clients, 1) as team:
-        for asked in (1, 3):  # with nothing left to do, and in the middle
-            begun = team(update, todo[:asked])
+        for taken in (1, 3):  # with nothing left to do, and in the middle
+            begun = team(update, todo[:taken])
             next(begun)
             later = team(update, todo[2:])
-            found = [next(later)]
+            replies = [next(later)]
             with pytest.raises(InputError, match="another round began on these workers"):
                 next(begun)
-            found += later
-            assert [reply.client for reply in found] == [job.client for job in todo[2:]]
+            replies += later
+            assert [reply.client for reply in replies] == [job.client for job in todo[2:]]
         begun, later = team(update, todo), team(update, todo)
         next(begun)
         next(later)
@@ -225,7 +225,7 @@ def test_a_process_that_died_is_gone(setting: Setting, federation: Federation) -
 
 
 def dropping(team: Team, setting: Setting, federation: Federation) -> list[int]:
-    """Who is late in a first round; in the second nobody is."""
+    """The clients that are late in a first round; in the second none is."""
     gentle = replace(federation, gate=Gate(on_bad="drop"))
     first, second = run(recipes.fedavg(setting), gentle, 2, backend=team)
     assert second.dropped == ()
@@ -273,7 +273,7 @@ def test_work_that_is_not_taken_is_late(
 
 @pytest.mark.parametrize("way", ["unread", "unread words", "half", "half a word"])
 def test_pipes_have_an_end(way: str) -> None:
-    """Where the other end takes nothing, or says no more after a first half."""
+    """Where the other end reads nothing, or stops after half a message."""
     ours, theirs = Pipe()
     tree: Parts = {"a": {"w": torch.zeros(1 << 23)}}
     end = time.monotonic() + 0.3
@@ -289,7 +289,7 @@ def test_pipes_have_an_end(way: str) -> None:
 
 @pytest.mark.parametrize("update", [lambda *job: failing(), Forgiving(lambda *job: failing())])
 def test_processes_that_may_take_no_gradients_are_no_clients_fault(update: Any) -> None:
-    """What torch says where it sees a GPU; tests/engine/test_gpu.py has the real thing."""
+    """The message is torch's on a machine with a GPU; tests/engine/test_gpu.py tests a real one."""
     job = Job(0, {}, {}, client_data(torch.zeros(1, 2), torch.zeros(1, dtype=torch.long), 0), {})
     with pytest.raises(UnfitError, match="make workers before anything is trained"):
         work(update, job)

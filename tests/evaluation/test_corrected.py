@@ -1,4 +1,4 @@
-"""A correction in a network's last layer, and beside a network whose layer takes none."""
+"""A correction in a network's last layer, or beside a network whose layer cannot take it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How local models serve: votes, routes, mixtures and averages, against counting by hand."""
+"""Serving by local models: votes, routes, mixtures and averages, against counting by hand."""
 
 from __future__ import annotations
 
@@ -76,14 +76,16 @@ def test_a_mixture_weighs_probabilities_and_not_labels() -> None:
 
 
 def test_own_and_average_accuracy_by_hand() -> None:
-    """Client 0 is right on 2 of 3 of its own, client 1 on 1 of 1; n = (30, 10)."""
+    """Client 0 is right on 2 of its 3 examples, client 1 on 1 of 1; n = (30, 10)."""
     origin, y = torch.tensor([0, 0, 0, 1]), torch.tensor([0, 0, 1, 2])
     served = believing([[0, 0, 0, 0], [2, 2, 2, 2]], y=y, origin=origin)
-    own = own_accuracy(served)
-    assert own.tolist() == pytest.approx([2 / 3, 1.0])
-    assert average_accuracy(own, torch.tensor([30.0, 10.0])) == pytest.approx(0.75 * 2 / 3 + 0.25)
+    accuracies = own_accuracy(served)
+    assert accuracies.tolist() == pytest.approx([2 / 3, 1.0])
+    assert average_accuracy(accuracies, torch.tensor([30.0, 10.0])) == pytest.approx(
+        0.75 * 2 / 3 + 0.25
+    )
     # Test sets in proportion to n: the average is the accuracy of routing to the origin.
-    assert average_accuracy(own, torch.tensor([3.0, 1.0])) == pytest.approx(
+    assert average_accuracy(accuracies, torch.tensor([3.0, 1.0])) == pytest.approx(
         accuracy(served.routed(origin), y)
     )
     correct, total = by_client_and_class(served, 3)
@@ -93,9 +95,9 @@ def test_own_and_average_accuracy_by_hand() -> None:
 
 def test_a_client_without_test_examples_does_not_count() -> None:
     served = believing([[0], [1]], y=torch.tensor([0]), origin=torch.tensor([0]))
-    own = own_accuracy(served)
-    assert own[1].isnan()
-    assert average_accuracy(own, torch.tensor([1.0, 99.0])) == 1.0
+    accuracies = own_accuracy(served)
+    assert accuracies[1].isnan()
+    assert average_accuracy(accuracies, torch.tensor([1.0, 99.0])) == 1.0
 
 
 def test_models_are_run_on_everybodys_examples(mlp: Model) -> None:
@@ -185,8 +187,8 @@ def test_heads_with_running_statistics_answer_with_their_own() -> None:
     x = torch.randn(7, 4, generator=generator(0, "queries"))
     queries = Examples(x, torch.zeros(7, dtype=torch.int64))
     served = serve(model, pairs, [queries, queries])
-    for found, pair in zip(served.probabilities, pairs, strict=True):
+    for together, pair in zip(served.probabilities, pairs, strict=True):
         alone = model(*pair, torch.cat([x, x]))["logits"].softmax(1)
-        assert torch.allclose(found.double(), alone.double(), atol=1e-6)
+        assert torch.allclose(together.double(), alone.double(), atol=1e-6)
     stale = model(params | head, buffers, torch.cat([x, x]))["logits"].softmax(1)
     assert not torch.allclose(served.probabilities[1].double(), stale.double(), atol=1e-2)

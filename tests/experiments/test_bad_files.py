@@ -1,4 +1,4 @@
-"""Files that are not what they should be, by the table: message, exit code, nothing overwritten."""
+"""Damaged or wrong files, as a table: message, exit code, and nothing is overwritten."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def folder_instead(path: Path) -> None:
 
 
 def bloated(path: Path) -> None:
-    """A header that promises 2^60 bytes."""
+    """A header that claims 2^60 bytes."""
     path.write_bytes(struct.pack("<Q", 1 << 60) + path.read_bytes()[8:])
 
 
 def linked(path: Path) -> None:
-    """The file itself is elsewhere."""
+    """A link to the file, which lies elsewhere."""
     path.rename(path.parent / "elsewhere")
     path.symlink_to("elsewhere")
 
@@ -69,7 +69,7 @@ KINDS: dict[str, Spoil] = {
 
 @dataclass(frozen=True)
 class Target:
-    """A file that a command reads: `args` are typed where `make` has laid everything out."""
+    """A file that a command reads: `args` are run in the folder that `make` has prepared."""
 
     file: str
     args: tuple[str, ...]
@@ -195,7 +195,7 @@ def test_bad_files(name: str, kind: str, called: Any, tmp_path: Path) -> None:
 def test_files_that_may_not_be_read(
     name: str, called: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As another user would see them; tests may run as root, whom permissions do not stop."""
+    """Run as another user, since tests may run as root, which ignores permissions."""
     target = TARGETS[name]
     target.make(tmp_path)
     real, odd = io.open, str(tmp_path / target.file)
@@ -222,7 +222,7 @@ def test_files_that_may_not_be_read(
 def test_a_full_disk(
     after: int, called: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is full from the n-th file on, a checkpoint's among them; what was complete stays."""
+    """The disk is full from the n-th file on, also within a checkpoint; complete files stay."""
     config(tmp_path)
     flushed, real = [0], os.fsync
 
@@ -248,7 +248,7 @@ def test_a_full_disk(
 
 
 def test_a_full_device() -> None:
-    """The same by the kernel's own word."""
+    """The same with the kernel's error."""
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full")
     with open("/dev/full", "w") as f, pytest.raises(OSError, match="No space left"):
@@ -260,7 +260,7 @@ def test_a_full_device() -> None:
 
 
 def test_links_are_not_written_through(tmp_path: Path) -> None:
-    """Neither in the place of a file, nor of what it is called until it is complete."""
+    """Neither at a file's own name nor at its temporary name."""
     precious = tmp_path / "precious"
     precious.write_text("mine")
     for name in ("a.json", "a.json.part", "events.jsonl"):
@@ -276,7 +276,7 @@ def test_links_are_not_written_through(tmp_path: Path) -> None:
 
 
 def test_many_unknown_keys_name_the_allowed_ones_once(tmp_path: Path) -> None:
-    """A line for each, on one page: as where the head of the next section was lost."""
+    """A line for each key, on one page, as where the header of the next section is missing."""
     path = tmp_path / "e.toml"
     path.write_text('name = "e"\n[shift]\n' + "".join(f"key_{i} = 1\n" for i in range(20)))
     with pytest.raises(InputError) as refused:
@@ -302,18 +302,18 @@ def test_names_that_are_paths_stay_inside(tmp_path: Path) -> None:
     saved = keeper.progress(config.name)
     keeper.keep("../../x", saved)
     keeper.keep("..", saved)  # a configuration may be called that
-    kept = [p.name for p in (tmp_path / "o" / "checkpoints").iterdir()]
-    assert sorted(kept) == [".._.._x", "__", "run"]
+    names = [p.name for p in (tmp_path / "o" / "checkpoints").iterdir()]
+    assert sorted(names) == [".._.._x", "__", "run"]
     assert [p.name for p in (tmp_path / "o").iterdir()] == ["checkpoints"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["o"]
 
 
 def test_a_damaged_model_of_a_complete_run(tmp_path: Path) -> None:
-    """The control of `stored`: what is whole is read, and an infinity is not."""
+    """The control of `stored`: a complete model is read, one with an infinity is refused."""
     import torch
     from safetensors.torch import save_file
 
-    from fedshift.experiments.folder.stored import read_parts
+    from fedshift.experiments.folder.model_file import read_parts
 
     path = tmp_path / "model.safetensors"
     save_file({"params/w": torch.ones(2)}, path)

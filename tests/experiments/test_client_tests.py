@@ -1,4 +1,4 @@
-"""Tasks whose clients keep test sets of their own, and runs on them."""
+"""Tasks whose clients have test sets, and runs on them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from fedshift.datasets import Samples, cifar100
 from fedshift.errors import InputError, TrainingError
 from fedshift.experiments.config.load import validate
 from fedshift.experiments.experiment import record, run_experiment
+from fedshift.experiments.listeners import ignore_event
 from fedshift.experiments.measures.served import over_last, reasons
 from fedshift.experiments.task.client_tests import pool
 from fedshift.experiments.task.preparing import Prepared, oracle_clients, prepare, scaled
-from fedshift.experiments.training import silent
 from fedshift.record.rounds import ServedMetrics
 from fedshift.router.route import Router
 
@@ -57,8 +57,8 @@ def test_the_pool_has_both_files_or_a_part_of_them() -> None:
 
 
 def test_the_task_tests_every_client_on_its_own_kind_of_data() -> None:
-    found = ready()
-    task = found.task
+    prepared = ready()
+    task = prepared.task
     assert [len(c.y) + len(t) for c, t in zip(task.clients, task.tests, strict=True)] == [200] * 4
     assert [len(t) for t in task.tests] == [60] * 4
     assert torch.equal(task.test.x, torch.cat([t.x for t in task.tests]))
@@ -98,22 +98,22 @@ def test_what_does_not_fit_is_refused(changes: dict[str, Any], message: str) -> 
 
 def run(method: str, folder: Path, **changes: dict[str, Any]) -> dict[str, Any]:
     config = validate(made(method, **changes))
-    record(folder, config, prepare(config), silent)
-    found: dict[str, Any] = json.loads((folder / "summary.json").read_text())
-    return found
+    record(folder, config, prepare(config), ignore_event)
+    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    return summary
 
 
 @pytest.mark.slow
 def test_feddrm_is_measured_in_every_way_to_answer_a_query(tmp_path: Path) -> None:
-    found = run("feddrm", tmp_path)
-    last = found["last"]
+    summary = run("feddrm", tmp_path)
+    last = summary["last"]
     assert (last["round"], last["rounds"]) == (3, 2)
     assert last["global_accuracy"] is None
     assert last["system_accuracy"] == last["routed_posterior"]
     assert last["average_accuracy"] == pytest.approx(last["oracle_routed"])
     for name in ("mixture_accuracy", "refitted_accuracy", "moment_router_accuracy"):
         assert 0.0 <= last[name] <= 1.0
-    assert "imperfect routing costs" in found["why"][0]
+    assert "imperfect routing costs" in summary["why"][0]
     rows = (tmp_path / "served.csv").read_text().splitlines()
     assert len(rows) == 1 + 2
     assert "client3.private/head.weight" in (tmp_path / "model.safetensors").read_bytes()[
@@ -179,10 +179,12 @@ def test_a_router_that_cannot_be_refitted_loses_no_run(tmp_path: Path, monkeypat
         raise TrainingError("the refit of the router stands at gradient 1 after 9 rounds")
 
     monkeypatch.setattr(Router, "refitted", stuck)
-    found = run("feddrm", tmp_path)
-    assert found["last"]["refitted_accuracy"] is None
-    assert found["last"]["moment_accuracy"] > 0
-    assert found["why"][-1].startswith("The router has no refitted layer: the refit of the router")
+    summary = run("feddrm", tmp_path)
+    assert summary["last"]["refitted_accuracy"] is None
+    assert summary["last"]["moment_accuracy"] > 0
+    assert summary["why"][-1].startswith(
+        "The router has no refitted layer: the refit of the router"
+    )
 
 
 def test_the_oracles_clients_keep_their_looks() -> None:
@@ -195,16 +197,16 @@ def test_the_oracles_clients_keep_their_looks() -> None:
 
 
 def test_cifar_20_is_dealt_by_its_fine_labels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """2 shards each: some 12 neighbouring fine labels, of many superclasses; by coarse, 2 or 3."""
+    """2 shards each: about 12 neighbouring fine labels of many superclasses; by coarse, 2 or 3."""
     fine = torch.arange(100).repeat(20)
     images = torch.zeros(len(fine), 3, 32, 32, dtype=torch.uint8)
 
     def load(name: str, **options: Any) -> datasets.Dataset:
         y = fine if name == "cifar-100" else cifar100.coarse(fine)
         classes = cifar100.FINE if name == "cifar-100" else cifar100.COARSE
-        held = Samples(images, y)
-        nobody = Samples(images[:0], y[:0])
-        return datasets.Dataset(name, held, nobody, classes, "0" * 64, "here", "none")
+        examples = Samples(images, y)
+        empty = Samples(images[:0], y[:0])
+        return datasets.Dataset(name, examples, empty, classes, "0" * 64, "here", "none")
 
     monkeypatch.setattr("fedshift.experiments.task.client_tests.datasets.load", load)
     tables = made("fedavg", data={"name": "cifar-20", "limit": 1600})
@@ -212,8 +214,8 @@ def test_cifar_20_is_dealt_by_its_fine_labels(monkeypatch: pytest.MonkeyPatch) -
     tables["model"] = {"name": "linear"}
     task = prepare(validate(tables)).task
     assert len(task.classes) == 20
-    held = [len(c.y.unique()) for c in task.clients]
-    assert min(held) >= 5
+    labels = [len(c.y.unique()) for c in task.clients]
+    assert min(labels) >= 5
     tables["data"] |= {"name": "cifar-100"}
     assert len(prepare(validate(tables)).task.classes) == 100
 
@@ -223,11 +225,11 @@ def test_nothing_is_routed_to_clients_that_never_took_part() -> None:
     """One round of 2 of 4 clients: the report's router is `Router.of`."""
     config = validate(made(training={"rounds": 1, "cohort": 2, "evaluate_last": 1}))
     prepared = prepare(config)
-    found = run_experiment(config, prepared=prepared)
-    outcome, task = found.outcome, prepared.task
+    experiment = run_experiment(config, prepared=prepared)
+    outcome, task = experiment.outcome, prepared.task
     trained = set(outcome.last.states)
     assert len(trained) == 2
-    router = Router.of(found.algorithm, outcome.last.server, outcome.last.states)
+    router = Router.of(experiment.algorithm, outcome.last.server, outcome.last.states)
     assert set(router.clients) == trained
     answers = router.predict(task.test.x, "hard").argmax(1)
     assert outcome.served[-1].system_accuracy == pytest.approx(

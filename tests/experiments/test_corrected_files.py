@@ -1,4 +1,4 @@
-"""A corrected model in a run folder: its last layer, what was done to it, and what is not."""
+"""A corrected model in a run folder: its last layer, the correction, and what stays uncorrected."""
 
 from __future__ import annotations
 
@@ -16,8 +16,13 @@ import torch
 from fedshift.errors import DataError, InputError
 from fedshift.evaluation.scores import score
 from fedshift.experiments.config.load import validate
+from fedshift.experiments.folder.model_file import (
+    CORRECTION,
+    UNCORRECTED,
+    read_parts,
+    with_correction,
+)
 from fedshift.experiments.folder.run_models import load_models
-from fedshift.experiments.folder.stored import CORRECTION, UNCORRECTED, read_parts, with_correction
 from fedshift.experiments.task.preparing import prepare
 from fedshift.server.prior import Correction, prior_shift
 from support.federation_grid import here
@@ -26,7 +31,7 @@ PRIORS = ("none", "target", "calibrated")
 
 
 def experiment(prior: str, **more: Any) -> str:
-    """Three small clients, two rounds, a target that is not their mixture."""
+    """Three small clients, two rounds, and a target that differs from their mixture."""
     from fedshift.experiments.config.load import dumps
 
     return dumps(validate({
@@ -123,25 +128,27 @@ def test_a_damaged_correction(runs: dict[str, Path], tmp_path: Path) -> None:
 
 
 def test_another_target_from_the_record_alone(runs: dict[str, Path]) -> None:
-    """The correction of the run's own target comes out of its summary to the last digits."""
+    """For the run's own target the correction from its summary equals the original."""
     import fedshift as fs
 
     result = fs.load(runs["calibrated"])
-    own = result.for_target(list(result.summary.target))
+    corrected = result.for_target(list(result.summary.target))
     x = torch.rand(20, 1, 28, 28)
-    assert np.allclose(own.predict(x).probabilities, result.predict(x).probabilities, atol=1e-6)
+    assert np.allclose(
+        corrected.predict(x).probabilities, result.predict(x).probabilities, atol=1e-6
+    )
     plain = fs.load(runs["target"])
     assert plain.summary.corrected is not None
     shift = prior_shift(np.full(10, 0.1), plain.summary.corrected.trained_on)
     z = plain.models.model(*plain.models.uncorrected, x)["logits"].double().numpy()
     even = plain.for_target([0.1] * 10).predict(x).probabilities
-    due = torch.from_numpy(shift.of(z)).softmax(1).numpy()
-    assert np.allclose(even, due, atol=1e-6)
+    expected = torch.from_numpy(shift.of(z)).softmax(1).numpy()
+    assert np.allclose(even, expected, atol=1e-6)
 
 
 def test_answers_of_each_form_are_counted(runs: dict[str, Path]) -> None:
     """corrected.csv gives the accuracies, and the estimates, of both forms without the model."""
-    kept = dict[str, tuple[dict[str, Any], dict[str, Any]]]()
+    by_prior = dict[str, tuple[dict[str, Any], dict[str, Any]]]()
     for prior in PRIORS:
         facts, counts = summary_of(runs[prior]), dict[str, Any]()
         places = {name: i for i, name in enumerate(facts["classes"])}
@@ -156,13 +163,18 @@ def test_answers_of_each_form_are_counted(runs: dict[str, Path]) -> None:
         recall = counts["validation"].diagonal(axis1=1, axis2=2)
         recall = recall / np.maximum(counts["validation"].sum(2), 1)
         estimates = recall @ np.array(facts["target"])
-        kept[prior] = dict(zip(forms, right, strict=True)), dict(zip(forms, estimates, strict=True))
+        by_prior[prior] = (
+            dict(zip(forms, right, strict=True)),
+            dict(zip(forms, estimates, strict=True)),
+        )
         final, form = facts["final"], facts["corrected"]["form"]
-        assert kept[prior][0]["trained"] == pytest.approx(final["target_accuracy"])
-        assert kept[prior][0][form] == pytest.approx(final["target_accuracy_corrected"])
-        assert kept[prior][1]["trained"] == pytest.approx(final["estimated_accuracy"])
+        assert by_prior[prior][0]["trained"] == pytest.approx(final["target_accuracy"])
+        assert by_prior[prior][0][form] == pytest.approx(final["target_accuracy_corrected"])
+        assert by_prior[prior][1]["trained"] == pytest.approx(final["estimated_accuracy"])
         moved = final["estimated_accuracy_corrected"]
-        assert moved is None if prior == "none" else kept[prior][1][form] == pytest.approx(moved)
+        assert (
+            moved is None if prior == "none" else by_prior[prior][1][form] == pytest.approx(moved)
+        )
     # A run without a correction keeps what runs of either form would have measured.
-    assert kept["none"] == kept["calibrated"]
-    assert kept["none"][0]["target"] == kept["target"][0]["target"]
+    assert by_prior["none"] == by_prior["calibrated"]
+    assert by_prior["none"][0]["target"] == by_prior["target"][0]["target"]

@@ -17,9 +17,9 @@ from fedshift.evaluation.scores import answered
 from fedshift.experiments.config.schema import Config
 from fedshift.experiments.experiment import Experiment, record, run_experiment
 from fedshift.experiments.folder.summary import summary
+from fedshift.experiments.listeners import ignore_event
 from fedshift.experiments.measures.correcting import sums_of
 from fedshift.experiments.task.preparing import prepare
-from fedshift.experiments.training import silent
 from fedshift.server.prior import calibrate, calibrated_shift, prior_shift
 
 TASK: dict[str, Any] = {
@@ -47,7 +47,7 @@ def logits(done: Experiment, examples: Any) -> tuple[np.ndarray, np.ndarray]:
 def test_the_numbers_are_those_of_moved_logits(prior: str, tmp_path: Path) -> None:
     settings = config(prior)
     ready = prepare(settings)
-    done = record(tmp_path / "run", settings, ready, silent)
+    done = record(tmp_path / "run", settings, ready, ignore_event)
     task, T = ready.task, np.asarray(ready.announced)
     facts = json.loads((tmp_path / "run" / "summary.json").read_text())
     labels = np.array(facts["label_counts"], dtype=float)
@@ -60,9 +60,9 @@ def test_the_numbers_are_those_of_moved_logits(prior: str, tmp_path: Path) -> No
         by = calibrate(sums_of(done.algorithm.model, pair, task.validation, 10), 10)
         correction = calibrated_shift(by, T)
         # The record alone gives the correction for another target, without training.
-        kept, other = facts["corrected"], np.full(10, 0.1)
-        log_p = np.log(np.where(kept["correctable"], kept["prior"], 1.0))
-        bias = np.where(kept["correctable"], kept["calibrator_bias"], 0.0)
+        corrected, other = facts["corrected"], np.full(10, 0.1)
+        log_p = np.log(np.where(corrected["correctable"], corrected["prior"], 1.0))
+        bias = np.where(corrected["correctable"], corrected["calibrator_bias"], 0.0)
         assert calibrated_shift(by, other).bias == pytest.approx(bias + math.log(0.1) - log_p)
     assert facts["corrected"]["bias"] == pytest.approx(correction.bias)
     z, y = logits(done, task.test)
@@ -131,12 +131,12 @@ def test_a_model_that_is_at_the_target_is_not_moved_again() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ccvr", "ccvr_target"])
 def test_a_model_of_a_round_before_ccvrs_is_one_of_its_clients_labels(name: str) -> None:
-    """As with keep = "best", and where patience ends training."""
+    """For example with keep = "best", and where patience ends training."""
     method = {"name": name, "virtual": 20, "ridge": 1e60}  # its head is 0
-    kept = {"keep": "best", "evaluate_every": 1, "rounds": 3}
-    done = run_experiment(config("target", method=method, training=kept))
+    options = {"keep": "best", "evaluate_every": 1, "rounds": 3}
+    done = run_experiment(config("target", method=method, training=options))
     assert done.outcome.last.t < 3
-    plain = run_experiment(config("target", training=kept | {"rounds": done.outcome.last.t}))
+    plain = run_experiment(config("target", training=options | {"rounds": done.outcome.last.t}))
     one, other = done.outcome.corrected, plain.outcome.corrected
     assert one is not None
     assert other is not None
@@ -197,8 +197,8 @@ def test_examples_that_were_weighed_to_the_target_need_no_correction(method: str
 
 
 @pytest.mark.slow
-def test_a_correction_that_does_harm_is_told() -> None:
-    """Of logits that are no good; the control: the same sentence is not there where it helps."""
+def test_a_correction_that_does_harm_is_reported() -> None:
+    """Of useless logits; the control: no such sentence where the correction helps."""
     warned = {}
     for steps in (1, 60):
         done = run_experiment(
@@ -222,7 +222,7 @@ def test_the_printed_numbers_are_of_the_model_that_is_kept(
     """With a prior set; the control: without one the estimate is of the model as trained."""
     for prior in ("none", "calibrated"):
         settings = config(prior, method={"name": "fedpals", "ess": "auto"})
-        done = record(tmp_path / prior, settings, prepare(settings), silent)
+        done = record(tmp_path / prior, settings, prepare(settings), ignore_event)
         results.show_run(tmp_path / prior, tmp_path / "page.html", choice=done.choice)
         printed = capsys.readouterr().out
         assert done.choice is not None

@@ -16,7 +16,7 @@ from support.routing import routed_model
 def by_hand(which: str, shift: float) -> float:
     model, clients = routed_model(), make_clients()
     params, buffers = model.init()
-    found: list[torch.Tensor] = []
+    gradients: list[torch.Tensor] = []
     for i, client in enumerate(clients):
         leaves = {k: v.clone().requires_grad_() for k, v in params.items()}
         out = model(leaves, buffers, client.x + shift * i)
@@ -32,9 +32,9 @@ def by_hand(which: str, shift: float) -> float:
             if k.startswith("body.") and g is not None
         ]  # fmt: skip
         assert 0 < len(body) < sum(k.startswith("body.") for k in leaves)
-        found.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, body)]))
+        gradients.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, body)]))
     n = torch.tensor([float(len(c.y)) for c in clients])
-    w, g = n / n.sum(), torch.stack(found)
+    w, g = n / n.sum(), torch.stack(gradients)
     return float((w * (g - (w[:, None] * g).sum(0)).square().sum(1)).sum())
 
 
@@ -46,10 +46,10 @@ def test_drift_is_the_spread_of_whole_gradients(which: str, shift: float) -> Non
     clients = tuple(c._replace(x=c.x + shift * i) for i, c in enumerate(make_clients()))
     federation = make_federation(model, clients)
     pair: tuple[Params, Params] = model.init()
-    found = gradient_drift(model, (pair,) * len(clients), federation)
-    assert found[f"drift_{which}"] == pytest.approx(by_hand(which, shift), rel=1e-4)
+    drift = gradient_drift(model, (pair,) * len(clients), federation)
+    assert drift[f"drift_{which}"] == pytest.approx(by_hand(which, shift), rel=1e-4)
     other = {"class": "client", "client": "class"}[which]
-    assert found[f"drift_{other}"] != pytest.approx(by_hand(which, shift), rel=1e-2)
+    assert drift[f"drift_{other}"] != pytest.approx(by_hand(which, shift), rel=1e-2)
 
 
 def test_equal_clients_do_not_drift_in_the_class_loss() -> None:
@@ -57,15 +57,15 @@ def test_equal_clients_do_not_drift_in_the_class_loss() -> None:
     first = make_clients()[3]
     twins = tuple(first._replace(id=torch.tensor(i)) for i in range(6))
     federation = make_federation(model, twins)
-    found = gradient_drift(model, (model.init(),) * 6, federation)
-    assert found["drift_class"] < 1e-10
-    assert found["drift_client"] > 1e-4
+    drift = gradient_drift(model, (model.init(),) * 6, federation)
+    assert drift["drift_class"] < 1e-10
+    assert drift["drift_client"] > 1e-4
 
 
 def test_two_networks_in_one_have_no_drift_to_compare() -> None:
-    """Nothing named "body." that the client loss reaches: NaN, not 0."""
+    """The client loss reaches no parameter named "body.": NaN, not 0."""
     model = routed_model()
     federation = make_federation(model)
     params, buffers = model.init()
-    found = gradient_drift(model, ((params, buffers),) * 6, federation, shared=("head.",))
-    assert all(math.isnan(v) for v in found.values())
+    drift = gradient_drift(model, ((params, buffers),) * 6, federation, shared=("head.",))
+    assert all(math.isnan(v) for v in drift.values())

@@ -1,4 +1,4 @@
-"""What a run says of the weights of its clients' examples."""
+"""What a run reports of the weights of its clients' examples."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def after(server: Parts, states: dict[int, Parts] | None = None, t: int = 40) ->
     return before_rounds(server)._replace(t=t, states=states or {})
 
 
-def said(
+def sentences_of(
     server: Parts, method: Any = None, training: Training = TRAINING, t: int = 40
 ) -> list[str]:
     return importance_sentences(method or disk(), after(server, t=t), training)
@@ -46,46 +46,49 @@ def sizes(n: list[float], ess: list[float], estimated: list[float] | None = None
     return {"importance": {k: torch.tensor(v, dtype=torch.float64) for k, v in rows.items()}}
 
 
-def test_weights_that_are_not_there_are_not_told() -> None:
+def test_missing_weights_are_not_reported() -> None:
     assert importance({"params": {}}) is None
-    assert said({"params": {}}) == []
+    assert sentences_of({"params": {}}) == []
     assert importance_sentences(recipes.fedavg(SETTING), after({"params": {}}), TRAINING) == []
     rounded = importance(sizes([5.0], [5.001]))
     assert rounded is not None
     assert rounded["share"] == [1.0]
     some = sizes([10, 20, 5], [5, 0, 5])
     assert importance(some) == {"ess": [5.0, None, 5.0], "share": [0.5, None, 1.0]}
-    first, idle = said(some)
+    first, idle = sentences_of(some)
     assert "75%" in first
     assert "1 client has not weighed its examples" in first
     assert idle.startswith("Importance weights of client 2 are worth 100 % of its examples, and ")
-    (none,) = said(sizes([10, 20], [0, 0]))
+    (none,) = sentences_of(sizes([10, 20], [0, 0]))
     assert none.startswith("No client has weighed its examples: all count alike: give method.weigh")
 
 
 def test_clients_that_no_weighing_round_drew_are_named_with_the_cure() -> None:
-    (text,) = said(sizes([9, 9, 9], [5, 0, 0]))
+    (text,) = sentences_of(sizes([9, 9, 9], [5, 0, 0]))
     assert (
         "2 clients have not weighed their examples, which count alike: give "
         "method.weighing_rounds = 11 and training.rounds = 50, so that all are drawn in 95 % of "
         "runs." in text
     )
     # Controls: all have; some have no examples; the kept model is of an earlier round.
-    assert "weighed" not in said(sizes([9, 9], [5, 5]))[0]
-    assert "weighed" not in said(sizes([9, 0], [5, 0]))[0]
-    assert "weighing_rounds" not in said(sizes([9, 9], [5, 0]), t=20)[0]
-    assert "weighing_rounds = 2" in said(sizes([9, 9], [5, 0]), training=Training(rounds=40))[0]
+    assert "weighed" not in sentences_of(sizes([9, 9], [5, 5]))[0]
+    assert "weighed" not in sentences_of(sizes([9, 0], [5, 0]))[0]
+    assert "weighing_rounds" not in sentences_of(sizes([9, 9], [5, 0]), t=20)[0]
+    assert (
+        "weighing_rounds = 2"
+        in sentences_of(sizes([9, 9], [5, 0]), training=Training(rounds=40))[0]
+    )
 
 
 def test_the_control_says_nothing_against_itself() -> None:
-    """Weights of 1 by `equal` are asked for; the same sizes of estimated ones change nothing."""
+    """Weights of 1 by `equal` are intended; equal estimated weights change nothing."""
     even = sizes([9, 9], [9, 9])
-    assert said(even, disk(estimator="equal")) == [
+    assert sentences_of(even, disk(estimator="equal")) == [
         "Every example weighs 1: this is the control, without estimated weights."
     ]
-    assert any("change nothing" in text for text in said(even))
-    assert any("change nothing" in text for text in said(even, disk(estimator="true")))
-    left = said(sizes([9, 9], [9, 0]), disk(estimator="equal"))
+    assert any("change nothing" in text for text in sentences_of(even))
+    assert any("change nothing" in text for text in sentences_of(even, disk(estimator="true")))
+    left = sentences_of(sizes([9, 9], [9, 0]), disk(estimator="equal"))
     assert not any("weighing_rounds" in text for text in left)
 
 
@@ -98,9 +101,9 @@ def ratios() -> list[Tensor]:
 
 
 def slopes(
-    scale: float, method: Any = None, *, replaced: bool = False, known: bool = True
+    scale: float, method: Any = None, *, replaced: bool = False, with_ratios: bool = True
 ) -> list[str]:
-    """Sentences of a run whose clients weigh by `scale` times the true log ratio."""
+    """The sentences of a run whose clients weigh by `scale` times the true log ratio."""
     least = torch.tensor(0.5, dtype=torch.float64)
     ones = torch.ones(N, dtype=torch.bool)
     a = [bounded(scale * r, ones, least, 10.0) for r in ratios()]
@@ -111,12 +114,12 @@ def slopes(
     states = {i: {"importance": {"a": torch.ones(N) if replaced else a[i]}} for i in range(2)}
     last = after(server, states)
     texts = importance_sentences(
-        method or disk(), last, TRAINING, clients, ratios() if known else None
+        method or disk(), last, TRAINING, clients, ratios() if with_ratios else None
     )
     return [text for text in texts if "slope" in text]
 
 
-def test_where_the_truth_is_known_the_slope_is_said() -> None:
+def test_where_the_truth_is_known_the_slope_is_reported() -> None:
     """Of weights under the same bounds: those of the true ratio have exactly 1."""
     assert slopes(1.0) == [
         "Estimated log weights follow the true ones with slope 1.00 and correlation 1.00."
@@ -127,8 +130,8 @@ def test_where_the_truth_is_known_the_slope_is_said() -> None:
     assert "above 1.2 they do too much" in much
 
 
-def test_it_is_not_said_of_controls_unknown_ratios_and_weights_of_1() -> None:
-    assert slopes(1.0, known=False) == []
+def test_no_slope_is_reported_of_controls_unknown_ratios_and_weights_of_1() -> None:
+    assert slopes(1.0, with_ratios=False) == []
     for estimator in ("true", "equal"):
         assert slopes(0.1, disk(estimator=estimator)) == []
     assert slopes(3.0, replaced=True) == []
@@ -138,7 +141,7 @@ def test_it_is_not_said_of_controls_unknown_ratios_and_weights_of_1() -> None:
 
 @pytest.mark.slow
 def test_runs_in_a_world_say_it() -> None:
-    """The direct ratio follows, at temper 0.02 it does not; one of three weighs in one round."""
+    """The direct ratio follows the truth, at temper 0.02 not; one of three weighs in one round."""
 
     def why(cohort: int | None = None, **options: Any) -> list[str]:
         training: dict[str, Any] = {"rounds": 23, "steps": 1, "batch": 50}

@@ -1,4 +1,4 @@
-"""From configuration to task, oracle and choice, on the shipped data."""
+"""From a configuration to task, oracle and selection, on the shipped data."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from fedshift.experiments.config.schema import (
     Split,
     Training,
 )
-from fedshift.experiments.config.settings import setting
 from fedshift.experiments.config.toml_lines import lines_of
+from fedshift.experiments.config.training_objects import setting
 from fedshift.experiments.demo import demo_config, method_configs
 from fedshift.experiments.experiment import run_experiment
-from fedshift.experiments.folder.summary import reasons
+from fedshift.experiments.folder.why import reasons
 from fedshift.experiments.selection import candidates, choose
 from fedshift.experiments.task.preparing import Prepared, oracle_clients, prepare, scaled
 from fedshift.seeds import Seeds
@@ -46,7 +46,7 @@ def ready() -> Prepared:
 
 
 def rows(x: torch.Tensor) -> set[bytes]:
-    """Images as bytes, to tell who holds which."""
+    """Images as bytes, to find the clients that have them."""
     return {one.numpy().tobytes() for one in x}
 
 
@@ -61,7 +61,7 @@ def test_the_split_is_the_papers(ready: Prepared) -> None:
     assert tested.tolist() == [300 if t > 0 else 0 for t in ready.task.target]
 
 
-def test_nobodys_examples_are_anybody_elses(ready: Prepared) -> None:
+def test_no_example_is_dealt_twice(ready: Prepared) -> None:
     task = ready.task
     groups = [c.x for c in task.clients] + [v.x for v in task.validation] + [task.test.x]
     assert task.target_validation is not None
@@ -73,15 +73,15 @@ def test_nobodys_examples_are_anybody_elses(ready: Prepared) -> None:
 
 
 def test_held_out_examples_follow_their_client(ready: Prepared) -> None:
-    for client, held in zip(ready.task.clients, ready.task.validation, strict=True):
-        kept, out = client.y.bincount(minlength=10), held.y.bincount(minlength=10)
-        assert torch.equal(out, ((kept + out) * 0.2 + 1e-9).long())
+    for client, held_out in zip(ready.task.clients, ready.task.validation, strict=True):
+        rest, out = client.y.bincount(minlength=10), held_out.y.bincount(minlength=10)
+        assert torch.equal(out, ((rest + out) * 0.2 + 1e-9).long())
 
 
 def test_the_target_validates_with_its_own_part(ready: Prepared) -> None:
-    held = ready.task.target_validation
-    assert held is not None
-    share = held.y.bincount(minlength=10) / len(held)
+    validation = ready.task.target_validation
+    assert validation is not None
+    share = validation.y.bincount(minlength=10) / len(validation)
     assert torch.allclose(share.double(), ready.task.target)
 
 
@@ -93,9 +93,9 @@ def test_oracle_clients_follow_the_target(ready: Prepared) -> None:
         share = client.y.bincount(minlength=10).double() / len(client.y)
         assert float((share - ready.task.target).abs().max()) <= 1 / len(client.y)
         assert len(rows(client.x)) == len(client.x)  # no example twice in one client
-    held = ready.task.target_validation
-    assert held is not None
-    validated = rows(held.x).union(*(rows(v.x) for v in ready.task.validation))
+    validation = ready.task.target_validation
+    assert validation is not None
+    validated = rows(validation.x).union(*(rows(v.x) for v in ready.task.validation))
     assert not validated & set().union(*(rows(c.x) for c in clients))
     base = setting(FAST.training, ready.model, ready.announced, clients=9, seed=0)
     weights = recipes.fedpals(base, ess=0.3)
@@ -106,7 +106,7 @@ def test_oracle_clients_follow_the_target(ready: Prepared) -> None:
 
 
 def test_an_oracle_client_is_no_larger_than_the_supply() -> None:
-    """A client shrinks to floor(min_y supply_y / T_y), and none where that is as large as it is."""
+    """A client shrinks to floor(min_y supply_y / T_y), and none if that is as large as it is."""
     mostly = (0.91, *(0.01,) * 9)
     whole = prepare(FAST.model_copy(update={"shift": Split(labels_per_client=10, clients=2)}))
     rare = replace(whole, task=replace(whole.task, target=torch.tensor(mostly).double()))
@@ -132,7 +132,7 @@ def test_an_oracle_without_examples_of_a_label_is_refused(ready: Prepared) -> No
 
 
 def test_oracle_overlap_is_even() -> None:
-    """Where clients need more than there is, examples are reused at most once more than others."""
+    """Where clients need more than the supply, uses of examples differ by at most one."""
     ready = prepare(FAST.model_copy(update={"shift": Split(labels_per_client=3, clients=30)}))
     used: dict[int, dict[bytes, int]] = {}
     for client in oracle_clients(ready):
@@ -188,7 +188,7 @@ def test_scaling_is_the_authors() -> None:
 
 
 def test_methods_share_all_but_their_method() -> None:
-    """Paired: the same split, first model and batches, so that only the method differs."""
+    """Methods are paired: the same split, first model and batches; only the method differs."""
     configs = method_configs(demo_config(["training.rounds=1"])[0])
     assert [c.method.name for c in configs] == ["fedavg", "fedpals", "oracle"]
     assert (
@@ -198,15 +198,15 @@ def test_methods_share_all_but_their_method() -> None:
 
 def test_the_grid_drops_what_lambda_0_already_reaches(ready: Prepared) -> None:
     counts = ready.task.table()["labels"].numpy()
-    found = candidates(counts, ready.task.target.numpy(), (0.0, 0.1, 0.25, 0.5, 0.75))
-    labels = [label for label, _, _ in found]
+    grid = candidates(counts, ready.task.target.numpy(), (0.0, 0.1, 0.25, 0.5, 0.75))
+    labels = [label for label, _, _ in grid]
     assert labels[0] == "lambda=0"
-    reached = found[0][2].ess_fraction
+    reached = grid[0][2].ess_fraction
     assert labels[1:] == [f"ess={100 * f:g}%" for f in (0.1, 0.25, 0.5, 0.75) if f > reached]
 
 
 class Final:
-    """The last metrics of a pretended run."""
+    """The last metrics of a simulated run."""
 
     def __init__(self, estimate: float, validation: float, source: float, target: float) -> None:
         self.estimated_accuracy, self.validation_accuracy = estimate, validation
@@ -214,7 +214,7 @@ class Final:
 
 
 class Pretended:
-    played = None
+    weight_sums = None
 
     def __init__(self, *scores: float) -> None:
         self.final = Final(*scores)
@@ -254,12 +254,12 @@ def test_seeds_can_be_set_apart() -> None:
 
 
 def test_reasons_name_what_is_missing() -> None:
-    said = reasons(("a", "b", "c"), [0.6, 0.4, 0.0], [0.2, 0.4, 0.4], [0.5, 0.4, 0.1])
-    assert said[0] == (
+    lines = reasons(("a", "b", "c"), [0.6, 0.4, 0.0], [0.2, 0.4, 0.4], [0.5, 0.4, 0.1])
+    assert lines[0] == (
         'Sample-size weights train too little on "a" (60 % of the target, 20 % in FedAvg, '
         "50 % here)."
     )
-    assert "40 % of what FedAvg trains on are labels that the target never sees" in said[1]
+    assert "40 % of what FedAvg trains on are labels that the target never sees" in lines[1]
     gone = reasons(("a", "b"), [0.5, 0.5], [0.0, 1.0], [0.0, 1.0], unmeasured=0.5)
     assert gone[0].startswith('No client has any example of "a", 50 % of the target')
     assert gone[1].startswith("The estimate leaves out 50 % of the target")
@@ -312,7 +312,7 @@ def test_the_shipped_data_are_what_the_digest_says() -> None:
 
 
 def test_one_file_serves_to_compare_methods(tmp_path: Path) -> None:
-    """Another method forgets the file's foreign options; what -c gives stays, and is judged."""
+    """Another method drops the file's options that it lacks; those of -c stay, and are checked."""
     path = tmp_path / "c.toml"
     path.write_text('[method]\nname = "fedpals"\ness = 0.5\nmu = 0.2\n')
     assert load_config(path, ["method.name=fedavg"]).method.options == {}
@@ -345,7 +345,7 @@ def test_one_file_serves_to_compare_methods(tmp_path: Path) -> None:
 def test_an_option_is_never_carried_over_to_another_meaning(
     file: str, override: str, key: str, before: str, after: str, tmp_path: Path
 ) -> None:
-    """Refused with both meanings; set or left out by -c it is no more the file's."""
+    """Refused with both meanings; an option set or removed by -c is no longer the file's."""
     path = tmp_path / "c.toml"
     path.write_text(file)
     old, new = file.split('"')[1], override.partition("=")[2]
@@ -363,14 +363,14 @@ def test_an_option_is_never_carried_over_to_another_meaning(
         assert load_config(path, [*others, f"{key}="]).method.options == {}
 
 
-def test_every_option_of_several_methods_has_its_meanings_told() -> None:
-    """Of a name that several methods have, one meaning for all, or one for each of them."""
+def test_every_shared_option_has_its_meanings_described() -> None:
+    """An option of several methods has one meaning for all, or one for each of them."""
     meanings: dict[str, list[str | None]] = {}
     for recipe in recipes.recipes():
         for option in recipe.options:
             meanings.setdefault(option, []).append(recipe.meanings.get(option))
-    told = {option for option, meant in meanings.items() if any(meant)}
-    assert told == {
+    described = {option for option, meant in meanings.items() if any(meant)}
+    assert described == {
         "alpha",
         "beta",
         "lam",
@@ -381,9 +381,9 @@ def test_every_option_of_several_methods_has_its_meanings_told() -> None:
         "tune_part",
         "tune_rounds",
     }
-    assert all(all(meanings[option]) and len(set(meanings[option])) > 1 for option in told)
+    assert all(all(meanings[option]) and len(set(meanings[option])) > 1 for option in described)
     # If your method makes this fail: an option that means something else says so, by Annotated.
-    alike = {option for option, meant in meanings.items() if len(meant) > 1} - told
+    alike = {option for option, meant in meanings.items() if len(meant) > 1} - described
     assert alike == {
         "a", "b", "beta1", "beta2", "byzantine", "clip", "density_rounds", "distance",
         "head_epochs", "hidden", "high", "least_ess", "low", "lr", "option", "rho", "ridge",
@@ -396,9 +396,9 @@ def test_every_option_of_several_methods_has_its_meanings_told() -> None:
 @pytest.mark.slow
 def test_small_clients_hold_out_their_share_together() -> None:
     ready = prepare(FAST.model_copy(update={"shift": Split(labels_per_client=3, clients=600)}))
-    held = sum(len(v) for v in ready.task.validation)
-    total = held + sum(len(c.y) for c in ready.task.clients)
-    assert abs(held / total - 0.2) < 0.02
+    held_out = sum(len(v) for v in ready.task.validation)
+    total = held_out + sum(len(c.y) for c in ready.task.clients)
+    assert abs(held_out / total - 0.2) < 0.02
     assert all(len(c.y) > 0 for c in ready.task.clients)
 
 
@@ -420,7 +420,7 @@ def test_an_empty_target_is_refused() -> None:
 
 def test_a_cap_leaves_out_what_it_cannot_reach() -> None:
     counts = [[400, 0], [0, 400], [10, 10], [10, 10]]
-    found = candidates(counts, [0.5, 0.5], (0.25, 0.5, 0.9), cap=0.3)
-    assert 0 < len(found) < 3
+    grid = candidates(counts, [0.5, 0.5], (0.25, 0.5, 0.9), cap=0.3)
+    assert 0 < len(grid) < 3
     with pytest.raises(InputError, match=r"no fraction of selection\.grid can be reached"):
         candidates(counts, [0.5, 0.5], (0.9,), cap=0.3)

@@ -22,10 +22,10 @@ from fedshift.experiments.config.load import dumps, validate
 from fedshift.experiments.config.networks import network
 from fedshift.experiments.config.schema import Network
 from fedshift.experiments.experiment import method_of, record
+from fedshift.experiments.listeners import ignore_event
 from fedshift.experiments.measures.distances import measured_shift
 from fedshift.experiments.task.feature_shift import writer_ids
 from fedshift.experiments.task.preparing import Prepared, prepare
-from fedshift.experiments.training import silent
 from fedshift.recipes import Setting
 from fedshift.record.folder import read_run
 from fedshift.report.page import page
@@ -59,7 +59,7 @@ def ready(**shift: Any) -> Prepared:
 
 
 def origins(prepared: Prepared) -> list[set[int]]:
-    """The writers of each client, found by their images."""
+    """The writers of each client, identified by their images."""
     train = writers.leaf(datasets.find("femnist-digits"))[0]
     images = (train.x.float().div(127.5) - 1).numpy()
     of = {x.tobytes(): int(w) for x, w in zip(images, train.site, strict=True)}
@@ -68,21 +68,21 @@ def origins(prepared: Prepared) -> list[set[int]]:
 
 @pytest.mark.slow
 def test_whole_writers_go_to_clients_and_the_test_file_is_the_test() -> None:
-    found = ready()
-    own = origins(found)
-    assert [len(each) for each in own] == [WRITERS // 6] * 6
-    assert len(set().union(*own)) == WRITERS
-    assert [len(c.y) for c in found.task.clients] == [EACH * WRITERS // 6] * 6
-    assert len(found.task.test) == OTHERS * EACH
-    assert found.task.target.tolist() == pytest.approx([0.1] * 10)
-    assert found.task.target_validation is None
+    prepared = ready()
+    by_client = origins(prepared)
+    assert [len(each) for each in by_client] == [WRITERS // 6] * 6
+    assert len(set().union(*by_client)) == WRITERS
+    assert [len(c.y) for c in prepared.task.clients] == [EACH * WRITERS // 6] * 6
+    assert len(prepared.task.test) == OTHERS * EACH
+    assert prepared.task.target.tolist() == pytest.approx([0.1] * 10)
+    assert prepared.task.target_validation is None
     by_seed = prepare(validate(tables() | {"seeds": {"run": 1}}))
-    assert origins(by_seed) != own
+    assert origins(by_seed) != by_client
 
 
 @pytest.mark.slow
 def test_noise_is_the_pools_and_grows_with_the_client() -> None:
-    """As `noisy_writers` has it, client by client; the test set is clean unless asked."""
+    """As in `noisy_writers`, client by client; the test set is clean unless asked for."""
     clean, noisy = ready(), ready(noise=0.5)
     ids = writer_ids("femnist-digits")[: WRITERS * EACH]
     parts, pool = noisy_writers(ids, 6, 0.5, 0)
@@ -105,8 +105,8 @@ def test_noise_is_the_pools_and_grows_with_the_client() -> None:
 
 @pytest.mark.slow
 def test_noise_needs_no_writers() -> None:
-    found = ready(kind="iid", noise=0.4)
-    assert float((found.task.clients[5].x - ready(kind="iid").task.clients[5].x).std()) > 0.1
+    prepared = ready(kind="iid", noise=0.4)
+    assert float((prepared.task.clients[5].x - ready(kind="iid").task.clients[5].x).std()) > 0.1
 
 
 def test_shared_looks_deal_a_set_evenly() -> None:
@@ -126,9 +126,11 @@ def test_shared_looks_deal_a_set_evenly() -> None:
 
 @pytest.mark.slow
 def test_clients_can_keep_tests_of_their_own_writers() -> None:
-    """Writers of both files in one pool; a writer that occurs in both is one."""
-    found = prepare(validate(tables(target="clients", noise=0.2)))
-    sizes = [len(c.y) + len(t) for c, t in zip(found.task.clients, found.task.tests, strict=True)]
+    """Writers of both files are one pool; a writer that occurs in both is counted once."""
+    prepared = prepare(validate(tables(target="clients", noise=0.2)))
+    sizes = [
+        len(c.y) + len(t) for c, t in zip(prepared.task.clients, prepared.task.tests, strict=True)
+    ]
     assert sum(sizes) == (WRITERS + OTHERS) * EACH
     assert sorted(sizes) == [5 * EACH, *[6 * EACH] * 5]
     limited = tables(target="clients")
@@ -219,7 +221,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, digits: None) -> Path:
     given = tables(DISK, noise=0.5)
     given["training"] = {"rounds": 4, "batch": 20, "lr": 0.05}
     config = validate(given)
-    record(place, config, prepare(config), silent)
+    record(place, config, prepare(config), ignore_event)
     return place
 
 
@@ -230,16 +232,16 @@ def test_a_run_says_what_its_weights_are_worth(folder: Path) -> None:
     assert len(shares) == 6
     assert all(0.15 <= s <= 1.0 for s in shares)
     assert data["importance"]["ess"] == pytest.approx([100 * s for s in shares])
-    said = next(s for s in data["why"] if s.startswith("Example weights leave"))
-    assert f"client {shares.index(min(shares))}: {min(shares):.0%}." in said
+    sentence = next(s for s in data["why"] if s.startswith("Example weights leave"))
+    assert f"client {shares.index(min(shares))}: {min(shares):.0%}." in sentence
 
 
 @pytest.mark.slow
-def test_weights_are_told_where_clients_test_on_their_own_data(tmp_path: Path) -> None:
+def test_weights_are_reported_where_clients_test_on_their_own_data(tmp_path: Path) -> None:
     given = tables(DISK, noise=0.5, target="clients")
     given["training"] = {"rounds": 4, "batch": 20, "lr": 0.05}
     config = validate(given)
-    record(tmp_path, config, prepare(config), silent)
+    record(tmp_path, config, prepare(config), ignore_event)
     data = json.loads((tmp_path / "summary.json").read_text())
     assert data["serving"] is not None
     assert sum(s.startswith("Example weights leave") for s in data["why"]) == 1
@@ -249,15 +251,15 @@ def test_weights_are_told_where_clients_test_on_their_own_data(tmp_path: Path) -
 def test_the_report_shows_both(folder: Path) -> None:
     run = read_run(folder)
     text = page([run])
-    found, weights = run.summary.differences, run.summary.importance
-    assert found is not None
+    differences, weights = run.summary.differences, run.summary.importance
+    assert differences is not None
     assert weights is not None
     assert 'id="differences"' in text
     assert 'id="importance"' in text
     assert "client 5: noise 0.5 against client 0: noise 0.083" in text
     assert "can be told apart</title>" in text
     assert "Too few examples" not in text
-    assert f"{found.mean['domain_auc']:.3f}" in text
+    assert f"{differences.mean['domain_auc']:.3f}" in text
 
 
 @pytest.mark.slow
@@ -269,7 +271,7 @@ def test_degenerate_weights_are_refused_with_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(
         TrainingError, match=r"less than least_ess = 0.95 allows.*feddisk lower temper"
     ):
-        record(tmp_path / "run", config, prepare(config), silent)
+        record(tmp_path / "run", config, prepare(config), ignore_event)
 
 
 # ---------------------------------------------------------------- measures
@@ -279,15 +281,15 @@ def test_degenerate_weights_are_refused_with_what_to_do(tmp_path: Path) -> None:
 def test_measures_are_those_of_the_shifts_module() -> None:
     prepared = ready(noise=0.5, clients=8)
     counts = np.random.default_rng(0).integers(1, 30, (8, 10)).astype(np.float64)
-    found = measured_shift(prepared.task, counts, 3)
-    assert found["clients"] == [0, 1, 3, 4, 6, 7]
-    drawn = [prepared.task.clients[i].x.numpy() for i in found["clients"]]
-    assert np.array_equal(found["domain_auc"], domain_auc(drawn, 3, most=200), equal_nan=True)
+    measured = measured_shift(prepared.task, counts, 3)
+    assert measured["clients"] == [0, 1, 3, 4, 6, 7]
+    drawn = [prepared.task.clients[i].x.numpy() for i in measured["clients"]]
+    assert np.array_equal(measured["domain_auc"], domain_auc(drawn, 3, most=200), equal_nan=True)
     js = label_distances(counts).js
-    assert np.array_equal(found["js"], js[np.ix_(found["clients"], found["clients"])])
-    assert found["mean_all"]["js"] == pytest.approx(js[np.tril_indices(8, -1)].mean())
-    assert found["mean_all"]["js"] != pytest.approx(js.mean())
-    assert found["mean"]["domain_auc"] > 0.8
+    assert np.array_equal(measured["js"], js[np.ix_(measured["clients"], measured["clients"])])
+    assert measured["mean_all"]["js"] == pytest.approx(js[np.tril_indices(8, -1)].mean())
+    assert measured["mean_all"]["js"] != pytest.approx(js.mean())
+    assert measured["mean"]["domain_auc"] > 0.8
 
 
 def test_clients_too_small_for_a_classifier_are_left_out() -> None:
@@ -295,9 +297,9 @@ def test_clients_too_small_for_a_classifier_are_left_out() -> None:
     one, two = prepared.task.clients
     small = client_data(one.x[:4], one.y[:4], 0)
     task = replace(prepared.task, clients=(small, two))
-    found = measured_shift(task, prepared.task.table()["labels"].numpy(), 0)
-    assert found["clients"] == [1]
-    assert found["mean"]["domain_auc"] is None
+    measured = measured_shift(task, prepared.task.table()["labels"].numpy(), 0)
+    assert measured["clients"] == [1]
+    assert measured["mean"]["domain_auc"] is None
 
 
 @pytest.mark.slow
@@ -307,12 +309,12 @@ def test_a_report_on_clients_too_small_for_a_classifier_says_so(tmp_path: Path, 
     prepared = prepare(config)
     few = [client_data(c.x[:4], c.y[:4], i) for i, c in enumerate(prepared.task.clients)]
     task = replace(prepared.task, clients=(*prepared.task.clients[:large], *few[large:]))
-    record(tmp_path, config, replace(prepared, task=task), silent)
+    record(tmp_path, config, replace(prepared, task=task), ignore_event)
     run = read_run(tmp_path)
-    found = run.summary.differences
-    assert found is not None
-    assert len(found.clients) == large
+    differences = run.summary.differences
+    assert differences is not None
+    assert len(differences.clients) == large
     text = page([run])
     assert "Too few examples: no two clients have enough training inputs" in text
     assert "can be told apart</title>" not in text
-    assert f"{found.mean_all['js']:.3f}" in text
+    assert f"{differences.mean_all['js']:.3f}" in text

@@ -1,4 +1,4 @@
-"""Accuracies that rest on few test examples, and on rows that are not the target's, are said."""
+"""Accuracies on few test examples, or on rows that are not the target's, are reported as such."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedshift.evaluation.scores import Score
-from fedshift.experiments.measures.measuring import FEW, few_tests
+from fedshift.experiments.measures.task_scores import FEW, few_tests
 from fedshift.record.headline import measured_on, target_words
 
 CLASSES, TARGET = ("survived", "died", "transferred"), (0.5, 0.3, 0.2)
@@ -19,8 +19,8 @@ def scored(right: list[int], total: list[int]) -> Score:
     return Score(torch.tensor(right), torch.tensor(total), torch.tensor(total), 1.0)
 
 
-def test_few_test_examples_are_said_with_their_interval() -> None:
-    """Wilson's interval in its closed form; the control has as many as are enough."""
+def test_few_test_examples_are_reported_with_their_interval() -> None:
+    """Wilson's interval in its closed form; the control has enough examples."""
     (line,) = few_tests(scored([2, 1, 0], [3, 1, 1]), CLASSES, TARGET)
     n, p, z = 5, 3 / 5, 1.959964
     middle = p + z * z / (2 * n)
@@ -44,7 +44,7 @@ def test_few_test_examples_are_said_with_their_interval() -> None:
     ],
 )
 def test_a_report_says_whose_rows_were_tested(given: object, rows: bool) -> None:
-    """By the run's own file, where `fedshift.fit` has not left its words."""
+    """From the run's configuration, where `fedshift.fit` has left no sentence."""
     if isinstance(given, dict):
         value = "{" + ", ".join(f"{k} = {v}" for k, v in given.items()) + "}"
     else:

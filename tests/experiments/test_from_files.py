@@ -1,4 +1,4 @@
-"""Experiments whose files name data, a network, a method and metrics of the user's."""
+"""Experiments that name the user's data, network, method and metrics."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def bits(experiment: Experiment) -> list[bytes]:
 
 
 def measured(folder: Path) -> list[dict[str, str]]:
-    """The numbers of each round that both have; the file adds a metric."""
+    """The numbers of each round that both runs have; the file adds a metric."""
     with (folder / "metrics.csv").open(newline="") as f:
         return [{k: v for k, v in row.items() if k != "brier"} for row in csv.DictReader(f)]
 
 
 def perceptron(task: Any) -> nn.Module:
-    """The network of the files, made in Python."""
+    """The files' network, defined in Python."""
     net = nn.Sequential()
     inputs = math.prod(task.input_shape)
     net.body = nn.Sequential(nn.Flatten(), nn.Linear(inputs, 8), nn.ReLU())
@@ -91,7 +91,7 @@ def test_a_method_of_ones_own_is_the_recipe_that_it_calls(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_auto_with_a_method_of_ones_own(tmp_path: Path) -> None:
-    """As with the recipe that it calls; one without lam is refused."""
+    """The same as with the recipe that it calls; a method without lam is refused."""
     path = files_in(tmp_path)
     (tmp_path / "mine.py").write_text(
         "from fedshift import recipes\n\n\ndef make(setting, *, ess=None, lam=None):\n"
@@ -227,7 +227,7 @@ def test_targets(tmp_path: Path, target: str, kind: float | None) -> None:
 
 
 def test_reading_runs_nothing(tmp_path: Path) -> None:
-    """Neither a configuration that is merely read, nor one that came by message; control: a run."""
+    """Neither reading a configuration nor receiving one by message runs code; control: a run."""
     path = files_in(tmp_path)
     for name in ("net.py", "mine.py", "m.py"):
         (tmp_path / name).write_text(MARK + (tmp_path / name).read_text())
@@ -264,7 +264,7 @@ def test_deploy_refuses_each_name(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [("--workers", "2"), ("--engine", "flower-sim", "--actors", "1")])
 def test_other_processes_give_the_same(tmp_path: Path, how: tuple[str, ...]) -> None:
-    """Each of them loads the files itself, or is forked from what has."""
+    """Each process loads the files itself, or is forked from one that has."""
     if "flower-sim" in how:
         pytest.importorskip("ray", reason="Flower's simulation is not installed (extra flower)")
     path = str(files_in(tmp_path))
@@ -288,7 +288,7 @@ def test_resumed_as_if_it_went_through(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["patients.csv", "net.py", "mine.py", "m.py"])
 def test_a_changed_file_is_refused_by_name(tmp_path: Path, name: str) -> None:
-    """Before it is run. Control: as it was, the run goes on."""
+    """Before it is run. Control: with the original file the run goes on."""
     config = load_config(files_in(tmp_path))
     record_until(tmp_path / "o", config, 2)
     listed = json.loads((tmp_path / "o" / "lock.json").read_text())["files"]
@@ -342,7 +342,7 @@ def test_mistakes_are_placed(
 
 @pytest.mark.slow
 def test_the_command_runs_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Control of the mistakes: as it is, it ends in a report that names clients and classes."""
+    """Control of the mistakes: unchanged, it ends in a report that names clients and classes."""
     files_in(tmp_path)
     assert code_of(tmp_path) == 0
     assert {"report.html", "summary.json", "model.safetensors"} <= {

@@ -1,4 +1,4 @@
-"""Inputs that no honest user gives: each ends with a message that says what to do."""
+"""Hostile inputs: each ends with a message that says what to do."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_overrides_that_cannot_be_read(tmp_path: Path, value: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
         (["training.rounds=true"], "^-c training.rounds = true: must be a whole"),
         (["model.hidden=[3, -1]"], r"^-c model.hidden: model.hidden.1 = -1: must be at least 1"),
@@ -66,13 +66,13 @@ def test_overrides_that_cannot_be_read(tmp_path: Path, value: str) -> None:
     ],
 )
 def test_overrides_are_not_blamed_on_the_file(
-    overrides: list[str], said: str, tmp_path: Path
+    overrides: list[str], message: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         load_config(written(tmp_path, GOOD.encode()), overrides)
 
 
-def test_of_many_mistakes_the_first_are_told() -> None:
+def test_of_many_mistakes_the_first_are_listed() -> None:
     with pytest.raises(InputError, match="and 5 more$") as caught:
         validate({f"k{i}": 1 for i in range(MOST_SHOWN + 5)})
     assert len(str(caught.value).splitlines()) == MOST_SHOWN + 1
@@ -109,10 +109,10 @@ def test_numbers_beyond_any_machine(training: dict[str, Any], message: str) -> N
 def test_what_no_round_can_fulfil_is_refused_before_the_first(
     tables: dict[str, Any], message: str
 ) -> None:
-    heard: list[Any] = []
+    events: list[Any] = []
     with pytest.raises(InputError, match=message):
-        run_experiment(validate(tables), listen=heard.append)
-    assert not heard
+        run_experiment(validate(tables), listen=events.append)
+    assert not events
 
 
 def test_no_more_processes_than_clients(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,9 +178,9 @@ def test_an_emptied_configuration_does_not_begin_another_run(tmp_path: Path) -> 
     ],
 )
 def test_what_the_machine_lacks_is_no_defect(error: Exception, message: str) -> None:
-    told = out_of_resources(error)
-    assert isinstance(told, InputError)
-    assert message in str(told)
+    refusal = out_of_resources(error)
+    assert isinstance(refusal, InputError)
+    assert message in str(refusal)
 
 
 def test_other_failures_are_defects() -> None:

@@ -1,4 +1,4 @@
-"""What a run with label sets sends, counted, and what it says of absent labels and of tuning."""
+"""The bytes of a run with label sets, and its sentences on absent labels and on tuning."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from fedshift.engine.traffic import Meter, Traffic
 from fedshift.experiments.config.load import load_config, validate
 from fedshift.experiments.experiment import record
 from fedshift.experiments.folder.run_folder import summary_of
+from fedshift.experiments.listeners import ignore_event
 from fedshift.experiments.measures.label_sets import sentences
 from fedshift.experiments.task.preparing import prepare
-from fedshift.experiments.training import silent
 from fedshift.model import Model
 from fedshift.recipes import Setting
 from fedshift.record.folder import read_run
@@ -60,13 +60,13 @@ def test_the_meter_changes_nothing(mlp: Model, federated: Callable[..., Federati
     seen: list[int] = []
 
     def backend(update: Any, jobs: Any) -> Any:
-        def told() -> Any:
+        def noted() -> Any:
             job: Job
             for job in jobs:
                 seen.append(job.client)
                 yield job
 
-        return loop(update, told())
+        return loop(update, noted())
 
     ends = [
         [*run(algorithm, federated(), 2, backend=b, meter=m)][-1].server["params"]
@@ -79,7 +79,7 @@ def test_the_meter_changes_nothing(mlp: Model, federated: Callable[..., Federati
 # --------------------------------------------------------------------------- what a run says
 
 
-def test_a_run_tells_what_was_absent_and_where_mass_went(tmp_path: Path) -> None:
+def test_a_run_reports_absent_labels_and_where_mass_went(tmp_path: Path) -> None:
     changes: dict[str, Any] = {
         "training": {"cohort": 2, "rounds": 3},
         "shift": {"labels_per_client": 3, "cover": False, "clients": 4},
@@ -87,46 +87,46 @@ def test_a_run_tells_what_was_absent_and_where_mass_went(tmp_path: Path) -> None
         "server": {"validation": 0},
     }  # fmt: skip
     config = validate(tables(**changes) | {"name": "sets"})
-    experiment = record(tmp_path, config, prepare(config), silent)
-    found = summary_of(tmp_path)
-    sets, server = found["label_sets"], experiment.outcome.last.server
-    assert sets["holders"] == np.array(found["label_counts"]).astype(bool).sum(0).tolist()
+    experiment = record(tmp_path, config, prepare(config), ignore_event)
+    summary = summary_of(tmp_path)
+    sets, server = summary["label_sets"], experiment.outcome.last.server
+    assert sets["holders"] == np.array(summary["label_counts"]).astype(bool).sum(0).tolist()
     assert sets["absent_rounds"] == server["absent"]["rounds"].tolist()
     assert [r["round"] for r in sets["rounds"]] == [1, 2, 3]
     last = sets["rounds"][-1]
     assert last["absent"] == int(server["absent"]["now"].sum()) >= 4
     assert last["outside_after"] == pytest.approx(float(server["tuning"]["outside"][1]))
-    assert found["final"]["sets_outside_after"] == last["outside_after"]
-    assert found["final"]["bytes_model"] == size_in_bytes({"p": experiment.outcome.params})
-    why = " ".join(found["why"])
+    assert summary["final"]["sets_outside_after"] == last["outside_after"]
+    assert summary["final"]["bytes_model"] == size_in_bytes({"p": experiment.outcome.params})
+    why = " ".join(summary["why"])
     assert "central tuning moved the mass on the" in why
     html = page([read_run(tmp_path)])
     assert "Clients that hold it" in html
     text = re.sub(r"(<[^>]*>\s*)+", "|", html)
-    sizes = [f"{found['final'][f'bytes_{k}']:,.0f}" for k in ("down", "up", "model")]
+    sizes = [f"{summary['final'][f'bytes_{k}']:,.0f}" for k in ("down", "up", "model")]
     assert f"|private|pairwise, over all labels|{'|'.join(sizes)}|" in text
-    for row in zip(found["classes"], sets["holders"], sets["absent_rounds"], strict=True):
+    for row in zip(summary["classes"], sets["holders"], sets["absent_rounds"], strict=True):
         assert f"|{row[0]}|{row[1]}|{row[2]}|" in text
     assert "Mass on absent labels before" in html
 
 
-def test_absences_are_told_where_clients_test_on_their_own_data(tmp_path: Path) -> None:
+def test_absences_are_reported_where_clients_test_on_their_own_data(tmp_path: Path) -> None:
     given = tables(shift={"cover": False, "target": "clients"}, training={"cohort": 1})
     given.pop("server")
     config = validate(given | {"method": {"name": "labelset_fedavg"}, "name": "own"})
-    record(tmp_path, config, prepare(config), silent)
-    found = summary_of(tmp_path)
-    assert found["serving"] is not None
-    assert any("no client of the cohort held a label" in s for s in found["why"])
+    record(tmp_path, config, prepare(config), ignore_event)
+    summary = summary_of(tmp_path)
+    assert summary["serving"] is not None
+    assert any("no client of the cohort held a label" in s for s in summary["why"])
     html = re.sub(r"(<[^>]*>\s*)+", "|", page([read_run(tmp_path)]))
     assert "|private|none|" in html
     assert "averaged over no client and stays as it was." in html
     # Folders of versions that said neither mode nor bytes.
     for key in ("mode", "tune", "tune_over"):
-        del found["label_sets"][key]
+        del summary["label_sets"][key]
     for key in ("bytes_down", "bytes_up", "bytes_model"):
-        del found["final"][key]
-    (tmp_path / "summary.json").write_text(json.dumps(found))
+        del summary["final"][key]
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
     html = re.sub(r"(<[^>]*>\s*)+", "|", page([read_run(tmp_path)]))
     assert "|–|–|–|–|–|" in html
     assert "stays as it was (but for mode public and tuning over all labels)." in html
@@ -136,37 +136,37 @@ def test_absences_are_told_where_clients_test_on_their_own_data(tmp_path: Path) 
 def test_a_run_without_label_sets_says_nothing_of_them(tmp_path: Path) -> None:
     plain = tables(training={"rounds": 1}) | {"method": {"name": "fedavg"}, "name": "plain"}
     config = validate(plain)
-    record(tmp_path, config, prepare(config), silent)
-    found = summary_of(tmp_path)
-    assert found["label_sets"] is None
-    assert not any(k.startswith("sets_") for k in found["final"])
-    assert found["final"]["bytes_down"] == found["final"]["bytes_model"]
+    record(tmp_path, config, prepare(config), ignore_event)
+    summary = summary_of(tmp_path)
+    assert summary["label_sets"] is None
+    assert not any(k.startswith("sets_") for k in summary["final"])
+    assert summary["final"]["bytes_down"] == summary["final"]["bytes_model"]
     assert 'id="label-sets"' not in page([read_run(tmp_path)])
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize(("validation", "told"), [(0.0, False), (0.001, True)])
-def test_a_missing_estimate_is_told_only_where_one_was_asked_for(
-    tmp_path: Path, validation: float, told: bool
+@pytest.mark.parametrize(("validation", "mentioned"), [(0.0, False), (0.001, True)])
+def test_a_missing_estimate_is_reported_only_where_one_was_asked_for(
+    tmp_path: Path, validation: float, mentioned: bool
 ) -> None:
-    """0.001 of a client's examples is none either, which is worth a sentence."""
+    """0.001 of a client's examples is no example either, which is reported."""
     given = tables(data={"validation": validation}, training={"rounds": 1})
     config = validate(given | {"method": {"name": "fedavg"}, "name": "plain"})
-    record(tmp_path, config, prepare(config), silent)
-    found = summary_of(tmp_path)
-    assert found["unmeasured_mass"] == pytest.approx(1.0)
-    assert any("The estimate leaves out 100 %" in s for s in found["why"]) == told
-    assert found["why"]
+    record(tmp_path, config, prepare(config), ignore_event)
+    summary = summary_of(tmp_path)
+    assert summary["unmeasured_mass"] == pytest.approx(1.0)
+    assert any("The estimate leaves out 100 %" in s for s in summary["why"]) == mentioned
+    assert summary["why"]
 
 
 @pytest.mark.slow
 def test_a_run_says_whether_tuning_will_pay(tmp_path: Path) -> None:
-    """By the server's labelled examples alone, also in rounds after those of tuning."""
+    """From the server's labelled examples alone, also in rounds after tuning."""
     method = {"tune": "kl", "tune_part": "all", "tune_rounds": 1}
     config = validate(tables(method=method) | {"name": "pays"})
-    experiment = record(tmp_path / "run", config, prepare(config), silent)
-    found, last = summary_of(tmp_path / "run"), experiment.outcome.last.server
-    first, second = found["label_sets"]["rounds"]
+    experiment = record(tmp_path / "run", config, prepare(config), ignore_event)
+    content, last = summary_of(tmp_path / "run"), experiment.outcome.last.server
+    first, second = content["label_sets"]["rounds"]
     assert first["loss_after"] < first["loss_before"]
     assert second["loss_before"] is None
     assert list(second["optima"]) == ["aggregate", "mse", "pairwise", "kl", "gain_se"]
@@ -174,17 +174,20 @@ def test_a_run_says_whether_tuning_will_pay(tmp_path: Path) -> None:
     assert list(second["optima"].values()) == last["tuning"]["accuracy"].tolist()
     assert list(errors.values()) == last["tuning"]["gain_se"].tolist()
     assert first["optima"] != second["optima"]
-    assert found["final"]["sets_optimum_kl"] == second["optima"]["kl"]
-    aggregate = found["final"]["sets_aggregate"]
+    assert content["final"]["sets_optimum_kl"] == second["optima"]["kl"]
+    aggregate = content["final"]["sets_aggregate"]
     assert aggregate == second["optima"]["aggregate"]
     gains = [f"{100 * (second['optima'][k] - aggregate):+.1f}" for k in ("mse", "pairwise", "kl")]
-    (said,) = (s for s in found["why"] if s.startswith("Will tuning pay?"))
-    assert f"In round 2 the aggregate has {aggregate:.1%} on the server's labelled examples" in said
+    (sentence,) = (s for s in content["why"] if s.startswith("Will tuning pay?"))
+    assert (
+        f"In round 2 the aggregate has {aggregate:.1%} on the server's labelled examples"
+        in sentence
+    )
     mse, pairwise, kl = (
         f"{k} {v} ± {100 * errors[k]:.1f}" for k, v in zip(errors, gains, strict=True)
     )
-    assert f"over these examples: {kl}; beside it {mse}, {pairwise}. With mode" in said
-    assert not any("gain_se" in k for k in found["final"])
+    assert f"over these examples: {kl}; beside it {mse}, {pairwise}. With mode" in sentence
+    assert not any("gain_se" in k for k in content["final"])
     text = re.sub(r"(<[^>]*>\s*)+", "|", page([read_run(tmp_path / "run")]))
     assert f"|2|{aggregate:.1%}|{'|'.join(gains)}|" in text
     assert "optima of MSE and of the pairwise loss did not tell in our runs" in text
@@ -192,7 +195,7 @@ def test_a_run_says_whether_tuning_will_pay(tmp_path: Path) -> None:
     (tmp_path / "run" / "summary.json").write_text(summary.replace('"private"', '"public"'))
     assert "of the pairwise loss did not tell" not in page([read_run(tmp_path / "run")])
     without = validate(tables(method=method, server={"validation": 0}) | {"name": "none"})
-    record(tmp_path / "none", without, prepare(without), silent)
+    record(tmp_path / "none", without, prepare(without), ignore_event)
     assert "optima" not in (tmp_path / "none" / "summary.json").read_text()
     assert "will tuning pay" not in page([read_run(tmp_path / "none")]).lower()
 
@@ -201,7 +204,7 @@ def test_a_run_says_whether_tuning_will_pay(tmp_path: Path) -> None:
     ("mode", "tune", "first"),
     [("private", "mse", "mse"), ("public", "pairwise", "pairwise"), ("private", "none", "kl")],
 )
-def test_the_runs_loss_is_told_first_and_the_doubt_where_there_is_one(
+def test_the_runs_loss_comes_first_and_a_doubt_where_there_is_one(
     mode: str, tune: str, first: str
 ) -> None:
     optima = Optima(0.5, 0.6, 0.55, 0.45, {"mse": 0.02, "pairwise": 0.03, "kl": 0.011})
@@ -213,54 +216,56 @@ def test_the_runs_loss_is_told_first_and_the_doubt_where_there_is_one(
         absent_rounds=(0,),
         rounds=(SetRound(4, 0, optima=optima),),
     )
-    (said,) = sentences(sets, ("cat",))
+    (sentence,) = sentences(sets, ("cat",))
     others = ", ".join(v for k, v in texts.items() if k != first)
-    assert f"examples: {texts[first]}; beside it {others}." in said
-    assert ("optima of mse and pairwise did not tell in our runs" in said) == (mode == "private")
+    assert f"examples: {texts[first]}; beside it {others}." in sentence
+    assert ("optima of mse and pairwise did not tell in our runs" in sentence) == (
+        mode == "private"
+    )
     old = replace(optima, gain_se=None)  # of a folder of an earlier version
     without = replace(sets, rounds=(SetRound(4, 0, optima=old),))
     assert "±" not in sentences(without, ("cat",))[0]
 
 
-def test_tuning_that_raises_its_loss_is_told() -> None:
-    """In any round that is kept, the worst by its numbers; not for what is rounding."""
+def test_tuning_that_raises_its_loss_is_reported() -> None:
+    """In any recorded round; the worst is named with its numbers; rounding is ignored."""
 
-    def told(*losses: tuple[float, float] | tuple[None, None]) -> list[str]:
+    def sentences_of(*losses: tuple[float, float] | tuple[None, None]) -> list[str]:
         rounds = tuple(SetRound(t, 0, *pair) for t, pair in enumerate(losses, start=1))
         return sentences(LabelSets(holders=(1,), absent_rounds=(0,), rounds=rounds), ("cat",))
 
-    assert told((0.5, 0.4), (0.139, 3.0), (None, None)) == [
+    assert sentences_of((0.5, 0.4), (0.139, 3.0), (None, None)) == [
         "Central tuning raised its loss from 0.139 to 3 in round 2; lower tune_lr."
     ]
-    assert told((0.5, 0.6), (0.3, 0.9), (0.9, 0.2)) == [
+    assert sentences_of((0.5, 0.6), (0.3, 0.9), (0.9, 0.2)) == [
         "Central tuning raised its loss from 0.3 to 0.9 in round 2, the most of 2 such rounds of "
         "3; lower tune_lr."
     ]
-    assert told((0.5, 0.4), (0.3, 0.3), (0.0, 5e-7), (0.2, 0.20001), (None, None)) == []
+    assert sentences_of((0.5, 0.4), (0.3, 0.3), (0.0, 5e-7), (0.2, 0.20001), (None, None)) == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("lr", "told"), [(0.5, True), (0.001, False)])
-def test_a_run_whose_tuning_goes_astray_says_so(lr: float, told: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("lr", "warned"), [(0.5, True), (0.001, False)])
+def test_a_run_whose_tuning_diverges_says_so(lr: float, warned: bool, tmp_path: Path) -> None:
     method = {"tune": "kl", "tune_part": "all", "tune_steps": 20, "tune_lr": lr}
     config = validate(tables(method=method) | {"name": "astray"})
-    record(tmp_path, config, prepare(config), silent)
-    found = summary_of(tmp_path)
-    raised = [r["loss_after"] > r["loss_before"] for r in found["label_sets"]["rounds"]]
-    assert any(raised) == told
-    sentence = [s for s in found["why"] if s.startswith("Central tuning raised its loss from")]
-    assert len(sentence) == told
+    record(tmp_path, config, prepare(config), ignore_event)
+    summary = summary_of(tmp_path)
+    raised = [r["loss_after"] > r["loss_before"] for r in summary["label_sets"]["rounds"]]
+    assert any(raised) == warned
+    sentence = [s for s in summary["why"] if s.startswith("Central tuning raised its loss from")]
+    assert len(sentence) == warned
     assert all(s.endswith("; lower tune_lr.") for s in sentence)
 
 
 PRIVATE: dict[str, Any] = {"mode": "private", "tune": "mse", "tune_over": "union"}
 
 
-def test_sentences_name_labels_of_nobody_and_labels_absent_at_times() -> None:
+def test_sentences_name_labels_without_clients_and_labels_absent_at_times() -> None:
     one = SetRound(9, 2, 0.5, 0.4, 0.25, 0.75)
     sets = LabelSets(holders=(1, 0, 2), absent_rounds=(4, 9, 0), rounds=(one,), **PRIVATE)
-    said = sentences(sets, ("cat", "dog", "cow"))
-    assert said == [
+    texts = sentences(sets, ("cat", "dog", "cow"))
+    assert texts == [
         'No client holds "dog": the rows of the head stay as they began.',
         'Rounds of 9 in which no client of the cohort held a label: "cat" (4).',
         "In the last round central tuning moved the mass on the 2 absent labels from 25.0% to "
@@ -273,7 +278,7 @@ def test_sentences_name_labels_of_nobody_and_labels_absent_at_times() -> None:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("mode", ["private", "holders", "public"])
 @pytest.mark.parametrize("over", [None, "union", "all"])
-def test_rows_of_nobodys_labels_are_said_to_move_where_they_do(
+def test_rows_of_labels_without_clients_are_reported_to_move_where_they_do(
     mode: str, over: str | None, tmp_path: Path
 ) -> None:
     options = {"tune_over": over} if over else {"tune": "none"}
@@ -282,21 +287,21 @@ def test_rows_of_nobodys_labels_are_said_to_move_where_they_do(
     if not over:
         del method["tune_steps"]
     config = validate(given | {"method": method, "name": "rows", "seeds": {"run": 1}})
-    experiment = record(tmp_path, config, prepare(config), silent)
-    found, last = summary_of(tmp_path), experiment.outcome.last.server
-    sets = found["label_sets"]
+    experiment = record(tmp_path, config, prepare(config), ignore_event)
+    summary, last = summary_of(tmp_path), experiment.outcome.last.server
+    sets = summary["label_sets"]
     assert sets["mode"] == mode
     assert (sets["tune"], sets["tune_over"]) == ("mse" if over else "none", over)
-    nobody = [k for k, n in enumerate(sets["holders"]) if not n]
-    assert nobody
+    absent = [k for k, n in enumerate(sets["holders"]) if not n]
+    assert absent
     first = experiment.prepared.federation(None).params
     rows = [k for k, v in first.items() if k.startswith("head.")]
-    stay = all(torch.equal(first[k][nobody], last["params"][k][nobody]) for k in rows)
+    stay = all(torch.equal(first[k][absent], last["params"][k][absent]) for k in rows)
     assert stay == (mode != "public" and over != "all")
-    said = next(s for s in found["why"] if s.startswith("No client holds"))
-    assert ("stay as they began" in said) == stay
-    assert ("softmax is over all labels" in said) == (mode == "public")
-    assert ("central tuning moves all rows" in said) == (over == "all")
+    sentence = next(s for s in summary["why"] if s.startswith("No client holds"))
+    assert ("stay as they began" in sentence) == stay
+    assert ("softmax is over all labels" in sentence) == (mode == "public")
+    assert ("central tuning moves all rows" in sentence) == (over == "all")
 
 
 def test_an_experiment_file_can_say_all_this(tmp_path: Path) -> None:
@@ -312,14 +317,14 @@ def test_an_experiment_file_can_say_all_this(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("rounds", "kept"), [(2, [1, 2, 3]), (0, [3])])
-def test_rounds_that_tune_alone_are_kept(rounds: int, kept: list[int], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("rounds", "expected"), [(2, [1, 2, 3]), (0, [3])])
+def test_rounds_that_tune_alone_are_kept(rounds: int, expected: list[int], tmp_path: Path) -> None:
     """Also where none of them is evaluated; the control: tuning in all rounds."""
     given = tables(training={"rounds": 3, "evaluate_every": 3}, method={"tune_rounds": rounds})
     config = validate(given | {"name": "early"})
-    record(tmp_path, config, prepare(config), silent)
+    record(tmp_path, config, prepare(config), ignore_event)
     seen = summary_of(tmp_path)["label_sets"]["rounds"]
-    assert [r["round"] for r in seen] == kept
+    assert [r["round"] for r in seen] == expected
     assert [r["loss_after"] is not None for r in seen] == (
         [True, True, False] if rounds else [True]
     )

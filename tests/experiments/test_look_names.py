@@ -1,4 +1,4 @@
-"""What sets clients' inputs apart, in words."""
+"""The texts that describe how clients' inputs differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run says at its end of answers that it lacked."""
+"""What a run reports at its end of missing answers."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from support.small_runs import config_of
 
 
 class FaultyEngine:
-    """Round 2 of a run fails altogether, round 3 for whichever of clients 0, 1, 2 is drawn."""
+    """Round 2 fails for all clients, round 3 for whichever of clients 0, 1, 2 is drawn."""
 
     backend, tells_drops = "loop", False
 
-    def measured(self, current: Any) -> None:
+    def client_scores(self, current: Any) -> None:
         return None
 
     def rounds(
@@ -66,7 +66,7 @@ def test_a_configured_run_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_nobody_left_says_nothing_of_it(tmp_path: Path) -> None:
+def test_a_run_without_drop_outs_says_nothing_of_them(tmp_path: Path) -> None:
     config = config_of("fedavg", training={"rounds": 1, "steps": 1, "on_bad_reply": "drop"})
     record(tmp_path, config, prepare(config), lambda event: None)
     whole = json.loads((tmp_path / "summary.json").read_text())
@@ -74,7 +74,7 @@ def test_a_run_that_nobody_left_says_nothing_of_it(tmp_path: Path) -> None:
     assert not any("dropped out" in one for one in whole["why"])
 
 
-def test_a_round_that_is_skipped_lacks_nobody() -> None:
+def test_a_skipped_round_lacks_no_client() -> None:
     played = before_rounds({})
     skipped = Missed().after(played._replace(t=1, skipped="the gap is above max_gap"))
     assert skipped == (0, 0, 0, 1)

@@ -1,4 +1,4 @@
-"""A project that was moved as a whole, or a run folder alone: runs and comparisons go on."""
+"""Moved projects, and run folders moved alone: runs and comparisons go on."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COMPARE = ("compare", "e.toml", "--methods", "fedavg,mine.py:make", "--seeds", "
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """An experiment on files of one's own, with a run in runs/cut that was killed in round 2."""
+    """An experiment on user files, with a run in runs/cut that was killed in round 2."""
     folder = tmp_path / "one"
     (folder / "runs").mkdir(parents=True)
     record_until(folder / "runs" / "cut", load_config(files_in(folder)), 2)
@@ -42,7 +42,7 @@ def call(*args: object) -> int:
 
 
 def moved(project: Path) -> Path:
-    """Deeper than before, and nothing is left where it was."""
+    """Move the project to a deeper folder; nothing is left in its old place."""
     place = project.parent / "a" / "b c" / "two"
     place.parent.mkdir(parents=True)
     shutil.move(project, place)
@@ -70,7 +70,7 @@ def test_files_that_share_but_the_root_stay_absolute(tmp_path: Path) -> None:
 
 
 def test_a_moved_project_goes_on(project: Path) -> None:
-    """With the bytes of one that stayed; its page and its models follow from the new place."""
+    """Its files equal those of a project that stayed; page and models come from the new place."""
     record_until(project / "runs" / "whole", load_config(project / "e.toml"), None)
     runs = moved(project) / "runs"
     assert call("run", "--resume", runs / "cut") == 0
@@ -94,7 +94,7 @@ def test_a_changed_file_of_a_moved_project_is_refused(project: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_folder_that_was_moved_alone_goes_on(project: Path, tmp_path: Path) -> None:
-    """It says where it was trained, and so where its files are."""
+    """It records where it was trained, and so where its files are."""
     shutil.move(project / "runs" / "cut", tmp_path / "cut")
     again = configured(tmp_path / "cut")
     assert again == load_config(project / "e.toml")
@@ -105,7 +105,7 @@ def test_a_run_folder_that_was_moved_alone_goes_on(project: Path, tmp_path: Path
 
 @pytest.mark.slow
 def test_folders_of_earlier_versions_go_on(project: Path) -> None:
-    """Of those with absolute paths. Control: checkpoints of another configuration are refused."""
+    """Folders with absolute paths. Control: checkpoints of another configuration are refused."""
     folder, config = project / "runs" / "cut", load_config(project / "e.toml")
     shutil.rmtree(folder)
     folder.mkdir()
@@ -142,14 +142,14 @@ def test_a_moved_comparison_goes_on(
     monkeypatch.chdir(project)
     assert call(*COMPARE, "--out", "o") == 0
     shutil.rmtree(next((project / "o" / "runs").glob("*fedavg*s1*")))
-    (kept,) = (project / "o" / "runs").glob("*fedavg*s0*")
+    (run_folder,) = (project / "o" / "runs").glob("*fedavg*s0*")
     monkeypatch.chdir(project.parent)
     place = moved(project)
     monkeypatch.chdir(place)
     capsys.readouterr()
     assert call(*COMPARE, "--out", "o", "--resume") == 0
     assert "1 run to do, 3 complete" in capsys.readouterr().err
-    assert (place / "o" / "runs" / kept.name / "summary.json").exists()
+    assert (place / "o" / "runs" / run_folder.name / "summary.json").exists()
     with (place / "net.py").open("a") as net:
         net.write("# changed\n")
     assert call(*COMPARE, "--out", "o", "--resume") == 0
@@ -160,7 +160,7 @@ def test_a_moved_comparison_goes_on(
 def test_a_comparison_of_an_earlier_version_goes_on(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its folders are called by whole paths, and their configurations hold such."""
+    """Its folders are named by absolute paths, which their configurations contain as well."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.chdir(project)
     assert call(*COMPARE, "--out", "o") == 0

@@ -1,4 +1,4 @@
-"""Experiment files for personalised methods: what does not fit is told in a file's terms."""
+"""Experiment files for personalised methods: mistakes are reported in terms of the file."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ HEART: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def refused(tmp_path: Path) -> Any:
-    """What is said of CLOTHES with some `-c` options, without the file's own folder."""
+    """The message on CLOTHES with some `-c` options, without the file's folder."""
 
-    def told(*overrides: str) -> str:
+    def message(*overrides: str) -> str:
         file = tmp_path / "f.toml"
         file.write_text(CLOTHES)
         with pytest.raises(InputError) as caught:
             load_config(file, overrides)
         return str(caught.value).removeprefix(f"{tmp_path}/")
 
-    return told
+    return message
 
 
 @pytest.mark.parametrize("name", ["confree_drm_repo", "fedpac_drm_repo", "fedrep_drm_repo"])
@@ -84,9 +84,11 @@ def test_a_network_without_a_body_is_refused_before_training(name: str, refused:
 
 
 def test_a_method_that_routes_needs_a_network_that_can(refused: Any) -> None:
-    told = refused("method.name=feddrm")
-    assert told.startswith('f.toml:11: model.name "mlp" has no branch that tells clients apart')
-    assert told.endswith("use one of lenet-gn, lenet-gn-small, resnet18-projected, mlp-projected")
+    message = refused("method.name=feddrm")
+    assert message.startswith('f.toml:11: model.name "mlp" has no branch that tells clients apart')
+    assert message.endswith(
+        "use one of lenet-gn, lenet-gn-small, resnet18-projected, mlp-projected"
+    )
 
 
 def test_networks_for_vectors_are_named_by_what_the_method_needs() -> None:
@@ -103,8 +105,8 @@ def test_more_clients_than_looks_names_the_keys(refused: Any) -> None:
         'transform = "fashion" has looks for 8 clients, and shift.clients = 9; '
         'set shift.clients = 8 or fewer, or shift.transform = "wide", which has 54'
     )
-    told = refused("shift.clients=55", "shift.transform=wide")
-    assert told.endswith("set shift.clients = 54 or fewer")
+    message = refused("shift.clients=55", "shift.transform=wide")
+    assert message.endswith("set shift.clients = 54 or fewer")
 
 
 def test_looks_and_noise_need_images() -> None:
@@ -127,8 +129,8 @@ def test_sites_that_are_clients_ask_for_their_target(name: str) -> None:
         prepare(config)
 
 
-def test_colours_on_grey_images_are_told() -> None:
-    """Of "bits" gamma alone is left, at two values; of "wide" three gammas, posterised or not."""
+def test_colours_on_grey_images_are_noted() -> None:
+    """On grey images "bits" has two gammas alone; "wide" three, posterised or not."""
     shift = {"kind": "iid", "clients": 8, "target": "clients"}
 
     def note(transform: str, clients: int = 8, channels: int = 1) -> str | None:
@@ -150,7 +152,7 @@ def test_colours_on_grey_images_are_told() -> None:
 def test_a_run_of_one_round_on_grey_images(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Notes come before training and at the end; one round has no deviation; scores have names."""
+    """Notes come before training and at the end; one round has no deviation; scores are named."""
     monkeypatch.chdir(tmp_path)
     Path("f.toml").write_text(CLOTHES)
     words = ["fedshift", "run", "f.toml", "--out", "o", "-c", "shift.transform=bits"]
@@ -160,11 +162,11 @@ def test_a_run_of_one_round_on_grey_images(
     note = "differs in hue and saturation, which grey images do not have: of the 4 looks only 2"
     assert f'note: shift.transform = "bits" {note}' in err
     assert note in " ".join(out.split())
-    found = json.loads(Path("o/summary.json").read_text())
-    assert note in found["why"][-1]
-    assert found["last"]["vote_accuracy_sd"] is None
+    summary = json.loads(Path("o/summary.json").read_text())
+    assert note in summary["why"][-1]
+    assert summary["last"]["vote_accuracy_sd"] is None
     assert re.search(r"vote of all models\s+│\s+[\d.]+ │\s+│", out)
-    own = f"{100 * found['last']['average_accuracy']:.1f}"
-    assert re.search(rf"run: done  loss [\d.]+ system [\d.]+% own {own}%\n", err)
+    accuracy = f"{100 * summary['last']['average_accuracy']:.1f}"
+    assert re.search(rf"run: done  loss [\d.]+ system [\d.]+% own {accuracy}%\n", err)
     page = Path("o/report.html").read_text()
     assert "Share of right answers, in the last round. Own models" in page

@@ -1,4 +1,4 @@
-"""Python that a file names: loaded once, with files beside it, and every mistake placed."""
+"""Python named in an experiment: loaded once, with modules beside it; mistakes have their place."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def loaded(folder: Path, source: str, name: str = "Net") -> PythonName:
     return load_python("model.name", f"{path}:{name}")
 
 
-def test_what_is_such_a_name() -> None:
+def test_which_texts_are_names_of_python() -> None:
     assert all(map(is_python, ["net.py:Net", "a/b c.py:make_1", "C:\\x\\net.py:Net"]))
     assert not any(
         map(is_python, ["net.py", "net:Net", "net.py:", "net.py:1", "net.py:a.b", "mlp"])
@@ -135,7 +135,7 @@ def test_no_such_file(tmp_path: Path) -> None:
 
 
 def test_each_file_imports_what_lies_beside_it(tmp_path: Path) -> None:
-    """Where two folders have a file of one name."""
+    """Where two folders have files of the same name."""
     for i, folder in enumerate(("a", "b", "a")):
         place = tmp_path / folder
         place.mkdir(exist_ok=True)

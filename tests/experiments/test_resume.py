@@ -1,4 +1,4 @@
-"""Runs that were stopped or killed go on as if nothing had happened."""
+"""Stopped or killed runs go on as if nothing had happened."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ ENV = {k: v for k, v in os.environ.items() if k != "COLUMNS"} | {"OMP_NUM_THREAD
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", METHODS)
 def test_killed_in_any_round_and_resumed(name: str, tmp_path: Path) -> None:
-    """Twice: the files are those of a run that went through, and one round is played again."""
+    """Killed twice: the files equal those of an uninterrupted run, and one round is repeated."""
     config = config_of(name)
     whole = record_until(tmp_path / "whole", config, None)
     first = record_until(tmp_path / "cut", config, 2)
@@ -62,7 +62,7 @@ def test_killed_in_any_round_and_resumed(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_killed_after_the_last_round(tmp_path: Path) -> None:
-    """Nothing is trained again, the last evaluation is made again."""
+    """Nothing is trained again; the last evaluation is repeated."""
     config = config_of("fedavg")
     record_until(tmp_path / "whole", config, None)
     folder, prepared = tmp_path / "cut", prepare(config)
@@ -93,8 +93,8 @@ def test_another_configurations_checkpoints_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_another_versions_measurements_are_told(tmp_path: Path) -> None:
-    """Whole by its checksums, and of other columns than this version's."""
+def test_measurements_of_another_version_are_refused(tmp_path: Path) -> None:
+    """The checksums are right, but its columns are not this version's."""
     config = config_of("fedavg")
     record_until(tmp_path / "cut", config, 3)
     keeper = kept_in(tmp_path / "cut", config, prepare(config))
@@ -106,8 +106,8 @@ def test_another_versions_measurements_are_told(tmp_path: Path) -> None:
         keeper.progress("run")
 
 
-def test_a_run_goes_on_when_nobody_hears_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reader of stderr is gone: neither progress nor a signal's word ends the run."""
+def test_a_run_goes_on_without_a_reader_of_its_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    """stderr has no reader: neither progress lines nor a signal's message end the run."""
     reads, writes = os.pipe()
     os.close(reads)
     with os.fdopen(writes, "w") as gone, monkeypatch.context() as patched:
@@ -148,7 +148,7 @@ def test_facts_come_back() -> None:
 
 
 def start_run(folder: Path, *options: str, wait_for: str = CHECKPOINTS) -> subprocess.Popen[bytes]:
-    """`fedshift run` with a checkpoint a round, seen to have begun."""
+    """Start `fedshift run` with a checkpoint each round, and wait until it has begun."""
     (folder / "f.toml").write_text(GOOD)
     args = ["run", "f.toml", "--out", "o", "--checkpoint-every", "1", *options]
     job = subprocess.Popen(
@@ -182,7 +182,7 @@ def test_a_signal_finishes_the_round(number: int, code: int, tmp_path: Path) -> 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for processes in /proc")
 def test_kill_9_at_random_points(tmp_path: Path) -> None:
-    """Twenty of the benchmark's points: in rounds, at steps of checkpoints, in worker processes."""
+    """Twenty points of the benchmark: in rounds, at steps of checkpoints, in worker processes."""
     script = Path(__file__).parents[2] / "benchmarks" / "kills.py"
     done = subprocess.run(
         [sys.executable, script, "--points", "20", "--seed", "7", "--folder", tmp_path],
@@ -197,7 +197,7 @@ def test_kill_9_at_random_points(tmp_path: Path) -> None:
     assert min(kinds) >= 1, "a kind of point was not hit at all"
 
 
-def test_what_cannot_be_resumed_is_told(tmp_path: Path) -> None:
+def test_what_cannot_be_resumed_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"o: not a run folder \(no config.resolved.toml\)"):
         configured(tmp_path / "o")
     config = config_of("fedavg")
@@ -216,10 +216,10 @@ def test_what_cannot_be_resumed_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda held: held | {"data_sha256": "0"}, "the data are not those with which the run"),
-        (lambda held: held | {"split_sha256": "0"}, "the clients' examples are not those"),
-        (lambda held: "{", "lock.json: damaged"),
-        (lambda held: None, "lock.json: cannot be read: No such file"),
+        (lambda lock: lock | {"data_sha256": "0"}, "the data are not those with which the run"),
+        (lambda lock: lock | {"split_sha256": "0"}, "the clients' examples are not those"),
+        (lambda lock: "{", "lock.json: damaged"),
+        (lambda lock: None, "lock.json: cannot be read: No such file"),
     ],
 )
 def test_other_data_are_refused(spoil: Any, message: str, tmp_path: Path) -> None:
@@ -243,13 +243,13 @@ def test_other_versions_are_noted(tmp_path: Path) -> None:
     config = config_of("fedavg")
     record_until(tmp_path / "o", config, 3)
     lock = tmp_path / "o" / "lock.json"
-    held = json.loads(lock.read_text())
+    lock_file = json.loads(lock.read_text())
     with reopened(tmp_path / "o", config, prepare(config)) as (_, moved):
         assert moved == ""
-    lock.write_text(json.dumps(held | {"packages": held["packages"] | {"torch": "1.0"}}))
+    lock.write_text(json.dumps(lock_file | {"packages": lock_file["packages"] | {"torch": "1.0"}}))
     with reopened(tmp_path / "o", config, prepare(config)) as (_, moved):
         assert moved.startswith("the last digits of results may differ: torch 1.0 then, 2")
-    lock.write_text(json.dumps(held | {"platform": "Plan9 mips", "python": "3.0"}))
+    lock.write_text(json.dumps(lock_file | {"platform": "Plan9 mips", "python": "3.0"}))
     with reopened(tmp_path / "o", config, prepare(config)) as (_, moved):
         assert "python 3.0 then, 3." in moved
         assert "platform Plan9 mips then, " in moved

@@ -14,7 +14,7 @@ IMPORT = re.compile(r"^ *from fedshift\.experiments\.(\w+)(?:\.\w+)? import", re
 
 
 def rooms_of_the_page() -> list[str]:
-    """From the innermost to the outermost, as ARCHITECTURE.md's table has them."""
+    """From the innermost to the outermost, in the order of ARCHITECTURE.md's table."""
     text = (PACKAGE.parent / "ARCHITECTURE.md").read_text()
     table = text.partition("| room of `experiments/` |")[2].partition("\n\n")[0]
     return re.findall(r"^\| (\w+) \|", table, re.M)
@@ -27,7 +27,7 @@ SOURCES = {
 
 
 def outwards(sources: Mapping[str, str]) -> set[tuple[str, str]]:
-    """(file, what it imports from further out); files beside rooms stand before sites."""
+    """(file, its imports from rooms further out); files beside rooms come before sites."""
     floor = {room: i for i, room in enumerate(ROOMS)}
     beside = floor["sites"] - 0.5
     return {
@@ -43,10 +43,10 @@ def test_the_page_has_every_room() -> None:
 
 
 def test_rooms_import_inwards() -> None:
-    """Controls: a task that reads a run's folder, and a file beside rooms that asks sites."""
+    """Controls: a task that reads a run's folder, and a file beside rooms that imports sites."""
     assert outwards(SOURCES) == set()
     odd = {
-        "task/natural.py": "from fedshift.experiments.folder.stored import read_parts",
+        "task/natural.py": "from fedshift.experiments.folder.model_file import read_parts",
         "selection.py": "def late():\n    from fedshift.experiments.sites.asking import Sites",
         "sites/rows.py": "from fedshift.experiments.config.load import load_config",
     }

@@ -15,8 +15,8 @@ from fedshift.experiments.config.load import validate
 from fedshift.experiments.experiment import record
 from fedshift.experiments.folder.outcome import Experiment
 from fedshift.experiments.folder.routers import load_router
+from fedshift.experiments.listeners import ignore_event
 from fedshift.experiments.task.preparing import prepare
-from fedshift.experiments.training import silent
 from fedshift.router.route import Router
 
 SHAPE = (1, 28, 28)
@@ -30,7 +30,7 @@ def run(folder: Path, method: str = "feddrm", **training: Any) -> Experiment:
         "model": {"name": "lenet-gn-small"}, "method": {"name": method},
         "training": {"rounds": 2, "steps": 2, "batch": 8, "evaluate_every": 2} | training,
     })  # fmt: skip
-    return record(folder, config, prepare(config), silent)
+    return record(folder, config, prepare(config), ignore_event)
 
 
 @pytest.fixture(scope="module")
@@ -51,22 +51,22 @@ def of_run(made: Experiment) -> Router:
 @pytest.mark.slow
 def test_a_run_folder_has_its_router(trained: tuple[Path, Experiment]) -> None:
     folder, made = trained
-    x, own = made.prepared.task.test.x, of_run(made)
+    x, original = made.prepared.task.test.x, of_run(made)
     for router in (load_router(folder), load_router(str(folder), shape=SHAPE)):
-        assert torch.equal(router.sizes, own.sizes)
+        assert torch.equal(router.sizes, original.sizes)
         for prior in ("posterior", "density"):
-            told, meant = router.route(x, 4, prior=prior), own.route(x, 4, prior=prior)
-            assert torch.equal(told.clients, meant.clients)
-            assert torch.equal(told.probabilities, meant.probabilities)
-        assert torch.equal(router.predict(x, "mixture"), own.predict(x, "mixture"))
+            routed, meant = router.route(x, 4, prior=prior), original.route(x, 4, prior=prior)
+            assert torch.equal(routed.clients, meant.clients)
+            assert torch.equal(routed.probabilities, meant.probabilities)
+        assert torch.equal(router.predict(x, "mixture"), original.predict(x, "mixture"))
     one = load_router(folder, "density", shape=SHAPE)
-    assert torch.equal(one.scores(x), own.scores(x, "density"))
+    assert torch.equal(one.scores(x), original.scores(x, "density"))
     refitted = one.refitted(made.prepared.task.clients, tolerance=1e-3)
     assert not torch.equal(refitted.scores(x), one.scores(x))
 
 
 @pytest.mark.slow
-def test_of_a_smaller_cohort_those_who_took_part_are_routed_to(tmp_path: Path) -> None:
+def test_only_clients_that_took_part_are_routed_to(tmp_path: Path) -> None:
     made = run(tmp_path / "run", rounds=1, cohort=2)
     router = load_router(tmp_path / "run", shape=SHAPE)
     assert router.clients == of_run(made).clients == made.outcome.last.cohort.tolist()

@@ -1,4 +1,4 @@
-"""Rows that the server has of data whose clients come with them, and tuning on natural sets."""
+"""The server's rows of data sets with natural clients, and tuning on such sets."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def config(folder: Path, *overrides: str) -> Config:
 
 
 def rows_of(prepared: Prepared) -> Counter[tuple[float, ...]]:
-    """Every row of the clients, held out or not, as the network gets it."""
+    """All rows of the clients, also those held out, in the form that the network gets."""
     task = prepared.task
     sets = [*task.clients, *task.validation, *task.tests]
     return Counter(tuple(x) for one in sets for x in one.x.tolist())
 
 
 def test_the_servers_rows_are_no_clients(tmp_path: Path) -> None:
-    """As many of each label as its share; the rest stays. Controls: none, and another seed."""
+    """Labels by their shares; the rest stays with clients. Controls: none, and another seed."""
     task = task_of(config(tmp_path).data, 0)
     left, (apart, *_) = set_apart(task, UNLABELED, 0)
     before = np.sort(np.concatenate(client_rows(task)))
@@ -64,7 +64,7 @@ def test_the_servers_rows_are_no_clients(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_client_that_loses_a_label_is_named(tmp_path: Path) -> None:
-    """Its one row of a label may be the server's. Controls: another seed, and no such row."""
+    """The server may draw its only row of a label. Controls: another seed, and no such row."""
     lines = [f"{s},{i % 7},{'xy'[i % 2]}" for s in "ab" for i in range(40)]
     lines += ["a,3,z"] + [f"b,{i % 5},z" for i in range(20)]
     (tmp_path / "t.csv").write_text("\n".join(["site,v,y", *lines]))
@@ -81,11 +81,11 @@ def test_a_client_that_loses_a_label_is_named(tmp_path: Path) -> None:
                 }
             )
         )  # fmt: skip
-        found = [note for note in ready.custom.notes if "has all rows" in note]
-        assert len(found) == int(float(ready.task.table()["labels"][0, 2]) == 0)
-        notes |= {seed: found}
-    assert {len(found) for found in notes.values()} == {0, 1}
-    (text,) = {found[0] for found in notes.values() if found}
+        warnings = [note for note in ready.custom.notes if "has all rows" in note]
+        assert len(warnings) == int(float(ready.task.table()["labels"][0, 2]) == 0)
+        notes |= {seed: warnings}
+    assert {len(warnings) for warnings in notes.values()} == {0, 1}
+    (text,) = {warnings[0] for warnings in notes.values() if warnings}
     assert text == (
         'The server has all rows of client "a" with label "z"; lower server.unlabeled if the '
         "client is to have it."
@@ -100,7 +100,7 @@ def test_a_held_out_target_gives_the_server_nothing(tmp_path: Path) -> None:
 
 
 def test_the_network_gets_them_as_it_gets_clients_rows(tmp_path: Path) -> None:
-    """Rows and the server's inputs together are all rows, once each."""
+    """The clients' rows and the server's inputs together are all rows, once each."""
     ready = prepare(config(tmp_path, "server.unlabeled=50"))
     inputs = ready.server_inputs
     assert inputs is not None
@@ -119,7 +119,7 @@ def test_the_network_gets_them_as_it_gets_clients_rows(tmp_path: Path) -> None:
 
 
 def test_labelled_rows_are_others_again(tmp_path: Path) -> None:
-    """In the same shares, whatever the unlabeled ones. Control: another seed has other rows."""
+    """In the same shares, with or without unlabeled rows. Control: another seed has other rows."""
     task, both = task_of(config(tmp_path).data, 0), ServerData(unlabeled=50, validation=30)
     left, apart = set_apart(task, both, 0)
     sets = [apart.unlabeled, apart.validation, apart.others]
@@ -134,7 +134,7 @@ def test_labelled_rows_are_others_again(tmp_path: Path) -> None:
 
 
 def test_labelled_rows_validate(tmp_path: Path) -> None:
-    """Each with its label, and no client's. Control: none without the key."""
+    """Each has its label and is no client's row. Control: none without the key."""
     ready = prepare(config(tmp_path, "server.unlabeled=50", "server.validation=30"))
     labelled, inputs = ready.task.target_validation, ready.server_inputs
     assert labelled is not None
@@ -159,7 +159,7 @@ def test_labelled_rows_validate(tmp_path: Path) -> None:
 
 
 def test_labelled_rows_follow_a_target_elsewhere(tmp_path: Path) -> None:
-    """Of 60 as many as T allows, rounded. Control: where clients use the model, all of them."""
+    """Of 60 rows as many as T allows, rounded. Control: all of them where clients use the model."""
     ready = prepare(config(tmp_path, "server.validation=60", "data.target={ill = 0.9, well = 0.1}"))
     labelled = ready.task.target_validation
     assert labelled is not None
@@ -172,7 +172,7 @@ def test_labelled_rows_follow_a_target_elsewhere(tmp_path: Path) -> None:
 
 
 def test_a_label_of_the_target_alone_cannot_validate(tmp_path: Path) -> None:
-    """No client has it. Control: without such rows it is the number that is too small."""
+    """No client has the label. Control: without such rows the error is the small number."""
     rows = ["site,v,y", *(f"{'abc'[i % 3]},{i % 7},{'xy'[i % 2]}" for i in range(60))]
     (tmp_path / "t.csv").write_text("\n".join([*rows, *(f"c,{i},z" for i in range(9))]))
     for target, size, says in (
@@ -191,7 +191,7 @@ def test_a_label_of_the_target_alone_cannot_validate(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", ["fedavg", "ditto"])
 def test_the_servers_model_is_validated(method: str, tmp_path: Path) -> None:
-    """Where clients serve their own, too (Ditto). Control: client 0's has another loss there."""
+    """Also where clients serve their own models (Ditto). Control: client 0's has another loss."""
     made = config(tmp_path, "server.validation=40", f"method.name={method}", "training.rounds=2")
     ready = prepare(made)
     done, data = run_experiment(made, prepared=ready), ready.task.target_validation
@@ -208,7 +208,7 @@ def test_the_servers_model_is_validated(method: str, tmp_path: Path) -> None:
 
 
 def test_a_server_without_a_model_validates_none(tmp_path: Path) -> None:
-    """FedPer's heads are the clients'. Control: the clients' own validation goes on."""
+    """FedPer's heads stay with the clients. Control: the clients' validation goes on."""
     given = ("server.validation=40", "method.name=fedper", "training.rounds=1")
     final = run_experiment(config(tmp_path, *given, "model.name=mlp")).outcome.final
     assert math.isnan(final.validation_accuracy)
@@ -247,7 +247,7 @@ def test_rows_at_sites_are_not_the_servers() -> None:
 
 
 def test_a_run_that_clients_test_is_read_again(tmp_path: Path) -> None:
-    """[shift] follows from data.target, and no file has it. Control: a key that is due."""
+    """[shift] follows from data.target and is in no file. Control: a key that is required."""
     run = run_of(config(tmp_path, "training.rounds=1", "data.validation=0.1"))
     store = Store(tmp_path / "runs")
     execute({run.name: run}, store)
@@ -280,7 +280,7 @@ def natural(name: str, **tables: dict[str, object]) -> Config:
 
 @pytest.mark.slow
 def test_tuning_on_penguins(tmp_path: Path) -> None:
-    """Each island has the species that live there; the loss falls. Control: without rows."""
+    """Each island has the species that live there; the loss falls. Control: no server rows."""
     made = natural("penguins")
     assert validate(json.loads(made.model_dump_json())) == made
     (tmp_path / "p.toml").write_text(dumps(made))
@@ -296,7 +296,7 @@ def test_tuning_on_penguins(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_penguins_say_whether_tuning_will_pay(tmp_path: Path) -> None:
-    """By the server's labelled rows, on which a temperature is fitted as well. Control: no rows."""
+    """From the server's labelled rows, on which a temperature is fitted, too. Control: no rows."""
     method = {"name": "labelset_fedavg", "tune": "kl", "tune_part": "all"}
     fitted = {"method": method | {"tune_temperature": "fitted"}}
     made = natural("penguins", server={"unlabeled": 60, "validation": 40}, **fitted)
@@ -315,7 +315,7 @@ def test_penguins_say_whether_tuning_will_pay(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "fewest", "most"), [("flights", 1, 19), ("storms", 5, 9)])
 def test_every_table_keeps_its_label_sets(name: str, fewest: int, most: int) -> None:
-    """What the server and the tests take leaves every client the labels that it has."""
+    """The server's and the tests' rows leave every client the labels that it has."""
     task = prepare(natural(name, server={"unlabeled": 60, "validation": 60})).task
     assert task.target_validation is not None
     assert len(task.target_validation.y) == 60

@@ -1,4 +1,4 @@
-"""A run folder has every model that the run served: its numbers follow from its files alone."""
+"""A run folder has every model that the run served: its numbers can be computed from its files."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from fedshift.evaluation.scores import score
 from fedshift.evaluation.serving import serve
 from fedshift.experiments.config.load import load_config, validate
 from fedshift.experiments.experiment import record
+from fedshift.experiments.folder.model_file import model_parts, served_in, took_part
 from fedshift.experiments.folder.routers import load_router
 from fedshift.experiments.folder.run_models import RunModels, load_models, sizes_in
-from fedshift.experiments.folder.stored import model_parts, served_in, took_part
+from fedshift.experiments.listeners import ignore_event
 from fedshift.experiments.measures.routing_details import details
 from fedshift.experiments.measures.served import TOLERANCE, measure, models
 from fedshift.experiments.task.preparing import prepare
-from fedshift.experiments.training import silent
 from fedshift.files import clean
 from fedshift.model import Model, build
 from fedshift.models.routed import Routed, projection
@@ -63,13 +63,13 @@ OTHERS = [pytest.param(m, marks=pytest.mark.slow) for m in recipes.__all__ if m 
 
 
 def made(folder: Path, method: str, **shift: Any) -> Path:
-    """A small run's folder, of which a client or two never took part."""
+    """The folder of a small run, in which a client or two never took part."""
     options = dict(OPTIONS.get(method, {}))
     if {"tune", "tune_rounds"} & recipes.recipe(method).options.keys() == {"tune_rounds"}:
         options["tune_rounds"] = 1
     given = SMALL | {"shift": SMALL["shift"] | shift, "method": {"name": method, **options}}
     config = validate(given)
-    record(folder, config, prepare(config), silent)
+    record(folder, config, prepare(config), ignore_event)
     return folder
 
 
@@ -78,28 +78,32 @@ def summary(folder: Path) -> dict[str, Any]:
     return content
 
 
-def measured_again(folder: Path, kept: RunModels) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What summary.json has as "final" and "serving", from these models and the configured data."""
+def measured_again(folder: Path, loaded: RunModels) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The "final" and "serving" of summary.json, computed from these models and data."""
     task = prepare(load_config(folder / "config.resolved.toml")).task
     sizes = sizes_in(folder / "clients.csv")
     taken, classes = torch.zeros_like(sizes), len(task.classes)
-    taken[list(kept.took_part)] = sizes[list(kept.took_part)]
-    served = serve(kept.model, kept.served, task.tests)
-    whole = kept.shared[0].keys() == kept.model.init()[0].keys()
-    shared = serve(kept.model, [kept.shared], [task.test]).labels[0] if whole else None
+    taken[list(loaded.took_part)] = sizes[list(loaded.took_part)]
+    served = serve(loaded.model, loaded.served, task.tests)
+    whole = loaded.shared[0].keys() == loaded.model.init()[0].keys()
+    shared = serve(loaded.model, [loaded.shared], [task.test]).labels[0] if whole else None
     metrics, _ = measure(3, served, sizes, taken, shared)
-    pairs = zip(kept.served, task.validation, strict=True)
-    own = [score(kept.model, *pair, examples, classes).accuracy for pair, examples in pairs]
-    return clean(vars(metrics) | {"client_accuracy": own}), clean(details(served, taken, classes))
+    pairs = zip(loaded.served, task.validation, strict=True)
+    accuracies = [
+        score(loaded.model, *pair, examples, classes).accuracy for pair, examples in pairs
+    ]
+    return clean(vars(metrics) | {"client_accuracy": accuracies}), clean(
+        details(served, taken, classes)
+    )
 
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("method", [*WAYS, *OTHERS])
 def test_a_summary_follows_from_its_files(method: str, tmp_path: Path) -> None:
     folder = made(tmp_path / "run", method)
-    kept, written = load_models(folder), summary(folder)
-    assert 0 < len(kept.took_part) < len(kept.served) == CLIENTS
-    final, serving = measured_again(folder, kept)
+    loaded, written = load_models(folder), summary(folder)
+    assert 0 < len(loaded.took_part) < len(loaded.served) == CLIENTS
+    final, serving = measured_again(folder, loaded)
     assert {k: written["final"][k] for k in final} == final
     assert {k: written["serving"][k] for k in serving} == serving
     assert written["final"]["target_accuracy"] == final["system_accuracy"]
@@ -107,7 +111,7 @@ def test_a_summary_follows_from_its_files(method: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_another_head_has_other_numbers(tmp_path: Path) -> None:
-    """The control: the comparison sees one client's head, of those that the server keeps."""
+    """The control: the comparison detects a change in one client's head at the server."""
     folder = made(tmp_path / "run", "fedpac")
     model, written = folder / "model.safetensors", summary(folder)
     tensors = load_file(model)
@@ -120,10 +124,10 @@ def test_another_head_has_other_numbers(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_routers_refitted_from_files_are_those_of_the_run(tmp_path: Path) -> None:
     folder = made(tmp_path / "run", "feddrm")
-    written, router, kept = summary(folder)["final"], load_router(folder), load_models(folder)
-    assert router.clients == list(kept.took_part)
+    written, router, loaded = summary(folder)["final"], load_router(folder), load_models(folder)
+    assert router.clients == list(loaded.took_part)
     task = prepare(load_config(folder / "config.resolved.toml")).task
-    served = serve(kept.model, kept.served, task.tests)
+    served = serve(loaded.model, loaded.served, task.tests)
     for name, fitted in (
         ("refitted", router.refitted(task.clients, tolerance=TOLERANCE)),
         ("moment", router.from_moments(task.clients)),
@@ -137,10 +141,10 @@ def test_routers_refitted_from_files_are_those_of_the_run(tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_one_model_for_a_target_elsewhere(tmp_path: Path) -> None:
     folder = made(tmp_path / "run", "fedavg", target="uniform")
-    for kept in (load_models(folder), load_models(str(folder), shape=SHAPE)):
-        assert (kept.served, kept.took_part) == ((), ())
+    for loaded in (load_models(folder), load_models(str(folder), shape=SHAPE)):
+        assert (loaded.served, loaded.took_part) == ((), ())
         task = prepare(load_config(folder / "config.resolved.toml")).task
-        measured = score(kept.model, *kept.shared, task.test, len(task.classes))
+        measured = score(loaded.model, *loaded.shared, task.test, len(task.classes))
         assert measured.accuracy == summary(folder)["final"]["target_accuracy"]
         assert measured.loss == summary(folder)["final"]["target_loss"]
 
@@ -157,12 +161,12 @@ def mlp() -> Model:
 
 @pytest.fixture
 def setting(mlp: Model) -> Setting:
-    """Batches that leave no single example over."""
+    """Batch sizes that leave no batch of one example."""
     return Setting(mlp, TARGET, Local(lr=0.1, epochs=1, batch=16))
 
 
 def parts_of(name: str, setting: Setting) -> tuple[Parts, Any, Any]:
-    """What a run's file would have, what its clients serve, and its last round."""
+    """The parts of a run's file, the models that its clients serve, and its last round."""
     method, federation = MAKE[name](setting), make_federation(setting.model)
     last = list(run(method, federation, 3, cohort=2))[-1]
     served = models(method, last, federation)
@@ -183,7 +187,7 @@ def copied(parts: Parts) -> Parts:
 @pytest.mark.few(2)
 @pytest.mark.parametrize("name", [n for n in MAKE if n not in ROBUST])
 def test_models_of_every_method_come_back(name: str, setting: Setting) -> None:
-    """Bit for bit, buffers as well, of clients that took part and of those that never did."""
+    """Bit for bit, with buffers, for clients that took part and those that never did."""
     parts, served, last = parts_of(name, setting)
     again = unflatten(flatten(copied(parts)), ("params", "buffers"))
     who = took_part(again, len(served), Path("model.safetensors"))
@@ -205,8 +209,8 @@ def test_what_is_shared_is_written_once(setting: Setting) -> None:
     }
     assert plain["clients"]["took_part"].nonzero().flatten().tolist() == sorted(last.states)
     ditto, _, last = parts_of("ditto", setting)
-    own = {k.partition(".")[0] for k, tree in ditto.items() if tree and k.startswith("client")}
-    assert own == {"clients", *(f"client{i}" for i in last.states)}
+    prefixes = {k.partition(".")[0] for k, tree in ditto.items() if tree and k.startswith("client")}
+    assert prefixes == {"clients", *(f"client{i}" for i in last.states)}
     # All but the branch, which Ditto trains nowhere: it is the server's, bit for bit.
     assert ditto["first"].keys() == {k for k in ditto["params"] if not k.startswith("router.")}
     heads = {k: v for k, v in parts_of("fedper", setting)[0].items() if k.endswith(".private")}

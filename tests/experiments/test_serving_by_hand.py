@@ -1,4 +1,4 @@
-"""What is measured where clients serve models of their own, counted once more by hand.
+"""Measurements where clients serve models of their own, compared with counts by hand.
 
 Clients of unequal sizes: with equal ones many different definitions give the same number.
 """
@@ -39,25 +39,25 @@ def test_the_clients_are_of_unequal_sizes_and_so_are_their_shares_of_tests() -> 
 )
 def test_every_metric_is_what_counting_gives(method: str, cohort: int | None) -> None:
     hand = played(method, cohort)
-    found, expected = vars(hand.observed.metrics), hand.metrics()
+    observed, expected = vars(hand.observed.metrics), hand.metrics()
     for name, value in expected.items():
-        assert found[name] == pytest.approx(value, abs=1e-12), name
-    absent = found.keys() - expected.keys() - {"round", "global_accuracy"}
-    assert all(np.isnan(found[name]) for name in absent)
+        assert observed[name] == pytest.approx(value, abs=1e-12), name
+    absent = observed.keys() - expected.keys() - {"round", "global_accuracy"}
+    assert all(np.isnan(observed[name]) for name in absent)
     assert len(hand.last.states) == (cohort or CLIENTS)
 
 
-def test_the_metrics_can_be_told_apart() -> None:
+def test_the_metrics_differ() -> None:
     """The control: no two ways of answering agree here."""
     hand = played("feddrm")
-    known = {k: v for k, v in hand.metrics().items() if k != "system_accuracy"}
-    for one, other in combinations(known.values(), 2):
+    metrics = {k: v for k, v in hand.metrics().items() if k != "system_accuracy"}
+    for one, other in combinations(metrics.values(), 2):
         assert abs(one - other) > 1e-4
-    assert abs(known["average_accuracy"] - hand.own().mean()) > 1e-3
-    assert all(abs(known["vote_accuracy"] - hand.right(own)) > 1e-3 for own in hand.labels)
-    assert abs(known["router_accuracy"] - np.mean(hand.density() == hand.origin)) > 1e-3
+    assert abs(metrics["average_accuracy"] - hand.own_accuracies().mean()) > 1e-3
+    assert all(abs(metrics["vote_accuracy"] - hand.right(labels)) > 1e-3 for labels in hand.labels)
+    assert abs(metrics["router_accuracy"] - np.mean(hand.density() == hand.origin)) > 1e-3
     uniform = np.mean([softmax(out["logits"]) for out in hand.each], axis=0).argmax(1)
-    assert abs(known["mixture_accuracy"] - hand.right(uniform)) > 1e-3
+    assert abs(metrics["mixture_accuracy"] - hand.right(uniform)) > 1e-3
 
 
 @pytest.mark.slow
@@ -66,9 +66,9 @@ def test_global_accuracy_is_the_servers_model(method: str) -> None:
     hand = played(method)
     server = hand.last.server
     given = hand.outputs(server["params"], server["buffers"])["logits"].argmax(1)
-    found = hand.observed.metrics.global_accuracy
-    assert found == pytest.approx(hand.right(given), abs=1e-12)
-    assert all(abs(found - hand.right(labels)) > 1e-3 for labels in hand.labels)
+    accuracy = hand.observed.metrics.global_accuracy
+    assert accuracy == pytest.approx(hand.right(given), abs=1e-12)
+    assert all(abs(accuracy - hand.right(labels)) > 1e-3 for labels in hand.labels)
 
 
 @pytest.mark.parametrize("method", ["feddrm", "fedper"])
@@ -103,18 +103,18 @@ def by_hand_auc(z: Array, origin: Labels, i: int, j: int) -> float:
 
 def by_hand_ece(belief: Array, origin: Labels) -> float:
     confidence, right = belief.max(1), belief.argmax(1) == origin
-    found = 0.0
+    error = 0.0
     for g in range(15):
-        among = (confidence > g / 15) & (confidence <= (g + 1) / 15)
-        if among.any():
-            found += among.mean() * abs(right[among].mean() - confidence[among].mean())
-    return float(found)
+        in_bin = (confidence > g / 15) & (confidence <= (g + 1) / 15)
+        if in_bin.any():
+            error += in_bin.mean() * abs(right[in_bin].mean() - confidence[in_bin].mean())
+    return float(error)
 
 
 def test_details_are_what_counting_gives() -> None:
     hand = played("feddrm")
     shown = details(hand.observed.answers, torch.from_numpy(hand.routable), CLASSES)
-    assert shown["client_accuracy"] == pytest.approx(hand.own().tolist())
+    assert shown["client_accuracy"] == pytest.approx(hand.own_accuracies().tolist())
     right = hand.sent(hand.origin) == hand.y
     for i in range(CLIENTS):
         for k in range(CLASSES):
@@ -150,18 +150,18 @@ def test_risk_is_that_of_routing_by_the_posterior() -> None:
 
 
 @pytest.mark.slow
-def test_details_know_who_never_took_part() -> None:
+def test_details_leave_out_clients_that_never_took_part() -> None:
     """Nothing is sent to the two of five that were not drawn."""
     hand = played("feddrm", 3)
-    found = served.last_round(
+    last = served.last_round(
         hand.algorithm, hand.last, hand.federation, hand.task, hand.observed.answers
     ).details["router"]
     away = [j for j in range(CLIENTS) if j not in hand.last.states]
     assert len(away) == 2
-    assert not any(row[j] for row in found["sent"] for j in away)
+    assert not any(row[j] for row in last["sent"] for j in away)
     truth, raw = np.eye(CLIENTS)[hand.origin], hand.each[min(hand.last.states)]["client_logits"]
     score = [float(((softmax(z) - truth) ** 2).sum(1).mean()) for z in (hand.z, raw)]
-    assert found["brier"] == pytest.approx(score[0])
+    assert last["brier"] == pytest.approx(score[0])
     assert abs(score[0] - score[1]) > 1e-3  # the control: their rows have logits all the same
 
 
@@ -186,18 +186,18 @@ def routers(hand: Hand, data: Sequence[Any]) -> dict[str, Router]:
 @pytest.mark.slow
 def test_refits_are_fitted_on_training_images_and_scored_on_the_others() -> None:
     hand = played("feddrm")
-    found = refitted(hand, hand.task)
+    scores = refitted(hand, hand.task)
     leaked = routers(hand, [client_data(t.x, t.y, i) for i, t in enumerate(hand.task.tests)])
     for name, router in routers(hand, hand.task.clients).items():
         z = router.logits(hand.task.test.x).double().numpy()
         chosen = z.argmax(1)
-        assert found[f"{name}_accuracy"] == pytest.approx(hand.right(hand.sent(chosen)))
-        assert found[f"{name}_router_accuracy"] == pytest.approx(np.mean(chosen == hand.origin))
-        assert found[f"{name}_ece"] == pytest.approx(by_hand_ece(softmax(z), hand.origin))
+        assert scores[f"{name}_accuracy"] == pytest.approx(hand.right(hand.sent(chosen)))
+        assert scores[f"{name}_router_accuracy"] == pytest.approx(np.mean(chosen == hand.origin))
+        assert scores[f"{name}_ece"] == pytest.approx(by_hand_ece(softmax(z), hand.origin))
         other = leaked[name].logits(hand.task.test.x).double().numpy()
-        assert abs(by_hand_ece(softmax(other), hand.origin) - found[f"{name}_ece"]) > 1e-3
-        assert abs(found[f"{name}_router_accuracy"] - hand.metrics()["router_accuracy"]) > 1e-3
-    assert abs(found["refitted_router_accuracy"] - found["moment_router_accuracy"]) > 1e-3
+        assert abs(by_hand_ece(softmax(other), hand.origin) - scores[f"{name}_ece"]) > 1e-3
+        assert abs(scores[f"{name}_router_accuracy"] - hand.metrics()["router_accuracy"]) > 1e-3
+    assert abs(scores["refitted_router_accuracy"] - scores["moment_router_accuracy"]) > 1e-3
 
 
 def changed(task: Task, change: Any) -> Task:
@@ -207,9 +207,9 @@ def changed(task: Task, change: Any) -> Task:
 
 @pytest.mark.slow
 def test_test_examples_never_reach_a_refit() -> None:
-    """With other test images and labels, too, it is the router fitted to the clients' data."""
+    """With other test images and labels the router, fitted to the clients' data, is the same."""
     hand = played("feddrm")
-    found = refitted(hand, hand.task)
+    scores = refitted(hand, hand.task)
     other = changed(hand.task, lambda t: Examples(-t.x, (t.y + 1) % CLASSES))
     moved = refitted(hand, other)
     for name, router in routers(hand, hand.task.clients).items():
@@ -217,11 +217,11 @@ def test_test_examples_never_reach_a_refit() -> None:
         right = np.mean(z.argmax(1) == hand.origin)
         assert moved[f"{name}_router_accuracy"] == pytest.approx(right)
         assert moved[f"{name}_ece"] == pytest.approx(by_hand_ece(softmax(z), hand.origin))
-    assert all(moved[k] != found[k] for k in found)
+    assert all(moved[k] != scores[k] for k in scores)
     labels = changed(hand.task, lambda t: Examples(t.x, (t.y + 1) % CLASSES))
     relabelled = refitted(hand, labels)
-    same = {k for k in found if relabelled[k] == found[k]}
-    assert same == set(found) - {"refitted_accuracy", "moment_accuracy"}
+    same = {k for k in scores if relabelled[k] == scores[k]}
+    assert same == set(scores) - {"refitted_accuracy", "moment_accuracy"}
 
 
 # --------------------------------------------------------------------------- what is tested on
@@ -242,7 +242,7 @@ def test_every_clients_images_go_through_its_look_in_training_and_in_testing() -
             assert not torch.allclose(seen, raw)
 
 
-def test_nobody_is_tested_on_what_somebody_trains_on() -> None:
+def test_no_client_is_tested_on_training_examples() -> None:
     task = prepared("fedper", "none").task
     trained = {x.numpy().tobytes() for c in task.clients for x in c.x}
     parts = [t.x for t in (*task.tests, *task.validation)]

@@ -1,4 +1,4 @@
-"""A site's own rows against the declaration; what its operator reads, and what a server may."""
+"""A site's rows against the declaration: messages for its operator and for the server."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ def test_the_folder_of_a_site_and_its_check(
         "  ward: surgery; 1 missing",
         'client-1 ("east"): 2 rows of data.csv; the data fit the experiment; nothing was sent',
     ]
-    # Numbers may be counted in another order here: what they were read as is said.
+    # Numbers may be counted in another order here: the message says how they were read.
     (place / "data.csv").write_text(head + "60,f,20240001,0.1,surgery,1\n61,m,20240002,,,0\n")
     assert check_site(place, 1)[:2] == [
         "2 rows: well 1, ill 1; 0 without a label",

@@ -1,4 +1,4 @@
-"""Where keys are written: in a text whose every number is the line that it stands on."""
+"""Lines of keys in TOML, tested on a text in which every number is the number of its line."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ x=41""".replace("QQQ", '"' * 3)
 
 
 def numbers(value: Any, key: Key = ()) -> dict[Key, int]:
-    """Every whole number of parsed tables with its key."""
+    """All integers of parsed tables with their keys."""
     if isinstance(value, dict):
         inner = [numbers(v, (*key, k)) for k, v in value.items()]
     elif isinstance(value, list):
@@ -76,7 +76,7 @@ def test_every_number_is_found_on_its_line(newline: str) -> None:
     assert lines_of(newline + text)[("top",)] == 2
 
 
-def test_sections_are_found_where_they_are_first_said() -> None:
+def test_sections_are_located_at_their_first_header() -> None:
     lines = lines_of(TEXT)
     assert lines[("plain",)] == 7
     assert lines[("plain", "sub.sub")] == 22
@@ -102,7 +102,7 @@ def test_sections_are_found_where_they_are_first_said() -> None:
         ('[[training]]\nrounds = "two"', 1),
     ],
 )
-def test_mistakes_are_told_with_their_line(tmp_path: Path, text: str, line: int) -> None:
+def test_mistakes_are_reported_with_their_line(tmp_path: Path, text: str, line: int) -> None:
     path = tmp_path / "f.toml"
     path.write_text(text)
     with pytest.raises(InputError) as caught:

@@ -1,4 +1,4 @@
-"""Which backend made a run's numbers: lock.json says so, and a table keeps to one."""
+"""The backend of a run's numbers: lock.json records it, and a table keeps to one."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_run_of_winograd_is_not_taken_up_by_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "count", "told"),
+    ("name", "count", "expected"),
     [
         ("loop", None, "loop"),
         ("workers", 2, "loop"),
@@ -69,20 +69,20 @@ def test_a_run_of_winograd_is_not_taken_up_by_it(tmp_path: Path) -> None:
         ("stacked", None, "stacked"),
     ],
 )
-def test_names_tell_numbers_apart(name: str, count: int | None, told: str) -> None:
+def test_names_tell_numbers_apart(name: str, count: int | None, expected: str) -> None:
     engine = backend_of(name, count)
-    assert engine.backend == told
-    assert Way.again(told).numbers == told
+    assert engine.backend == expected
+    assert Way.parse(expected).numbers == expected
     assert InProcess().backend == "loop"
 
 
 def lock(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "lock.json").read_text())
-    return found
+    content: dict[str, Any] = json.loads((folder / "lock.json").read_text())
+    return content
 
 
 def typed(place: Path, model: str, method: str, backend: str) -> int:
-    """The exit code of `fedshift run` of one round, in the folder "a" of a place."""
+    """The exit code of `fedshift run` for one round, in the folder "a" of a place."""
     file = place / "one.toml"
     file.write_text(
         '[data]\nname = "fashion-mnist-mini"\n[shift]\nclients = 4\nkind = "iid"\n'
@@ -93,7 +93,7 @@ def typed(place: Path, model: str, method: str, backend: str) -> int:
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize(
-    ("model", "method", "backend", "told"),
+    ("model", "method", "backend", "message"),
     [
         ("lenet", "fedavg", "dense", "the backend dense trains chains of linear layers"),
         ("lenet", "fedavg", "winograd", "the backend winograd is gone"),
@@ -104,14 +104,14 @@ def test_a_backend_that_refuses_leaves_nothing(
     model: str,
     method: str,
     backend: str,
-    told: str,
+    message: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert typed(tmp_path, model, method, backend) == 2
-    said = " ".join(capsys.readouterr().err.split())
-    assert told in said
-    assert "1 round" not in said  # refused before a run is announced
+    errors = " ".join(capsys.readouterr().err.split())
+    assert message in errors
+    assert "1 round" not in errors  # refused before a run is announced
     assert not (tmp_path / "a").exists()
 
 
@@ -124,7 +124,7 @@ def test_a_run_is_announced_once_its_backend_fits(tmp_path: Path, capsys: Printe
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["dense", "stacked", "channels-last"])
 def test_a_backend_is_tried_without_a_trace(backend: str) -> None:
-    """One step of two clients of the next round, whoever they are; numbers stay the same."""
+    """The trial takes one step of two clients of the next round; the numbers stay the same."""
     model = "lenet" if backend == "channels-last" else "mlp"
     setting = {"model": {"name": model}, "training": {"rounds": 2, "steps": 2}}
     config = config_of("fedavg", **setting)
@@ -133,16 +133,16 @@ def test_a_backend_is_tried_without_a_trace(backend: str) -> None:
         method_of(config.method, config.training, ready)(),
         federation_of(config.method, ready),
     )
-    own = Way(backend).alone
-    plain = [played.server for played in run(algorithm, federation, 2, backend=own())]
-    found = []
+    make = Way(backend).alone
+    plain = [played.server for played in run(algorithm, federation, 2, backend=make())]
+    servers = []
     after = None
     for _ in range(2):
-        check_fit(own(), algorithm, federation, 2, after=after)
-        after = next(run(algorithm, federation, 2, backend=own(), after=after))
-        found.append(after.server)
-    assert different(found[-1], plain[-1]) == []
-    assert different(found[0], plain[-1]) != []
+        check_fit(make(), algorithm, federation, 2, after=after)
+        after = next(run(algorithm, federation, 2, backend=make(), after=after))
+        servers.append(after.server)
+    assert different(servers[-1], plain[-1]) == []
+    assert different(servers[0], plain[-1]) != []
 
 
 @pytest.mark.slow
@@ -153,9 +153,9 @@ def test_what_was_begun_stays_when_another_backend_refuses(
     folder = interrupted(tmp_path, "loop", "model.name=lenet")
     if not checkpoints:
         shutil.rmtree(folder / "checkpoints")
-    kept = {name: (folder / name).read_bytes() for name in ("config.resolved.toml", "lock.json")}
+    before = {name: (folder / name).read_bytes() for name in ("config.resolved.toml", "lock.json")}
     assert perform(app, ["run", "--resume", str(folder), "--backend", "dense"]) == 2
-    assert {name: (folder / name).read_bytes() for name in kept} == kept
+    assert {name: (folder / name).read_bytes() for name in before} == before
     assert (folder / "checkpoints").is_dir() == checkpoints
 
 
@@ -201,23 +201,23 @@ def test_a_table_by_another_backend(tmp_path: Path) -> None:
 
 def interrupted(out: Path, backend: str, *overrides: str) -> Path:
     """The folder of a run that was stopped after its second round."""
-    asked: Iterator[int | None] = iter([None] * 2 + [2] * 99)
+    stops: Iterator[int | None] = iter([None] * 2 + [2] * 99)
     request = replace(ONE, out=out, backend=backend, overrides=overrides or ONE.overrides)
-    assert reproduce(request, asked=lambda: next(asked)).report.interrupted
+    assert reproduce(request, asked=lambda: next(stops)).report.interrupted
     assert (only(out) / "checkpoints").is_dir()
     return only(out)
 
 
 def played(out: Path, backend: str, jobs: int = 1) -> tuple[list[int], Report]:
     """The rounds that are played when a table goes on."""
-    heard: list[int] = []
+    played_rounds: list[int] = []
 
     def listen(event: dict[str, Any]) -> None:
-        heard.extend([event["round"]] if event["event"] == "round" else [])
+        played_rounds.extend([event["round"]] if event["event"] == "round" else [])
 
     store = Store(out / "runs")
     runs = wanted(make_plan(replace(ONE, out=out)), store)
-    return heard, execute(runs, store, jobs=jobs, means=Means(backend), listen=listen)
+    return played_rounds, execute(runs, store, jobs=jobs, means=Means(backend), listen=listen)
 
 
 @pytest.mark.slow
@@ -225,14 +225,14 @@ def played(out: Path, backend: str, jobs: int = 1) -> tuple[list[int], Report]:
 def test_a_run_goes_on_by_the_backend_that_began_it_alone(jobs: int, tmp_path: Path) -> None:
     folder = interrupted(tmp_path, "dense")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    heard, report = played(tmp_path, "loop", jobs)
-    assert heard == []
+    played_rounds, report = played(tmp_path, "loop", jobs)
+    assert played_rounds == []
     (why,) = report.failures.values()
     assert f"{folder}: begun by the backend dense" in why
     assert "go on with --backend dense, or delete the folder" in why
     assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
-    heard, report = played(tmp_path, "dense", jobs)
-    assert (heard, report.failures) == ([3, 4], {})
+    played_rounds, report = played(tmp_path, "dense", jobs)
+    assert (played_rounds, report.failures) == ([3, 4], {})
     assert lock(folder)["backend"] == "dense"
 
 
@@ -252,8 +252,8 @@ def test_a_folder_without_a_readable_lock(lost: bool, tmp_path: Path) -> None:
         path.unlink()
     else:
         path.write_text('{"packages": null}')
-    heard, report = played(tmp_path, "loop")
-    assert heard == ([3, 4] if lost else [])
+    played_rounds, report = played(tmp_path, "loop")
+    assert played_rounds == ([3, 4] if lost else [])
     assert all("Delete the folder" in why for why in report.failures.values())
     assert len(report.failures) == (not lost)
 
@@ -268,8 +268,8 @@ def test_a_refused_backend_leaves_no_run_of_a_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_lock_follows_who_goes_on(tmp_path: Path, capsys: Printed) -> None:
-    """Also of a run that is stopped again: here by a failure in its fourth round."""
+def test_the_lock_follows_the_backend_that_goes_on(tmp_path: Path, capsys: Printed) -> None:
+    """Also for a run that is stopped again, here by a failure in its fourth round."""
     folder = interrupted(tmp_path, "loop")
     capsys.readouterr()
     config, seen = load_config(folder / "config.resolved.toml"), list[str]()
@@ -290,8 +290,8 @@ def test_the_lock_follows_who_goes_on(tmp_path: Path, capsys: Printed) -> None:
     with reopened(folder, config, prepared, "dense") as (_, moved):
         assert moved == ""
     assert perform(app, ["run", "--resume", str(folder), "--backend", "stacked"]) == 0
-    told = "backend dense then, stacked now"
-    assert told in " ".join(capsys.readouterr().err.split())
+    message = "backend dense then, stacked now"
+    assert message in " ".join(capsys.readouterr().err.split())
     assert lock(folder)["backend"] == "loop, then dense, then stacked"
     drawn = reproduce(replace(ONE, out=tmp_path)).outcome
     assert drawn.notes[-1].endswith("; backend loop, then dense, then stacked.")
@@ -299,16 +299,21 @@ def test_the_lock_follows_who_goes_on(tmp_path: Path, capsys: Printed) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("known", [True, False])
-def test_a_run_goes_on_by_its_own_backend(known: bool, tmp_path: Path, capsys: Printed) -> None:
+@pytest.mark.parametrize("recognised", [True, False])
+def test_a_run_goes_on_by_its_own_backend(
+    recognised: bool, tmp_path: Path, capsys: Printed
+) -> None:
     folder = interrupted(tmp_path, "dense")
-    if not known:
+    if not recognised:
         (folder / "lock.json").write_text(json.dumps({**lock(folder), "backend": "abacus"}))
     code = perform(app, ["run", "--resume", str(folder)])
-    said = " ".join(capsys.readouterr().err.split())
-    assert code == (0 if known else 3)
-    assert ("then," in said, "name the backend with --backend" in said) == (False, not known)
-    assert lock(folder)["backend"] == ("dense" if known else "abacus")
+    errors = " ".join(capsys.readouterr().err.split())
+    assert code == (0 if recognised else 3)
+    assert ("then," in errors, "name the backend with --backend" in errors) == (
+        False,
+        not recognised,
+    )
+    assert lock(folder)["backend"] == ("dense" if recognised else "abacus")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is such a device")

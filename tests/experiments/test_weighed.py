@@ -1,4 +1,4 @@
-"""Runs whose examples are weighed by labels: their ESS and distance are those of the examples."""
+"""Runs with examples weighed by labels: ESS and distance are those of the weighed examples."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def summarised(name: str, cohort: int | None = None, **method: Any) -> Any:
 def test_the_numbers_are_those_of_the_weighed_examples(name: str) -> None:
     done, plain = summarised(name, clip=float("inf")), summarised("fedavg")
     T, n = np.array(done.target), np.array(done.label_counts, dtype=float).sum(0)
-    held = (T > 0) & (n > 0)
-    reached = np.where(held, T, 0.0) / T[held].sum()
-    assert done.ess == pytest.approx(1 / (reached[held] ** 2 / n[held]).sum())
+    present = (T > 0) & (n > 0)
+    reached = np.where(present, T, 0.0) / T[present].sum()
+    assert done.ess == pytest.approx(1 / (reached[present] ** 2 / n[present]).sum())
     assert done.ess_fraction == pytest.approx(done.ess / n.sum())
     assert done.distance == pytest.approx(np.linalg.norm(T - reached), abs=1e-12)
     assert done.l1_distance == pytest.approx(np.abs(T - reached).sum(), abs=1e-12)

@@ -1,4 +1,4 @@
-"""When checkpoints are written, and the order of a run folder's files: what a kill can leave."""
+"""When checkpoints are written, and the order of a run folder's files, which a kill may cut."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from fedshift.experiments.config.schema import Config, Training
 from fedshift.experiments.experiment import federation_of, method_of, record
 from fedshift.experiments.folder.progress import SECONDS, Keeper, Progress, Saver
 from fedshift.experiments.folder.run_folder import kept_in
+from fedshift.experiments.listeners import ignore_event
 from fedshift.experiments.task.preparing import prepare
-from fedshift.experiments.training import silent
 from support.small_runs import config_of
 
 ROUNDS = 9
 
 
-def kept(
+def written_after(
     monkeypatch: pytest.MonkeyPatch, every: int | None, times: list[float], stop: int | None = None
 ) -> list[int]:
     """The rounds after which a checkpoint is written; round t ends at times[t - 1]."""
@@ -31,7 +31,7 @@ def kept(
     monkeypatch.setattr("fedshift.experiments.folder.progress.time.monotonic", lambda: now[0])
 
     class Noting(Keeper):
-        """Notes the round in place of writing its checkpoint."""
+        """Records the round in place of writing its checkpoint."""
 
         def keep(self, label: str, progress: Progress) -> None:
             if progress.after is not None:
@@ -41,27 +41,31 @@ def kept(
     saver = Saver(Noting(Path("o"), "x", every, asks), "run")
     for t, now[0] in enumerate(times, 1):
         after: Any = SimpleNamespace(t=t)
-        saver.played(Progress(after), last=t == ROUNDS)
+        saver.after_round(Progress(after), last=t == ROUNDS)
     return written
 
 
 def test_when_checkpoints_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the clock unless a number is given; after the last round, and when a stop is asked for."""
+    """By the clock unless a number is given; also after the last round and at a requested stop."""
     fast, slow = [float(t) for t in range(1, 10)], [25.0 * t for t in range(1, 10)]
-    assert kept(monkeypatch, None, fast) == [ROUNDS]
-    assert kept(monkeypatch, None, slow) == [3, 6, 9]  # 75, 150 and 225 seconds
-    assert kept(monkeypatch, None, [SECONDS * t for t in range(1, 10)]) == list(range(1, 10))
-    assert kept(monkeypatch, 4, fast) == [4, 8, 9]
-    assert kept(monkeypatch, 4, slow) == [4, 8, 9]
-    assert kept(monkeypatch, None, fast, stop=ROUNDS) == [ROUNDS]  # there is nothing left to stop
+    assert written_after(monkeypatch, None, fast) == [ROUNDS]
+    assert written_after(monkeypatch, None, slow) == [3, 6, 9]  # 75, 150 and 225 seconds
+    assert written_after(monkeypatch, None, [SECONDS * t for t in range(1, 10)]) == list(
+        range(1, 10)
+    )
+    assert written_after(monkeypatch, 4, fast) == [4, 8, 9]
+    assert written_after(monkeypatch, 4, slow) == [4, 8, 9]
+    assert written_after(monkeypatch, None, fast, stop=ROUNDS) == [
+        ROUNDS
+    ]  # there is nothing left to stop
     with pytest.raises(KeyboardInterrupt) as stopped:
-        kept(monkeypatch, None, fast, stop=5)
+        written_after(monkeypatch, None, fast, stop=5)
     assert stopped.value.args == (130,)
 
 
 @pytest.mark.slow
 def test_the_order_of_a_run_folders_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With its configuration a folder can be resumed, with its summary it is complete."""
+    """From its configuration on, a folder can be resumed; from its summary on, it is complete."""
     from fedshift.experiments.folder import run_folder as module
 
     done, real = list[str](), module.write
@@ -72,7 +76,7 @@ def test_the_order_of_a_run_folders_files(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(module, "write", write)
     config = config_of("fedavg", training={"rounds": 1, "steps": 1, "lr": 0.05})
-    record(tmp_path, config, prepare(config), silent)
+    record(tmp_path, config, prepare(config), ignore_event)
     assert done[:2] == ["lock.json", "config.resolved.toml"]
     assert done[-1] == "summary.json"
     assert done.count("summary.json") == 1
@@ -84,7 +88,7 @@ class LaterTraining(Training):
 
 
 class Later(Config):
-    """The configuration of a version to come: one key more."""
+    """The configuration of a later version, with one more key."""
 
     training: LaterTraining = LaterTraining()
 
@@ -101,7 +105,7 @@ def test_a_new_key_makes_no_other_run_while_it_has_its_default() -> None:
 
 @pytest.mark.slow
 def test_checkpoints_of_the_version_before_are_accepted(tmp_path: Path) -> None:
-    """What that version called this run, the data that ship with the package included."""
+    """With that version's identity of the run, also for the data that ship with the package."""
     config = validate(
         {
             "data": {"name": "fashion-mnist-mini"},

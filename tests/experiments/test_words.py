@@ -1,4 +1,4 @@
-"""The same mistake in a file and in Python: each is told in the words of who made it."""
+"""The same mistake in a file and in Python: messages name keys there, and arguments here."""
 
 from __future__ import annotations
 
@@ -210,6 +210,19 @@ CASES: list[tuple[tuple[str, str], str, Callable[[], object], str]] = [
         'set estimator="direct" or "classifier", or leave ordering out',
     ),
     (
+        method('name = "feddisk"\nestimator = "equal"\nmost = 4.0'),
+        "f.toml:10: method.most is a bound on weights that differ, and with method.estimator = "
+        '"equal" all are 1; set method.estimator = "direct", "classifier" or "true", or leave most',
+        lambda: recipes.feddisk(setting(), estimator="equal", most=4.0),
+        'set estimator="direct", "classifier" or "true", or leave most out',
+    ),
+    (
+        method('name = "feddisk"\nleast_ess = 0.2'),
+        "f.toml:9: method.least_ess = 0.2 ends no run where method.useful = 0.3: weights worth",
+        lambda: recipes.feddisk(setting(), least_ess=0.2),
+        "least_ess=0.2 ends no run where useful=0.3: weights worth less than useful are 1 before",
+    ),
+    (
         method('name = "feddisk"\ntau = 0.2'),
         "f.toml:9: method.tau is the temperature of MOON's term, and with method.mu = 0 there is",
         lambda: recipes.feddisk(setting(), tau=0.2),
@@ -300,7 +313,7 @@ CASES: list[tuple[tuple[str, str], str, Callable[[], object], str]] = [
 
 
 def answer(capsys: pytest.CaptureFixture[str], *args: str) -> str:
-    """What the command line says that is wrong."""
+    """The error message of the command line."""
     assert perform(app, list(args)) == 2
     return capsys.readouterr().err.partition("error: ")[2].rstrip("\n")
 
@@ -309,7 +322,7 @@ def answer(capsys: pytest.CaptureFixture[str], *args: str) -> str:
 @pytest.mark.parametrize(
     ("change", "words", "call", "named"), CASES, ids=[c[1][:45] for c in CASES]
 )
-def test_files_are_told_keys_with_lines_and_python_its_arguments(
+def test_messages_name_keys_with_lines_in_files_and_arguments_in_python(
     change: tuple[str, str],
     words: str,
     call: Callable[[], object],
@@ -331,7 +344,7 @@ def test_files_are_told_keys_with_lines_and_python_its_arguments(
     assert not any(f"{section}." in str(caught.value) for section in ("method", "training"))
 
 
-def test_options_are_named_to_those_who_type_them(
+def test_options_are_named_on_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -426,7 +439,20 @@ def test_a_message_is_placed_by_keys_alone() -> None:
 
 def test_arguments_that_are_words_too_are_left_in_prose() -> None:
     names = {"share": "share", "keep": "keep"}
-    said = "clients share what they keep; share=0.7 is too much, share and keep out"
-    told = "clients share what they keep; method.share = 0.7 is too much, share and keep out"
-    assert file_words(said, "method", names) == told
+    sentence = "clients share what they keep; share=0.7 is too much, share and keep out"
+    rewritten = "clients share what they keep; method.share = 0.7 is too much, share and keep out"
+    assert file_words(sentence, "method", names) == rewritten
     assert file_words("more data.", "method", names) == "[method]: more data."
+
+
+def test_a_word_that_toml_takes_for_a_boolean_is_named_as_text(tmp_path: Path) -> None:
+    """The hint was "did you mean" what had been written; of other booleans there is none."""
+    file = tmp_path / "f.toml"
+    file.write_text(GOOD.replace('"fedavg"', '"feddisk"'), encoding="utf-8")
+    words = r'It is a text, in quotes: estimator = "true"; after -c, \'method.estimator="true"\'\.$'
+    with pytest.raises(InputError, match=words):
+        load_config(file, ["method.estimator=true"])
+    with pytest.raises(InputError, match=r"allowed are direct, classifier, true, equal\.$"):
+        load_config(file, ["method.estimator=false"])
+    quoted = load_config(file, ['method.estimator="true"', "training.rounds=30"])
+    assert quoted.method.options["estimator"] == "true"

@@ -16,7 +16,7 @@ QUICK: dict[str, Any] = {"rounds": 2, "steps": 1, "evaluate_every": 1}
 
 
 def notebook(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
-    """A notebook in place of IPython, and what it shows one after the other, by type."""
+    """A stand-in for IPython's notebook, and what it shows, in order and by type."""
     shown: list[dict[str, str]] = []
 
     def update(given: dict[str, str], raw: bool) -> None:

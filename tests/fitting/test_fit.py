@@ -1,4 +1,4 @@
-"""`fit`: what it takes, what it refuses, and that it is an ordinary experiment."""
+"""`fit`: its arguments, its refusals, and that it is an ordinary experiment."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def task() -> fs.Task:
 
 
 def weights(result: Result) -> dict[str, torch.Tensor]:
-    """As they were trained."""
+    """The weights as trained."""
     params, buffers = result.models.uncorrected
     return params | buffers
 
@@ -111,7 +111,7 @@ def test_the_head_is_named() -> None:
 
 @pytest.mark.slow
 def test_generators_of_the_process_stay(task: fs.Task) -> None:
-    """Also after a net whose function seeds them; control: what the user draws is seen."""
+    """Also where the net's function seeds them; control: a draw of the user's changes them."""
 
     def net(task: fs.Task) -> nn.Module:
         torch.manual_seed(7)
@@ -186,7 +186,7 @@ def accuracy(p: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> float:
 
 
 def test_own_metrics(task: fs.Task, tmp_path: Path) -> None:
-    """On the target's test rows: in the result, every evaluated round, the summary, the report."""
+    """Measured on the target's test rows: in result, evaluated rounds, summary and report."""
     result = fs.fit(task, Net, metrics={"hits": accuracy}, **QUICK)
     trained = result.summary.final.target_accuracy
     assert result.metrics == {"hits": pytest.approx(trained)}
@@ -347,8 +347,8 @@ def test_several_inputs() -> None:
     both = {"ids": ids, "mask": mask}
     result = fs.fit(fs.Task.from_arrays(both, y, client=site, target="c"), Words, **QUICK)
     with torch.no_grad():
-        due = result.module()({k: torch.from_numpy(v) for k, v in both.items()}).softmax(1)
-    assert np.allclose(result.predict(both).probabilities, due, atol=1e-6)
+        expected = result.module()({k: torch.from_numpy(v) for k, v in both.items()}).softmax(1)
+    assert np.allclose(result.predict(both).probabilities, expected, atol=1e-6)
 
 
 class Words(nn.Module):

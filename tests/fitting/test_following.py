@@ -19,7 +19,7 @@ QUICK: dict[str, Any] = {"rounds": 3, "steps": 2, "evaluate_every": 2, "progress
 
 
 class Noting:
-    """A logger that keeps what it gets."""
+    """A logger that records its calls."""
 
     def __init__(self) -> None:
         self.lines: list[Any] = []
@@ -34,8 +34,8 @@ class Noting:
         self.lines.append("finished")
 
 
-def test_every_round_is_told_once() -> None:
-    """With its measures where it is evaluated."""
+def test_every_round_is_reported_once() -> None:
+    """With its measurements where it is evaluated."""
     rounds: list[Mapping[str, Any]] = []
     logger = Noting()
     result = fs.fit(hospitals(), Net, callbacks=[rounds.append], loggers=[logger], **QUICK)
@@ -53,7 +53,7 @@ def test_every_round_is_told_once() -> None:
 
 
 def test_one_alone_needs_no_list() -> None:
-    """Control: what is neither is refused, also alone."""
+    """Control: a single value of another kind is refused."""
     rounds: list[Mapping[str, Any]] = []
     logger = Noting()
     fs.fit(hospitals(), Net, callbacks=rounds.append, loggers=logger, **QUICK)
@@ -155,13 +155,13 @@ def test_early_stopping_and_the_best_round() -> None:
     estimates = [r["estimated_accuracy"] for r in whole.rounds]
     best = estimates.index(max(estimates)) + 1
     assert best < 12  # else there is nothing to show
-    kept = fs.fit(hospitals(), Net, rounds=12, keep="best", **keys)
-    assert kept.summary.final.round == best
-    assert kept.summary.final.target_accuracy == whole.rounds[best - 1]["target_accuracy"]
+    best_kept = fs.fit(hospitals(), Net, rounds=12, keep="best", **keys)
+    assert best_kept.summary.final.round == best
+    assert best_kept.summary.final.target_accuracy == whole.rounds[best - 1]["target_accuracy"]
     short = fs.fit(hospitals(), Net, rounds=best, **keys)
-    a, b = kept.module().state_dict(), short.module().state_dict()
+    a, b = best_kept.module().state_dict(), short.module().state_dict()
     assert all(torch.equal(v, b[k]) for k, v in a.items())
-    assert len(kept.rounds) == 12
+    assert len(best_kept.rounds) == 12
     stopped = fs.fit(hospitals(), Net, rounds=12, patience=2, **keys)
     ends = next(t for t in range(2, 13) if t - 1 - estimates.index(max(estimates[:t])) >= 2)
     assert len(stopped.rounds) == ends < 12
@@ -169,11 +169,11 @@ def test_early_stopping_and_the_best_round() -> None:
     reason = f"Training ended after round {ends} of 12: the estimate has not become better for 2 "
     assert any(note.startswith(reason) for note in stopped.summary.why)
     which = f"The model is that of round {best}, whose estimate is the best."
-    assert which in kept.summary.why
+    assert which in best_kept.summary.why
     assert not {which} & {*whole.summary.why, *stopped.summary.why, *short.summary.why}
     assert not any(
         "ended after" in note
-        for note in (*whole.summary.why, *kept.summary.why, *short.summary.why)
+        for note in (*whole.summary.why, *best_kept.summary.why, *short.summary.why)
     )
 
 

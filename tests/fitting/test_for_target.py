@@ -40,8 +40,8 @@ def test_odds_move_by_the_shares(result: Result) -> None:
     x, _, _ = rows()
     at = {t: odds(result.for_target([t, 1 - t]).predict(x)) for t in (0.1, 0.5, 0.9)}
     for one, other in ((0.1, 0.5), (0.5, 0.9)):
-        due = np.log(other / (1 - other)) - np.log(one / (1 - one))
-        assert np.allclose(at[other] - at[one], due, atol=1e-5)
+        expected = np.log(other / (1 - other)) - np.log(one / (1 - one))
+        assert np.allclose(at[other] - at[one], expected, atol=1e-5)
     # From the model as it was trained: log T - log p.
     by_mixture = fs.fit(hospitals(), Net, prior="target", **QUICK)
     pair, half = by_mixture.models.uncorrected, odds(by_mixture.for_target([0.5, 0.5]).predict(x))
@@ -62,12 +62,12 @@ def test_what_is_exported_is_corrected(result: Result, tmp_path: Path) -> None:
     net = even.module()
     assert type(net) is type(result.module())  # an ordinary network: its last bias has the shift
     with torch.no_grad():
-        due = net(torch.from_numpy(x)).softmax(1).numpy()
-    assert np.allclose(even.predict(x).probabilities, due, atol=1e-6)
-    assert not np.allclose(result.predict(x).probabilities, due, atol=1e-2)
+        expected = net(torch.from_numpy(x)).softmax(1).numpy()
+    assert np.allclose(even.predict(x).probabilities, expected, atol=1e-6)
+    assert not np.allclose(result.predict(x).probabilities, expected, atol=1e-2)
     script = torch.jit.load(even.export(tmp_path / "net.ts"))
     with torch.no_grad():
-        assert np.allclose(script(torch.from_numpy(x)).softmax(1).numpy(), due, atol=1e-6)
+        assert np.allclose(script(torch.from_numpy(x)).softmax(1).numpy(), expected, atol=1e-6)
     state = torch.load(even.export(tmp_path / "net.pt"), weights_only=True)
     assert all(torch.equal(state[k], v) for k, v in net.state_dict().items())
 
@@ -97,11 +97,11 @@ def test_a_layer_without_bias_keeps_it_beside(tmp_path: Path) -> None:
     result = fs.fit(hospitals(), Bare, prior="none", **QUICK)
     even = result.for_target(HALF)
     with torch.no_grad():
-        due = even.module()(torch.from_numpy(x)).softmax(1).numpy()
-    assert np.allclose(even.predict(x).probabilities, due, atol=1e-6)
+        expected = even.module()(torch.from_numpy(x)).softmax(1).numpy()
+    assert np.allclose(even.predict(x).probabilities, expected, atol=1e-6)
     script = torch.jit.load(even.export(tmp_path / "net.ts"))
     with torch.no_grad():
-        assert np.allclose(script(torch.from_numpy(x)).softmax(1).numpy(), due, atol=1e-6)
+        assert np.allclose(script(torch.from_numpy(x)).softmax(1).numpy(), expected, atol=1e-6)
     shift = odds(even.predict(x)) - odds(result.for_target([0.9, 0.1]).predict(x))
     assert np.allclose(shift, -np.log(9), atol=1e-5)
 
@@ -116,8 +116,8 @@ def test_a_clients_model_is_corrected_from_its_own_shares() -> None:
         with torch.no_grad():
             z = result.models.model(*pair, torch.from_numpy(x))["logits"].double().numpy()
         p = counts[place] / counts[place].sum()
-        due = z[:, 0] - z[:, 1] - np.log(p[0] / p[1])
-        assert np.allclose(odds(even.predict(x, client=name)), due, atol=1e-4), name
+        expected = z[:, 0] - z[:, 1] - np.log(p[0] / p[1])
+        assert np.allclose(odds(even.predict(x, client=name)), expected, atol=1e-4), name
     with pytest.raises(fs.InputError, match="local_only leaves no model for all"):
         even.predict(x)
 

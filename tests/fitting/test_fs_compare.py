@@ -1,4 +1,4 @@
-"""`fedshift.compare`: the runs of `fit`, and what it refuses."""
+"""`fedshift.compare`: its runs are those of `fit`; its refusals."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_a_metric_in_percent_is_not_taken_for_a_share(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_grid_of_options_and_of_keys() -> None:
-    """Options are for the methods that have them; a list of widths is no grid."""
+    """Options go to the methods that have them; a list of widths is no grid."""
     table = fs.compare(
         hospitals(), "mlp", ["fedavg", "fedpals", fs.method("fedprox", mu=[0.1, 1.0])],
         seeds=1, jobs=1, lr=[0.01, 0.1], ess=0.9, hidden=[5, 4], rounds=1, steps=1,
@@ -143,7 +143,7 @@ def test_a_grid_of_options_and_of_keys() -> None:
 
 @pytest.mark.slow
 def test_the_same_population_or_one_for_every_seed() -> None:
-    """With vary="split" it is fit's of a task with that seed; control: the default is not."""
+    """With vary="split" a run is `fit`'s on a task with that seed; control: the default is not."""
     task = hospitals()
     apart = fs.compare(task, Net, ["fedavg"], seeds=[2], jobs=1, vary="split", **FAST)
     stays = fs.compare(task, Net, ["fedavg"], seeds=[2], jobs=1, **FAST)

@@ -1,4 +1,4 @@
-"""What tells one user's code from another's."""
+"""The marks by which versions of a user's code are distinguished."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import fedshift as fs
 
 
 def weights(method: Any, **keys: Any) -> tuple[list[float], list[str]]:
-    """The weights of a large client and two small ones, and what the summary says of clients."""
+    """The weights of a large client and two small ones, and the summary's sentences on clients."""
     x = torch.randn(300, 5, generator=torch.Generator().manual_seed(0))
     client = [0] * 200 + [1] * 60 + [2] * 40
     task = fs.Task.from_arrays(
@@ -26,8 +26,8 @@ def test_no_weight_is_larger(method: Any) -> None:
     free, silent = weights(method)
     assert free[0] > 0.6
     assert not silent
-    bounded, said = weights(method, max_weight=0.4)
+    bounded, warnings = weights(method, max_weight=0.4)
     assert max(bounded) == pytest.approx(0.4)
     assert sum(bounded) == pytest.approx(1.0)
-    assert len(said) == 1
-    assert said[0].endswith("of the weight; the cap leaves it 0.400.")
+    assert len(warnings) == 1
+    assert warnings[0].endswith("of the weight; the cap leaves it 0.400.")

@@ -1,4 +1,4 @@
-"""What results and reports say of the rows that an accuracy was measured on."""
+"""Results and reports name the rows on which an accuracy was measured."""
 
 from __future__ import annotations
 

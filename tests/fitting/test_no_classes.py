@@ -128,7 +128,7 @@ def test_several_labels_of_each_client() -> None:
 
 
 def test_heads_of_networks_with_several_inputs_are_their_own() -> None:
-    """Of classes, too: the layers lie one level deeper in what unpacks the inputs."""
+    """Also for classes: the layers are one level deeper, within the module that unpacks inputs."""
 
     class Two(nn.Module):
         def __init__(self) -> None:
@@ -152,7 +152,7 @@ def test_heads_of_networks_with_several_inputs_are_their_own() -> None:
 
 @pytest.mark.slow
 def test_labels_of_images() -> None:
-    """Bytes are scaled to [-1, 1], as where classes are predicted."""
+    """Bytes are scaled to [-1, 1], as for classes."""
     draws = np.random.default_rng(0)
     x = draws.integers(0, 256, (120, 1, 4, 4), dtype=np.uint8)
     y = np.stack([x[:, 0, 0, 0] > 127, x[:, 0, 1, 1] > 127], axis=1)

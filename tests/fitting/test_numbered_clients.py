@@ -1,4 +1,4 @@
-"""Clients that are whole numbers have one name everywhere: what the table says."""
+"""Clients named by whole numbers have one name everywhere, as in the table."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def result() -> fs.Result:
 def test_names_are_those_of_the_task(result: fs.Result, tmp_path: Path) -> None:
     assert result.clients == ("101", "102", "103", "104")
     assert (*result.accuracies,) == result.clients
-    kept = fs.load(result.save(tmp_path / "run"), net=Net)
-    assert kept.clients == result.clients
-    assert kept.accuracies == result.accuracies
+    loaded = fs.load(result.save(tmp_path / "run"), net=Net)
+    assert loaded.clients == result.clients
+    assert loaded.accuracies == result.accuracies
 
 
 @pytest.mark.parametrize("name", ["102", 102, 102.0, "client 102"])
 def test_a_client_is_found_by_any_way_to_write_it(result: fs.Result, name: str | int) -> None:
     """Control: another client has another network."""
-    given, due = (result.module(client=one).state_dict() for one in (name, result.clients[1]))
-    assert all(torch.equal(v, due[k]) for k, v in given.items())
+    given, expected = (result.module(client=one).state_dict() for one in (name, result.clients[1]))
+    assert all(torch.equal(v, expected[k]) for k, v in given.items())
     other = result.module(client=101).state_dict()
-    assert not all(torch.equal(v, due[k]) for k, v in other.items())
+    assert not all(torch.equal(v, expected[k]) for k, v in other.items())
     x = rows()[0][:3]
     assert [*result.predict(x, client=name).names] == [*result.predict(x, client="102").names]
 

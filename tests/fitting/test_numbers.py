@@ -159,15 +159,15 @@ def test_no_network_sees_the_number() -> None:
 
 def test_every_client_on_its_own_rows(task: fs.Task) -> None:
     everywhere = prices(target="clients")
-    own = fs.fit(everywhere, Net, method="ditto", **QUICK)
-    assert len(own.client_metrics["rmse"]) == 4
+    fitted = fs.fit(everywhere, Net, method="ditto", **QUICK)
+    assert len(fitted.client_metrics["rmse"]) == 4
     rows = np.ones((1, 3), np.float32)
-    values = {float(own.predict(rows, client=c).values[0]) for c in own.clients}
+    values = {float(fitted.predict(rows, client=c).values[0]) for c in fitted.clients}
     assert len(values) == 4
     tests = plan(everywhere, Net, "fedavg").prepared.task.tests
-    errors = zip(tests, own.client_metrics["rmse"].values(), strict=True)
+    errors = zip(tests, fitted.client_metrics["rmse"].values(), strict=True)
     mean = sum(len(t) * error**2 for t, error in errors) / sum(map(len, tests))
-    assert own.metrics["rmse"] == pytest.approx(math.sqrt(mean))
+    assert fitted.metrics["rmse"] == pytest.approx(math.sqrt(mean))
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What `fit` refuses at the door: one sentence with the cure, before anything is trained."""
+"""Mistakes that `fit` refuses before training, in one sentence with the cure."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ def test_metrics_are_tried_before_anything_is_trained(
         raise AssertionError("trained")
 
     monkeypatch.setattr(experiment, "train", never)
-    due = r".*metric auc \(.*test_refused.py, line [0-9]+\).*"
-    due += r"function of \(probabilities \[n, K\], labels \[n\]\) that returns one number"
+    pattern = r".*metric auc \(.*test_refused.py, line [0-9]+\).*"
+    pattern += r"function of \(probabilities \[n, K\], labels \[n\]\) that returns one number"
     keys: dict[str, Any] = {"metrics": {"auc": metric}, **QUICK}
     folder = tmp_path / "run"
     for run in (
@@ -97,7 +97,7 @@ def test_metrics_are_tried_before_anything_is_trained(
     ):
         with pytest.raises(fs.InputError, match=match) as refused:
             run()
-        refused.match(due)
+        refused.match(pattern)
     assert not (folder / "config.resolved.toml").exists()
     with pytest.raises(AssertionError, match="trained"):  # control: a metric that is one
         fs.fit(task, Net, metrics={"auc": lambda p, y: np.nan}, **QUICK)
@@ -209,7 +209,7 @@ def test_what_has_no_meaning_for_a_kind_of_task(kind: str, keys: Any, match: str
 
 @pytest.mark.parametrize("kind", ["regression", "multilabel"])
 def test_shifts_deal_labels_alone(kind: Any) -> None:
-    """They dealt numbers as if each were a class of its own, and most rows went to no client."""
+    """Before, they took each number for a class, and most rows went to no client."""
     y = X[:, 0] if kind == "regression" else X[:, :2] > 0
     with pytest.raises(fs.InputError, match=f'a shift deals rows by their labels, .* "{kind}"'):
         fs.Task.from_split(X, y, Sparsity(2), clients=3, target="pooled", kind=kind)

@@ -1,4 +1,4 @@
-"""What came of `fit`: predictions, files, exports and personal models."""
+"""The result of `fit`: predictions, files, exports and personal models."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def test_predictions_are_the_modules(result: Result) -> None:
     x, y, site = rows()
     given = result.predict(x)
     with torch.no_grad():
-        due = result.module()(torch.from_numpy(x)).softmax(1)
-    assert np.allclose(given.probabilities, due, atol=1e-6)
+        expected = result.module()(torch.from_numpy(x)).softmax(1)
+    assert np.allclose(given.probabilities, expected, atol=1e-6)
     assert set(given.names) == {"ill", "well"}
-    assert (given.names == np.array(result.classes)[due.argmax(1)]).all()
+    assert (given.names == np.array(result.classes)[expected.argmax(1)]).all()
     north = np.array(site) == "north"
     assert (given.names == y)[north].mean() == pytest.approx(result.accuracy)
     assert repr(given).startswith("Prediction of 400 rows: ")
@@ -56,7 +56,7 @@ def test_the_module_is_a_copy(result: Result) -> None:
 
 
 def test_what_is_saved_is_loaded(result: Result, tmp_path: Path) -> None:
-    """By the class's own name, where a module has it: the same numbers bit for bit."""
+    """By the class's name, if a module defines it: the same numbers bit for bit."""
     x, _, _ = rows()
     folder = result.save(tmp_path / "north")
     assert {"encoding.json", "fit.json", "model.safetensors", "events.jsonl"} <= {
@@ -188,13 +188,13 @@ def test_one_model_for_all_has_no_clients_models(result: Result) -> None:
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_exports(result: Result, tmp_path: Path) -> None:
     x, _, _ = rows(20)
-    due = result.module()(torch.from_numpy(x))
+    expected = result.module()(torch.from_numpy(x))
     weights = torch.load(result.export(tmp_path / "m.pt"), weights_only=True)
     net = Net(hospitals())
     net.load_state_dict(weights)
-    assert torch.equal(net(torch.from_numpy(x)), due)
+    assert torch.equal(net(torch.from_numpy(x)), expected)
     script = torch.jit.load(str(result.export(tmp_path / "m.ts")))  # type: ignore[no-untyped-call]
-    assert torch.allclose(script(torch.from_numpy(x)), due)
+    assert torch.allclose(script(torch.from_numpy(x)), expected)
     with pytest.raises(fs.InputError, match="ends in .pt, .ts, .onnx"):
         result.export(tmp_path / "m.h5")
 
@@ -204,9 +204,9 @@ def test_onnx(result: Result, tmp_path: Path) -> None:
     from onnx.reference import ReferenceEvaluator
 
     x, _, _ = rows(20)
-    due = result.module()(torch.from_numpy(x)).detach().numpy()
+    expected = result.module()(torch.from_numpy(x)).detach().numpy()
     session = ReferenceEvaluator(str(result.export(tmp_path / "m.onnx")))
-    assert np.allclose(session.run(["logits"], {"x": x})[0], due, atol=1e-5)
+    assert np.allclose(session.run(["logits"], {"x": x})[0], expected, atol=1e-5)
 
 
 def test_onnx_is_asked_for(result: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,7 +288,7 @@ def test_a_run_folder_of_its_own_and_going_on(
 def test_damaged_folders_say_so(
     result: Result, tmp_path: Path, file: str, key: str | None, value: str, match: str
 ) -> None:
-    """What a folder names is no reason to run Python's own modules."""
+    """A folder that names Python's own modules does not make them run."""
     place = result.save(tmp_path / "run")
     changed = (
         value if key is None else json.dumps(json.loads((place / file).read_text()) | {key: value})

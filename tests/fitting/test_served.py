@@ -1,4 +1,4 @@
-"""What `fit` serves: the model corrected for the target, unless it is given `prior`."""
+"""What `fit` serves: the model corrected for the target, unless `prior` is given."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def test_the_accuracy_is_that_of_the_predictions(prior: str, results: dict[str, 
     assert right == pytest.approx(result.accuracy)
     final = result.summary.final
     assert final.target_accuracy == results["none"].accuracy
-    due = final.target_accuracy if prior == "none" else final.target_accuracy_corrected
-    assert result.accuracy == due
+    expected = final.target_accuracy if prior == "none" else final.target_accuracy_corrected
+    assert result.accuracy == expected
     assert f"target accuracy {100 * result.accuracy:.1f} %" in repr(result)
 
 
@@ -63,8 +63,8 @@ def test_saved_and_loaded(results: dict[str, Result], tmp_path: Path) -> None:
     assert np.array_equal(again.predict(x).probabilities, given.predict(x).probabilities)
     assert (again.accuracy, again.estimate) == (given.accuracy, given.estimate)
     assert str(again) == str(given)
-    own = again.for_target(list(given.summary.target)).predict(x).probabilities
-    assert np.allclose(own, given.predict(x).probabilities, atol=1e-6)
+    probabilities = again.for_target(list(given.summary.target)).predict(x).probabilities
+    assert np.allclose(probabilities, given.predict(x).probabilities, atol=1e-6)
 
 
 def test_where_nothing_is_validated_the_shares_alone_correct(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_clients_that_serve_their_own_models() -> None:
     ids=["class weights", "a loss"],
 )
 def test_weights_of_the_users_stay(key: dict[str, Any]) -> None:
-    """A correction would take them out again; one that is asked for is done."""
+    """A correction would remove their effect; one that is asked for is made."""
     assert fs.fit(hospitals(), Net, **key, **QUICK).models.corrected is None
     assert fs.fit(hospitals(), Net, prior="target", **key, **QUICK).models.corrected is not None
 
@@ -104,7 +104,7 @@ def test_a_prior_that_there_is_not() -> None:
 
 @pytest.mark.slow
 def test_a_run_that_goes_on_is_corrected_once(tmp_path: Path) -> None:
-    """Checkpoints hold the model as it is trained: they serve any prior."""
+    """Checkpoints have the model as trained, and so fit any prior."""
 
     class Stopped(Exception):  # noqa: N818
         pass

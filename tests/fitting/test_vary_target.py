@@ -99,7 +99,7 @@ def test_a_test_set_is_no_client() -> None:
 
 @pytest.mark.slow
 def test_losses_are_worst_where_they_are_large(task: fs.Task) -> None:
-    """The corrected models stand beside; control: of accuracies the smallest is the worst."""
+    """Corrected models are in the table, too; control: of accuracies the smallest is the worst."""
     keys: dict[str, Any] = {"vary": "target", "jobs": 1, "backend": "dense", **SETTINGS}
     methods = ["fedavg", "fedpals"]
     table = fs.compare(task, "linear", methods, metric="target_loss", ess=0.5, **keys)
@@ -135,7 +135,7 @@ def test_a_corrected_metric_is_shown_as_its_own_kind(task: fs.Task) -> None:
 
 @pytest.mark.slow
 def test_a_table_over_targets_speaks_of_targets(task: fs.Task) -> None:
-    """Control: one over seeds speaks of seeds."""
+    """Control: a table over seeds speaks of seeds."""
     same: dict[str, Any] = {"one": "fedavg", "same": "fedavg"}
     over = fs.compare(task, "linear", same, vary="target", jobs=1, backend="dense", **SETTINGS)
     assert "+0.0 on every target" in str(over)
@@ -151,7 +151,7 @@ def test_a_table_over_targets_speaks_of_targets(task: fs.Task) -> None:
 
 @pytest.mark.slow
 def test_the_notes_say_how_many_rows_test_and_which_labels_are_one_clients() -> None:
-    """Control: without the label that only "c" has, nothing is said of it."""
+    """Control: without the label that only "c" has, there is no such note."""
     draws = np.random.default_rng(0)
     sites = ["a"] * 30 + ["b"] * 40 + ["c"] * 20
     y = draws.integers(2, size=90)

@@ -1,4 +1,4 @@
-"""What `compare` tries of every method before it trains any, and how its errors name the method."""
+"""`compare` tries every method before it trains any, and its errors name the method."""
 
 from __future__ import annotations
 
@@ -58,8 +58,15 @@ def test_and_on_the_command_line(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     Path("f.toml").write_text(text_of("fedavg"))
     Path("net.py").write_text(NET)
-    asked = ["compare", "f.toml", "--methods", "fedavg,moon", "-c", "model.name=net.py:of_shape"]
-    assert perform(app, asked) == 2
+    arguments = [
+        "compare",
+        "f.toml",
+        "--methods",
+        "fedavg,moon",
+        "-c",
+        "model.name=net.py:of_shape",
+    ]
+    assert perform(app, arguments) == 2
     assert 'moon: this method looks at "features"' in capsys.readouterr().err
     assert not Path("runs").exists()
 

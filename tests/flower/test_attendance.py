@@ -1,4 +1,4 @@
-"""What a deployed server tells while it waits: for clients, late ones, answers and scores."""
+"""The events of a deployed server that waits for clients, late ones, answers and scores."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Named(LocalGrid):
 
 
 def play(grid: LocalGrid, text: str, out: Path, **more: Any) -> list[Event]:
-    """A run of the deployed app's server; its events."""
+    """Run the deployed app's server; return its events."""
     given = {"experiment": text, "out": str(out), "patience": 5.0, "timeout": 7.0, **more}
     deployed.server_app(grid, SimpleNamespace(run_config=given))  # type: ignore[arg-type]
     return events_in(out)
@@ -61,7 +61,7 @@ def events_in(out: Path) -> list[Event]:
 
 
 def lines_of(events: Iterable[Event], capsys: pytest.CaptureFixture[str]) -> str:
-    """What a terminal that is none shows of them."""
+    """The lines shown for events where stderr is no terminal."""
     capsys.readouterr()
     progress = PlainProgress()
     for event in events:
@@ -70,7 +70,7 @@ def lines_of(events: Iterable[Event], capsys: pytest.CaptureFixture[str]) -> str
 
 
 class Coming(Named):
-    """The clients connect one after the other, some looks apart."""
+    """The clients connect one after the other, with some polls between them."""
 
     looks = 0
 
@@ -85,38 +85,38 @@ def test_missing_clients_are_named_as_they_come(
 ) -> None:
     monkeypatch.setattr(waiting, "SOON", 0.0)
     text = brief()
-    told = [e for e in play(Coming(text), text, tmp_path / "run") if e["event"] == "waiting"]
-    assert [(e["done"], e["of"], e["missing"]) for e in told] == [
+    waits = [e for e in play(Coming(text), text, tmp_path / "run") if e["event"] == "waiting"]
+    assert [(e["done"], e["of"], e["missing"]) for e in waits] == [
         (2, 3, ["client-2"]), (3, 3, []),
     ]  # fmt: skip
-    shown = lines_of(told, capsys)
+    shown = lines_of(waits, capsys)
     assert "2 of 3 clients are connected; waiting for client-2\n" in shown
-    # The control: of clients that are all there nothing is told.
+    # The control: with all clients present there is no event.
     assert not [e for e in play(Named(text), text, tmp_path / "two") if e["event"] == "waiting"]
 
 
-def test_a_wait_without_a_change_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    told, now = list[Event](), [0.0]
+def test_a_wait_without_a_change_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    events, now = list[Event](), [0.0]
     monkeypatch.setattr(waiting.time, "monotonic", lambda: now[0])
-    attendance = waiting.Attendance(3, told.append)
+    attendance = waiting.Attendance(3, events.append)
     for second in range(40):
         now[0] = float(second)
         attendance.see({7}, lambda: ["client-1", "client-2"])
-    assert [e["missing"] for e in told] == [["client-1", "client-2"]]
+    assert [e["missing"] for e in events] == [["client-1", "client-2"]]
 
 
 def test_fifty_clients_at_once_are_few_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    told, now = list[Event](), [0.0]
+    events, now = list[Event](), [0.0]
     monkeypatch.setattr(waiting.time, "monotonic", lambda: now[0])
-    attendance = waiting.Attendance(50, told.append)
+    attendance = waiting.Attendance(50, events.append)
     for n in range(51):
         now[0] = n / 50
         attendance.see(range(n), list)
-    assert [e["done"] for e in told] == [1, 50]
+    assert [e["done"] for e in events] == [1, 50]
 
 
 class Late(Named):
-    """Client 2 connects after round 1, and another node that says it is client 0 then."""
+    """After round 1 client 2 connects, and another node that claims to be client 0."""
 
     def __init__(self, text: str) -> None:
         LocalGrid.__init__(
@@ -133,10 +133,10 @@ class Late(Named):
 
 
 @pytest.mark.slow
-def test_late_joiners_and_refusals_are_told(
+def test_late_joiners_and_refusals_are_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And what the clients' claims amount to, anew."""
+    """The audit of the clients' claims is renewed, too."""
     text = brief()
     events = play(Late(text), text, tmp_path / "run", patience=0.1, min_clients=2)
     late = [e for e in events if e["event"] in ("joined", "refused")]
@@ -170,7 +170,7 @@ class Silent(Named):
 
 @pytest.mark.slow
 def test_scores_that_are_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An event and a line with the reason, in the report, and beside the estimate."""
+    """They cause an event and a line with the reason, in the report and beside the estimate."""
     text = brief()
     events = play(Silent(text), text, tmp_path / "run")
     missed = [e for e in events if e["event"] == "unscored"]
@@ -196,13 +196,17 @@ def test_scores_that_are_missing(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_answers_about_data_and_scores_of_sites(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Scores have the time that a round has; a site without is named, and ends no run."""
+    """Scores may take as long as a round; a site without them is named, and ends no run."""
     monkeypatch.setattr(awaited, "LONG", 0.0)
 
     def failing(app: Any) -> Any:
         def handle(message: Message, context: Any) -> Message:
-            asked = message.content.config_records.get("site")
-            if asked is not None and asked["step"] == "scores" and context.node_id == NODES[1]:
+            question = message.content.config_records.get("site")
+            if (
+                question is not None
+                and question["step"] == "scores"
+                and context.node_id == NODES[1]
+            ):
                 raise RuntimeError("the disk is on fire")
             return app(message, context)  # type: ignore[no-any-return]
 

@@ -1,4 +1,4 @@
-"""A calibrator from clients' sums, by messages: that of one process, and what a liar can do."""
+"""A calibrator from clients' sums by messages equals that of one process; a liar's sums."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class Played:
 
         def answer(message: Message, context: Context) -> Message:
             reply = app(message, context)
-            asked = message.metadata.message_type == "query.calibrate"
-            if change is not None and asked and partition(context) == LIAR:
+            is_query = message.metadata.message_type == "query.calibrate"
+            if change is not None and is_query and partition(context) == LIAR:
                 sums = change(to_parts(reply.content.array_records)[SUMS])
                 reply.content = RecordDict({**reply.content, SUMS: to_record(sums)})
             return reply
@@ -71,7 +71,7 @@ class Played:
         return calibrated_by(self.strategy, self.grid, self.last, counts)
 
     def here(self, clients: Sequence[int]) -> Calibrator:
-        """The same of these clients in one process."""
+        """The calibrator of these clients in one process."""
         pair = self.last.server["params"], self.last.server["buffers"]
         logits = {
             i: torch.cat([z for z, _, _ in answered(self.method.model, *pair, self.validation[i])])
@@ -151,7 +151,7 @@ LIES = {
 @pytest.mark.few(2)
 @pytest.mark.parametrize("lie", LIES)
 def test_sums_that_no_examples_have(lie: str, honest: Played) -> None:
-    """The liar is left out and named; the others' calibrator is theirs."""
+    """The liar is left out and named; the calibrator is that of the other clients."""
     played = Played(LIES[lie])
     assert same(played.calibrator(), played.here([0, 1, 3, 4, 5]))
     (event,) = played.events
@@ -161,7 +161,7 @@ def test_sums_that_no_examples_have(lie: str, honest: Played) -> None:
 
 @pytest.mark.slow
 def test_sums_of_more_examples_than_it_has() -> None:
-    """Sums of each example a million times are possible, and would be all of the calibrator."""
+    """Sums that count each example a million times look valid, and would decide the calibrator."""
     played, honest = Played(times(1e6)), Played()
     counts = {i: v.y.bincount(minlength=CLASSES) for i, v in enumerate(played.validation)}
     assert same(played.calibrator(counts), played.here([0, 1, 3, 4, 5]))

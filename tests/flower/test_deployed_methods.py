@@ -1,4 +1,4 @@
-"""Every recipe on a federation: what docs/flower.md says, and the numbers of one process."""
+"""Every recipe on a federation: allowed as docs/flower.md says, with the numbers of one process."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ SAME = (
 
 
 def rows() -> list[tuple[list[str], tuple[str, str]]]:
-    """(methods, what the page says of a server's target, and of the clients' own), by row."""
+    """(methods, the page's cells for a target at the server, and at the clients), by row."""
     text = PAGE.read_text(encoding="utf-8").partition("### Which methods run where")[2]
     lines = [row.split("|")[1:4] for row in text.partition("###")[0].splitlines() if "| yes" in row]
     return [(re.findall(r"`(\w+)`", row[0]), (row[1].strip(), row[2].strip())) for row in lines]
 
 
 def table() -> dict[str, tuple[str, str]]:
-    """The same by recipe; the last row is of all others."""
+    """The page's cells by recipe; the last row holds for all others."""
     *some, (none, others) = rows()
     assert not none
     return dict.fromkeys(NAMES, others) | {name: cells for names, cells in some for name in names}
@@ -83,12 +83,12 @@ def some(names: Iterable[str], of: Callable[[str], bool] = lambda name: True) ->
 
 @pytest.mark.parametrize("name", some(NAMES))
 def test_init_takes_and_refuses_what_the_page_says(name: str) -> None:
-    for shift, said in zip((SERVER, CLIENTS), table()[name], strict=True):
+    for shift, answer in zip((SERVER, CLIENTS), table()[name], strict=True):
         config = configured(experiment(name, shift))
-        if said == "yes":
+        if answer == "yes":
             assert check_start(config) == ""
             continue
-        assert said.startswith("refused")
+        assert answer.startswith("refused")
         wrong = "leaves every client with a model" if shift is SERVER else "needs \"?'?sets"
         with pytest.raises(InputError, match=wrong):
             check_start(config)
@@ -119,7 +119,7 @@ def test_init_refuses_what_a_run_refuses() -> None:
 
 @pytest.mark.parametrize("name", ["scaffold", "ditto", "fedper", "fedpac", "local_only"])
 def test_clients_with_data_of_their_own(name: str, tmp_path: Path) -> None:
-    """There the server has no row to try a start on; what has no model for all is refused."""
+    """The server has no row for a trial; methods without a common model are refused."""
     text = resolved(tmp_path, FILE.replace('"fedpals"\ness = 0.5', f'"{name}"'))
     if table()[name][0] == "yes":
         assert check_start(configured(text)) == ""
@@ -130,8 +130,8 @@ def test_clients_with_data_of_their_own(name: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="leaves every client with a model of its own"):
         check_start(configured(text))
     kind = FILE.replace("target = {well = 0.3, ill = 0.7}", 'target = "clients"')
-    own = resolved(tmp_path, kind.replace('"fedpals"\ness = 0.5', f'"{name}"'))
-    assert check_start(configured(own)) == ""
+    changed = resolved(tmp_path, kind.replace('"fedpals"\ness = 0.5', f'"{name}"'))
+    assert check_start(configured(changed)) == ""
 
 
 def both(name: str, shift: dict[str, Any], place: Path, **options: Any) -> tuple[Path, Path]:
@@ -156,7 +156,7 @@ def test_public_label_sets(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [n for n, said in table().items() if said[0] == "yes"])
+@pytest.mark.parametrize("name", [n for n, answer in table().items() if answer[0] == "yes"])
 def test_a_target_of_the_servers(name: str, tmp_path: Path) -> None:
     one, there = both(name, SERVER, tmp_path)
     for file in ("summary.json", "model.safetensors", "metrics.csv", "clients.csv"):
@@ -165,7 +165,7 @@ def test_a_target_of_the_servers(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_report_of_sites(tmp_path: Path) -> None:
-    """Pages and summaries do without what no site can know."""
+    """Pages and summaries leave out what no site can know."""
     from fedshift.cli.results import draw, run_json
 
     _, there = both("ditto", CLIENTS, tmp_path)

@@ -14,8 +14,8 @@ from flwr.app import ArrayRecord, Message
 
 from fedshift.errors import InputError
 from fedshift.experiments.config.load import dumps, validate
+from fedshift.experiments.folder.model_file import read_parts
 from fedshift.experiments.folder.run_models import load_models
-from fedshift.experiments.folder.stored import read_parts
 from fedshift.experiments.machines import awaited, deployed
 from fedshift.experiments.machines.deployable import check_start, configured
 from support.federation_grid import Watched, here
@@ -50,10 +50,10 @@ def test_the_corrected_model_is_that_of_one_process(runs: tuple[Path, Path, Watc
     one, there, grid = runs
     for name in FILES:
         assert (one / name).read_bytes() == (there / name).read_bytes(), name
-    given, due = summary_of(there), summary_of(one)
-    assert given["corrected"] == due["corrected"]
-    assert due["corrected"]["form"] == "calibrated"
-    corrected = {k: v for k, v in due["final"].items() if k.endswith("_corrected")}
+    given, expected = summary_of(there), summary_of(one)
+    assert given["corrected"] == expected["corrected"]
+    assert expected["corrected"]["form"] == "calibrated"
+    corrected = {k: v for k, v in expected["final"].items() if k.endswith("_corrected")}
     assert len(corrected) == 4
     assert {k: given["final"][k] for k in corrected} == corrected
     assert grid.traffic.messages["query.calibrate"] >= 2 * 3
@@ -88,17 +88,17 @@ def test_a_target_without_a_calibrator_asks_for_scores_alone(tmp_path: Path) -> 
 def test_a_server_that_goes_on_corrects_once(
     runs: tuple[Path, Path, Watched], tmp_path: Path
 ) -> None:
-    """Checkpoints hold the model as it was trained."""
+    """Checkpoints have the model as trained, before the correction."""
 
     class Dies(BaseException):
         pass
 
     class Killed(Watched):
         def send_and_receive(self, messages: Iterable[Message], **given: Any) -> list[Message]:
-            asked = list(messages)
-            if asked and asked[0].metadata.message_type == "query.calibrate":
+            sent = list(messages)
+            if sent and sent[0].metadata.message_type == "query.calibrate":
                 raise Dies
-            return super().send_and_receive(asked, **given)
+            return super().send_and_receive(sent, **given)
 
     text, out = experiment("calibrated"), tmp_path / "run"
     with pytest.raises(Dies):
@@ -114,7 +114,7 @@ LIAR = 1000 + 7 * 2
 
 
 class Liar(Watched):
-    """One client's sums are of each example a thousand times."""
+    """One client's sums count each example a thousand times."""
 
     def send_and_receive(self, messages: Iterable[Message], **given: Any) -> list[Message]:
         replies = super().send_and_receive(messages, **given)
@@ -164,9 +164,9 @@ def test_what_deploy_init_refuses() -> None:
     with pytest.raises(InputError, match="needs validation examples at the clients"):
         check_start(configured(experiment("calibrated", data=none)))
     assert check_start(configured(experiment("target", data=none))) == ""
-    own = {"target": "clients", "kind": "dirichlet-per-client", "beta": 1.0, "clients": 3}
+    shift = {"target": "clients", "kind": "dirichlet-per-client", "beta": 1.0, "clients": 3}
     with pytest.raises(InputError, match="each client serves a model"):
-        check_start(configured(experiment("target", shift=own)))
+        check_start(configured(experiment("target", shift=shift)))
 
 
 def test_deploy_init_refuses_statistics_that_the_server_would_not_take() -> None:
@@ -189,7 +189,7 @@ def test_sites_that_score_their_own_test_rows() -> None:
 def test_sites_calibrate_a_model_for_the_servers_own_examples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows never leave; the model is that of the joined table, but for rounding of sums.
+    """Rows never leave a site; the model is that of the joined table up to rounding of sums.
 
     A site's validation rows stand in another order there.
     """
@@ -200,10 +200,10 @@ def test_sites_calibrate_a_model_for_the_servers_own_examples(
     folders = places(tmp_path, table, text)
     there = deploy(monkeypatch, folders, tmp_path / "there", resolved(tmp_path, text))
     one = together(tmp_path, table, text)
-    given, due = summary_of(there)["corrected"], summary_of(one)["corrected"]
-    assert (given["form"], given["counts"]) == ("calibrated", due["counts"])
+    given, expected = summary_of(there)["corrected"], summary_of(one)["corrected"]
+    assert (given["form"], given["counts"]) == ("calibrated", expected["counts"])
     for name in ("scale", "bias", "prior"):
-        assert given[name] == pytest.approx(due[name], rel=1e-5), name
+        assert given[name] == pytest.approx(expected[name], rel=1e-5), name
     parts = [read_parts(folder / "model.safetensors") for folder in (there, one)]
     sent, due_here = (part["params"] | part["uncorrected"] for part in parts)
     assert all(v.equal(sent[name]) for name, v in due_here.items())

@@ -1,4 +1,4 @@
-"""A federation whose server was killed: the run goes on, with what clients keep on their disks."""
+"""After a kill of the server a federation's run goes on from the states on its clients' disks."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from fedshift.engine.storage.checkpoint import read_checkpoint, write_checkpoint
 from fedshift.errors import DataError, InputError
 from fedshift.experiments.config.load import validate
 from fedshift.experiments.experiment import record
+from fedshift.experiments.listeners import ignore_event
 from fedshift.experiments.machines import deployed
 from fedshift.experiments.machines.on_flower import configured_site
 from fedshift.experiments.task.preparing import prepare
-from fedshift.experiments.training import silent
 from fedshift.flower import AlgorithmStrategy, LocalGrid, Site, client_app, play
 from fedshift.flower.client import partition
 from fedshift.flower.kept import Kept, folder_of
@@ -41,7 +41,7 @@ ROUNDS = 5
 
 
 class Dies(BaseException):
-    """What nothing catches."""
+    """An exception that nothing catches."""
 
 
 class Mortal(LocalGrid):
@@ -59,12 +59,12 @@ class Mortal(LocalGrid):
             context.run_id = number
 
     def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> list[Message]:
-        asked = list(messages)
-        t = [m.content["run"]["round"] for m in asked if m.metadata.message_type == "train"]
+        sent = list(messages)
+        t = [m.content["run"]["round"] for m in sent if m.metadata.message_type == "train"]
         dies = bool(t) and t[0] == self.last
         if dies and not self.trained:
             raise Dies
-        replies = list(super().send_and_receive(asked, timeout=timeout))
+        replies = list(super().send_and_receive(sent, timeout=timeout))
         if dies:
             raise Dies
         return replies
@@ -77,7 +77,7 @@ def over(
     algorithm: Any, federation: Federation, last: int = 0, after: Round | None = None,
     keep: Path | None = None, trained: bool = False,
 ) -> list[Round]:  # fmt: skip
-    """Rounds on nodes with nothing of before but in `keep`, until the server dies in `last`."""
+    """Rounds on new nodes that have only the folder `keep`, until the server dies in `last`."""
 
     def site(i: int) -> Site:
         return Site(algorithm, federation.clients[i], federation.seeds.batch)
@@ -108,7 +108,7 @@ def _own(site: Any, keep: Path | None) -> Any:
     "name", ["fedavg", "fedpals", "feddyn", "scaffold", "ditto", "moon", "fedala", "fedpac"]
 )
 def test_the_rest_of_a_run(name: str, trained: bool, setting: Setting, tmp_path: Path) -> None:
-    """From a checkpoint, on nodes with their folders alone: what nothing interrupted gives."""
+    """From a checkpoint, on nodes with only their folders: the result of an uninterrupted run."""
     federation = make_federation(setting.model)
     algorithm = MAKE[name](setting)
     (*_, whole) = run(algorithm, federation, ROUNDS, cohort=4)
@@ -123,9 +123,9 @@ def test_the_rest_of_a_run(name: str, trained: bool, setting: Setting, tmp_path:
     assert different(rest[-1].server, whole.server) == []
     for i, state in whole.states.items():
         if any(state.values()):
-            kept = Kept(tmp_path / str(i) / NAME, i, -1, ROUNDS).recall()
-            assert kept is not None
-            assert different(kept, state) == []
+            recalled = Kept(tmp_path / str(i) / NAME, i, -1, ROUNDS).recall()
+            assert recalled is not None
+            assert different(recalled, state) == []
 
 
 def test_without_a_folder_it_differs(setting: Setting) -> None:
@@ -138,16 +138,16 @@ def test_without_a_folder_it_differs(setting: Setting) -> None:
 
 
 def test_what_a_client_kept(tmp_path: Path) -> None:
-    """The last round that counts; rounds that the server forgot are removed, damage is told."""
+    """The last valid round is read; rounds that the server lost are removed; damage is reported."""
     folder = folder_of(tmp_path, NAME)
     old, new = Kept(folder, 3, run=1, after=0), Kept(folder, 3, run=2, after=4)
     assert old.recall() is None
     for t in (2, 4, 5):
         old.remember({"control": {"w": torch.full((2,), float(t))}}, t)
     assert old.recall() == {"control": {"w": pytest.approx(torch.full((2,), 5.0))}}
-    found = new.recall()
-    assert found is not None
-    assert found["control"]["w"].tolist() == [4.0, 4.0]
+    recalled = new.recall()
+    assert recalled is not None
+    assert recalled["control"]["w"].tolist() == [4.0, 4.0]
     assert [p.name for p in folder.iterdir()] == ["round-00000004"]
     new.remember({"control": {"w": torch.zeros(2)}}, 6)
     assert new.recall() is not None
@@ -177,7 +177,7 @@ def test_other_counts_are_another_federation(setting: Setting) -> None:
 
 
 def served(text: str, out: Path, last: int = 0) -> None:
-    """The deployed app's server, over clients that have nothing of before but on disk."""
+    """The deployed app's server, with new clients that have only their folders."""
     grid = Mortal(_own(partial(configured_site, text), out.parent / "nodes"), 3, last, True)
     given = {"experiment": text, "out": str(out), "patience": 60.0, "timeout": 60.0}
     deployed.server_app(grid, SimpleNamespace(run_config=given))  # type: ignore[arg-type]
@@ -186,7 +186,7 @@ def served(text: str, out: Path, last: int = 0) -> None:
 def in_process(text: str, folder: Path) -> Path:
     folder.mkdir()
     config = validate(tomllib.loads(text), text=text)
-    record(folder, config, prepare(config), silent)
+    record(folder, config, prepare(config), ignore_event)
     return folder
 
 
@@ -198,8 +198,8 @@ def test_the_deployed_app_goes_on(method: str, tmp_path: Path) -> None:
         served(text, tmp_path / "run", last=4)
     assert unfinished(tmp_path / "run", None) == tmp_path / "run"
     served(text, tmp_path / "run")
-    told = (tmp_path / "run" / "events.jsonl").read_text()
-    assert '"after": 3' in told
+    log = (tmp_path / "run" / "events.jsonl").read_text()
+    assert '"after": 3' in log
     here = in_process(text, tmp_path / "here")
     assert files_of(tmp_path / "run") == files_of(here)
     with pytest.raises(InputError, match="this run is complete"):

@@ -1,4 +1,4 @@
-"""FedDRM on a federation: heads stay at their sites, and the server ends with the same router."""
+"""FedDRM on a federation: heads stay at their sites, and the server's router is the same."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from flwr.app import ArrayRecord, Message
 import fedshift as fs
 from fedshift.errors import DataError, InputError
 from fedshift.experiments.config.load import dumps, validate
+from fedshift.experiments.folder.model_file import read_parts
 from fedshift.experiments.folder.routers import Fit, load_router, with_fit
 from fedshift.experiments.folder.run_models import load_models
-from fedshift.experiments.folder.stored import read_parts
 from fedshift.experiments.machines import awaited
 from fedshift.experiments.sites.own_model import load_own_model
 from fedshift.experiments.task.preparing import prepare
@@ -93,11 +93,11 @@ def test_heads_and_examples_stay_at_their_sites(runs: tuple[Path, Path, Watched]
     with pytest.raises(InputError, match=r"models of clients \[0, 1, 2\] are at their sites"):
         load_router(there).predict(torch.rand(2, 1, 28, 28))
     (place,) = (grid.keep / "0" / "models").iterdir()
-    own = load_own_model(place)
+    model = load_own_model(place)
     net = load_models(one)
     x = torch.rand(5, 1, 28, 28)
     pairs = [net.model(*pair, x)["logits"] for pair in net.served]
-    assert torch.equal(own(x)["logits"], pairs[0])
+    assert torch.equal(model(x)["logits"], pairs[0])
     assert not torch.equal(pairs[1], pairs[0])
     loaded = fs.load(there)
     with pytest.raises(InputError, match="model stayed at its site"):
@@ -111,12 +111,12 @@ def test_own_models_have_the_accuracies_of_one_process(runs: tuple[Path, Path, W
     one, there, _ = (served(run) if isinstance(run, Path) else {} for run in runs)
     assert {name: there[name] for name in OWN} == {name: one[name] for name in OWN}
     assert there["vote_accuracy"] is there["routed_posterior"] is there["system_accuracy"] is None
-    told = json.loads((runs[1] / "summary.json").read_text())
+    summary = json.loads((runs[1] / "summary.json").read_text())
     assert (
-        told["serving"]["client_accuracy"]
+        summary["serving"]["client_accuracy"]
         == json.loads((runs[0] / "summary.json").read_text())["serving"]["client_accuracy"]
     )
-    assert any("stayed at its site" in sentence for sentence in told["why"])
+    assert any("stayed at its site" in sentence for sentence in summary["why"])
 
 
 @pytest.mark.slow
@@ -147,13 +147,15 @@ def test_by_moments_alone(runs: tuple[Path, Path, Watched], tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_what_the_server_waits_for_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_server_waits_for_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(awaited, "LONG", 0.0)
     out = Watched(experiment(), tmp_path / "run", tmp_path / "kept", refit=False).serve()
     events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
-    told = [e["what"] for e in events if e["event"] == "waiting"]
-    assert {"have registered", "have scored round 2"} <= {*told}
-    assert [text for text in told if "router" in text][:2] == [
+    waits = [e["what"] for e in events if e["event"] == "waiting"]
+    assert {"have registered", "have scored round 2"} <= {*waits}
+    assert [text for text in waits if "router" in text][:2] == [
         f"have answered message {n} of the router's fits" for n in (1, 2)
     ]
 
@@ -164,15 +166,15 @@ def test_a_client_that_is_gone_or_sends_nonsense(tmp_path: Path) -> None:
 
     class Fewer(Watched):
         def send_and_receive(self, messages: Iterable[Message], **given: Any) -> list[Message]:
-            asked = list(messages)
-            if asked[0].metadata.message_type == "query.router":
-                self.absent.add(asked[1].metadata.dst_node_id)
-            return super().send_and_receive(asked, **given)
+            sent = list(messages)
+            if sent[0].metadata.message_type == "query.router":
+                self.absent.add(sent[1].metadata.dst_node_id)
+            return super().send_and_receive(sent, **given)
 
     out = Fewer(experiment(), tmp_path / "gone", tmp_path / "kept").serve()
-    told = json.loads((out / "summary.json").read_text())
-    assert any("no refitted layer: clients [1] did not answer" in why for why in told["why"])
-    assert any("no moment layer: clients [1] are not connected" in why for why in told["why"])
+    summary = json.loads((out / "summary.json").read_text())
+    assert any("no refitted layer: clients [1] did not answer" in why for why in summary["why"])
+    assert any("no moment layer: clients [1] are not connected" in why for why in summary["why"])
     assert not (out / "router.safetensors").exists()
     with pytest.raises(DataError, match="missing: this run has no refit"):
         load_router(out, fit="moment")
@@ -188,13 +190,13 @@ def test_a_client_that_is_gone_or_sends_nonsense(tmp_path: Path) -> None:
             return replies
 
     out = Odd(experiment(), tmp_path / "odd", tmp_path / "kept2").serve()
-    told = json.loads((out / "summary.json").read_text())
-    assert any("no moment layer: client 2 sent [], not ['n'" in why for why in told["why"])
+    summary = json.loads((out / "summary.json").read_text())
+    assert any("no moment layer: client 2 sent [], not ['n'" in why for why in summary["why"])
 
 
 @pytest.mark.slow
 def test_a_client_that_claims_moments_of_more_examples(tmp_path: Path) -> None:
-    """It would count for more in the router: the fit is left out, with the reason."""
+    """It would count for more in the router: the layer is left out, with the reason."""
 
     class Liar(Watched):
         def send_and_receive(self, messages: Iterable[Message], **given: Any) -> list[Message]:
@@ -207,8 +209,8 @@ def test_a_client_that_claims_moments_of_more_examples(tmp_path: Path) -> None:
             return replies
 
     out = Liar(experiment(), tmp_path / "liar", tmp_path / "kept").serve()
-    told = json.loads((out / "summary.json").read_text())
-    assert any("client 2 sent sums of more examples than it has" in why for why in told["why"])
+    summary = json.loads((out / "summary.json").read_text())
+    assert any("client 2 sent sums of more examples than it has" in why for why in summary["why"])
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ from fedshift.flower import LocalGrid, Site, client_app
 from support.small_runs import text_of
 
 
-def own(text: str, client: int) -> Site:
+def smaller_site(text: str, client: int) -> Site:
     """Half, a third or a quarter of what is dealt; client 1 cannot train on it."""
     site = configured_site(text, client)
     dealt, n = site.data, len(site.data.y) // (client + 2)
@@ -36,12 +36,12 @@ def own(text: str, client: int) -> Site:
 def test_gap_and_tables_are_of_the_data_that_clients_have(tmp_path: Path) -> None:
     text, out = text_of("fedpals"), tmp_path / "run"
     given = {"experiment": text, "out": str(out), "patience": 60.0, "timeout": 60.0}
-    grid = LocalGrid(client_app(partial(own, text)), 3)
+    grid = LocalGrid(client_app(partial(smaller_site, text)), 3)
     deployed.server_app(grid, SimpleNamespace(run_config=given))  # type: ignore[arg-type]
 
-    held = torch.stack([label_counts(own(text, i).data, 10) for i in range(3)]).numpy()
+    counts = torch.stack([label_counts(smaller_site(text, i).data, 10) for i in range(3)]).numpy()
     target = prepare(validate(tomllib.loads(text), text=text)).task.target.numpy()
-    left = pals_weights(held[[0, 2]], target, ess=0.9)
+    left = pals_weights(counts[[0, 2]], target, ess=0.9)
     rounds = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     rounds = [event for event in rounds if event["event"] == "round"]
     assert [d["client"] for d in rounds[0]["dropped"]] == [1]
@@ -49,11 +49,11 @@ def test_gap_and_tables_are_of_the_data_that_clients_have(tmp_path: Path) -> Non
 
     # The weights of the rounds that were played: client 1 was in none.
     rows = list(csv.DictReader((out / "clients.csv").open()))
-    assert [int(row["n"]) for row in rows] == held.sum(1).tolist()
+    assert [int(row["n"]) for row in rows] == counts.sum(1).tolist()
     played = [left.weights[0], 0.0, left.weights[1]]
     assert [float(row["weight"]) for row in rows] == pytest.approx(played)
-    told = json.loads((out / "summary.json").read_text())
-    assert told["ess"] == pytest.approx(left.ess)
-    assert told["distance"] == pytest.approx(float((left.residual**2).sum() ** 0.5))
-    whole = pals_weights(held, target, ess=0.9)  # the control: what it would have had
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["ess"] == pytest.approx(left.ess)
+    assert summary["distance"] == pytest.approx(float((left.residual**2).sum() ** 0.5))
+    whole = pals_weights(counts, target, ess=0.9)  # the control: what it would have had
     assert whole.weights[1] > 0.1

@@ -1,4 +1,4 @@
-"""What a deployed run says of itself: who measured, who dropped out, how to get it again."""
+"""What a deployed run records: who measured, which clients dropped out, how to repeat it."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from fedshift.evaluation.scores import score
 from fedshift.experiments.config.load import dumps, validate
 from fedshift.experiments.config.schema import Config
 from fedshift.experiments.experiment import record
-from fedshift.experiments.folder.stored import read_parts
+from fedshift.experiments.folder.model_file import read_parts
+from fedshift.experiments.listeners import ignore_event
 from fedshift.experiments.machines import deployed
 from fedshift.experiments.machines.on_flower import configured_site
 from fedshift.experiments.task.preparing import prepare
-from fedshift.experiments.training import silent
 from fedshift.flower import LocalGrid, Site, client_app, play
 from fedshift.flower.chosen import CHOICES, SITE
 from fedshift.flower.rounds import overhear
@@ -58,7 +58,7 @@ def config_of(method: str = "fedpals", shift: Any = SHIFT, **training: Any) -> C
 def deploy(
     text: str, out: Path, grid: LocalGrid, site: str = CHOICES[SITE]
 ) -> list[dict[str, Any]]:
-    """Run the deployed app's server over a grid; its events."""
+    """Run the deployed app's server over a grid; return its events."""
     given = {"experiment": text, "out": str(out), "patience": 5.0, "timeout": 5.0, "site": site}
     deployed.server_app(grid, SimpleNamespace(run_config=given))  # type: ignore[arg-type]
     return [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
@@ -68,7 +68,7 @@ def dealt(text: str, clients: int = 3) -> LocalGrid:
     return LocalGrid(client_app(partial(configured_site, text)), clients)
 
 
-def own(text: str, client: int) -> Site:
+def validating_site(text: str, client: int) -> Site:
     """A site that validates on its first 20 training examples, and client 2 on none."""
     site = configured_site(text, client)
     few = 0 if client == 2 else 20
@@ -79,10 +79,10 @@ def own(text: str, client: int) -> Site:
 def test_the_estimate_is_of_what_clients_measured(tmp_path: Path) -> None:
     config = config_of()
     text, out = dumps(config), tmp_path / "run"
-    deploy(text, out, LocalGrid(client_app(partial(own, text)), 3), "sites:own")
+    deploy(text, out, LocalGrid(client_app(partial(validating_site, text)), 3), "sites:own")
     model, task = prepare(config).model, prepare(config).task
     parts = read_parts(out / "model.safetensors")
-    at = [score(model, parts["params"], parts["buffers"], own(text, i).validation, 10)  # type: ignore
+    at = [score(model, parts["params"], parts["buffers"], validating_site(text, i).validation, 10)  # type: ignore
           for i in range(3)]  # fmt: skip
     right, total = (torch.stack([getattr(s, k) for s in at]) for k in ("correct", "total"))
     estimate = estimate_target_accuracy(right.numpy(), total.numpy(), task.target.numpy())
@@ -101,14 +101,16 @@ def test_the_same_examples_give_the_files_of_one_process(keep: str, tmp_path: Pa
     config = config_of("scaffold", keep=keep)
     deploy(dumps(config), tmp_path / "there", dealt(dumps(config)))
     (tmp_path / "here").mkdir()
-    record(tmp_path / "here", config, prepare(config), silent)
+    record(tmp_path / "here", config, prepare(config), ignore_event)
     for name in ("summary.json", "metrics.csv", "clients.csv", "model.safetensors"):
         assert (tmp_path / "there" / name).read_bytes() == (tmp_path / "here" / name).read_bytes()
     assert not (tmp_path / "here" / "deployment.json").exists()
     there = page([read_run(tmp_path / "there")])
     here = page([read_run(tmp_path / "here")])
-    said = "The clients scored the model on their own validation examples and sent sums by label."
-    assert (said in there, said in here) == (True, False)
+    sentence = (
+        "The clients scored the model on their own validation examples and sent sums by label."
+    )
+    assert (sentence in there, sentence in here) == (True, False)
     assert "which it has itself" in here
 
 
@@ -129,7 +131,7 @@ class Leaving(LocalGrid):
 
 
 @pytest.mark.slow
-def test_who_drops_out_is_said_and_kept(
+def test_clients_that_drop_out_are_reported_and_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(SERVING, "fedshift deploy server /f --host h --port 1")
@@ -167,7 +169,7 @@ def test_who_drops_out_is_said_and_kept(
 def test_the_audit_reads_what_clients_registered(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Client 0 claims one label alone, and client 1 a size that it was not dealt."""
+    """Client 0 claims a single label, and client 1 a size that differs from its data."""
     shift = {"kind": "dirichlet-per-client", "beta": 1.0, "clients": 12}
     text, out = dumps(config_of(shift=shift)), tmp_path / "run"
     deploy(text, out, dealt(text, 12))
@@ -198,13 +200,13 @@ def test_the_audit_reads_what_clients_registered(
 class Slow(LocalGrid):
     """Client 3 fails at once, and the others answer when pulled again; 4 is missing.
 
-    `code` is Flower's error for 4. `early` are the drop-outs that the server had said before the
-    second pull, of all in `said`.
+    `code` is Flower's error for 4. `reported` are the drop-outs that the server reports, `early`
+    those before the second pull.
     """
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self.said: list[tuple[int, str]] = []
+        self.reported: list[tuple[int, str]] = []
         self.early: list[tuple[int, str]] = []
         self.code = ErrorCode.NODE_UNAVAILABLE
 
@@ -219,7 +221,7 @@ class Slow(LocalGrid):
         name, message = by_node[1021]
         self.to_pull[name] = Message(Error(2, "the disk is on fire"), reply_to=message)
         first = list(self.pull_messages([name]))
-        self.early = list(self.said)
+        self.early = list(self.reported)
         name, message = by_node[1028]
         gone = Message(Error(self.code, "not available"), reply_to=message)
         message.metadata.__dict__["_message_id"] = "sent to 4"
@@ -238,19 +240,19 @@ class Slow(LocalGrid):
         (ErrorCode.REPLY_MESSAGE_UNAVAILABLE, "timeout", "no answer in time"),
     ],
 )
-def test_a_failure_is_said_while_others_are_working(
+def test_a_failure_is_reported_while_others_are_working(
     mlp: Any, setting: Setting, code: int, kind: str, reason: str
 ) -> None:
     algorithm, federation = MAKE["fedavg"](setting), make_federation(mlp)
     grid = Slow(client_app(sites(algorithm, federation)), len(SIZES))
     grid.code = code
     strategy = strategy_of(
-        algorithm, federation, dropping=lambda t, one: grid.said.append((one.client, one.kind))
+        algorithm, federation, dropping=lambda t, one: grid.reported.append((one.client, one.kind))
     )
     overhear(grid, strategy.hear)
     (played,) = play(strategy, grid, 1)
     assert grid.early == [(3, "error")]
-    assert grid.said == [(3, "error"), (4, kind)]
+    assert grid.reported == [(3, "error"), (4, kind)]
     assert played.dropped == ((3, "the disk is on fire", "error"), (4, reason, kind))
     assert strategy.traffic.clients == len(SIZES) - 2
     down, _ = strategy.traffic.each()

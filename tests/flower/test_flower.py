@@ -27,7 +27,7 @@ from fedshift.errors import InputError
 from fedshift.flower import LocalGrid, client_app, play
 from fedshift.flower.arriving import Headers, read_arrays
 from fedshift.flower.records import failure_of, to_record
-from support.flower_runs import apart, in_process, on_flower, sites, strategy_of
+from support.flower_runs import differing_tensors, in_process, on_flower, sites, strategy_of
 
 pytestmark = pytest.mark.routed
 
@@ -47,7 +47,7 @@ def test_every_method_is_the_same_on_flower(make: Make, setting: Setting, federa
     here = in_process(algorithm, federation, ROUNDS, COHORT)
     there = on_flower(algorithm, federation, ROUNDS, cohort=COHORT)
     assert here.states  # else half of the comparison would be of nothing
-    assert apart(here, there) == []
+    assert differing_tensors(here, there) == []
     assert (here.t, here.trained, here.loss) == (there.t, there.trained, there.loss)
 
 
@@ -65,7 +65,7 @@ class Noisy(torch.nn.Module):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "moon", "ditto", "fedsam"])
 def test_networks_that_draw_are_the_same_on_flower(name: str, federated: Any) -> None:
-    """Clients there know nothing of what a look at the network showed here."""
+    """Clients there do not know the result of this process's trial of the network."""
     rounds, ends = 2, []
     for play_rounds in (in_process, on_flower, in_process):
         model = Model(Noisy()) if len(ends) < 2 else routed_model()
@@ -75,7 +75,7 @@ def test_networks_that_draw_are_the_same_on_flower(name: str, federated: Any) ->
         federation = replace(federated(), params=params, buffers=buffers)
         setting = Setting(model, TARGET, Local(lr=0.1, epochs=1, batch=16))
         ends.append(play_rounds(MAKE[name](setting), federation, rounds))
-    assert apart(ends[0], ends[1]) == []
+    assert differing_tensors(ends[0], ends[1]) == []
     assert ends[0].loss == ends[1].loss != ends[2].loss
 
 
@@ -84,12 +84,14 @@ def test_bfloat16_is_the_same_on_flower(setting: Setting, federated: Any) -> Non
     federation = federated()
     other = replace(setting, local=replace(setting.local, precision="bfloat16"))
     here = in_process(recipes.scaffold(other, option="I"), federation, 2)
-    assert apart(here, on_flower(recipes.scaffold(other, option="I"), federation, 2)) == []
-    assert apart(here, on_flower(recipes.scaffold(setting, option="I"), federation, 2))
+    assert (
+        differing_tensors(here, on_flower(recipes.scaffold(other, option="I"), federation, 2)) == []
+    )
+    assert differing_tensors(here, on_flower(recipes.scaffold(setting, option="I"), federation, 2))
 
 
 def test_the_comparison_can_fail(setting: Setting, federated: Any) -> None:
-    """Another seed on one client, and a client without its memory, are seen."""
+    """Another seed on one client, and a client that lost its state, are detected."""
     federation = federated()
 
     def other_seed(algorithm: Any) -> Any:
@@ -98,7 +100,7 @@ def test_the_comparison_can_fail(setting: Setting, federated: Any) -> None:
 
     algorithm = recipes.scaffold(setting)
     here = in_process(algorithm, federation, 2)
-    assert apart(here, on_flower(algorithm, federation, 2, site=other_seed(algorithm)))
+    assert differing_tensors(here, on_flower(algorithm, federation, 2, site=other_seed(algorithm)))
 
     grid = LocalGrid(client_app(sites(algorithm, federation), open_states=True), len(SIZES))
     played = []
@@ -106,7 +108,7 @@ def test_the_comparison_can_fail(setting: Setting, federated: Any) -> None:
         played.append(one)
         for context in grid.contexts.values():
             context.state.clear()
-    assert apart(here, played[-1])
+    assert differing_tensors(here, played[-1])
 
 
 def test_flower_can_drive_the_rounds(setting: Setting, federated: Any) -> None:
@@ -147,11 +149,11 @@ def test_arrays_arrive_as_they_were() -> None:
     headers = Headers()
     for _ in range(2):  # read, then known
         record = ArrayRecord({k: Array(v) for k, v in sent.items()})
-        found = read_arrays({"part": record}, 1 << 20, headers)["part"]
+        received = read_arrays({"part": record}, 1 << 20, headers)["part"]
         for name, v in sent.items():
-            assert found[name].is_contiguous()
-            assert np.array_equal(found[name].numpy(), v)
-            assert found[name].numpy().dtype == v.dtype
+            assert received[name].is_contiguous()
+            assert np.array_equal(received[name].numpy(), v)
+            assert received[name].numpy().dtype == v.dtype
     assert len(headers.cache) == len(sent)
     with pytest.raises(InputError, match="5 arrays of .* bytes; allowed: 100000 and 99"):
         read_arrays({"part": record}, 99, headers)
@@ -166,7 +168,7 @@ def test_batch_norm_travels(normed: Model, federated: Any) -> None:
     algorithm = recipes.fedavg(Setting(normed, TARGET, Local(batch=8)))
     federation = make_federation(normed, make_clients(sizes=(16, 24, 40)))
     here, there = in_process(algorithm, federation, 2), on_flower(algorithm, federation, 2)
-    assert apart(here, there) == []
+    assert differing_tensors(here, there) == []
     assert int(there.server["buffers"]["body.1.num_batches_tracked"]) == 10
 
 
@@ -183,21 +185,23 @@ def test_only_what_the_method_reads_is_registered(setting: Setting, federated: A
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize(("method", "own"), [("ditto", False), ("ditto", True), ("fedpac", True)])
+@pytest.mark.parametrize(
+    ("method", "on_clients"), [("ditto", False), ("ditto", True), ("fedpac", True)]
+)
 def test_clients_score_as_the_server_would(
-    method: str, own: bool, setting: Setting, federated: Any
+    method: str, on_clients: bool, setting: Setting, federated: Any
 ) -> None:
     algorithm, federation = getattr(recipes, method)(setting), federated()
-    held = [Examples(c.x[::2], c.y[::2]) for c in federation.clients]
+    held_out = [Examples(c.x[::2], c.y[::2]) for c in federation.clients]
     site = sites(algorithm, federation)
-    app = client_app(lambda i: replace(site(i), validation=held[i]))
-    strategy = strategy_of(algorithm, federation, own=own, evaluates=lambda t: t == 2)
+    app = client_app(lambda i: replace(site(i), validation=held_out[i]))
+    strategy = strategy_of(algorithm, federation, own=on_clients, evaluates=lambda t: t == 2)
     grid = LocalGrid(app, len(SIZES))
     result = strategy.start(grid, to_record({}), num_rounds=2)
     here = in_process(algorithm, federation, 2)
-    for i, examples in enumerate(held):
+    for i, examples in enumerate(held_out):
         pair = (here.server["params"], here.server["buffers"])
-        if own:
+        if on_clients:
             pair = algorithm.model_for(here.server, here.states[i])
         wanted, got = score(algorithm.model, *pair, examples, CLASSES), strategy.scores[i]
         assert torch.equal(wanted.correct, got.correct)
@@ -205,7 +209,7 @@ def test_clients_score_as_the_server_would(
     right = sum(int(s.correct.sum()) for s in strategy.scores.values())
     pooled = result.evaluate_metrics_clientapp
     assert list(pooled) == [2]
-    assert pooled[2]["accuracy"] == right / sum(map(len, held))
+    assert pooled[2]["accuracy"] == right / sum(map(len, held_out))
 
 
 def test_models_that_need_more_than_was_sent_are_scored_by_the_server(
@@ -230,7 +234,7 @@ detail: Worker unexpectedly exits with a connection error code 2. End of file.'>
 
 def test_a_killed_actor_is_one_short_line() -> None:
     sent = Message(RecordDict(), dst_node_id=1, message_type="train")
-    for reason, told in ((RAY_SAYS, "fewer --actors"), ("<class 'ValueError'>:<'odd'>", "odd")):
+    for reason, ending in ((RAY_SAYS, "fewer --actors"), ("<class 'ValueError'>:<'odd'>", "odd")):
         why = failure_of(Message(Error(code=0, reason=reason), reply_to=sent))
-        assert str(why).endswith(told)
+        assert str(why).endswith(ending)
         assert len(str(why)) < 100

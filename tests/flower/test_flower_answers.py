@@ -1,4 +1,4 @@
-"""Answers of clients that are none: when they register, and when they score a model."""
+"""Invalid answers of clients, when they register and when they score a model."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def federation(mlp: Model) -> Federation:
 
 
 def _npy(shape: str) -> bytes:
-    """Eight bytes of numbers under a header that promises this shape."""
+    """Eight bytes of numbers under a header with this shape."""
     header = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
     return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + bytes(8)
 
@@ -65,8 +65,8 @@ def without(*names: str) -> Callable[[RecordDict], None]:
     return change
 
 
-def saying(name: str, **told: Any) -> Callable[[RecordDict], None]:
-    return lambda content: content[name].update(told)
+def saying(name: str, **fields: Any) -> Callable[[RecordDict], None]:
+    return lambda content: content[name].update(fields)
 
 
 def with_bytes(data: bytes) -> Callable[[RecordDict], None]:
@@ -96,7 +96,7 @@ REGISTERED = {
 def test_registrations_that_cannot_be_read(
     case: tuple[Any, str], setting: Setting, federation: Federation
 ) -> None:
-    """One message, which names the node, whatever arrives."""
+    """Whatever arrives, there is one message, which names the node."""
     algorithm = recipes.fedavg(setting)
     grid = Answering(client_app(sites(algorithm, federation)), len(SIZES))
     grid.kind, grid.change = "query.register", case[0]
@@ -131,14 +131,16 @@ def test_scores_that_are_none(
     assert sorted(strategy.scores) == [0, 1, 3, 4, 5]
 
 
-def test_who_is_gone_is_asked_for_no_score(setting: Setting, federation: Federation) -> None:
-    """And whatever is sent is worth nothing after the time for an answer."""
+def test_disconnected_clients_are_asked_for_no_score(
+    setting: Setting, federation: Federation
+) -> None:
+    """Answers after the time limit are not used."""
     algorithm = recipes.fedavg(setting)
     strategy = strategy_of(algorithm, federation, evaluates=lambda t: True, timeout=77.0)
     grid = LocalGrid(client_app(sites(algorithm, federation)), len(SIZES))
     sent = list(strategy.configure_train(1, to_record({}), ConfigRecord(), grid))
     replies = list(grid.send_and_receive(sent))
-    assert arrived(replies, lambda message: None, 1 << 20) == ([], [])  # of nodes that are nobody's
+    assert arrived(replies, lambda message: None, 1 << 20) == ([], [])  # of unknown nodes
     strategy.aggregate_train(1, replies)
     grid.absent = {1000, 1035}
     sent += strategy.configure_evaluate(1, to_record({}), ConfigRecord(), grid)
@@ -157,9 +159,9 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "row", "told"), ROWS)
+@pytest.mark.parametrize(("name", "row", "message"), ROWS)
 def test_rows_that_are_no_counts(
-    name: str, row: Any, told: str, setting: Setting, federation: Federation
+    name: str, row: Any, message: str, setting: Setting, federation: Federation
 ) -> None:
     algorithm = recipes.fedpals(setting, ess=0.9)
     grid = Answering(client_app(sites(algorithm, federation)), len(SIZES))
@@ -167,11 +169,11 @@ def test_rows_that_are_no_counts(
     grid.change = lambda content: content["table"].update({name: Array(row)})
     with pytest.raises(InputError) as error:
         strategy_of(algorithm, federation).begin(grid)
-    assert str(error.value).startswith(told)
+    assert str(error.value).startswith(message)
 
 
 class Swelling(LocalGrid):
-    """A grid on which client 2's updates have so many bytes more."""
+    """A grid on which client 2's updates are larger by some bytes."""
 
     more = 0
 
@@ -187,7 +189,7 @@ class Swelling(LocalGrid):
 
 
 def test_replies_are_bounded_by_the_model(setting: Setting, federation: Federation) -> None:
-    """What is larger is not decoded; the limit is the model's size times a number, and 1 MiB."""
+    """Larger replies are not decoded; the limit is a multiple of the model's size, plus 1 MiB."""
     algorithm = recipes.fedavg(setting)
     size = sum(v.nbytes for v in (federation.params | federation.buffers).values())
 
@@ -234,8 +236,8 @@ def test_a_client_says_itself_that_its_reply_is_too_large(
 
     class Wordy(type(inner)):  # type: ignore[misc]
         def client_update(self, *args: Any) -> Any:
-            update, kept = super().client_update(*args)
-            return {**update, "more": {"zeros": torch.zeros(500_000)}}, kept
+            update, state = super().client_update(*args)
+            return {**update, "more": {"zeros": torch.zeros(500_000)}}, state
 
     method = Wordy(**vars(inner))
     grid = LocalGrid(client_app(sites(method, federation)), len(SIZES))
@@ -256,29 +258,29 @@ def test_registrations_are_bounded_by_the_number_of_classes(
         next(play(strategy, grid, 1))
 
 
-def test_clients_show_nobody_what_they_keep(setting: Setting, federation: Federation) -> None:
-    """Unless their app was made so: a personal model stays where it is."""
+def test_what_clients_keep_is_shown_to_no_one(setting: Setting, federation: Federation) -> None:
+    """Unless their app is made to: a personal model stays at its client."""
     algorithm = recipes.ditto(setting)
     strategy = strategy_of(algorithm, federation)
     grid = LocalGrid(client_app(sites(algorithm, federation)), len(SIZES))
     with pytest.raises(TrainingError, match="does not show its state: No query function"):
         list(play(strategy, grid, 1, states=lambda t: True))
     grid = LocalGrid(deployed.client_app, 1)
-    asked = Message(RecordDict(), message_type="query.state", dst_node_id=1000)
-    (reply,) = grid.send_and_receive([asked])
+    question = Message(RecordDict(), message_type="query.state", dst_node_id=1000)
+    (reply,) = grid.send_and_receive([question])
     assert "No query function" in reply.error.reason
 
 
 @pytest.mark.parametrize(("seconds", "times"), [(1e-9, 1), (60.0, 4)])
-def test_who_fails_is_asked_again_while_there_is_time(
+def test_failed_clients_are_asked_again_while_there_is_time(
     seconds: float, times: int, setting: Setting, federation: Federation
 ) -> None:
-    algorithm, asked = recipes.fedavg(setting), []
+    algorithm, clients = recipes.fedavg(setting), []
     good = sites(algorithm, federation)
 
     def site(i: int) -> Any:
-        asked.append(i)
-        if i == 2 and len(asked) > len(SIZES):
+        clients.append(i)
+        if i == 2 and len(clients) > len(SIZES):
             raise RuntimeError("no memory")
         return good(i)
 
@@ -286,7 +288,7 @@ def test_who_fails_is_asked_again_while_there_is_time(
     strategy = strategy_of(algorithm, federation)
     messages = strategy.configure_train(1, to_record({}), ConfigRecord(), grid)
     replies = answered(grid, messages, seconds, 3)
-    assert asked[len(SIZES) :].count(2) == times
+    assert clients[len(SIZES) :].count(2) == times
     assert len(replies) == len(SIZES)
     assert [failure_of(reply) for reply in replies if failure_of(reply)] == [
         "RuntimeError: no memory"

@@ -1,4 +1,4 @@
-"""Bytes per round and client on Flower's messages, against what methods are said to cost."""
+"""Bytes per round and client on Flower's messages, against the methods' specified costs."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ METHODS = sorted({row.partition(",")[0] for row in traffic.SPECIFIED})
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", METHODS)
 def test_methods_cost_what_is_specified_and_printed(name: str) -> None:
-    for row, found in traffic.counted(name, traffic.makers()[name]).items():
-        assert traffic.agrees(found, traffic.SPECIFIED[row]), (row, found)
-        assert traffic.row_of(row, found) in PAGE
+    for row, counts in traffic.counted(name, traffic.makers()[name]).items():
+        assert traffic.agrees(counts, traffic.SPECIFIED[row]), (row, counts)
+        assert traffic.row_of(row, counts) in PAGE
         other = "scaffold" if name != "scaffold" else "fedavg"
-        assert not traffic.agrees(found, traffic.SPECIFIED[other])  # the control
+        assert not traffic.agrees(counts, traffic.SPECIFIED[other])  # the control
 
 
 def test_every_specified_method_is_in_the_printed_table() -> None:

@@ -1,4 +1,4 @@
-"""FedPALS as a strategy in Flower apps that know nothing else of the library."""
+"""FedPALS as a strategy in Flower apps that use nothing else of the library."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def moved(client: int, w: np.ndarray) -> np.ndarray:
 
 
 def app_of(change: dict[int, Change] | None = None) -> ClientApp:
-    """Clients on NumPy alone: client i adds i + 1 times a constant, and reports its labels."""
+    """Clients in NumPy alone: client i adds i + 1 times a constant, and reports its labels."""
     app = ClientApp()
 
     @app.train()
@@ -75,13 +75,13 @@ def test_the_mean_has_the_weights_of_the_programme() -> None:
     assert np.array_equal(arrays["w"], wanted.astype(np.float32))
     assert (arrays["w"].dtype, arrays["seen"].dtype) == (np.float32, np.int64)
     assert arrays["seen"] == 6  # the largest of 3, 4, 5, 6: counters are never averaged
-    told = result.train_metrics_clientapp[1]
-    assert told["pals-gap"] == pytest.approx(float(np.linalg.norm(solved.residual)))
-    assert told["pals-ess"] == pytest.approx(
+    metrics = result.train_metrics_clientapp[1]
+    assert metrics["pals-gap"] == pytest.approx(float(np.linalg.norm(solved.residual)))
+    assert metrics["pals-ess"] == pytest.approx(
         effective_sample_size(solved.weights, [40, 30, 50, 24])
     )
-    assert told["train_loss"] == pytest.approx(float(solved.weights @ np.arange(4)))
-    assert not {"label-counts", "partition-id", "num-examples"} & told.keys()
+    assert metrics["train_loss"] == pytest.approx(float(solved.weights @ np.arange(4)))
+    assert not {"label-counts", "partition-id", "num-examples"} & metrics.keys()
 
 
 def set_to(name: str, value: Any) -> Change:
@@ -144,19 +144,19 @@ def test_replies_that_cannot_be_used_are_left_out(
 
 
 def test_two_nodes_of_one_partition_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    """Both, in this round: nobody can tell which one the row is of."""
+    """Both are left out of this round: it is unknown which node the row belongs to."""
     strategy = pals(label_counts=COUNTS)
     with caplog.at_level(logging.WARNING, "fedshift.flower"):
         played(strategy, app_of({3: reporting("partition-id", 1)}))
-    told = '2 nodes have "partition-id" 1; give each one of its own'
-    assert f"left out node 1007: {told}" in caplog.text
-    assert f"left out node 1021: {told}" in caplog.text
+    message = '2 nodes have "partition-id" 1; give each one of its own'
+    assert f"left out node 1007: {message}" in caplog.text
+    assert f"left out node 1021: {message}" in caplog.text
     solved = pals_weights([COUNTS[0], COUNTS[2]], TARGET, ess=0.8)
     assert list(strategy.weights.values()) == solved.weights.tolist()
 
 
 def test_too_few_are_left_to_share_a_cap(caplog: pytest.LogCaptureFixture) -> None:
-    """With a reply lost the model stays; with all there, the cap itself is wrong."""
+    """If a reply is lost the model stays; if all are there, the cap itself is wrong."""
     with caplog.at_level(logging.ERROR, "fedshift.flower"):
         result = played(pals(cap=0.3), app_of({1: failing}))
     assert "round 1: no weights; the model stays: cap=0.3" in caplog.text
@@ -172,8 +172,8 @@ def test_what_has_no_weight_is_nowhere() -> None:
     assert weights[1] == weights[3] == 0.0
     strategy = FedPALS(target, lam=1.0, inner=FedAvg(fraction_evaluate=0.0))
     result = played(strategy, app_of({1: reporting("train_loss", float("nan"))}))
-    told = result.train_metrics_clientapp[1]["train_loss"]
-    assert told == pytest.approx(float(weights @ np.arange(4)))
+    loss = result.train_metrics_clientapp[1]["train_loss"]
+    assert loss == pytest.approx(float(weights @ np.arange(4)))
     assert result.arrays["seen"].numpy() == 3 + 2
 
 
@@ -221,21 +221,21 @@ def test_given_counts_need_no_report(counts: Any) -> None:
 
 
 def test_given_counts_without_a_partition() -> None:
-    nobody = dict.fromkeys(range(4), dropped("partition-id"))
+    no_partition = dict.fromkeys(range(4), dropped("partition-id"))
     with pytest.raises(InputError, match='its reply has no "partition-id"'):
-        played(pals(label_counts=COUNTS), app_of(nobody))
+        played(pals(label_counts=COUNTS), app_of(no_partition))
     with pytest.raises(InputError, match="label_counts has no row for partition 0"):
         played(pals(label_counts={9: COUNTS[0]}), app_of())
 
 
-def test_nobody_reports() -> None:
+def test_no_client_reports() -> None:
     silent = dict.fromkeys(range(4), dropped("label-counts"))
     with pytest.raises(InputError, match=r"no reply can be used; node 1000: .*label_counts="):
         played(pals(), app_of(silent))
 
 
 def test_a_first_round_of_refused_replies_ends_the_run() -> None:
-    """As where all clients send another type: a run that trains nothing must not end well."""
+    """For example if all clients send another type: a run that trains nothing must not succeed."""
     double = dict.fromkeys(range(4), set_to("w", Array(np.ones((2, 3)))))
     with pytest.raises(InputError, match="no reply can be used; node 1000.*float64"):
         played(pals(label_counts=COUNTS), app_of(double), rounds=2)
@@ -259,10 +259,10 @@ def test_a_round_without_any_reply_keeps_the_model(caplog: pytest.LogCaptureFixt
     "inner", [partial(FedAdam, eta=0.3), partial(FedAvgM, server_momentum=0.9)], ids=["adam", "m"]
 )
 def test_flowers_server_optimisers_step_along_the_weighted_mean(inner: Any) -> None:
-    """As Flower's strategy alone, told FedPALS' weights as numbers of examples."""
+    """As Flower's strategy alone, given FedPALS' weights as numbers of examples."""
     weights = pals_weights(COUNTS, TARGET, ess=0.8).weights
 
-    def told(client: int) -> Change:
+    def weight_as_examples(client: int) -> Change:
         def change(arrays: dict[str, Any], metrics: dict[str, Any]) -> None:
             arrays["seen"] = np.array(3)
             metrics.clear()
@@ -274,7 +274,9 @@ def test_flowers_server_optimisers_step_along_the_weighted_mean(inner: Any) -> N
         arrays["seen"] = np.array(3)
 
     options = {"fraction_evaluate": 0.0}
-    theirs = played(inner(**options), app_of({i: told(i) for i in range(4)}), rounds=3)
+    theirs = played(
+        inner(**options), app_of({i: weight_as_examples(i) for i in range(4)}), rounds=3
+    )
     ours = played(pals(inner=inner(**options)), app_of(dict.fromkeys(range(4), same)), rounds=3)
     plain = played(pals(), app_of(dict.fromkeys(range(4), same)), rounds=3)
     assert np.allclose(ours.arrays["w"].numpy(), theirs.arrays["w"].numpy(), rtol=2e-6)
@@ -331,8 +333,8 @@ def test_the_bias_has_the_correction_of_the_last_round() -> None:
     played(strategy, app_of())
     mixture = pals_weights(COUNTS, TARGET, ess=0.8).weights @ rows
     after = {k: v.numpy() for k, v in strategy.corrected(MODEL, "b").items()}
-    due = (BIAS + np.log(TARGET) - np.log(mixture)).astype(np.float32)
-    assert np.allclose(after["b"], due, atol=1e-6)
+    expected = (BIAS + np.log(TARGET) - np.log(mixture)).astype(np.float32)
+    assert np.allclose(after["b"], expected, atol=1e-6)
     assert after["b"].dtype == np.float32
     assert np.array_equal(after["w"], np.ones((3, 2)))
 

@@ -27,8 +27,8 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.slow
 def test_the_example_runs(example: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Both strategies, by the app's own ServerApp; FedPALS is better where the model is used."""
-    found = {}
+    """Both strategies run in the app's ServerApp; FedPALS is better on the target."""
+    accuracies = {}
     for name in ("fedavg", "fedpals"):
         config = {"num-server-rounds": 3, "local-epochs": 1, "learning-rate": 0.1, "strategy": name}
         grid = LocalGrid(example("client_app").app, 6)
@@ -36,14 +36,14 @@ def test_the_example_runs(example: Any, capsys: pytest.CaptureFixture[str]) -> N
             context.run_config = config
         context = Context(1, 0, node_config={}, state=RecordDict(), run_config=config)
         example("server_app").app(grid, context)
-        found[name] = float(context.state["result"]["target-accuracy"])
-        assert f"after round 3: {100 * found[name]:.1f} %" in capsys.readouterr().out
-    assert found["fedpals"] > found["fedavg"] + 0.02
+        accuracies[name] = float(context.state["result"]["target-accuracy"])
+        assert f"after round 3: {100 * accuracies[name]:.1f} %" in capsys.readouterr().out
+    assert accuracies["fedpals"] > accuracies["fedavg"] + 0.02
 
 
 def test_the_example_differs_from_the_quick_start_in_two_lines() -> None:
     text = (EXAMPLE / "dropin" / "server_app.py").read_text()
     lines = [line for line in text.splitlines() if "FedPALS" in line and "  # the " in line]
     assert len(lines) == 2
-    told = (EXAMPLE / "README.md").read_text()
-    assert "+from fedshift.flower import FedPALS" in told
+    readme = (EXAMPLE / "README.md").read_text()
+    assert "+from fedshift.flower import FedPALS" in readme

@@ -1,4 +1,4 @@
-"""The corpus against messages: the strategy's round is the one without the client."""
+"""Every attack on Flower's messages: the strategy's round equals the one without the attacker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.federations import make_federation
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 from fedshift.flower import LocalGrid, client_app, play
 from fedshift.testing.flower_faults import BYTES, faulty_app
-from support.flower_runs import apart, sites, strategy_of
+from support.flower_runs import differing_tensors, sites, strategy_of
 
 GATE = Gate(on_bad="drop", max_norm=1e6, max_bytes=1 << 22)
 # An app answers once, NumPy has no bfloat16, and 4 TB cannot be sent; the engine's tests have them.
@@ -38,16 +38,16 @@ def setting(mlp: Model) -> Setting:
 def test_every_attack_on_messages(setting: Setting, mlp: Model) -> None:
     """Client 3 attacks in every round, each time in another way."""
     algorithm, federation = recipes.fedavg(setting), make_federation(mlp)
-    told = dict(enumerate(NAMES, 1))
+    attacks = dict(enumerate(NAMES, 1))
     app = client_app(sites(algorithm, federation))
-    grid = LocalGrid(faulty_app(app, lambda t, i: told[t] if i == 3 else None), 6)
+    grid = LocalGrid(faulty_app(app, lambda t, i: attacks[t] if i == 3 else None), 6)
     others, before = torch.tensor([0, 1, 2, 4, 5]), start(algorithm, federation)
     for played in play(strategy_of(algorithm, federation, gate=GATE), grid, len(NAMES)):
-        name = told[played.t]
+        name = attacks[played.t]
         assert [one.client for one in played.dropped] == [3], name
         if played.t <= len(BYTES) + 3 or played.t % 10 == 0:
             alone = play_round(algorithm, federation, before.server, {}, others, played.t)
-            assert apart(alone._replace(states={}), played) == [], name
+            assert differing_tensors(alone._replace(states={}), played) == [], name
         before = played
 
 
@@ -59,7 +59,7 @@ def test_rounds_without_usable_answers_are_skipped(setting: Setting, mlp: Model)
     rounds = play(strategy_of(algorithm, federation, gate=gate), grid, 9)
     played = next(rounds)
     assert played.skipped.startswith("round 1: none of 6 clients sent an update that can be used")
-    assert apart(start(algorithm, federation), played) == []
+    assert differing_tensors(start(algorithm, federation), played) == []
     next(rounds)
     with pytest.raises(TrainingError, match="3 rounds in a row were skipped"):
         next(rounds)

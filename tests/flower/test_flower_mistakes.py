@@ -1,4 +1,4 @@
-"""Usual mistakes at Flower's door: refused when a strategy or an app is made."""
+"""Usual mistakes with Flower: refused when a strategy or an app is made."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ METHOD = FedAvg(Model(nn.Linear(8, 5)))
         ({"gate": "drop"}, 'gate must be a Gate, got the text "drop"; give Gate'),
     ],
 )
-def test_a_strategy_of_something_else(given: dict[str, Any], message: str) -> None:
+def test_a_strategy_of_no_algorithm_is_refused(given: dict[str, Any], message: str) -> None:
     right: dict[str, Any] = {"algorithm": METHOD, "clients": 3, "classes": 5, "seeds": Seeds.of(0)}
     assert AlgorithmStrategy(**right).cohort == 3
     with pytest.raises(InputError, match=message):

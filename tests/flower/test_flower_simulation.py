@@ -44,7 +44,7 @@ evaluate_every = 1
 
 @pytest.fixture(scope="module", autouse=True)
 def tests_on_the_path() -> Any:
-    """Ray's processes import what clients are from this folder."""
+    """Ray's processes import the clients from this folder."""
     before = os.environ.get("PYTHONPATH")
     here = str(Path(__file__).parents[1])
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, before]))
@@ -66,7 +66,7 @@ def left_of_ray(session: int) -> list[str]:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_rays_processes_give_the_same_bits(name: str) -> None:
-    from support.flower_runs import apart, in_process, strategy_of
+    from support.flower_runs import differing_tensors, in_process, strategy_of
     from support.simsites import build, site
 
     with quiet():
@@ -80,10 +80,10 @@ def test_rays_processes_give_the_same_bits(name: str) -> None:
         with simulation(app, len(federation.clients), actors=2) as grid:
             *_, there = play(strategy, grid, 3, states=lambda t: t == 3)
     assert there.dropped == ()
-    assert apart(in_process(algorithm, federation, 3), there) == []
+    assert differing_tensors(in_process(algorithm, federation, 3), there) == []
 
 
-def test_a_client_app_that_fails_in_every_process_is_told() -> None:
+def test_a_client_app_that_fails_in_every_process_is_an_error() -> None:
     from support.flower_runs import strategy_of
     from support.simsites import build, site
 
@@ -111,7 +111,7 @@ def test_the_command_leaves_the_same_folder(tmp_path: Path) -> None:
 
 
 def test_clients_tests_of_their_own(tmp_path: Path) -> None:
-    """What the clients serve is scored on everybody's examples, as in one process."""
+    """The models that clients serve are scored on all clients' examples, as in one process."""
     text = CONFIG.replace("clients = 4", 'clients = 4\nkind = "iid"\ntarget = "clients"')
     text = text.replace('"fedpals"\ness = 0.5', '"ditto"')
     (tmp_path / "t.toml").write_text(text)

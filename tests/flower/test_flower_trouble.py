@@ -1,4 +1,4 @@
-"""What goes wrong on Flower: clients that drop out of a round, and federations that are refused."""
+"""Failures on Flower: clients that drop out of a round, and federations that are refused."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from fedshift.flower import LocalGrid, client_app, play
 from fedshift.flower.installed import TRIED, put_in_place
 from fedshift.flower.records import parts_of, to_records
 from fedshift.tree import Parts
-from support.flower_runs import apart, sites, strategy_of
+from support.flower_runs import differing_tensors, sites, strategy_of
 
 Forge = Callable[[Parts], Parts]
 
 
 class Unruly(LocalGrid):
-    """A grid whose clients send something else than they computed, or nothing."""
+    """A grid whose clients send changed replies, or none."""
 
     def __init__(self, app: ClientApp, clients: int, forge: dict[int, Forge | None]) -> None:
         super().__init__(app, clients)
@@ -104,7 +104,7 @@ def test_a_client_that_sends_nothing_useful_drops_out(
     federation: Federation,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The round is then the one of those present: weighed anew, as if 3 had not been drawn."""
+    """The round is that of the clients present, weighed as if 3 had not been drawn."""
     algorithm = recipes.fedpals(setting, ess=0.9)
     grid = Unruly(client_app(sites(algorithm, federation)), len(SIZES), {3: forge[0]})
     with caplog.at_level(logging.WARNING, "fedshift.flower"):
@@ -116,12 +116,14 @@ def test_a_client_that_sends_nothing_useful_drops_out(
     server = start(algorithm, federation).server
     here = play_round(algorithm, federation, server, {}, others, 1)
     assert torch.equal(played.weights, here.weights)
-    assert apart(here._replace(states={}), played) == []
-    assert apart(last(run(algorithm, federation, 1))._replace(states={}), played)  # the control
+    assert differing_tensors(here._replace(states={}), played) == []
+    assert differing_tensors(
+        last(run(algorithm, federation, 1))._replace(states={}), played
+    )  # the control
 
 
 def test_a_client_that_fails_keeps_what_it_had(setting: Setting, federation: Federation) -> None:
-    """It raises in round 2, and is back in round 3 with the memory of round 1."""
+    """It raises in round 2, and takes part in round 3 with its state of round 1."""
     algorithm, good = recipes.scaffold(setting), sites(recipes.scaffold(setting), federation)
     strategy = strategy_of(algorithm, federation)
     now = {"t": 1}
@@ -133,14 +135,14 @@ def test_a_client_that_fails_keeps_what_it_had(setting: Setting, federation: Fed
         return replace(good(i), data=data)
 
     grid = LocalGrid(client_app(site, open_states=True), len(SIZES))
-    kept, dropped = [], []
+    controls, dropped = [], []
     for played in play(strategy, grid, 3, states=lambda t: True):
         now["t"] = played.t + 1
-        kept.append(played.states[4]["control"]["head.bias"])
+        controls.append(played.states[4]["control"]["head.bias"])
         dropped.append([one.client for one in played.dropped])
     assert dropped == [[], [4], []]
-    assert torch.equal(kept[0], kept[1])
-    assert not torch.equal(kept[1], kept[2])
+    assert torch.equal(controls[0], controls[1])
+    assert not torch.equal(controls[1], controls[2])
 
 
 def test_a_node_that_is_gone_is_not_weighed(setting: Setting, federation: Federation) -> None:
@@ -153,7 +155,7 @@ def test_a_node_that_is_gone_is_not_weighed(setting: Setting, federation: Federa
     assert played.dropped == tuple((i, "its node is not connected", "lost") for i in (0, 1))
     server = start(algorithm, federation).server
     here = play_round(algorithm, federation, server, {}, torch.arange(2, 6), 1)
-    assert apart(here._replace(states={}), played) == []
+    assert differing_tensors(here._replace(states={}), played) == []
     grid.absent = set(grid.contexts)
     with pytest.raises(TrainingError, match="round 2: none of 6 clients sent an update that can"):
         last(play(strategy, grid, 2))
@@ -162,7 +164,7 @@ def test_a_node_that_is_gone_is_not_weighed(setting: Setting, federation: Federa
 def test_one_odd_client_does_not_make_the_others_odd(
     setting: Setting, federation: Federation
 ) -> None:
-    """Client 0 comes first; it is the one with another part, not the five others."""
+    """Client 0 replies first; it is the odd one, not the five others."""
     algorithm = recipes.scaffold(setting)
     forge = {0: lambda u: {**u, "control": {**u["control"], "head.bias": torch.zeros(2)}}}
     grid = Unruly(client_app(sites(algorithm, federation)), len(SIZES), forge)
@@ -173,8 +175,8 @@ def test_one_odd_client_does_not_make_the_others_odd(
 def test_a_round_without_any_answer_ends_the_run(setting: Setting, federation: Federation) -> None:
     algorithm = recipes.fedavg(replace(setting, local=Local(lr=1e30, epochs=4, batch=8)))
     grid = LocalGrid(client_app(sites(algorithm, federation)), len(SIZES))
-    told = "round 1: none of 6 clients sent an update that can be used; client 0: client 0 sent"
-    with pytest.raises(TrainingError, match=told):
+    message = "round 1: none of 6 clients sent an update that can be used; client 0: client 0 sent"
+    with pytest.raises(TrainingError, match=message):
         last(play(strategy_of(algorithm, federation), grid, 1))
 
 
@@ -189,7 +191,7 @@ def test_no_weights_over_those_that_are_left(setting: Setting, federation: Feder
 def refused(
     algorithm: Any, federation: Federation, site: Any = None, nodes: Any = None, **given: Any
 ) -> str:
-    """What the server says to a federation that it cannot work with."""
+    """The error for a federation that the server cannot work with."""
     app = client_app(site or sites(algorithm, federation))
     grid = LocalGrid(app, len(federation.clients), partitions=nodes)
     with pytest.raises(InputError) as error:
@@ -198,8 +200,10 @@ def refused(
 
 
 def test_too_few_nodes(setting: Setting, federation: Federation) -> None:
-    told = refused(recipes.fedavg(setting), federation, nodes={0: 0, 1: 1, 2: 2, 3: 3})
-    assert told == ("4 of 6 clients are connected after 0.1 s; start the others, or expect fewer")
+    message = refused(recipes.fedavg(setting), federation, nodes={0: 0, 1: 1, 2: 2, 3: 3})
+    assert message == (
+        "4 of 6 clients are connected after 0.1 s; start the others, or expect fewer"
+    )
 
 
 class Registered(LocalGrid):
@@ -209,7 +213,7 @@ class Registered(LocalGrid):
         return [SimpleNamespace(node_id=n, name=f"site-{n}") for n in self.get_node_ids()]
 
 
-def test_who_is_connected_is_named(setting: Setting, federation: Federation) -> None:
+def test_connected_clients_are_named(setting: Setting, federation: Federation) -> None:
     algorithm = recipes.fedavg(setting)
     grid = Registered(client_app(sites(algorithm, federation)), 6, partitions={0: 0, 2: 2})
     with pytest.raises(InputError, match=r"2 of 6 .* after 0\.1 s \(site-1000, site-1014\); start"):
@@ -247,19 +251,19 @@ def test_another_network(setting: Setting, federation: Federation) -> None:
 
 
 def test_more_classes_than_the_server_knows(setting: Setting, federation: Federation) -> None:
-    told = refused(recipes.fedavg(setting), federation, classes=3)
-    assert "cannot take part: client" in told
-    assert told.endswith("has label 4, and the server expects 3 classes, labels 0..2")
+    message = refused(recipes.fedavg(setting), federation, classes=3)
+    assert "cannot take part: client" in message
+    assert message.endswith("has label 4, and the server expects 3 classes, labels 0..2")
 
 
 def test_data_of_another_partition(setting: Setting, federation: Federation) -> None:
     good = sites(recipes.fedavg(setting), federation)
-    told = refused(recipes.fedavg(setting), federation, lambda i: good((i + 1) % 6))
-    assert "the node of partition" in told
-    assert "give client_data(x, y, partition)" in told
+    message = refused(recipes.fedavg(setting), federation, lambda i: good((i + 1) % 6))
+    assert "the node of partition" in message
+    assert "give client_data(x, y, partition)" in message
 
 
-def test_first_models_of_other_numbers_are_told(
+def test_first_models_of_other_numbers_are_logged(
     setting: Setting, federation: Federation, caplog: pytest.LogCaptureFixture
 ) -> None:
     algorithm = recipes.ditto(setting)
@@ -298,7 +302,7 @@ def test_flower_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nothing_is_put_where_flower_has_no_such_name() -> None:
-    """A Flower that calls its hook otherwise would else run without the guard."""
+    """Otherwise a Flower with another name for its hook would run without the guard."""
     owner = SimpleNamespace(__name__="flwr.superlink.ext", get_middleware=list)
     put_in_place(owner, "get_middleware", tuple)
     assert owner.get_middleware is tuple

@@ -1,4 +1,4 @@
-"""A federation that begins without some of its clients, and takes them in when they come."""
+"""A federation that begins without some of its clients, which join late."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from support.federations import SIZES, TARGET, make_federation
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 from fedshift.flower import AlgorithmStrategy, LocalGrid, client_app, play
 from fedshift.flower.late import with_rows
-from support.flower_runs import apart, sites, strategy_of
+from support.flower_runs import differing_tensors, sites, strategy_of
 from support.routing import routed_model
 
 ROUNDS, LATE, MOST = 4, 3, len(SIZES) - 1
@@ -65,7 +65,7 @@ def grid_of(algorithm: Any, federation: Federation, changed: Any = None) -> Loca
 def test_a_late_client_counts_as_one_that_dropped_out_before(
     name: str, setting: Setting, federation: Federation
 ) -> None:
-    """Bit for bit: the server's state with its table, weights, and who trained."""
+    """Bit for bit: the server's state with its table, the weights, and the clients that trained."""
     algorithm = MAKE[name](setting)
     with_all = strategy_of(algorithm, federation)
     grid = grid_of(algorithm, federation)
@@ -78,13 +78,13 @@ def test_a_late_client_counts_as_one_that_dropped_out_before(
         return
     second = list(joining(late, grid_of(algorithm, federation)))
     assert [[d.client for d in r.dropped] for r in second] == [[LATE], [LATE], [], []]
-    assert apart(first[-1], second[-1]) == []
+    assert differing_tensors(first[-1], second[-1]) == []
     assert [r.weights.tolist() for r in first] == [r.weights.tolist() for r in second]
     assert second[0].dropped[0].reason == "it has not joined yet"
 
 
 def test_what_late_clients_register_is_passed_on(setting: Setting, federation: Federation) -> None:
-    """As the others' before round 1: a liar that comes late is looked at, too."""
+    """As for the others before round 1: a liar that comes late is audited, too."""
     algorithm, tables = recipes.fedpals(setting, ess=0.9), list[Any]()
     strategy = strategy_of(algorithm, federation, min_clients=MOST, registers=tables.append)
     list(joining(strategy, grid_of(algorithm, federation)))
@@ -100,11 +100,11 @@ def test_the_comparison_can_fail(setting: Setting, federation: Federation) -> No
         for come in (1, 2)
         if (grid := grid_of(algorithm, federation))
     ]
-    assert apart(*ends)
+    assert differing_tensors(*ends)
 
 
 def test_methods_that_mix_all_counts_wait_for_all(setting: Setting, federation: Federation) -> None:
-    """Also within others; and a method that says nothing of it takes no one late."""
+    """Also within wrappers; a method that does not declare it takes no late client."""
     algorithm = recipes.labelset_scaffold(setting)
     strategy = strategy_of(algorithm, federation, min_clients=MOST)
     with pytest.raises(InputError, match=r"^clients \[3\] have not joined, and rounds of this"):
@@ -131,7 +131,7 @@ def test_a_run_goes_on_with_others_than_it_began_with(
         table = played[-1].server["table"]
         assert all(torch.equal(v, table[k]) for k, v in after.server["table"].items())
     else:
-        assert apart(whole[-1], played[-1]) == []
+        assert differing_tensors(whole[-1], played[-1]) == []
 
 
 @pytest.mark.slow
@@ -184,13 +184,13 @@ def test_too_few_to_begin_with(setting: Setting, federation: Federation) -> None
 
 
 def test_missing_clients_are_named(setting: Setting, federation: Federation) -> None:
-    """Where nodes have the names of a federation's folders; other names are listed."""
+    """Missing clients are listed by the names of a federation's folders, as are other names."""
     from types import SimpleNamespace
 
     algorithm = recipes.fedavg(setting)
     grid: Any = grid_of(algorithm, federation)
     grid.absent = {NODE, 1000}
-    for name, told in (
+    for name, ending in (
         ("client-{}", ", without client-0, client-3; start the others"),
         ("hospital-{}", r" \(hospital-1, hospital-2, hospital-4, hospital-5\); start"),
     ):
@@ -198,7 +198,7 @@ def test_missing_clients_are_named(setting: Setting, federation: Federation) -> 
             SimpleNamespace(node_id=n, name=name.format((n - 1000) // 7))
             for n in grid.get_node_ids()
         ]
-        with pytest.raises(InputError, match=f"^4 of 6 clients are connected after 0.1 s{told}"):
+        with pytest.raises(InputError, match=f"^4 of 6 clients are connected after 0.1 s{ending}"):
             strategy_of(algorithm, federation).begin(grid)
 
 

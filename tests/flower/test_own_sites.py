@@ -60,7 +60,7 @@ def test_the_model_of_the_joined_table(
 
 
 def by_class(folder: Path) -> dict[str, int]:
-    """How many test rows of each class were scored."""
+    """The number of scored test rows of each class."""
     rows, counts = csv.DictReader((folder / "confusion.csv").open()), dict[str, int]()
     for truth, _, count in (row.values() for row in rows):
         counts[truth] = counts.get(truth, 0) + int(count)
@@ -69,7 +69,7 @@ def by_class(folder: Path) -> dict[str, int]:
 
 @pytest.mark.slow
 def test_a_target_that_the_server_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its rows are scored on the server, so that all numbers are those of one process."""
+    """Its rows are scored on the server: all numbers equal those of one process."""
     table = joined()
     joined(1, 40).drop(columns="site").to_csv(tmp_path / "north.csv", index=False)
     text = FILE.replace("{well = 0.3, ill = 0.7}", '"north.csv"')
@@ -168,8 +168,8 @@ def test_a_site_whose_data_do_not_fit(
     change, words = BAD[case]
     monkeypatch.setenv(NOTICES, str(tmp_path / "notices"))
     error = refused(tmp_path, monkeypatch, change)
-    told = {json.loads(line)["trouble"] for line in (tmp_path / "notices").open()}
-    (shown,) = told
+    problems = {json.loads(line)["trouble"] for line in (tmp_path / "notices").open()}
+    (shown,) = problems
     assert HERE[case] in shown
     assert (
         "send the new file" if case == "other declaration" else "`fedshift deploy check /"
@@ -199,15 +199,15 @@ def test_all_sites_whose_data_do_not_fit_are_named(
 def test_a_site_that_is_gone_is_not_one_whose_data_do_not_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before the first question is over it is asked again when it is back; later the run ends."""
-    gone, asked = {"survey": 1, "totals": 1}, list[str]()
+    """During the first question it is asked again once it is back; later the run ends."""
+    gone, steps = {"survey": 1, "totals": 1}, list[str]()
 
     def flaky(app: Any) -> Any:
         def handle(message: Message, context: Any) -> Message:
             question = message.content.config_records.get("site")
             if question is not None and context.node_config["partition-id"] == 1:
                 step = str(question["step"])
-                asked.append(step)
+                steps.append(step)
                 if gone.get(step, 0):
                     gone[step] -= 1
                     return Message(Error(ErrorCode.NODE_UNAVAILABLE, "beat"), reply_to=message)
@@ -218,7 +218,7 @@ def test_a_site_that_is_gone_is_not_one_whose_data_do_not_fit(
     folders, text = places(tmp_path / "c", joined()), resolved(tmp_path)
     with pytest.raises(InputError) as e:
         deploy(monkeypatch, folders, tmp_path / "run", text, flaky)
-    assert asked == ["survey", "survey", "totals"]
+    assert steps == ["survey", "survey", "totals"]
     assert str(e.value).startswith(
         '1 of 3 clients did not answer before round 1: "east": its node is no longer connected.'
     )
@@ -241,7 +241,7 @@ def test_errors_of_a_sites_function_stay_there(
 def test_data_that_change_while_a_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such a client drops out, with the reason, and the summary says what it did not measure."""
+    """Such a client drops out with the reason, and the summary says what was not measured."""
     folders = places(tmp_path / "c", joined())
     file, changed = folders[1] / "data.csv", list[bool]()
 
@@ -262,8 +262,8 @@ def test_data_that_change_while_a_run_goes_on(
     lost = [(e["round"], d) for e in events if e["event"] == "round" for d in e.get("dropped", ())]
     assert [(t, d["client"]) for t, d in lost] == [(2, 1)]
     assert "its data are not those with which the run began" in lost[0][1]["reason"]
-    said = [news_text(event) for event in events if event["event"] == "dropped"]
-    assert said[0].startswith("round 2: east dropped out (error): its data are not those")
+    news = [news_text(event) for event in events if event["event"] == "dropped"]
+    assert news[0].startswith("round 2: east dropped out (error): its data are not those")
     notes = " ".join(json.loads((out / "summary.json").read_text())["why"])
     assert "The estimate is of 2 of 3 clients" in notes
     assert re.search(r"tested on \d+ of \d+ test examples: the others are at clients", notes)
@@ -333,15 +333,15 @@ LIES = {
 @pytest.mark.few(2)
 @pytest.mark.parametrize("case", LIES)
 def test_answers_that_are_none(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A site that sends what no data are is named, before anything is made of it."""
+    """A site that sends invalid answers is named before they are used."""
     at, old, new, words = LIES[case]
 
     def lying(app: Any) -> Any:
         def handle(message: Message, context: Any) -> Message:
             reply = app(message, context)
-            asked = message.content.config_records.get("site")
+            question = message.content.config_records.get("site")
             at_east = context.node_config["partition-id"] == 1
-            if asked is not None and asked["step"] == at and at_east:
+            if question is not None and question["step"] == at and at_east:
                 record = reply.content["site"]
                 assert old in record["answer"]
                 record["answer"] = record["answer"].replace(old, new, 1)

@@ -33,7 +33,7 @@ ROUNDS = 3
 
 
 class Tapped(LocalGrid):
-    """A grid that keeps what passes: (kind, round, client) -> both ways."""
+    """A grid that records messages: (kind, round, client) -> both directions."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -51,17 +51,17 @@ class Tapped(LocalGrid):
 
 
 def by_engine(algorithm: Any, federation: Federation) -> Heard:
-    heard: Heard = {}
+    messages: Heard = {}
 
     def tapped(update: Any, jobs: Iterable[Job]) -> Any:
         for job in jobs:
             (reply,) = loop(update, [job])
             assert isinstance(reply, Reply)
-            heard[job.t, job.client] = (job.message, reply.update)
+            messages[job.t, job.client] = (job.message, reply.update)
             yield reply
 
     list(run(algorithm, federation, ROUNDS, cohort=4, backend=tapped))
-    return heard
+    return messages
 
 
 def odd(a: Parts, b: Parts) -> list[str]:
@@ -71,7 +71,7 @@ def odd(a: Parts, b: Parts) -> list[str]:
 
 @pytest.mark.parametrize("name", ["labelset_fedavg", "labelset_scaffold"])
 def test_messages_are_the_engines(name: str, mlp: Model, federated: Any) -> None:
-    """Bit for bit, both ways, in every round; and nothing else that goes round has a tensor."""
+    """Bit for bit, in both directions, in every round; no other message has a tensor."""
     setting = Setting(mlp, TARGET, Local(lr=0.1, epochs=1, batch=16))
     algorithm, federation = getattr(recipes, name)(setting), federated()
     grid = Tapped(client_app(sites(algorithm, federation)), len(SIZES))

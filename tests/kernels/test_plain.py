@@ -22,7 +22,7 @@ SetPlain = Callable[[bool], None]
 
 
 def python(*arguments: str, **variables: str) -> str:
-    """What a new process prints; it must succeed."""
+    """The output of a new process, which must succeed."""
     done = subprocess.run(
         [sys.executable, *arguments], env=os.environ | variables, capture_output=True, text=True
     )
@@ -37,7 +37,7 @@ PLAIN = "not contract or centralised or padded or twice"
 
 @pytest.mark.slow
 def test_the_laws_hold_without_shortcuts() -> None:
-    """And the contract, and what dense training promises: every case, whatever its marks."""
+    """And so do the contract and the promises of dense training: every case, whatever its marks."""
     names = "laws contract stateless slopes dense"
     files = [str(next(HERE.rglob(f"test_{name}.py"))) for name in names.split()]
     options = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", PLAIN)
@@ -90,26 +90,26 @@ for space, name in (("mkldnn", "_linear_pointwise"), ("aten", "_log_softmax_back
 @pytest.mark.slow
 def test_a_torch_whose_private_names_take_other_arguments_is_enough() -> None:
     from_here = "from fedshift.kernels import torch_private as private\n"
-    asked = f"print(any(map(private.supported, {TRIED[1:]})))\nfrom torch import nn\n"
+    look_up = f"print(any(map(private.supported, {TRIED[1:]})))\nfrom torch import nn\n"
     train = CODE[CODE.index("from fedshift.algorithms") :]
-    assert python("-c", OTHER_ARGUMENTS + from_here + asked + train) == "False\ndone 4\n"
+    assert python("-c", OTHER_ARGUMENTS + from_here + look_up + train) == "False\ndone 4\n"
 
 
 def test_names_are_found_wherever_they_are_first_needed(set_plain: SetPlain) -> None:
-    """Each is called once before it is used, which must not depend on what goes on around it."""
+    """Each is called once before it is used, and the result must not depend on the context."""
 
-    def found() -> bool:
+    def all_supported() -> bool:
         set_plain(False)
         return all(map(supported, TRIED))
 
     inside = list[bool]()
-    vmap(lambda v: (inside.append(found()), v)[1])(torch.ones(2))
+    vmap(lambda v: (inside.append(all_supported()), v)[1])(torch.ones(2))
     for block in (torch.no_grad(), torch.inference_mode(), torch.device("meta")):
         with block:
-            inside.append(found())
+            inside.append(all_supported())
     torch.set_default_dtype(torch.float64)
     try:
-        inside.append(found())
+        inside.append(all_supported())
     finally:
         torch.set_default_dtype(torch.float32)
     assert inside == [True] * 5

@@ -1,4 +1,4 @@
-"""ReLU after max-pooling, and pools of 2 x 2 as maxima: bit for bit what torch gives."""
+"""ReLU after max-pooling, and 2 x 2 pools as maxima: bit for bit torch's results."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def trained(backend: Backend, kind: type[nn.Sequential]) -> Any:
 
 
 def torch_pools(out: Tensor) -> int:
-    """How many of torch's own max-pools an output came through, by its graph."""
+    """The number of torch's own max-pools in an output's graph."""
     nodes, seen = [out.grad_fn], set[Any]()
     while nodes:
         node = nodes.pop()
@@ -79,12 +79,12 @@ def torch_pools(out: Tensor) -> int:
 def test_training_ends_with_the_same_bits(
     kind: Callable[[], Backend], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As those of a subclass of Sequential, whose pools stay as they are."""
+    """As with a subclass of Sequential, whose pools are not replaced."""
     monkeypatch.setattr(pooling, "LARGE", 0)
-    for form, own in ((nn.Sequential, 1), (OwnSequence, 2)):
+    for form, expected in ((nn.Sequential, 1), (OwnSequence, 2)):
         net = Net(form)
         with pooled(with_pools(net)):
-            assert torch_pools(net(torch.randn(2, 1, 12, 12))) == own
+            assert torch_pools(net(torch.randn(2, 1, 12, 12))) == expected
     plain, turned = trained(kind(), OwnSequence), trained(kind(), nn.Sequential)
     assert all(torch.equal(v, turned[k]) for k, v in plain.items())
 
@@ -176,8 +176,8 @@ def test_derivatives_of_all_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.equal(way(halved)(z.detach()), way(nn.MaxPool2d(2))(z.detach()))
 
     def cubes(pool: Callable[[Tensor], Tensor]) -> Tensor:
-        found: Tensor = torch.func.hessian(lambda v: (pool(v) ** 3).sum())(z.detach())
-        return found
+        hessian: Tensor = torch.func.hessian(lambda v: (pool(v) ** 3).sum())(z.detach())
+        return hessian
 
     assert torch.equal(cubes(halved), cubes(nn.MaxPool2d(2)))
 
@@ -191,10 +191,10 @@ def test_which_pools_are_maxima() -> None:
         net = nn.Sequential(*layers)
         plain = net(x)
         with pooled(with_pools(net)):
-            found = net(x)
-        assert found.stride() == plain.stride()
-        assert torch.equal(found, plain)
-        return torch_pools(plain) - torch_pools(found)
+            fast = net(x)
+        assert fast.stride() == plain.stride()
+        assert torch.equal(fast, plain)
+        return torch_pools(plain) - torch_pools(fast)
 
     assert count(nn.MaxPool2d(2)) == count(nn.MaxPool2d((2, 2), 2, (0, 0))) == 1
     assert count(nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 64, 1), nn.MaxPool2d(2)) == 2
@@ -223,7 +223,7 @@ class OwnConv(nn.Conv2d):
 
 
 def turned(*layers: nn.Module, kind: type[nn.Sequential] = nn.Sequential) -> int:
-    """How many rectifiers come after the pool that stands behind them."""
+    """The number of rectifiers that are moved behind their pool."""
     net, shapes = kind(*layers), list[torch.Size]()
     x = torch.randn(1, 2, 16, 16)
 
@@ -235,8 +235,8 @@ def turned(*layers: nn.Module, kind: type[nn.Sequential] = nn.Sequential) -> int
         patch.setattr(nn.functional, "relu", noting)
         plain = net(x.clone())
         with pooled(with_pools(net)):
-            found = net(x.clone())
-    assert torch.equal(plain, found)
+            result = net(x.clone())
+    assert torch.equal(plain, result)
     half = len(shapes) // 2
     return sum(a != b for a, b in zip(shapes[:half], shapes[half:], strict=True))
 
@@ -252,7 +252,7 @@ def test_only_what_is_known_is_turned() -> None:
 
 
 def test_what_a_rectifier_writes_to_is_written_to() -> None:
-    """Where others may hold it."""
+    """Where other code may have a reference to it."""
     pool, into, conv = nn.MaxPool2d(2), nn.ReLU(inplace=True), nn.Conv2d(2, 2, 1)
     assert turned(conv, into, pool) == turned(nn.GroupNorm(1, 2), into, pool) == 1
     assert turned(nn.Identity(), into, pool) == turned(OwnConv(2, 2, 1), into, pool) == 0
@@ -299,8 +299,8 @@ def test_what_became_of_a_pool_since_counts() -> None:
 
 @pytest.mark.parametrize("which", ["forward", "forward_pre", "full_backward", "full_backward_pre"])
 @pytest.mark.parametrize("at", [0, 1])
-def test_who_looks_into_a_layer_sees_it_as_it_stands(which: str, at: int) -> None:
-    """Also who looks into all layers there are."""
+def test_a_layer_that_is_inspected_stays_as_written(which: str, at: int) -> None:
+    """Also by a hook on all layers."""
     net, x = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2)), torch.randn(1, 2, 8, 8, requires_grad=True)
     seen: list[Tensor] = []
 
@@ -319,11 +319,11 @@ def test_who_looks_into_a_layer_sees_it_as_it_stands(which: str, at: int) -> Non
         getattr(nn.modules.module, f"register_module_{which}_hook"),
     ):
         handle = begin(look)
-        plain, found = watched(()), watched(with_pools(net))
+        plain, ours = watched(()), watched(with_pools(net))
         handle.remove()
         assert plain
-        assert len(plain) == len(found)
-        assert all(map(torch.equal, plain, found))
+        assert len(plain) == len(ours)
+        assert all(map(torch.equal, plain, ours))
 
 
 def test_the_network_is_as_it_was_after_each_pass() -> None:

@@ -1,4 +1,4 @@
-"""Products by oneDNN: those of MKL but for rounding, where they are chosen and where not."""
+"""Products by oneDNN: those of MKL up to rounding, and where they are chosen."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ needed = pytest.mark.skipif(
 )
 
 
-def rounded(found: Tensor, a: Tensor, b: Tensor, first: Tensor | float = 0.0) -> float:
+def rounded(product: Tensor, a: Tensor, b: Tensor, first: Tensor | float = 0.0) -> float:
     """The largest distance from the product in float64, over the largest of its size."""
     right = first + a.double() @ b.double()
-    return float((found - right).abs().max() / (a.double().abs() @ b.double().abs()).max())
+    return float((product - right).abs().max() / (a.double().abs() @ b.double().abs()).max())
 
 
 @pytest.mark.slow
@@ -36,7 +36,7 @@ def rounded(found: Tensor, a: Tensor, b: Tensor, first: Tensor | float = 0.0) ->
 )
 @pytest.mark.usefixtures("onednn")
 def test_products_but_for_rounding(c: int, m: int, k: int, n: int) -> None:
-    """Also of matrices that lie transposed, or in rows of others."""
+    """Also of transposed matrices, and of rows of larger ones."""
     source = torch.Generator().manual_seed(0)
 
     def drawn(rows: int, columns: int) -> Iterator[Tensor]:
@@ -101,9 +101,9 @@ def test_where_they_are_chosen(
         monkeypatch.setattr(module, "CPUINFO", about)
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
         set_plain(off)
-        return asked()
+        return uses_onednn()
 
-    def asked() -> bool:
+    def uses_onednn() -> bool:
         whole: Any = module.faster
         return bool(whole.__wrapped__())
 
@@ -116,13 +116,13 @@ def test_where_they_are_chosen(
     for library in (torch.backends.mkl, torch.backends.mkldnn):
         with monkeypatch.context() as patch:
             patch.setattr(library, "is_available", lambda: False)
-            assert not asked()
-    assert asked()
+            assert not uses_onednn()
+    assert uses_onednn()
     module.faster.cache_clear()
     assert module.faster()
     module.CPUINFO.write_text("")
-    assert not asked()
+    assert not uses_onednn()
     module.CPUINFO.unlink()
-    assert not asked()
+    assert not uses_onednn()
     assert module.faster()  # as it said when it was first asked
     module.faster.cache_clear()

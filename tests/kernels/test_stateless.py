@@ -1,4 +1,4 @@
-"""Modules with other tensors in the places of their own."""
+"""Modules called with other tensors in place of their own."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def moved(net: nn.Module) -> nn.Module:
 
 
 def tensors(net: nn.Module) -> dict[str, Tensor]:
-    held = dict((*net.named_parameters(), *net.named_buffers()))
-    return {k: v.detach().clone() for k, v in held.items()}
+    named = dict((*net.named_parameters(), *net.named_buffers()))
+    return {k: v.detach().clone() for k, v in named.items()}
 
 
 @pytest.mark.parametrize(("make", "shape"), NETS.values(), ids=NETS)
@@ -69,7 +69,7 @@ def test_as_the_network_that_owns_the_tensors(make: Any, shape: tuple[int, ...])
     """Outputs, gradients and running statistics bit for bit, and nothing stays behind."""
     torch.manual_seed(0)
     net, x = make(), torch.randn(shape)
-    other, own, given = moved(net), tensors(net), tensors(moved(net))
+    other, before, given = moved(net), tensors(net), tensors(moved(net))
     leaves = {k: given[k].requires_grad_() for k, _ in net.named_parameters()}
     out, expected = call(net, places(net), given, x), other(x)
     out.square().sum().backward()
@@ -78,7 +78,7 @@ def test_as_the_network_that_owns_the_tensors(make: Any, shape: tuple[int, ...])
     assert all(torch.equal(leaves[k].grad, p.grad) for k, p in other.named_parameters())
     assert all(float(leaf.grad.abs().max()) > 0 for leaf in leaves.values())
     assert all(torch.equal(given[k], b) for k, b in other.named_buffers())
-    assert all(torch.equal(v, own[k]) for k, v in tensors(net).items())
+    assert all(torch.equal(v, before[k]) for k, v in tensors(net).items())
     assert not torch.allclose(out, copy.deepcopy(net)(x))
 
 
@@ -90,11 +90,11 @@ def test_what_is_not_given_stays_the_networks_own() -> None:
 
 def test_a_failure_puts_all_back() -> None:
     net = Tied()
-    own = tensors(net)
-    zeros = {k: torch.zeros_like(v) for k, v in own.items()}
+    before = tensors(net)
+    zeros = {k: torch.zeros_like(v) for k, v in before.items()}
     with pytest.raises(RuntimeError):
         call(net, places(net), zeros, torch.randn(2, 5))
-    assert all(torch.equal(v, own[k]) for k, v in tensors(net).items())
+    assert all(torch.equal(v, before[k]) for k, v in tensors(net).items())
     assert net.back.weight is net.there.weight
 
 

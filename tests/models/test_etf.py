@@ -1,4 +1,4 @@
-"""The fixed simplex as classifier: its angles, what is trained, and what files say of it."""
+"""The fixed simplex as classifier: its angles, what is trained, and its configuration."""
 
 from __future__ import annotations
 

@@ -71,14 +71,14 @@ def test_the_jacobian_is_strictly_triangular_in_the_order(
     x = torch.rand(20, inputs, dtype=torch.float64, generator=generator(0, "points"))
     logits = model(params, {}, x.requires_grad_())["logits"]
     slopes = [torch.autograd.grad(z.sum(), x, retain_graph=True)[0] for z in logits.T]
-    heard = torch.stack([(slope != 0).any(0) for slope in slopes])  # output d, input e
+    dependent = torch.stack([(slope != 0).any(0) for slope in slopes])  # output d, input e
     earlier = first[:, None] > first[None, :]
-    assert not (heard & ~earlier).any()
+    assert not (dependent & ~earlier).any()
     if ordering == "random":
         assert (torch.diff(first) < 0).any()
     widths = [w for w in hidden if w < 3 * inputs]
     if not widths:  # wide enough for every path to exist with these seeds
-        assert torch.equal(heard, earlier)
+        assert torch.equal(dependent, earlier)
 
 
 @each

@@ -80,11 +80,11 @@ def test_weights_are_those_of_the_file(
 ) -> None:
     weights = as_torchvision()
     mine = from_file(ResNet(18, 5, projection=8), 18, write(weights, tmp_path))
-    theirs, own = pretrained.load(ResNet(18, 5), weights).body.state_dict(), mine.body.state_dict()
+    theirs, ours = pretrained.load(ResNet(18, 5), weights).body.state_dict(), mine.body.state_dict()
     for name, value in theirs.items():
         if "num_batches_tracked" not in name:
-            assert torch.equal(own[name], value), name
-    assert not torch.equal(own["0.weight"], ResNet(18, 5).body.state_dict()["0.weight"])
+            assert torch.equal(ours[name], value), name
+    assert not torch.equal(ours["0.weight"], ResNet(18, 5).body.state_dict()["0.weight"])
 
 
 def changed(folder: Path, change: Callable[[dict[str, Any]], Any]) -> Path:

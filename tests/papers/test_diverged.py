@@ -1,4 +1,4 @@
-"""Training that diverges would diverge again: it is over, and a candidate that cannot win."""
+"""Diverged training would diverge again: the run is over, and its candidate cannot win."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ HIGH = ("model.name=linear", "training.lr=3e38")
 
 
 def queues(request: Request) -> tuple[Reproduced, list[int]]:
-    """What came of it, and how many runs were to do each time."""
-    asked: list[int] = []
+    """The result, and the numbers of runs to do each time."""
+    queue_sizes: list[int] = []
 
     def listen(event: dict[str, Any]) -> None:
         if event["event"] == "queue":
-            asked.append(event["runs"])
+            queue_sizes.append(event["runs"])
 
-    return reproduce(request, listen), asked
+    return reproduce(request, listen), queue_sizes
 
 
 @pytest.fixture(scope="module")
@@ -55,14 +55,14 @@ def test_a_run_that_diverged_is_not_trained_again(jobs: int, tmp_path: Path) -> 
     request = replace(
         MINI, out=tmp_path, methods=("fedavg",), seeds=(0,), overrides=HIGH, jobs=jobs
     )
-    first, asked = queues(request)
-    assert asked[0] == 1
+    first, queue_sizes = queues(request)
+    assert queue_sizes[0] == 1
     (why,) = first.report.diverged.values()
     assert "its training diverged" in why
     assert first.report.failures == {}
     assert cell(first, "FedAvg").failures == (why,)
-    again, asked = queues(request)
-    assert asked == [0]
+    again, queue_sizes = queues(request)
+    assert queue_sizes == [0]
     assert again.report == first.report
     drawn = reproduce(replace(request, train=False))
     assert cell(drawn, "FedAvg").failures == (why,)
@@ -86,7 +86,7 @@ def test_what_fails_otherwise_is_tried_again(
 
 
 def diverge(out: Path, name: str, **more: Any) -> None:
-    """Leave a run as one that diverged."""
+    """Write the folder of a run that diverged."""
     folder = out / "runs" / name
     for left in folder.iterdir():
         if left.is_dir():
@@ -103,14 +103,14 @@ def test_a_candidate_that_diverged_is_not_chosen(
     shutil.copytree(finished[0], tmp_path / "one")
     (value,) = cell(finished[1], "FedPALS").values
     assert value.others
-    if value.chosen == "lambda=0":  # which tells what the other candidates are
+    if value.chosen == "lambda=0":  # then the other candidates are known
         lost, chosen = value.others[0].name, value.run.name
     else:
         lost, chosen = value.run.name, None
     diverge(tmp_path / "one", lost)
     request = replace(MINI, out=tmp_path / "one", methods=("fedpals",), seeds=(0,))
-    done, asked = queues(replace(request, publish=tmp_path / "small"))
-    assert asked in ([], [0])
+    done, queue_sizes = queues(replace(request, publish=tmp_path / "small"))
+    assert queue_sizes in ([], [0])
     # What is published knows of it, too.
     reproduce(replace(request, out=tmp_path / "small", train=False))
     assert results(tmp_path / "small") == results(tmp_path / "one")
@@ -163,7 +163,7 @@ def test_a_point_of_a_grid_that_diverged_cannot_win(
 
 
 def diverging(after: int) -> Callable[..., Iterator[Round]]:
-    """Rounds as they are played, up to one in which training diverges."""
+    """The rounds of a run up to one in which training diverges."""
 
     def play(*given: Any, **options: Any) -> Iterator[Round]:
         for current in run(*given, **options):
@@ -193,8 +193,8 @@ def test_the_only_run_of_a_row_counts_at_its_best_round_before(
     shutil.rmtree(tmp_path / "one" / "runs" / name)
     monkeypatch.setattr(engines, "run", diverging(after))
     request = replace(FEDAVG, out=tmp_path / "one")
-    done, asked = queues(request)
-    assert (asked[0], len(done.report.diverged), done.report.failures) == (1, 1, {})
+    done, queue_sizes = queues(request)
+    assert (queue_sizes[0], len(done.report.diverged), done.report.failures) == (1, 1, {})
 
     rounds = measured(tmp_path / "whole", name)[:after]
     assert measured(tmp_path / "one", name) == rounds
@@ -285,8 +285,8 @@ def test_a_damaged_note_is_one_message(text: str, tmp_path: Path) -> None:
     name = cell(done, "FedAvg").values[0].run.name
     diverge(tmp_path, name)
     (tmp_path / "runs" / name / DIVERGED).write_text(text)
-    told = rf"{DIVERGED}: .*\. Delete the folder .*{re.escape(name)} to train this run again"
-    with pytest.raises(DataError, match=told) as error:
+    message = rf"{DIVERGED}: .*\. Delete the folder .*{re.escape(name)} to train this run again"
+    with pytest.raises(DataError, match=message) as error:
         reproduce(replace(FEDAVG, out=tmp_path, seeds=(0,), rounds=1))
     assert "\n" not in str(error.value)
 
@@ -308,10 +308,10 @@ def test_where_the_last_round_counts_a_run_that_diverged_has_failed(
 def test_a_run_that_goes_on_remembers_what_was_measured_before_it_was_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = iter([None] * 2 + [2] * 99)
+    stops = iter([None] * 2 + [2] * 99)
     monkeypatch.setattr(engines, "run", diverging(4))
     request = replace(FEDAVG, out=tmp_path, seeds=(0,))
-    stopped = reproduce(request, asked=lambda: next(asked))
+    stopped = reproduce(request, asked=lambda: next(stops))
     assert stopped.report.interrupted
     (folder,) = (tmp_path / "runs").iterdir()
     assert not (folder / DIVERGED).exists()

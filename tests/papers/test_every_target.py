@@ -30,7 +30,7 @@ def made_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def drawn(name: str, request: Request) -> str:
-    """The page of a target, after looking at what must be there of any."""
+    """The page of a target, after checks that hold for any target."""
     done = reproduce(request)
     assert done.report.failures == {}
     assert done.outcome.problems == ()

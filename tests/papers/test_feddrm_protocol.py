@@ -64,8 +64,8 @@ TEN = {
 @pytest.mark.parametrize("name", COLUMNS)
 def test_every_columns_data_and_shift(name: str) -> None:
     columns = study(f"feddrm/{name}").columns
-    found = [(c.settings["data"]["name"], dict(c.settings["shift"])) for c in columns]
-    assert found == COLUMNS[name]
+    pairs = [(c.settings["data"]["name"], dict(c.settings["shift"])) for c in columns]
+    assert pairs == COLUMNS[name]
     for column in columns:
         assert column.settings["data"] == {
             "name": column.dataset, "validation": 0.0, "test": 0.3,
@@ -82,9 +82,9 @@ def test_every_rows_method_and_options(name: str) -> None:
                          for k, v in options.items()})
         for label, (method, options) in ROWS.items()
     }  # fmt: skip
-    found = {row.label.partition(",")[0]: (row.method, dict(row.options)) for row in
+    methods = {row.label.partition(",")[0]: (row.method, dict(row.options)) for row in
              study(f"feddrm/{name}").rows}  # fmt: skip
-    assert found == expected
+    assert methods == expected
 
 
 @pytest.mark.slow
@@ -117,7 +117,7 @@ def test_the_figures_rows_and_networks() -> None:
 
 
 def test_feet_are_of_their_own_figure() -> None:
-    """No foot speaks of lambda = 0.8 where it varies, of a ResNet under LeNet, of 800 rounds."""
+    """No foot names lambda = 0.8 where it varies, a ResNet under LeNet, or 800 rounds."""
     names = ("table1", "fig3-body", "fig4", "fig5", "fig6", "fig7")
     studies = {name: study(f"feddrm/{name}") for name in names}
     feet = {name: " ".join((*s.chosen, *s.columns[0].chosen)) for name, s in studies.items()}

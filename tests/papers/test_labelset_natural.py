@@ -69,22 +69,22 @@ def cells(table: Study, **values: tuple[float, ...]) -> list[Cell]:
 
 
 @pytest.mark.parametrize(
-    ("ahead", "said"),
+    ("ahead", "verdict"),
     [
         ((92.0, 93.0, 95.0), "beats"),
         ((88.0, 89.0, 89.5), "is worse than"),
         ((88.0, 93.0, 90.0), "does not clearly beat"),
     ],
 )
-def test_the_foot_says_who_is_ahead(ahead: tuple[float, ...], said: str) -> None:
-    """By the difference paired by seed. Control: seeds that only one of them has count for none."""
+def test_the_foot_says_which_method_is_ahead(ahead: tuple[float, ...], verdict: str) -> None:
+    """By the difference paired by seed. Control: seeds of only one method do not count."""
     table, base = study("labelsets/natural"), (90.0, 90.0, 90.0, 0.0)
     made = cells(table, **{PRIVATE: base, AHEAD: ahead})
     d = paired(dict(enumerate(ahead)), dict(enumerate(base)), kind="bootstrap", within=(0, 100))
     assert d is not None
     wins = sum(v > 90 for v in ahead)
     assert verdicts(table, made) == (
-        f'Found on Penguins E=1: "{AHEAD}" {said} "{PRIVATE}": {d.mean:+.1f} '
+        f'Found on Penguins E=1: "{AHEAD}" {verdict} "{PRIVATE}": {d.mean:+.1f} '
         f"({d.low:+.1f} to {d.high:+.1f}), 3 seeds, ahead on {wins}.",
     )
     assert verdicts(table, made[:1]) == ()
@@ -125,13 +125,13 @@ def test_the_study_runs(tmp_path: Path) -> None:
 
 
 def test_the_methods_page_says_what_was_found() -> None:
-    """Its sentences on natural and drawn label sets are of these answers; else both must change."""
+    """Its sentences on natural and drawn label sets match these verdicts."""
     root = Path(__file__).parents[2]
-    said = {}
+    on_page = {}
     for name in ("natural", "open"):
         page = (root / "results" / "labelsets" / name / "table.md").read_text()
-        said |= dict(re.findall(rf'^- Found on (.+?): "{AHEAD}" (.+?) "', page, re.M))
-    assert said == {
+        on_page |= dict(re.findall(rf'^- Found on (.+?): "{AHEAD}" (.+?) "', page, re.M))
+    assert on_page == {
         "Penguins E=1": "does not clearly beat",
         "Penguins E=10": "beats",
         "Flights E=1": "beats",

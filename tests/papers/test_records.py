@@ -44,9 +44,9 @@ def numbers(done: Reproduced) -> Any:
 def keep(path: Path, wanted: Callable[[str], bool]) -> None:
     """Only some of the records of a file."""
     lines = gzip.decompress(path.read_bytes()).decode().splitlines(keepends=True)
-    kept = [line for line in lines if wanted(json.loads(line)["run"])]
-    assert 0 < len(kept) < len(lines)
-    path.write_bytes(gzip.compress("".join(kept).encode()))
+    chosen = [line for line in lines if wanted(json.loads(line)["run"])]
+    assert 0 < len(chosen) < len(lines)
+    path.write_bytes(gzip.compress("".join(chosen).encode()))
 
 
 @pytest.mark.slow
@@ -88,7 +88,7 @@ def test_records_that_a_part_does_not_read_stay(small: Path) -> None:
 def test_a_folder_comes_before_a_record(
     small: Path, published: tuple[Path, Reproduced], tmp_path: Path
 ) -> None:
-    """Of a run that was trained once more."""
+    """For a run that was trained again."""
     value = published[1].outcome.cells[0].values[0]
     shutil.copytree(
         published[0].parent / "out" / "runs" / value.run.name, small / "runs" / value.run.name

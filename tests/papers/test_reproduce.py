@@ -1,4 +1,4 @@
-"""`fedshift reproduce`: what is trained when, what is shown, and what is said when it cannot be."""
+"""`fedshift reproduce`: what is trained, what is shown, and the notes on missing parts."""
 
 from __future__ import annotations
 
@@ -156,9 +156,9 @@ def test_a_table_of_another_paper_is_not_replaced(tmp_path: Path, place: str) ->
     lies = tmp_path / place / "table1" / "table.md"
     lies.parent.mkdir(parents=True)
     lies.write_text("# made/table1: accuracy\n")
-    asked = replace(MINI, out=tmp_path / "out", publish=tmp_path / "publish", train=False)
+    request = replace(MINI, out=tmp_path / "out", publish=tmp_path / "publish", train=False)
     with pytest.raises(InputError, match=f"holds made/table1, not fedpals/table1; .* --{place}"):
-        reproduce(asked)
+        reproduce(request)
     assert [p.name for p in lies.parent.iterdir()] == ["table.md"]
 
 
@@ -192,19 +192,19 @@ def test_results_are_small_and_say_where_numbers_come_from(
     text = (out / "table1" / "results.json").read_text()
     assert len(text) < 20_000
     assert str(out) not in text
-    told = json.loads(text)
-    assert told["command"] == done.outcome.command
-    for found in told["cells"]:
-        values = [s["value"] for s in found["seeds"]]
-        assert found["here"]["mean"] == pytest.approx(np.mean(values), abs=1e-12)
-        for seed in found["seeds"]:
+    record = json.loads(text)
+    assert record["command"] == done.outcome.command
+    for row in record["cells"]:
+        values = [s["value"] for s in row["seeds"]]
+        assert row["here"]["mean"] == pytest.approx(np.mean(values), abs=1e-12)
+        for seed in row["seeds"]:
             folder = out / "runs" / seed["run"]
             whole = (folder / "config.resolved.toml").read_bytes()
             assert hashlib.sha256(whole).hexdigest() == seed["config_sha256"]
             best = json.loads((folder / "summary.json").read_text())["best"]
             assert seed["value"] == 100 * best["target_accuracy"]
             assert seed["round"] == best["round"]
-    assert any("torch" in note and note.startswith("Run with: Python") for note in told["notes"])
+    assert any("torch" in note and note.startswith("Run with: Python") for note in record["notes"])
 
 
 def test_methods_are_paired(finished: tuple[Path, Reproduced]) -> None:
@@ -254,8 +254,8 @@ def test_tuning_keeps_the_best_of_the_grid_for_later(tmp_path: Path) -> None:
     assert len({g["validation_accuracy"] for g in grid}) > 1
     assert record["undecided"] is False
     assert record["options"] == best["options"] == dict(cell(first, "FedProx").options)
-    said = f"mu = {best['options']['mu']:g} (seed 0, 1 round)."
-    assert any(n.startswith("Tuned on validation") and said in n for n in first.outcome.notes)
+    note = f"mu = {best['options']['mu']:g} (seed 0, 1 round)."
+    assert any(n.startswith("Tuned on validation") and note in n for n in first.outcome.notes)
     worst = min(grid, key=lambda g: g["validation_accuracy"])["options"]
     text = json.dumps([record | {"options": worst}])
     (tmp_path / "tuned.json").write_text(text)
@@ -268,9 +268,7 @@ def test_tuning_keeps_the_best_of_the_grid_for_later(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------- what cannot be done
 
 
-def test_a_method_that_is_not_there_is_said(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_missing_method_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("fedshift.recipes.__all__", ["fedavg"])
     done = reproduce(replace(MINI, out=tmp_path, methods=(), train=False))
     assert cell(done, "Oracle").note == 'this version has no method "oracle"'
@@ -290,7 +288,7 @@ def test_a_damaged_run_is_named(copied: Path, finished: tuple[Path, Reproduced])
 def test_a_run_of_another_configuration_is_refused(
     copied: Path, finished: tuple[Path, Reproduced]
 ) -> None:
-    """A default that has changed since is seen; a key that is new does no harm."""
+    """A default that has changed since is noticed; a new key does no harm."""
     name = cell(finished[1], "FedAvg").values[0].run.name
     path = copied / "runs" / name / "config.resolved.toml"
     text = path.read_text()
@@ -314,8 +312,8 @@ def test_runs_of_versions_that_measured_less_are_still_read(
         path.write_text(json.dumps(whole))
         rows = [line.split(",") for line in (folder / "metrics.csv").read_text().splitlines()]
         k = rows[0].index("target_macro_f1")
-        kept = [",".join([*row[:k], *row[k + 1 :]]) for row in rows]
-        (folder / "metrics.csv").write_text("\n".join(kept) + "\n")
+        shortened = [",".join([*row[:k], *row[k + 1 :]]) for row in rows]
+        (folder / "metrics.csv").write_text("\n".join(shortened) + "\n")
         config = folder / "config.resolved.toml"
         lines = config.read_text().splitlines()
         new = ('augment = "none"', 'optimizer = "sgd"')

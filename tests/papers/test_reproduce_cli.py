@@ -1,4 +1,4 @@
-"""`fedshift reproduce` as a user meets it: exit codes, messages, JSON."""
+"""`fedshift reproduce` for its users: exit codes, messages, JSON."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ def test_a_failed_run_does_not_stop_the_others(
     monkeypatch.setattr(experiment, "run_experiment", fails)
     args = ("fedpals/table1", *FAST, "--methods", "fedprox,fedavg", "--seeds", "0")
     code, out, err = call(*args, "--format", "json")
-    told = json.loads(out)
+    answer = json.loads(out)
     assert code == 4
     assert re.search(r"failed: fashion-mnist-mini\S+: client 3 sent non-finite numbers\n", err)
-    assert {c["row"]: c["note"] for c in told["cells"]} == {
+    assert {c["row"]: c["note"] for c in answer["cells"]} == {
         "FedAvg": "not in the paper, 1 of 150 rounds, 1 of 8 seeds",
         "FedProx": "not in the paper, 1 of 150 rounds, 0 of 8 seeds, 1 failed",
     }
@@ -124,11 +124,11 @@ def test_missing_data_are_named_and_the_rest_is_done(
     )  # fmt: skip
     assert code == 3
     assert re.search(r'not run: .*data set "pacs"', err)
-    told = json.loads(out)
-    pacs = next(c for c in told["cells"] if c["dataset"] == "pacs")
+    answer = json.loads(out)
+    pacs = next(c for c in answer["cells"] if c["dataset"] == "pacs")
     assert '"pacs"' in pacs["note"]
     assert pacs["paper"] == {"mean": 73.4, "sd": 1.6}
-    assert sorted(len(c["seeds"]) for c in told["cells"]) == [0, 1, 1]
+    assert sorted(len(c["seeds"]) for c in answer["cells"]) == [0, 1, 1]
     code, _, err = call("fedpals/table3", "--methods", "fedavg")
     assert code == 3
     assert '"iwildcam"' in err
@@ -186,10 +186,10 @@ def test_progress_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
             live({"event": "start", "run": name, "rounds": 3})
             live({"event": "round", "run": name, "round": 2})
             live({"event": "over", "run": name, "error": error, "seconds": 4.0})
-    said = capsys.readouterr().err
-    assert "one: done (4 s)" in said
-    assert "two: failed: out of [memory] (4 s)" in said
-    assert "2/2" in said
+    errors = capsys.readouterr().err
+    assert "one: done (4 s)" in errors
+    assert "two: failed: out of [memory] (4 s)" in errors
+    assert "2/2" in errors
 
 
 # --------------------------------------------------------------------------- before the first run
@@ -197,7 +197,7 @@ def test_progress_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.fixture
 def untrained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The runs that would have been trained, each of which fails."""
+    """The runs that would be trained, each of which fails."""
     begun: list[str] = []
 
     def fails(run: Any, store: Any, tell: Any, asked: Any, means: Any) -> None:
@@ -268,7 +268,7 @@ def test_too_few_rounds_for_tuning_is_one_message(
 
 
 @pytest.mark.slow
-def test_shares_of_tuning_that_rounding_changes_are_told(
+def test_shares_of_tuning_that_rounding_changes_are_noted(
     call: Callable[..., tuple[int, str, str]],
 ) -> None:
     args = ("--methods", "fedavgft", "--no-train", "--format", "json")

@@ -37,7 +37,7 @@ def one(tmp_path: Path) -> tuple[Request, Path]:
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
-    ("name", "keep", "said"),
+    ("name", "keep", "message"),
     [
         ("summary.json", 60, "Unterminated string"),
         ("lock.json", 30, "Expecting|Unterminated"),
@@ -46,14 +46,14 @@ def one(tmp_path: Path) -> tuple[Request, Path]:
     ],
 )
 def test_damage_is_met_before_training(
-    name: str, keep: int | str, said: str, one: tuple[Request, Path]
+    name: str, keep: int | str, message: str, one: tuple[Request, Path]
 ) -> None:
     """A configuration of which lines are lost might be any."""
     request, folder = one
     file = folder / name
     text = file.read_text()
     file.write_text(text[: keep if isinstance(keep, int) else text.index(keep) + len(keep)])
-    with pytest.raises(DataError, match=said) as caught:
+    with pytest.raises(DataError, match=message) as caught:
         reproduce(request)
     assert str(caught.value).startswith(str(file))
     assert [run.name for run in folder.parent.iterdir()] == [folder.name]
@@ -65,7 +65,7 @@ def _set(key: str, value: Any) -> Callable[[dict[str, Any]], Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda summary: summary.pop("final"), '"final": Field required'),
         (lambda summary: summary["best"].pop("round"), '"best.round": Field required'),
@@ -84,13 +84,13 @@ def _set(key: str, value: Any) -> Callable[[dict[str, Any]], Any]:
     ],
 )
 def test_a_summary_that_lacks_something(
-    change: Callable[[dict[str, Any]], Any], said: str, one: tuple[Request, Path]
+    change: Callable[[dict[str, Any]], Any], message: str, one: tuple[Request, Path]
 ) -> None:
     request, folder = one
     summary = json.loads((folder / "summary.json").read_text())
     change(summary)
     (folder / "summary.json").write_text(json.dumps(summary))
-    with pytest.raises(DataError, match=f"summary.json: {said}.*Delete the folder"):
+    with pytest.raises(DataError, match=f"summary.json: {message}.*Delete the folder"):
         reproduce(request)
     assert [run.name for run in folder.parent.iterdir()] == [folder.name]
 
@@ -133,7 +133,7 @@ def test_a_grid_that_cannot_be_chosen_from_is_met_before_training(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("round\n1\n", "'target_accuracy' is not in list"),
         ("round,target_accuracy\n", "rows are missing, or cut"),
@@ -143,14 +143,14 @@ def test_a_grid_that_cannot_be_chosen_from_is_met_before_training(
         ("round,target_accuracy\n1,x\n", "could not convert"),
     ],
 )
-def test_a_damaged_curve_is_met_before_training(text: str, said: str, tmp_path: Path) -> None:
+def test_a_damaged_curve_is_met_before_training(text: str, message: str, tmp_path: Path) -> None:
     request = Request(
         "fedpals/fig7", tmp_path, ("fashion-mnist-mini",), ("C=3",), ("fedavg",), (0,), 1,
         overrides=MINI.overrides,
     )  # fmt: skip
     (name,) = reproduce(request).report.trained
     (tmp_path / "runs" / name / "metrics.csv").write_text(text)
-    with pytest.raises(DataError, match=rf"metrics\.csv: {said}"):
+    with pytest.raises(DataError, match=rf"metrics\.csv: {message}"):
         reproduce(replace(request, seeds=(0, 1)))
     assert [run.name for run in (tmp_path / "runs").iterdir()] == [name]
 
@@ -176,7 +176,7 @@ RECORD = {"column": COLUMN, "row": "FedRS", "options": {"alpha": 0.1}, "seed": 0
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize(
-    ("tuned", "said"),
+    ("tuned", "message"),
     [
         ("{", "Expecting property name"),
         ({}, "not a list of records"),
@@ -190,10 +190,10 @@ RECORD = {"column": COLUMN, "row": "FedRS", "options": {"alpha": 0.1}, "seed": 0
         ([{**RECORD, "options": {"alpha": 7}}], r"alpha must be in \[0, 1\), got 7"),
     ],
 )
-def test_tuned_values_are_checked(tuned: Any, said: str, tmp_path: Path) -> None:
+def test_tuned_values_are_checked(tuned: Any, message: str, tmp_path: Path) -> None:
     path = tmp_path / "tuned.json"
     path.write_text(tuned if isinstance(tuned, str) else json.dumps(tuned))
-    with pytest.raises(DataError, match=f"{said}.*Delete it to tune again") as caught:
+    with pytest.raises(DataError, match=f"{message}.*Delete it to tune again") as caught:
         reproduce(replace(MINI, out=tmp_path))
     assert str(caught.value).startswith(str(path))
     assert not (tmp_path / "runs").exists() or not list((tmp_path / "runs").iterdir())
@@ -208,25 +208,25 @@ def test_tuned_values_of_other_tables_do_no_harm(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "ending"),
     [
         (list(MINI.overrides), "(seed 0, 1 round)."),
         (["training.lr=0.5"], "(seed 0, 1 round, with training.lr=0.5)."),
         ([], "(seed 0, 1 round, with nothing changed from the protocol)."),
     ],
 )
-def test_a_value_tuned_under_other_changes_is_said(
-    changed: list[str], said: str, tmp_path: Path
+def test_a_value_tuned_under_other_changes_is_reported(
+    changed: list[str], ending: str, tmp_path: Path
 ) -> None:
     (tmp_path / "tuned.json").write_text(json.dumps([{**RECORD, "changed": changed}]))
     notes = reproduce(replace(MINI, out=tmp_path, train=False)).outcome.notes
-    assert next(n for n in notes if n.startswith("Tuned")).endswith(f"alpha = 0.1 {said}")
+    assert next(n for n in notes if n.startswith("Tuned")).endswith(f"alpha = 0.1 {ending}")
     record = {**RECORD, "changed": changed, "undecided": True}
     (tmp_path / "tuned.json").write_text(json.dumps([record]))
     notes = reproduce(replace(MINI, out=tmp_path, train=False)).outcome.notes
     assert not any(n.startswith("Tuned") for n in notes)
-    kept = next(n for n in notes if n.startswith("Kept, as all of the grid have one validation"))
-    assert kept.endswith(f"alpha = 0.1, the default {said}")
+    note = next(n for n in notes if n.startswith("Kept, as all of the grid have one validation"))
+    assert note.endswith(f"alpha = 0.1, the default {ending}")
 
 
 @pytest.mark.slow
@@ -240,8 +240,8 @@ def test_records_of_another_invocation_stay(tmp_path: Path) -> None:
 
     done = reproduce(replace(MINI, out=tmp_path, seeds=(0,), tune=True), listen)
     assert len(done.report.trained) == 3
-    mine, kept = json.loads(path.read_text())[::-1]
-    assert (kept, mine["column"]) == (other, COLUMN)
+    mine, foreign = json.loads(path.read_text())[::-1]
+    assert (foreign, mine["column"]) == (other, COLUMN)
     assert dict(done.outcome.cells[0].options) == mine["options"]
 
 
@@ -262,7 +262,7 @@ def test_two_that_write_tuned_values_at_once(tmp_path: Path) -> None:
 def refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., str]:
-    """What `fedshift reproduce ARGS` says, with exit code 2 and nothing made."""
+    """The error of `fedshift reproduce ARGS`, with exit code 2 and no files."""
     monkeypatch.chdir(tmp_path)
 
     def run(*args: str) -> str:
@@ -295,19 +295,20 @@ def test_no_method_is_not_all_methods(methods: str, refused: Callable[..., str])
     ],
 )
 def test_options_without_a_table(options: str, named: str, refused: Callable[..., str]) -> None:
-    said = refused(*options.split())
+    message = refused(*options.split())
     assert (
-        f"reproduce: {named} given, but no table is named; fedshift reproduce alone lists" in said
+        f"reproduce: {named} given, but no table is named; fedshift reproduce alone lists"
+        in message
     )
 
 
 @pytest.mark.slow
 def test_the_list_names_what_may_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     list_tables((), as_json=False)
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     table4 = "fedpals/table4: The trade-off of lambda on PACS\n"
     sets = "  pacs: C=6\n  pacs-96, not in the paper: C=6\n"
-    assert re.search(f"{table4}  (measured|runs) .*\n{sets}", said)
+    assert re.search(f"{table4}  (measured|runs) .*\n{sets}", output)
     list_tables((), as_json=True)
     listed = {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)}
     first, *_, last = listed["fedpals/table1"]["columns"]

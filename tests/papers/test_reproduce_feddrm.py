@@ -15,8 +15,8 @@ import pytest
 import typer
 
 from fedshift.errors import DataError
-from fedshift.experiments.measures.served import measured
-from fedshift.papers.command import leave, show
+from fedshift.experiments.measures.served import serving_metrics
+from fedshift.papers.command import exit_by_result, show
 from fedshift.papers.datasets import heart
 from fedshift.papers.protocols import feddrm
 from fedshift.papers.reproduce.catalogue import studies, study, targets
@@ -47,30 +47,30 @@ def test_every_table_and_figure_of_the_paper_is_there() -> None:
 @pytest.mark.few(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_cell_is_a_valid_experiment(name: str) -> None:
-    found = study(name)
-    plan = Plan(found)
-    for row in found.rows:
+    table = study(name)
+    plan = Plan(table)
+    for row in table.rows:
         assert row.available
-        for column in found.columns:
+        for column in table.columns:
             config = config_of(plan, row, column, {}, 0)
             assert config.shift.target == "clients"
-            share = last_rounds(found.metric.last, column.rounds, found.rounds)
+            share = last_rounds(table.metric.last, column.rounds, table.rounds)
             assert config.training.evaluate_last == share
-        assert (row.reads or found.metric.key) in measured()
-    labels = [row.label for row in found.rows]
+        assert (row.reads or table.metric.key) in serving_metrics()
+    labels = [row.label for row in table.rows]
     assert len(set(labels)) == len(labels)
-    assert all((row.against or found.baseline) in ("", "-", *labels) for row in found.rows)
+    assert all((row.against or table.baseline) in ("", "-", *labels) for row in table.rows)
 
 
 @pytest.mark.parametrize(("number", "cells"), [(1, 66), (2, 66), (3, 24), (4, 66)])
 def test_every_printed_number_has_its_cell(number: int, cells: int) -> None:
-    found = study(f"feddrm/table{number}")
-    places = {(c.title, c.split, r.label) for c in found.columns for r in found.rows}
-    assert len(found.printed) == cells
-    assert set(found.printed) == places
+    table = study(f"feddrm/table{number}")
+    places = {(c.title, c.split, r.label) for c in table.columns for r in table.rows}
+    assert len(table.printed) == cells
+    assert set(table.printed) == places
     with (PAPERS / f"feddrm_table{number}.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    printed = sorted((p.mean, p.sd) for p in found.printed.values())
+    printed = sorted((p.mean, p.sd) for p in table.printed.values())
     assert printed == sorted((float(r["mean"]), float(r["std"])) for r in rows)
 
 
@@ -78,10 +78,10 @@ def test_tables_1_2_and_4_share_their_runs() -> None:
     """Both metrics come from one run, and alpha = 0.3 of Table 4 is a column of Table 1."""
 
     def runs(name: str, split: str) -> set[str]:
-        found = study(name)
-        column = next(c for c in found.columns if c.dataset == "cifar-10" and c.split == split)
-        plan = Plan(found)
-        return {run_of(config_of(plan, row, column, {}, 0)).name for row in found.rows}
+        table = study(name)
+        column = next(c for c in table.columns if c.dataset == "cifar-10" and c.split == split)
+        plan = Plan(table)
+        return {run_of(config_of(plan, row, column, {}, 0)).name for row in table.rows}
 
     first = runs("feddrm/table1", "Dir=0.3")
     assert len(first) == 11
@@ -93,18 +93,18 @@ def test_tables_1_2_and_4_share_their_runs() -> None:
 def test_fine_tuning_keeps_its_share_of_shorter_runs(
     rounds: int | None, expected: tuple[int, int]
 ) -> None:
-    found = study("feddrm/table1")
-    plan, column = Plan(found, rounds=rounds), found.columns[0]
+    table = study("feddrm/table1")
+    plan, column = Plan(table, rounds=rounds), table.columns[0]
     options = {
-        row.key: plan.options_of(row, column)["tune_rounds"] for row in found.rows if row.scaled
+        row.key: plan.options_of(row, column)["tune_rounds"] for row in table.rows if row.scaled
     }
     assert options["fedavgft"] == options["fedsamft"] == expected[0]
     assert options["fedbabu_drm_repo"] == expected[1]
 
 
 def test_the_protocol_is_the_papers() -> None:
-    found = study("feddrm/table1")
-    config = config_of(Plan(found), found.rows[-1], found.columns[0], {}, 0)
+    table = study("feddrm/table1")
+    config = config_of(Plan(table), table.rows[-1], table.columns[0], {}, 0)
     t = config.training
     assert (t.rounds, t.steps, t.batch, t.lr, t.momentum, t.decay) == (
         800,
@@ -185,17 +185,17 @@ def test_heat_maps_and_risk_are_drawn_with_captions(drawn: tuple[Path, Reproduce
 
 @pytest.mark.slow
 def test_heat_maps_are_means_over_seeds(drawn: tuple[Path, Reproduced]) -> None:
-    folder, found = drawn[0] / "out" / "heart", summaries(*drawn)
+    folder, runs = drawn[0] / "out" / "heart", summaries(*drawn)
     for name, values, columns in (
-        ("own", [s["serving"]["class_accuracy"] for s in found], found[0]["classes"]),
-        ("sent", [s["serving"]["router"]["sent"] for s in found], list("0123")),
+        ("own", [s["serving"]["class_accuracy"] for s in runs], runs[0]["classes"]),
+        ("sent", [s["serving"]["router"]["sent"] for s in runs], list("0123")),
     ):
         text = (folder / f"heart-disease-M=4-{name}.svg").read_text()
         for j, column in enumerate(columns):
             mean = (values[0][3][j] + values[1][3][j]) / 2
             shown = f"client 3: va, {column}: {mean:.1%} (seeds: 2)"
             assert (shown in text) == (name == "own" or mean > 0)
-    assert found[0]["serving"]["looks"] == ["cleveland", "hungarian", "switzerland", "va"]
+    assert runs[0]["serving"]["looks"] == ["cleveland", "hungarian", "switzerland", "va"]
 
 
 def test_means_leave_out_seeds_without_a_value() -> None:
@@ -220,22 +220,22 @@ def test_the_foot_says_whether_routing_beats_the_global_model(
     drawn: tuple[Path, Reproduced],
 ) -> None:
     outcome = drawn[1].outcome
-    said = outcome.notes[0]
-    assert said.startswith("Found on Heart disease M=4: ")
+    note = outcome.notes[0]
+    assert note.startswith("Found on Heart disease M=4: ")
     cells = {c.row.label: c for c in outcome.cells}
     base = cells["FedAvg, global model"].by_seed
     for label in outcome.plan.study.verdict:
         d = cells[label].difference
         assert d is not None
         assert d.mean == pytest.approx(sum(cells[label].by_seed[s] - base[s] for s in (0, 1)) / 2)
-        assert f'"{label}"' in said
-        assert f"on 2 seeds: {d.mean:+.2f}" in said
-    assert said in (drawn[0] / "out" / "heart" / "index.html").read_text().replace("&quot;", '"')
+        assert f'"{label}"' in note
+        assert f"on 2 seeds: {d.mean:+.2f}" in note
+    assert note in (drawn[0] / "out" / "heart" / "index.html").read_text().replace("&quot;", '"')
 
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize(
-    ("moments", "said"),
+    ("moments", "verdict"),
     [
         (Moments(3, 1.0, 0.1, 0.75, 1.25), '"FedDRM, mixture" beats "FedAvg, global model": +1.00'),
         (Moments(3, -1.0, 0.1, -1.25, -0.75), '"FedDRM, mixture" is worse than "FedAvg'),
@@ -245,13 +245,13 @@ def test_the_foot_says_whether_routing_beats_the_global_model(
         (Moments(1, 0.0, None, None, None), 'is not above "FedAvg, global model" on a single'),
     ],
 )
-def test_the_sentence_follows_the_interval(moments: Moments, said: str) -> None:
-    found = study("feddrm/heart")
-    row = next(r for r in found.rows if r.label == "FedDRM, mixture")
-    cell = Cell(row, found.columns[0], 2, {}, None, difference=moments)
-    assert said in verdicts(found, [cell])[0]
-    assert verdicts(found, [replace(cell, difference=None)]) == ()
-    assert verdicts(replace(found, verdict=()), [cell]) == ()
+def test_the_sentence_follows_the_interval(moments: Moments, verdict: str) -> None:
+    table = study("feddrm/heart")
+    row = next(r for r in table.rows if r.label == "FedDRM, mixture")
+    cell = Cell(row, table.columns[0], 2, {}, None, difference=moments)
+    assert verdict in verdicts(table, [cell])[0]
+    assert verdicts(table, [replace(cell, difference=None)]) == ()
+    assert verdicts(replace(table, verdict=()), [cell]) == ()
 
 
 @pytest.mark.slow  # tests/papers/test_results.py draws other tables from their records
@@ -288,14 +288,18 @@ def test_runs_of_versions_without_details_have_a_table_and_bars(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("seeds", "found"),
+    ("seeds", "pattern"),
     [
         ((0,), " on a single seed: {difference} (1 more without a value)"),
         ((0, 1), " has no value (2 of 2 seeds)"),
     ],
 )
-def test_a_router_that_was_not_refitted_is_told_with_its_reason(
-    drawn: tuple[Path, Reproduced], tmp_path: Path, capsys: Any, seeds: tuple[int, ...], found: str
+def test_a_router_that_was_not_refitted_is_reported_with_its_reason(
+    drawn: tuple[Path, Reproduced],
+    tmp_path: Path,
+    capsys: Any,
+    seeds: tuple[int, ...],
+    pattern: str,
 ) -> None:
     def lose(data: Any) -> None:
         if data["method"] == "feddrm" and any(f"_s{s}-" in data["name"] for s in seeds):
@@ -309,16 +313,16 @@ def test_a_router_that_was_not_refitted_is_told_with_its_reason(
     )
     assert cell.note.endswith(f"{len(seeds)} without a value")
     difference = "" if cell.difference is None else f"{cell.difference.mean:+.2f}"
-    assert found.format(difference=difference) in done.outcome.notes[0]
-    said = 'No value of "FedDRM, refitted router" on Heart disease M=4, seed 0: The router has no'
-    assert done.outcome.notes[1].startswith(said)
-    assert said.replace('"', "&quot;") in done.page.read_text()
+    assert pattern.format(difference=difference) in done.outcome.notes[0]
+    note = 'No value of "FedDRM, refitted router" on Heart disease M=4, seed 0: The router has no'
+    assert done.outcome.notes[1].startswith(note)
+    assert note.replace('"', "&quot;") in done.page.read_text()
     show(done, False)
     printed = capsys.readouterr().out
-    assert said in " ".join(printed.split())
+    assert note in " ".join(printed.split())
     assert "0 runs trained now" in printed
     with pytest.raises(typer.Exit) as left:
-        leave(done)
+        exit_by_result(done)
     assert left.value.exit_code == 3
 
 

@@ -46,16 +46,16 @@ def made_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "dataset", "split", "label"), CASES)
 def test_a_cell_can_be_run(name: str, dataset: str, split: str, label: str) -> None:
-    found = study(f"feddrm/{name}")
-    column = next(c for c in found.columns if (c.dataset, c.split) == (dataset, split))
-    row = next(r for r in found.rows if r.label == label)
+    table = study(f"feddrm/{name}")
+    column = next(c for c in table.columns if (c.dataset, c.split) == (dataset, split))
+    row = next(r for r in table.rows if r.label == label)
     smaller = SMALL if column.settings["model"]["name"] == "resnet18-projected" else ()
-    plan = Plan(found, rounds=2 * found.rounds // column.rounds, overrides=(*FEW, *smaller))
+    plan = Plan(table, rounds=2 * table.rounds // column.rounds, overrides=(*FEW, *smaller))
     assert plan.problem(row, column) is None
     done = run_experiment(config_of(plan, row, column, {}, 0))
     assert done.outcome.last.t == 2
     last = summary(done).last
     assert last is not None
-    value = last[row.reads or found.metric.key]
-    drift = found.metric.key.startswith("drift")
+    value = last[row.reads or table.metric.key]
+    drift = table.metric.key.startswith("drift")
     assert value > 0 if drift else 0 <= value <= 1

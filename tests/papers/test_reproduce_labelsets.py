@@ -304,14 +304,14 @@ def check_bytes(done: Reproduced) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_reduced_is_said(tmp_path: Path) -> None:
+def test_what_is_reduced_is_reported(tmp_path: Path) -> None:
     done = small("sweep", tmp_path, splits=("C=3",), methods=("fedavg",), seeds=(0,), train=False)
     notes = " ".join(done.outcome.notes)
     assert "Changed from the protocol: server.unlabeled=40." in notes
     assert "Changed from the protocol: model.name=linear." in notes
     assert "covers a mean in 75 % of cases" in notes
-    kept = json.loads((tmp_path / "sweep" / "results.json").read_text())
-    assert "server.unlabeled=40" in kept["changed"]
+    record = json.loads((tmp_path / "sweep" / "results.json").read_text())
+    assert "server.unlabeled=40" in record["changed"]
 
 
 def test_what_a_table_sets_itself_is_refused(tmp_path: Path) -> None:

@@ -33,26 +33,26 @@ def test_the_table_and_figures_are_there() -> None:
 @pytest.mark.few(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_cell_is_a_valid_experiment(name: str) -> None:
-    found = study(name)
-    for row in found.rows:
+    protocol = study(name)
+    for row in protocol.rows:
         assert row.available
-        for c in found.columns:
-            config = config_of(Plan(found), row, c, {}, 0)
+        for c in protocol.columns:
+            config = config_of(Plan(protocol), row, c, {}, 0)
             t = config.training
             assert t.batch == (320 if c.split == "M=1-batch=320" else 64)
             assert (t.lr, t.optimizer, t.momentum) == (0.1, "sgd", 0.0)
             assert (config.model.name, config.model.hidden) == ("mlp", (200,))
             assert (config.shift.target, config.data.validation) == ("test", 0.0)
-    labels = [row.label for row in found.rows]
-    assert set(found.verdict) <= set(labels)
-    assert found.baseline in labels
+    labels = [row.label for row in protocol.rows]
+    assert set(protocol.verdict) <= set(labels)
+    assert protocol.baseline in labels
 
 
 def test_the_protocol_of_table_1() -> None:
     """T = 5 rounds of 10 updates with 30 clients and sigma = 0.5; MADE's densities come before."""
-    found = study("made/table1")
-    first = found.columns[0]
-    fedavg, disk, direct = (config_of(Plan(found), row, first, {}, 2) for row in found.rows)
+    protocol = study("made/table1")
+    first = protocol.columns[0]
+    fedavg, disk, direct = (config_of(Plan(protocol), row, first, {}, 2) for row in protocol.rows)
     assert (fedavg.training.rounds, fedavg.training.steps, fedavg.shift.clients) == (5, 10, 30)
     assert (fedavg.shift.kind, fedavg.shift.noise) == ("writers", 0.5)
     assert disk.training.rounds == 5 + made.DENSITY_ROUNDS + 1
@@ -62,13 +62,13 @@ def test_the_protocol_of_table_1() -> None:
     # What the notes under the table say is chosen.
     assert direct.method.options["temper"] == 0.02
     assert {c.method.options["least_ess"] for c in (disk, direct)} == {0.05}
-    short = Plan(found, rounds=2)
-    assert [config_of(short, row, first, {}, 0).training.rounds for row in found.rows] == [
+    short = Plan(protocol, rounds=2)
+    assert [config_of(short, row, first, {}, 0).training.rounds for row in protocol.rows] == [
         2,
         2 + made.DENSITY_ROUNDS + 1,
         2 + made.DENSITY_ROUNDS + 1,
     ]
-    noisy = [c for c in found.columns if c.split.endswith("noisy")]
+    noisy = [c for c in protocol.columns if c.split.endswith("noisy")]
     assert all(c.extra and c.settings["shift"]["noisy_test"] for c in noisy)
 
 
@@ -156,7 +156,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-def asked(place: Path, name: str, *splits: str, rounds: int = 2) -> Request:
+def small_request(place: Path, name: str, *splits: str, rounds: int = 2) -> Request:
     short, rows = ("training.steps=2",), ("fedavg", "made")
     return Request(
         name, place / "out", ("femnist-digits",), splits,
@@ -166,7 +166,7 @@ def asked(place: Path, name: str, *splits: str, rounds: int = 2) -> Request:
 
 @pytest.fixture(scope="module")
 def table(place: Path) -> Reproduced:
-    return reproduce(asked(place, "made/table1", "sigma=0.5"))
+    return reproduce(small_request(place, "made/table1", "sigma=0.5"))
 
 
 @pytest.mark.slow
@@ -176,7 +176,7 @@ def test_table_1_in_small(place: Path, table: Reproduced) -> None:
     assert fedavg.difference is None
     assert disk.difference is not None
     text = (place / "out" / "table1" / "table.md").read_text()
-    for said in (
+    for line in (
         "paper 90.68",
         "2 of 5 rounds, 1 of 5 seeds",
         "LEAF's FEMNIST digits for EMNIST-Digits",
@@ -184,7 +184,7 @@ def test_table_1_in_small(place: Path, table: Reproduced) -> None:
         "--rounds does not shorten them",
         "on a single seed",
     ):
-        assert said in text.replace("\\", ""), said
+        assert line in text.replace("\\", ""), line
     for name in ("table.tex", "table.csv", "seeds.csv", "results.json", "index.html", "plot.svg"):
         assert (place / "out" / "table1" / name).is_file()
     run = place / "out" / "runs" / disk.values[0].run.name
@@ -193,7 +193,7 @@ def test_table_1_in_small(place: Path, table: Reproduced) -> None:
 
 @pytest.mark.slow
 def test_complete_runs_are_not_trained_again(place: Path, table: Reproduced) -> None:
-    again = reproduce(asked(place, "made/table1", "sigma=0.5"))
+    again = reproduce(small_request(place, "made/table1", "sigma=0.5"))
     assert again.report.trained == ()
     assert len(table.report.trained) == 2
     assert [c.by_seed for c in again.outcome.cells] == [c.by_seed for c in table.outcome.cells]
@@ -201,7 +201,7 @@ def test_complete_runs_are_not_trained_again(place: Path, table: Reproduced) -> 
 
 @pytest.mark.slow
 def test_fig_2_counts_rounds_from_the_first_of_training(place: Path, table: Reproduced) -> None:
-    done = reproduce(asked(place, "made/fig2", rounds=3))
+    done = reproduce(small_request(place, "made/fig2", rounds=3))
     drawing = (place / "out" / "fig2" / "femnist-digits-sigma=0.5.svg").read_text()
     disk = done.outcome.cells[1]
     metrics = (place / "out" / "runs" / disk.values[0].run.name / "metrics.csv").read_text()
@@ -215,12 +215,12 @@ def test_fig_2_counts_rounds_from_the_first_of_training(place: Path, table: Repr
 
 @pytest.mark.slow
 def test_fig_3_and_the_baselines_in_small(place: Path, table: Reproduced) -> None:
-    third = reproduce(asked(place, "made/fig3", "beta=0.5", "beta=1"))
+    third = reproduce(small_request(place, "made/fig3", "beta=0.5", "beta=1"))
     assert third.report.failures == {}
     assert len(third.outcome.cells) == 8
     assert third.outcome.notes[0].startswith("Found on FEMNIST digits beta=0.5: ")
     assert (place / "out" / "fig3" / "femnist-digits-beta.svg").is_file()
-    both = reproduce(asked(place, "made/baselines"))
+    both = reproduce(small_request(place, "made/baselines"))
     assert both.report.failures == {}
     assert [c.printed.mean for c in both.outcome.cells if c.printed] == [84.5, 84.5]
     assert [c.note.endswith("not in the report, 2 of 5 rounds, 1 of 5 seeds") for c in

@@ -20,9 +20,9 @@ WORST = participation.WORST.name
 
 
 def test_rows_of_a_column_share_everything_but_their_weights() -> None:
-    found = study(NAME)
-    for column in found.columns:
-        configs = [config_of(Plan(found), row, column, {}, 3) for row in found.rows]
+    table = study(NAME)
+    for column in table.columns:
+        configs = [config_of(Plan(table), row, column, {}, 3) for row in table.rows]
         first = configs[0]
         for config in configs:
             alike = {"method": first.method, "name": first.name}
@@ -37,7 +37,7 @@ def test_rows_of_a_column_share_everything_but_their_weights() -> None:
         "default",
     ]
     # Each row is compared in its own unit.
-    for row in found.rows:
+    for row in table.rows:
         assert (row.shows is not None) == ("worst round" in row.label)
         assert row.against in ("", "-", f"FedAvg, {WORST}")
 

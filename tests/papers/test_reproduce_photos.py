@@ -62,9 +62,9 @@ def configs(table: str, dataset: str, **changed: Any) -> dict[str, Config]:
 def test_cells_are_the_papers_protocol(
     table: str, dataset: str, size: int, clients: int, cells: dict[str, Any]
 ) -> None:
-    found = configs(table, dataset)
-    assert found.keys() == cells.keys()
-    for label, config in found.items():
+    by_label = configs(table, dataset)
+    assert by_label.keys() == cells.keys()
+    for label, config in by_label.items():
         lr, batch, decay, options = cells[label]
         t = config.training
         assert (t.optimizer, t.lr, t.batch, t.decay) == ("adam", lr, batch, decay), label
@@ -142,46 +142,46 @@ def absent(name: str) -> Any:
 
 @pytest.mark.slow
 def test_images_that_are_too_small_are_a_problem_of_their_column_alone(plan: Plan) -> None:
-    (told,) = problems(plan, "pacs")
-    assert told is not None
-    assert "has 8 x 8 pixels, and enlarging images to 224 adds nothing to them" in told
-    assert "get the originals (`fedshift datasets` says where each set comes from)" in told
+    (problem,) = problems(plan, "pacs")
+    assert problem is not None
+    assert "has 8 x 8 pixels, and enlarging images to 224 adds nothing to them" in problem
+    assert "get the originals (`fedshift datasets` says where each set comes from)" in problem
     assert problems(plan, "pacs-96") == {None}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("module", "told"),
+    ("module", "message"),
     [
         ("fedshift.models.pretrained.import_module", 'pip install --no-deps "torchvision=='),
         ("fedshift.datasets.augment.import_module", 'pip install "fedshift[vision]"'),
     ],
 )
 def test_a_missing_package_is_a_problem_with_its_cure(
-    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, told: str
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, message: str
 ) -> None:
     for path in (tmp_path / "pacs").rglob("*.png"):
         path.write_bytes(png((1, 2, 3), (224, 224)))
     monkeypatch.setattr(module, absent)
-    (found,) = problems(plan, "pacs")
-    assert found is not None
-    assert told in found
+    (problem,) = problems(plan, "pacs")
+    assert problem is not None
+    assert message in problem
     assert problems(plan, "pacs-96") == {None}
 
 
 @pytest.mark.slow
-def test_notes_call_default_only_what_nobody_set(tmp_path: Path) -> None:
+def test_notes_call_default_only_what_was_not_set(tmp_path: Path) -> None:
     plan = Plan(narrowed(study("fedpals/table1"), ("pacs-96",), (), ()))
     cells = [replace(cell, problem=None) for cell in collect(plan, Store(tmp_path), {})]
-    told = " ".join(notes_of(plan, cells, {}))
+    notes = " ".join(notes_of(plan, cells, {}))
     for label in ("FedProx: mu", "AFL: gamma", "FedRS: alpha"):
-        assert f"{label} = " in told
+        assert f"{label} = " in notes
     paper = Plan(narrowed(study("fedpals/table1"), ("pacs",), (), ()))
     cells = [replace(c, column=paper.study.columns[0]) for c in cells]
-    told = " ".join(notes_of(paper, cells, {}))
-    assert "FedRS: alpha = 0.5, a default (--tune has not been run)" in told
-    assert "FedProx: mu = " not in told
-    assert "PACS: FedProx with learning rate 1e-5 and mu = 1" in told
+    notes = " ".join(notes_of(paper, cells, {}))
+    assert "FedRS: alpha = 0.5, a default (--tune has not been run)" in notes
+    assert "FedProx: mu = " not in notes
+    assert "PACS: FedProx with learning rate 1e-5 and mu = 1" in notes
 
 
 @pytest.mark.slow
@@ -218,30 +218,30 @@ def test_the_wilds_metric_is_tabulated(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.slow
 def test_the_size_of_images_can_be_changed(plan: Plan) -> None:
     """The column looks for images of the new size, and its runs have it."""
-    asked = Request(
+    request = Request(
         "fedpals/table4", Path("out"), ("pacs",), train=False, overrides=("data.size=8",)
     )
-    changed = make_plan(asked)
+    changed = make_plan(request)
     (column,) = changed.study.columns
     config = config_of(changed, changed.study.rows[0], column, {}, 0)
     assert (config.data.size, config.model.name) == (8, "resnet50")
     assert column.missing() is None
     assert "enlarging images to 9" in str(
-        make_plan(replace(asked, overrides=("data.size=9",))).study.columns[0].missing()
+        make_plan(replace(request, overrides=("data.size=9",))).study.columns[0].missing()
     )
     assert "enlarging images to 224" in str(
-        make_plan(replace(asked, overrides=())).study.columns[0].missing()
+        make_plan(replace(request, overrides=())).study.columns[0].missing()
     )
 
 
 @pytest.mark.slow
 def test_a_size_is_refused_where_images_have_one_size() -> None:
-    asked = Request("fedpals/table1", Path("out"), train=False, overrides=("data.size=64",))
+    request = Request("fedpals/table1", Path("out"), train=False, overrides=("data.size=64",))
     with pytest.raises(
         InputError, match=r"images of cifar-10, fashion-mnist have one size; add --d"
     ):
-        make_plan(asked)
+        make_plan(request)
     with pytest.raises(InputError, match=r"images of gaussians have one size; leave it out"):
-        make_plan(replace(asked, target="fedpals/fig9"))
+        make_plan(replace(request, target="fedpals/fig9"))
     with pytest.raises(InputError, match=r"data.size = 0: must be at least 1"):
-        make_plan(replace(asked, datasets=("pacs",), overrides=("data.size=0",)))
+        make_plan(replace(request, datasets=("pacs",), overrides=("data.size=0",)))

@@ -1,4 +1,4 @@
-"""How far `fedshift reproduce` is, said in lines where there is no terminal."""
+"""The progress of `fedshift reproduce`, in lines where there is no terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedshift.cli.many_runs import PlainRuns
 
 
 @pytest.mark.parametrize(
-    ("between", "said"),
+    ("between", "output"),
     [
         (3600, "one: 9 rounds\none: goes on with round 5/9\n[1/2] one: done (4 s)\n"
                "two: 9 rounds\n[2/2] two: done (4 s)\n"),
@@ -23,7 +23,7 @@ from fedshift.cli.many_runs import PlainRuns
     ],
 )  # fmt: skip
 def test_progress_in_lines(
-    between: float, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    between: float, output: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedshift.cli.many_runs.BETWEEN", between)
     with PlainRuns() as plain:
@@ -33,10 +33,10 @@ def test_progress_in_lines(
             plain({"event": "round", "run": name, "round": first})
             plain({"event": "round", "run": name, "round": first + 1})
             plain({"event": "over", "run": name, "error": None, "seconds": 4.0})
-    assert capsys.readouterr().err == "2 runs to do, 1 complete\n" + said
+    assert capsys.readouterr().err == "2 runs to do, 1 complete\n" + output
 
 
-def test_every_run_is_heard_of_where_several_go_on(
+def test_every_run_reports_progress_where_several_go_on(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rounds of 31 seconds, a second apart."""
@@ -48,8 +48,8 @@ def test_every_run_is_heard_of_where_several_go_on(
     for t in (1, 2, 3):
         for name in "ab":
             plain({"event": "round", "run": name, "round": t})
-    said = capsys.readouterr().err.split("\n")
-    assert said[2:-1] == ["a: round 2/3", "b: round 2/3", "a: round 3/3", "b: round 3/3"]
+    lines = capsys.readouterr().err.split("\n")
+    assert lines[2:-1] == ["a: round 2/3", "b: round 2/3", "a: round 3/3", "b: round 3/3"]
 
 
 TABLE1 = [
@@ -60,8 +60,8 @@ TABLE1 = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("args", "code"), [(TABLE1, 0), (["fedpals/table3", "--no-train"], 3)])
-def test_progress_that_nobody_reads(args: list[str], code: int, tmp_path: Path) -> None:
-    """Whoever read stderr is gone: all else is as ever."""
+def test_progress_without_a_reader(args: list[str], code: int, tmp_path: Path) -> None:
+    """stderr has no reader any more: all else is as usual."""
     env = {**os.environ, "FEDSHIFT_DATA": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
     with subprocess.Popen(
         [sys.executable, "-m", "fedshift", "reproduce", *args], cwd=tmp_path, env=env,
@@ -70,9 +70,9 @@ def test_progress_that_nobody_reads(args: list[str], code: int, tmp_path: Path) 
         assert process.stdout is not None
         assert process.stderr is not None
         process.stderr.close()
-        said = process.stdout.read().decode()
+        output = process.stdout.read().decode()
         assert process.wait(120) == code
-    assert "Page: reproduced/table" in said
+    assert "Page: reproduced/table" in output
 
 
 LONG = ["data.name=fashion-mnist-mini", "model.name=linear", "training.rounds=60"]
@@ -89,7 +89,7 @@ LONG = ["data.name=fashion-mnist-mini", "model.name=linear", "training.rounds=60
     ids=["reproduce", "run"],
 )
 def test_a_terminal_that_is_gone(args: list[str], left: str, tmp_path: Path) -> None:
-    """It is closed when its first bars are drawn; what is done is done to its end."""
+    """It is closed when its first bars are drawn; the runs under way are finished."""
     (tmp_path / "f.toml").write_text("")
     env = {**os.environ, "FEDSHIFT_DATA": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
     ours, theirs = os.openpty()

@@ -43,8 +43,8 @@ def test_printed_numbers_are_the_files(table: str, cells: int) -> None:
     assert len(rows) == cells == len(shown.printed)
     places = {(c.title, c.split, r.label) for c in shown.columns for r in shown.rows}
     assert set(shown.printed) <= places
-    for row, found in zip(rows, shown.printed.items(), strict=True):
-        (dataset, split, label), printed = found
+    for row, cell in zip(rows, shown.printed.items(), strict=True):
+        (dataset, split, label), printed = cell
         assert dataset == row["dataset"]
         assert label.startswith(row.get("method", "FedPALS"))
         assert printed.mean == float(row.get("mean") or row["value"])
@@ -57,7 +57,7 @@ def test_printed_numbers_are_the_files(table: str, cells: int) -> None:
 
 
 def test_a_corrected_row_reads_the_runs_of_the_row_as_trained() -> None:
-    """Whatever is tuned for that one. Control: without `tuned_as`, others."""
+    """Also for tuned rows. Control: without `tuned_as` its runs are others."""
     whole = narrowed(study("fedpals/corrected"), ("fashion-mnist-mini",), (), ())
     (column,), rows = whole.columns, {row.label: row for row in whole.rows}
     tuned = {(column.key, label): dict.fromkeys(row.grid, 0.125) for label, row in rows.items()}
@@ -146,12 +146,12 @@ def test_shipped_values_are_the_best_of_their_grids_or_the_default() -> None:
 def test_intervals_are_scipys() -> None:
     x = [61.2, 70.5, 55.1, 80.3, 66.6]
     y = [60.0, 64.5, 57.1, 71.3, 60.2]
-    found = moments(x)
+    interval = moments(x)
     low, high = stats.t.interval(0.95, 4, loc=np.mean(x), scale=stats.sem(x))
-    assert (found.n, found.mean) == (5, pytest.approx(np.mean(x)))
-    assert found.sd == pytest.approx(np.std(x, ddof=1))
-    assert (found.low, found.high) == (pytest.approx(low), pytest.approx(high))
-    assert found.sd != pytest.approx(np.std(x))  # the divisor can be told apart
+    assert (interval.n, interval.mean) == (5, pytest.approx(np.mean(x)))
+    assert interval.sd == pytest.approx(np.std(x, ddof=1))
+    assert (interval.low, interval.high) == (pytest.approx(low), pytest.approx(high))
+    assert interval.sd != pytest.approx(np.std(x))  # the divisor can be told apart
     both = paired(dict(enumerate(x)), {**dict(enumerate(y)), 9: 0.0})
     theirs = stats.ttest_rel(x, y).confidence_interval(0.95)
     assert both is not None
@@ -176,7 +176,7 @@ def test_one_seed_has_no_deviation_and_no_seed_is_refused() -> None:
 @pytest.mark.few(2)
 @pytest.mark.parametrize("shown", studies().values(), ids=lambda s: s.name)
 def test_protocols_are_valid_experiments(shown: Study) -> None:
-    """Whether the data are there or not."""
+    """With and without the data."""
     plan = Plan(shown)
     assert len({r.label for r in shown.rows}) == len(shown.rows)
     assert len({c.key for c in shown.columns}) == len(shown.columns)
@@ -234,7 +234,7 @@ def test_natural_clients_come_with_the_data() -> None:
             gaussians(**wrong)
 
 
-def test_the_server_can_be_told_a_noisy_target() -> None:
+def test_the_server_can_be_given_a_noisy_target() -> None:
     """T_p = normalise(T + noise max(eps, 0)); the test set and T itself stay."""
     exact, noisy = prepare(gaussians()), prepare(gaussians(target_noise=0.5))
     assert exact.announced == tuple(exact.task.target.tolist())

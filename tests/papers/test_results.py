@@ -32,7 +32,7 @@ def cells(page: str) -> list[list[str]]:
 
 
 def drawn(table: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A table once more by the command that stands on its page, from its records alone."""
+    """Draw a table again by the command on its page, from its records alone."""
     place = folder / Path(table).name
     place.mkdir(parents=True)
     shutil.copy(RESULTS / table / RECORDS, place)

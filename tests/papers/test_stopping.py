@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while a table is made: rounds are finished and kept, and no run is begun."""
+"""Ctrl-C and SIGTERM while a table is made: rounds are finished and saved, no run begins."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def rounds_told(folder: Path) -> list[int]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, bytes]]:
-    """The files of runs that went through."""
+    """The files of uninterrupted runs."""
     out = tmp_path_factory.mktemp("whole")
     reproduce(replace(REQUEST, out=out))
     return {p.name: results(p) for p in (out / "runs").iterdir()}
@@ -50,15 +50,15 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, bytes
 def test_a_table_that_was_asked_to_stop_goes_on(
     jobs: int, whole: dict[str, dict[str, bytes]], tmp_path: Path
 ) -> None:
-    heard: list[str] = []
+    names: list[str] = []
 
     def listen(event: dict[str, Any]) -> None:
         if event["event"] == "round":
-            heard.append(event["run"])
+            names.append(event["run"])
 
     request = replace(REQUEST, out=tmp_path, jobs=jobs)
     # Once each process trains, however much later than the other it begins.
-    under_way = lambda: len(heard) >= 5 and len(set(heard)) == jobs  # noqa: E731
+    under_way = lambda: len(names) >= 5 and len(set(names)) == jobs  # noqa: E731
     first = reproduce(request, listen, lambda: 143 if under_way() else None)
     assert first.report.interrupted is not None
     assert first.report.interrupted.args == (143,)
@@ -66,16 +66,16 @@ def test_a_table_that_was_asked_to_stop_goes_on(
     begun = sorted((tmp_path / "runs").iterdir())
     assert len(begun) == jobs
     for folder in begun:
-        kept = [p.name for p in (folder / CHECKPOINTS / folder.name).iterdir()]
-        assert kept == [f"round-{rounds_told(folder)[-1]:08d}"]
+        checkpoints = [p.name for p in (folder / CHECKPOINTS / folder.name).iterdir()]
+        assert checkpoints == [f"round-{rounds_told(folder)[-1]:08d}"]
         assert rounds_told(folder)[-1] < ROUNDS
         assert json.loads((folder / "events.jsonl").read_text().splitlines()[-1])["error"] == (
             "interrupted"
         )
-    heard.clear()
+    names.clear()
     second = reproduce(request, listen)
     assert len(second.report.trained) == 3
-    assert len(heard) < 3 * ROUNDS
+    assert len(names) < 3 * ROUNDS
     assert {p.name: results(p) for p in (tmp_path / "runs").iterdir()} == whole
 
 
@@ -90,7 +90,7 @@ def test_asked_before_it_began_nothing_is_begun(tmp_path: Path) -> None:
 def test_a_process_that_was_stopped_from_outside_is_a_failed_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody has asked the table to stop: the others go on."""
+    """The table was not asked to stop: the other runs go on."""
     monkeypatch.setattr("fedshift.sweeps.starting.work", stopped)
     done = reproduce(replace(REQUEST, out=tmp_path, jobs=2, seeds=(0,)))
     assert list(done.report.failures.values()) == ["stopped from outside (SIGTERM)"]
@@ -103,12 +103,12 @@ def stopped(run: Any, store: Any, channel: Any, means: Any) -> None:
 
 @pytest.mark.slow
 def test_asked_while_the_table_is_written(whole: Any, tmp_path: Path) -> None:
-    """All is there, and the exit code is that of the signal."""
+    """The table is complete, and the exit code is that of the signal."""
     request = replace(REQUEST, out=tmp_path, seeds=(0,), rounds=1)
     reproduce(request)
-    heard: list[int] = []
-    done = reproduce(replace(request, train=False), asked=lambda: (heard.append(1), 143)[1])
-    assert heard
+    calls: list[int] = []
+    done = reproduce(replace(request, train=False), asked=lambda: (calls.append(1), 143)[1])
+    assert calls
     assert done.report.interrupted is not None
     assert done.page.is_file()
 

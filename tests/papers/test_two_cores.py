@@ -174,14 +174,14 @@ def tuning_name(plan: Plan, row: object, column: object, seed: int) -> str:
 
 @pytest.mark.slow
 def test_its_rows_in_small(tmp_path: Path) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     request = Request(
         "feddrm/cifar10", tmp_path, splits=("SPC=5",), methods=("feddrm", "fedavgft"), seeds=(0,),
         rounds=2, overrides=("model.name=lenet-gn-small", *TINY),
     )  # fmt: skip
-    done = reproduce(request, tell=said.append)
+    done = reproduce(request, tell=messages.append)
     assert (done.report.failures, len(done.report.trained)) == ({}, 2)
-    assert said[0].startswith("forecast: 2 runs, about 0 min")
+    assert messages[0].startswith("forecast: 2 runs, about 0 min")
     page = done.page.with_name("table.md").read_text()
     assert "LeNet and 80 rounds for ResNet-18 and 800" in page
     assert "| 58.50 ± 0.23 |" in page  # the paper's FedDRM at SPC=5

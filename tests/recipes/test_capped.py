@@ -1,4 +1,4 @@
-"""Every method under a cap: a client that claims 10^9 examples does not take it over."""
+"""Every method under a cap: a client that claims 10^9 examples does not dominate."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from fedshift.engine.round import open_round, restrict_to
 from fedshift.engine.run import Federation, Round, draw_cohort, play_round, start
 from fedshift.recipes import Setting
 from fedshift.server.cap import capped
-from support.by_hand import apart, final
+from support.by_hand import final, max_difference
 from support.every_method import MAKE, Make
 
 pytestmark = pytest.mark.routed
 LIAR, CAP = 2, 0.3
 
 
-def under(federation: Federation, cap: float) -> Federation:
+def capped_federation(federation: Federation, cap: float) -> Federation:
     return replace(federation, gate=Gate(max_weight=cap))
 
 
 def lied_to(federation: Federation) -> Federation:
-    """The federation as the server knows it after client 2's claim; the data stay as they are."""
+    """The federation as the server sees it after client 2's claim; the data do not change."""
     table = {name: column.clone() for name, column in federation.table.items()}
     share = table["labels"][LIAR] / table["n"][LIAR]
     table["n"][LIAR], table["labels"][LIAR] = 1e9, 1e9 * share
@@ -53,7 +53,7 @@ def test_a_claim_moves_no_weight_above_the_cap(
 ) -> None:
     method, claimed = make(replace(setting, cap=CAP)), lied_to(federated())
     # AFL's weights move with what clients report. FedDisk itself ends a run with such a claim.
-    rounds = played(method, under(claimed, CAP), 3 if isinstance(method, Afl) else 1)
+    rounds = played(method, capped_federation(claimed, CAP), 3 if isinstance(method, Afl) else 1)
     assert all(one.weights.max() <= CAP + 1e-12 for one in rounds)
     # No weight, no influence: with none above it, a cap is the run without one.
     free = played(make(setting), claimed, 1)[0]
@@ -69,37 +69,42 @@ def test_without_a_cap_the_claim_is_all(setting: Setting, federated: Any) -> Non
 
 @pytest.mark.slow
 def test_a_cap_of_one_changes_no_bits(setting: Setting, federated: Any) -> None:
-    plain, one = federated(), under(federated(), 1.0)
+    plain, one = federated(), capped_federation(federated(), 1.0)
     for make in (recipes.fedavg, recipes.fedas, recipes.afl, recipes.labelset_fedavg):
         method = make(setting)
         assert (
-            apart(final(method, plain).server["params"], final(method, one).server["params"]) == 0
+            max_difference(
+                final(method, plain).server["params"], final(method, one).server["params"]
+            )
+            == 0
         )
 
 
 def test_the_least_cap_is_a_plain_mean(setting: Setting, federated: Any) -> None:
-    least = under(lied_to(federated()), 1 / 6)
+    least = capped_federation(lied_to(federated()), 1 / 6)
     plain = final(recipes.fedavg_uniform(setting), federated())
     bounded = played(recipes.fedavg(setting), least, 2)[-1]
-    assert apart(plain.server["params"], bounded.server["params"]) < 1e-6
+    assert max_difference(plain.server["params"], bounded.server["params"]) < 1e-6
 
 
 def test_fedpals_own_cap_is_the_same(setting: Setting, federated: Any) -> None:
     free = final(recipes.fedpals(setting, lam=0.0), federated(), 1)
     assert float(free.weights.max()) > CAP
-    own = final(recipes.fedpals(setting, lam=0.0, cap=CAP), federated())
-    given = final(recipes.fedpals(replace(setting, cap=CAP), lam=0.0), under(federated(), CAP))
-    assert torch.equal(own.weights, given.weights)
-    assert apart(own.server["params"], given.server["params"]) == 0
+    fedpals = final(recipes.fedpals(setting, lam=0.0, cap=CAP), federated())
+    given = final(
+        recipes.fedpals(replace(setting, cap=CAP), lam=0.0), capped_federation(federated(), CAP)
+    )
+    assert torch.equal(fedpals.weights, given.weights)
+    assert max_difference(fedpals.server["params"], given.server["params"]) == 0
     # Of two caps the smaller one counts.
     both = recipes.fedpals(replace(setting, cap=0.9), lam=0.0, cap=CAP)
-    assert torch.equal(final(both, under(federated(), 0.9)).weights, own.weights)
+    assert torch.equal(final(both, capped_federation(federated(), 0.9)).weights, fedpals.weights)
 
 
 def test_a_small_cohort_has_no_less_than_its_share(setting: Setting, federated: Any) -> None:
     for make in (recipes.fedavg, lambda s: recipes.fedpals(s, lam=0.0)):
         method = make(replace(setting, cap=0.2))
-        for one in played(method, under(lied_to(federated()), 0.2), 4, size=3):
+        for one in played(method, capped_federation(lied_to(federated()), 0.2), 4, size=3):
             assert one.weights.tolist() == pytest.approx([1 / 3] * 3)
 
 

@@ -1,4 +1,4 @@
-"""What a claim of 10^9 buys beside the weights of a round: nothing above the cap either."""
+"""What a claim of 10^9 gains besides weights of a round: nothing above the cap, either."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedshift.server.cap import capped_sizes
 from fedshift.server.combine import Mean
 from fedshift.server.heads import head_weights
 from fedshift.server.weights import BySize
-from support.by_hand import apart, final
+from support.by_hand import final, max_difference
 from support.routing import drawn
 
 LIAR, CAP = 2, 0.3
@@ -120,12 +120,12 @@ def test_steps_are_those_that_sizes_imply(
         method = FedNova(setting.model, local=local)
         free = final(method, federated())
         gate = replace(federated().gate, max_weight=0.95)
-        assert apart(final(method, replace(federated(), gate=gate)).server["params"],
+        assert max_difference(final(method, replace(federated(), gate=gate)).server["params"],
                      free.server["params"]) == 0  # fmt: skip
 
 
 def test_fedpacs_heads() -> None:
-    """A client that claims no variance and the others' mean takes their heads over."""
+    """A client that claims variance 0 and the others' mean takes over their heads."""
     source = torch.Generator().manual_seed(0)
     variance = 0.5 + torch.rand(6, generator=source, dtype=torch.float64)
     means = 0.01 * torch.randn(6, 3, 4, generator=source, dtype=torch.float64)
@@ -147,7 +147,7 @@ def test_fedpacs_heads() -> None:
 
 
 class _Lies(Here):
-    """Clients of which the third multiplies all of its sums by 10^7."""
+    """Clients, of which the third multiplies all its sums by 10^7."""
 
     by = 1e7
 

@@ -1,4 +1,4 @@
-"""ConFREE: what its direction promises each client, and what projections do to conflicts."""
+"""ConFREE: the gain of each client along its direction, and conflicts after projections."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from fedshift.server.confree import (
     stopped,
 )
 from fedshift.server.weights import BySize, Uniform
-from support.by_hand import Array, apart, final
+from support.by_hand import Array, final, max_difference
 from support.comparing import same
 from support.federations import double, make_federation
 
@@ -41,16 +41,16 @@ AGREED = np.abs(AGAINST)
 
 
 def combined(rule: ConFree | PairwiseProjection, rows: Array, seed: int = 0) -> Array:
-    """What a rule makes of changes [n, q] of one tensor, with equal weights."""
+    """The combination of changes [n, q] of one tensor by a rule, with equal weights."""
     n = len(rows)
     weights = torch.full((n,), 1.0 / n, dtype=torch.float64)
-    found: Array = rule(weights, {"w": torch.from_numpy(rows)}, seed)["w"].numpy()
-    return found
+    change: Array = rule(weights, {"w": torch.from_numpy(rows)}, seed)["w"].numpy()
+    return change
 
 
 def cases(count: int) -> list[Array]:
     """Changes of many scales: with exact opposites, zeros, unequal lengths, n above and below q."""
-    source, found = numpy_generator(5, "confree cases"), []
+    source, drawn = numpy_generator(5, "confree cases"), []
     for i in range(count):
         n, q = source.integers(1, 9), source.integers(1, 12)
         rows = source.normal(size=(n, q)) * 10.0 ** source.integers(-4, 2)
@@ -62,8 +62,8 @@ def cases(count: int) -> list[Array]:
             rows[0] = 0.0
         if i % 13 == 0:
             rows *= 10.0 ** source.integers(-3, 4, size=(n, 1))
-        found.append(rows)
-    return found
+        drawn.append(rows)
+    return drawn
 
 
 def test_every_client_gains_at_least_what_the_guidance_gives() -> None:
@@ -72,19 +72,21 @@ def test_every_client_gains_at_least_what_the_guidance_gives() -> None:
     for i, rows in enumerate(cases(250)):
         alpha = (0.01, 0.1, 0.5, 0.9, 1.5)[i % 5]
         start = guidance(rows, np.random.default_rng(i))
-        found = fairest(rows, start, alpha)
-        g, d = start @ rows, found @ rows
+        solution = fairest(rows, start, alpha)
+        g, d = start @ rows, solution @ rows
         longest, length = np.linalg.norm(rows, axis=1).max(), np.linalg.norm(g)
         if length <= 1e-12 * longest:  # nothing but conflicts: no move
-            assert np.array_equal(found, start)
+            assert np.array_equal(solution, start)
             continue
         tolerance = 1e-7 * longest * length
         assert np.linalg.norm(d - g) <= alpha * length * (1 + 1e-9)
         assert (rows @ d).min() >= (rows @ g).min() - tolerance
-        w = (found - start) / (found - start).sum()
+        w = (solution - start) / (solution - start).sum()
         assert w.min() > -1e-9
         dual = w @ rows @ g + alpha * length * np.linalg.norm(w @ rows)
-        assert dual - (rows @ d).min() <= (1 + alpha) * tolerance  # nobody's worst can be better
+        assert (
+            dual - (rows @ d).min() <= (1 + alpha) * tolerance
+        )  # no direction has a better worst case
         mean = rows.mean(0)
         short = alpha * length / max(float(np.linalg.norm(mean - g)), 1e-300)
         other = g + min(1.0, short) * (mean - g)  # the control: towards the mean, as far as allowed
@@ -152,9 +154,9 @@ def test_opposite_changes_do_not_move() -> None:
 
 def test_zero_changes_are_no_problem() -> None:
     assert np.array_equal(combined(ConFree(), np.zeros((3, 4))), np.zeros(4))
-    found = combined(ConFree(), np.vstack([AGAINST, np.zeros(3)]))
-    assert np.isfinite(found).all()
-    assert np.abs(found).max() > 0.01
+    change = combined(ConFree(), np.vstack([AGAINST, np.zeros(3)]))
+    assert np.isfinite(change).all()
+    assert np.abs(change).max() > 0.01
 
 
 def test_two_clients_are_projected_off_one_another() -> None:
@@ -169,14 +171,14 @@ def test_two_clients_are_projected_off_one_another() -> None:
 
 
 def by_hand_guidance(rows: Array, orders: list[list[int]]) -> Array:
-    found = []
+    changes = []
     for i, order in enumerate(orders):
         v = rows[i].copy()
         for j in order:
             if j != i and v @ rows[j] < 0:
                 v = v - v @ rows[j] / (rows[j] @ rows[j]) * rows[j]
-        found.append(v)
-    return np.mean(found, axis=0)
+        changes.append(v)
+    return np.mean(changes, axis=0)
 
 
 def test_projections_follow_one_another_in_the_drawn_order() -> None:
@@ -239,12 +241,12 @@ def test_scopes_differ_where_tensors_conflict_and_the_whole_does_not() -> None:
     }
     half, mean = torch.full((2,), 0.5).double(), {k: v.mean(0) for k, v in stacked.items()}
     whole = ConFree(alpha=0.0, scope="model")(half, stacked, 0)
-    assert apart(whole, mean) < 1e-15
+    assert max_difference(whole, mean) < 1e-15
     each = ConFree(alpha=0.0)(half, stacked, 0)
-    assert apart({"a": each["a"]}, mean) < 1e-15
+    assert max_difference({"a": each["a"]}, mean) < 1e-15
     # v_1 = (1, 0) + (-1, 1)/2 = (1/2, 1/2), v_2 = (-1, 1) + (1, 0) = (0, 1).
     assert torch.allclose(each["b"], torch.tensor([0.25, 0.75]).double(), atol=1e-15)
-    assert apart({"b": each["b"]}, mean) > 0.2
+    assert max_difference({"b": each["b"]}, mean) > 0.2
     one = ConFree(alpha=0.0)(half, {"x": torch.cat([stacked["a"], stacked["b"]], 1)}, 0)["x"]
     assert float((one - torch.cat([whole["a"], whole["b"]])).abs().max()) < 1e-15
 
@@ -270,8 +272,8 @@ def test_rounds_with_any_host(scope: Scope, setting: Setting, normed: Model) -> 
     played = list(run(replace(host, combine=ConFree(scope=scope)), federation, 6))
     assert played[-1].loss < 0.5 * played[0].loss
     uniform = final(replace(host, combine=Mean(Uniform())), federation, 1)
-    assert apart(played[0].server["buffers"], uniform.server["buffers"]) == 0
-    assert apart(played[0].server["params"], uniform.server["params"]) > 1e-3
+    assert max_difference(played[0].server["buffers"], uniform.server["buffers"]) == 0
+    assert max_difference(played[0].server["params"], uniform.server["params"]) > 1e-3
 
 
 def test_the_recipe_is_fedrep_with_another_combination(setting: Setting, federated: Any) -> None:
@@ -316,23 +318,23 @@ def test_wrong_hosts_are_refused(setting: Setting) -> None:
 
 
 def by_hand_pairs(rows: Array, weights: Array, added: float = 1e-8) -> Array:
-    found = rows.copy()
+    projected = rows.copy()
     for i, j in itertools.combinations(range(len(rows)), 2):
         along = rows[i] @ rows[j]
         if along < 0:
-            found[i] -= along / (rows[j] @ rows[j] + added) * rows[j]
-            found[j] -= along / (rows[i] @ rows[i] + added) * rows[i]
-    return weights @ found  # type: ignore[no-any-return]
+            projected[i] -= along / (rows[j] @ rows[j] + added) * rows[j]
+            projected[j] -= along / (rows[i] @ rows[i] + added) * rows[i]
+    return weights @ projected  # type: ignore[no-any-return]
 
 
 def test_the_other_code_projects_pairs_of_original_changes() -> None:
     weights = np.array([0.5, 0.3, 0.2])
     stacked = {"a": torch.from_numpy(AGAINST[:, :2]), "b": torch.from_numpy(AGAINST[:, 2:])}
-    found = PairwiseProjection()(torch.from_numpy(weights), stacked, 0)
-    got = torch.cat([found["a"], found["b"]]).numpy()
+    projected = PairwiseProjection()(torch.from_numpy(weights), stacked, 0)
+    got = torch.cat([projected["a"], projected["b"]]).numpy()
     assert np.abs(got - by_hand_pairs(AGAINST, weights)).max() < 1e-15
     again = PairwiseProjection()(torch.from_numpy(weights), stacked, 1)
-    assert all(torch.equal(found[k], again[k]) for k in found)
+    assert all(torch.equal(projected[k], again[k]) for k in projected)
     mixed = np.vstack([AGAINST[:2], -AGAINST[1]]) + np.array([[0.0, 0.0, 0.2]])
     inner = mixed @ mixed.T
     assert (inner < 0).any()
@@ -340,7 +342,7 @@ def test_the_other_code_projects_pairs_of_original_changes() -> None:
     some = PairwiseProjection()(torch.from_numpy(weights), {"w": torch.from_numpy(mixed)}, 0)["w"]
     assert np.abs(some.numpy() - by_hand_pairs(mixed, weights)).max() < 1e-15
     sequential = ConFree(alpha=0.0)(torch.from_numpy(weights), stacked, 0)
-    assert apart(found, sequential) > 0.01
+    assert max_difference(projected, sequential) > 0.01
     short = 1e-4 * AGAINST  # of squares of the size of what the source adds to them
     few = PairwiseProjection()(torch.from_numpy(weights), {"w": torch.from_numpy(short)}, 0)["w"]
     assert np.abs(few.numpy() - by_hand_pairs(short, weights)).max() < 1e-19
@@ -371,6 +373,6 @@ def test_wrong_settings_are_refused(setting: Setting) -> None:
 
 def test_changes_in_float32_come_back_in_float32() -> None:
     stacked = {"w": torch.from_numpy(AGAINST).float()}
-    found: Tensor = ConFree()(torch.full((3,), 1 / 3).double(), stacked, 0)["w"]
-    assert found.dtype == torch.float32
-    assert np.abs(found.numpy() - combined(ConFree(), AGAINST)).max() < 1e-6
+    change: Tensor = ConFree()(torch.full((3,), 1 / 3).double(), stacked, 0)["w"]
+    assert change.dtype == torch.float32
+    assert np.abs(change.numpy() - combined(ConFree(), AGAINST)).max() < 1e-6

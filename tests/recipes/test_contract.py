@@ -40,7 +40,7 @@ def leaves(value: Any) -> list[torch.Tensor]:
 
 
 def floats(pair: tuple[Parts, Parts]) -> tuple[Parts, Parts]:
-    """Both in float64, flags and ids too, so that they can be subtracted."""
+    """Two trees in float64, with flags and ids, so that they can be subtracted."""
     one, two = ({p: {k: v.double() for k, v in t.items()} for p, t in x.items()} for x in pair)
     return one, two
 
@@ -133,11 +133,11 @@ def test_padded_rows_change_nothing(make: Make, setting: Setting, federated: Any
     # What a client keeps for each example has an entry for padding, too, and that one is 0.
     for i, state in plain.states.items():
         for part, tree in state.items():
-            kept = more.states[i][part]
-            for name in (k for k, v in tree.items() if kept[k].shape != v.shape):
-                own, rest = kept[name].split([clients[i].y.numel(), 7])
+            arrays = more.states[i][part]
+            for name in (k for k, v in tree.items() if arrays[k].shape != v.shape):
+                real, rest = arrays[name].split([clients[i].y.numel(), 7])
                 assert not rest.any()
-                kept[name] = own
+                arrays[name] = real
     assert equal(plain, more)
 
 
@@ -155,8 +155,8 @@ def test_padding_steps_change_nothing(make: Make, setting: Setting, federated: A
     algorithm, federation = make(setting), double(federated())
     job = one_job(algorithm, federation)
 
-    def apart(plans: dict[str, Plan]) -> float:
-        """How far these plans lead from the given ones, in what is sent and what is kept."""
+    def difference(plans: dict[str, Plan]) -> float:
+        """The distance of updates and states by these plans from those by the given plans."""
         pairs = zip(
             algorithm.at(1).client_update(*job[1:5]),
             algorithm.at(1).client_update(job.message, job.state, job.data, plans),
@@ -166,9 +166,9 @@ def test_padding_steps_change_nothing(make: Make, setting: Setting, federated: A
         return max(float(gap.abs().max()) for tree in gaps for gap in tree.values())
 
     plans = {k: stretched(p) for k, p in job.plans.items()}
-    assert apart(plans) < 1e-14
+    assert difference(plans) < 1e-14
     wrong = {k: p._replace(weight=torch.ones_like(p.weight)) for k, p in plans.items()}
-    assert apart(wrong) > 1e-4
+    assert difference(wrong) > 1e-4
 
 
 @pytest.mark.few(1)
@@ -200,11 +200,11 @@ def test_what_leaves_a_client_is_declared(make: Make, setting: Setting, federate
 def test_a_client_that_diverges_is_named(make: Make, setting: Setting, federated: Any) -> None:
     clients = list(make_clients())
     algorithm, federation = make(setting), federated(tuple(clients))
-    clients[3].x.fill_(float("nan"))  # in place: who gives such clients is refused
+    clients[3].x.fill_(float("nan"))  # in place: such clients are refused when given
     weights = algorithm.weigh(
         algorithm.init(federation.params, {}, federation.table), torch.arange(6)
     )
-    if weights[3] == 0:  # a client that nobody listens to cannot do harm
+    if weights[3] == 0:  # a client without weight cannot do harm
         assert torch.isfinite(
             last(run(algorithm, federation, 1)).server["params"]["head.bias"]
         ).all()
@@ -239,10 +239,10 @@ def test_one_client_is_centralised_training(make: Make, setting: Setting, mlp: M
 
 @pytest.mark.parametrize("name", recipes.__all__)
 def test_recipes_say_what_they_are(name: str) -> None:
-    found = recipes.recipe(name)
-    assert found.summary.endswith(".")
-    assert found.reference
-    assert all(p.default is not inspect.Parameter.empty for p in found.options.values())
+    entry = recipes.recipe(name)
+    assert entry.summary.endswith(".")
+    assert entry.reference
+    assert all(p.default is not inspect.Parameter.empty for p in entry.options.values())
 
 
 def test_targets_reach_the_weights(setting: Setting, federated: Any) -> None:

@@ -51,7 +51,7 @@ def chain(names: Iterable[str] = CHAIN) -> Model:
 
 
 def noting(sent: list[Parts]) -> Backend:
-    """The loop, with a look at all that leaves the clients."""
+    """The loop, with a check of all replies."""
 
     def noted(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
         for reply in loop(update, jobs):
@@ -81,7 +81,7 @@ def test_they_stay_and_are_not_sent(make: Make, setting: Setting, federated: Any
 
 
 def test_all_move_where_none_is_fixed(federated: Any) -> None:
-    """The control: nothing else keeps them."""
+    """The control: nothing else keeps parameters in place."""
     model = routed_model()
     federation = make_federation(model)
     played = last(run(recipes.fedavg(Setting(model, TARGET)), federation, 1))
@@ -143,15 +143,15 @@ def test_workers_do_as_the_loop() -> None:
 @pytest.mark.parametrize("name", ["fedavg", "scaffold I", "fedpac", "fedyogi", "labelset_ditto"])
 def test_flower_does_as_the_loop(name: str, setting: Setting, federated: Any) -> None:
     pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
-    from support.flower_runs import apart, in_process, on_flower
+    from support.flower_runs import differing_tensors, in_process, on_flower
 
     algorithm, federation = MAKE[name](setting), federated()
     here = in_process(algorithm, federation, 2, 4)
-    assert apart(here, on_flower(algorithm, federation, 2, cohort=4)) == []
+    assert differing_tensors(here, on_flower(algorithm, federation, 2, cohort=4)) == []
 
 
 def test_a_density_may_be_fixed_in_part(setting: Setting, federated: Any) -> None:
-    """By its own network, in which a name of the method's means nothing."""
+    """By its own network, for which names of the method's network are ignored."""
     # From a seed: of random networks some have no unit that is awake, and nothing moves.
     net = build(lambda: Made((FEATURES,), (6,), low=-8.0, high=8.0), seed=1).net
     name = next(k for k, _ in net.named_parameters())

@@ -20,7 +20,7 @@ from fedshift.recipes import Setting
 from fedshift.server.combine import Mean
 from fedshift.server.optimizers import Sgd
 from fedshift.server.weights import BySize, Pals, Uniform
-from support.by_hand import apart, final
+from support.by_hand import final, max_difference
 from support.federations import CLASSES, TARGET, double, make_clients, make_federation, one_job
 
 
@@ -32,8 +32,8 @@ def test_prox_without_pull_is_fedavg(setting: Setting, federated: Any) -> None:
     one = final(recipes.fedavg(setting), federated())
     two = final(recipes.fedprox(setting, mu=0.0), federated())
     pulled = final(recipes.fedprox(setting, mu=0.5), federated())
-    assert apart(one.server["params"], two.server["params"]) == 0
-    assert apart(one.server["params"], pulled.server["params"]) > 1e-4
+    assert max_difference(one.server["params"], two.server["params"]) == 0
+    assert max_difference(one.server["params"], pulled.server["params"]) > 1e-4
 
 
 def test_prox_does_not_move_the_first_step(mlp: Model, federated: Any) -> None:
@@ -41,13 +41,13 @@ def test_prox_does_not_move_the_first_step(mlp: Model, federated: Any) -> None:
     local = Setting(mlp, TARGET, Local(lr=0.1, steps=1, batch=8))
     one = final(recipes.fedavg(local), federated(), 1)
     two = final(recipes.fedprox(local, mu=7.0), federated(), 1)
-    assert apart(one.server["params"], two.server["params"]) == 0
+    assert max_difference(one.server["params"], two.server["params"]) == 0
 
 
 def test_pals_at_infinity_is_fedavg(setting: Setting, federated: Any) -> None:
     one = final(recipes.fedavg(setting), federated(), cohort=4)
     two = final(recipes.fedpals(setting, lam=float("inf")), federated(), cohort=4)
-    assert apart(one.server["params"], two.server["params"]) == 0
+    assert max_difference(one.server["params"], two.server["params"]) == 0
 
 
 def test_pals_for_the_aggregate_is_fedavg(mlp: Model, federated: Any) -> None:
@@ -69,7 +69,7 @@ def test_untrained_zero_weights_change_no_bit(setting: Setting, federated: Any) 
     skipped = final(sparse, federated())
     trained = final(Everyone(**fields), federated())
     assert len(skipped.trained) < len(trained.trained) == 6
-    assert apart(skipped.server["params"], trained.server["params"]) == 0
+    assert max_difference(skipped.server["params"], trained.server["params"]) == 0
 
 
 def test_zero_weights_do_not_touch_batchnorm(normed: Model) -> None:
@@ -82,7 +82,7 @@ def test_zero_weights_do_not_touch_batchnorm(normed: Model) -> None:
     local = Local(epochs=1, batch=7)
     skipped = final(FedAvg(normed, local=local, combine=combine), federation)
     trained = final(Everyone(normed, local=local, combine=combine), federation)
-    assert apart(skipped.server["buffers"], trained.server["buffers"]) == 0
+    assert max_difference(skipped.server["buffers"], trained.server["buffers"]) == 0
 
 
 def test_identical_clients_are_one_client(setting: Setting, mlp: Model) -> None:
@@ -92,7 +92,7 @@ def test_identical_clients_are_one_client(setting: Setting, mlp: Model) -> None:
     whole = Setting(mlp, TARGET, Local(lr=0.1, epochs=3, batch=24))
     single = final(recipes.fedavg(whole), double(make_federation(mlp, (one,))))
     many = final(recipes.fedavg(whole), double(make_federation(mlp, copies)))
-    assert apart(single.server["params"], many.server["params"]) < 1e-13
+    assert max_difference(single.server["params"], many.server["params"]) < 1e-13
 
 
 def test_one_full_step_is_a_pooled_step(mlp: Model) -> None:
@@ -101,10 +101,10 @@ def test_one_full_step_is_a_pooled_step(mlp: Model) -> None:
     local = Setting(mlp, TARGET, Local(lr=0.3, epochs=1, batch=200))
     apart_ = final(recipes.fedavg(local), double(make_federation(mlp, clients)), 1)
     together = final(recipes.fedavg(local), double(make_federation(mlp, (pooled(clients),))), 1)
-    assert apart(apart_.server["params"], together.server["params"]) < 1e-13
+    assert max_difference(apart_.server["params"], together.server["params"]) < 1e-13
     uniform = FedAvg(mlp, local=local.local, combine=Mean(Uniform()))
     other = final(uniform, double(make_federation(mlp, clients)), 1)
-    assert apart(other.server["params"], together.server["params"]) > 1e-4
+    assert max_difference(other.server["params"], together.server["params"]) > 1e-4
 
 
 def blocks() -> tuple[tuple[ClientData, ...], list[Tensor]]:
@@ -145,9 +145,9 @@ def test_proposition_1(mlp: Model) -> None:
     ).sum()
     grads = torch.autograd.grad(risk, list(leaves.values()))
     step = {k: v.detach() - 0.5 * g for (k, v), g in zip(leaves.items(), grads, strict=True)}
-    assert apart(got, step) < 1e-12
+    assert max_difference(got, step) < 1e-12
     by_size = final(FedAvg(mlp, local=local), federation, 1).server["params"]
-    assert apart(by_size, step) > 1e-3
+    assert max_difference(by_size, step) > 1e-3
 
 
 def test_splitting_a_client_keeps_its_weight() -> None:
@@ -172,13 +172,13 @@ def test_server_step_scales_the_change(setting: Setting, federated: Any) -> None
     full = final(base, federation, 1).server["params"]
     half = final(FedAvg(setting.model, local=setting.local, server=Sgd(0.5)), federation, 1)
     middle = {k: (federation.params[k] + full[k]) / 2 for k in full}
-    assert apart(half.server["params"], middle) < 1e-6
+    assert max_difference(half.server["params"], middle) < 1e-6
     heavy = FedAvg(setting.model, local=setting.local, server=Sgd(1.0, momentum=0.9))
-    assert apart(final(heavy, federation, 1).server["params"], full) == 0
+    assert max_difference(final(heavy, federation, 1).server["params"], full) == 0
     two = final(heavy, federation, 2).server
     again = final(base, federation, 2).server["params"]
     expected = {k: again[k] + 0.9 * (full[k] - federation.params[k]) for k in full}
-    assert apart(two["params"], expected) < 1e-6
+    assert max_difference(two["params"], expected) < 1e-6
 
 
 def test_batchnorm_statistics_are_averaged_and_counters_are_not(normed: Model) -> None:
@@ -190,11 +190,11 @@ def test_batchnorm_statistics_are_averaged_and_counters_are_not(normed: Model) -
     assert (after["body.1.running_var"] > 0).all()
     # Expected from the clients' own statistics, taken before they are combined.
     jobs = [one_job(algorithm, federation, i) for i in range(3)]
-    own = [algorithm.client_update(*job[1:5])[0]["buffers"] for job in jobs]
+    buffers = [algorithm.client_update(*job[1:5])[0]["buffers"] for job in jobs]
     for name in ("body.1.running_mean", "body.1.running_var"):
-        mean = sum(n / 56 * b[name].double() for n, b in zip((16, 32, 8), own, strict=True))
+        mean = sum(n / 56 * b[name].double() for n, b in zip((16, 32, 8), buffers, strict=True))
         assert float((after[name].double() - mean).abs().max()) < 1e-7
-        assert float((after[name] - own[0][name]).abs().max()) > 1e-3
+        assert float((after[name] - buffers[0][name]).abs().max()) > 1e-3
 
 
 def test_private_parts_never_leave(normed: Model) -> None:

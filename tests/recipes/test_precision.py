@@ -1,4 +1,4 @@
-"""Local training in bfloat16: how far gradients are off, what stays float32, and who refuses."""
+"""Local training in bfloat16: errors of gradients, what stays float32, and refusals."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from fedshift.engine.stacking.stacked import Stacked
 from fedshift.errors import InputError, UnfitError
 from fedshift.experiments.config.load import load_config
 from fedshift.experiments.config.schema import Config, Training
-from fedshift.experiments.config.settings import local_of
+from fedshift.experiments.config.training_objects import local_of
 from fedshift.model import Model, build
 from fedshift.models.dense import Mlp
 from fedshift.models.lenet import LeNet
@@ -52,9 +52,9 @@ def norm(tree: Params) -> float:
     return math.hypot(*(float(v.double().norm()) for v in tree.values()))
 
 
-def away(found: Params, right: Params) -> float:
+def away(gradients: Params, right: Params) -> float:
     """||a - b|| / ||b|| over all tensors."""
-    return norm({k: found[k].double() - v for k, v in right.items()}) / norm(right)
+    return norm({k: gradients[k].double() - v for k, v in right.items()}) / norm(right)
 
 
 def batch_of(shape: tuple[int, ...], n: int) -> Batch:
@@ -86,9 +86,9 @@ def smooth() -> nn.Module:
 def test_how_far_gradients_are_from_float64(net: Callable[[], nn.Module], most: float) -> None:
     model, batch = build(net, 0), batch_of((1, 28, 28), 32)
     right = gradient(model, batch, "float32", torch.float64)
-    found = gradient(model, batch, "bfloat16", torch.float32)
-    assert all(v.dtype == torch.float32 for v in found.values())
-    assert UNIT / 8 < away(found, right) < most
+    gradients = gradient(model, batch, "bfloat16", torch.float32)
+    assert all(v.dtype == torch.float32 for v in gradients.values())
+    assert UNIT / 8 < away(gradients, right) < most
     assert away(gradient(model, batch, "float32", torch.float32), right) < 1e-5
 
 
@@ -105,20 +105,20 @@ def test_the_products_are_bfloat16s_forward_and_backward() -> None:
         delta = (logits.softmax(1) - nn.functional.one_hot(batch.y, 10)) / 16
         return {"weight": r(r(delta).T @ r(batch.x))}
 
-    found = gradient(model, batch, "bfloat16", torch.float32)
-    assert away(found, by_hand(r)) < UNIT / 100
-    assert away(found, by_hand(lambda v: v)) > UNIT / 10
+    gradients = gradient(model, batch, "bfloat16", torch.float32)
+    assert away(gradients, by_hand(r)) < UNIT / 100
+    assert away(gradients, by_hand(lambda v: v)) > UNIT / 10
 
 
 class Watching(Term):
-    """Cross-entropy that notes what it is given, and how the model is called for evaluation."""
+    """Cross-entropy that records its inputs, and how the model is called for evaluation."""
 
     def __init__(self) -> None:
         self.seen: set[object] = set()
 
     def __call__(self, view: View) -> Tensor:
-        own = view.model(view.params, view.context["anchor_buffers"], view.batch.x)
-        self.seen |= {v.dtype for v in (*view.out.values(), *own.values())}
+        at_anchor = view.model(view.params, view.context["anchor_buffers"], view.batch.x)
+        self.seen |= {v.dtype for v in (*view.out.values(), *at_anchor.values())}
         self.seen.add(torch.is_autocast_enabled("cpu"))
         return CrossEntropy()(view)
 
@@ -176,7 +176,7 @@ def ended(setting: Setting, federation: Federation, backend: Backend = loop) -> 
 
 @pytest.mark.slow
 def test_backends() -> None:
-    """Workers bit for bit, images in the other layout as well, stacked clients but for rounding."""
+    """Workers bit for bit, also with channels last; stacked clients up to rounding."""
     federation, setting = images(3, torch.float32)
     plain, setting = ended(setting, federation), in_bfloat16(setting)
     one = ended(setting, federation)
@@ -189,8 +189,8 @@ def test_backends() -> None:
         assert 1e-3 < away(other, plain) < 0.2
     assert away(beside, one) < 0.2
     assert 0.0 < away(stacked, one) < 0.2
-    found = probe({"stacked": Stacked()}, recipes.fedavg(setting), federation)
-    assert "away from the loop's" in found.refused["stacked"]
+    probed = probe({"stacked": Stacked()}, recipes.fedavg(setting), federation)
+    assert "away from the loop's" in probed.refused["stacked"]
 
 
 def test_dense_refuses(setting: Setting) -> None:
@@ -201,7 +201,7 @@ def test_dense_refuses(setting: Setting) -> None:
             ended(in_bfloat16(setting), federation, backend)
 
 
-def test_other_parameters_are_refused_and_nobody_is_dropped(setting: Setting) -> None:
+def test_other_parameters_are_refused_and_no_client_is_dropped(setting: Setting) -> None:
     federation = replace(double(make_federation(setting.model)), gate=Gate(on_bad="drop"))
     with pytest.raises(UnfitError, match=r"for float32 parameters, and \S+ is torch.float64; use"):
         ended(in_bfloat16(setting), federation)
@@ -228,12 +228,14 @@ def test_methods_train_in_it(name: str) -> None:
 
 def test_a_pass_for_the_gradient_is_in_the_phases_precision(mlp: Model) -> None:
     client, (params, _) = make_clients()[3], mlp.init()
-    found = {}
+    gradients = {}
     for precision in ("float32", "bfloat16"):
         phase = Local(batch=16, precision=precision)
         plan = plan_all({"t": phase}, client, 1, 0, 3)["t"]
-        found[precision] = pass_gradient(phase, mlp, CrossEntropy(), params, {}, {}, client, plan)
-    assert UNIT / 8 < away(found["bfloat16"], found["float32"]) < 0.1
+        gradients[precision] = pass_gradient(
+            phase, mlp, CrossEntropy(), params, {}, {}, client, plan
+        )
+    assert UNIT / 8 < away(gradients["bfloat16"], gradients["float32"]) < 0.1
 
 
 def test_the_alignment_of_fedas_is_training_too(setting: Setting) -> None:
@@ -243,7 +245,7 @@ def test_the_alignment_of_fedas_is_training_too(setting: Setting) -> None:
 
 
 def test_folders_of_float32_keep_their_names() -> None:
-    """The key counts where it says something."""
+    """The key is part of a folder's name only where it differs."""
     plain = run_of(Config()).name
     assert run_of(Config(training=Training(precision="float32"))).name == plain
     assert run_of(Config(training=Training(precision="bfloat16"))).name != plain
@@ -251,7 +253,7 @@ def test_folders_of_float32_keep_their_names() -> None:
 
 @pytest.mark.slow
 def test_a_configured_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the command line, with and without workers; the run's own file says it to all engines."""
+    """On the command line, with and without workers; the run's file has it for all engines."""
     (tmp_path / "f.toml").write_text(GOOD)
     options = ["training.rounds=1", "training.steps=2", "model.name=lenet"]
     models = {}

@@ -38,8 +38,8 @@ def coordinates(cut: int | None) -> Combine:
             for values in zip(*(c[k].flatten().tolist() for c in changes), strict=True):
                 left = sorted(values)
                 drop = (len(left) - 1) // 2 if cut is None else cut
-                kept = left[drop : len(left) - drop]
-                entries.append(sum(kept) / len(kept))
+                middle = left[drop : len(left) - drop]
+                entries.append(sum(middle) / len(middle))
             out[k] = torch.tensor(entries, dtype=torch.float64).reshape(first.shape)
         return out
 

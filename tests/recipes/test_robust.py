@@ -1,4 +1,4 @@
-"""Robust combination: closed forms, an independent solver, and what bad clients can do."""
+"""Robust combination: closed forms, an independent solver, and bounds on bad clients."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def equal(count: int) -> torch.Tensor:
 
 
 def combined(rule: Any, stacked: Params) -> Params:
-    found: Params = rule(equal(len(stacked["b"])), stacked, 0)
-    return found
+    result: Params = rule(equal(len(stacked["b"])), stacked, 0)
+    return result
 
 
 def flat(one: Params) -> np.ndarray[Any, Any]:
@@ -128,22 +128,22 @@ def test_geometric_median_is_the_minimum() -> None:
     """Against scipy's minimiser of sum_i a_i ||v - v_i||, weights unequal."""
     stacked = changes(5, seed=3)
     rows, a = matrix(stacked), np.array([0.1, 0.3, 0.2, 0.25, 0.15])
-    found = flat(Geometric()(torch.from_numpy(a), stacked, 0))
+    median = flat(Geometric()(torch.from_numpy(a), stacked, 0))
 
     def cost(v: np.ndarray[Any, Any]) -> float:
         return float(a @ np.linalg.norm(rows - v, axis=1))
 
     best = scipy.optimize.minimize(cost, rows.mean(axis=0), tol=1e-12)
-    assert cost(found) <= best.fun + 1e-10
-    np.testing.assert_allclose(found, best.x, atol=1e-4)
-    assert cost(a @ rows) > cost(found) + 1e-5
+    assert cost(median) <= best.fun + 1e-10
+    np.testing.assert_allclose(median, best.x, atol=1e-4)
+    assert cost(a @ rows) > cost(median) + 1e-5
 
 
 def test_half_of_the_weight_decides_the_geometric_median() -> None:
     stacked = changes(5)
     a = torch.tensor([0.1, 0.55, 0.1, 0.15, 0.1], dtype=torch.float64)
-    found = flat(Geometric()(a, stacked, 0))
-    np.testing.assert_allclose(found, matrix(stacked)[1], atol=1e-5)
+    median = flat(Geometric()(a, stacked, 0))
+    np.testing.assert_allclose(median, matrix(stacked)[1], atol=1e-5)
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
@@ -153,9 +153,9 @@ def test_two_bad_clients_of_seven_stay_without_much_say(rule: Any, size: float) 
     for v in stacked.values():
         v[[1, 4]] = size
     rows = np.delete(matrix(stacked), [1, 4], axis=0)
-    found = flat(combined(rule, stacked))
+    result = flat(combined(rule, stacked))
     spread = np.linalg.norm(rows - rows.mean(axis=0), axis=1).max()
-    assert np.linalg.norm(found - rows.mean(axis=0)) < 2.0 * spread
+    assert np.linalg.norm(result - rows.mean(axis=0)) < 2.0 * spread
     mean = flat(combined(Mean(Uniform()), stacked))
     assert np.linalg.norm(mean - rows.mean(axis=0)) > 1.5 * spread
 
@@ -168,16 +168,16 @@ def test_medians_stay_among_the_honest(bad: list[float]) -> None:
         v[[0, 2, 5, 6, 10]] = torch.tensor(bad, dtype=v.dtype).view(5, *[1] * (v.dim() - 1))
     rows = np.delete(matrix(stacked), [0, 2, 5, 6, 10], axis=0)
     for rule in (Median(), Trimmed(0.46)):
-        found = flat(combined(rule, stacked))
-        assert (found >= rows.min(axis=0) - 1e-12).all()
-        assert (found <= rows.max(axis=0) + 1e-12).all()
+        result = flat(combined(rule, stacked))
+        assert (result >= rows.min(axis=0) - 1e-12).all()
+        assert (result <= rows.max(axis=0) + 1e-12).all()
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_types_and_shapes_are_kept(rule: Any) -> None:
     stacked = {k: v.float() for k, v in changes().items()}
-    found = combined(rule, stacked)
-    assert {k: (v.dtype, v.shape) for k, v in found.items()} == {
+    result = combined(rule, stacked)
+    assert {k: (v.dtype, v.shape) for k, v in result.items()} == {
         k: (v.dtype, v.shape[1:]) for k, v in stacked.items()
     }
 

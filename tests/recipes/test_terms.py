@@ -1,4 +1,4 @@
-"""FedRS: what its equations say and when it is FedAvg; and terms composed with FedPALS."""
+"""FedRS: its equations, and when it is FedAvg; and terms composed with FedPALS."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def test_scales_come_from_the_clients_own_labels_and_stay_there(
     algorithm, federation = recipes.fedrs(setting, alpha=0.25), federated()
     done = final(algorithm, federation)
     for i, data in enumerate(federation.clients):
-        held = label_counts(data, CLASSES) > 0
-        assert torch.equal(done.states[i]["softmax"]["scale"], torch.where(held, 1.0, 0.25))
+        present = label_counts(data, CLASSES) > 0
+        assert torch.equal(done.states[i]["softmax"]["scale"], torch.where(present, 1.0, 0.25))
     update, _ = algorithm.client_update(*one_job(algorithm, federation)[1:5])
     assert update.keys() == {"delta", "buffers", "counters", "report"}
     assert algorithm.reveals()["register"] == "number of training examples, once"

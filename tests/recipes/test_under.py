@@ -1,4 +1,4 @@
-"""Any method under another's weights: the same objects as by hand, from files and from Python."""
+"""Any method under another's weights: the objects built by hand, from files and from Python."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedshift.server.combine import Mean
 from fedshift.server.robust import Geometric
 from fedshift.server.weights import BySize, Pals, Uniform
 from fedshift.sweeps.from_file import plan_of
-from support.by_hand import apart, final
+from support.by_hand import final, max_difference
 from support.custom_tasks import hospitals
 from support.every_method import MAKE
 from support.federations import TARGET
@@ -58,8 +58,8 @@ def test_fedpals_is_fedavg_under_its_weights(setting: Setting, federated: Any) -
         final(one, federated()).server["params"]
         for one in (under_pals, pulled, recipes.fedprox(setting, mu=0.1))
     )
-    assert apart(ours, theirs) == 0
-    assert apart(ours, plain) > 1e-4
+    assert max_difference(ours, theirs) == 0
+    assert max_difference(ours, plain) > 1e-4
 
 
 def test_a_cap_of_the_setting_bounds_these_weights_too(setting: Setting) -> None:
@@ -130,10 +130,10 @@ def test_a_file_names_the_weights_beside_the_method(file: Path) -> None:
     config, _ = load_with_source(file, [])
     assert config.method.options == {"weights": "fedpals", "ess": 0.5}
     # Another method on the command line keeps them, and one that fixes its own forgets them.
-    kept, _ = load_with_source(file, ["method.name=scaffold"])
-    assert kept.method.options == config.method.options
-    own, _ = load_with_source(file, ["method.name=afl"])
-    assert own.method.options == {}
+    changed, _ = load_with_source(file, ["method.name=scaffold"])
+    assert changed.method.options == config.method.options
+    loaded, _ = load_with_source(file, ["method.name=afl"])
+    assert loaded.method.options == {}
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_what_python_may_not_say() -> None:
 
 @pytest.mark.parametrize(("name", "lam"), [("fedprox", True), ("ditto", False)])
 def test_fedpals_weights_without_their_ess(name: str, lam: bool, setting: Setting) -> None:
-    """Ditto has a lam of its own, which is none of the weights'."""
+    """Ditto's lam is its own, not that of the weights."""
     made = recipes.recipe(name, {"weights": "fedpals"})
     with pytest.raises(InputError) as refused:
         made.make(setting, weights="fedpals")

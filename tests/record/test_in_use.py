@@ -39,7 +39,7 @@ with alone_in(Path(sys.argv[1])):
 
 @contextmanager
 def holder(folder: Path, *more: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """Another process that holds the folder, and the number of the child that it has forked."""
+    """Another process that has locked the folder, and the id of the child that it forked."""
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, folder, *more],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -82,7 +82,7 @@ def test_a_killed_process_holds_nothing_nor_do_its_workers(tmp_path: Path) -> No
 def test_a_file_that_its_holder_removes_meanwhile_is_not_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Opened before, locked after it was removed: another process would lock a new one."""
+    """It was opened before and locked after its removal: another process would lock a new one."""
     plain, opened = os.open, []
 
     def slow(path: object, *more: int) -> int:
@@ -149,13 +149,13 @@ def test_a_disk_without_locks_holds_nothing_and_leaves_nothing(
 
 def test_a_new_folder_is_held_too(tmp_path: Path) -> None:
     with reserved(tmp_path / "new", "x") as folder:
-        assert told_by_another(folder) == f"another process (number {os.getpid()})"
+        assert reported_owner(folder) == f"another process (number {os.getpid()})"
         (folder / "something").touch()
-    assert told_by_another(folder) == ""
+    assert reported_owner(folder) == ""
 
 
-def told_by_another(folder: Path) -> str:
-    """By whom another process says that the folder is held."""
+def reported_owner(folder: Path) -> str:
+    """The owner of the folder's lock, as another process reports it."""
     script = "import sys; from pathlib import Path; from fedshift.record import in_use\n"
     script += "with in_use.alone_in(Path(sys.argv[1])): pass"
     done = subprocess.run(
@@ -216,9 +216,9 @@ def test_a_table_neither_clears_nor_trains_what_another_process_trains(tmp_path:
         before.items()
         <= {p.name: p.read_bytes() for p in store.path(run).iterdir() if p.is_file()}.items()
     )
-    held = set[str]()
-    perform(run, store, lambda event: held.add(told_by_another(store.path(run))))
-    assert held == {f"another process (number {os.getpid()})"}
+    holders = set[str]()
+    perform(run, store, lambda event: holders.add(reported_owner(store.path(run))))
+    assert holders == {f"another process (number {os.getpid()})"}
     done = results(store.path(run))
     perform(run, store, lambda event: pytest.fail("trained again"))
     assert results(store.path(run)) == done
@@ -226,7 +226,7 @@ def test_a_table_neither_clears_nor_trains_what_another_process_trains(tmp_path:
 
 @pytest.mark.slow
 def test_the_command_line_says_so(tmp_path: Path) -> None:
-    """`fedshift run --resume` of a run that is under way in another shell, and once it is over."""
+    """`fedshift run --resume` of a run under way in another shell, and once it is over."""
     command = [Path(sys.executable).with_name("fedshift"), "run", "--resume", "run"]
     record_until(tmp_path / "run", config_of("fedavg"), 1)
     with holder(tmp_path / "run"):

@@ -1,4 +1,4 @@
-"""Which class is taken for which: counted, written, read back and drawn."""
+"""Confusions of classes: counted, written, read back and drawn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A page of a huge run with hostile names opens: it is drawn in seconds, and is some megabytes."""
+"""The page of a huge run with hostile names is drawn in seconds and has some megabytes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def huge(folder: Path, rounds: int, clients: int, classes: int) -> Path:
 
 
 def checked(text: str) -> Outline:
-    """The outline of a page without what names must not do."""
+    """The outline of a page, checked for markup from names."""
     assert "<script" not in text
     assert "\x1b" not in text
     assert "\u202e" not in text

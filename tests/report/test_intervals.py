@@ -18,9 +18,9 @@ SHARE = (0.0, 1.0)
 def test_an_interval_inside_the_bounds_is_students() -> None:
     x = [0.61, 0.70, 0.55, 0.80]
     low, high = stats.t.interval(0.95, 3, loc=np.mean(x), scale=stats.sem(x))
-    found = moments(x, within=SHARE)
-    assert (found.low, found.high) == (pytest.approx(low), pytest.approx(high))
-    assert found == moments(x)
+    interval = moments(x, within=SHARE)
+    assert (interval.low, interval.high) == (pytest.approx(low), pytest.approx(high))
+    assert interval == moments(x)
     # By hand, with t = 4.302653 for two degrees of freedom.
     three = moments([0.4, 0.5, 0.6])
     assert three.high == pytest.approx(0.5 + 4.302653 * 0.1 / math.sqrt(3))
@@ -86,8 +86,8 @@ def test_cutting_costs_no_coverage(a: float, b: float, least: float) -> None:
     true = a / (a + b)
 
     def covered(within: tuple[float, float]) -> list[bool]:
-        found = [moments(x, within=within) for x in draws]
-        return [m.low is not None and m.low <= true <= (m.high or 0.0) for m in found]
+        intervals = [moments(x, within=within) for x in draws]
+        return [m.low is not None and m.low <= true <= (m.high or 0.0) for m in intervals]
 
     cut = covered(SHARE)
     assert cut == covered((-math.inf, math.inf))

@@ -1,4 +1,4 @@
-"""Colours and dashes: the same for a method everywhere, and told apart by everybody."""
+"""Colours and dashes: the same for a method everywhere, and distinguishable by all readers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_listed_methods_have_looks_of_their_own() -> None:
 
 
 def test_a_method_that_is_not_listed_has_a_look_by_its_name() -> None:
-    """As a new recipe. The control: the start of its name alone is another method."""
+    """For example a new recipe. The control: the start of its name alone is another method."""
     names = ("fedquux", "another_method", "third")
     assert not set(names) & set(METHODS)
     assert len({look_of(name) for name in names}) == len(names)
@@ -75,7 +75,7 @@ VISIONS = {
 
 
 def nearest(palette: Sequence[str], vision: str) -> float:
-    """The smallest distance in CIELAB of two colours of a palette; 2.3 can just be told apart."""
+    """The smallest distance in CIELAB of two colours of a palette; 2.3 is just visible."""
     rgb = np.array([[int(c[i : i + 2], 16) / 255 for i in (1, 3, 5)] for c in palette])
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
     xyz = np.clip(linear @ VISIONS[vision].T, 0, 1) @ np.array(

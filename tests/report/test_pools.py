@@ -168,7 +168,7 @@ def test_rounds_between_evaluations_are_no_gaps(tmp_path: Path) -> None:
     assert [len(str(points).split()) for points in lines] == [2, 4]  # of the legend, and the line
 
 
-def test_why_a_run_stopped_is_said(tmp_path: Path) -> None:
+def test_the_reason_why_a_run_stopped_is_shown(tmp_path: Path) -> None:
     end = json.dumps({"time": 1.0, "event": "failed", "error": "interrupted"}) + "\n"
     run = read_any(write_begun(tmp_path / "a", 3, end=end))
     assert isinstance(run, Begun)
@@ -180,8 +180,8 @@ def test_why_a_run_stopped_is_said(tmp_path: Path) -> None:
     assert run.state.startswith("not complete, round 3")
 
 
-def test_training_that_diverged_is_said_so(tmp_path: Path) -> None:
-    """As in a comparison, which keeps no summary of such a run."""
+def test_diverged_training_is_reported(tmp_path: Path) -> None:
+    """As in a comparison, where such a run has no summary."""
     folder = write_begun(tmp_path / "a", 3)
     (folder / "diverged.json").write_text(json.dumps({"error": "the loss is not finite"}))
     run = read_any(folder)
@@ -206,7 +206,7 @@ def test_damaged_events_are_named_where_they_are_needed(tmp_path: Path, line: st
 
 
 def cut(folder: Path, seed: int, kind: str, shift: float = 0.0) -> RunResult:
-    """A run of one's own rows, of which the seed cuts validation and test anew."""
+    """A run on user rows, whose seed cuts validation and test rows anew."""
     x = torch.randn(90, 3, generator=torch.Generator().manual_seed(1)) + shift
     y = x[:, 0] if kind == "regression" else (x[:, 0] > shift).long()
     client = ["a", "b", "c"] * 30

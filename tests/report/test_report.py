@@ -1,4 +1,4 @@
-"""The report page: what is in the files is what is shown, whole, balanced and escaped."""
+"""The report page shows what is in the files, complete, balanced and escaped."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_page_has_every_section_and_well_formed_drawings(tmp_path: Path) -> No
         assert title.text == svg.get("aria-label")
 
 
-def test_gap_is_said_of_the_l2_distance_alone(tmp_path: Path) -> None:
+def test_only_the_l2_distance_is_called_gap(tmp_path: Path) -> None:
     counts = np.array([[60, 40, 0], [10, 50, 40], [0, 20, 80]])
     diagnosis = diagnosis_page(diagnose(counts, [0.5, 0.25, 0.25]))
     for text in (page([made(tmp_path / "a")]), diagnosis):
@@ -139,7 +139,7 @@ def test_several_runs_share_what_they_have_in_common(tmp_path: Path) -> None:
     text = page(runs)
     assert len(drawings(text)) == 6
     assert "FedAvg: equal to n / N." in text
-    # What all say is said once, without names; what one says, under its own.
+    # A sentence of all runs is shown once, without names; one of a single run under its name.
     assert text.count("FedAvg under-weights &lt;b&gt;owl") == 1
     assert "<h3>FedAvg</h3><ul>" not in text
     apart = made(tmp_path / "d", method="Oracle", edit=lambda d: d["why"].append("It cheats."))

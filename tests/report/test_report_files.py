@@ -1,4 +1,4 @@
-"""What reports read: run folders, label counts and targets; every fault is named and located."""
+"""Inputs of reports: run folders, label counts and targets; every fault is named and located."""
 
 from __future__ import annotations
 

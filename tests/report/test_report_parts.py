@@ -1,4 +1,4 @@
-"""Tables, drawings and statistics that reports are made of."""
+"""Tables, drawings and statistics of reports."""
 
 from __future__ import annotations
 
@@ -323,7 +323,7 @@ def test_spread_by_hand() -> None:
 
 @pytest.mark.parametrize("name", ["恶性肿瘤样本数据集合", "\u202e\u200f" * 20, "latin", "w" * 300])
 def test_names_have_the_room_that_they_are_drawn_in(name: str) -> None:
-    """An East Asian letter is as wide as it is high; what is not printed is shown by several."""
+    """An East Asian letter is as wide as it is high; an unprintable one is shown by several."""
     chart = HeatMap("t", (name, "b"), (name,), ((0.5,), (0.2,)), (("",), ("",)), SENT)
     for width in (WIDE, NARROW):
         (label,) = re.findall(

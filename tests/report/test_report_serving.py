@@ -1,4 +1,4 @@
-"""Reports on runs whose clients serve models of their own, and what is drawn of their routers."""
+"""Reports on runs whose clients serve models of their own, with drawings of their routers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fedshift.errors import DataError
-from fedshift.experiments.measures.served import measured
+from fedshift.experiments.measures.served import serving_metrics
 from fedshift.record.folder import RunResult, read_run
 from fedshift.record.rounds import ServedMetrics
 from fedshift.report.figures import save_figures
@@ -113,7 +113,7 @@ def test_every_way_to_answer_is_shown_as_the_summary_has_it(tmp_path: Path) -> N
             assert outline.row(way.label) == [way.label, f"{REFITTED[way.key]:.1%}"]
     assert all(row[:1] != ["one global model"] for row in outline.rows)
     assert "mean of the last 2 rounds" in "".join(outline.text)
-    assert {way.key for way in WAYS} <= measured()
+    assert {way.key for way in WAYS} <= serving_metrics()
 
     def other(data: dict[str, Any]) -> None:
         data["last"]["vote_accuracy"] = 0.4325
@@ -123,17 +123,17 @@ def test_every_way_to_answer_is_shown_as_the_summary_has_it(tmp_path: Path) -> N
 
 
 def test_models_at_their_sites_are_no_system(tmp_path: Path) -> None:
-    """A class's accuracy is then that of own models; nothing was routed or voted on."""
+    """A class's accuracy is then that of the clients' models; there were no routes and no votes."""
 
     def at_sites(data: dict[str, Any]) -> None:
         data["last"] |= {"system_accuracy": None, "system_accuracy_sd": None}
 
     runs = serving_run(tmp_path / "a"), serving_run(tmp_path / "b", serves, at_sites)
     here, there = ("".join(Outline(page([run])).text) for run in runs)
-    own, system = "each client's own model on its own test examples.", "The system's answers:"
+    sentence, system = "each client's own model on its own test examples.", "The system's answers:"
     assert system in here
-    assert own not in here
-    assert own in there
+    assert sentence not in here
+    assert sentence in there
     assert system not in there
 
 
@@ -166,16 +166,16 @@ def test_the_numbers_of_clients_and_router_are_those_of_the_summary(tmp_path: Pa
 
 
 def test_rows_of_heat_maps_have_the_looks(tmp_path: Path) -> None:
-    found = {s.get("aria-label"): s for s in drawings(page([serving_run(tmp_path / "a")]))}
+    charts = {s.get("aria-label"): s for s in drawings(page([serving_run(tmp_path / "a")]))}
     names = [f"client {i}: {look}" for i, look in enumerate(LOOKS)]
     for title in (
         "Accuracy of each client's own model by class (FedDRM)",
         "Where each client's queries are sent (FedDRM)",
         "Share of each label per client, and of the tests of all (FedDRM)",
     ):
-        words = [t.text for t in found[title].iter(f"{SVG}text")]
+        words = [t.text for t in charts[title].iter(f"{SVG}text")]
         assert [w for w in words if w in names] == names, title
-    cells = [t.text for t in found[title].iter(f"{SVG}title")]
+    cells = [t.text for t in charts[title].iter(f"{SVG}title")]
     assert any("tests of all, cat: 100.0%" in str(t) for t in cells)
 
 
@@ -335,7 +335,7 @@ def test_the_fixture_has_the_columns_that_runs_have() -> None:
 
 
 def test_confusions_of_other_tests_say_of_which(tmp_path: Path) -> None:
-    """Control: alike, the heading says it once."""
+    """Control: for the same tests the heading says it once."""
     folders = serving_folder(tmp_path / "a", method="ditto"), write_run(tmp_path / "b")
     for folder in folders:
         head = ["true", "predicted", "examples"]

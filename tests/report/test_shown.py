@@ -1,4 +1,4 @@
-"""Pages as a browser shows them: on a telephone, on a screen, by day and by night."""
+"""Pages in a browser: on a telephone, on a screen, in light and dark mode."""
 
 from __future__ import annotations
 

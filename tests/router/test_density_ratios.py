@@ -1,4 +1,4 @@
-"""What FedDRM's client loss estimates: empirical likelihood, its dual, and density ratios."""
+"""FedDRM's client loss as an estimator: empirical likelihood, its dual, and density ratios."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class Likelihood:
         """e_l(x_ij) at gamma-dagger + shift: [total, 3]; column 0 is 1."""
         return (self.gamma + shift + self.h @ self.xi.T).exp()
 
-    def own(self, shift: Tensor) -> Tensor:
+    def own_tilts(self, shift: Tensor) -> Tensor:
         logs = self.gamma + shift + self.h @ self.xi.T
         return logs[torch.arange(self.total), self.who].sum()
 
     def dual(self, shift: Tensor) -> float:
         """The log-likelihood with the multipliers at n_l / N."""
         mixed = (self.tilts(shift) @ self.rho).log().sum()
-        return float(self.own(shift) - self.total * math.log(self.total) - mixed)
+        return float(self.own_tilts(shift) - self.total * math.log(self.total) - mixed)
 
     def profile(self, shift: Tensor) -> tuple[float, np.ndarray]:
         """The true profile: multipliers by minimising -sum log(1 + sum_l rho_l (e_l - 1))."""
@@ -67,7 +67,7 @@ class Likelihood:
                     break
             rho = rho - step
         least = float(value(rho)[0])
-        return float(self.own(shift)) - self.total * math.log(self.total) + least, rho
+        return float(self.own_tilts(shift)) - self.total * math.log(self.total) + least, rho
 
 
 @pytest.fixture(scope="module")
@@ -97,10 +97,10 @@ def test_profile_dual_and_cross_entropy_agree(likelihood: Likelihood) -> None:
     nothing = torch.zeros(3)
     z = likelihood.head(likelihood.h)
     entropy = float(F.cross_entropy(z, likelihood.who, reduction="sum"))
-    told = -entropy - float((likelihood.n * likelihood.n.log()).sum())
-    assert likelihood.dual(nothing) == pytest.approx(told, rel=0, abs=1e-8)
+    expected = -entropy - float((likelihood.n * likelihood.n.log()).sum())
+    assert likelihood.dual(nothing) == pytest.approx(expected, rel=0, abs=1e-8)
     profile = likelihood.profile(nothing)[0]
-    assert profile == pytest.approx(told, rel=0, abs=1e-8)
+    assert profile == pytest.approx(expected, rel=0, abs=1e-8)
 
 
 def test_the_dual_is_never_below_the_profile(likelihood: Likelihood) -> None:
@@ -113,7 +113,7 @@ def test_the_dual_is_never_below_the_profile(likelihood: Likelihood) -> None:
 
 
 def test_the_masses_solve_the_constrained_problem() -> None:
-    """The closed form against a solver that knows no duals: max sum log p, 30 points, 2 clients."""
+    """The closed form against a primal solver: max sum log p, 30 points, 2 clients."""
     x = draw_gaussians((0.0, 0.6), (1.0, 1.0), (18, 12), seed=5)
     fit = refit_locally([v[:, None] for v in x], penalty=0.0, tolerance=1e-12)
     h, rho = torch.cat(x)[:, None], torch.tensor([0.6, 0.4]).double()
@@ -122,12 +122,12 @@ def test_the_masses_solve_the_constrained_problem() -> None:
     closed = 1 / (30 * (0.6 + 0.4 * tilt))
     bounds = [{"type": "eq", "fun": lambda p: p.sum() - 1}]
     bounds += [{"type": "eq", "fun": lambda p: p @ tilt - 1}]
-    found = minimize(
+    solved = minimize(
         lambda p: -np.log(p).sum(), np.full(30, 1 / 30), jac=lambda p: -1 / p,
         bounds=[(1e-6, 1)] * 30, constraints=bounds, options={"ftol": 1e-14, "maxiter": 300},
     )  # fmt: skip
-    assert found.success
-    assert np.abs(found.x - closed).max() < 1e-6
+    assert solved.success
+    assert np.abs(solved.x - closed).max() < 1e-6
     assert np.abs(np.full(30, 1 / 30) - closed).max() > 1e-3
 
 
@@ -138,10 +138,10 @@ def test_gaussian_density_ratios_are_recovered() -> None:
     head = refit_locally([squares(x) for x in samples], penalty=0.0).head
     grid = torch.linspace(-2, 2, 41, dtype=torch.float64)
     z = head(squares(grid))
-    found = scores(z, torch.tensor(sizes), "density")
+    estimated = scores(z, torch.tensor(sizes), "density")
     for i in (1, 2):
         true = gaussian(grid, MEANS[i], SDS[i]) - gaussian(grid, MEANS[0], SDS[0])
-        assert float((found[:, i] - found[:, 0] - true).abs().max()) < 0.1
+        assert float((estimated[:, i] - estimated[:, 0] - true).abs().max()) < 0.1
         assert float((z[:, i] - z[:, 0] - true).abs().max()) > 0.2
 
 

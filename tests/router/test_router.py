@@ -72,11 +72,11 @@ def test_the_mix_of_unlabelled_queries_is_found() -> None:
     means = (-1.5, 0.0, 2.0)
     x = torch.cat(draw_gaussians(means, (1.0,) * 3, [int(20_000 * p) for p in q], seed=2))
     z = torch.stack([gaussian(x, m, 1.0) for m in means], 1) + (n / 1000).log()
-    found = estimate_prior(z, n)
-    assert float((found - torch.tensor(q)).abs().max()) < 0.015
+    prior = estimate_prior(z, n)
+    assert float((prior - torch.tensor(q)).abs().max()) < 0.015
     ratio = posterior(z, n) / (n / n.sum())
     # Karush-Kuhn-Tucker for a maximum over the simplex: mean of r_i / (w_i mix) is 1 inside.
-    gradient = (ratio / (ratio @ found)[:, None]).mean(0)
+    gradient = (ratio / (ratio @ prior)[:, None]).mean(0)
     assert float((gradient - 1).abs().max()) < 1e-6
     stopped = estimate_prior(z, n, steps=3)
     assert float(((ratio / (ratio @ stopped)[:, None]).mean(0) - 1).abs().max()) > 1e-3
@@ -86,8 +86,8 @@ def test_a_client_without_queries_gets_no_mass() -> None:
     n = torch.tensor([100.0, 0, 100, 100])
     x = torch.cat(draw_gaussians((-4.0, 4.0), (0.5, 0.5), (200, 200)))
     logs = [gaussian(x, m, 0.5) for m in (-4.0, 9.0, 0.0, 4.0)]
-    found = estimate_prior(torch.stack(logs, 1), n)
-    assert torch.allclose(found, torch.tensor([0.5, 0, 0, 0.5]).double(), rtol=0, atol=1e-6)
+    prior = estimate_prior(torch.stack(logs, 1), n)
+    assert torch.allclose(prior, torch.tensor([0.5, 0, 0, 0.5]).double(), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -133,10 +133,10 @@ def test_the_best_clients_come_first(router: Router, queries: Tensor) -> None:
 def test_hard_is_the_best_client_alone(router: Router, queries: Tensor) -> None:
     every = answers(router, queries)
     who = router.route(queries).clients[:, 0]
-    own = every[who, torch.arange(len(queries))]
+    best = every[who, torch.arange(len(queries))]
     for mode in ("hard", 1):
-        assert float((router.predict(queries, mode) - own).abs().max()) < 1e-6
-    assert float((router.predict(queries, 2) - own).abs().max()) > 1e-2
+        assert float((router.predict(queries, mode) - best).abs().max()) < 1e-6
+    assert float((router.predict(queries, 2) - best).abs().max()) > 1e-2
 
 
 def test_the_mixture_is_bayes_rule(router: Router, queries: Tensor) -> None:
@@ -144,8 +144,8 @@ def test_the_mixture_is_bayes_rule(router: Router, queries: Tensor) -> None:
     every, r = answers(router, queries), router.scores(queries).softmax(1)
     mixed = torch.einsum("bn,nbk->bk", r, every)
     assert float((router.predict(queries, "mixture") - mixed).abs().max()) < 1e-6
-    kept = torch.where(r >= r.sort(1, descending=True).values[:, 1:2], r, 0.0)
-    two = torch.einsum("bn,nbk->bk", kept / kept.sum(1, keepdim=True), every)
+    top_two = torch.where(r >= r.sort(1, descending=True).values[:, 1:2], r, 0.0)
+    two = torch.einsum("bn,nbk->bk", top_two / top_two.sum(1, keepdim=True), every)
     assert float((router.predict(queries, 2) - two).abs().max()) < 1e-6
     assert float((mixed - two).abs().max()) > 1e-3
 
@@ -153,9 +153,9 @@ def test_the_mixture_is_bayes_rule(router: Router, queries: Tensor) -> None:
 def test_all_of_equal_clients_is_any_of_them(router: Router, queries: Tensor) -> None:
     one = router.served[2]
     equal = replace(router, served=dict.fromkeys(range(N), one))
-    own = MODEL(*one, queries)["logits"].double().softmax(1)
-    assert float((equal.predict(queries, "mixture") - own).abs().max()) < 1e-6
-    assert float((router.predict(queries, "mixture") - own).abs().max()) > 1e-2
+    one_client = MODEL(*one, queries)["logits"].double().softmax(1)
+    assert float((equal.predict(queries, "mixture") - one_client).abs().max()) < 1e-6
+    assert float((router.predict(queries, "mixture") - one_client).abs().max()) > 1e-2
 
 
 def test_prices_move_the_choice_and_not_the_probabilities(router: Router, queries: Tensor) -> None:
@@ -177,26 +177,26 @@ def test_prices_move_the_choice_and_not_the_probabilities(router: Router, querie
 
 def test_nothing_is_refused_at_coverage_1(router: Router, queries: Tensor) -> None:
     clients = make_clients()
-    known = router.with_moments(clients)
+    with_moments = router.with_moments(clients)
     plain = router.route(queries, k=2)
-    open_ = known.route(queries, k=2, min_posterior=0.0, max_novelty=float("inf"))
+    open_ = with_moments.route(queries, k=2, min_posterior=0.0, max_novelty=float("inf"))
     assert torch.equal(plain.clients, open_.clients)
     assert torch.equal(plain.probabilities, open_.probabilities)
 
 
 def test_ambiguous_and_new_queries_are_refused(router: Router, queries: Tensor) -> None:
-    known = router.with_moments(make_clients())
+    with_moments = router.with_moments(make_clients())
     plain = router.route(queries, k=2)
     middle = float(plain.probabilities[:, 0].median())
-    strict = known.route(queries, k=2, min_posterior=middle)
+    strict = with_moments.route(queries, k=2, min_posterior=middle)
     unsure = plain.probabilities[:, 0] < middle
     assert 0 < int(unsure.sum()) < len(queries)
     assert bool((strict.clients[unsure] == ABSTAIN).all())
     assert torch.equal(strict.clients[~unsure], plain.clients[~unsure])
     assert torch.equal(strict.probabilities, plain.probabilities)
-    far = known.novelty(queries)
+    far = with_moments.novelty(queries)
     limit = -threshold(-far, 0.7)
-    near = known.route(queries, max_novelty=limit).clients[:, 0]
+    near = with_moments.route(queries, max_novelty=limit).clients[:, 0]
     assert torch.equal(near == ABSTAIN, far > limit)
     assert torch.equal(near[far <= limit], plain.clients[far <= limit, 0])
     assert 0.2 < float((near == ABSTAIN).double().mean()) <= 0.3
@@ -217,25 +217,25 @@ def test_a_client_that_has_left_changes_no_odds(router: Router, queries: Tensor)
 
 
 def test_a_client_that_has_left_makes_its_queries_new(router: Router) -> None:
-    """Whatever the order of the calls, and as if it had never had an example."""
+    """In any order of the calls, and as if the client had never had an example."""
     clients = make_clients()
-    x, known = clients[3].x, router.with_moments(clients)
-    nobody = clients[3]._replace(x=x[:0], y=clients[3].y[:0], w=clients[3].w[:0])
-    without_it = [*clients[:3], nobody, *clients[4:]]
+    x, with_moments = clients[3].x, router.with_moments(clients)
+    empty = clients[3]._replace(x=x[:0], y=clients[3].y[:0], w=clients[3].w[:0])
+    without_it = [*clients[:3], empty, *clients[4:]]
     orders = (
-        known.without(3), router.without(3).with_moments(clients),
+        with_moments.without(3), router.without(3).with_moments(clients),
         router.without(3).from_moments(clients), router.from_moments(clients).without(3),
         router.with_moments(without_it),
     )  # fmt: skip
-    assert float(orders[0].novelty(x).median()) > float(known.novelty(x).median())
+    assert float(orders[0].novelty(x).median()) > float(with_moments.novelty(x).median())
     for gone in orders[1:]:
         assert torch.equal(gone.novelty(x), orders[0].novelty(x))
-    assert not torch.equal(known.novelty(x), orders[0].novelty(x))
+    assert not torch.equal(with_moments.novelty(x), orders[0].novelty(x))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fit", ["refitted", "from_moments"])
-def test_who_has_left_is_in_no_later_fit(router: Router, queries: Tensor, fit: str) -> None:
+def test_clients_that_left_are_in_no_later_fit(router: Router, queries: Tensor, fit: str) -> None:
     """Nor does it change the odds of an earlier one."""
     clients = make_clients()
     wild = [c._replace(x=100 * c.x + 7) if i == 3 else c for i, c in enumerate(clients)]
@@ -243,13 +243,13 @@ def test_who_has_left_is_in_no_later_fit(router: Router, queries: Tensor, fit: s
     assert torch.equal(one.scores(queries), two.scores(queries))
     assert one.sizes.tolist() == [n if i != 3 else 0 for i, n in enumerate(SIZES)]
     whole = getattr(router, fit)(clients)
-    kept = whole.scores(queries).index_fill(1, torch.tensor(3), -torch.inf).softmax(1)
-    assert torch.allclose(whole.without(3).scores(queries).softmax(1), kept, rtol=1e-10, atol=0)
-    assert not torch.allclose(one.scores(queries).softmax(1), kept)
+    expected = whole.scores(queries).index_fill(1, torch.tensor(3), -torch.inf).softmax(1)
+    assert torch.allclose(whole.without(3).scores(queries).softmax(1), expected, rtol=1e-10, atol=0)
+    assert not torch.allclose(one.scores(queries).softmax(1), expected)
 
 
-def test_who_cannot_be_routed_to_has_no_part_in_priors(router: Router, queries: Tensor) -> None:
-    """What a prior gives it goes to the others, in proportion."""
+def test_clients_that_cannot_be_routed_to_have_no_prior(router: Router, queries: Tensor) -> None:
+    """The prior's share of such a client goes to the others, in proportion."""
     gone, q = router.without(3), torch.tensor([0.2, 0.1, 0.1, 0.4, 0.1, 0.1], dtype=torch.float64)
     left = q.index_fill(0, torch.tensor(3), 0.0) / 0.6
     assert torch.allclose(gone.scores(queries, q), gone.scores(queries, left), rtol=0, atol=1e-12)
@@ -291,7 +291,7 @@ def test_a_client_that_joins_has_a_row_from_moments(router: Router) -> None:
     assert not (router.route(new.x).clients == N).any()
 
 
-def test_who_never_took_part_is_not_routed_to() -> None:
+def test_clients_that_never_took_part_are_not_routed_to() -> None:
     played = final(ALGORITHM, routed_federation(MODEL), 1, cohort=3)
     router = Router.of(ALGORITHM, played.server, played.states)
     assert router.clients == played.cohort.tolist()
@@ -309,19 +309,19 @@ def test_fine_tuned_clients_are_routed_by_the_server(queries: Tensor) -> None:
     router = Router.of(tuned.at(4), played.server, played.states)
     common = MODEL(played.server["params"], {}, queries)
     assert torch.equal(router.logits(queries), common["client_logits"])
-    own = MODEL(*router.served[0], queries)
-    assert not torch.equal(own["client_logits"], common["client_logits"])
+    at_client = MODEL(*router.served[0], queries)
+    assert not torch.equal(at_client["client_logits"], common["client_logits"])
     every = answers(router, queries)
     who = router.route(queries).clients[:, 0]
-    told = every[who, torch.arange(len(queries))]
-    assert float((router.predict(queries) - told).abs().max()) < 1e-6
+    routed = every[who, torch.arange(len(queries))]
+    assert float((router.predict(queries) - routed).abs().max()) < 1e-6
 
 
 def test_blocks_do_not_matter(router: Router, queries: Tensor) -> None:
     many = torch.cat([queries] * 12)
     assert len(many) > 1000
-    told = router.predict(many, 2).reshape(12, len(queries), -1)
-    assert float((told - router.predict(queries, 2)).abs().max()) < 1e-6
+    predicted = router.predict(many, 2).reshape(12, len(queries), -1)
+    assert float((predicted - router.predict(queries, 2)).abs().max()) < 1e-6
 
 
 def test_a_router_that_cannot_be_built_says_why(router: Router, queries: Tensor) -> None:

@@ -24,7 +24,7 @@ N, B = 4, 30
 
 
 def drawn(like: Params, prefixes: tuple[str, ...], seed: int) -> Params:
-    """New values for what has these prefixes; variances above 0."""
+    """New values for the names with these prefixes; variances above 0."""
     source = generator(seed, "heads")
     return {
         k: torch.rand(v.shape, generator=source) + (0.1 if k.endswith("running_var") else -0.5)
@@ -33,11 +33,12 @@ def drawn(like: Params, prefixes: tuple[str, ...], seed: int) -> Params:
     }
 
 
-def router_of(model: Model, *own: str) -> Router:
-    """N clients with their own values under the prefixes `own`, buffers included."""
+def router_of(model: Model, *prefixes: str) -> Router:
+    """N clients with their own values under these prefixes, buffers included."""
     params, buffers = model.init()
     served = {
-        i: (params | drawn(params, own, i), buffers | drawn(buffers, own, i)) for i in range(N)
+        i: (params | drawn(params, prefixes, i), buffers | drawn(buffers, prefixes, i))
+        for i in range(N)
     }
     return Router(model, (params, buffers), served, torch.tensor([5.0, 1, 3, 2]))
 
@@ -101,14 +102,14 @@ NETWORKS: Mapping[str, tuple[Any, tuple[str, ...]]] = {
 @pytest.mark.parametrize("k", [1, 2, N])
 def test_answers_are_those_of_a_pass_for_each_client(name: str, k: int) -> None:
     """Also where a shared pass would not do; client logits are the shared network's."""
-    make, own = NETWORKS[name]
-    router = router_of(build(make, seed=0), *own)
+    make, prefixes = NETWORKS[name]
+    router = router_of(build(make, seed=0), *prefixes)
     x = torch.randn(B, FEATURES, generator=generator(1, "queries"))
-    told = router.predict(x, k)
-    assert float((told - plainly(router, x, k)).abs().max()) < 1e-6
+    predicted = router.predict(x, k)
+    assert float((predicted - plainly(router, x, k)).abs().max()) < 1e-6
     other = replace(router, served={i: router.served[(i + 1) % N] for i in range(N)})
-    assert float((other.predict(x, k) - told).abs().max()) > 1e-3
-    assert torch.equal(router.predict(x, k), told)
+    assert float((other.predict(x, k) - predicted).abs().max()) > 1e-3
+    assert torch.equal(router.predict(x, k), predicted)
 
 
 def test_tied_heads_are_answered_right() -> None:
@@ -123,14 +124,14 @@ def test_tied_heads_are_answered_right() -> None:
             self.head.weight = self.body.weight
 
     x = torch.randn(B, FEATURES, generator=generator(1, "queries"))
-    for own in (("body.", "head."), ("head.",)):
-        router = router_of(build(Tied, seed=0), *own)
+    for prefixes in (("body.", "head."), ("head.",)):
+        router = router_of(build(Tied, seed=0), *prefixes)
         for k in (1, N):
             assert float((router.predict(x, k) - plainly(router, x, k)).abs().max()) < 1e-6
 
 
 def passes(router: Router, x: Tensor, mode: Any) -> int:
-    """Queries that went through the first layer."""
+    """The number of queries that passed the first layer."""
     seen: list[int] = []
     hook = router.model.net.body[0].register_forward_pre_hook(lambda _, a: seen.append(len(a[0])))  # type: ignore[operator, index, union-attr]
     router.predict(x, mode)
@@ -139,7 +140,7 @@ def passes(router: Router, x: Tensor, mode: Any) -> int:
 
 
 def test_a_shared_body_is_gone_through_once() -> None:
-    """But for the queries that it is tried on, once per router."""
+    """Apart from the queries of a trial, once per router."""
     x = torch.randn(B, FEATURES, generator=generator(1, "queries"))
     shared, apart = router_of(build(Net, seed=0), "head."), router_of(build(Net, seed=0), "body.")
     assert passes(shared, x, "hard") == B + TRIED
@@ -172,9 +173,9 @@ def test_small_probabilities_of_mixtures_are_right(logit: float) -> None:
     router = unlikely(logit)
     x = torch.randn(B, FEATURES, generator=generator(1, "queries"))
     for k in (2, N):
-        told, plain = router.predict(x, k), plainly(router, x, k)
-        assert torch.allclose(told, plain, rtol=1e-5, atol=0)
-        assert float((told.sum(1) - 1).abs().max()) < 1e-14
+        predicted, plain = router.predict(x, k), plainly(router, x, k)
+        assert torch.allclose(predicted, plain, rtol=1e-5, atol=0)
+        assert float((predicted.sum(1) - 1).abs().max()) < 1e-14
     assert not torch.allclose(plainly(unlikely(logit - 0.01), x, N), plain, rtol=1e-5, atol=0)
 
 
@@ -186,11 +187,11 @@ def test_each_query_is_answered_by_the_client_that_it_is_sent_to() -> None:
         chosen = router.route(x, prices=prices).clients[:, 0].tolist()
         plain = [router.model(*router.served[i], q[None])["logits"].double().softmax(1)
                  for i, q in zip(chosen, x, strict=True)]  # fmt: skip
-        told = router.predict(x, prices=prices)
-        assert torch.allclose(told, torch.cat(plain), rtol=0, atol=1e-6)
+        predicted = router.predict(x, prices=prices)
+        assert torch.allclose(predicted, torch.cat(plain), rtol=0, atol=1e-6)
         turned = router.predict(x.flip(0), prices=prices)
-        assert torch.allclose(turned.flip(0), told, rtol=0, atol=1e-6)
-        assert not torch.allclose(turned, told, rtol=0, atol=1e-3)
+        assert torch.allclose(turned.flip(0), predicted, rtol=0, atol=1e-6)
+        assert not torch.allclose(turned, predicted, rtol=0, atol=1e-3)
 
 
 def overflowing(client: int) -> Router:
@@ -205,14 +206,14 @@ def test_a_client_that_overflows_spoils_its_own_queries_alone() -> None:
     x = 10 * torch.randn(B, FEATURES, generator=generator(1, "queries"))
     whole, broken = router_of(routed_model(N), "head."), overflowing(2)
     for k in (1, 2, 3):
-        asked = (whole.route(x, k).clients == 2).any(1)
-        assert bool(asked.any()) or k == 1
-        others = x[~asked]
+        routed = (whole.route(x, k).clients == 2).any(1)
+        assert bool(routed.any()) or k == 1
+        others = x[~routed]
         assert torch.allclose(
             broken.predict(others, k), whole.predict(others, k), rtol=0, atol=1e-7
         )
-        if bool(asked.any()):
-            first = int(asked.nonzero()[0])
+        if bool(routed.any()):
+            first = int(routed.nonzero()[0])
             with pytest.raises(InputError, match=f"query {first}: the classifier of a client"):
                 broken.predict(x, k)
 

@@ -1,4 +1,4 @@
-"""Refits say how right they are on what was held out, and choose by it."""
+"""Refits report their calibration on held-out examples, and choose by it."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ def test_clients_sums_give_the_pooled_figures() -> None:
     sums = [held_out_sums(torch.stack([one(h) for one in heads]), i) for i, h in enumerate(SAMPLES)]
     h, each = torch.cat(SAMPLES), torch.tensor([len(s) for s in SAMPLES])
     origin = torch.repeat_interleave(torch.arange(4), each)
-    for head, found in zip(heads, figures(sums), strict=True):
+    for head, figure in zip(heads, figures(sums), strict=True):
         belief = head(h).softmax(1)
-        assert found.examples == 126
-        assert found.error == pytest.approx(calibration_error(belief, origin), abs=1e-12)
+        assert figure.examples == 126
+        assert figure.error == pytest.approx(calibration_error(belief, origin), abs=1e-12)
         loss = float(-belief[torch.arange(126), origin].log().mean())
-        assert found.loss == pytest.approx(loss, abs=1e-12)
+        assert figure.loss == pytest.approx(loss, abs=1e-12)
     assert figures(sums)[0] != figures(sums[:3])[0]
 
 
-def test_every_example_is_held_out_once_and_who_has_one_keeps_it() -> None:
+def test_every_example_is_held_out_once_but_a_clients_only_one() -> None:
     marked = [torch.arange(float(len(h)))[:, None] for h in SAMPLES]
     here = Here(marked, marked, 0)
     assert folds_of(here.sizes) == list(range(FOLDS))
     parts = [here.fold(k) for k in range(FOLDS)]
     for i, n in enumerate((40, 25, 60)):
-        held = torch.cat([features_of(p.held_out, i) for p in parts])
-        assert sorted(held[:, 0].tolist()) == list(range(n))
+        held_out = torch.cat([features_of(p.held_out, i) for p in parts])
+        assert sorted(held_out[:, 0].tolist()) == list(range(n))
         for p in parts:
             whole = torch.cat([features_of(p.held_out, i), features_of(p.fit, i)])
             assert sorted(whole[:, 0].tolist()) == list(range(n))
@@ -77,16 +77,16 @@ def test_many_examples_take_fewer_folds() -> None:
 
 def test_a_temperature_flattens_density_ratios_and_leaves_sizes() -> None:
     head, n = ClientHead(drawn((3,)), drawn((3, 2), 1)), torch.tensor([10.0, 70, 20]).double()
-    h, own = drawn((6, 2), 2), (n / 100).log()
-    flat = tempered(head, n, 4.0)(h) - own
-    assert torch.allclose(flat, (head(h) - own) / 4, rtol=0, atol=1e-12)
+    h, offset = drawn((6, 2), 2), (n / 100).log()
+    flat = tempered(head, n, 4.0)(h) - offset
+    assert torch.allclose(flat, (head(h) - offset) / 4, rtol=0, atol=1e-12)
     assert tempered(head, n, 1.0) is head
     endless = tempered(head, n, 1e9)(h).softmax(1)
     assert torch.allclose(endless, (n / 100).expand(6, 3), rtol=0, atol=1e-6)
     absent = ClientHead(head.gamma.index_fill(0, torch.tensor(1), -torch.inf), head.xi)
-    told = tempered(absent, torch.tensor([10.0, 0, 20]), 2.0)(h)
-    assert bool((told[:, 1] == -torch.inf).all())
-    assert bool(told[:, [0, 2]].isfinite().all())
+    scores = tempered(absent, torch.tensor([10.0, 0, 20]), 2.0)(h)
+    assert bool((scores[:, 1] == -torch.inf).all())
+    assert bool(scores[:, [0, 2]].isfinite().all())
 
 
 def gaussian_clients(sizes: tuple[int, ...], seed: int, gap: float = 0.5) -> list[ClientData]:
@@ -99,22 +99,22 @@ def gaussian_clients(sizes: tuple[int, ...], seed: int, gap: float = 0.5) -> lis
 
 
 @pytest.mark.slow
-def test_a_refit_tells_what_fresh_examples_would_show(router: Router) -> None:
-    """Features that were never trained on these clients, so that what is held out is fair."""
+def test_a_refit_reports_what_fresh_examples_would_show(router: Router) -> None:
+    """Features that were never trained on these clients, so that held-out examples are fair."""
     clients = gaussian_clients((300, 80, 150, 200, 60, 120), 0)
     fresh = [c.x for c in gaussian_clients((3000, 800, 1500, 2000, 600, 1200), 1)]
     for fit in (router.refitted, router.from_moments):
         made = fit(clients)
-        said = made.calibration
-        assert said is not None
-        assert said.after.examples == 910
+        calibration = made.calibration
+        assert calibration is not None
+        assert calibration.after.examples == 910
         loss, error = of(made, fresh)
-        assert said.after.loss == pytest.approx(loss, abs=0.05)
-        assert said.after.error == pytest.approx(error, abs=0.06)
-        assert said.before is not None
+        assert calibration.after.loss == pytest.approx(loss, abs=0.05)
+        assert calibration.after.error == pytest.approx(error, abs=0.06)
+        assert calibration.before is not None
         before, _ = of(replace(router, sizes=made.sizes), fresh)
-        assert said.before.loss == pytest.approx(before, abs=0.15)
-        assert said.before.loss > said.after.loss + 0.2
+        assert calibration.before.loss == pytest.approx(before, abs=0.15)
+        assert calibration.before.loss > calibration.after.loss + 0.2
 
 
 @pytest.mark.slow
@@ -132,12 +132,12 @@ def test_the_choice_beats_the_first_of_the_grid_on_fresh_examples(router: Router
 
 def test_inputs_that_are_held_apart_are_used_and_nothing_else(router: Router) -> None:
     clients = make_clients()
-    held = [c.x for c in make_clients(seed=5)]
-    made = router.refitted(clients, fresh=held, penalty=1e-2)
+    fresh = [c.x for c in make_clients(seed=5)]
+    made = router.refitted(clients, fresh=fresh, penalty=1e-2)
     assert made.calibration is not None
-    for r, said in ((made, made.calibration.after), (router, made.calibration.before)):
-        assert said is not None
-        assert said[:3] == pytest.approx((sum(SIZES), *of(r, held)), abs=1e-2)
+    for r, measured in ((made, made.calibration.after), (router, made.calibration.before)):
+        assert measured is not None
+        assert measured[:3] == pytest.approx((sum(SIZES), *of(r, fresh)), abs=1e-2)
     assert made.head is not None
     plain = router.refitted(clients, penalty=1e-2).head
     assert plain is not None
@@ -146,7 +146,7 @@ def test_inputs_that_are_held_apart_are_used_and_nothing_else(router: Router) ->
 
 @pytest.mark.slow
 def test_what_makes_the_error_worse_is_not_recommended(router: Router) -> None:
-    """Held-out examples that agree with the router: it stays as it was."""
+    """Where held-out examples agree with the router, it is kept."""
     other = gaussian_clients((300, 80, 150, 200, 60, 120), 0)
     good, fits = router.calibrated(other), [router.refitted(other), router.from_moments(other)]
     least = min(fits, key=lambda r: r.calibration.after.loss if r.calibration else np.inf)
@@ -157,18 +157,18 @@ def test_what_makes_the_error_worse_is_not_recommended(router: Router) -> None:
     x = torch.cat([c.x for c in clients])
     who = router.route(x).clients[:, 0]
     agreeing = [x[who == i] for i in range(len(SIZES))]
-    kept = router.calibrated(clients, fresh=agreeing)
-    assert kept.calibration is not None
-    assert not kept.calibration.better
-    assert kept.head is router.head
-    assert torch.equal(kept.scores(x), router.scores(x))
-    assert "keep the router that it was made from" in str(kept.calibration)
+    same_router = router.calibrated(clients, fresh=agreeing)
+    assert same_router.calibration is not None
+    assert not same_router.calibration.better
+    assert same_router.head is router.head
+    assert torch.equal(same_router.scores(x), router.scores(x))
+    assert "keep the router that it was made from" in str(same_router.calibration)
 
 
-def test_the_figures_are_told_in_a_sentence() -> None:
+def test_the_figures_are_put_in_a_sentence() -> None:
     was, now = HeldOut(90, 0.9, 0.08), HeldOut(90, 0.8, 0.03)
-    said = Calibration(was, now, 0.01, 1.5)
-    assert str(said) == (
+    calibration = Calibration(was, now, 0.01, 1.5)
+    assert str(calibration) == (
         "held-out calibration error 0.030, loss 0.800 nats; before 0.080 and 0.900, 90 examples "
         "(strength 0.01, temperature 1.5): use this refit"
     )
@@ -186,11 +186,11 @@ def test_a_gain_that_chance_can_make_is_not_enough() -> None:
 
 
 def test_clients_sums_give_the_spread_of_the_change() -> None:
-    z, told = drawn((2, 30, 4)), drawn((30, 4), 7)
-    found = held_out_sums(z, 2, told)
-    change = z.log_softmax(2)[..., 2] - told.log_softmax(1)[:, 2]
-    assert torch.allclose(found.square, change.square().sum(1), rtol=1e-12, atol=0)
-    assert float(held_out_sums(told[None], 2, told).square) == 0
+    z, before = drawn((2, 30, 4)), drawn((30, 4), 7)
+    sums = held_out_sums(z, 2, before)
+    change = z.log_softmax(2)[..., 2] - before.log_softmax(1)[:, 2]
+    assert torch.allclose(sums.square, change.square().sum(1), rtol=1e-12, atol=0)
+    assert float(held_out_sums(before[None], 2, before).square) == 0
 
 
 def test_refits_that_cannot_be_tried_are_refused(router: Router) -> None:

@@ -1,4 +1,4 @@
-"""What a router cannot answer, and trainings that give none, get one clear message."""
+"""Queries that a router cannot answer, and methods without one, get one clear message."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fedshift.model import Model, build
 from fedshift.models.lenet_gn import SMALL, lenet_gn
 from fedshift.recipes import Setting
 from fedshift.router.route import Router
-from support.by_hand import apart, final
+from support.by_hand import final, max_difference
 from support.federations import CLASSES, FEATURES, SIZES, TARGET, make_clients, make_federation
 from support.routing import routed_federation, routed_model, routed_setting
 
@@ -35,12 +35,12 @@ MODEL = routed_model()
 NAN, INF = float("nan"), float("inf")
 
 
-# ------------------------------------------------------------------------------ who the clients are
+# --------------------------------------------------------------------------- order of the clients
 
 
 @pytest.mark.slow
 def test_clients_out_of_order_are_refused(router: Router) -> None:
-    """Not taken for one another: the order is not the identity."""
+    """Clients are not confused: the order is not their identity."""
     clients = make_clients()
     for fit in (router.refitted, router.from_moments, router.with_moments):
         with pytest.raises(
@@ -61,15 +61,15 @@ def test_clients_out_of_order_are_refused(router: Router) -> None:
 def test_queries_that_are_not_finite_are_refused(
     router: Router, queries: Tensor, value: float
 ) -> None:
-    known = router.refitted(make_clients()).with_moments(make_clients())
+    fitted = router.refitted(make_clients()).with_moments(make_clients())
     many = torch.cat([queries] * 12)
     row = 1100  # beyond the first block
     many[row, 3] = value
     many[row + 5] = value
     ways = (
-        known.route, known.predict, known.scores, known.logits, known.features, known.novelty,
-        lambda x: known.predict(x, "mixture"), lambda x: known.predict(x, 2),
-        lambda x: known.route(x, min_posterior=0.1, max_novelty=9.0), router.route, router.predict,
+        fitted.route, fitted.predict, fitted.scores, fitted.logits, fitted.features, fitted.novelty,
+        lambda x: fitted.predict(x, "mixture"), lambda x: fitted.predict(x, 2),
+        lambda x: fitted.route(x, min_posterior=0.1, max_novelty=9.0), router.route, router.predict,
     )  # fmt: skip
     for ask in ways:
         with pytest.raises(
@@ -78,7 +78,7 @@ def test_queries_that_are_not_finite_are_refused(
             ask(many)
     left = many[many.flatten(1).isfinite().all(1)]
     assert len(left) == len(many) - 2
-    assert bool(known.predict(left).isfinite().all())
+    assert bool(fitted.predict(left).isfinite().all())
 
 
 def test_a_query_whose_logits_overflow_is_refused(router: Router, queries: Tensor) -> None:
@@ -175,10 +175,10 @@ def test_whole_numbers_of_any_kind_do_for_k(router: Router, queries: Tensor) -> 
 def test_lists_and_arrays_do_for_priors_and_prices(router: Router, queries: Tensor) -> None:
     q, mu = [0.1, 0.2, 0.3, 0.1, 0.1, 0.2], [0, 0, 1, 0, 0, 0]
     exact = torch.tensor(q, dtype=torch.float64)
-    told = router.predict(queries, 2, prior=exact, prices=torch.tensor(mu))
+    predicted = router.predict(queries, 2, prior=exact, prices=torch.tensor(mu))
     for kind in (list, tuple, np.array):
-        assert torch.equal(router.predict(queries, 2, prior=kind(q), prices=kind(mu)), told)
-    assert not torch.equal(router.predict(queries, 2), told)
+        assert torch.equal(router.predict(queries, 2, prior=kind(q), prices=kind(mu)), predicted)
+    assert not torch.equal(router.predict(queries, 2), predicted)
     ask = recipes.feddrm(routed_setting(MODEL))
     played = final(ask, routed_federation(MODEL), 1)
     with pytest.raises(InputError, match='unknown prior "densty"; .* Did you mean "density"'):
@@ -230,7 +230,7 @@ def test_a_router_that_was_never_trained_can_be_refitted(queries: Tensor) -> Non
         (Proximal(0.1) + (CrossEntropy() + 0.5 * (0.5 * ClientEntropy())), True),
     ],
 )
-def test_who_trains_a_router_is_known_from_the_objective(objective: Term, trains: bool) -> None:
+def test_the_objective_says_whether_a_router_is_trained(objective: Term, trains: bool) -> None:
     assert FedAvg(MODEL, objective).trains_router() is trains
     assert FineTune(FedAvg(MODEL, objective), 1).trains_router() is trains
 
@@ -249,7 +249,7 @@ def test_a_network_without_the_clients_columns_is_refused_before_round_1() -> No
 
 
 def test_a_cohort_of_one_trains_no_router() -> None:
-    """Its softmax has one entry: the router would be as it was drawn."""
+    """Its softmax has one entry: the router would stay at its first weights."""
     setting = routed_setting(MODEL)
     for method in (
         recipes.feddrm(setting),
@@ -327,7 +327,7 @@ def test_a_named_head_stays_private() -> None:
     played = final(method, make_federation(OWN), 1)
     assert [k for k in played.server["params"] if k.startswith("classifier.")] == []
     router = Router.of(method, played.server, played.states)
-    assert apart(router.served[0][0], router.served[1][0]) > 1e-3
+    assert max_difference(router.served[0][0], router.served[1][0]) > 1e-3
 
 
 def test_shares_are_refused_as_heads_are() -> None:

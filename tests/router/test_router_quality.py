@@ -53,7 +53,7 @@ def test_calibration_error_by_hand() -> None:
 def test_auc_is_the_share_of_ordered_pairs() -> None:
     scores, origin = draw(60, 4), torch.arange(60) % 3  # client 3 has no query
     scores[::5] = scores[0].clone()  # ties
-    found = quality.pairwise_auc(scores, origin)
+    auc = quality.pairwise_auc(scores, origin)
     for i in range(3):
         for j in range(3):
             if i == j:
@@ -62,13 +62,13 @@ def test_auc_is_the_share_of_ordered_pairs() -> None:
             b = (scores[:, i] - scores[:, j])[origin == j]
             pairs = a[:, None] - b[None, :]
             share = float(((pairs > 0).double() + 0.5 * (pairs == 0).double()).mean())
-            assert float(found[i, j]) == pytest.approx(share, abs=1e-12)
-    assert bool(found[3].isnan().all())
-    assert bool(found.diagonal().isnan().all())
+            assert float(auc[i, j]) == pytest.approx(share, abs=1e-12)
+    assert bool(auc[3].isnan().all())
+    assert bool(auc.diagonal().isnan().all())
     apart = torch.nn.functional.one_hot(origin, 4) * 9.0 + scores * 0.01
     assert float(quality.pairwise_auc(apart, origin)[0, 1]) == 1.0
     priced = scores - torch.tensor([0.0, 3.0, -2.0, 1.0])  # prices and priors do not matter
-    assert torch.allclose(quality.pairwise_auc(priced, origin), found, equal_nan=True, atol=1e-12)
+    assert torch.allclose(quality.pairwise_auc(priced, origin), auc, equal_nan=True, atol=1e-12)
 
 
 def test_risk_at_full_coverage_is_the_error_rate() -> None:

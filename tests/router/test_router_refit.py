@@ -42,19 +42,21 @@ def pooled_fit(samples: tuple[Tensor, ...], penalty: float) -> tuple[np.ndarray,
         value = -logs[np.arange(len(h)), who].mean() + penalty * (w[:, 1:] ** 2).sum()
         return value, grad.ravel()
 
-    found = minimize(loss, np.zeros(shape).ravel(), jac=True, method="BFGS", options={"gtol": 1e-9})
-    w = found.x.reshape(shape)
+    solution = minimize(
+        loss, np.zeros(shape).ravel(), jac=True, method="BFGS", options={"gtol": 1e-9}
+    )
+    w = solution.x.reshape(shape)
     return w[:, 0] - w[:, 0].mean(), w[:, 1:]
 
 
 @pytest.mark.parametrize("penalty", [1e-4, 1e-1])
 def test_the_refit_is_the_pooled_fit(penalty: float) -> None:
-    found = refit_locally(SAMPLES, penalty=penalty, tolerance=1e-10)
+    refit = refit_locally(SAMPLES, penalty=penalty, tolerance=1e-10)
     gamma, xi = pooled_fit(SAMPLES, penalty)
-    assert np.abs(found.head.gamma.numpy() - gamma).max() < 1e-6
-    assert np.abs(found.head.xi.numpy() - xi).max() < 1e-6
-    assert found.gradient < 1e-8
-    assert found.rounds < 60
+    assert np.abs(refit.head.gamma.numpy() - gamma).max() < 1e-6
+    assert np.abs(refit.head.xi.numpy() - xi).max() < 1e-6
+    assert refit.gradient < 1e-8
+    assert refit.rounds < 60
     other = refit_locally(SAMPLES, penalty=3 * penalty).head.xi.numpy()
     assert np.abs(other - xi).max() > 1e-4
 
@@ -72,10 +74,10 @@ def test_a_refit_costs_the_same_in_any_coordinates() -> None:
     one, two = (refit_locally(h, penalty=0.0) for h in (plain, tilted))
     assert one.rounds < 60
     assert abs(two.rounds - one.rounds) <= 10
-    told, meant = two.head(torch.cat(tilted)), one.head(torch.cat(plain))
-    assert float((told.softmax(1) - meant.softmax(1)).abs().max()) < 1e-4
-    held = refit_locally(tilted, penalty=1e-2).head(torch.cat(tilted))
-    assert float((held.softmax(1) - meant.softmax(1)).abs().max()) > 0.1
+    logits, meant = two.head(torch.cat(tilted)), one.head(torch.cat(plain))
+    assert float((logits.softmax(1) - meant.softmax(1)).abs().max()) < 1e-4
+    penalised = refit_locally(tilted, penalty=1e-2).head(torch.cat(tilted))
+    assert float((penalised.softmax(1) - meant.softmax(1)).abs().max()) > 0.1
 
 
 def test_a_penalty_that_outweighs_what_hardly_varies_costs_no_rounds() -> None:
@@ -84,19 +86,19 @@ def test_a_penalty_that_outweighs_what_hardly_varies_costs_no_rounds() -> None:
     means = drawn((4, 6), 3)
     h = [(drawn((200, 6), i) + m) * scale + 1.0 for i, m in enumerate(means)]
     h = [torch.cat([v, v[:, :1] + 1e-3 * v[:, 5:]], 1) for v in h]
-    found = refit_locally(h)
-    assert found.rounds < 40
+    refit = refit_locally(h)
+    assert refit.rounds < 40
     _, xi = pooled_fit(tuple(h), 1e-4)
-    assert np.abs(found.head.xi.numpy() - xi).max() < 1e-3
-    assert float(found.head.xi[:, 4].abs().max()) == pytest.approx(0.0, abs=1e-9)
+    assert np.abs(refit.head.xi.numpy() - xi).max() < 1e-3
+    assert float(refit.head.xi[:, 4].abs().max()) == pytest.approx(0.0, abs=1e-9)
 
 
 def test_free_intercepts_give_every_client_its_number() -> None:
     """sum_ij softmax_l(x_ij) = n_l, at any penalty."""
     head = refit_locally(SAMPLES, penalty=1e-2, tolerance=1e-9).head
-    told = head(torch.cat(SAMPLES)).softmax(1).sum(0)
+    totals = head(torch.cat(SAMPLES)).softmax(1).sum(0)
     counts = torch.tensor([float(len(s)) for s in SAMPLES]).double()
-    assert float((told - counts).abs().max()) < 1e-5
+    assert float((totals - counts).abs().max()) < 1e-5
     off = replace(head, gamma=head.gamma * 0.9)
     assert float((off(torch.cat(SAMPLES)).softmax(1).sum(0) - counts).abs().max()) > 0.1
 
@@ -115,17 +117,17 @@ def test_what_clients_send_is_a_gradient() -> None:
 
 
 def test_a_client_without_examples_is_never_chosen() -> None:
-    """The others' fit is what it is without it."""
+    """The others' fit is the same as without it."""
     empty = (SAMPLES[0], SAMPLES[0][:0], *SAMPLES[1:])
-    found, less = (refit_locally(s, tolerance=1e-10).head for s in (empty, SAMPLES))
-    kept = [0, 2, 3, 4]
-    assert float(found.gamma[1]) == -float("inf")
-    assert torch.allclose(found.gamma[kept], less.gamma, rtol=0, atol=1e-6)
-    assert torch.allclose(found.xi[kept], less.xi, rtol=0, atol=1e-6)
+    with_empty, less = (refit_locally(s, tolerance=1e-10).head for s in (empty, SAMPLES))
+    others = [0, 2, 3, 4]
+    assert float(with_empty.gamma[1]) == -float("inf")
+    assert torch.allclose(with_empty.gamma[others], less.gamma, rtol=0, atol=1e-6)
+    assert torch.allclose(with_empty.xi[others], less.xi, rtol=0, atol=1e-6)
     head = pooled([moments(h) for h in empty]).head()
     assert float(head(SAMPLES[0]).softmax(1)[:, 1].max()) == 0
     same = pooled([moments(h) for h in SAMPLES]).head()
-    assert torch.allclose(head.xi[kept], same.xi, rtol=0, atol=1e-10)
+    assert torch.allclose(head.xi[others], same.xi, rtol=0, atol=1e-10)
 
 
 def test_a_refit_that_does_not_end_says_so() -> None:
@@ -185,8 +187,8 @@ def test_a_refit_on_other_counts_brings_its_own_sizes(router: Router) -> None:
 
 def test_moments_give_linear_discriminant_analysis() -> None:
     """xi = S^-1 mu, gamma = -mu' S^-1 mu / 2 + log n/N, S with 1 % of its mean variance added."""
-    found = pooled([moments(h) for h in SAMPLES])
-    head = found.head()
+    summed = pooled([moments(h) for h in SAMPLES])
+    head = summed.head()
     parts = [s.numpy() for s in SAMPLES]
     within = sum((p - p.mean(0)).T @ (p - p.mean(0)) for p in parts) / sum(map(len, parts))
     loaded = within + 0.01 * np.trace(within) / 3 * np.eye(3)
@@ -198,7 +200,7 @@ def test_moments_give_linear_discriminant_analysis() -> None:
     h = drawn((7, 3), 5)
     gaps = [[(v - p.mean(0)) @ np.linalg.solve(loaded, v - p.mean(0)) for p in parts]
             for v in h.numpy()]  # fmt: skip
-    assert np.abs(found.novelty(h).numpy() - np.min(gaps, axis=1)).max() < 1e-9
+    assert np.abs(summed.novelty(h).numpy() - np.min(gaps, axis=1)).max() < 1e-9
     plain = pooled([moments(h) for h in SAMPLES], loading=0.0).head()
     assert float((plain.xi - head.xi).abs().max()) > 1e-4
 

@@ -1,4 +1,4 @@
-"""How far one classifier is from several: the two losses, their zeros and their gradients there."""
+"""Disagreement of one classifier with several: losses, their zeros and gradients there."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def by_loops(kind: str, p: Tensor, q: Tensor) -> float:
     return total
 
 
-def seen(kind: str, z: Tensor) -> Tensor:
-    """What a loss compares with the clients' answers, of logits z [7, 5]."""
+def compared_form(kind: str, z: Tensor) -> Tensor:
+    """The form of logits z [7, 5] that a loss compares with the clients' answers."""
     return restricted(z, LABELS) if kind == "kl" else seen_by(z.softmax(1), LABELS)
 
 
@@ -56,25 +56,25 @@ def test_the_losses_are_their_definitions(kind: Any) -> None:
     """The pairwise one by its identity, 2 (||p||^2 ||q||^2 - (p . q)^2), against both loops."""
     p, z = opinions(), drawn(7, 5, seed=2)
     q = z.softmax(1)
-    found = float(disagreement(kind, p, seen(kind, z), WEIGHTS))
-    assert abs(found - by_loops(kind, p, q)) < 1e-15
-    assert abs(found - by_loops(kind, opinions(seed=3), q)) > 1e-4
+    loss = float(disagreement(kind, p, compared_form(kind, z), WEIGHTS))
+    assert abs(loss - by_loops(kind, p, q)) < 1e-15
+    assert abs(loss - by_loops(kind, opinions(seed=3), q)) > 1e-4
     other = "pairwise" if kind == "mse" else "mse"
-    assert abs(found - by_loops(other, p, q)) > 1e-2
+    assert abs(loss - by_loops(other, p, q)) > 1e-2
 
 
 def restriction(q: Tensor) -> Tensor:
     """h(y|x) / h(Y_k|x): subset consistency, what clients of one true h would say."""
-    seen = seen_by(q, LABELS)
-    return seen / seen.sum(2, keepdim=True)
+    on_labels = seen_by(q, LABELS)
+    return on_labels / on_labels.sum(2, keepdim=True)
 
 
 def test_where_the_losses_are_zero() -> None:
     """Pairwise: at restrictions. MSE: only at equal models. And both trivial cases of the pair."""
     q = drawn(7, 5, seed=2).softmax(1)
-    seen = seen_by(q, LABELS)
-    assert abs(float(pairwise(restriction(q), seen, WEIGHTS))) < 1e-15
-    assert float(mse(restriction(q), seen, WEIGHTS)) > 1e-2
+    on_labels = seen_by(q, LABELS)
+    assert abs(float(pairwise(restriction(q), on_labels, WEIGHTS))) < 1e-15
+    assert float(mse(restriction(q), on_labels, WEIGHTS)) > 1e-2
     everything = torch.arange(5).expand(3, -1)
     assert float(mse(q.expand(3, -1, -1), seen_by(q, everything), WEIGHTS)) == 0
     assert abs(float(pairwise(q.expand(3, -1, -1), seen_by(q, everything), WEIGHTS))) < 1e-15
@@ -82,7 +82,7 @@ def test_where_the_losses_are_zero() -> None:
     assert float(pairwise(opinions(), torch.zeros(3, 7, 3).double(), WEIGHTS)) == 0
     assert float(mse(opinions(), torch.zeros(3, 7, 3).double(), WEIGHTS)) > 0.3
     alone = torch.tensor([0.0, 0.0, 1.0]).double()
-    assert abs(float(pairwise(opinions(), seen, alone))) < 1e-15
+    assert abs(float(pairwise(opinions(), on_labels, alone))) < 1e-15
 
 
 def test_mse_is_biased_at_the_truth_and_pairwise_is_not() -> None:
@@ -146,7 +146,7 @@ def test_the_gradient_of_restricted_kl_is_the_difference_on_each_clients_labels(
 
 @pytest.mark.parametrize("kind", ["mse", "pairwise", "kl"])
 def test_absent_labels_get_no_gradient_from_restricted_kl_alone(kind: Any) -> None:
-    labels = torch.tensor([[0, 3, -1], [4, 0, 3], [3, -1, -1]])  # 1 and 2 are nobody's
+    labels = torch.tensor([[0, 3, -1], [4, 0, 3], [3, -1, -1]])  # no client has 1 or 2
     z = drawn(7, 5, seed=2).requires_grad_()
     p = drawn(3, 7, 3, seed=1).masked_fill((labels < 0)[:, None], -torch.inf).softmax(2)
     q = restricted(z, labels) if kind == "kl" else seen_by(z.softmax(1), labels)
@@ -160,7 +160,7 @@ def test_the_truth_is_the_fixed_point_of_restricted_kl() -> None:
     """Perfect clients, label sets in a chain 0-1-2-3-4: the truth is the one minimum; else not."""
     truth, start = drawn(6, 5, seed=2), drawn(6, 5, seed=3)
     chain = torch.tensor([[0, 1], [1, 2], [2, 3], [3, 4]])
-    apart = torch.tensor([[0, 1], [1, 2], [3, 4]])  # two parts: their masses are nobody's to say
+    apart = torch.tensor([[0, 1], [1, 2], [3, 4]])  # two parts: no client knows their masses
     for labels, connected in ((chain, True), (apart, False)):
         p, w = shares(truth, labels), torch.full((len(labels),), 0.25).double()
         at = truth.clone().requires_grad_()
@@ -180,10 +180,10 @@ def test_where_all_know_all_labels_it_is_the_public_kl() -> None:
     everything = torch.arange(5).expand(3, -1)
     p, z = drawn(3, 7, 5, seed=1).softmax(2), drawn(7, 5, seed=2)
     terms = (p * (p.log() - z.log_softmax(1))).sum(2).mean(1)
-    found = kl(p, restricted(z, everything), WEIGHTS)
-    assert abs(float(found - (WEIGHTS * terms).sum())) < 1e-15
+    loss = kl(p, restricted(z, everything), WEIGHTS)
+    assert abs(float(loss - (WEIGHTS * terms).sum())) < 1e-15
     fewer = kl(p[:, :, :4], restricted(z, everything[:, :4]), WEIGHTS)
-    assert abs(float(fewer - found)) > 1e-2
+    assert abs(float(fewer - loss)) > 1e-2
 
 
 def test_labels_and_clients_that_say_nothing_to_restricted_kl() -> None:

@@ -58,7 +58,7 @@ def test_another_solver_has_the_same_weights(source: np.random.Generator) -> Non
 
 
 def test_no_other_weights_under_the_cap_are_nearer(source: np.random.Generator) -> None:
-    """KL(b || a) rises along every way to other weights under the cap."""
+    """KL(b || a) grows towards any other weights under the cap."""
     a, cap = drawn(source, 8, 1.5), 0.2
     b = capped(a, cap)
     assert float(a.max()) > cap
@@ -95,7 +95,7 @@ def test_a_claim_of_any_size() -> None:
 
 
 def test_clients_that_the_rule_gave_nothing() -> None:
-    """Those with weight have the cap; the rest is shared evenly by others that have examples."""
+    """Clients with weight get the cap; the rest is shared evenly by others that have examples."""
     everyone, some = torch.tensor([True] * 4), torch.tensor([True, True, False, True])
     assert capped(vector(1, 0, 0, 0), 0.4).tolist() == pytest.approx([0.4, 0.2, 0.2, 0.2])
     assert capped(vector(1, 0, 0, 0), 0.4, some).tolist() == pytest.approx([0.4, 0.3, 0, 0.3])

@@ -1,4 +1,4 @@
-"""Certificates where they are hardest: on faces of the hull, and for rows that nearly agree."""
+"""Hard cases for certificates: faces of the hull, and rows that nearly agree."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def norm_objective(counts: np.ndarray, target: np.ndarray, lam: float, a: np.nda
 def best_found(counts: np.ndarray, target: np.ndarray, lam: float) -> float:
     """The least objective that a general solver finds from several starts."""
     m, rng = len(counts), np.random.default_rng(0)
-    found = []
+    values = []
     for start in (np.full(m, 1 / m), *rng.dirichlet(np.ones(m), size=5)):
         done = scipy.optimize.minimize(
             lambda a: norm_objective(counts, target, lam, a), start, method="SLSQP",
             bounds=[(0, 1)] * m, constraints={"type": "eq", "fun": lambda a: a.sum() - 1},
             options={"ftol": 1e-13, "maxiter": 500},
         )  # fmt: skip
-        found.append(norm_objective(counts, target, lam, np.maximum(done.x, 0) / done.x.sum()))
-    return min(found)
+        values.append(norm_objective(counts, target, lam, np.maximum(done.x, 0) / done.x.sum()))
+    return min(values)
 
 
 @pytest.mark.few(5)
@@ -52,9 +52,9 @@ def best_found(counts: np.ndarray, target: np.ndarray, lam: float) -> float:
 )
 def test_the_norm_form_on_faces(counts: list[list[int]], target: list[float], lam: float) -> None:
     table, T = np.array(counts, float), np.array(target)
-    found = pals_weights(table, T, lam=lam, fidelity="norm")
-    assert found.certified
-    ours, other = norm_objective(table, T, lam, found.weights), best_found(table, T, lam)
+    solved = pals_weights(table, T, lam=lam, fidelity="norm")
+    assert solved.certified
+    ours, other = norm_objective(table, T, lam, solved.weights), best_found(table, T, lam)
     assert ours <= other + 1e-9 * max(1.0, other)
     at_zero = pals_weights(table, T, lam=0.0).weights
     if lam == 1e4:  # the control: the lambda = 0 answer, once returned here, is far off
@@ -84,10 +84,10 @@ NEARLY_DEPENDENT = [[1109, 8453, 1473], [4019, 7611, 4812], [4576, 15015, 5624]]
 def test_nearly_dependent_rows_are_not_certified_wrongly() -> None:
     """Three clients whose marginals lie on a line to 1e-13: rounding decides, and is charged."""
     target = [0.18225147205725611, 0.5938527115832326, 0.22389581635951125]
-    found = pals_weights(NEARLY_DEPENDENT, target, lam=0.0)
+    solved = pals_weights(NEARLY_DEPENDENT, target, lam=0.0)
     exact = [float(v) for v in exact_mixture(NEARLY_DEPENDENT, target)]
-    error = float(np.abs(found.weights - exact).sum())
-    assert error <= 1e-6 or not found.certified
+    error = float(np.abs(solved.weights - exact).sum())
+    assert error <= 1e-6 or not solved.certified
     apart = [[1109, 8453, 1473], [4019, 7611, 9812], [9576, 15015, 5624]]
     mixed = (np.array(apart) / np.array(apart).sum(1)[:, None]).T @ [0.2, 0.3, 0.5]
     clear = pals_weights(apart, mixed, lam=0.0)
@@ -126,23 +126,23 @@ def test_tiny_lambdas_are_not_certified_by_the_limit(scale: float) -> None:
     target = (np.full(3, 1 / 3) @ (table / n[:, None])).tolist()
     exact = exact_optimum(counts, target, scale * n.sum())
     assert min(exact) > 0  # so that the KKT point is the optimum
-    found = pals_weights(counts, target, lam=scale * n.sum())
-    error = float(np.abs(found.weights - [float(v) for v in exact]).sum())
-    assert error <= 1e-6 or not found.certified
+    solved = pals_weights(counts, target, lam=scale * n.sum())
+    error = float(np.abs(solved.weights - [float(v) for v in exact]).sum())
+    assert error <= 1e-6 or not solved.certified
     if scale >= 1e-6:
-        assert found.certified
+        assert solved.certified
 
 
 # ---------------------------------------------------------------- clients that hardly differ
 
 
 def distance_to_exact(
-    found: PalsWeights, counts: list[list[int]], target: list[float], cap: float | None
+    solved: PalsWeights, counts: list[list[int]], target: list[float], cap: float | None
 ) -> float:
     """||a - a*||_1 at a squared lambda, a* in rational arithmetic."""
     exact = exact_weights.Exact.of(counts, target, cap)
-    weights = found.weights.tolist()
-    best = exact.optimum(Fraction(found.lam) or exact.nothing, weights)
+    weights = solved.weights.tolist()
+    best = exact.optimum(Fraction(solved.lam) or exact.nothing, weights)
     return float(exact_weights.l1(weights, best))
 
 
@@ -153,10 +153,10 @@ def test_clients_that_hardly_differ_are_certified_rightly(kind: int) -> None:
     certified, count = 0, 25 if kind < 3 else 8
     for index in range(kind + 8, 4 * count + 8, 4):
         programme = drawn.draw(index)
-        found = programme.solve()
-        off = exact_weights.l1(found.weights.tolist(), drawn.exact_answer(programme, found))
-        assert off <= 1e-6 or not found.certified, index
-        certified += found.certified
+        solved = programme.solve()
+        off = exact_weights.l1(solved.weights.tolist(), drawn.exact_answer(programme, solved))
+        assert off <= 1e-6 or not solved.certified, index
+        certified += solved.certified
     assert certified >= (22 if kind < 3 else 2)
 
 
@@ -175,18 +175,18 @@ def test_a_cap_among_two_clients_that_hardly_differ() -> None:
     target[1] = 1.0 - target[0]
     shares, cap = [Fraction(a, a + b) for a, b in counts], 0.50005
     first = (Fraction(target[0]) - shares[1]) / (shares[0] - shares[1])
-    found = pals_weights(counts, target, lam=0.0, cap=cap)
+    solved = pals_weights(counts, target, lam=0.0, cap=cap)
     expected = float(min(max(first, 1 - Fraction(cap)), Fraction(cap)))
-    assert found.weights[0] == pytest.approx(expected, abs=1e-9)
-    assert found.certified
+    assert solved.weights[0] == pytest.approx(expected, abs=1e-9)
+    assert solved.certified
 
 
-def test_the_reference_tells_wrong_weights() -> None:
+def test_the_reference_detects_wrong_weights() -> None:
     programme = drawn.draw(0)
-    found = programme.solve()
-    best = drawn.exact_answer(programme, found)
-    assert exact_weights.l1(found.weights.tolist(), best) <= 1e-6
-    moved = [float(x) for x in found.weights]
+    solved = programme.solve()
+    best = drawn.exact_answer(programme, solved)
+    assert exact_weights.l1(solved.weights.tolist(), best) <= 1e-6
+    moved = [float(x) for x in solved.weights]
     moved[0], moved[-1] = moved[-1], moved[0]
     assert exact_weights.l1(moved, best) > 1e-3
 
@@ -222,17 +222,17 @@ NEAR_TIES = [
 def test_near_ties_are_not_certified_as_ties(
     counts: list[list[int]], target: list[float], cap: float | None, best: list[float]
 ) -> None:
-    found = pals_weights(counts, target, lam=0.0, cap=cap)
-    assert np.abs(found.weights - best).sum() <= 1e-6 or not found.certified
+    solved = pals_weights(counts, target, lam=0.0, cap=cap)
+    assert np.abs(solved.weights - best).sum() <= 1e-6 or not solved.certified
 
 
 def test_ties_are_certified() -> None:
     """The control: clients that are dependent to the last digit, two and two of one mixture."""
     counts = [[6, 6, 0, 0], [0, 0, 9, 9], [7, 0, 7, 0], [0, 5, 0, 5]]
     for target in ([0.25] * 4, [0.3, 0.2, 0.3, 0.2]):
-        found = pals_weights(counts, target, lam=0.0)
-        assert found.certified
-        assert distance_to_exact(found, counts, target, None) <= 1e-12
+        solved = pals_weights(counts, target, lam=0.0)
+        assert solved.certified
+        assert distance_to_exact(solved, counts, target, None) <= 1e-12
 
 
 def test_ranks_of_tables_of_counts() -> None:

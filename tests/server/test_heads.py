@@ -1,4 +1,4 @@
-"""FedPAC's mixtures of heads: a quadratic programme for each client, and what decides it."""
+"""FedPAC's mixtures of heads: a quadratic programme for each client."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def head_quadratic(variance: Tensor, means: Tensor, client: int) -> Tensor:
     return torch.diag(variance.double()) + differences @ differences.T
 
 
-def told(clients: int = 6, seed: int = 0) -> tuple[Tensor, Tensor]:
+def statistics(clients: int = 6, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Variances V [C] and class means H [C, K, d] of about the same weight in P."""
     source = generator(seed, "statistics")
     variance = 0.1 + torch.rand(clients, generator=source, dtype=torch.float64)
@@ -30,7 +30,7 @@ def told(clients: int = 6, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 def test_p_is_positive_semidefinite() -> None:
     for seed in range(20):
-        variance, means = told(seed=seed)
+        variance, means = statistics(seed=seed)
         p = head_quadratic(variance, means, seed % 6)
         assert float((p - p.T).abs().max()) < 1e-15 * float(p.trace())
         assert float(torch.linalg.eigvalsh(p)[0]) >= -1e-12 * float(p.trace())
@@ -39,7 +39,7 @@ def test_p_is_positive_semidefinite() -> None:
 
 
 def test_p_is_the_equation() -> None:
-    variance, means = told()
+    variance, means = statistics()
     p = head_quadratic(variance, means, 2)
     for j in range(6):
         for k in range(6):
@@ -51,7 +51,7 @@ def test_weights_minimise_on_the_simplex() -> None:
     """KKT: (P a)_j >= a' P a for all j. And the values of SLSQP, e_i and uniform are no smaller."""
     sparse = 0
     for seed in range(15):
-        variance, means = told(seed=seed)
+        variance, means = statistics(seed=seed)
         variance, means = variance * 10.0 ** -(seed % 3), means * (1 + seed % 5)
         mix = head_weights(variance, means, EVERYBODY)
         assert float((mix.sum(1) - 1).abs().max()) < 1e-14
@@ -81,7 +81,7 @@ def test_weights_minimise_on_the_simplex() -> None:
 
 def test_equal_means_share_by_variance() -> None:
     """H_1 = ... = H_C: alpha_j = (1/V_j) / sum_l 1/V_l."""
-    variance, means = told()
+    variance, means = statistics()
     expected = (1 / variance) / (1 / variance).sum()
     mix = head_weights(variance, means[:1].expand(6, 3, 4), EVERYBODY)
     assert float((mix - expected).abs().max()) < 1e-9
@@ -91,7 +91,7 @@ def test_equal_means_share_by_variance() -> None:
 
 
 def test_a_client_far_away_keeps_to_itself() -> None:
-    variance, means = told()
+    variance, means = statistics()
     gaps = []
     for distance in (0.0, 1.0, 10.0, 1e3):
         moved = means.clone()
@@ -107,7 +107,7 @@ def test_a_client_far_away_keeps_to_itself() -> None:
 
 def test_scale_does_not_matter() -> None:
     """V -> s V, H -> sqrt(s) H leaves alpha; V alone does not."""
-    variance, means = told()
+    variance, means = statistics()
     mix = head_weights(variance, means, EVERYBODY)
     for s in (1e-8, 1e-3, 50.0, 1e6):
         again = head_weights(s * variance, s**0.5 * means, EVERYBODY)
@@ -116,7 +116,7 @@ def test_scale_does_not_matter() -> None:
 
 
 def test_names_of_clients_do_not_matter() -> None:
-    variance, means = told()
+    variance, means = statistics()
     mix = head_weights(variance, means, EVERYBODY)
     order = torch.tensor([3, 5, 0, 2, 1, 4])
     again = head_weights(variance[order], means[order], EVERYBODY)
@@ -125,18 +125,18 @@ def test_names_of_clients_do_not_matter() -> None:
 
 
 def test_clients_without_examples_stay_apart() -> None:
-    variance, means = told()
-    held = torch.tensor([True, False, True, True, True, False])
+    variance, means = statistics()
+    present = torch.tensor([True, False, True, True, True, False])
     variance[[1, 5]], means[[1, 5]] = 0.0, 0.0
-    mix = head_weights(variance, means, held)
+    mix = head_weights(variance, means, present)
     assert torch.equal(mix[1], torch.eye(6, dtype=torch.float64)[1])
-    assert float(mix[held][:, ~held].abs().max()) == 0
-    some = head_weights(variance[held], means[held], torch.ones(4, dtype=torch.bool))
-    assert float((mix[held][:, held] - some).abs().max()) < 1e-12
-    assert float(head_weights(variance, means, EVERYBODY)[held][:, ~held].max()) > 0.1
+    assert float(mix[present][:, ~present].abs().max()) == 0
+    some = head_weights(variance[present], means[present], torch.ones(4, dtype=torch.bool))
+    assert float((mix[present][:, present] - some).abs().max()) < 1e-12
+    assert float(head_weights(variance, means, EVERYBODY)[present][:, ~present].max()) > 0.1
 
 
-def test_a_class_that_nobody_has_is_not_made_up() -> None:
+def test_a_class_that_no_client_has_is_not_made_up() -> None:
     stacked = {"mean": torch.ones(2, 3, 4), "count": torch.tensor([[2.0, 0, 0], [1, 0, 3]])}
     pooled = pooled_prototypes(stacked)
     assert pooled["count"].tolist() == [3, 0, 3]

@@ -36,8 +36,8 @@ def weights(each: bool) -> Tensor:
     return w * (drawn(4, N, seed=9).double().exp() if each else 1.0)
 
 
-def optimum(kind: str, p: Tensor, known: Tensor, w: Tensor, start: Tensor) -> Tensor:
-    return kl_optimum(p, known, w, start) if kind == "kl" else OPTIMA[kind](p, known, w)
+def optimum(kind: str, p: Tensor, holds: Tensor, w: Tensor, start: Tensor) -> Tensor:
+    return kl_optimum(p, holds, w, start) if kind == "kl" else OPTIMA[kind](p, holds, w)
 
 
 def loss(kind: str, q: Any, p: Any, w: Any) -> float:
@@ -61,8 +61,8 @@ def loss(kind: str, q: Any, p: Any, w: Any) -> float:
 @pytest.mark.parametrize("kind", ["mse", "pairwise", "kl"])
 def test_the_optima_are_a_numerical_solvers(kind: str, each: bool) -> None:
     p, w = opinions(), weights(each)
-    wide, known = spread(p, LABELS, K)
-    q = optimum(kind, wide, known, w, drawn(N, K, seed=4))
+    wide, holds = spread(p, LABELS, K)
+    q = optimum(kind, wide, holds, w, drawn(N, K, seed=4))
     assert float((q.sum(1) - 1).abs().max()) < 1e-12
     assert float(q.min()) >= 0
     for b in range(N):
@@ -86,17 +86,17 @@ def test_the_optima_are_a_numerical_solvers(kind: str, each: bool) -> None:
 
 @pytest.mark.parametrize("kind", ["mse", "pairwise"])
 def test_optima_among_some_labels_are_a_numerical_solvers(kind: str) -> None:
-    """Clients who answer for all labels, too, as in public mode; among all: another optimum."""
-    among, everything = torch.tensor([True, False, True, True, False]), torch.arange(K)
-    free = among.nonzero().flatten()
+    """Also clients that answer for all labels, as in public mode; among all: another optimum."""
+    allowed, everything = torch.tensor([True, False, True, True, False]), torch.arange(K)
+    free = allowed.nonzero().flatten()
     for labels in (LABELS, everything.expand(4, -1)):
         p, w = opinions(labels), weights(True)
-        wide, known = spread(p, labels, K)
-        q = OPTIMA[kind](wide, known, w, among)
-        assert float(q[:, ~among].abs().max()) == 0
+        wide, holds = spread(p, labels, K)
+        q = OPTIMA[kind](wide, holds, w, allowed)
+        assert float(q[:, ~allowed].abs().max()) == 0
         assert float((q.sum(1) - 1).abs().max()) < 1e-12
-        assert torch.equal(OPTIMA[kind](wide, known, w), OPTIMA[kind](wide, known, w, known.any(0)))
-        assert float((q - OPTIMA[kind](wide, known, w)).abs().max()) > 0.01
+        assert torch.equal(OPTIMA[kind](wide, holds, w), OPTIMA[kind](wide, holds, w, holds.any(0)))
+        assert float((q - OPTIMA[kind](wide, holds, w)).abs().max()) > 0.01
         for b in range(N):
             sets = [
                 ([y for y in row if y >= 0], client[torch.tensor(row) >= 0].tolist())
@@ -126,13 +126,13 @@ def test_errors_are_of_paired_differences() -> None:
     everything, w = torch.arange(K).expand(4, -1), torch.full((4,), 0.25)
     z = p.mean(0).log() + 0.7 * drawn(n, K, seed=8)
     y = (p.mean(0).log() + drawn(n, K, seed=5)).argmax(1)
-    told, errors = accuracies(p, everything, w, z, y)
-    wide, known = spread(p, everything, K)
+    means, errors = accuracies(p, everything, w, z, y)
+    wide, holds = spread(p, everything, K)
     each = torch.full((4, n), 0.25, dtype=torch.float64)
-    ends = {k: optimum(k, wide, known, each, z) for k in ("mse", "pairwise", "kl")}
+    ends = {k: optimum(k, wide, holds, each, z) for k in ("mse", "pairwise", "kl")}
     right = {k: (q.argmax(1) == y).double().numpy() for k, q in ends.items()}
     plain = (z.argmax(1) == y).double().numpy()
-    assert told.tolist() == pytest.approx([plain.mean(), *(v.mean() for v in right.values())])
+    assert means.tolist() == pytest.approx([plain.mean(), *(v.mean() for v in right.values())])
     by_hand = [(v - plain).std(ddof=1) / np.sqrt(n) for v in right.values()]
     assert errors.tolist() == pytest.approx(by_hand)
     assert min(by_hand) > 0
@@ -146,9 +146,9 @@ def test_perfect_clients_leave_the_truth_as_the_optimum_but_of_mse(kind: str) ->
     truth = drawn(N, K, seed=2).double().softmax(1)
     chain = torch.tensor([[0, 1], [1, 2], [2, 3], [3, 4]])
     p = truth[:, chain].transpose(0, 1)
-    wide, known = spread(p / p.sum(2, keepdim=True), chain, K)
+    wide, holds = spread(p / p.sum(2, keepdim=True), chain, K)
     w = torch.full((4, N), 0.25).double()
-    gap = float((optimum(kind, wide, known, w, drawn(N, K, seed=4)) - truth).abs().max())
+    gap = float((optimum(kind, wide, holds, w, drawn(N, K, seed=4)) - truth).abs().max())
     assert (gap < 1e-6) == (kind != "mse")
 
 
@@ -156,32 +156,32 @@ def test_perfect_clients_leave_the_truth_as_the_optimum_but_of_mse(kind: str) ->
 def test_where_all_know_all_labels(kind: str) -> None:
     """MSE and KL: the weighted mean of the answers; pairwise: another."""
     everything = torch.arange(K).expand(4, -1)
-    wide, known = spread(opinions(everything), everything, K)
+    wide, holds = spread(opinions(everything), everything, K)
     w = weights(False)
-    gap = optimum(kind, wide, known, w, torch.zeros(N, K)) - torch.einsum("cn,cnk->nk", w, wide)
+    gap = optimum(kind, wide, holds, w, torch.zeros(N, K)) - torch.einsum("cn,cnk->nk", w, wide)
     assert (float(gap.abs().max()) < 1e-9) == (kind != "pairwise")
 
 
-def test_labels_of_nobody() -> None:
+def test_labels_that_no_client_has() -> None:
     """They keep their logits in KL, take what is left in MSE, and all in the pairwise loss."""
     labels = torch.tensor([[0, 3], [0, 1]])
     p = torch.tensor([[[0.7, 0.3]], [[0.6, 0.4]]])
-    wide, known = spread(p, labels, K)
+    wide, holds = spread(p, labels, K)
     w, start = torch.full((2, 1), 0.5).double(), torch.tensor([[0.5, 0.1, 2.0, 0.3, -1.0]])
-    q = kl_optimum(wide, known, w, start)
+    q = kl_optimum(wide, holds, w, start)
     assert float(q[0, 0] / q[0, 3]) == pytest.approx(7 / 3)
     assert float(q[0, 0] / q[0, 1]) == pytest.approx(6 / 4)
     assert float(q[0, 2] / q[0, 4]) == pytest.approx(float(torch.tensor(3.0).exp()))
     assert float(q[0, [0, 1, 3]].log().mean() - q[0, 2].log()) == pytest.approx(0.3 - 2.0, abs=1e-4)
-    full = mse_optimum(wide, known, w)  # 0.65 + 0.4 + 0.3 is more than 1: nothing is left
+    full = mse_optimum(wide, holds, w)  # 0.65 + 0.4 + 0.3 is more than 1: nothing is left
     assert full[0, [2, 4]].tolist() == [0, 0]
-    wide, known = spread(torch.tensor([[[0.4, 0.6]], [[0.2, 0.8]]]), torch.tensor([[0, 1]] * 2), K)
-    assert pairwise_optimum(wide, known, w)[0].tolist() == pytest.approx(
+    wide, holds = spread(torch.tensor([[[0.4, 0.6]], [[0.2, 0.8]]]), torch.tensor([[0, 1]] * 2), K)
+    assert pairwise_optimum(wide, holds, w)[0].tolist() == pytest.approx(
         [0, 0] + [1 / 3] * 3, abs=1e-8
     )
-    assert mse_optimum(wide, known, w)[0].tolist() == pytest.approx([0.3, 0.7, 0, 0, 0])
+    assert mse_optimum(wide, holds, w)[0].tolist() == pytest.approx([0.3, 0.7, 0, 0, 0])
     certain = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])  # of labels 0 and 3, and 1 and 0
-    wide, known = spread(certain, torch.tensor([[0, 3], [1, 0]]), K)
-    assert bool(torch.isfinite(kl_optimum(wide, known, w, start)).all())
+    wide, holds = spread(certain, torch.tensor([[0, 3], [1, 0]]), K)
+    assert bool(torch.isfinite(kl_optimum(wide, holds, w, start)).all())
     left = mse_optimum(torch.zeros(1, 1, K).double(), torch.tensor([[True] + [False] * 4]), w[:1])
     assert left[0].tolist() == pytest.approx([0, 0.25, 0.25, 0.25, 0.25])

@@ -1,4 +1,4 @@
-"""A weight rule of the user's: what it reads is registered, and clients weigh what it answers."""
+"""A user's weight rule: its columns are registered, and clients get the weights it returns."""
 
 from __future__ import annotations
 

@@ -106,9 +106,9 @@ def test_ess_and_residual_grow_with_lambda(inside: bool, cap: float | None, fide
 
 def test_empty_clients_get_zero_and_change_nothing() -> None:
     counts, target = task(4)
-    kept = counts.sum(axis=1) > 0
+    has_examples = counts.sum(axis=1) > 0
     padded = np.insert(counts, [0, 7], 0, axis=0)
-    plain, with_empty = (pals_weights(c, target, lam=5.0) for c in (counts[kept], padded))
+    plain, with_empty = (pals_weights(c, target, lam=5.0) for c in (counts[has_examples], padded))
     empty = padded.sum(axis=1) == 0
     assert (with_empty.weights[empty] == 0.0).all()
     np.testing.assert_array_equal(with_empty.weights[~empty], plain.weights)
@@ -131,7 +131,7 @@ def test_result_is_read_only_and_describes_itself() -> None:
     assert pals_weights(COUNTS, TARGET, lam=0).l1_bound == math.inf
 
 
-def test_label_that_nobody_holds_is_reported_not_refused() -> None:
+def test_a_label_without_a_client_is_reported_not_refused() -> None:
     counts = np.column_stack([COUNTS, np.zeros(5, dtype=int)])
     target = np.append(TARGET * 0.9, 0.1)
     solved = pals_weights(counts, target, lam=1.0)
@@ -179,17 +179,17 @@ def test_ess_search_finds_the_smallest_lambda(
     floor = pals_weights(counts, target, lam=0, **options).ess_fraction
     top = pals_weights(counts, target, lam=math.inf, **options).ess_fraction
     for fraction in (0.5 * floor, floor, *np.linspace(floor, top, 6)[1:-1], top):
-        found = pals_weights(counts, target, ess=fraction, **options)
-        assert found.certified
+        solved = pals_weights(counts, target, ess=fraction, **options)
+        assert solved.certified
         if fraction <= floor:
-            assert found.lam == 0.0
+            assert solved.lam == 0.0
         elif fraction == top:
-            assert found.lam == math.inf
+            assert solved.lam == math.inf
         else:
-            assert found.ess_fraction == pytest.approx(fraction, rel=1e-10)
-            again = pals_weights(counts, target, lam=found.lam, **options)
+            assert solved.ess_fraction == pytest.approx(fraction, rel=1e-10)
+            again = pals_weights(counts, target, lam=solved.lam, **options)
             assert again.ess_fraction == pytest.approx(fraction, rel=1e-8)
-            less = pals_weights(counts, target, lam=found.lam * 0.99, **options)
+            less = pals_weights(counts, target, lam=solved.lam * 0.99, **options)
             assert less.ess_fraction < fraction
 
 

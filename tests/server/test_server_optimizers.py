@@ -19,7 +19,7 @@ from fedshift.recipes import Setting
 from fedshift.seeds import numpy_generator
 from fedshift.server.optimizers import Adam, ServerOptimizer, Sgd, Yogi
 from fedshift.tree import Params
-from support.by_hand import apart
+from support.by_hand import max_difference
 from support.federations import make_clients, make_federation
 
 ROUNDS = 6
@@ -74,8 +74,10 @@ def test_without_memory_adam_is_the_sign_of_the_change() -> None:
     """b1 = b2 = 0 and tau -> 0: theta + lr delta / |delta|."""
     steps = np.diff([np.array([1.0, 2.0, 3.0]), *followed(Adam(0.1, 0.0, 0.0, 1e-12))], axis=0)
     assert np.abs(steps - 0.1 * np.sign(deltas())).max() < 1e-6
-    kept = np.diff([np.array([1.0, 2.0, 3.0]), *followed(Adam(0.1, 0.9, 0.0, 1e-12))], axis=0)
-    assert np.abs(kept - 0.1 * np.sign(deltas())).max() > 1e-2
+    with_memory = np.diff(
+        [np.array([1.0, 2.0, 3.0]), *followed(Adam(0.1, 0.9, 0.0, 1e-12))], axis=0
+    )
+    assert np.abs(with_memory - 0.1 * np.sign(deltas())).max() > 1e-2
 
 
 @pytest.mark.parametrize("make", [Adam, Yogi])
@@ -130,9 +132,9 @@ def test_without_momentum_fedavgm_is_fedavg(setting: Setting, federated: Any) ->
         return list(run(algorithm, federated(), rounds))[-1].server["params"]
 
     plain = recipes.fedavg(setting)
-    assert apart(final(recipes.fedavgm(setting, momentum=0.0), 2), final(plain, 2)) == 0
-    assert apart(final(recipes.fedavgm(setting, momentum=0.9), 1), final(plain, 1)) == 0
-    assert apart(final(recipes.fedavgm(setting, momentum=0.9), 2), final(plain, 2)) > 1e-3
+    assert max_difference(final(recipes.fedavgm(setting, momentum=0.0), 2), final(plain, 2)) == 0
+    assert max_difference(final(recipes.fedavgm(setting, momentum=0.9), 1), final(plain, 1)) == 0
+    assert max_difference(final(recipes.fedavgm(setting, momentum=0.9), 2), final(plain, 2)) > 1e-3
 
 
 @pytest.mark.parametrize("name", ["fedadam", "fedyogi"])
@@ -148,14 +150,14 @@ def test_one_round_of_a_recipe(setting: Setting, federated: Any, name: str) -> N
         v = 1e-4 - 0.01 * (1e-4 - delta**2) if sign is None else 1e-4 - 0.01 * delta**2 * sign
         expected = first + 0.05 * 0.1 * delta / (v.sqrt() + 0.01)
         assert float((got[key] - expected).abs().max()) < 1e-6
-    assert apart(got, mean) > 1e-2
+    assert max_difference(got, mean) > 1e-2
 
 
 def test_buffers_are_averaged_and_not_adapted(normed: Model) -> None:
     federation, local = make_federation(normed, make_clients(sizes=(16, 32))), Local(batch=8)
     plain = next(run(FedAvg(normed, local=local), federation, 1)).server["buffers"]
     adam = next(run(FedAvg(normed, local=local, server=Adam()), federation, 1)).server
-    assert apart(plain, adam["buffers"]) == 0
+    assert max_difference(plain, adam["buffers"]) == 0
     assert not any("running" in k for k in adam["optimizer"])
 
 
@@ -177,7 +179,7 @@ def test_numbers_out_of_range_are_refused(
 
 
 def test_two_server_steps_at_once_are_refused(setting: Setting) -> None:
-    """A configured server step is never dropped without a word."""
+    """A configured server step is never dropped silently."""
     heavy = Setting(setting.model, setting.target, setting.local, Sgd(0.5, momentum=0.3))
     for make in (recipes.fedadam, recipes.fedyogi):
         with pytest.raises(InputError, match=r"brings its own server step: leave out Sgd\(lr=0\.5"):

@@ -1,4 +1,4 @@
-"""How far clients are trusted: weights by confidence, and a temperature from sums of losses."""
+"""Trust in clients: weights by confidence, and a temperature from sums of losses."""
 
 from __future__ import annotations
 
@@ -67,5 +67,5 @@ def test_the_temperature_is_the_grids_best() -> None:
     assert loss(got) == min(map(loss, TEMPERATURES))
     assert 2**-0.25 < got / best < 2**0.25 or got == TEMPERATURES[-1]
     assert fitted_temperature(logits(0.01), LABELS, torch.full((40,), 2), WEIGHTS) < got
-    nobody = torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64)  # and it holds label 2 alone
-    assert fitted_temperature(z, LABELS, torch.zeros(40).long(), nobody) == 1.0
+    prior = torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64)  # and it holds label 2 alone
+    assert fitted_temperature(z, LABELS, torch.zeros(40).long(), prior) == 1.0

@@ -1,4 +1,4 @@
-"""CCVR's server: moments that pool exactly, Gaussians, and a head that is the known one."""
+"""CCVR's server: moments that pool exactly, Gaussians, and the known optimal head."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_statistics_that_are_not_finite_are_refused() -> None:
 @pytest.mark.parametrize("size", [1e30, 1e80, 1e160, 1e300])
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_wild_statistics_of_a_liar_end_the_fit(size: float, at: int) -> None:
-    """The optimiser would go on for ever on features of 1e80."""
+    """Without an end the optimiser would run for ever on features of 1e80."""
     sent = list(exact())
     sent[at] = sent[at] * (1 / size if at == 0 else size)
     with pytest.raises(DivergedError, match="beyond 1e"):

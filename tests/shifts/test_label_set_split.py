@@ -41,17 +41,17 @@ def test_every_client_has_k_labels_and_as_many_examples(k: int) -> None:
         counts = dealt(LabelSetSplit(k, samples=100), seed=seed)
         assert (counts.sum(1) == 100).all()
         assert ((counts > 0).sum(1) == k).all()
-        held = counts[counts > 0]
-        assert set(held.tolist()) <= {100 // k, -(-100 // k)}
+        sizes = counts[counts > 0]
+        assert set(sizes.tolist()) <= {100 // k, -(-100 // k)}
         assert (counts.sum(0) > 0).all()  # every label has a client
 
 
-def test_labels_are_drawn_uniformly_and_so_is_who_gets_one_more() -> None:
+def test_labels_and_extra_examples_are_drawn_uniformly() -> None:
     """Without `cover`, label y is in Y_i with probability k / K: within 4.5 s.e. of it."""
     draws = [dealt(LabelSetSplit(3, samples=31, cover=False), seed=s) for s in range(250)]
-    held = np.mean([c > 0 for c in draws], axis=0)
+    share = np.mean([c > 0 for c in draws], axis=0)
     error = np.sqrt(0.3 * 0.7 / 250)
-    assert np.abs(held - 0.3).max() < 4.5 * error
+    assert np.abs(share - 0.3).max() < 4.5 * error
     more = np.mean([c == 11 for c in draws], axis=(0, 1))
     assert np.abs(more - 0.1).max() < 4.5 * np.sqrt(0.1 * 0.9 / 2000)
     lonely = [c for c in draws if (c.sum(0) == 0).any()]
@@ -60,18 +60,18 @@ def test_labels_are_drawn_uniformly_and_so_is_who_gets_one_more() -> None:
 
 @pytest.mark.parametrize(("common", "union"), [(0, 9), (1, 7), (2, 5), (3, 3)])
 def test_any_two_clients_have_the_common_labels_alone(common: int, union: int) -> None:
-    held = dealt(LabelSetSplit(3, samples=90, common=common), clients=3) > 0
-    assert (held.sum(1) == 3).all()
-    assert held.any(0).sum() == union
-    both = held.astype(int) @ held.T.astype(int)
+    holds = dealt(LabelSetSplit(3, samples=90, common=common), clients=3) > 0
+    assert (holds.sum(1) == 3).all()
+    assert holds.any(0).sum() == union
+    both = holds.astype(int) @ holds.T.astype(int)
     assert (both[~np.eye(3, dtype=bool)] == common).all()
     other = dealt(LabelSetSplit(3, samples=90, common=common), clients=3, seed=1) > 0
-    assert (held != other).any()  # which labels, is drawn
+    assert (holds != other).any()  # which labels, is drawn
 
 
 def test_even_shares() -> None:
-    held = np.array([[True, False, True, True], [False, True, False, False]])
-    counts = shared_evenly(8, held, numpy_generator(0, "shares"))
+    holds = np.array([[True, False, True, True], [False, True, False, False]])
+    counts = shared_evenly(8, holds, numpy_generator(0, "shares"))
     assert sorted(counts[0].tolist()) == [0, 2, 3, 3]
     assert counts[1].tolist() == [0, 8, 0, 0]
 
@@ -105,41 +105,41 @@ def ready(**changes: Any) -> Prepared:
     return prepare(validate(tables(**changes)))
 
 
-def rows_of(found: Prepared, sets: Sequence[torch.Tensor]) -> list[set[int]]:
+def rows_of(prepared: Prepared, sets: Sequence[torch.Tensor]) -> list[set[int]]:
     """Which training images these are, set by set. Images that the file has twice are left out."""
     first: dict[bytes, list[int]] = {}
-    for i, image in enumerate(scaled(found.data.train.x).numpy()):
+    for i, image in enumerate(scaled(prepared.data.train.x).numpy()):
         first.setdefault(image.tobytes(), []).append(i)
     places = [[first[image.tobytes()] for image in x.numpy()] for x in sets]
     return [{place[0] for place in some if len(place) == 1} for some in places]
 
 
-def test_nobodys_examples_are_somebody_elses() -> None:
-    found = ready(data={"validation": 0.1})
-    task = found.task
-    assert found.server_inputs is not None
+def test_clients_and_server_share_no_examples() -> None:
+    prepared = ready(data={"validation": 0.1})
+    task = prepared.task
+    assert prepared.server_inputs is not None
     assert task.target_validation is not None
-    sets = [found.server_inputs, task.target_validation.x]
+    sets = [prepared.server_inputs, task.target_validation.x]
     sets += [c.x for c in task.clients] + [v.x for v in task.validation]
-    rows = rows_of(found, sets)
+    rows = rows_of(prepared, sets)
     assert [len(x) for x in sets[:2]] == [100, 50]
     assert sum(map(len, rows)) == len(set().union(*rows)) > 400
-    assert not rows[0] & set(found.pool.tolist())  # nor does the oracle draw them
+    assert not rows[0] & set(prepared.pool.tolist())  # nor does the oracle draw them
 
 
 def test_tests_and_the_servers_examples_are_of_the_union() -> None:
     shift = {"clients": 3, "labels_per_client": 2, "common_labels": 1}
-    found = ready(shift=shift)
-    held = found.task.table()["labels"].sum(0) > 0
-    assert int(held.sum()) == 4
-    assert torch.equal(found.task.target, held.double() / 4)
-    counts = torch.bincount(found.task.test.y, minlength=10)
-    assert set(counts[held].tolist()) == {int(counts.max())}
-    assert int(counts[~held].sum()) == 0
-    assert found.server_inputs is not None
-    assert found.task.target_validation is not None
-    assert len(found.server_inputs) == 40  # 10 of each label of the union
-    assert torch.equal(torch.bincount(found.task.target_validation.y, minlength=10) > 0, held)
+    prepared = ready(shift=shift)
+    present = prepared.task.table()["labels"].sum(0) > 0
+    assert int(present.sum()) == 4
+    assert torch.equal(prepared.task.target, present.double() / 4)
+    counts = torch.bincount(prepared.task.test.y, minlength=10)
+    assert set(counts[present].tolist()) == {int(counts.max())}
+    assert int(counts[~present].sum()) == 0
+    assert prepared.server_inputs is not None
+    assert prepared.task.target_validation is not None
+    assert len(prepared.server_inputs) == 40  # 10 of each label of the union
+    assert torch.equal(torch.bincount(prepared.task.target_validation.y, minlength=10) > 0, present)
 
 
 def test_what_the_server_has_depends_on_no_client() -> None:
@@ -160,7 +160,7 @@ def test_what_the_server_has_depends_on_no_client() -> None:
 
 
 def test_without_the_servers_examples_nothing_changes() -> None:
-    """The split of a run that was made before there was [server] is the same."""
+    """The split is that of a run from before there was [server]."""
     plain = tables()
     plain["method"] = {"name": "labelset_fedavg"}
     one = prepare(validate({k: v for k, v in plain.items() if k != "server"}))

@@ -115,7 +115,7 @@ def test_writers_are_in_disjoint_groups_of_equal_number(clients: int) -> None:
     assert [len(g) for g in groups] == [low + 1] * extra + [low] * (clients - extra)
 
 
-def test_who_gets_which_writer_is_drawn() -> None:
+def test_writers_are_dealt_at_random() -> None:
     who = written()
     one, again, other = (group_shares(who, 5, numpy_generator(s, "writers")) for s in (0, 0, 1))
     assert all(np.array_equal(a, b) for a, b in zip(one, again, strict=True))

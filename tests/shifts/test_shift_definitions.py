@@ -77,9 +77,9 @@ def test_sparsity_is_uniform_on_c_labels_and_as_large_as_possible(size: int, cli
         assert ((counts > 0).sum(axis=1) == size).all()
         each, holders = counts.max(), (counts > 0).sum(axis=0)
         assert set(np.unique(counts)) <= {0, each}
-        held = holders > 0
-        assert each == min(supply[held] // holders[held])
-        assert (holders * (each + 1) > supply)[held].any()
+        present = holders > 0
+        assert each == min(supply[present] // holders[present])
+        assert (holders * (each + 1) > supply)[present].any()
         np.testing.assert_array_equal(
             np.unique(marginals(counts)), [0, 1 / size][-(1 + (size < 10)) :]
         )
@@ -250,8 +250,8 @@ def test_resampling_follows_the_marginal_and_is_maximal(
     assert half.size == (chosen.size + 1) // 2
     with pytest.raises(InputError, match=f"from 1 to {chosen.size}. Label "):
         resample_to(labels, marginal, classes, rng(seed), size=chosen.size + 1)
-    own = resample_to(labels, supply / supply.sum(), classes, rng(seed))
-    np.testing.assert_array_equal(own, np.arange(labels.size))
+    resampled = resample_to(labels, supply / supply.sum(), classes, rng(seed))
+    np.testing.assert_array_equal(resampled, np.arange(labels.size))
 
 
 def test_resampling_draws_at_random_and_only_labels_with_mass() -> None:

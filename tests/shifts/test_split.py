@@ -76,17 +76,17 @@ def fedlab(labels: np.ndarray, classes: int, clients: int, beta: float, seed: in
     """
     generator = rng(seed)
     while True:
-        held: list[list[int]] = [[] for _ in range(clients)]
+        piles: list[list[int]] = [[] for _ in range(clients)]
         for y, q in enumerate(generator.dirichlet(np.full(clients, beta), size=classes)):
             rows = np.flatnonzero(labels == y)
-            room = [len(h) < len(labels) / clients for h in held]
+            room = [len(h) < len(labels) / clients for h in piles]
             q = q * room
             upto = np.cumsum(q)
             cuts = (upto / upto[-1] * len(rows)).astype(int)[:-1]
-            for h, more in zip(held, np.split(rows, cuts), strict=True):
+            for h, more in zip(piles, np.split(rows, cuts), strict=True):
                 h.extend(more)
-        if min(map(len, held)) >= classes:
-            return np.array([np.bincount(labels[h], minlength=classes) for h in held])
+        if min(map(len, piles)) >= classes:
+            return np.array([np.bincount(labels[h], minlength=classes) for h in piles])
 
 
 @pytest.mark.few(4)

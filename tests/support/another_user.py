@@ -27,11 +27,11 @@ needs_root = pytest.mark.skipif(
 def elsewhere(
     work: Callable[[], Any], *, user: int = NOBODY, group: int | None = None, network: str = ""
 ) -> Any:
-    """What `work` returns (JSON) as another user, and in a network of its own if one is named.
+    """The JSON that `work` returns, run by another user, in a separate network if one is named.
 
     group: the user's, where it is not that of the same number.
 
-    Import what it needs before: that user may not read this Python.
+    Import what it needs first: that user may be unable to read this Python.
     """
     ours, theirs = os.pipe()
     child = os.fork()
@@ -84,7 +84,7 @@ def another_machine() -> Iterator[str]:
 
 
 def command_lines() -> list[str]:
-    """The commands of all processes, as any user may read them."""
+    """The command lines of all processes that any user may read."""
     lines = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
@@ -93,7 +93,7 @@ def command_lines() -> list[str]:
 
 
 def ports_of(processes: Iterable[int]) -> list[str]:
-    """The TCP addresses on which these processes listen, as the kernel writes them."""
+    """The TCP addresses on which these processes listen, in the kernel's notation."""
     handles = set()
     for process in processes:
         for link in Path(f"/proc/{process}/fd").glob("*"):
@@ -108,7 +108,7 @@ def ports_of(processes: Iterable[int]) -> list[str]:
 
 
 def sockets_named(part: str) -> list[str]:
-    """The paths of Unix sockets with this part, which any user may read."""
+    """The paths of Unix sockets that contain this text; any user may read them."""
     lines = Path("/proc/net/unix").read_text().splitlines()
     paths = {line.split(None, 7)[7] for line in lines[1:] if len(line.split(None, 7)) == 8}
     return sorted(path for path in paths if part in path)

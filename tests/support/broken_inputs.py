@@ -1,4 +1,4 @@
-"""Fifty inputs that a user could get wrong: what is given, the exit code, the message.
+"""Fifty wrong inputs, each with its exit code and its message.
 
 A case with `toml` runs `fedshift run`, one with `counts` and `target` runs
 `fedshift diagnose`; `args` are added at the end. `{methods}` stands for all methods' names.

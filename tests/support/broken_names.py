@@ -1,4 +1,4 @@
-"""Mistakes in an experiment of the user's files: file, what is replaced, by what, the message, the exit code."""
+"""Mistakes in an experiment of user files: file, old text, new text, message, exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a headless Chromium makes of a page: how wide it is, and how large its letters are."""
+"""The layout of a page in a headless Chromium: its width and the size of its letters."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Shown:
 
 
 def show(page: str, place: Path, *, width: int = 390, dark: bool = False) -> Shown:
-    """A page as it is shown, all details open."""
+    """Measure a page with all its details open."""
     assert CHROMIUM is not None
     file = place / "around.html"
     file.write_text(AROUND % (width, html.escape(page)), encoding="utf-8")
@@ -65,5 +65,5 @@ def show(page: str, place: Path, *, width: int = 390, dark: bool = False) -> Sho
         "--virtual-time-budget=10000", f"--user-data-dir={place / 'profile'}", file.as_uri(),
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    (found,) = re.findall(r'<pre id="out">(.*?)</pre>', done.stdout, re.S)
-    return Shown(**json.loads(html.unescape(found)))
+    (output,) = re.findall(r'<pre id="out">(.*?)</pre>', done.stdout, re.S)
+    return Shown(**json.loads(html.unescape(output)))

@@ -29,7 +29,7 @@ def final(algorithm: Algorithm, federation: Federation, rounds: int = 2, **optio
     return list(run(algorithm, federation, rounds, **options))[-1]
 
 
-def apart(a: Params, b: Params) -> float:
+def max_difference(a: Params, b: Params) -> float:
     return max(float((a[k].double() - b[k].double()).abs().max()) for k in a)
 
 

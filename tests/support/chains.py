@@ -1,4 +1,4 @@
-"""What the backend `dense` trains and refuses, and how far it is from `loop`."""
+"""What the backend `dense` trains or refuses, and how far its results are from the loop's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedshift.engine.run import Federation, run, start
 from fedshift.errors import UnfitError
 from fedshift.recipes import Setting
 from support.every_method import MAKE, ROUNDS, Make
-from support.rounds import apart, last
+from support.rounds import last, relative_difference
 
 # Rows of MAKE that it is not for, and a word of the reason.
 REFUSED = {
@@ -57,7 +57,7 @@ AT_ONCE = ("fedavg", "fedprox", "fedper", "fedpals")
 
 @contextlib.contextmanager
 def may_refuse(name: str) -> Iterator[None]:
-    """Within the block, a refusal of a row of which nothing is said is as good as a result."""
+    """Within the block, a row without an expected outcome may also be refused."""
     try:
         yield
     except UnfitError:
@@ -66,7 +66,7 @@ def may_refuse(name: str) -> Iterator[None]:
 
 
 def with_other_labels(backend: Backend) -> Backend:
-    """It trains each client on its examples with their labels shifted by one place."""
+    """The method, training each client with the labels shifted by one place."""
 
     def odd(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
         shifted = (j._replace(data=j.data._replace(y=j.data.y.roll(1))) for j in jobs)
@@ -76,9 +76,9 @@ def with_other_labels(backend: Backend) -> Backend:
 
 
 def gap(make: Make, setting: Setting, federation: Federation, backend: Backend) -> float:
-    """How far it ends from the loop, relative to the run's change."""
+    """The distance of the result from the loop's, relative to the change that the run made."""
     algorithm = make(setting)
     plain = last(run(algorithm, federation, ROUNDS, cohort=4))
     other = last(run(algorithm, federation, ROUNDS, cohort=4, backend=backend))
     loss = abs(plain.loss - other.loss) / abs(plain.loss)
-    return max(loss, apart(plain, other, start(algorithm, federation)))
+    return max(loss, relative_difference(plain, other, start(algorithm, federation)))

@@ -1,4 +1,4 @@
-"""How far two methods come apart, and two answers found another way, for tests of laws."""
+"""Distances between methods, and answers computed in a second way, for tests of laws."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from torch import Tensor
 from fedshift.algorithms.base import Algorithm
 from fedshift.data import Batch, ClientData
 from fedshift.engine.run import Federation
-from support.by_hand import apart, final
+from support.by_hand import final, max_difference
 
 
 def same(a: Algorithm, b: Algorithm, federation: Federation, rounds: int = 2) -> float:
-    """How far two methods' models are after some rounds; 0 is bit for bit."""
+    """The distance between two methods' models after some rounds; 0 means equal bits."""
     one, two = final(a, federation, rounds), final(b, federation, rounds)
-    return apart(one.server["params"], two.server["params"])
+    return max_difference(one.server["params"], two.server["params"])
 
 
 def whole(data: ClientData) -> Batch:
-    """All of a client's examples as one batch."""
+    """A batch of all examples of a client."""
     n = len(data.y)
     return Batch(data.x, data.y, data.w, torch.arange(n), torch.tensor(float(n)))
 

@@ -1,4 +1,4 @@
-"""What docker does for a service of a compose file, by means of Linux's own.
+"""What docker does for a service of a compose file, done with Linux namespaces.
 
 A process gets a mount namespace with a read-only root, an empty /tmp, and its volumes; it runs as a
 user without a name, without capabilities, and cannot gain privileges.
@@ -49,7 +49,7 @@ exec setpriv --reuid {USER} --regid {USER} --clear-groups --bounding-set=-all --
 
 
 def contained(command: Sequence[str], volumes: Sequence[Volume]) -> list[str]:
-    """The command in such a process."""
+    """The command line that runs a command in such a process."""
     mounts = [word for inside, folder, how in volumes for word in (inside, str(folder), how)]
     shell = ["unshare", "--mount", "--propagation", "private", "sh", "-c", SCRIPT, "sh"]
     return [*shell, *mounts, "--", *command]
@@ -57,7 +57,7 @@ def contained(command: Sequence[str], volumes: Sequence[Volume]) -> list[str]:
 
 @cache
 def can_contain() -> bool:
-    """Whether this machine allows it, and lets that user run this Python."""
+    """Whether this machine allows namespaces and lets that user run this Python."""
     if (
         sys.platform != "linux"
         or os.geteuid()

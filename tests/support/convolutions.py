@@ -23,5 +23,5 @@ def drawn(
     return normal(n, c, h, w), normal(k, c, r, r), normal(n, k, h - less, w - less)
 
 
-def apart(one: Tensor, other: Tensor) -> float:
+def relative_error(one: Tensor, other: Tensor) -> float:
     return float((one.double() - other.double()).norm() / other.double().norm())

@@ -1,4 +1,4 @@
-"""A table of three hospitals, and an experiment with a network, a method and a metric on it."""
+"""A table of three hospitals, and an experiment with a custom network, method and metric on it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ MARK = 'from pathlib import Path\nPath(__file__).with_name("ran").touch()\n'
 
 
 def table(seed: int = 0, rows: int = 240) -> str:
-    """A CSV of three hospitals of different outcomes; age and sex tell of it."""
+    """A CSV table of three hospitals with different outcomes, which depend on age and sex."""
     rng = np.random.default_rng(seed)
     lines = ["hospital,age,sex,ward,outcome"]
     for i in range(rows):
@@ -76,7 +76,7 @@ def table(seed: int = 0, rows: int = 240) -> str:
 
 
 def files_in(folder: Path) -> Path:
-    """Writes all of it into a folder; the path of its experiment."""
+    """Write all files into a folder; return the experiment's path."""
     names = {"patients.csv": table(), "net.py": NET, "mine.py": METHOD, "m.py": METRIC}
     for name, text in (names | {"e.toml": CONFIG}).items():
         (folder / name).write_text(text)

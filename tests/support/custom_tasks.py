@@ -13,7 +13,7 @@ RATES = {"north": 0.7, "south": 0.2, "east": 0.4, "west": 0.55}
 
 
 def rows(n: int = 400, seed: int = 0) -> tuple[NDArray[np.float32], NDArray[np.str_], list[str]]:
-    """x [n, 4], labels and hospitals, of other shares of "ill" in each."""
+    """x [n, 4], labels and hospitals; the share of "ill" differs between hospitals."""
     draws = np.random.default_rng(seed)
     site = draws.choice(list(RATES), n)
     ill = draws.random(n) < np.vectorize(RATES.get)(site)

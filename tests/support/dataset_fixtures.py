@@ -1,4 +1,4 @@
-"""Small data sets in the official layouts, generated, and what an error must say."""
+"""Small generated data sets in the official layouts, and a check of their error messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedDisk with densities that come apart in a few small batches."""
+"""FedDisk settings whose densities differ after a few small batches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def direct(setting: Setting, **options: Any) -> FedDisk:
 
 
 def fast(algorithm: FedDisk) -> FedDisk:
-    """With small batches and large steps, so that densities come apart in a few of them."""
+    """Small batches and large steps, so that densities differ after few of them."""
     return replace(algorithm, local=replace(algorithm.local, lr=0.05, batch=8))
 
 

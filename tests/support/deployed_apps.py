@@ -1,4 +1,4 @@
-"""A deployed federation's app for tests: its clients misbehave where the run's configuration says.
+"""A deployed federation's app for tests, whose clients misbehave as the run's configuration says.
 
 The run's "plan" is "WHAT ROUND PARTITION" and more of these, divided by semicolons; or "states",
 and then the run ends with everything that server and clients keep in one file.
@@ -37,7 +37,7 @@ server_app = ServerApp()
 
 
 def planned(context: Context, t: int) -> str | None:
-    """What this client is to do in round t, if not its work."""
+    """The misbehaviour planned for this client in round t, if any."""
     for one in str(context.run_config["plan"]).split(";"):
         what, *place = one.split() or [""]
         if place == [str(t), str(partition(context))]:
@@ -46,7 +46,7 @@ def planned(context: Context, t: int) -> str | None:
 
 
 def site_of(context: Context) -> Site:
-    """As the deployed app, and also for experiments that only a simulation can measure."""
+    """The deployed app's site, also for experiments that only a simulation can measure."""
     named = str(context.run_config["site"])
     if context.run_config["plan"] != "states" and not named.startswith(f"{__name__}:"):
         return deployed.site_of(context)
@@ -113,8 +113,8 @@ def main(grid: Grid, context: Context) -> None:
     )
     rounds = 2
     *_, last = play(strategy, grid, rounds, states=lambda t: t == rounds)
-    kept = {f"client {i} {part}": v for i, s in last.states.items() for part, v in s.items()}
-    tensors = {k: v.contiguous().clone() for k, v in flatten(last.server | kept).items()}
+    states = {f"client {i} {part}": v for i, s in last.states.items() for part, v in s.items()}
+    tensors = {k: v.contiguous().clone() for k, v in flatten(last.server | states).items()}
     out = Path(str(context.run_config["out"]))
     out.mkdir()
     save_file(tensors, out / "states.safetensors")
@@ -139,15 +139,15 @@ def other_classes(text: str, client: int) -> Site:
 
 
 def use_these(folder: Path) -> None:
-    """Have a federation's app use this module, on the server and on all clients."""
+    """Make a federation's app use this module, on the server and on all clients."""
     app = folder / "app" / "pyproject.toml"
     text = app.read_text(encoding="utf-8").replace(
         "fedshift.experiments.machines.deployed:", f"{__name__}:"
     )
     text = text.replace('out = ""', 'out = ""\nplan = ""')
-    told = tomllib.loads(text)["tool"]["flwr"]["app"]
-    assert told["components"]["clientapp"] == f"{__name__}:client_app"
-    assert told["config"]["plan"] == ""
+    settings = tomllib.loads(text)["tool"]["flwr"]["app"]
+    assert settings["components"]["clientapp"] == f"{__name__}:client_app"
+    assert settings["config"]["plan"] == ""
     app.write_text(text, encoding="utf-8")
     for place in (folder / "clients").iterdir():
         client = json.loads((place / "client.json").read_text()) | {"app": f"{__name__}:client_app"}

@@ -20,7 +20,7 @@ CLASSES = 3
 
 
 class Drawing(nn.Module):
-    """A small network with something between its layers."""
+    """A small network with a given function between its layers."""
 
     def __init__(self, between: Callable[[nn.Module, Tensor], Tensor]) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def always(net: nn.Module, h: Tensor) -> Tensor:
 
 
 def unforeseen(net: nn.Module, h: Tensor) -> Tensor:
-    """Draws for full batches alone, so that a look at two examples sees nothing."""
+    """Draws for full batches alone, so that a trial on two examples sees no draw."""
     return F.dropout(h, 0.5, net.training and len(h) > 2)
 
 

@@ -14,9 +14,9 @@ from flwr.app import Context, Message
 
 from fedshift.experiments.config.load import validate
 from fedshift.experiments.experiment import record
+from fedshift.experiments.listeners import ignore_event
 from fedshift.experiments.machines import deployed
 from fedshift.experiments.task.preparing import prepare
-from fedshift.experiments.training import silent
 from fedshift.flower import LocalGrid
 from fedshift.flower.client import app_of, partition
 from fedshift.flower.quiet import KEEP
@@ -25,15 +25,15 @@ CLIENTS = 3
 
 
 def here(text: str, out: Path) -> Path:
-    """The run in one process."""
+    """Run the experiment in one process."""
     config = validate(tomllib.loads(text), text=text)
     out.mkdir()
-    record(out, config, prepare(config), silent)
+    record(out, config, prepare(config), ignore_event)
     return out
 
 
 class Watched(LocalGrid):
-    """A grid that keeps all answers, and whose server dies at the n-th message about routers."""
+    """A grid that records all answers; its server dies at the n-th message about routers."""
 
     def __init__(self, text: str, out: Path, keep: Path, dies: int = 0, **given: Any) -> None:
         self.config = {
@@ -42,7 +42,7 @@ class Watched(LocalGrid):
         }  # fmt: skip
 
         def answer(message: Message, context: Context) -> Message:
-            """What the process of one client does, whose folder is in its environment."""
+            """Answer a message as one client's process does; its folder is in the environment."""
             place = keep / str(partition(context)) / "kept"
             with pytest.MonkeyPatch.context() as patch:
                 patch.setenv(KEEP, str(place))
@@ -56,11 +56,11 @@ class Watched(LocalGrid):
         self.dies, self.about_routers, self.replies = dies, 0, list[Message]()
 
     def send_and_receive(self, messages: Iterable[Message], **given: Any) -> list[Message]:
-        asked = list(messages)
-        self.about_routers += asked[0].metadata.message_type == "query.router" if asked else 0
+        sent = list(messages)
+        self.about_routers += sent[0].metadata.message_type == "query.router" if sent else 0
         if self.dies and self.about_routers == self.dies:
             raise Dies
-        replies = list(super().send_and_receive(asked, **given))
+        replies = list(super().send_and_receive(sent, **given))
         self.replies += replies
         return replies
 
@@ -70,7 +70,7 @@ class Watched(LocalGrid):
 
 
 class Dies(BaseException):
-    """What nothing catches."""
+    """An exception that nothing catches."""
 
 
 def served(folder: Path) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def double(federation: Federation) -> Federation:
 
 
 def one_job(algorithm: Algorithm, federation: Federation, client: int = 1) -> Job:
-    """What `client` gets to do in round 1."""
+    """The job of `client` in round 1."""
     data = federation.clients[client]
     server = algorithm.init(federation.params, federation.buffers, federation.table)
     state = algorithm.init_client(federation.params, federation.buffers, data)

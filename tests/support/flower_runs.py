@@ -15,7 +15,7 @@ from support.rounds import everything
 
 
 def sites(algorithm: Algorithm, federation: Federation) -> Any:
-    """What each client of a federation has."""
+    """The site of each client of a federation."""
     first = (federation.params, federation.buffers)
     return lambda i: Site(algorithm, federation.clients[i], federation.seeds.batch, first=first)
 
@@ -39,7 +39,7 @@ def on_flower(
     site: Any = None,
     cohort: int | None = None,
 ) -> Round:
-    """The last round of a run through an in-memory grid, with everything that clients keep."""
+    """The last round of a run through an in-memory grid, with the clients' states."""
     app = client_app(site or sites(algorithm, federation), open_states=True)
     grid = LocalGrid(app, len(federation.clients))
     strategy = strategy_of(algorithm, federation, cohort=cohort)
@@ -52,7 +52,7 @@ def in_process(
     return list(run(algorithm, federation, rounds, cohort=cohort))[-1]
 
 
-def apart(a: Round, b: Round) -> list[str]:
+def differing_tensors(a: Round, b: Round) -> list[str]:
     """The names of all tensors in which two rounds differ, in type, shape or any bit."""
     x, y = flatten(everything(a)), flatten(everything(b))
     both = x.keys() & y.keys()

@@ -1,4 +1,4 @@
-"""A page of docs/how-to as its reader uses it: files are saved, Python and commands are run."""
+"""Follow a page of docs/how-to: save its files, run its Python and its commands."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ EXTRAS = {
 
 
 def follow(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do all that a page says, in its order, in the current folder.
+    """Run all blocks of a page in order, in the current folder.
 
     A block of Python or TOML whose first line is a comment with a file's name is that file; other
-    Python runs. A section sees what stands above the first one, and nothing of the others: who
-    comes by a link has no more. In blocks of `sh`, `fedshift` runs. An output that follows is what
-    was printed: `text` exactly, `console` but for the last digits.
+    Python runs. A section has the names defined above the first section, and none of the other
+    sections, as for a reader that follows a link. Blocks of `sh` run `fedshift`. The output below
+    a block must be what was printed: `text` exactly, `console` up to the last digits.
     """
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.syspath_prepend(str(Path.cwd()))
@@ -71,12 +71,12 @@ def _can_run(code: str) -> bool:
 
 
 def is_shown(kind: str, shown: str, printed: str) -> bool:
-    """Whether an output on a page is what was printed."""
+    """Whether an output shown on a page equals what was printed."""
     return printed == shown or (kind == "console" and alike(shown, printed))
 
 
 def _done(kind: str, code: str, module: ModuleType) -> str:
-    """What a block prints when it is used."""
+    """The output of a block when it is run."""
     out = io.StringIO()
     name = FILE.match(code)
     if name:
@@ -94,7 +94,7 @@ def _done(kind: str, code: str, module: ModuleType) -> str:
 
 
 def _run(line: str) -> None:
-    """A line of a shell."""
+    """The output of one shell line."""
     name, *arguments = shlex.split(line, comments=True) or [""]
     if name == "fedshift":
         files = [f for a in arguments for f in (sorted(glob.glob(a)) if "*" in a else [a])]

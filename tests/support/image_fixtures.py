@@ -17,7 +17,7 @@ IMAGES = len(pacs.DOMAINS) * len(pacs.CLASSES) * PER_CLASS
 
 
 def colour(d: int, y: int, k: int) -> tuple[int, int, int]:
-    """What image k of domain d and class y is painted with."""
+    """The colour of image k of domain d and class y."""
     return 60 * d, 30 * y, 40 * k
 
 
@@ -32,13 +32,13 @@ def png(rgb: tuple[int, int, int], size: tuple[int, int] = (8, 8)) -> bytes:
 
 def keys() -> list[tuple[int, int, str]]:
     """(domain, class, path) of every image of the small PACS, sorted by path."""
-    found = [
+    entries = [
         (d, y, f"{domain}/{name}/pic_{k:03d}.png")
         for d, domain in enumerate(pacs.DOMAINS)
         for y, name in enumerate(pacs.CLASSES)
         for k in range(PER_CLASS)
     ]
-    return sorted(found, key=lambda row: row[2])
+    return sorted(entries, key=lambda row: row[2])
 
 
 def write_tree(folder: Path) -> Path:
@@ -72,10 +72,13 @@ def write_lists(folder: Path, ending: str, first: int, prefix: str) -> Path:
     """List files of every domain: the whole, and for training all but each class's last image."""
     folder.mkdir(parents=True, exist_ok=True)
     for domain in pacs.DOMAINS:
-        own = [(y, key) for d, y, key in keys() if pacs.DOMAINS[d] == domain]
+        entries = [(y, key) for d, y, key in keys() if pacs.DOMAINS[d] == domain]
         last = f"_{PER_CLASS - 1:03d}.png"
-        for part, kept in (("test", own), ("train", [r for r in own if not r[1].endswith(last)])):
-            lines = [f"{prefix}{key} {y + first}" for y, key in kept]
+        for part, rows in (
+            ("test", entries),
+            ("train", [r for r in entries if not r[1].endswith(last)]),
+        ):
+            lines = [f"{prefix}{key} {y + first}" for y, key in rows]
             (folder / f"{domain}_{part}{ending}").write_text("\n".join(lines) + "\n")
     return folder
 

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def tables(**changes: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    base: dict[str, Any] = {
         "data": {"name": "fashion-mnist-mini", "validation": 0.0},
         "shift": {
             "kind": "label-sets", "clients": 6, "labels_per_client": 4, "samples": 80,
@@ -17,4 +17,4 @@ def tables(**changes: Any) -> dict[str, Any]:
         "method": {"name": "labelset_fedavg", "tune": "mse", "tune_steps": 2},
         "training": {"rounds": 2, "batch": 16, "evaluate_every": 1},
     }  # fmt: skip
-    return {k: v | changes.get(k, {}) for k, v in found.items()}
+    return {k: v | changes.get(k, {}) for k, v in base.items()}

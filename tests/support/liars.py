@@ -1,4 +1,4 @@
-"""A client that lies about its counts, and trains as the others do."""
+"""A client that registers false counts and trains as the others do."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def lied(content: RecordDict) -> RecordDict:
 
 
 class Lying:
-    """The app, but for what one client registers."""
+    """The app, in which one client registers false counts."""
 
     def __init__(self, app: ClientApp, liar: int) -> None:
         self.app, self.liar = app, liar

@@ -23,14 +23,14 @@ FEDSHIFT = str(Path(sys.executable).with_name("fedshift"))
 
 
 def processes(word: str) -> dict[int, str]:
-    """Commands that are running and have `word` in them, by process id; not this one."""
+    """Running commands that contain `word`, by process id; without this process."""
     listed = subprocess.run(["ps", "-wweo", "pid,stat,args"], capture_output=True, text=True)
     rows = [line.split(None, 2) for line in listed.stdout.splitlines()[1:]]
     return {int(r[0]): r[2] for r in rows if word in r[2] and not r[1].startswith("Z")}
 
 
 def gone(word: str, patience: float = 20.0) -> bool:
-    """Whether all processes with this word in their command end by themselves in time."""
+    """Whether all processes with this word in their command line end in time by themselves."""
     end = time.monotonic() + patience
     while processes(word):
         if time.monotonic() > end:
@@ -75,7 +75,7 @@ class Loopback:
         return self.folder / "clients" / f"client-{client}"
 
     def leave(self, client: int) -> tuple[str, int]:
-        """End a client; its words to stderr, and its exit code."""
+        """End a client; return its stderr and its exit code."""
         process = self.clients.pop(client)
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(signal.SIGTERM)
@@ -84,12 +84,12 @@ class Loopback:
     def node(self, client: int) -> int:
         """The process id of a client's SuperNode."""
         key = str(self.place(client) / "key")
-        found = [pid for pid, args in processes(key).items() if "flower-supernode" in args]
-        assert len(found) == 1, found
-        return found[0]
+        pids = [pid for pid, args in processes(key).items() if "flower-supernode" in args]
+        assert len(pids) == 1, pids
+        return pids[0]
 
     def play(self, out: Path, **given: str | float) -> None:
-        """Run the app once; what it tells is in `events`."""
+        """Run the app once; its events go to `events`."""
         assert self.link is not None
         self.events.clear()
         waits = {"patience": 120.0, "timeout": 120.0}
@@ -106,7 +106,7 @@ class Loopback:
 def loopback(
     folder: Path, experiment: str, clients: int, host: str = "127.0.0.1"
 ) -> Iterator[Loopback]:
-    """A SuperLink with the keys of all clients; who joins is up to the block."""
+    """A SuperLink with the keys of all clients; the block decides which of them join."""
     make_place(folder, experiment, clients, ["localhost", "127.0.0.1"])
     use_these(folder)
     made = Loopback(folder, free_port())

@@ -15,7 +15,7 @@ from support.writer_fixtures import write_digits
 
 
 def write_images(place: Path, patch: pytest.MonkeyPatch) -> Path:
-    """CIFAR-10, CIFAR-100, RETINA and FEMNIST's digits in small, found by the data sets' names."""
+    """Write small CIFAR-10, CIFAR-100, RETINA and FEMNIST's digits to their usual folders."""
     source = np.random.default_rng(0)
     images = source.integers(0, 256, (800, 3, 32, 32), dtype=np.uint8)
     ten, hundred = [i % 10 for i in range(120)], [i % 100 for i in range(800)]

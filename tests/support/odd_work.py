@@ -1,4 +1,4 @@
-"""A client's work whose answer is changed, for tests of what is let through."""
+"""A client's work with a changed answer, for tests of the checks of replies."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from fedshift.tree import Parts, stack
 
 @dataclass(frozen=True)
 class OddWork:
-    """`change` makes others of what one client sends and keeps; it is pickled for workers."""
+    """`change` alters what one client sends and keeps; it is pickled for workers."""
 
     update: ClientUpdate
     client: int
     change: Callable[[Parts, Parts], tuple[Parts, Parts]]
 
     def __call__(self, message: Parts, state: Parts, data: Any, plans: Any) -> tuple[Parts, Parts]:
-        sent, kept = self.update(message, state, data, plans)
-        return self.change(sent, kept) if int(data.id) == self.client else (sent, kept)
+        sent, new_state = self.update(message, state, data, plans)
+        return self.change(sent, new_state) if int(data.id) == self.client else (sent, new_state)
 
 
 @dataclass(frozen=True)
 class Together:
-    """`loop`, whose replies are then put together; `kind` says what is changed of one client's.
+    """`loop`, with its replies merged into blocks; `kind` is the change in one client's reply.
 
     each: how many are put together; turned: the last of them first; apart: by odd ids and even
     """
@@ -60,11 +60,11 @@ class Together:
             some = replies[i : i + self.each][:: -1 if self.turned else 1]
             clients = tuple(reply.client for reply in some)
             try:
-                sent, kept = stack([r.update for r in some]), stack([r.changed for r in some])
+                sent, states = stack([r.update for r in some]), stack([r.changed for r in some])
             except InputError:  # as states of FedDisk, which are as large as a client's data
                 yield from map(block_of, some)
             else:
-                yield Block.of(clients, sent, kept, some[0].t)
+                yield Block.of(clients, sent, states, some[0].t)
 
 
 @dataclass(frozen=True)
@@ -93,11 +93,11 @@ class OddReports(Together):
 SIZES = (12, 9, 7, 14, 10, 8, 11, 13)
 
 
-def changed(kind: str, sent: Parts, kept: Parts) -> tuple[Parts, Parts]:
-    """Something else in what a client sends or keeps."""
+def changed(kind: str, sent: Parts, new_state: Parts) -> tuple[Parts, Parts]:
+    """A client's update and state with one thing changed."""
     delta, report = sent["delta"], sent["report"]
     name = next(iter(delta))
-    found: dict[str, Callable[[], Parts]] = {
+    changes: dict[str, Callable[[], Parts]] = {
         "nan": lambda: {"delta": delta | {name: delta[name] * float("nan")}},
         "inf": lambda: {"delta": delta | {name: delta[name] + float("inf")}},
         "large": lambda: {"delta": delta | {name: delta[name] + 1e6}},
@@ -108,8 +108,8 @@ def changed(kind: str, sent: Parts, kept: Parts) -> tuple[Parts, Parts]:
         "more": lambda: {"extra": {"w": torch.zeros(2)}},
         "kept": dict,
     }
-    own = {"kept": {"w": torch.tensor([float("inf")])}} if kind == "kept" else {}
-    return sent | found[kind](), {**kept, **own}
+    state = {"kept": {"w": torch.tensor([float("inf")])}} if kind == "kept" else {}
+    return sent | changes[kind](), {**new_state, **state}
 
 
 def asleep() -> None:
@@ -122,7 +122,7 @@ def killed() -> None:
 
 @dataclass(frozen=True)
 class Once:
-    """A client's work, but that client 3 does something else where `flag` does not exist yet."""
+    """A client's work; client 3 does something else while `flag` does not exist."""
 
     update: ClientUpdate
     flag: Path

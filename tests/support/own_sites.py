@@ -1,4 +1,4 @@
-"""Clients with tables of their own, of which a joined table can be made, for tests."""
+"""Clients with tables of their own, which can be joined into one, for tests."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import pytest
 
 from fedshift.experiments.config.load import dumps, load_config
 from fedshift.experiments.experiment import record
+from fedshift.experiments.listeners import ignore_event
 from fedshift.experiments.machines import deployed
 from fedshift.experiments.sites.answering import EXPERIMENT
 from fedshift.experiments.task.preparing import prepare
-from fedshift.experiments.training import silent
 from fedshift.flower import LocalGrid
 from fedshift.flower.chosen import CHOICES, SITE
 
@@ -45,7 +45,7 @@ evaluate_every = 1
 
 
 def joined(seed: int = 0, n: int = 120) -> pd.DataFrame:
-    """Rows of three sites, which lie among one another: gaps, dates as numbers, rare wards."""
+    """The interleaved rows of three sites, with gaps, dates as numbers and rare wards."""
     rng = np.random.default_rng(seed)
     site = rng.choice(SITES, n, p=(0.5, 0.3, 0.2))
     age = rng.normal(60, 12, n).round(1)
@@ -93,7 +93,7 @@ def deploy(
     monkeypatch: pytest.MonkeyPatch, folders: Sequence[Path], out: Path, text: str,
     wrap: Callable[[Any], Any] = lambda app: app,
 ) -> Path:  # fmt: skip
-    """One run of the deployed app in this process, each client with its own folder."""
+    """Run the deployed app in this process, each client with its own folder."""
     given = {
         "experiment": text,
         "site": CHOICES[SITE],
@@ -121,5 +121,5 @@ def together(folder: Path, table: pd.DataFrame, text: str = FILE) -> Path:
     (folder / "joined.toml").write_text("\n".join(lines))
     config, out = load_config(folder / "joined.toml"), folder / "here"
     out.mkdir()
-    record(out, config, prepare(config), silent)
+    record(out, config, prepare(config), ignore_event)
     return out

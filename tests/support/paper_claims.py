@@ -1,4 +1,4 @@
-"""Rows of docs/papers, and what in them differs from the results' pages that they link to.
+"""Checks of the rows of docs/papers against the results' pages that they link to.
 
 A row is `claim | printed | seen here | by | verdict`. The cell "seen here" has phrases, parted by
 "; " or "<br>". A phrase is a method and its cell of a results' table, under a place that stays
@@ -47,12 +47,12 @@ class Claim:
 
     @property
     def links(self) -> list[Path]:
-        """The pages that the row was drawn from."""
+        """The pages of results that the row links to."""
         return [self.page.parent / to for to in re.findall(r"\]\(([^)#]+)[^)]*\)", self.by)]
 
     @property
     def command(self) -> str:
-        """The command, or the name of a test."""
+        """The command or the test named in the row."""
         (command,) = re.findall(r"`([^`]+)`", self.by)
         return str(command)
 
@@ -91,7 +91,7 @@ def tables(text: str) -> list[Table]:
 
 
 def numbers_in(text: str) -> bool:
-    """Whether there are digits that belong to no name."""
+    """Whether a text has digits that are no part of a name."""
     return re.search(r"\d", NAMES.sub("", text)) is not None
 
 
@@ -105,7 +105,7 @@ def phrases(cell: str) -> Iterator[tuple[str, str]]:
 
 
 def remarks(row: Mapping[str, str]) -> set[str]:
-    """What may stand in brackets after a value: the paper's, the seeds, the table's notes."""
+    """Texts allowed in brackets after a value: the paper's value, the seeds, the table's notes."""
     seeds = len(re.findall(r"`\w+`", row.get("Runs by seed", "")))
     usual = {f"paper {row['Paper']}", f"{seeds} seeds" if seeds > 1 else "1 seed"}
     return usual | set(row.get("Differs from the paper", "").split(", "))
@@ -128,7 +128,7 @@ def is_cell(phrase: str, row: Mapping[str, str]) -> bool:
 
 
 def stands(place: str, phrase: str, text: str) -> bool:
-    """Whether a page of results has this."""
+    """Whether a page of results contains this phrase."""
     if phrase.startswith('"') and phrase.endswith('"'):
         return phrase.strip('"') in " ".join(text.split())
     for table in tables(text):
@@ -143,13 +143,13 @@ def stands(place: str, phrase: str, text: str) -> bool:
 
 
 def _places(cells: Sequence[tuple[str, str]]) -> set[str]:
-    """How a row of a table without methods may be named."""
+    """The names allowed for a row of a table without methods."""
     (_, first), (head, second), *_ = cells
     return {first, f"{first}, {second}", f"{first}, {head.lower()} {second}"}
 
 
 def is_printed(place: str, phrase: str, paper: str) -> bool:
-    """Whether a printed table of the paper has this, where the place's words are cells."""
+    """Whether a printed table of the paper has this phrase, with the place's words as cells."""
     folder = ROOT / "fedshift/papers/protocols"
     for path in sorted(folder.glob(f"{paper}_*.csv")):
         for row in printed_rows(path.stem):
@@ -168,7 +168,7 @@ def _printed_phrases(row: Mapping[str, str]) -> set[str]:
 
 
 def wrong(row: Claim, paper: str) -> list[str]:
-    """What of a row no page or printed table has; empty where all of it stands."""
+    """The phrases of a row that no page or printed table has; empty if the row is right."""
     verdict = row.verdict.partition("forecast: ")[0]
     faults = [f"a number in: {cell}" for cell in (row.claim, verdict) if numbers_in(cell)]
     where, _, numbers = row.printed.partition(".<br>")

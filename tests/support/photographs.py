@@ -15,7 +15,7 @@ from support.federations import CLASSES, TARGET
 
 
 class Pooled(nn.Module):
-    """Two convolutions with pooling; it notes how its inputs lie in memory."""
+    """Two convolutions with pooling, which record the memory layout of their inputs."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()

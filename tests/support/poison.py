@@ -1,7 +1,7 @@
-"""An unpickler that refuses: with FEDSHIFT_POISON=1 no test may read a pickle, but for named uses.
+"""Unpicklers that raise: with FEDSHIFT_POISON=1 no test may read a pickle, but for named uses.
 
 Put in place before anything else is imported (conftest), since `from pickle import loads` keeps
-what it found. Tests that start processes of their own leave these as they are.
+the function of that moment. Tests that start other processes leave those unguarded.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class PoisonedError(AssertionError):
 
 
 def _check(frame: Any) -> None:
-    """Who calls may, or who may has called: tensors of a pickled model are pickles, too."""
+    """Raise unless a caller may unpickle: tensors of a pickled model are pickles, too."""
     name = str(frame.f_globals.get("__name__", "?"))
     if name.startswith(OWN):
         return
@@ -39,7 +39,7 @@ def _check(frame: Any) -> None:
 
 
 class Guarded(Unpickler):
-    """The standard unpickler for those who may."""
+    """The standard unpickler for callers that may use it."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         _check(sys._getframe(1))

@@ -1,4 +1,4 @@
-"""How many threads tests compute by, and machines that announce what they do not let be used.
+"""The threads of the tests, and processors that announce instructions which they do not run.
 
 Some virtual machines say that they have AMX, and a product in bfloat16 ends the process (SIGILL).
 Tests then keep to AVX-512, as docs/running.md tells users to.

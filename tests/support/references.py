@@ -1,4 +1,4 @@
-"""Federated methods once more, in plain loops over float64 tensors, to compare the library with.
+"""Federated methods in plain loops over float64 tensors, as references for the library's.
 
 Of the library they take what chance decides, cohorts and batches, and the first weights. Networks,
 losses, steps, weights and sums are written out here. Clients' changes are added one by one.
@@ -39,7 +39,7 @@ def reference_setting(**changes: Any) -> Setting:
 
 @dataclass(frozen=True, eq=False)
 class Played:
-    """A run of the library's method, and what chance decided in it."""
+    """A run of the library's method with its random choices: cohorts and batches."""
 
     algorithm: Algorithm
     federation: Federation
@@ -298,7 +298,7 @@ def row_means(
     ids: list[int],
     weights: Sequence[float],
     trees: Sequence[Tree],
-    among: Sequence[int],
+    clients: Sequence[int],
     public: bool,
 ) -> Tree:
     """Weighted sums, but rows of the head: means over those that hold the label.
@@ -306,7 +306,7 @@ def row_means(
     The weights of a row are divided by the sum of the holders' among some clients, whose weights
     are those given or, where there are more of them, all alike.
     """
-    alike = dict.fromkeys(among, weights[0]) if len(among) > len(ids) else {}
+    alike = dict.fromkeys(clients, weights[0]) if len(clients) > len(ids) else {}
     by = alike or dict(zip(ids, weights, strict=True))
     out = mixed(weights, trees)
     if public:
@@ -314,7 +314,7 @@ def row_means(
     for k in HEAD:
         out[k] = torch.zeros_like(out[k])
         for y in range(CLASSES):
-            holders = sum(by[i] for i in among if y in labels_of(played, i))
+            holders = sum(by[i] for i in clients if y in labels_of(played, i))
             for i, w, tree in zip(ids, weights, trees, strict=True):
                 if y in labels_of(played, i):
                     out[k][y] += w / holders * tree[k][y]

@@ -1,4 +1,4 @@
-"""A small complete run folder, and readers of the HTML and SVG that reports consist of."""
+"""A small complete run folder, and readers of the HTML and SVG of reports."""
 
 from __future__ import annotations
 
@@ -190,6 +190,6 @@ class Outline(HTMLParser):
 
 
 def drawings(text: str) -> list[ET.Element]:
-    """The drawings for a page; each stands there a second time, for a telephone."""
+    """The drawings of a page at its full width; each is there again for a telephone."""
     text = re.sub(r'<div class="phone">.*?</div>', "", text, flags=re.S)
-    return [ET.fromstring(found) for found in re.findall(r"<svg.*?</svg>", text, re.S)]
+    return [ET.fromstring(drawing) for drawing in re.findall(r"<svg.*?</svg>", text, re.S)]

@@ -1,4 +1,4 @@
-"""What rounds left, compared: bit for bit, or how far two runs are apart."""
+"""Comparisons of rounds: bit for bit, or by distance."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def last(rounds: Iterable[Round]) -> Round:
 
 
 def everything(played: Round) -> Parts:
-    kept = {f"{i} {part}": t for i, s in played.states.items() for part, t in s.items()}
-    return played.server | kept
+    states = {f"{i} {part}": t for i, s in played.states.items() for part, t in s.items()}
+    return played.server | states
 
 
 def different(a: Round, b: Round) -> list[str]:
@@ -39,7 +39,7 @@ def far(one: Round, other: Round) -> float:
     return max(float((a[k].double() - b[k].double()).abs().max()) for k in a if a[k].numel()) / size
 
 
-def apart(one: Round, two: Round, before: Round) -> float:
+def relative_difference(one: Round, two: Round, before: Round) -> float:
     """||a - b|| over ||a - what was before round 1||, the largest of all parts of all states."""
     a, b, first = everything(one), everything(two), everything(before)
     assert flatten(a).keys() == flatten(b).keys()

@@ -1,4 +1,4 @@
-"""Served models and their metrics with plain arrays, as one counts them by hand."""
+"""Served models and their metrics computed by hand with plain arrays."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def softmax(z: Array) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class Hand:
-    """One round's models on everybody's test images [n], with plain arrays."""
+    """One round's models on all clients' test images [n], with plain arrays."""
 
     algorithm: Algorithm
     federation: Federation
@@ -84,15 +84,15 @@ class Hand:
 
     @cached_property
     def each(self) -> list[dict[str, Array]]:
-        """What every client's own model gives; the first model for one that never trained."""
-        stage, found = self.algorithm.at(self.last.t), []
+        """The outputs of each client's model; for a client that never trained, of the first one."""
+        stage, answers = self.algorithm.at(self.last.t), []
         for i, data in enumerate(self.federation.clients):
             first = self.algorithm.init_client(
                 self.federation.params, self.federation.buffers, data
             )
             state = self.last.states.get(i, first)
-            found.append(self.outputs(*stage.model_for(self.last.server, state)))
-        return found
+            answers.append(self.outputs(*stage.model_for(self.last.server, state)))
+        return answers
 
     @cached_property
     def labels(self) -> Labels:
@@ -126,24 +126,24 @@ class Hand:
             score = self.z - np.log(self.routable / self.routable.sum())
         return np.where(np.isfinite(score), score, -np.inf).argmax(1)
 
-    def own(self) -> Array:
+    def own_accuracies(self) -> Array:
         """Each client's accuracy on its own test images."""
         right = self.labels == self.y
         return np.array([right[i, self.origin == i].mean() for i in range(CLIENTS)])
 
     def metrics(self) -> dict[str, float]:
-        own, vote = self.own(), self.right(self.vote())
-        found = {
-            "average_accuracy": float(self.sizes / self.sizes.sum() @ own),
-            "worst_accuracy": float(own.min()),
+        accuracies, vote = self.own_accuracies(), self.right(self.vote())
+        scores = {
+            "average_accuracy": float(self.sizes / self.sizes.sum() @ accuracies),
+            "worst_accuracy": float(accuracies.min()),
             "vote_accuracy": vote,
             "system_accuracy": vote,
             "oracle_routed": self.right(self.sent(self.origin)),
         }
         if "client_logits" not in self.each[0]:
-            return found
+            return scores
         hard = self.right(self.sent(self.z.argmax(1)))
-        return found | {
+        return scores | {
             "system_accuracy": hard,
             "routed_posterior": hard,
             "routed_density": self.right(self.sent(self.density())),
@@ -158,8 +158,8 @@ def played(method: str, cohort: int | None = None) -> Hand:
 
 @cache
 def _played(method: str, cohort: int | None) -> Hand:
-    found = prepared(method)
+    ready = prepared(method)
     config = validate(TABLES | {"method": {"name": method}})
-    algorithm, federation = method_of(config.method, config.training, found)(), found.federation()
+    algorithm, federation = method_of(config.method, config.training, ready)(), ready.federation()
     *_, last = run(algorithm, federation, 1 if cohort else 6, cohort=cohort)
-    return Hand(algorithm, federation, found.task, last)
+    return Hand(algorithm, federation, ready.task, last)

@@ -1,4 +1,4 @@
-"""The headers by which a SuperNode proves its key."""
+"""HTTP headers with which a SuperNode proves that it has its key."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedshift.deploy.keys import read_client_key
 
 
 def signed(folder: Path, claim: Path | None = None) -> list[tuple[bytes, bytes]]:
-    """A SuperNode's headers: signed with one key, and said to be from another (`claim`)."""
+    """A SuperNode's headers, signed with one key and claiming another (`claim`)."""
     key = load_ssh_private_key((folder / "key").read_bytes(), None)
     assert isinstance(key, ec.EllipticCurvePrivateKey)
     now = b"2026-01-01T00:00:00+00:00"

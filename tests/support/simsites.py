@@ -1,4 +1,4 @@
-"""Clients of a simulation, as its worker processes build them: by name, from a module."""
+"""Clients of a simulation, which its worker processes build from this module by name."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from support.routing import routed_model
 
 @cache
 def build(name: str) -> tuple[Algorithm, Federation]:
-    """A row of the contract and the small federation."""
+    """The method of a row of the contract, and the small federation."""
     model = routed_model()
     algorithm = MAKE[name](Setting(model, TARGET, Local(lr=0.1, epochs=1, batch=16)))
     return algorithm, make_federation(model)
 
 
 def site(name: str, client: int) -> Site:
-    """What a client has."""
+    """The site of a client."""
     algorithm, federation = build(name)
     first = (federation.params, federation.buffers)
     return Site(algorithm, federation.clients[client], federation.seeds.batch, first=first)

@@ -17,12 +17,12 @@ OPEN = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
 
 
 def shade(site: str, glaucoma: bool, k: int) -> tuple[int, int, int]:
-    """What image k of a class of a site is painted with."""
+    """The colour of image k of a class at a site."""
     return 70 * list(SMALL).index(site), 90 * glaucoma, 20 * k
 
 
 def put(path: Path, rgb: tuple[int, int, int]) -> Path:
-    """A picture of one colour at `path`."""
+    """Write an image of one colour to `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(png(rgb))
     return path
@@ -76,8 +76,8 @@ def write_refuge(folder: Path, sheet_of: str = "xlsx") -> Path:
         rows: list[tuple[object, ...]] = [header]
         for k, label in enumerate(labels):
             image = put(folder / f"{stem}{k + 1:04d}.jpg", shade("REFUGE", bool(label), k)).name
-            told = {"ID": k + 1, "ImgName": image, "Fovea_X": 812.5, "Fovea_Y": 99.25}
-            rows.append(tuple(told.get(name, label) for name in header))
+            values = {"ID": k + 1, "ImgName": image, "Fovea_X": 812.5, "Fovea_Y": 99.25}
+            rows.append(tuple(values.get(name, label) for name in header))
         place = folder / f"{sheet}.{sheet_of}"
         place.parent.mkdir(parents=True, exist_ok=True)
         if sheet_of == "csv":
@@ -110,8 +110,8 @@ def write_xlsx(path: Path, rows: Sequence[Sequence[object]], inline: bool = Fals
                 cells.append(f'<c {place} t="s"><v>{texts.index(value)}</v></c>')
         lines.append(f'<row r="{j}">{"".join(cells)}</row>')
     # The last text is cut in two runs, as where a part of it has a format of its own.
-    told = [f"<si><t>{text}</t></si>" for text in texts[:-1]]
-    told += [f"<si><r><t>{t[:2]}</t></r><r><t>{t[2:]}</t></r></si>" for t in texts[-1:]]
+    strings = [f"<si><t>{text}</t></si>" for text in texts[:-1]]
+    strings += [f"<si><r><t>{t[:2]}</t></r><r><t>{t[2:]}</t></r></si>" for t in texts[-1:]]
     parts = {
         "[Content_Types].xml": "<Types/>",
         "xl/workbook.xml": f'<workbook xmlns="{OPEN}"/>',
@@ -119,7 +119,7 @@ def write_xlsx(path: Path, rows: Sequence[Sequence[object]], inline: bool = Fals
         "</sheetData></worksheet>",
     }
     if not inline:
-        parts["xl/sharedStrings.xml"] = f'<sst xmlns="{OPEN}">{"".join(told)}</sst>'
+        parts["xl/sharedStrings.xml"] = f'<sst xmlns="{OPEN}">{"".join(strings)}</sst>'
     return write_parts(path, parts)
 
 

@@ -1,4 +1,4 @@
-"""Runs of seconds on the shipped data, and what their folders hold."""
+"""Runs of a few seconds on the shipped data, and the contents of their folders."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def config_of(name: str, **more: Any) -> Any:
 
 
 class Killed(BaseException):
-    """What nothing catches."""
+    """An exception that nothing catches."""
 
 
 def record_until(folder: Path, config: Any, at: int | None, every: int = 1) -> list[int]:
-    """Record a run that dies when round `at` is told of; the rounds that were played."""
+    """Record a run that dies when round `at` is reported; return the rounds that were played."""
     played: list[int] = []
 
     def listen(event: dict[str, Any]) -> None:
@@ -68,7 +68,7 @@ def record_until(folder: Path, config: Any, at: int | None, every: int = 1) -> l
 
 
 def results(folder: Path) -> dict[str, bytes]:
-    """What a run leaves, but for the times in its events."""
+    """The files of a run's folder, without the times in its events."""
     assert not (folder / CHECKPOINTS).exists()
     files = (p for p in folder.rglob("*") if p.is_file() and p.name != "events.jsonl")
     return {str(p.relative_to(folder)): p.read_bytes() for p in files}
@@ -99,7 +99,7 @@ def text_of(method: str) -> str:
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    """What a run of machines leaves as one process does."""
+    """The files that a run on machines has in common with one in a single process."""
     # corrected.csv counts validation examples, which stay at the clients there.
     odd = ("events.jsonl", "deployment.json", "corrected.csv")
     written = (p for p in folder.iterdir() if p.is_file() and p.name not in odd)

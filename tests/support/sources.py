@@ -1,4 +1,4 @@
-"""The package's files and their syntax trees, for tests of what stands in them."""
+"""The package's files and their syntax trees, for tests that read the source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands in odd surroundings, each in a process of its own that is forked from a warm one.
+"""Commands in odd surroundings, each in a process forked from one with the libraries loaded.
 
 As a script, `surroundings.py FOLDER GIVEN`: performs the cells that come on stdin, one a line as
 [setting, command] by name, each in a copy of GIVEN below FOLDER, and answers with a line of JSON.
@@ -32,7 +32,7 @@ Command = tuple[str, ...]
 
 
 def variables(**given: str | None) -> Setting:
-    """Variables of the environment, where None takes one away."""
+    """Set variables of the environment; None removes one."""
 
     def apply() -> None:
         for name, value in given.items():
@@ -69,7 +69,7 @@ def onto(path: str) -> Setting:
 
 
 def unread() -> None:
-    """stdout is a pipe that nobody reads any more, as after `| head -1`."""
+    """stdout is a pipe without a reader, as after `| head -1`."""
     reader, writer = os.pipe()
     os.close(reader)
     os.dup2(writer, 1)
@@ -88,7 +88,7 @@ def in_a_closed_folder() -> None:
 
 
 def with_a_defect() -> None:
-    """The control: something of the program's own that nothing in the surroundings explains."""
+    """The control: a defect of the program that the surroundings do not explain."""
     from fedshift.cli import listings
 
     def broken(**_: object) -> None:
@@ -217,7 +217,7 @@ GIVEN: dict[str, Command] = {
 
 
 def laid_out(given: Path, at: Path) -> None:
-    """What a cell finds in its folder."""
+    """Lay out the files that a cell has in its folder."""
     shutil.copytree(given, at, symlinks=True)
     for name in ("closed", "readonly", "used"):
         (at / name).mkdir()
@@ -230,7 +230,7 @@ def laid_out(given: Path, at: Path) -> None:
 
 
 def as_anybody() -> None:
-    """Root without its powers, so that permissions hold; and a user without an entry."""
+    """Drop root's powers, so that permissions hold; optionally become a user without an entry."""
     if os.geteuid() == 0:
         none = (ctypes.c_uint32 * 6)()
         version = (ctypes.c_uint32 * 2)(0x20080522, 0)
@@ -243,13 +243,13 @@ def as_anybody() -> None:
     pwd.getpwuid = pwd.getpwnam = unknown  # type: ignore[assignment]
 
 
-def perform(arguments: Command, at: Path, apply: Setting, heard: int) -> None:
+def perform(arguments: Command, at: Path, apply: Setting, writer: int) -> None:
     """In a forked process, which does not come back: the command in its surroundings."""
     code = 99
     try:
         signal.alarm(SECONDS)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        os.dup2(heard, 2)
+        os.dup2(writer, 2)
         os.chdir(at)
         as_anybody()
         apply()
@@ -275,7 +275,7 @@ def perform(arguments: Command, at: Path, apply: Setting, heard: int) -> None:
 
 
 def cell(folder: Path, given: Path, setting: str, command: str) -> dict[str, object]:
-    """What came of one command: its exit code, what it said, and files that are not complete."""
+    """Run one command; return its exit code, its output and the files left incomplete."""
     at = folder / "cell"
     laid_out(given, at)
     line = GIVEN[command] if setting in PLACES else COMMANDS[command]
@@ -285,15 +285,15 @@ def cell(folder: Path, given: Path, setting: str, command: str) -> dict[str, obj
     if child == 0:
         perform(arguments, at, SETTINGS.get(setting, variables()), writer)
     os.close(writer)
-    with os.fdopen(reader, encoding="utf-8", errors="replace") as heard:
-        said = heard.read()
+    with os.fdopen(reader, encoding="utf-8", errors="replace") as pipe:
+        errors = pipe.read()
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     for shut in (at / "closed", at / "shut"):
         if shut.exists():
             shut.chmod(0o700)
     parts = [str(p.relative_to(at)) for p in at.rglob("*") if p.name.endswith(".part")]
     shutil.rmtree(at)
-    return {"code": code, "err": said, "parts": parts}
+    return {"code": code, "err": errors, "parts": parts}
 
 
 def without_a_network(*_: object, **__: object) -> None:
@@ -301,7 +301,7 @@ def without_a_network(*_: object, **__: object) -> None:
 
 
 def load_all() -> None:
-    """What the commands would load, each in its own process; not Flower, which begins threads."""
+    """Load what the commands need, before forking; not Flower, which starts threads."""
     import matplotlib.backends.backend_agg
     import matplotlib.backends.backend_pdf
     import matplotlib.figure
@@ -321,7 +321,7 @@ def load_all() -> None:
 
 
 def main() -> None:
-    """Answers go to what stdout was at first; the commands write elsewhere."""
+    """Answers go to the original stdout; the commands write elsewhere."""
     folder, given = Path(sys.argv[1]), Path(sys.argv[2])
     answers = os.fdopen(os.dup(1), "w")
     load_all()

@@ -1,4 +1,4 @@
-"""A table of six small runs, and what it leaves."""
+"""A table of six small runs, and the files that it writes."""
 
 from __future__ import annotations
 

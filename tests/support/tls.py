@@ -14,7 +14,7 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def tls_server(folder: Path | None, ahead: float | None = None) -> Iterator[str]:
-    """The address of something that shows the certificate of a folder, or speaks no TLS.
+    """The address of a server that shows the certificate of a folder, or speaks no TLS.
 
     ahead: it answers one request, with a clock that is so many seconds ahead; None: it hangs up.
     """

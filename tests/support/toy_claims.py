@@ -38,14 +38,14 @@ def federation(n: int, source: np.random.Generator, offset: float = 0.0) -> tupl
 
 
 def lie(counts: Any, distance: float, source: np.random.Generator) -> Any:
-    """Client 0 claims `distance` of its mass for another label than the one that it is of."""
-    told = counts.copy()
-    held = counts[0]
+    """Client 0 claims that `distance` of its mass belongs to another label."""
+    claimed = counts.copy()
+    true = counts[0]
     if not distance:
-        return told
-    most = int(held.argmax())
+        return claimed
+    most = int(true.argmax())
     to = int(source.choice([y for y in range(CLASSES) if y != most]))
-    moved = min(held[most], round(distance * held.sum()))
-    told[0, most] -= moved
-    told[0, to] += moved
-    return told
+    moved = min(true[most], round(distance * true.sum()))
+    claimed[0, most] -= moved
+    claimed[0, to] += moved
+    return claimed

@@ -1,4 +1,4 @@
-"""A method centrally tuned, clients of few labels each, and the round that is tuned after."""
+"""A centrally tuned method, clients with few labels each, and the round before tuning."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def tuned(inner: Any, **options: Any) -> CentralTuning:
 
 
 def uneven(model: Model) -> Federation:
-    """Clients of 12, 20 and 28 examples with labels 1-2, 1-3 and 2-3; 0 and 4 are nobody's."""
+    """Clients of 12, 20 and 28 examples with labels 1-2, 1-3 and 2-3; no client has 0 or 4."""
     sets = ([1, 2], [1, 2, 3], [2, 3])
     clients = tuple(
-        client_data(c.x, torch.tensor(held)[torch.arange(len(c.y)) % len(held)], i)
-        for i, (c, held) in enumerate(zip(make_clients(sizes=(12, 20, 28)), sets, strict=True))
+        client_data(c.x, torch.tensor(labels)[torch.arange(len(c.y)) % len(labels)], i)
+        for i, (c, labels) in enumerate(zip(make_clients(sizes=(12, 20, 28)), sets, strict=True))
     )
     return make_federation(model, clients)
 
 
 def first_round(plain: Algorithm, federation: Federation) -> tuple[Round, list[Parts]]:
-    """The round without tuning, and what the clients sent in it."""
+    """The round without tuning, and the clients' messages in it."""
     replies: list[Parts] = []
 
     def listening(update: Any, jobs: Any) -> Any:

@@ -36,7 +36,7 @@ def test_lists_span_a_grid_for_the_methods_that_have_the_option(file: Path) -> N
 
 
 def test_options_of_the_files_method_are_for_it_alone(tmp_path: Path) -> None:
-    """Also beside FILE.py:NAME; control: what it has stays, and what -c gives is judged."""
+    """Also beside FILE.py:NAME; control: its options stay, and those of -c are checked."""
     file = tmp_path / "f.toml"
     file.write_text(text_of("fedpals").replace("ess = 0.9", 'ess = "auto"\ncap = 0.9'))
     (tmp_path / "mine.py").write_text(
@@ -162,8 +162,8 @@ def test_a_method_of_the_users_file(file: Path) -> None:
     assert plan.runs == plan_of(file, names, [0], ["method.mu=0.1,1"])[0].runs
     mine.write_text(text + "    return fedprox(setting, mu=2 * mu)\n")
     later = plan_of(file, names, [0], ["method.mu=0.1,1"])[0]
-    kept = plan.runs.keys() & later.runs.keys()
-    assert kept == {plan.contenders[0].points[0].runs[0].name}
+    common = plan.runs.keys() & later.runs.keys()
+    assert common == {plan.contenders[0].points[0].runs[0].name}
 
 
 def test_fedpals_chooses_its_ess_unless_it_is_given(file: Path) -> None:

@@ -1,4 +1,4 @@
-"""Grids as they are typed after -c."""
+"""Grids as written after -c."""
 
 from __future__ import annotations
 

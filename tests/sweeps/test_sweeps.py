@@ -1,4 +1,4 @@
-"""Runs side by side: their bits, what is not trained again, and the table of them."""
+"""Runs side by side: their bits, runs that are not repeated, and their table."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_the_numbers_of_the_table(done: tuple[Plan, Compared]) -> None:
 
 
 def test_a_setting_is_chosen_by_validation_alone(done: tuple[Plan, Compared]) -> None:
-    """The one that does best on the target's test examples, where that is the other, is not."""
+    """The setting that is best on the target's test examples is not chosen for that."""
     table = done[1].table
     row = table.row("fedprox")
     means: dict[str, dict[str, float]] = {}
@@ -271,7 +271,7 @@ def test_a_metric_of_ones_choice(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_table_and_python_of_the_users(tmp_path: Path) -> None:
-    """Runs with a method, a network and metrics of one's own are those of each alone."""
+    """Runs with a custom method, network and metrics equal those of each alone."""
     rng = np.random.default_rng(0)
     rows = [f"{'abc'[i % 3]},{rng.normal():.3f},{rng.normal():.3f},{i % 2}" for i in range(120)]
     (tmp_path / "rows.csv").write_text("site,x,z,y\n" + "\n".join(rows) + "\n")

@@ -1,4 +1,4 @@
-"""`fedshift.Task.from_csv`: files as people have them are read rightly, or refused with a cure."""
+"""`fedshift.Task.from_csv`: real-world files are read rightly, or refused with a cure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CLIENTS = ("east", "north", "south", "west")
 
 
 def patients(n: int = 200) -> pd.DataFrame:
-    """Hospitals with an age, a dose with decimals, a ward and an outcome."""
+    """A table of hospitals with an age, a dose with decimals, a ward and an outcome."""
     rng = np.random.default_rng(3)
     return pd.DataFrame(
         {
@@ -381,7 +381,7 @@ def test_what_parquet_needs_is_named(tmp_path: Path) -> None:
 
 
 def test_the_targets_rows_in_parquet_round_nothing(tmp_path: Path) -> None:
-    """Numbers that float32 would change, beside a target's that seem to allow it."""
+    """Clients have numbers that float32 would change, the target only ones that it would not."""
     pytest.importorskip("pyarrow")
     frame = patients()
     frame["large"] = 1e6 + np.arange(200) % 7 / 100

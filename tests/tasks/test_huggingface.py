@@ -1,4 +1,4 @@
-"""Data sets of HuggingFace and partitions of Flower Datasets, by these libraries themselves."""
+"""Data sets of HuggingFace and partitions of Flower Datasets, tested with these libraries."""
 
 from __future__ import annotations
 
@@ -84,12 +84,12 @@ def test_partitions_of_flower_datasets(images: Any, name: str, options: dict[str
 
 
 def test_a_federated_data_set_of_files(images: Any, tmp_path: Path) -> None:
-    """`FederatedDataset` reads a folder of one's own; its test split is the target."""
+    """`FederatedDataset` reads a local folder; its test split is the target."""
     federated_data_set = load("flwr_datasets").FederatedDataset
     images.to_parquet(tmp_path / "train.parquet")
     images.select(range(30)).to_parquet(tmp_path / "test.parquet")
-    kept = {"cache_dir": str(tmp_path / "cache")}
-    federated = federated_data_set(dataset=str(tmp_path), partitioners={"train": SITES}, **kept)
+    options = {"cache_dir": str(tmp_path / "cache")}
+    federated = federated_data_set(dataset=str(tmp_path), partitioners={"train": SITES}, **options)
     parts = {f"site {i}": federated.load_partition(i) for i in range(SITES)}
     test = federated.load_split("test")
     task = fs.Task.from_datasets(parts, target=test)

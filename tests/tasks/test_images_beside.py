@@ -83,7 +83,7 @@ def test_rows_to_predict_go_through_the_same(tmp_path: Any) -> None:
 
 
 def test_layouts_of_before_are_read_as_they_were() -> None:
-    """There, images beside others were whole numbers."""
+    """In those versions images beside other inputs were whole numbers."""
     layout = Layout((Part("image", (3, 4, 4), "int64"), Part("ids", (5,), "int64")), "tuple")
     encoding = Encoding.from_json(Encoding(("0", "1"), layout=layout).to_json())
     row = encoding.apply((PIXELS, IDS))

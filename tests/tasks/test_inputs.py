@@ -65,8 +65,10 @@ def test_arrays_of_one_length_need_no_mask() -> None:
 @pytest.mark.parametrize("long", [4, 5])
 def test_rows_may_differ_in_their_length_alone(long: int) -> None:
     rows = [np.zeros((4, 3)) if i != 7 else np.zeros((long, 2)) for i in range(12)]
-    due = rf'"x": row 7 has shape \({long}, 2\), row 0 \(4, 3\); rows may differ in their length'
-    with pytest.raises(InputError, match=due):
+    message = (
+        rf'"x": row 7 has shape \({long}, 2\), row 0 \(4, 3\); rows may differ in their length'
+    )
+    with pytest.raises(InputError, match=message):
         fs.Task.from_arrays(rows, Y, client=CLIENT, target="b")
 
 

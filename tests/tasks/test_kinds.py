@@ -1,4 +1,4 @@
-"""Types of pandas' columns: each is read rightly, or refused in a sentence; as CSV files are."""
+"""Types of pandas' columns: read rightly, or refused in a sentence, as in CSV files."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ NUMBERS: dict[str, tuple[Any, Any]] = {
 def test_kinds_that_are_numbers(name: str) -> None:
     """Mean and deviation are those of the plain numbers; control: of others they differ."""
     given, plain = NUMBERS[name]
-    (made, notes), (due, _) = column(given), column(np.asarray(plain, np.float64))
-    assert made == due
+    (made, notes), (expected, _) = column(given), column(np.asarray(plain, np.float64))
+    assert made == expected
     assert made != column(np.asarray(plain, np.float64) + 1)[0]
     durations = 'Column "v" holds durations, which count in seconds.'
     assert (durations in notes) == name.startswith("timedelta")
@@ -122,8 +122,8 @@ def test_names_of_columns() -> None:
     """Whole numbers are names, too; those of several levels, and two alike, are refused."""
     whole = pd.DataFrame({0: SITE, 1: FEW, 2: FEW > 1})
     one: Any = fs.Task.from_frame(whole, client=0, label=2, target="a")  # type: ignore[arg-type]
-    due = fs.Task.from_frame(whole, client="0", label="2", target="a")
-    assert one.build().digest == due.build().digest
+    expected = fs.Task.from_frame(whole, client="0", label="2", target="a")
+    assert one.build().digest == expected.build().digest
     twice = pd.concat([table(), table()[["site"]]], axis=1)
     levels = table()
     levels.columns = pd.MultiIndex.from_product([["m"], levels.columns])
@@ -224,7 +224,7 @@ def test_a_test_set_is_read_as_the_clients_table_is(tmp_path: Path) -> None:
 
 
 def test_encodings_of_before_read_booleans_of_a_frame() -> None:
-    """There, True and False of a CSV file were categories; a frame's came as "other"."""
+    """In those versions True and False of a CSV file were categories; a frame's became "other"."""
     flag = Encoding(("0", "1"), columns=(Column("flag", categories=("False", "True")),))
     for given in ([True, False], ["True", "False"], [1, 0], ["true", "false"]):
         assert flag.apply({"flag": given}).tolist() == [[0, 1, 0], [1, 0, 0]]

@@ -1,4 +1,4 @@
-"""A table of 10^6 rows: time beside pandas' own reading, and memory."""
+"""A table of 10^6 rows: time relative to pandas' reading, and memory."""
 
 from __future__ import annotations
 

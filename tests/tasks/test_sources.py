@@ -18,7 +18,7 @@ from support.image_fixtures import png
 
 
 class Hub:
-    """Rows as HuggingFace's `datasets` has them, with names of labels."""
+    """Rows in the form of HuggingFace's `datasets`, with names of labels."""
 
     def __init__(self, rows: list[dict[str, Any]], names: list[str] | None = None) -> None:
         self.rows = rows

@@ -1,4 +1,4 @@
-"""Random changes of training examples: repeatable, of training alone, and refused where odd."""
+"""Random changes of training examples: repeatable, for training alone, and odd ones refused."""
 
 from __future__ import annotations
 

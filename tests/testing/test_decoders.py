@@ -1,4 +1,4 @@
-"""Files damaged at random: some seconds of the benchmark, and that it finds what it looks for."""
+"""Randomly damaged files: some seconds of the benchmark, and a check that it detects faults."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ def test_every_kind_of_damage_changes_a_file() -> None:
 def test_a_reader_that_is_sound(tmp_path: Path) -> None:
     path = tmp_path / "lock.json"
     path.write_text('{"a": [1, 2.5], "b": {"c": 3}}')
-    found = fuzz_file(Reader("lock", path, lambda: read_object(path)), 200, seed=0)
-    assert found.broken == ()
-    assert found.taken > 0
-    assert found.refused > 100
+    fuzzed = fuzz_file(Reader("lock", path, lambda: read_object(path)), 200, seed=0)
+    assert fuzzed.broken == ()
+    assert fuzzed.taken > 0
+    assert fuzzed.refused > 100
     assert path.read_text() == '{"a": [1, 2.5], "b": {"c": 3}}'
 
 
 def test_readers_that_are_not(tmp_path: Path) -> None:
-    """One that lets errors out, one that names no file, one that is slow: all are told."""
+    """One that leaks errors, one that names no file, one that is slow: all are reported."""
     path = tmp_path / "lock.json"
     path.write_text('{"a": 1}')
 

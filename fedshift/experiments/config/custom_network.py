@@ -1,4 +1,4 @@
-"""A network of the user's, which an experiment file names as "net.py:Net"."""
+"""A user's network, which an experiment file names as "net.py:Net"."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from fedshift.tasks.layout import Layout
 
 
 class Shape(NamedTuple):
-    """What a network is made for, where there is no `fedshift.Task`: for a set of the library, and
-    for a run folder, which has this much of its task.
+    """What a user's network is built for if there is no `fedshift.Task`.
+
+    There is none for a data set of the library, nor for a run folder, which keeps only this of it.
     """
 
     input_shape: tuple[int, ...]
@@ -25,39 +26,39 @@ class Shape(NamedTuple):
 
 
 class Unpacking(nn.Module):
-    """A network of several inputs, which gets x [n, D] as the task's layout packs them."""
+    """A network of several inputs behind one input x [n, D], into which a layout packs them."""
 
     def __init__(self, net: nn.Module, layout: Layout) -> None:
         super().__init__()
         self.net, self.layout = net, layout
 
     def forward(self, x: Tensor) -> Any:
-        """The network's outputs for the inputs that x holds."""
+        """The network's outputs for the inputs packed in x."""
         given = self.layout.unpack(x)
         out = self.net(*given) if isinstance(given, tuple) else self.net(given)
         return _as_column(out) if self.layout.targets else out
 
 
 def _as_column(out: Any) -> Any:
-    """A number per example [n] as [n, 1]."""
+    """Outputs [n], a number per example, as [n, 1]."""
     if isinstance(out, dict):
         return {k: _as_column(v) if k == "logits" else v for k, v in out.items()}
     return out[:, None] if isinstance(out, Tensor) and out.ndim == 1 else out
 
 
 def packed(net: nn.Module, layout: Layout | None) -> nn.Module:
-    """The network for x as the layout packs it; as it is where there is none."""
+    """The network behind the packed input x of a layout; unchanged without a layout."""
     return net if layout is None else Unpacking(net, layout)
 
 
 def custom_network(
     name: str, task: Any, seed: int, layout: Layout | None = None, *, freeze_norm: bool = False
 ) -> Model:
-    """The network that `model.name` names, first weights from `seed`.
+    """The network that `model.name` names, with first weights from `seed`.
 
-    task: a `fedshift.Task`, or a `Shape`, which the class or function gets; one that needs two
-    arguments gets the input's shape and the number of outputs. layout: of x, where it packs several
-    inputs. Raises InputError, with file and line, where no torch.nn.Module comes of it.
+    task: a `fedshift.Task` or a `Shape`; the user's class or function gets it. One that needs two
+    arguments gets the input's shape and the number of outputs instead. layout: how x packs several
+    inputs, or None. Raises InputError, with file and line, if the result is no torch.nn.Module.
     """
     named = load_python("model.name", name)
     if isinstance(named.value, nn.Module):
@@ -75,7 +76,7 @@ def custom_network(
 
 
 def placing(name: str) -> contextlib.AbstractContextManager[None]:
-    """Errors of a network with the file and line of it where `model.name` names such."""
+    """Within the block, errors get the file and line of the network, if it is a user's."""
     if not is_python(name):
         return contextlib.nullcontext()
     return load_python("model.name", name).placing()

@@ -23,17 +23,17 @@ from fedshift.experiments.config.section import Count, Section
 from fedshift.experiments.config.sites import check_declared
 from fedshift.tasks.names import ordered
 
-# The keys that `fedshift.Task` takes, for data with a source.
+# Keys of data with a source that are arguments of `fedshift.Task`.
 OF_TASK = (
     "client", "label", "target", "kind", "classes", "missing", "columns", "drop", "categories",
     "separator", "decimal", "encoding", "header", "index",
 )  # fmt: skip
-# What an experiment declares of data that stay on the clients' machines, beside keys of OF_TASK.
+# More keys than OF_TASK that declare data which stay on the clients' machines.
 OF_SITES = ("clients", "values", "input")
 
 
 def _target(given: Any, validated: Callable[[Any], Any]) -> Any:
-    """One message for the whole union."""
+    """Give one message for all types of data.target, instead of one for each that does not fit."""
     try:
         return validated(given)
     except ValidationError:
@@ -45,7 +45,7 @@ def _target(given: Any, validated: Callable[[Any], Any]) -> Any:
 
 
 def with_source(data: dict[str, Any]) -> dict[str, Any]:
-    """[data] of a file with the source that its name implies: of a table, or of sites."""
+    """[data] with the source that its name implies: a table of the library, or sites."""
     implied = dict.fromkeys((one.name for one in TABLES), NATURAL) | {SITES: SITES}
     name = data.get("name")
     return {"source": implied[name], **data} if isinstance(name, str) and name in implied else data
@@ -54,15 +54,20 @@ def with_source(data: dict[str, Any]) -> dict[str, Any]:
 class Data(Section):
     """[data]: which data set, and the share of each client's examples kept for validation.
 
-    For shift.target = "clients", training and test file are one pool, of which `limit` examples are
-    drawn (all if left out), and each client keeps the share `test` of its examples for testing.
-    size: pixels a side, for sets that are decoded to a size of choice (96 if left out). augment:
-    "photos" changes training images at random, see `fedshift.datasets.augment`. source: where data
-    of your own come from (a table, .npz, a folder, FILE.py:NAME), "python" for data that a program
-    gave, "natural" (set by itself) for a table of the library that `name` names; name is else what
-    results call them. The keys of OF_TASK are those of `fedshift.Task`. "sites" (also as name):
-    each client has its own (`fedshift.experiments.config.sites`); clients are their names then, and
-    values the categories of a column, input the shape of an example, where the file declares them.
+    limit, test  with shift.target = "clients", training and test file are one pool; `limit` of its
+                 examples are drawn (all if left out), and each client keeps the share `test` of
+                 its examples for testing
+    size         pixels a side, for image sets that are decoded to a chosen size (96 if left out)
+    augment      "photos" changes training images at random, see `fedshift.datasets.augment`
+    source       of your own data: a table, .npz, a folder or FILE.py:NAME. "python": a program gave
+                 the data. "natural" (set automatically): the table of the library called `name`.
+                 "sites" (also as name): each client has its own data, see
+                 `fedshift.experiments.config.sites`
+    name         of a data set of the library; with a source, what results call the data
+    clients, values, input  with source "sites": the names of the clients, the categories of a
+                 column, and the shape of an example
+
+    All other keys (OF_TASK) are those of `fedshift.Task`.
     """
 
     source: Annotated[str, Field(min_length=1)] | None = None
@@ -95,7 +100,7 @@ class Data(Section):
     @field_validator("clients")
     @classmethod
     def _in_order(cls, clients: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        # As `fedshift.Task` numbers the clients of a table.
+        # In the order in which `fedshift.Task` numbers the clients of a table.
         return None if clients is None else ordered(clients)
 
     @property
@@ -105,20 +110,20 @@ class Data(Section):
 
     @property
     def task_keys(self) -> dict[str, Any]:
-        """What `fedshift.Task` gets about the user's data, as far as it is given."""
+        """The arguments of `fedshift.Task` that the file gives."""
         return {k: v for k in OF_TASK if (v := getattr(self, k)) is not None}
 
     @model_validator(mode="before")
     @classmethod
     def _called(cls, given: Any) -> Any:
-        """Data of one's own that are given no name are called by their source."""
+        """Name data of one's own after their source, unless the file gives a name."""
         if not isinstance(given, dict):
             return given
         given = with_source(given)
         if isinstance(given.get("source"), str):
             source = given["source"]
             name = source.rpartition(":")[2] if is_python(source) else PurePath(source).stem
-            # For testing as much as `fedshift.Task` takes.
+            # The default share for testing is the one of `fedshift.Task`.
             return {"name": name or source, "test": 0.2, **given}
         return given
 

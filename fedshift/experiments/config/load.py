@@ -1,4 +1,4 @@
-"""Reading a configuration: mistakes are named by file, line, key and what is allowed."""
+"""Reading a configuration. Error messages name file, line and key, and say what is allowed."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ Tables = dict[str, Any]
 S = TypeVar("S", bound=BaseModel)
 MOST, MOST_SHOWN = 1_000_000, 20
 
-# Some options mean something else once -c changes the section's name: then -c must set them, too.
-# For one option: what it means -> the names under which it means that.
+# Some options mean something else after -c has changed the section's name. Then -c must set them,
+# too. For one option: what it means -> the names under which it means that.
 Meanings = Mapping[str, tuple[str, ...]]
 # The key that names what a section's options belong to.
 NAMES = {"method": "name", "model": "name", "shift": "kind"}
@@ -50,7 +50,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
 
 
 def load_with_source(path: Path, overrides: Sequence[str] = ()) -> tuple[Config, Source]:
-    """`load_config`, with what says later on where a key was set."""
+    """`load_config`, and a Source, which can say for later messages where a key was set."""
     text = _text(path)
     tables = _tables(path, text)
     written = _name_in(tables, "method")
@@ -69,7 +69,7 @@ def read_section(path: Path, kind: type[S]) -> S:
         return kind.model_validate(_tuples(_tables(path, text)))
     except ValidationError as e:
         source = Source(str(path), text)
-        # Unknown keys first: one may be the mistyped name of a key that is missing.
+        # Unknown keys first: an unknown key may be a misspelling of one reported as missing.
         errors = sorted(e.errors(), key=lambda one: one["type"] != "extra_forbidden")
         lines = [source.placed(why, key) for key, why in _group(errors, kind)]
         raise InputError("\n".join(lines)) from None
@@ -104,7 +104,7 @@ def _text(path: Path) -> str:
 def validate(
     tables: Tables, *, text: str = "", origin: str = "config", overrides: Sequence[str] = ()
 ) -> Config:
-    """A Config from parsed tables; the mistakes in one InputError, one line each."""
+    """A Config from parsed tables. All mistakes are in one InputError, a line for each."""
     problems: list[Problem] = []
     config = None
     try:
@@ -128,8 +128,8 @@ def _drop_foreign_options(tables: Tables, given: Sequence[str]) -> tuple[str, ..
     """After `-c method.name=...`, drop the file's options that the new method does not have.
 
     So one file serves to compare methods. Options given by `-c` stay, and are checked. Returns the
-    names of those dropped. Raises InputError for a FILE.py:NAME that gives no method: to know its
-    options, the file is run.
+    names of the dropped options. The file of a FILE.py:NAME is run, to learn its options; raises
+    InputError if that gives no method.
     """
     name, section = _name_in(tables, "method"), tables.get("method")
     if not isinstance(section, dict) or "method" in given:
@@ -157,9 +157,9 @@ def _drop_foreign_options(tables: Tables, given: Sequence[str]) -> tuple[str, ..
 
 
 def apply_overrides(tables: Tables, overrides: Sequence[str]) -> None:
-    """`apply_override`, one after the other.
+    """`apply_override` for each, in order.
 
-    Raises InputError, too, where a key would stay under a name that gives it another meaning.
+    Also raises InputError if a key of the file would get another meaning by a changed name.
     """
     written = {k: dict(v) if isinstance(v, dict) else v for k, v in tables.items()}
     for override in overrides:
@@ -168,9 +168,10 @@ def apply_overrides(tables: Tables, overrides: Sequence[str]) -> None:
 
 
 def apply_override(tables: Tables, override: str) -> None:
-    """Set one `section.key=value` in place; the value is TOML, or else text; none removes the key.
+    """Set one `section.key=value` in `tables`.
 
-    Raises InputError for what is not of this form.
+    A value that is no TOML is taken as text. An empty value removes the key. Raises InputError for
+    an override of another form.
     """
     path, equals, value = override.partition("=")
     keys = [k.strip() for k in path.split(".")]
@@ -197,20 +198,24 @@ def apply_override(tables: Tables, override: str) -> None:
 
 
 def _tuples(value: Any) -> Any:
-    """TOML arrays as tuples, which is what the frozen models hold."""
+    """The value with lists as tuples, since the frozen schema has no lists."""
     if isinstance(value, dict):
         return {k: _tuples(v) for k, v in value.items()}
     return tuple(_tuples(v) for v in value) if isinstance(value, list) else value
 
 
 def _group(errors: Sequence[ErrorDetails], schema: type[BaseModel] = Config) -> list[Problem]:
-    """One problem per key; the messages of a union's members on one value are joined."""
+    """One problem per key.
+
+    pydantic reports a value that fits no member of a union once for each member: these messages
+    are joined by "or".
+    """
     messages: dict[tuple[str, ...], list[str]] = {}
     paths = [_path(error) for error in errors]
     listed: set[tuple[str, ...]] = set()
     for error in errors:
         path_of_error = _path(error)
-        # For a list with a wrong element, hide the message that it is not one of the names.
+        # If a list has a wrong element, say only that; leave out that a list is none of the names.
         if isinstance(error["input"], tuple) and any(
             len(path) > len(path_of_error) and path[: len(path_of_error)] == path_of_error
             for path in paths
@@ -221,14 +226,17 @@ def _group(errors: Sequence[ErrorDetails], schema: type[BaseModel] = Config) -> 
 
 
 def _path(error: ErrorDetails) -> tuple[str, ...]:
-    """The key path of a pydantic error, without the names of union members."""
+    """The key that a pydantic error is about, without pydantic's names of union members."""
     members = ("literal[", "tuple[", "dict[")
     named = [str(p) for p in error["loc"] if not str(p).startswith(members)]
     return tuple(p for p in named if p not in ("str", "int"))
 
 
 def _message(error: ErrorDetails, schema: type[BaseModel], listed: set[tuple[str, ...]]) -> str:
-    """listed: sections whose keys were named already; once is enough where many are unknown."""
+    """The message for an error.
+
+    listed: sections whose allowed keys were listed already; several unknown keys list them once.
+    """
     given, kind = error["input"], error["type"]
     key = ".".join(_path(error))
     if kind == "extra_forbidden":
@@ -250,8 +258,12 @@ def _message(error: ErrorDetails, schema: type[BaseModel], listed: set[tuple[str
 def _literal(key: str, error: ErrorDetails) -> str:
     expected = str(error["ctx"]["expected"]).replace(" or ", ",")
     names = [name.strip(" '") for name in expected.split(",")]
-    hint = nearest(str(error["input"]), names)
-    return f"{key} = {_shown(error['input'])}: allowed are {', '.join(names)}.{hint}"
+    given = error["input"]
+    hint = nearest(str(given), names)
+    if isinstance(given, bool) and str(given).lower() in names:
+        text = f'{key.rpartition(".")[2]} = "{str(given).lower()}"'
+        hint = f" It is a text, in quotes: {text}; after -c, '{key}=\"{str(given).lower()}\"'."
+    return f"{key} = {_shown(given)}: allowed are {', '.join(names)}.{hint}"
 
 
 _RULES = {
@@ -297,9 +309,9 @@ def _allowed_keys(section: Iterable[str], model: type[BaseModel]) -> list[str]:
 
 
 def _method_problems(method: Method) -> list[Problem]:
-    """What is wrong with [method]: the recipe's name, its options' names, types and ranges."""
+    """Problems of [method]: with the recipe's name, and its options' names and types."""
     if method.name == PYTHON or is_python(method.name):
-        return []  # what gives it checks it; merely reading a file runs none of its Python
+        return []  # checked when it is loaded: merely reading a configuration runs no Python
     try:
         recipe = recipes.recipe(method.name, method.options)
     except InputError as e:
@@ -336,9 +348,9 @@ def _type_problems(key: str, value: Any, annotation: Any) -> list[Problem]:
 
 
 def dumps(config: Config, folder: Path | None = None) -> str:
-    """The configuration as TOML, every key written out; `load` of it gives an equal Config.
+    """The configuration as TOML with every key written out; loading it gives an equal Config.
 
-    folder: of the run, to which the paths of files are relative then.
+    folder: the run's; if given, paths of files are written relative to it.
     """
     without = _unused(config.data, config.shift)
     tables: Mapping[str, Any] = config.model_dump(exclude_none=True, exclude=without)
@@ -352,7 +364,7 @@ def dumps(config: Config, folder: Path | None = None) -> str:
 
 
 def _unused(data: Data, shift: Split) -> set[str]:
-    """Tables without a meaning: the user's own data come with their clients, so none is dealt."""
+    """Tables that would say nothing: [shift], if the user's own data come with their clients."""
     elsewhere = data.source not in (None, PYTHON)
     implied = shift == Split() or data.target == "clients"
     return {"shift"} if elsewhere and implied else set()
@@ -376,7 +388,7 @@ def _key(name: str) -> str:
 
 
 def _name_in(tables: Mapping[str, Any], section: str) -> Any:
-    """The name in a section of a parsed file; the default where none is written."""
+    """The name in a section of a parsed file, or the default if it has none."""
     table, key = tables.get(section), NAMES[section]
     default = getattr(getattr(Config(), section), key)
     return table.get(key, default) if isinstance(table, dict) else default
@@ -385,9 +397,9 @@ def _name_in(tables: Mapping[str, Any], section: str) -> Any:
 def _check_carried(
     written: Mapping[str, Any], tables: Mapping[str, Any], given: Sequence[str]
 ) -> None:
-    """Refuse, with InputError, a file's option that -c has left under a name of another meaning.
+    """Raise InputError if -c changes a section's name and so the meaning of an option of the file.
 
-    `written` are the file's tables, `tables` those with -c, `given` the keys that -c has set.
+    written: the file's tables; tables: those after -c; given: the keys that -c has set.
     """
     problems = [
         problem
@@ -416,7 +428,7 @@ def _changed_meanings(
 
 
 def _meaning(key: str, name: Any) -> str | None:
-    """What the option is under a name; None where it is the same everywhere, or none of it."""
+    """What an option means under a name; None if it means the same everywhere, or is none of it."""
     section, _, option = key.partition(".")
     if section == "method":
         return recipes.recipe(name).meanings.get(option) if name in recipes.__all__ else None

@@ -1,4 +1,4 @@
-"""Whether a configured method can be made: its own checks, before any data are loaded."""
+"""Whether a configured method can be built: its own checks, run before any data are loaded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import nn
 from fedshift import recipes
 from fedshift.data import Examples
 from fedshift.errors import InputError
-from fedshift.experiments.config import settings
+from fedshift.experiments.config import training_objects
 from fedshift.experiments.config.networks import ROUTED, unrouted
 from fedshift.experiments.config.python_names import is_python
 from fedshift.experiments.config.schema import PYTHON, Config, Method, Network, Training
@@ -20,7 +20,7 @@ Problem = tuple[tuple[str, ...], str]
 
 
 class _StandIn(nn.Module):
-    """What recipes may ask of a network before any data is loaded: its head, and a body or none."""
+    """A network in which recipes find what they check for: a head, and a body if there is one."""
 
     def __init__(self, body: bool, fixed: bool) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ def _is_yours(model: Network) -> bool:
 
 
 def _may_be_fixed(model: Network, recipe: recipes.Recipe) -> bool:
-    """Whether the classifier is fixed; of a network of the user's it shows when that is made."""
+    """Whether the classifier may be fixed; a user's network shows that only once it is built."""
     return model.classifier == "etf" or recipe.traits.fixed_head or _is_yours(model)
 
 
@@ -57,9 +57,9 @@ def _classifier_misfit(model: Network, recipe: recipes.Recipe) -> Problem | None
 
 
 def misfits(config: Config) -> list[Problem]:
-    """Why the method cannot be made as configured, as (key, message); empty where it can.
+    """Why the method cannot be built as configured, as (key, message); [] if it can.
 
-    Methods of the user's are checked by what gives them: reading a file runs none of its Python.
+    A user's own method is checked when it is loaded: reading a configuration runs no Python.
     """
     name, method = config.model.name, config.method
     if method.name == PYTHON or is_python(method.name):
@@ -69,15 +69,15 @@ def misfits(config: Config) -> list[Problem]:
         return [(("model", "name"), unrouted(name))]
     if misfit := _classifier_misfit(config.model, recipe):
         return [misfit]
-    # Stands for the server's examples: recipes ask only whether there are some.
+    # In place of the server's examples, since recipes check only whether there are any.
     n = config.server.unlabeled
     inputs = torch.zeros(n, 1) if n else None
-    # The real network needs the shape of the data, which have not been read.
+    # The real network cannot be built yet: it needs the shape of the data, which are not loaded.
     stand_in = build(
         lambda: _StandIn(has_body(config.model), _may_be_fixed(config.model, recipe)), 0
     )
     examples = Examples(torch.zeros(1, 1), torch.zeros(1).long())
-    setting = settings.setting(
+    setting = training_objects.setting(
         config.training, stand_in, (1.0,), clients=config.shift.clients,
         seed=config.seeds.resolved().init, server_inputs=inputs,
         server_examples=examples if config.server.validation else None,
@@ -88,7 +88,7 @@ def misfits(config: Config) -> list[Problem]:
             return [
                 (("method", "lam"), 'method.lam and method.ess = "auto" are both given; drop one')
             ]
-        # Any number will do: the candidates are checked when the grid is known.
+        # Any number will do here. The candidates are checked when their grid is known.
         options = options | {"ess": 1.0}
     try:
         recipe.make(setting, **options)
@@ -100,12 +100,12 @@ def misfits(config: Config) -> list[Problem]:
 
 
 def named_alike(recipe: recipes.Recipe) -> dict[str, str]:
-    """A recipe's options as `file_words` takes them: a file calls them what Python does."""
+    """A recipe's options as `file_words` needs them: they have the same names in files."""
     return {name: name for name in recipe.options}
 
 
 def _advise(error: SettingError, method: Method, model: Network, training: Training) -> Problem:
-    """The problem, with advice, for a setting that the recipe cannot use."""
+    """The key at fault and a message with advice, for a setting that the recipe cannot use."""
     if error.part == "head":
         return ("model", "name"), (
             f'model.name = "{model.name}"{" without hidden layers" * (model.name == "mlp")} has no '

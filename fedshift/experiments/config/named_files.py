@@ -1,6 +1,6 @@
-"""Files that an experiment names: where they lie for its file, and for the folder of a run.
+"""Paths of files that an experiment names: relative to its file, and to the folder of a run.
 
-A project can be moved as a whole: a run folder has paths relative to itself.
+A run folder has paths relative to itself, so a project can be moved as a whole.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _KEYS = (
 
 
 def with_paths(tables: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
-    """A copy of an experiment's tables in which `change` was done to the path of every file."""
+    """A copy of an experiment's tables with `change` applied to the path of every file."""
 
     def changed(text: str) -> str:
         if not is_python(text):
@@ -54,7 +54,7 @@ def with_paths(tables: Mapping[str, Any], change: Callable[[str], str]) -> dict[
 
 def _is_path(key: str, value: str) -> bool:
     if key in ("index", "weights"):
-        return value != ""  # which is refused, and as a path would be the folder
+        return value != ""  # "" is refused later; as a path it would be the folder itself
     if key == "target":
         return value.lower().endswith(TABLES)
     return is_python(value) or (key == "source" and value not in ("", PYTHON, NATURAL, SITES))
@@ -63,7 +63,7 @@ def _is_path(key: str, value: str) -> bool:
 def placed(text: str, folder: Path) -> str:
     """The absolute path of a file that is named relative to a folder.
 
-    Where a run folder was moved alone, the file is still where the run saw it last.
+    If a run folder was moved without the file, the file is looked for from the folder's old place.
     """
     path = os.path.abspath(os.path.join(os.path.realpath(folder), os.path.expanduser(text)))
     if not os.path.lexists(path) and (before := _place_before(folder)):
@@ -73,20 +73,21 @@ def placed(text: str, folder: Path) -> str:
 
 
 def relative(path: str, folder: Path) -> str:
-    """A path as a run folder holds it: relative, or absolute where they share but the root."""
+    """A path as a run folder has it: relative, or absolute if both share nothing but the root."""
     place = os.path.realpath(folder)
     path = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
     try:
         shared = os.path.commonpath([place, path])
-    except ValueError:  # two drives
+    except ValueError:  # on two drives of Windows
         return path
     return path if os.path.dirname(shared) == shared else os.path.relpath(path, place)
 
 
 def check_files(folder: Path, ending: str = "") -> None:
-    """Raise DataError for a user's file that has changed, or gone, since a run began.
+    """Raise DataError for a user's file that was changed or deleted since a run began.
 
-    folder: the run's; ending: only files whose names end so. Called before Python in them is run.
+    folder: the run's; ending: check only files with this ending. To be called before any Python in
+    them is run.
     """
     files = read_object(folder / LOCK).get("files") if is_file(folder / LOCK) else None
     for name, digest in files.items() if isinstance(files, dict) else ():
@@ -100,7 +101,7 @@ def check_files(folder: Path, ending: str = "") -> None:
 
 
 def _place_before(folder: Path) -> str:
-    """Where a run folder was when it was last trained in; "" where it does not say."""
+    """Where a run folder was when it was last trained in; "" if its events do not say."""
     try:
         lines = (folder / EVENTS).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""From [model] to a network."""
+"""Building the network that [model] describes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedshift.models.resnet import Norm, ResNet, stem_for
 from fedshift.models.resnet_routed import resnet18_routed
 from fedshift.models.weight_file import from_file
 
-# Networks that take images as bytes, too.
+# Networks that take images as bytes, too: large data sets need not be converted in memory.
 BYTES = ("resnet18-gn", "resnet18", "resnet50")
 # Networks that can have a router.
 ROUTED = ("lenet-gn", "lenet-gn-small", "resnet18-projected", "mlp-projected")
@@ -30,9 +30,9 @@ ROUTED = ("lenet-gn", "lenet-gn-small", "resnet18-projected", "mlp-projected")
 def network(
     config: Network, shape: tuple[int, ...], classes: int, seed: int, clients: int | None = None
 ) -> Model:
-    """The configured network for inputs of `shape`, first weights from `seed`.
+    """The configured network for inputs of `shape`, with first weights from `seed`.
 
-    clients: with a router that tells so many clients apart; None for a network without one.
+    clients: how many clients its router tells apart; None for a network without a router.
     """
     if config.name == PYTHON:
         raise InputError(
@@ -40,6 +40,7 @@ def network(
             "again in Python, as fs.load(folder, net=...)"
         )
     out = config.projection or WIDTH
+    # Functions, so that only the chosen network is built.
     makers: dict[str, Callable[[], nn.Module]] = {
         "lenet": lambda: LeNet(shape[0], shape[-1], classes),
         "mlp": lambda: Mlp(shape, config.hidden, classes),
@@ -72,10 +73,10 @@ def _with_etf(make: Callable[[], nn.Module], temperature: float) -> nn.Module:
 
 
 def _not_square(name: str, shape: tuple[int, ...], clients: int | None) -> str:
-    """Why a network for images cannot take these inputs, and which can."""
+    """The message for a network that needs images of another shape, with those that would do."""
     data = "rows of numbers" if len(shape) == 1 else str(shape)
     others = '"mlp" or "linear"' if clients is None else '"mlp-projected"'
-    # Who wrote no [model] does not know the name.
+    # A user who has no [model] in the file has never seen the default's name.
     unnamed = f' as name of [model], which is "{name}" where the file names none'
     return (
         f'model.name "{name}" needs square images [channels, size, size], the data are {data}; '
@@ -84,7 +85,7 @@ def _not_square(name: str, shape: tuple[int, ...], clients: int | None) -> str:
 
 
 def unrouted(name: str) -> str:
-    """Why the network lacks a router, for a method that trains one."""
+    """The message for a network without a router, under a method that trains one."""
     return (
         f'model.name "{name}" has no branch that tells clients apart, which this method trains; '
         f"use one of {', '.join(ROUTED)}"
@@ -94,7 +95,7 @@ def unrouted(name: str) -> str:
 def _resnet(
     depth: int, norm: Norm, config: Network, shape: tuple[int, ...], classes: int
 ) -> ResNet:
-    """A ResNet with the stem for the images' size, or ImageNet's with ImageNet weights."""
+    """A ResNet with a stem for the images' size; with ImageNet weights, with ImageNet's stem."""
     if not config.pretrained and config.weights is None:
         stem = stem_for(shape[-1])
         return ResNet(

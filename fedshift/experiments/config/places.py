@@ -1,4 +1,4 @@
-"""Where a key was set: a line of the experiment file, or -c on the command line."""
+"""Says in messages where a key was set: a line of the experiment file, or -c."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from functools import cached_property
 from fedshift.errors import InputError
 from fedshift.experiments.config.toml_lines import Key, lines_of
 
-# `section.key` and `[section]`, as messages write them; not within longer names, as those of files.
+# `section.key` and `[section]` as messages write them, but not as parts of longer names or paths.
 _NAMED = re.compile(r"(?<![\w./])(?:([a-z]+)\.([a-z_]+)\b(?![./(])|\[([a-z]+)\])")
 
 
@@ -22,9 +22,9 @@ def keys_set(overrides: tuple[str, ...]) -> list[str]:
 
 @dataclass(frozen=True)
 class Source:
-    """What a configuration was read from: the text of a file, and what -c set after it.
+    """What a configuration was read from: the text of a file, and -c.
 
-    dropped  options of the file's method that the one named by -c does not have
+    dropped  options in the file that the method named by -c does not have
     """
 
     origin: str = "config"
@@ -38,23 +38,23 @@ class Source:
         return lines_of(self.text)
 
     def place(self, key: Key) -> str:
-        """Where `key` is set: `f.toml:7`, `-c method.mu`, or the file where it is set nowhere."""
+        """Where `key` is set: "f.toml:7" or "-c method.mu"; the file's name if it is not set."""
         dotted, given = ".".join(key), keys_set(self.overrides)
-        # -c wins over the file, so it is the place of a key that both set.
+        # If both set the key, -c wins over the file, so the mistake is there.
         for path in given:
             if f"{dotted}.".startswith(f"{path}."):
                 return f"-c {path}"
         line = line_in(self.lines, key)
         place = f"{self.origin}:{line}" if line else self.origin
-        # The fault of a section may come from the file or from -c.
+        # A mistake in a section as a whole may be in the file or in what -c sets of it.
         within = [path for path in given if not dotted or path.startswith(f"{dotted}.")]
         return f"{place} with -c {', '.join(within)}" if within else place
 
     def about(self, key: Key, message: str) -> Key:
-        """The key that a message is about: `key`, unless that is a section or ().
+        """The key that a message is about: `key`, unless that is a whole section or ().
 
-        Then it is the first key in the message that the user has set, written as section.key or,
-        of the section `key`, by its name alone. `key` where there is none.
+        Otherwise the first key in the message that the user has set, in the form section.key. A key
+        of the section `key` may be named without its section. If there is none, `key` itself.
         """
         if len(key) > 1:
             return key
@@ -63,22 +63,22 @@ class Source:
         ]
         within: list[Key] = [(*key, word) for word in re.findall(r"\w+", message)] if key else []
         given = {*self.lines, *(tuple(path.split(".")) for path in keys_set(self.overrides))}
-        # A message may name keys that only have defaults; the user can find those that were set.
+        # A message may also name keys that the user did not set, and cannot find in the file.
         whole = [one for one in (*named, *within) if len(one) > 1 and one in given]
         partly = [one for one in named if one[:1] in given]
         return next(iter((*whole, *([key] if key else partly))), ())
 
     def placed(self, message: str, key: Key = ()) -> str:
-        """The message after the place where its key was set; the key is named once."""
+        """The message with the place of its key in front."""
         place = self.place(self.about(key, message))
-        # "-c method.mu: method.mu must be ..." would say the key twice.
+        # Not "-c method.mu: method.mu must be ...", which would say the key twice.
         if place.startswith("-c ") and re.match(rf"{re.escape(place[3:])}(?![\w.])", message):
             return f"-c {message}"
         return f"{place}: {message}"
 
     @contextlib.contextmanager
     def placing(self) -> Iterator[None]:
-        """Errors raised within are `placed`, where they are about a key that was set."""
+        """Within the block, errors about a key that the user has set get its place in front."""
         try:
             yield
         except InputError as e:
@@ -88,6 +88,6 @@ class Source:
 
 
 def line_in(lines: dict[Key, int], key: Key) -> int | None:
-    """The 1-based line where `key` (or else its section) is written, None where it is not."""
+    """The 1-based line of `key`, or else of its section; None if neither is written."""
     written = (key[:length] for length in range(len(key), 0, -1) if key[:length] in lines)
     return next((lines[part] for part in written), None)

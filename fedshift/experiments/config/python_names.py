@@ -1,6 +1,7 @@
-"""Python that an experiment file names, as "net.py:Net": loaded and called, its mistakes placed.
+"""Python that an experiment file names, as "net.py:Net": loading and calling it.
 
-Loading runs the file. Only commands whose user names the experiment do so, never a message.
+Errors name the user's file and line. Loading runs the file. Only commands whose user has named the
+experiment do so; an experiment that came by message never does.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 from fedshift.errors import InputError, nearest, shown
 from fedshift.experiments.config.user_code import described, line_in, line_of, raised
 
-# The source of data, and the name of a network or method, that a program gave.
+# The source of data, and the name of a network or method, if a program gave them as objects.
 PYTHON = "python"
 # The source of the library's tables with natural clients.
 NATURAL = "natural"
@@ -38,23 +39,23 @@ EXPECTS = {
 }
 # Endings of files that are tables.
 TABLES = (".csv", ".tsv", ".txt", ".gz", ".parquet")
-# The folders of files that were loaded, the latest first.
+# The folders of the files loaded so far, the latest first.
 _FOLDERS: list[str] = []
 _NAME = re.compile(r"(?P<file>.+\.py):(?P<name>[^\W\d]\w*)")
 
 
 def is_python(text: str) -> bool:
-    """Whether a text is of the form FILE.py:NAME."""
+    """Whether a text has the form FILE.py:NAME."""
     return _NAME.fullmatch(text) is not None
 
 
 @dataclass(frozen=True)
 class PythonName:
-    """What an experiment file calls FILE.py:NAME.
+    """The function or class behind FILE.py:NAME in an experiment file.
 
     where    the key and its value, for messages: 'model.name = "net.py:Net"'
-    expects  what that key has to name
-    files    SHA-256 of the file, and of those in its folder that it imports, by path
+    expects  what that key has to name, for messages
+    files    SHA-256 of the file, and of files in its folder that it imports, by path
     """
 
     where: str
@@ -64,7 +65,10 @@ class PythonName:
     files: Mapping[str, str]
 
     def call(self, fits: Callable[[Any], bool], *given: Any, **options: Any) -> Any:
-        """What it returns. Raises InputError, with file and line, where that does not fit."""
+        """Call it, and give what it returns.
+
+        Raises InputError, with file and line, if it fails or `fits` refuses what it returns.
+        """
         try:
             value = self.value(*given, **options)
         except (Exception, SystemExit) as e:
@@ -80,7 +84,7 @@ class PythonName:
 
     @contextlib.contextmanager
     def placing(self) -> Iterator[None]:
-        """Errors of what it has made, raised later on: with its file, and the line at fault."""
+        """Within the block, errors of an object that it made get its file and line in front."""
         try:
             yield
         except InputError as e:
@@ -95,12 +99,12 @@ class PythonName:
 
     @property
     def line(self) -> int:
-        """Where it is defined in its file; 1 for what is not written there."""
+        """The line in its file where it is defined; 1 if it is not written there."""
         return line_of(self.value)
 
     @property
     def needs(self) -> int:
-        """How many positional arguments have no default; 1 where Python does not say."""
+        """The number of positional arguments without a default; 1 if Python cannot tell."""
         try:
             parameters = inspect.signature(self.value).parameters.values()
         except (TypeError, ValueError):
@@ -112,9 +116,9 @@ class PythonName:
 def load_python(key: str, text: str) -> PythonName:
     """The function or class that `key = "FILE.py:NAME"` names, after running FILE.py.
 
-    A file is run once in a process, and again after a change. Files beside it can be imported.
-    Raises InputError for a file that is missing or raises, and a name that it lacks or that cannot
-    be called, with file and line.
+    A process runs a file once, and again if it has changed. It can import files beside it. Raises
+    InputError, with file and line, for a file that is missing or raises, and for a name that it
+    lacks or that cannot be called.
     """
     expects = EXPECTS[key]
     where, match = f'{key} = "{shown(text, 200)}"', _NAME.fullmatch(text)
@@ -142,7 +146,7 @@ def load_python(key: str, text: str) -> PythonName:
 
 
 def digest_of(path: Path) -> str | None:
-    """SHA-256 of a file; None for one that cannot be read, or is a folder."""
+    """SHA-256 of a file; None if it cannot be read or is a folder."""
     try:
         with path.open("rb") as f:
             return hashlib.file_digest(f, "sha256").hexdigest()
@@ -161,15 +165,16 @@ def _content(path: Path, where: str) -> bytes:
 
 @cache
 def _module(path: Path, source: bytes) -> tuple[ModuleType, Mapping[str, str]]:
-    """The module of a file with this content, and the SHA-256 of what it loads from its folder."""
+    """(the module of a file with this content, SHA-256 of what it imports from its folder)."""
     _look_in(path.parent)
     digest = hashlib.sha256(source).hexdigest()
-    # With the digest, so that random.py replaces no module of Python's, and net.py no other net.py.
+    # The digest in the name keeps a user's random.py from replacing Python's module, and a net.py
+    # from replacing the net.py of another folder.
     module, before = ModuleType(f"{path.stem}_{digest[:12]}"), set(sys.modules)
     module.__file__ = str(path)
     sys.modules[module.__name__] = module  # dataclasses and pickle look there
     try:
-        # What was read, and no compiled copy of what was there before.
+        # The text that was read is compiled here: a .pyc could be of an earlier text.
         exec(compile(source, str(path), "exec"), vars(module))
     except BaseException:
         del sys.modules[module.__name__]
@@ -184,7 +189,7 @@ def _module(path: Path, source: bytes) -> tuple[ModuleType, Mapping[str, str]]:
 
 
 def _look_in(folder: Path) -> None:
-    """Let files import those beside them, and not such of another file's folder by that name."""
+    """Let files of this folder import one another, before files of the same name elsewhere."""
     if (place := str(folder)) in _FOLDERS[:1]:
         return
     others = {Path(one) for one in _FOLDERS} - {folder}
@@ -193,7 +198,7 @@ def _look_in(folder: Path) -> None:
         if file.stem == name and file.parent in others and (folder / file.name).is_file():
             del sys.modules[name]
     if place in sys.path and place not in _FOLDERS:
-        return  # the user's program has it there
+        return  # the user's program has put it there itself, where we leave it
     sys.path[:] = [one for one in sys.path if one not in (*_FOLDERS, place)]
     _FOLDERS[:] = [place, *(one for one in _FOLDERS if one != place)]
-    sys.path += _FOLDERS  # last, so that they hide no other package
+    sys.path += _FOLDERS  # at the end, so that a user's file hides no installed package

@@ -25,9 +25,10 @@ class ServerData(Section):
     """[server]: how many training examples the server has itself, before any client gets one.
 
     unlabeled: inputs without labels, for central tuning. validation: labelled ones, which follow
-    the target. Both are drawn in the label proportions of the training file; of these as many are
-    used as T allows. Data with clients of their own give rows of all clients, in the label
-    proportions of these: unlabeled ones are all used, labelled ones as T allows.
+    the target. Both are drawn in the label proportions of the training file, and of each set as
+    many rows are used as can follow T. With data that have clients of their own, rows are drawn
+    from all clients, in the label proportions of these. Then all unlabeled rows are used, and of
+    the labelled ones as many as can follow T.
     """
 
     unlabeled: Annotated[int, Field(ge=0)] = 0
@@ -110,8 +111,8 @@ class Method(Section):
     "python" stands for a method that a program gave.
     """
 
+    # Any key is allowed here: which options a method has is known to its recipe alone.
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
-
     name: str = "fedavg"
 
     @property
@@ -248,6 +249,7 @@ class SeedTable(Section):
 class Config(Section):
     """One experiment."""
 
+    # A folder gets this name: no separators, and not "." or "..".
     name: Annotated[
         str, Field(min_length=1, max_length=80, pattern=r"^[. ]*[\w+=-][\w.+= -]*$")
     ] = "run"
@@ -263,7 +265,7 @@ class Config(Section):
 
     @property
     def clients(self) -> int:
-        """How many clients train, where the file says it."""
+        """How many clients train, according to the file."""
         return self.shift.clients if self.data.clients is None else len(self.data.clients)
 
     @property

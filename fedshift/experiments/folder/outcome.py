@@ -14,7 +14,7 @@ from fedshift.evaluation.scores import Scored
 from fedshift.experiments.config.schema import Config
 from fedshift.experiments.folder.progress import Missed
 from fedshift.experiments.measures.correcting import Corrected, Prior
-from fedshift.experiments.measures.played import Played
+from fedshift.experiments.measures.round_weights import WeightSums
 from fedshift.experiments.measures.served import LastRound
 from fedshift.experiments.task.preparing import Prepared
 from fedshift.record import summary as record
@@ -28,16 +28,16 @@ from fedshift.tree import Params
 class Outcome:
     """A trained model and all that was measured on the way.
 
-    weights   [M] over all clients, or, where not all were in every round, their means over the
-              rounds
-    sets      per evaluated round, for a method with label sets
-    traffic   of the last round
-    missed    answers that did not come, or could not be used
-    played    the weights of the rounds, where not all clients were in every one; None elsewhere
-    tests     each client's own, where what is predicted is no class and clients have test sets
-    silent    clients that were asked to score this model, and sent no score
-    corrected  the model with its prior moved to the target; None where no single model is used
-    sizes_alone  clients have other examples than they are dealt, and registered no labels
+    weights      [M] over all clients; if some rounds were without some clients, the means over
+                 the rounds
+    sets         per evaluated round, for a method with label sets
+    traffic      of the last round
+    missed       counts of answers that did not come, or could not be used
+    weight_sums  sums over the rounds' weights; None if all clients were in every round
+    tests        scores on each client's own test set, if it is not classes that are predicted
+    silent       clients that were asked to score this model, and sent no score
+    corrected    the model with its prior moved to the target; None where no single model is used
+    sizes_alone  True if clients registered other sizes than they were dealt, and no label counts
     """
 
     label: str
@@ -55,7 +55,7 @@ class Outcome:
     sets: tuple[SetRound, ...] = ()
     traffic: Traffic = Traffic()
     missed: Missed = Missed()
-    played: Played | None = None
+    weight_sums: WeightSums | None = None
     tests: tuple[Scored, ...] = ()
     silent: tuple[int, ...] = ()
     sizes_alone: bool = False
@@ -86,7 +86,7 @@ def best_of(metrics: Iterable[Metrics]) -> Metrics | None:
 class Candidate:
     """One ESS fraction of the grid (0 stands for lambda = 0) and the model trained with it.
 
-    solved: the weights over all clients.
+    solved: the weights over all clients, from which a round with fewer clients departs.
     """
 
     label: str
@@ -96,18 +96,18 @@ class Candidate:
 
     @property
     def ess(self) -> float:
-        """The ESS in examples: of the weights over all clients, or the mean over the rounds."""
-        played = self.outcome.played
-        return self.solved.ess if played is None else played.mean.ess
+        """The ESS in examples: a mean over the rounds if these had fewer than all clients."""
+        sums = self.outcome.weight_sums
+        return self.solved.ess if sums is None else sums.mean.ess
 
     @property
     def ess_fraction(self) -> float:
-        """The ESS as a share of all examples, or of a cohort's."""
-        played = self.outcome.played
-        return self.solved.ess_fraction if played is None else played.mean.ess_fraction
+        """The ESS as a share of all examples, or of the examples of a round's cohort."""
+        sums = self.outcome.weight_sums
+        return self.solved.ess_fraction if sums is None else sums.mean.ess_fraction
 
     def estimates(self, prior: Prior) -> dict[str, float]:
-        """The numbers that rules compare: the corrected model's where the prior is set."""
+        """The numbers that the rules compare: the corrected model's unless prior is "none"."""
         final, moved = self.outcome.final, self.outcome.corrected
         if prior == "none" or moved is None or moved.estimate is None:
             estimate, error = final.estimated_accuracy, final.estimated_se
@@ -121,7 +121,7 @@ class Candidate:
         }  # fmt: skip
 
     def corrected_accuracy(self, prior: Prior) -> float | None:
-        """Accuracy on the test examples; None where the prior is not set."""
+        """Accuracy of the corrected model on the test examples; None if prior is "none"."""
         moved = self.outcome.corrected
         return None if prior == "none" or moved is None else moved.test.accuracy
 
@@ -135,7 +135,7 @@ class Choice:
     "source"      accuracy on the clients' own pooled validation examples
     "oracle"      accuracy on the target's test set: cheating, for comparison only
 
-    Of the corrected models where the prior is set, but for "source".
+    Unless prior is "none", all but "source" are accuracies of the corrected models.
     """
 
     rule: str

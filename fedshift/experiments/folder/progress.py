@@ -1,4 +1,4 @@
-"""A run's measurements so far, stored with its checkpoints, and when checkpoints are written."""
+"""What a run has measured so far, kept with its checkpoints, and when these are written."""
 
 from __future__ import annotations
 
@@ -16,20 +16,25 @@ from fedshift.engine.storage.checkpoint import read_checkpoint, write_checkpoint
 from fedshift.engine.storage.client_states import Shelf
 from fedshift.engine.traffic import Traffic
 from fedshift.errors import DataError, InputError
-from fedshift.experiments.measures.played import Played, played_of
+from fedshift.experiments.measures.round_weights import WeightSums, weight_sums_of
 from fedshift.record.rounds import Metrics, ServedMetrics
 from fedshift.record.summary import SetRound
 
+# How often a checkpoint is written unless the user says: a minute of work is lost at most.
 SECONDS = 60.0
 STATES = "states"
 MIB = 1 << 20
-# The exit code if a stop was requested, else None.
+# A function that gives the exit code if a stop was requested, else None.
 Asked = Callable[[], int | None]
 
 
 class Missed(NamedTuple):
-    """Counts of a run: answers that were missing, those used, rounds that lacked some, and rounds
-    that were skipped, whose answers are not used.
+    """Counts of the answers that a run's rounds lacked.
+
+    answers  answers that did not come, or were refused
+    used     answers that entered a model; those of skipped rounds do not
+    rounds   rounds that lacked at least one answer
+    skipped  rounds that changed nothing, since too many answers were missing
     """
 
     answers: int = 0
@@ -38,7 +43,7 @@ class Missed(NamedTuple):
     skipped: int = 0
 
     def after(self, played: Round) -> Missed:
-        """With one round more."""
+        """These counts with one more round added."""
         return Missed(
             self.answers + len(played.dropped),
             self.used + len(played.trained),
@@ -47,9 +52,9 @@ class Missed(NamedTuple):
         )
 
     def sentence(self, rounds: int, means: bool = False) -> str:
-        """A sentence on these counts for readers of the results; "" where nothing was missing.
+        """A sentence on these counts for readers of the results; "" if nothing was missing.
 
-        means: whether the results have means over the rounds' weights, not weights of all clients.
+        means: whether the weights in the results are means over the rounds.
         """
         if not (self.rounds or self.skipped):
             return ""
@@ -66,9 +71,9 @@ class Missed(NamedTuple):
 
 @dataclass(eq=False)
 class Progress:
-    """The last round that is complete, and all that was measured up to it.
+    """The last complete round, and all that was measured up to it.
 
-    best: the round of the largest estimate so far, where that one is kept in the end
+    best: the round with the best estimate so far; None unless `training.keep` is "best"
     """
 
     after: Round | None = None
@@ -77,18 +82,18 @@ class Progress:
     sets: list[SetRound] = field(default_factory=list)
     traffic: Traffic = Traffic()
     missed: Missed = Missed()
-    played: Played = Played()
+    weight_sums: WeightSums = WeightSums()
     best: Round | None = None
 
     def facts(self) -> dict[str, Any]:
-        """Everything but the rounds, as values that JSON can hold."""
+        """Everything but the two rounds, as values that JSON can hold."""
         return {
             "metrics": [_as_json(asdict(one)) for one in self.metrics],
             "served": [_as_json(asdict(one)) for one in self.served],
             "sets": [_as_json(asdict(one)) for one in self.sets],
             "traffic": list(self.traffic),
             "missed": list(self.missed),
-            "played": self.played.facts(),
+            "played": self.weight_sums.facts(),
         }
 
 
@@ -100,16 +105,16 @@ def progress_of(after: Round, facts: Mapping[str, Any]) -> Progress:
         [ServedMetrics(**_numbers(row)) for row in facts["served"]],
         [SetRound(**_numbers(row)) for row in facts["sets"]],
         Traffic(*facts["traffic"]),
-        # Runs of earlier versions have no counts: counting starts here.
+        # Checkpoints of earlier versions have no such counts: they start here.
         Missed(*facts.get("missed", ())),
-        played_of(facts["played"]) if "played" in facts else Played(),
+        weight_sums_of(facts["played"]) if "played" in facts else WeightSums(),
     )
 
 
 def _as_json(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Non-finite numbers as text; None stays None."""
+    """A row with NaN and infinities as text, and None as it is."""
 
-    # JSON has no NaN; None is taken, for values that do not exist.
+    # JSON has no NaN. It cannot be null: null stands for values that do not exist.
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
             return _as_json(value)
@@ -135,11 +140,12 @@ def no_stop() -> None:
 class Keeper:
     """Where a run's checkpoints are, and when one is written.
 
-    every     rounds; None: whenever `SECONDS` have passed since the last one
-    asked     called after every round: whether to stop; the run stops after the next checkpoint
+    every     rounds between two checkpoints; None: one whenever `SECONDS` have passed
+    asked     called after each round; if it gives an exit code, the run writes a checkpoint and
+              stops
     shelf     where clients' states are kept
-    identity  a hash that no other run has; a checkpoint with another one is refused
-    former    the hash that earlier versions wrote for this run
+    identity  a hash of the configuration and data; a checkpoint with another one is refused
+    former    the hash that earlier versions would have written for this run
     """
 
     folder: Path
@@ -150,11 +156,14 @@ class Keeper:
     former: str = ""
 
     def progress(self, label: str) -> Progress:
-        """The progress of the run or a candidate of it. Raises DataError for another run's."""
+        """The progress in the checkpoint of a run, or of one of its candidates.
+
+        Empty without a checkpoint. Raises DataError for a checkpoint of another run.
+        """
         saved = read_checkpoint(self.folder / slug(label), self.shelf)
         if saved is None:
             return Progress()
-        # Results that go on from another run's round would belong to neither run.
+        # Going on from another run's round would give results that belong to neither run.
         if saved.facts.get("identity") not in (self.identity, self.former):
             raise DataError(
                 f"{self.folder}: checkpoints of another configuration, or of other data; delete "
@@ -176,14 +185,14 @@ class Keeper:
 
 
 class Saver:
-    """Decides after each round whether to write a checkpoint; without a keeper never."""
+    """Decides after each round whether to write a checkpoint; without a keeper it never does."""
 
     def __init__(self, keeper: Keeper | None, label: str) -> None:
         self.keeper, self.label = keeper, label
         self.written = time.monotonic()
 
     def start(self, *, best: bool = False) -> Progress:
-        """Where to go on from; best: with the best round so far."""
+        """The progress to go on from, empty for a new run; best: whether to read the best round."""
         if self.keeper is None:
             return Progress()
         progress = self.keeper.progress(self.label)
@@ -191,17 +200,20 @@ class Saver:
             progress.best = self.keeper.progress(self._best_label).after
         return progress
 
-    def played(self, progress: Progress, *, last: bool) -> None:
-        """After a round. Raises KeyboardInterrupt, with an exit code, where it is asked to stop."""
+    def after_round(self, progress: Progress, *, last: bool) -> None:
+        """Write a checkpoint after a round if one is due.
+
+        Raises KeyboardInterrupt, with an exit code, if a stop was requested.
+        """
         if self.keeper is None or progress.after is None:
             return
         t, code = progress.after.t, self.keeper.asked()
-        # By time, not by rounds: rounds take from milliseconds to minutes.
+        # By time and not by rounds, since a round takes from milliseconds to minutes.
         late = time.monotonic() - self.written >= SECONDS
         due = late if self.keeper.every is None else t % self.keeper.every == 0
         if due or code is not None or last:
-            # Before the other checkpoint: if the run is killed between the two, it plays the best
-            # round again.
+            # The best round first. If the run is killed between the two writes, it goes on from the
+            # older progress and plays the best round again; in the other order it would be lost.
             self.keeper.keep(self._best_label, Progress(progress.best))
             self.keeper.keep(self.label, progress)
             self.written = time.monotonic()
@@ -215,15 +227,17 @@ class Saver:
 
 
 def slug(label: str) -> str:
-    """A label as the name of a folder; dots alone would name another folder."""
+    """A label as the name of a folder; "." and ".." would be other folders."""
     name = "".join(c if c.isalnum() or c in "-_.=" else "_" for c in label)
     return name if name.strip(".") else name.replace(".", "_")
 
 
 @contextlib.contextmanager
 def shelf_in(folder: Path, mebibytes: float | None) -> Iterator[Shelf]:
-    """A shelf of so many MiB with its files in a run folder, which are gone at the end; None: all
-    in memory. Files that a killed run left are removed. Raises InputError for a negative number.
+    """A shelf for clients' states that keeps this many MiB in memory and the rest in files.
+
+    None keeps all in memory. The files are in a subfolder of `folder` that is deleted at the end,
+    and so are those that a killed run has left. Raises InputError for a negative number.
     """
     if mebibytes is None:
         yield Shelf()

@@ -1,4 +1,4 @@
-"""The router of a run folder: loaded, and its refits in router.safetensors."""
+"""Loading the router of a run folder, and its refits in router.safetensors."""
 
 from __future__ import annotations
 
@@ -16,14 +16,8 @@ from fedshift import recipes
 from fedshift.arguments import check_path
 from fedshift.errors import DataError, InputError, check_name
 from fedshift.experiments.config.schema import Config
-from fedshift.experiments.config.settings import setting
-from fedshift.experiments.folder.run_models import (
-    classes_in,
-    complete_config,
-    network_of,
-    sizes_in,
-)
-from fedshift.experiments.folder.stored import (
+from fedshift.experiments.config.training_objects import setting
+from fedshift.experiments.folder.model_file import (
     FIRST,
     FIRST_BUFFERS,
     ON_SITES,
@@ -33,6 +27,12 @@ from fedshift.experiments.folder.stored import (
     read_parts,
     took_part,
     without_correction,
+)
+from fedshift.experiments.folder.run_models import (
+    classes_in,
+    complete_config,
+    network_of,
+    sizes_in,
 )
 from fedshift.record.folder import CLIENTS, MODEL, ROUTER
 from fedshift.router.calibration import Calibration, HeldOut
@@ -53,27 +53,29 @@ def load_router(
 ) -> Router:
     """The router of a complete run of FedDRM, as it was after the last round.
 
-    fit: "trained", or with the last layer "refitted" or from "moment"s, as the run fitted them at
-    its end. The router of a federation of machines has no clients' models, which are at their
-    sites: `route` names the client to ask, and `predict` is refused.
+    fit: "trained" for the router as it was trained. "refitted" and "moment" have the last layer
+    that the run fitted at its end, by gradients and from moments. In a federation of machines the
+    clients' models stay at their sites: there `route` names the client to ask, and `predict` is
+    refused.
 
-    shape: of one input, as (1, 28, 28); left out, it is looked up in the run's data set, which must
-    be there then. Inputs of queries go through what the run's went through (`Prepared.task` has
-    them).
+    shape: of one input, as (1, 28, 28). If left out it is looked up in the run's data set, which
+    must then be on this machine. Queries must be preprocessed as the run's inputs were
+    (`Prepared.task` has them).
 
-    Raises InputError for a folder that is none, not complete, or of another method, and DataError
-    for files that are missing or damaged.
+    Raises InputError for a folder that is no complete run, or of a method without a router, and
+    DataError for files that are missing or damaged.
     """
     check_path("folder", folder)
     check_name("fit", fit, get_args(Fit))
     place = Path(folder)
     config = _configured(place)
     path, sizes = place / MODEL, sizes_in(place / CLIENTS)
-    # A router names the client; the correction is of the labels that the server's model gives.
+    # The router was trained with the uncorrected model. A correction changes which labels the
+    # server's model answers, not which client a query is sent to.
     parts = without_correction(read_parts(path))
     model = network_of(config, place, len(sizes), shape)
     classes = len(classes_in(place))
-    # The target plays no part in routing, so an even one stands for it.
+    # Routing does not depend on the target, so any will do to build the method: an even one.
     method = recipes.recipe(config.method.name, config.method.options).make(
         setting(
             config.training, model, (1.0 / classes,) * classes, clients=config.shift.clients,
@@ -105,7 +107,7 @@ def _configured(folder: Path) -> Config:
 
 
 def _states(path: Path, parts: Parts, clients: int) -> dict[int, Parts]:
-    """Client id -> its own parts, for those that took part."""
+    """Client id -> the parts that it keeps to itself, for the clients that took part."""
     states: dict[int, Parts] = {}
     owners = {f"client{i}": i for i in range(clients)}
     for part, tree in parts.items():
@@ -116,13 +118,13 @@ def _states(path: Path, parts: Parts, clients: int) -> dict[int, Parts]:
             states.setdefault(owners[owner], {})[name] = tree
     if WHO in parts:
         states = {i: states.get(i, {}) for i in took_part(parts, clients, path)}
-    elif not states:  # an older version: it did not record participants, and clients keep nothing
+    elif not states:  # an older version, which did not record who took part: all did
         states = {i: {} for i in range(clients)}
     return {i: {"private": {}, "private_buffers": {}} | state for i, state in states.items()}
 
 
 def fits_of(routers: Mapping[str, Router]) -> Parts:
-    """The parts of the file: of each fit its head, sizes, figures and moments."""
+    """The parts of router.safetensors: each fit's head, sizes, calibration figures and moments."""
     return {name: _part(router) for name, router in routers.items()}
 
 
@@ -145,9 +147,9 @@ def _numbers(*values: float) -> Tensor:
 
 
 def with_fit(router: Router, path: Path, fit: str) -> Router:
-    """The router with a refit of the file.
+    """The router with its last layer replaced by the fit of this name in the file.
 
-    Raises InputError for a fit that is not in it, and DataError for a file that is missing or
+    Raises InputError for a fit that the file lacks, and DataError for a file that is missing or
     damaged.
     """
     try:

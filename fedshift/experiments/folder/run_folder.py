@@ -22,10 +22,14 @@ from fedshift.experiments.config.data import OF_SITES, OF_TASK
 from fedshift.experiments.config.load import dumps
 from fedshift.experiments.config.named_files import relative
 from fedshift.experiments.config.schema import PYTHON, Config
+from fedshift.experiments.folder.model_file import (
+    model_parts,
+    parts_without_clients,
+    with_correction,
+)
 from fedshift.experiments.folder.outcome import Experiment
 from fedshift.experiments.folder.progress import Asked, Keeper, no_stop
 from fedshift.experiments.folder.routers import fits_of
-from fedshift.experiments.folder.stored import model_parts, parts_without_clients, with_correction
 from fedshift.experiments.folder.summary import PACKAGES, package_version, summary
 from fedshift.experiments.measures.served import models
 from fedshift.experiments.task.extras import extra_packages
@@ -53,7 +57,7 @@ from fedshift.record.rounds import Client, clients_csv, confusion_csv, corrected
 from fedshift.record.summary import written
 from fedshift.tree import Parts, flatten
 
-# The command that resumes the run of a folder.
+# The command that resumes a run; {} stands for its folder.
 COMMAND = "fedshift run --resume {}"
 
 
@@ -62,13 +66,13 @@ def reserved(out: Path | None, name: str, again: str = COMMAND) -> Iterator[Path
     """A new folder for results: `out`, which must be empty, or runs/NAME, runs/NAME-2, ...
 
     If the work fails before anything is written, the folder is removed. Otherwise its files stay
-    and the failure is the last event; after an interruption a note says what is left.
+    and the failure is logged as the last event. After an interruption a note says how to go on.
     """
-    # Without --out no folder is ever reused, so two runs started at once get two folders.
+    # Without --out no folder is ever used twice: two runs started at the same time get two.
     folder = _new_folder(Path("runs"), name) if out is None else _make_empty(out)
     try:
         with alone_in(folder):
-            check_unused(folder)  # another process may have used it meanwhile
+            check_unused(folder)  # another process may have used it before we had the lock
             with closing(folder, again):
                 yield folder
     finally:
@@ -78,7 +82,7 @@ def reserved(out: Path | None, name: str, again: str = COMMAND) -> Iterator[Path
 
 @contextlib.contextmanager
 def closing(folder: Path, again: str = COMMAND) -> Iterator[None]:
-    """Log a failure in the folder once work has begun; again: the command that resumes the run."""
+    """If the block fails after a run began in the folder, log why; again: how to resume the run."""
     try:
         yield
     except BaseException as e:
@@ -89,11 +93,11 @@ def closing(folder: Path, again: str = COMMAND) -> Iterator[None]:
 
 def _close(folder: Path, error: BaseException, again: str) -> None:
     interrupted = isinstance(error, KeyboardInterrupt)
-    # In folders below, too: the demo has a run folder for each method.
+    # In its subfolders, too: the demo has a run folder for each method.
     logs = sorted(folder.rglob(EVENTS))
     for place in (log.parent for log in logs if not (log.parent / SUMMARY).exists()):
         if interrupted:
-            # Before the first checkpoint there is nothing to go on from; the command is the same.
+            # Before the first checkpoint the same command starts the run again.
             has_checkpoint = (place / CHECKPOINTS).is_dir()
             how = "goes on from here" if has_checkpoint else "starts it again from round 1"
             error.add_note(f"`{again.format(place)}` {how}")
@@ -104,9 +108,9 @@ def _close(folder: Path, error: BaseException, again: str) -> None:
 
 
 def check_unused(out: Path | None) -> None:
-    """Raise InputError for a file, or a results folder that is not empty.
+    """Raise InputError for a path that is a file, or a folder that is not empty.
 
-    Files of a process that was killed before it began do not count.
+    A lock file does not count: a process that was killed before it began has left it.
     """
     try:
         used = (
@@ -124,8 +128,8 @@ def _new_folder(parent: Path, name: str) -> Path:
     for number in range(1, 10_000):
         folder = parent / (name if number == 1 else f"{name}-{number}")
         try:
-            # mkdir is the test: looking first would leave a moment in which another run takes the
-            # name.
+            # mkdir itself tests whether the name is free. If we looked first, another run could
+            # take the name in between.
             folder.mkdir(parents=True)
         except FileExistsError:
             continue
@@ -145,13 +149,14 @@ def _make_empty(path: Path) -> Path:
 
 
 class EventLog:
-    """events.jsonl: one line per event, with the time, flushed as it comes."""
+    """Appends each event to events.jsonl at once: a line of JSON, with the time."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / EVENTS
 
     def __call__(self, event: dict[str, Any]) -> None:
-        # The place of the folder is nowhere else: its other files are the same bytes everywhere.
+        # Only this file may say where the folder is: the others have the same bytes on every
+        # machine. `named_files` needs the place to find files if the folder is moved alone.
         place = {"folder": os.path.realpath(self.path.parent)} if event["event"] == "start" else {}
         append(self.path, json.dumps({"time": round(time.time(), 3), **clean(event), **place}))
 
@@ -160,17 +165,21 @@ def kept_in(
     folder: Path, config: Config, prepared: Prepared, every: int | None = None,
     asked: Asked = no_stop,
 ) -> Keeper:  # fmt: skip
-    """A keeper of checkpoints in a run folder; they belong to this configuration and these data."""
-    # With checksums of the data: the same file may be run after the data set was replaced.
+    """A keeper of checkpoints in a run folder, which takes none of other runs.
+
+    Their identity is a hash of the configuration and the data.
+    """
+    # The checksums of the data are part of it: a data set may be replaced under the same name.
     mark = prepared.custom.mark
     sums = (prepared.data.sha256, prepared.split_sha256, *([mark] if mark else []))
-    if config.model.name == PYTHON:  # no key says which network that is
+    if config.model.name == PYTHON:  # no key says which network it is; its first weights do
         params, buffers = prepared.model.init()
         sums += (_digest(v.contiguous().flatten() for v in (params | buffers).values()),)
-    # Of these methods earlier states had another form, and options other defaults.
+    # In earlier versions these methods kept other states, under other default options. The mark
+    # keeps their checkpoints from being taken for today's.
     if traits_of(config.method.name).densities:
         sums += ("importance.estimated",)
-    # Checkpoints hold the model as it is trained: they serve any correction of it.
+    # Checkpoints hold the model before any correction, so all values of `prior` can share them.
     config = config.model_copy(
         update={"training": config.training.model_copy(update={"prior": "none"})}
     )
@@ -179,12 +188,14 @@ def kept_in(
 
 
 def _former(config: Config) -> str:
-    """The identity in checkpoints of earlier versions: by whole paths, before that of all keys.
+    """The identity that earlier versions wrote into checkpoints of this run.
 
-    Keys that were added later counted only where they differed from their defaults.
+    The last of them hashed the keys with whole paths of files. Those before hashed every key,
+    so keys that were added later are left out here if they have their defaults.
     """
     if config.identity != config.identity_by_path:
-        return config.identity_by_path  # versions before had no keys for files
+        # The run names files, which only the later of these versions could.
+        return config.identity_by_path
     later = {
         "training": (
             "on_bad_reply", "max_norm", "min_clients", "max_gap", "deadline", "retries",
@@ -202,6 +213,7 @@ def _former(config: Config) -> str:
         for section in [getattr(config, name)]
     }
     without: dict[str, Any] = dict(at_default) | {"name": True}
+    # [metrics] is itself a later section: an empty table would remain of it.
     if at_default["metrics"]:
         without["metrics"] = True
     return config.model_dump_json(exclude=without)
@@ -220,7 +232,8 @@ def _hash(*texts: str) -> str:
 
 def write_start(folder: Path, config: Config, prepared: Prepared, backend: str) -> None:
     """The files that exist before training: the configuration, and the lock file."""
-    # Last, because a folder with a configuration can be resumed.
+    # The configuration comes last: a folder that has one counts as a run that can be resumed, and
+    # resuming needs the other files.
     write_lock(folder, lock(config, prepared, backend), prepared.custom.files)
     for name, text in prepared.custom.texts.items():
         write(folder / name, text)
@@ -228,7 +241,7 @@ def write_start(folder: Path, config: Config, prepared: Prepared, backend: str) 
 
 
 def write_lock(folder: Path, facts: Mapping[str, Any], files: Mapping[str, str]) -> None:
-    """What is needed to get the same numbers again (`lock`), and the checksums of files by path."""
+    """Write lock.json: what `lock` gives, and the checksums of the user's files by path."""
     sums = {relative(path, folder): digest for path, digest in files.items()}
     write(folder / LOCK, _json({**facts, **({"files": sums} if files else {})}))
 
@@ -259,19 +272,19 @@ def lock(config: Config, prepared: Prepared, backend: str = "loop") -> dict[str,
 
 
 def trained_with(lock: Mapping[str, Any]) -> str:
-    """The backend that a lock.json names; older files mean the loop."""
+    """The backend that a lock.json names; without one, an older version used the loop."""
     return str(lock.get("backend", "loop"))
 
 
 def trained_before(folder: Path) -> str:
-    """The backend in the folder's lock.json; the loop if the file is lost."""
+    """The backend in the folder's lock.json; the loop if that file is missing or damaged."""
     with contextlib.suppress(DataError):
         return trained_with(read_object(folder / LOCK))
     return "loop"
 
 
 def in_turn(*backends: str) -> str:
-    """ "loop, then dense"; one name where the run goes on with the backend that began it."""
+    """ "loop, then dense"; a single name if the run goes on with the backend that began it."""
     first, last = backends[0], backends[-1]
     return first if last_of(first) == last else f"{first}, then {last}"
 
@@ -282,7 +295,7 @@ def last_of(backends: str) -> str:
 
 
 def write_run(folder: Path, experiment: Experiment, backend: str) -> None:
-    """All files of a run but events.jsonl (written on the way) and report.html (drawn later)."""
+    """Write all files of a run but events.jsonl (written on the way) and report.html (later)."""
     outcome = experiment.outcome
     write_start(folder, experiment.config, experiment.prepared, backend)
     write(folder / METRICS, rounds_csv(outcome.metrics))
@@ -294,7 +307,7 @@ def write_run(folder: Path, experiment: Experiment, backend: str) -> None:
         write(folder / CORRECTED, corrected_csv(outcome.corrected.confusions(), classes))
     if outcome.served:
         write(folder / SERVED, rounds_csv(outcome.served))
-    # Copies, because clients may share tensors, which the format refuses.
+    # Cloned, because clients may share tensors, and safetensors refuses shared memory.
     tensors = {k: v.contiguous().clone() for k, v in flatten(_models(experiment)).items()}
     write(folder / MODEL, save(tensors))
     if outcome.at_end is not None and outcome.at_end.routers:
@@ -317,7 +330,7 @@ def summary_of(folder: Path) -> dict[str, Any]:
 def _clients(experiment: Experiment) -> list[Client]:
     outcome = experiment.outcome
     table = outcome.federation.table
-    # FedAvg's weights, for comparison.
+    # Sample sizes give FedAvg's weights, which clients.csv has for comparison.
     share = table["n"] / table["n"].sum()
     names = experiment.prepared.custom.clients or tuple(map(str, range(len(share))))
     return [

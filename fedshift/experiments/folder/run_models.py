@@ -1,4 +1,4 @@
-"""The models that a complete run served, loaded from its folder."""
+"""Loading the models of a complete run from its folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedshift.experiments.config.load import load_config
 from fedshift.experiments.config.named_files import check_files
 from fedshift.experiments.config.python_names import is_python
 from fedshift.experiments.config.schema import Config
-from fedshift.experiments.folder.stored import (
+from fedshift.experiments.folder.model_file import (
     ON_SITES,
     WHO,
     Applied,
@@ -46,12 +46,12 @@ class RunModels:
     """The models of a run's last round.
 
     model      the network
-    shared     (parameters, buffers) of the server; what every client keeps to itself is not in them
-    served     (parameters, buffers) that each client serves, by id; () for a run that was tested on
-               the server's model alone
-    took_part  ids of the clients that were drawn; the others serve what they began with
-    on_sites   whether each client's model stayed at its site; `served` is () then
-    corrected  what was done to `shared` for the target (`training.prior`); None for nothing
+    shared     (parameters, buffers) of the server, without what every client keeps to itself
+    served     (parameters, buffers) that each client serves, by id; () if only the server's model
+               was tested
+    took_part  ids of the clients that were drawn in some round; the others serve the first model
+    on_sites   True if each client's model stayed at its site; `served` is () then
+    corrected  the correction of `shared` for the target (`training.prior`); None for none
     """
 
     model: Model
@@ -63,13 +63,13 @@ class RunModels:
 
     @property
     def uncorrected(self) -> Pair:
-        """The server's model as it was trained."""
+        """The server's model as it was trained, before any correction."""
         before = self.corrected.before if self.corrected else {}
         return self.shared[0] | before, self.shared[1]
 
     @property
     def personal(self) -> bool:
-        """Whether some client serves another model than the server's."""
+        """Whether any client serves a model that differs from the server's."""
         return any(
             not same_bits(shared.get(k), v)
             for pair in self.served
@@ -83,12 +83,12 @@ def load_models(
 ) -> RunModels:
     """Every model that a complete run served, as it was after the last round.
 
-    shape: of one input, as (1, 28, 28); left out, it is looked up in the run's data set, which must
-    be there then. model: the network, where a program gave it. Inputs go through what the run's
-    went through (`Prepared.task` has them).
+    shape: of one input, as (1, 28, 28). If left out it is looked up in the run's data set, which
+    must then be on this machine. model: the network, if a program built it. Inputs must be
+    preprocessed as the run's were (`Prepared.task` has them).
 
-    Raises InputError for a folder that is none or not complete, or of a version that did not keep
-    all of them, and DataError for files that are missing or damaged.
+    Raises InputError for a folder that is no complete run, or of a version that did not keep all
+    models, and DataError for files that are missing or damaged.
     """
     check_path("folder", folder)
     place = Path(folder)
@@ -99,7 +99,7 @@ def load_models(
         raise InputError(
             f"{path}: of a version of fedshift that did not keep the models of all clients; run "
             "it again, or read the parts that are there with "
-            "fedshift.experiments.folder.stored.read_parts"
+            "fedshift.experiments.folder.model_file.read_parts"
         )
     clients = len(sizes_in(place / CLIENTS))
     model = network_of(config, place, clients, shape) if model is None else model
@@ -139,7 +139,7 @@ def classes_in(folder: Path) -> tuple[str, ...]:
 
 
 def encoding_in(folder: Path) -> Encoding | None:
-    """How a run's rows were encoded; None for a run on a set of the library.
+    """How a run's rows were encoded as inputs; None for a run on one of the library's data sets.
 
     Raises DataError for a damaged file.
     """
@@ -168,15 +168,15 @@ def sizes_in(path: Path) -> Tensor:
 
 
 def input_shape(config: Config, folder: Path) -> tuple[int, ...]:
-    """The shape of one input in the run's data set, which must be there as it was."""
+    """The shape of one input in the run's data set, which must be here and unchanged."""
     check_files(folder, "")
     return tuple(prepare(config).task.clients[0].x.shape[1:])
 
 
 def network_of(config: Config, folder: Path, clients: int, shape: tuple[int, ...] | None) -> Model:
-    """The run's network; for inputs of this shape, or of those of its data set."""
+    """The run's network for inputs of this shape; None looks the shape up in the data set."""
     check_files(folder, "" if shape is None else ".py")
-    # The data set tells the shape; it need not be there if the caller knows it.
+    # Preparing the run loads its data set. If the caller gives the shape, no data are needed.
     if shape is None:
         return prepare(config).model
     seed = config.seeds.resolved().init

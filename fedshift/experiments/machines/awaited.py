@@ -1,4 +1,4 @@
-"""Events on the clients whose answers are missing, while the server waits for them."""
+"""Events that name the clients whose answers the server is waiting for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedshift.flower.nodes import named, names_of
 from fedshift.flower.records import fields_of
 from fedshift.flower.waiting import LONG, Tell, waiting_event
 
-# What clients with data of their own have done that have answered a question (`STEPS`).
+# What a client with data of its own has done when it has answered a question (`STEPS`).
 SENT = {
     "survey": "have sent label counts and columns' ranges",
     "totals": "have sent columns' sums or texts",
@@ -26,8 +26,8 @@ SENT = {
 class Awaited:
     """Watches a grid's messages, and every `LONG` seconds names clients whose answers are missing.
 
-    That is for registration, scores and a router's fits; rounds have events of their own. called:
-    the clients' names, by their nodes' names.
+    It reports on registration, scores and a router's fits; rounds have events of their own.
+    called: clients' names by the names of their nodes.
     """
 
     def __init__(self, grid: Grid, tell: Tell, called: Mapping[str, str]) -> None:
@@ -36,14 +36,15 @@ class Awaited:
         self.asked, self.missing = set[int](), set[int]()
         self.last: object = None
         self._send, self._pull = grid.send_and_receive, grid.pull_messages
-        # Of this object alone: the grid's `send_and_receive` calls `pull_messages`, so ours.
+        # Replaced on this object only, not on its class. The grid's own `send_and_receive` calls
+        # `self.pull_messages`, and so reaches `pull` below.
         grid.send_and_receive = self.send  # type: ignore[method-assign]
         grid.pull_messages = self.pull  # type: ignore[method-assign]
 
     def send(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """As the grid's; notes which clients are asked, and for what."""
+        """As the grid's method; notes which clients are asked, and for what."""
         sent = list(messages)
         kind = sent[0].metadata.message_type if sent else ""
         if kind != self.kind:
@@ -55,7 +56,7 @@ class Awaited:
         return self._send(sent, timeout=timeout)
 
     def pull(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """As the grid's, which is asked again and again until all answers are there."""
+        """As the grid's method, which is called again and again until all answers are there."""
         messages = list(self._pull(message_ids))
         self.missing -= {message.metadata.src_node_id for message in messages}
         now, state = time.monotonic(), (self.what, len(self.missing))
@@ -73,7 +74,7 @@ class Awaited:
 
 
 def _what(message: Message, number: int) -> str:
-    """What an answer means that a client has done; "" for messages without such events."""
+    """What a client has done once it answers this message; "" for messages without such events."""
     kind, content = message.metadata.message_type, message.content
     if kind == "evaluate":
         return f"have scored round {int(fields_of(content, 'run')['round'])}"

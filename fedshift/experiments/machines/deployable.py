@@ -1,4 +1,4 @@
-"""Which experiments a federation of machines can run; the others are refused at the start."""
+"""Checks of whether a federation of machines can run an experiment, before it starts."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fedshift.experiments.config.load import validate
 from fedshift.experiments.config.python_names import is_python
 from fedshift.experiments.config.schema import Config, Data
 from fedshift.experiments.experiment import check_method, federation_of, method_of
+from fedshift.experiments.first_checks import check_own_models
 from fedshift.experiments.measures.stopping import check_stopping
 from fedshift.experiments.sites.gathering import check_sites, check_target, imagined, is_table
 from fedshift.experiments.task.custom_data import prepare_built
 from fedshift.experiments.task.preparing import prepare
-from fedshift.experiments.training import check_own_models
 
 UNSCORED = (
     "set data.validation = 0 (and, with data of the clients' own, a table of the target as "
@@ -24,7 +24,7 @@ UNSCORED = (
 
 
 def configured(text: str) -> Config:
-    """The experiment. Raises InputError for what only a simulation can do."""
+    """The experiment in this TOML text. Raises InputError for what only a simulation can do."""
     config = validate(tomllib.loads(text), text=text, origin="experiment")
     if config.method.options.get("ess") == "auto":
         raise InputError('method.ess = "auto" trains one model per candidate; deploy with a number')
@@ -49,10 +49,10 @@ def configured(text: str) -> Config:
 def check_start(config: Config) -> str:
     """Raise InputError for what a run would refuse before its first round; trains nothing.
 
-    Returns a sentence where that could not be tried, since this machine lacks the data.
+    Returns a sentence if this could not be tried because this machine lacks the data, or "".
     """
     if config.data.at_sites:
-        check_target(config.data)  # the one file of data that is on this machine
+        check_target(config.data)  # the target's table is the only data file on this machine
     try:
         if config.data.at_sites:
             prepared = prepare_built(config, imagined(config.data))
@@ -67,14 +67,14 @@ def check_start(config: Config) -> str:
     if prepared.task.tests:
         federation = federation_of(config.method, prepared)
         check_own_models(config.method.name, algorithm, federation)
-    # Without a table of the target, the sites have the test examples, and score them.
+    # Without a table of the target, the test examples are at the sites, which score them.
     if config.data.validation > 0 or (config.data.at_sites and not is_table(config.data.target)):
         check_whole_models(algorithm, UNSCORED)
     return ""
 
 
 def check_min_clients(data: Data) -> None:
-    """Raise InputError where no client can join late."""
+    """Raise InputError for --min-clients in an experiment whose clients cannot join late."""
     if data.at_sites:
         raise InputError(
             'with data.source = "sites" columns are agreed on by all clients before round 1, '

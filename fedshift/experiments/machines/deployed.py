@@ -1,7 +1,8 @@
 """An experiment on deployed Flower nodes: the ServerApp and ClientApp that Flower loads by name.
 
-The run's configuration holds the experiment's TOML ("experiment"), and where results go ("out").
-Each client's machine says what gives its data: "module:function" from (TOML, partition) to a Site.
+Flower's run configuration has the experiment's TOML ("experiment") and the folder for results
+("out"). Each client's machine names the function that gives its data, as "module:function"; it maps
+(TOML, partition) to a Site.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from fedshift.experiments.config.python_names import SITES
 from fedshift.experiments.config.schema import Config
 from fedshift.experiments.experiment import record
 from fedshift.experiments.folder.run_folder import EventLog, kept_in, reserved
+from fedshift.experiments.listeners import ignore_event
 from fedshift.experiments.machines.awaited import Awaited
 from fedshift.experiments.machines.deployable import check_min_clients, configured
 from fedshift.experiments.machines.deployed_engine import Deployed, News, validated
@@ -35,7 +37,6 @@ from fedshift.experiments.sites.answering import ASK, answer, own_site
 from fedshift.experiments.sites.gathering import gather
 from fedshift.experiments.sites.own_model import MODELS, leave_own_model
 from fedshift.experiments.task.preparing import Prepared, prepare
-from fedshift.experiments.training import silent
 from fedshift.files import is_file
 from fedshift.flower.chosen import CHOICES, SITE, check_source, chosen, imported, present
 from fedshift.flower.client import Own, Site, app_of, partition, tell_here
@@ -58,7 +59,7 @@ def main(grid: Grid, context: Context) -> None:
     waits = {k: float(given[k]) for k in ("patience", "timeout")}
 
     at_sites = config.data.at_sites
-    # 0: all. Folders of earlier versions have no such line.
+    # 0 means all clients. Folders of earlier versions have no such line.
     if least := int(given.get("min_clients", 0)):
         check_min_clients(config.data)
         waits["min_clients"] = least
@@ -68,8 +69,10 @@ def main(grid: Grid, context: Context) -> None:
     Awaited(grid, news, {f"client-{i}": name for i, name in enumerate(names)})
     prepares = partial(gather, grid, config, waits, news) if at_sites else partial(prepare, config)
     with _folder(out, config, prepares) as (folder, prepared):
-        # After every round: on Flower a round takes seconds at least, a checkpoint less.
+        # A checkpoint after every round: on Flower a round takes seconds at least, so it costs
+        # little beside it.
         keeper = kept_in(folder, config, prepared, 1)
+        # The refit by gradients takes many messages, so it is done only on request.
         refits = ("moment", "refitted")[: 1 + bool(given.get("refit"))]
         dealt = present(str(given.get("site"))) == CHOICES[SITE] and not at_sites
         on_sites = config.shift.target == "clients"
@@ -89,15 +92,16 @@ def main(grid: Grid, context: Context) -> None:
             grid, waits, folder, opens, news, on_sites=on_sites, refits=refits, facts=facts,
             asks=asks, dealt=prepared.task if dealt else None, counts=counts,
         )  # fmt: skip
-        record(folder, config, prepared, silent, engine, keeper)
+        record(folder, config, prepared, ignore_event, engine, keeper)
 
 
 def opening(
     log: EventLog, prepared: Prepared, algorithm: Algorithm, federation: Federation,
     table: Params, **facts: Any,
 ) -> None:  # fmt: skip
-    """Log what the clients registered before round 1; facts: as `opening_event` takes them."""
-    # A table that has no weights is refused, or its round skipped, where the round is opened.
+    """Log what the clients registered before round 1; facts: more arguments of `opening_event`."""
+    # If no weights exist for this table there is nothing to log. `open_round` reports that, or
+    # skips the round.
     with contextlib.suppress(InputError):
         log(opening_event(prepared, algorithm, federation, table, **facts))
 
@@ -106,10 +110,13 @@ def opening(
 def _folder(
     out: Path, config: Config, prepares: Callable[[], Prepared]
 ) -> Iterator[tuple[Path, Prepared]]:
-    """A new run folder, or that of a run whose server has ended before it; what the run needs."""
+    """(the run's folder, the prepared experiment).
+
+    The folder is new, unless it has a run whose server ended before the run did.
+    """
     again = f"{command_of({})} --resume {{}}"
     if is_file(out / CONFIG) and not is_file(out / SUMMARY):
-        check_links(out)  # events are written before it is open
+        check_links(out)  # here, because preparing writes events before `reopened` checks
         prepared = prepares()
         with reopened(out, config, prepared, again=again) as (folder, _):
             yield folder, prepared
@@ -118,43 +125,44 @@ def _folder(
             try:
                 prepared = prepares()
             except BaseException:
-                # Nothing has begun: the next server takes the same folder.
+                # Nothing has begun. Without events the next server can use the same folder.
                 (folder / EVENTS).unlink(missing_ok=True)
                 raise
             yield folder, prepared
 
 
 def command_of(waits: Mapping[str, float], *, refit: bool = False) -> str:
-    """What plays the federation's experiment again."""
+    """The command that runs the federation's experiment again."""
     served = os.environ.get(SERVING, "fedshift deploy server FOLDER")
     options = [f"--{name.replace('_', '-')} {value:g}" for name, value in waits.items()]
     return " ".join([served, *options, *(["--refit"] if refit else [])])
 
 
 def site_of(context: Context) -> Site:
-    """What this node's client has, from the function that its machine has chosen."""
+    """This node's client, made by the function that its machine names."""
     check_source(str(context.run_config["site"]))
     text = str(context.run_config["experiment"])
-    # First: the text came by message, and must name no file for the site's function to run.
+    # Before anything else: the text came by message. If it named a Python file, the site's function
+    # could run it.
     config = configured(text)
     site: Site
     if config.data.at_sites:
         site, _ = own_site(config, context, place_of(context))
     else:
         site = imported(chosen(SITE))(text, partition(context))
-    # Set here, not in the app: only the run's configuration has the number.
+    # Set here and not when the app is made: only the run's configuration has the number.
     torch.set_num_threads(config.training.threads)
     return site
 
 
 def state_folder() -> Path | None:
-    """The configured folder for this node's client state between rounds, or None."""
+    """The folder for what this node's client keeps between rounds, or None."""
     path = os.environ.get(KEEP)
     return Path(path) if path else None
 
 
 def place_of(context: Context) -> Path:
-    """This client's folder, as `fedshift deploy init` made it, with site.toml."""
+    """This client's folder, which `fedshift deploy init` made, and which has site.toml."""
     kept = state_folder()
     if kept is None:
         raise InputError("data of its own need a client that `fedshift deploy client` started")
@@ -168,7 +176,7 @@ def is_private(context: Context) -> bool:
 
 
 def leave_model(context: Context, served: Own) -> None:
-    """Write the model that this client serves into its folder; without a folder, nothing."""
+    """Write the model that this client serves into its folder, if it has one."""
     kept, text = state_folder(), str(context.run_config["experiment"])
     if kept is not None and served.name:
         folder = folder_of(kept.parent / MODELS, served.name)
@@ -182,23 +190,23 @@ def leave_model(context: Context, served: Own) -> None:
 
 
 def note_round(sent: RecordDict, context: Context) -> None:
-    """Have the client's screen know how far the run is."""
+    """Tell the process that watches this client how far the run is, for its screen."""
     if "run" in sent.config_records and "round" in (run := fields_of(sent, "run")):
         rounds = configured(str(context.run_config["experiment"])).training.rounds
         notify(round=int(run["round"]), rounds=rounds)
 
 
-# States are never opened here: on real machines they are the clients' own.
+# False: the server may never read clients' states here. On real machines they are private.
 client_app = app_of(site_of, 1, False, state_folder(), is_private, leave_model, note_round)
 
 
 @client_app.query(ASK)
 def answer_site(message: Message, context: Context) -> Message:
-    """A question to a client with data of its own."""
+    """Answer a question that the server asks a client with data of its own."""
     try:
         config, place = configured(str(context.run_config["experiment"])), place_of(context)
     except InputError as e:
-        # Of a server of another version, say.
+        # For example, the server has another version. The client's operator should see it, too.
         tell_here(e)
         raise
     torch.set_num_threads(config.training.threads)

@@ -25,7 +25,7 @@ from fedshift.engine.traffic import Meter
 from fedshift.errors import InputError
 from fedshift.evaluation.scores import OwnScores, Score
 from fedshift.experiments.config.schema import Training
-from fedshift.experiments.experiment import dropped_event
+from fedshift.experiments.events import dropped_event
 from fedshift.experiments.folder.run_folder import EventLog
 from fedshift.experiments.machines.deployable import UNSCORED
 from fedshift.experiments.machines.on_flower import on_grid, strategy_of
@@ -39,23 +39,23 @@ from fedshift.tree import Params, Parts
 
 
 def validated(task: Task) -> dict[int, Tensor]:
-    """How many validation examples each client has of each label, [K]."""
+    """Client id -> its validation examples of each label, [K]."""
     classes = len(task.classes)
     return {i: v.y.bincount(minlength=classes) for i, v in enumerate(task.validation)}
 
 
 def name_of(folder: Path) -> str:
-    """The run's name for its clients: a hash of its first event, so the same after a resume."""
+    """The run's name for its clients: a hash of its first event, which stays after a resume."""
     with (folder / EVENTS).open("rb") as f:
         return hashlib.sha256(f.readline()).hexdigest()[:32]
 
 
 @dataclass
 class News:
-    """Writes events of a run as they happen; t: the last round that is complete.
+    """Writes events of a run while a round is still going on; t: the last complete round.
 
-    A round's own event comes at its end, which may be an hour later. names: of the clients, where
-    they have any.
+    The round's own event is written at its end, which may be an hour later. names: of the clients,
+    if they have names.
     """
 
     folder: Path
@@ -64,7 +64,7 @@ class News:
     names: Sequence[str] = ()
 
     def __call__(self, event: Mapping[str, Any]) -> None:
-        # Sites that score a model are not told the round.
+        # A question for scores does not say the round, so the event has to get it here.
         round_ = {"round": self.t} if event["event"] == "unscored" else {}
         name = {"name": self.names[event["client"]]} if self.names and "client" in event else {}
         EventLog(self.folder)({"event": event["event"], "run": self.run, **round_, **name, **event})
@@ -78,12 +78,12 @@ class Deployed:
     opens      called once the clients have registered
     news       gets events
     on_sites   whether each client tests the model that it serves on its own test examples
-    refits     as of `OnSites`
-    facts      what deployed.json says of this run
-    asks       whether clients are asked to score models on their validation examples; where all
-               rows stay at sites, the examples' scorers ask
-    dealt      the task whose examples the clients were dealt; None where the server lacks them
-    counts     each client's validation examples by label, where the server has these numbers
+    refits     see `OnSites`
+    facts      what deployment.json says of this run
+    asks       whether this engine asks clients to score models on their validation examples; if
+               all rows stay at sites, it does not: the task's `RemoteScores` ask instead
+    dealt      the task whose examples the clients were dealt; None if the server lacks them
+    counts     each client's validation examples by label, if the server has these numbers
     """
 
     grid: Grid
@@ -99,7 +99,7 @@ class Deployed:
     counts: Mapping[int, Tensor] | None = None
     backend: str = "loop"
     tells_drops = True
-    # `make` gives the strategy of a run, by its name; `made` is that strategy.
+    # `make(name=...)` builds the strategy of the run that `rounds` began; `made` is the one built.
     make: Callable[..., AlgorithmStrategy] | None = field(default=None, init=False, repr=False)
     made: AlgorithmStrategy | None = field(default=None, init=False, repr=False)
 
@@ -113,7 +113,7 @@ class Deployed:
         after: Round | None,
         meter: Meter,
     ) -> Iterator[Round]:
-        """As `Engine`; the clients have the method's options from Flower."""
+        """As `Engine`; the clients have the method's options from Flower's configuration."""
         check_model(algorithm.model, federation)
         check_training(algorithm, federation.params, training.rounds)
         if "clients" in (self.facts.get("measured_by"), self.facts.get("tested_by")):
@@ -130,7 +130,7 @@ class Deployed:
             for current in on_grid(self.grid, strategy, training, meter=meter, began=began):
                 self.news.t = current.t
                 took_part = dict.fromkeys(sorted(strategy.took_part), Parts())
-                # Clients keep their states; the server has only the ids of those that took part.
+                # Clients keep their states to themselves: empty ones show who took part.
                 yield current._replace(states=took_part) if self.on_sites else current
 
         return played()
@@ -140,13 +140,14 @@ class Deployed:
         """The server's side of the run, made when it is first needed."""
         if self.made is None:
             assert self.make is not None  # `rounds` comes first
-            # The run's name needs its first event, which is written when a round is requested.
+            # The run's name is a hash of its first event, which exists only once a round is asked
+            # for: the strategy cannot be built in `rounds`.
             self.made = self.make(name=name_of(self.folder))
             overhear(self.grid, self.made.hear)
         return self.made
 
-    def measured(self, current: Round) -> Mapping[int, Score] | None:
-        """As `Engine`: sums of each client that is connected and answers."""
+    def client_scores(self, current: Round) -> Mapping[int, Score] | None:
+        """As `Engine`; only clients that are connected and answer are in it."""
         return measured_by_clients(self.strategy, self.grid, current) if self.asks else None
 
     def calibrator(self, current: Round) -> Calibrator:
@@ -154,7 +155,7 @@ class Deployed:
         return calibrated_by(self.strategy, self.grid, current, self.counts)
 
     def corrected_scores(self, current: Round, correction: Correction) -> Mapping[int, Score]:
-        """As `Corrects`; none without validation examples."""
+        """As `Corrects`; empty without validation examples."""
         if not self.facts.get("measured_by", "clients"):
             return {}
         return measured_by_clients(self.strategy, self.grid, current, correction)
@@ -166,7 +167,8 @@ class Deployed:
 
     def sites(self) -> RemoteClients:
         """As `OnSites`."""
-        # The fits send messages to all clients, after the event of the last evaluation.
+        # The fits take messages to all clients, and come after the event of the last evaluation:
+        # without an event of their own, the server would seem to hang.
         self.news({"event": "fits"})
         return sites_of(self.strategy, self.grid)
 
@@ -177,11 +179,14 @@ class Deployed:
         self.opens(algorithm, federation, table)
 
     def _check_scores(self, client: int, score: Score, tests: OwnScores | None) -> None:
-        """Refuse scores of other examples than the client's: too many would rule the estimate."""
+        """Refuse scores of other examples than the client's own.
+
+        A client that claimed to have scored very many examples would decide the estimate alone.
+        """
         pairs = [] if self.counts is None else [(score, self.counts[client])]
         if self.dealt is not None and tests is not None:
             y = self.dealt.tests[client].y
-            pairs.append((tests.own, y.bincount(minlength=len(score.total))))
+            pairs.append((tests.test, y.bincount(minlength=len(score.total))))
         if not all(torch.equal(one.total, counts) for one, counts in pairs):
             raise InputError("its counts are not those of the examples that it was dealt")
 

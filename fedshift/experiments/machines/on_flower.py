@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FlowerSimulation:
-    """The engine of clients in Flower's simulation, `actors` at once (as many as CPUs).
+    """The engine of clients in Flower's simulation, `actors` at a time (by default one per CPU).
 
-    Same rounds as in one process, bit for bit. Without telemetry, update checks and downloads.
-    Raises InputError where Flower or Ray is missing, and for fewer than 1 actor.
+    The rounds are those of one process, bit for bit. Flower's telemetry, update checks and
+    downloads are off. Raises InputError if Flower or Ray is missing, and for fewer than 1 actor.
     """
 
     config: Config
@@ -57,7 +57,7 @@ class FlowerSimulation:
         after: Round | None,
         meter: Meter,
     ) -> Iterator[Round]:
-        """As `Engine`. Raises InputError for a run that goes on."""
+        """As `Engine`. Raises InputError for a run that is to be resumed."""
         if after is not None:
             raise InputError(
                 "a run on Flower cannot be resumed: its clients' states end with it; use the "
@@ -66,18 +66,18 @@ class FlowerSimulation:
         check_model(algorithm.model, federation)
         check_training(algorithm, federation.params, training.rounds)
         began = time.perf_counter()
-        # Clients make the method themselves, so they need the options that were chosen.
+        # Clients build the method themselves, so they need the options that were chosen.
         method = Method(name=self.config.method.name, **options)
         config = self.config.model_copy(update={"method": method})
         asks = config.shift.target == "clients"
-        # During the whole run: processes that start later read the environment, too.
+        # For the whole run, since processes that start later read the environment, too.
         with quiet():
-            # Imported late, because Flower reads its environment on import.
+            # Imported here, because Flower reads its environment when it is imported.
             from fedshift.flower import client_app
             from fedshift.flower.simulation import simulation
 
             site = partial(configured_site, dumps(config))
-            # Only a simulation may read clients' states, and only to measure their own models.
+            # Only a simulation may read clients' states, and only to score the clients' models.
             app = client_app(site, threads=training.threads, open_states=asks)
             with simulation(app, len(federation.clients), actors=self.actors) as grid:
                 strategy = strategy_of(algorithm, federation, training)
@@ -85,8 +85,8 @@ class FlowerSimulation:
                     grid, strategy, training, meter=meter, asks_states=asks, began=began
                 )
 
-    def measured(self, current: Round) -> None:
-        """As `Engine`: the server's process has all examples."""
+    def client_scores(self, current: Round) -> None:
+        """As `Engine`; None, since the server's process holds all examples."""
 
 
 def strategy_of(
@@ -97,10 +97,10 @@ def strategy_of(
     timeout: float = 3600.0,
     **given: Any,
 ) -> AlgorithmStrategy:
-    """The method as a strategy.
+    """The method as a Flower strategy.
 
-    timeout: seconds for a round, or the training's deadline where that is less; given: others of
-    `AlgorithmStrategy`.
+    timeout: seconds for a round; the training's deadline counts if it is less. given: more
+    arguments of `AlgorithmStrategy`.
     """
     from fedshift.flower import AlgorithmStrategy
 
@@ -127,16 +127,16 @@ def on_grid(
     asks_states: bool = False,
     began: float | None = None,
 ) -> Iterator[Round]:
-    """The rounds on Flower nodes; the meter gets the traffic of each.
+    """The rounds on Flower's nodes; the meter gets the traffic of each.
 
-    asks_states: whether clients are asked for what they keep, in rounds that are evaluated. began:
-    when the wait for clients did, on `time.perf_counter`.
+    asks_states: whether clients send what they keep after rounds that are evaluated. began: when
+    the wait for clients began, by `time.perf_counter`.
     """
     from fedshift.flower import play
 
     began = time.perf_counter() if began is None else began
     strategy.begin(grid)
-    # Clients may take minutes to come, which is no part of round 1.
+    # Clients may take minutes to connect, which must not count as time of round 1.
     meter.waited = time.perf_counter() - began
     for current in play(
         strategy, grid, training.rounds, states=lambda t: asks_states and training.evaluates(t)
@@ -146,7 +146,7 @@ def on_grid(
 
 
 def configured_site(text: str, client: int) -> Site:
-    """What client `client` of a configuration (TOML) has: for the processes that clients run in."""
+    """Client `client` of a configuration (TOML), built in the process that it runs in."""
     from fedshift.flower.client import Site
 
     algorithm, federation, prepared = built_from(text)
@@ -163,7 +163,7 @@ def configured_site(text: str, client: int) -> Site:
 
 @cache
 def built_from(text: str) -> tuple[Algorithm, Federation, Prepared]:
-    """Once per process: all its clients share the data."""
+    """(method, federation, experiment) of a TOML text; all clients of a process share them."""
     config = validate(tomllib.loads(text), text=text)
     prepared = prepare(config)
     algorithm = method_of(config.method, config.training, prepared)(**config.method.options)

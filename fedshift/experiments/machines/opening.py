@@ -1,7 +1,7 @@
-"""What the clients of a federation registered, looked at before any of them trains.
+"""A look at what the clients of a federation registered, before any of them trains.
 
-How much weight one dishonest client could get; which clients claim more than the cap allows, or
-other counts than they were dealt; and whether gradients fit the labels that were claimed.
+It says how much weight one dishonest client could get, which clients claim more than the cap allows
+or other counts than they were dealt, and whether gradients fit the labels that were claimed.
 """
 
 from __future__ import annotations
@@ -21,16 +21,20 @@ from fedshift.experiments.task.preparing import Prepared
 from fedshift.server.cap import capped
 from fedshift.tree import Params
 
-# The imagined liar claims MANY times all examples, MOST at most: weights take counts up to 1e18.
+# The imagined liar claims MANY times the examples of all clients, but MOST at most: weights are
+# defined for counts up to 1e18.
 MANY, MOST = 1e6, 1e15
 # The chance that an audit of an honest federation raises any false alarm.
 ALARMS = 0.01
-# Parameters times examples: a larger audit would take minutes, in which the clients wait.
+# The largest audit, in parameters times examples: a larger one takes minutes, and clients wait.
 MOST_WORK = 1e11
 
 
 def most_of_one(algorithm: Algorithm, federation: Federation, table: Params) -> float:
-    """The weight that the client of least weight gets by claiming examples of the target."""
+    """The weight that the client of least weight could get by a lie.
+
+    It claims very many examples, with the target's label shares.
+    """
     server = algorithm.init(federation.params, federation.buffers, table)
     liar = int(free_weights(algorithm, server).argmin())
     lie = {name: column.clone() for name, column in table.items()}
@@ -47,11 +51,12 @@ def opening_event(
     prepared: Prepared, algorithm: Algorithm, federation: Federation, table: Params,
     *, run: str, cap: float | None, cohort: int | None, dealt: bool,
 ) -> dict[str, Any]:  # fmt: skip
-    """The event "claims" of a run: table n [M] (and labels [M, K]) as the clients registered them.
+    """The event "claims" of a run; table: n [M] (and labels [M, K]) as the clients registered them.
 
-    federation: as the server has dealt it; dealt: whether clients have the data that it dealt them,
-    so that their claims can be compared. cap: the experiment's, see `cap_named`. cohort: clients in
-    a round, None for all.
+    federation  as the server dealt it
+    dealt       whether clients have the data that the server dealt, so that claims can be compared
+    cap         the experiment's, see `cap_named`
+    cohort      number of clients in a round, None for all
     """
     cap, clients = cap or 1.0, cohort or len(table["n"])
     most = most_of_one(algorithm, federation, table)
@@ -83,7 +88,7 @@ def opening_event(
 def _other_counts(table: Params, dealt: Params) -> Iterator[Suspicion]:
     """Clients that registered other counts than those of the data that they were dealt."""
     for i, (claimed, right) in enumerate(zip(table["n"], dealt["n"], strict=True)):
-        # It has not joined yet; without examples it has no weight.
+        # The client has not joined yet. Without examples it has no weight.
         if claimed == 0:
             continue
         if claimed != right:

@@ -1,4 +1,4 @@
-"""The largest weight of a client: chosen where an experiment sets none; clients beyond it."""
+"""The cap on a client's weight: a default where an experiment sets none, and clients above it."""
 
 from __future__ import annotations
 
@@ -14,32 +14,33 @@ from fedshift.experiments.config.schema import Method, Training
 from fedshift.server.cap import capped
 from fedshift.tree import Parts
 
-# A claim of more than this many times the median of the others is pointed out.
+# A warning says so if a client claims more than this many times the others' median of examples.
 ODD = 10.0
-# A weight is worth a warning from this many times its limit on. Sites of similar size differ by a
-# few percent, where the cap hardly matters; at this factor one of two sites has 22 % more rows.
-# A liar gains nothing by staying below: the cap holds for it, too.
-# Where less than that is left to 1, halfway to 1 is the mark: no weight is above 1.
+# A warning is due if the rule would give a client more than this many times the cap. Sites of
+# similar size differ by a few percent, and exceed a cap by as little: at this factor, one of two
+# sites has 22 % more rows. A liar gains nothing by staying below, since the cap holds all the same.
+# With a cap near 1 the mark is halfway to 1, because no weight is above 1.
 MATTERS = 1.1
-# A client, and why.
+# (a client, why it is suspicious)
 Suspicion = tuple[int, str]
 
-# A client may count as much as this many average ones, and never more than all others together.
+# The default cap: a client may count as much as three average ones, and at most as much as all
+# others together.
 AVERAGE, HALF = 3.0, 0.5
 
 
 def cap_named(method: Method, training: Training) -> float | None:
-    """The largest weight that the experiment itself allows a client; None where it does not say."""
+    """The cap that the experiment names, by the method or in [training]; None if it does not."""
     given = (method.options.get("cap"), training.max_weight)
     numbers = [float(cap) for cap in given if cap is not None]
     return min(numbers) if numbers else None
 
 
 def with_cap(method: Method, training: Training, clients: int) -> tuple[Training, str]:
-    """[training] with a cap in `max_weight`, and a sentence that says which and why.
+    """([training] with a cap in `max_weight`, a sentence that says which cap and why).
 
-    Of C clients in a round: min(1/2, 3/C), at least 1/C. An experiment that names a cap keeps it.
-    clients: all of them.
+    The default for C clients in a round is min(1/2, 3/C), but at least 1/C. An experiment that
+    names a cap keeps it. clients: the number of all clients.
     """
     if cap_named(method, training) is not None:
         return training, cap_text(method, training, clients)
@@ -56,9 +57,9 @@ def with_cap(method: Method, training: Training, clients: int) -> tuple[Training
 
 
 def cap_text(method: Method, training: Training, clients: int) -> str:
-    """What the experiment's cap is worth in a round, in a sentence; clients: all of them.
+    """A sentence on what the experiment's cap means in a round; clients: the number of them all.
 
-    Of C clients in a round one has 1/C or more, so a smaller cap acts as 1/C
+    One of C clients in a round has a weight of at least 1/C, so a smaller cap acts as 1/C
     (`fedshift.server.cap`).
     """
     named, clients = cap_named(method, training), _in_a_round(training, clients)
@@ -83,7 +84,7 @@ def _in_a_round(training: Training, clients: int) -> int:
 
 
 def free_weights(algorithm: Algorithm, server: Parts) -> Tensor:
-    """The weights [M] of all clients by the method's rule, without any cap."""
+    """The weights [M] that the method's rule would give all clients if there were no cap."""
     everyone, rule = torch.arange(len(server["table"]["n"])), pals_of(algorithm)
     if rule is not None and rule.cap is not None:
         return replace(rule, cap=None, strict=True)(rows(server, everyone))
@@ -91,20 +92,20 @@ def free_weights(algorithm: Algorithm, server: Parts) -> Tensor:
 
 
 def beyond(free: Tensor, n: Tensor, cap: float) -> Iterator[Suspicion]:
-    """Clients whose weight by the rule, free [M], is `MATTERS` times the cap; without one, 1/2.
+    """Clients whose uncapped weight, in free [M], is far above the cap: `MATTERS` times, or more.
 
-    Of a cap near 1: whose weight is above (1 + cap) / 2. n [M]: the examples that they claim; 0 of
-    clients that have not joined yet.
+    With a cap near 1 the mark is (1 + cap) / 2. Without a cap, 1/2 stands for it. n [M]: the number
+    of examples that they claim, 0 for clients that have not joined yet.
     """
     limit, bounded = HALF, capped(free, cap, n > 0)
-    if cap < 1.0:  # which is no less than an even share
+    if cap < 1.0:  # a cap below an even share acts as an even share
         limit = max(cap, 1.0 / max(int((n > 0).sum()), 1))
     mark = min(MATTERS * limit, (1.0 + limit) / 2)
     for i in (free > mark).nonzero().flatten().tolist() if len(n) > 1 else ():
         left = f"the cap leaves it {bounded[i]:.3f}" if cap < 1.0 else "no cap bounds it"
         why = f"by what it registered it would have {free[i]:.3f} of the weight; {left}"
         others = torch.cat([n[:i], n[i + 1 :]])
-        # A client that has not joined does not show how many examples are usual.
+        # Clients that have not joined must not lower the median.
         others = others[others > 0] if (others > 0).any() else others
         times = float(n[i] / others.median().clamp(min=1.0))
         more = f". It claims {n[i]:,.0f} examples, {times:,.0f} times the median of the others"

@@ -1,10 +1,14 @@
-"""Prior correction of a run's model: what the target would get with the prior moved to it.
+"""Prior correction: the scores of a run's model once its label prior is moved to the target.
 
-`training.prior` chooses the correction of the model that is kept: "none", "target" (add log T - log
-p to the logits, p being the label shares of the mixture that it was trained on), or "calibrated"
-(the same, after a calibration on the clients' validation examples). With "none", too, results have
-the numbers of "target", which cost no message. Where the validation examples are in this process,
-all forms are scored.
+`training.prior` chooses the correction of the model that is kept:
+
+"none"        no correction
+"target"      add log T - log p to the logits; p are the label shares of the mixture that the model
+              was trained on
+"calibrated"  the same, after a calibration on the clients' validation examples
+
+Even with "none" the results have the scores of "target", since they cost no message. If the
+validation examples are in this process, all forms are scored.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from fedshift.engine.run import Round
 from fedshift.errors import InputError
 from fedshift.estimate import AccuracyEstimate, estimate_target_accuracy
 from fedshift.evaluation.scores import Score, answered, score
-from fedshift.experiments.measures.played import masses, registered
+from fedshift.experiments.measures.round_weights import masses, registered
 from fedshift.model import Model
 from fedshift.record import summary as record
 from fedshift.server.prior import (
@@ -49,10 +53,10 @@ Prior = Literal["none", "target", "calibrated"]
 
 @runtime_checkable
 class Corrects(Protocol):
-    """An engine whose clients hold their validation examples: it asks them for sums and counts."""
+    """An engine whose clients hold the validation examples: they send it sums and counts."""
 
     def calibrator(self, current: Round) -> Calibrator:
-        """Of the round's model, from the sums of its clients."""
+        """A calibration of the round's model, from sums that its clients send."""
 
     def corrected_scores(self, current: Round, correction: Correction) -> Mapping[int, Score]:
         """Each client's score of the corrected model on its validation examples."""
@@ -60,14 +64,15 @@ class Corrects(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Corrected:
-    """A model's correction for the task's target, and what it does.
+    """The correction of a model for the task's target, and the corrected model's scores.
 
     trained_on  [K] label shares of the mixture that the model was trained on
-    calibrator  of form "calibrated"
-    test        on the test examples; validation: on those that follow the target
-    answers     "validation" of all clients (empty where these are elsewhere) and "target": the
-                score of each form, and of the model as "trained"
-    estimate    from the clients' validation examples, where the prior is set
+    calibrator  of form "calibrated", else None
+    test        score on the test examples
+    validation  score on validation examples that follow the target
+    answers     by set of examples ("validation": those of all clients, if they are here; "target")
+                the score of each form, and of the model as "trained"
+    estimate    from the clients' validation examples, unless prior is "none"
     """
 
     form: Form
@@ -81,18 +86,21 @@ class Corrected:
 
     @property
     def validation_accuracy(self) -> float:
-        """NaN without examples that follow the target."""
+        """Accuracy on validation examples that follow the target; NaN if there are none."""
         return math.nan if self.validation is None else self.validation.accuracy
 
     def confusions(self) -> dict[str, dict[str, list[list[int]]]]:
-        """By set and form, with at most `MOST_CLASSES`: which label [K] is taken for which [K]."""
+        """Confusion matrices [K, K] by set and form, true labels by predicted ones.
+
+        Empty with more than `MOST_CLASSES` classes.
+        """
         return {
             name: {f: s.confusion.tolist() for f, s in of.items() if s.confusion is not None}
             for name, of in self.answers.items()
         }
 
     def described(self) -> record.Corrected:
-        """For the run folder."""
+        """The correction as summary.json has it."""
         of, by = self.correction, self.calibrator
         return record.Corrected(
             form=self.form,
@@ -110,9 +118,9 @@ class Corrected:
 class Correcting:
     """How to correct the models of an experiment.
 
-    announced  T [K], as the server has it
-    even       whether training already takes the label shares out: p is even then
-    at_target  whether training already moves the model to the target: p is T then
+    announced  T [K] as the server knows it
+    even       True if training itself removes the label shares from the model: p is even then
+    at_target  True if training itself moves the model to the target: p is T then
     """
 
     prior: Prior
@@ -121,7 +129,11 @@ class Correcting:
     at_target: bool = False
 
     def of_round(self, algorithm: Algorithm, t: int, rounds: int) -> Correcting:
-        """For the model of round t: before a last stage, as CCVR's, the inner method trains it."""
+        """How to correct the model of round t.
+
+        Methods such as CCVR have a last stage that changes the prior. A model from before that
+        stage was trained by the inner method alone, so `even` and `at_target` do not hold for it.
+        """
         if type(algorithm.at(t)) is type(algorithm.at(rounds)):
             return self
         return replace(self, even=False, at_target=False)
@@ -131,10 +143,10 @@ def corrected(
     how: Correcting, algorithm: Algorithm, current: Round, task: Task, table: Params,
     weights: Sequence[float], engine: object,
 ) -> Corrected | None:  # fmt: skip
-    """The correction of a round's model, and its scores; None where no model answers for a target.
+    """The correction of a round's model, and its scores; None if no single model is for a target.
 
-    weights: [M], of the mixture that it was trained on. engine: asks the clients, where it
-    `Corrects`; their validation examples are here otherwise.
+    weights: [M], those of the mixture that it was trained on. engine: one that `Corrects` asks the
+    clients; otherwise their validation examples are in this process.
     """
     if not can_correct(task):
         return None
@@ -151,7 +163,7 @@ def corrected(
     forms = {"trained": None, "target": prior_shift(target, trained_on)}
     if calibrator is not None:
         forms["calibrated"] = calibrated_shift(calibrator, target)
-    # Of a run on machines and of one in this process, the same form stands beside the model.
+    # "target" for "none", since a run on machines has no calibration to report in that case.
     form: Form = "calibrated" if how.prior == "calibrated" else "target"
     correction = forms[form]
     assert correction is not None
@@ -185,20 +197,21 @@ def _estimate(pooled: Score | None, target: Floats) -> AccuracyEstimate | None:
 
 
 def shares_of(how: Correcting, algorithm: Algorithm, mixed: Floats) -> Floats:
-    """[K]: the label shares in a model whose clients mix to `mixed`, by its training."""
+    """The label shares p [K] that a model has learned, if its clients mix to `mixed` [K]."""
     rules = ask(algorithm, Capabilities.label_rules)
-    # With private label sets a client's softmax runs over its own labels alone.
+    # With private label sets a client's softmax is over its own labels alone, so that the shares
+    # of labels over clients leave no trace in the model.
     even = how.even or (rules is not None and rules["mode"] == "private")
     return shares_in_model(mixed, how.announced, even=even, at_target=how.at_target)
 
 
 def can_correct(task: Task) -> bool:
-    """Whether one model predicts classes for a target whose test examples are here."""
+    """Whether a single model predicts classes for a target, and its test examples are here."""
     return task.kind == "classification" and not task.tests and task.test.scorer is None
 
 
 def check_prior(prior: Prior, task: Task) -> None:
-    """Raise InputError for a correction that this task leaves no room for."""
+    """Raise InputError for a correction that is not defined for this task."""
     if prior == "none":
         return
     given = f'training.prior = "{prior}"'
@@ -221,11 +234,11 @@ def check_prior(prior: Prior, task: Task) -> None:
 def mixture(
     algorithm: Algorithm, weights: Sequence[float], current: Round, table: Params
 ) -> Floats:
-    """[K]: the label shares that a model with these weights [M] was trained on, S^T a.
+    """The label shares [K] that a model with client weights a [M] was trained on, S^T a.
 
-    Where the method weighs examples by their labels, shares of these weights. Where clients have
-    registered sizes alone, the labels are those that they were dealt. All shares are equal where no
-    client with weight has an example.
+    If the method weighs examples by their labels, these weights count. If clients have registered
+    sizes alone, the labels are those that they were dealt. If no client with a weight has an
+    example, all shares are equal.
     """
     counts = registered(current, table)["labels"].double()
     a, everyone = torch.tensor(weights, dtype=torch.float64), torch.arange(len(counts))
@@ -242,7 +255,10 @@ def mixture(
 def sums_of(
     model: Model, pair: Pair, parts: Sequence[Examples], classes: int
 ) -> Callable[[float, Floats], CalibrationSums]:
-    """The clients' calibration sums, added in their order. Each example is run once."""
+    """A function for the clients' calibration sums, added in their order.
+
+    The logits are computed once and kept, since the calibration asks for sums many times.
+    """
     kept = []
     for examples in parts:
         outputs = [out.cpu() for out, _, _ in answered(model, *pair, examples)]
@@ -258,9 +274,9 @@ def sums_of(
 def sentences(
     of: Corrected, plain: AccuracyEstimate, classes: Sequence[str], target: Sequence[float]
 ) -> list[str]:
-    """On labels of the target that no correction can help, and one that does harm.
+    """Sentences on labels that no correction can help, and on a correction that does harm.
 
-    plain: the estimate of the model as trained.
+    plain: the estimate of the model as it was trained.
     """
     hard = [
         f'"{classes[y]}"'
@@ -273,7 +289,7 @@ def sentences(
             f"The prior correction cannot help {', '.join(hard)}: hardly any client {seen} "
             "examples of it, so what the model says of it means little."
         )
-    # Seen with models of few rounds, whose logits hardly tell the target's labels apart.
+    # This happens after few rounds, when the logits hardly tell the target's labels apart.
     if of.estimate and of.estimate.accuracy < plain.accuracy - plain.standard_error:
         lines.append(
             f"The corrected model is estimated at {of.estimate.accuracy:.1%} of the target, the "

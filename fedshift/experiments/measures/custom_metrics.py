@@ -1,4 +1,4 @@
-"""Metrics of one's own, on the target's test examples."""
+"""The user's own metrics, computed on the target's test examples."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from fedshift.errors import InputError, shown
 from fedshift.evaluation.corrected import shifted
 from fedshift.experiments.config.custom import Metric
 from fedshift.experiments.config.user_code import file_of, place_of, raised
-from fedshift.experiments.measures.measuring import EXTRA, truth
-from fedshift.experiments.measures.served import measured
+from fedshift.experiments.measures.served import serving_metrics
+from fedshift.experiments.measures.task_scores import EXTRA, truth
 from fedshift.model import Model
 from fedshift.randomness import put_back, states
 from fedshift.record.rounds import ESTIMATES, Metrics
@@ -31,7 +31,7 @@ from fedshift.tree import Params
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 BATCH = 1000
-# What a metric is, by the kind of the task.
+# The arguments of a metric, by the kind of the task.
 EXPECTED = {
     "classification": "(probabilities [n, K], labels [n])",
     "regression": "(predicted [n], true [n])",
@@ -40,11 +40,11 @@ EXPECTED = {
 
 
 def check_metrics(metrics: Mapping[str, Metric], kind: str = "classification") -> None:
-    """Raise InputError for what is no function, or a name that results use for another number."""
+    """Raise InputError for a metric that is no function, or whose name results use already."""
     if not isinstance(metrics, Mapping):
         raise InputError(f'metrics is {called(metrics)}; give functions by name, as {{"auc": f}}')
-    taken = {f.name for kind in (Metrics, Final) for f in fields(kind)} | measured()
-    # Runs are chosen by these numbers, so no metric may take their names.
+    taken = {f.name for kind in (Metrics, Final) for f in fields(kind)} | serving_metrics()
+    # Rounds and settings are chosen by these numbers: a metric of the same name would replace them.
     taken |= {*EXTRA[kind], *ESTIMATES}
     for name, metric in metrics.items():
         if not isinstance(name, str) or not re.fullmatch(r"[^\W\d][\w-]*", name):
@@ -65,9 +65,10 @@ def answers(
     model: Model, params: Params, buffers: Params, x: Tensor, kind: str = "classification",
     correction: Correction | None = None,
 ) -> Tensor:  # fmt: skip
-    """What the model says in evaluation mode, in float64, of x [n, ...].
+    """The model's answers for x [n, ...] in evaluation mode, in float64.
 
-    Probabilities of classes [n, K] or of labels [n, L], or numbers [n]. correction: of the logits.
+    They are probabilities of classes [n, K] or of labels [n, L], or numbers [n]. correction: is
+    applied to the logits first.
     """
 
     def compute() -> Tensor:
@@ -93,9 +94,9 @@ def metric_values(
     tests: Sequence[Examples],
     task: Task,
 ) -> dict[str, float]:
-    """Every metric on all test sets together, each answered by the model of its place.
+    """Every metric on all test sets together; the i-th set is answered by the i-th model.
 
-    NaN where a metric has no finite value. Raises InputError for one that fails, or gives no
+    NaN for a metric without a finite value. Raises InputError for a metric that fails or gives no
     number.
     """
     if not metrics:
@@ -108,11 +109,11 @@ def metric_values(
 
 
 def try_metrics(metrics: Mapping[str, Metric], model: Model, task: Task) -> None:
-    """Raise InputError for a metric that fails before anything is trained.
+    """Call each metric before anything is trained; raise InputError for one that fails.
 
-    It gets what it will get of a trained model: the labels of all test rows (on a few rows an
-    honest metric may fail), and the first model's answers. Random numbers that it draws are put
-    back, so that the run is the same.
+    It gets what it will get after training: the labels of all test rows, and the first model's
+    answers. A few rows would not do, since a correct metric may fail on them. Generators that it
+    draws from are put back, so that the trial does not change the run.
     """
     if not metrics:
         return
@@ -132,7 +133,7 @@ def try_metrics(metrics: Mapping[str, Metric], model: Model, task: Task) -> None
 def _value(name: str, metric: Metric, p: Floats, y: Ints, task: Task) -> float:
     try:
         value = metric(p, y)
-    except InputError as e:  # of a function that a file names: it says what is expected
+    except InputError as e:  # from a function named in a file; it says already what is expected
         arrays = f"arrays {p.shape} and {y.shape}"
         raise InputError(f"{_named(name, metric)} fails on {arrays}: {e}") from e
     except (Exception, SystemExit) as e:

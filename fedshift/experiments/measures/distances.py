@@ -21,10 +21,10 @@ from fedshift.seeds import generator
 from fedshift.shifts import domain_auc, label_distances
 from fedshift.tree import Params, sq_norm, sub, weighted_sum
 
-# Chosen: 15 pairs of clients with 200 examples each take two seconds where all pairs of a hundred
-# clients would take ten minutes.
+# Limits that keep it fast: 15 pairs of clients with 200 examples each take two seconds. All pairs
+# of a hundred clients would take ten minutes.
 MOST_CLIENTS, MOST_EXAMPLES, FOLDS = 6, 200, 5
-# Of gradients: examples per step, and steps per client. 1,000 examples are enough to compare.
+# For gradients: examples per step, and steps per client; 1,000 examples are enough to compare.
 BATCH, MOST_STEPS = 500, 2
 
 
@@ -38,7 +38,7 @@ def measured_shift(task: Task, labels: NDArray[np.float64], seed: int) -> dict[s
     mean_all    the same of js, hellinger and variation over all pairs of the M clients
     """
     able = [i for i, client in enumerate(task.clients) if len(client.x) >= FOLDS]
-    # Spread, not the first six: looks and noise levels often rise with the client's number.
+    # Spread over all clients, since looks and noise levels often rise with the client's number.
     places = np.linspace(0, len(able) - 1, min(len(able), MOST_CLIENTS)).round().astype(int)
     drawn = [able[place] for place in places]
     inputs = [task.clients[i].x.numpy() for i in drawn]
@@ -55,8 +55,8 @@ def measured_shift(task: Task, labels: NDArray[np.float64], seed: int) -> dict[s
 
 
 def _mean(table: NDArray[np.float64]) -> float | None:
-    """Mean over the pairs that have a value."""
-    # Below the diagonal: every pair once, and no client with itself.
+    """Mean over the pairs that have a value; None if none has."""
+    # Below the diagonal there is every pair once, and no client with itself.
     values = table[np.tril_indices(len(table), -1)]
     finite = values[np.isfinite(values)]
     return float(finite.mean()) if finite.size else None
@@ -83,9 +83,9 @@ def gradient_drift(
         name: _stack_gradients(model, term, served, federation, shared)
         for name, term in (("drift_class", CrossEntropy()), ("drift_client", ClientEntropy()))
     }
-    # The two drifts are compared, so they must be over the same parameters.
+    # The two drifts are compared, so they must be taken over the same parameters.
     both = [k for k in taken["drift_class"] if all(bool(g[k].any()) for g in taken.values())]
-    if not both:  # two networks in one: nothing that both losses move
+    if not both:  # two networks in one: no parameter depends on both losses
         return dict.fromkeys(taken, math.nan)
     return {name: _spread(weights, {k: g[k] for k in both}) for name, g in taken.items()}
 
@@ -104,7 +104,7 @@ def _stack_gradients(
     federation: Federation,
     shared: tuple[str, ...],
 ) -> Params:
-    """Every client's gradient, leaves [M, ...]."""
+    """The gradients of all clients, stacked: tensors [M, ...]."""
     gradients = [
         _gradient(model, term, pair, data, shared, len(served))
         for pair, data in zip(served, federation.clients, strict=True)
@@ -124,9 +124,9 @@ def _gradient(
     n = int((data.w != 0).sum())
     steps = min(-(-n // BATCH), MOST_STEPS)
     phase = Local(batch=BATCH, steps=steps, only=shared)
-    # A seed of its own: the measurement must not move the run's random streams.
+    # A generator of its own, so that measuring draws nothing from the run's random streams.
     plan = phase.plan(n, 1, generator(0, "drift", int(data.id)))
-    # The client loss compares with all clients, not with one round's cohort.
+    # The client loss is a softmax over all clients here, and not over one round's cohort.
     cohort = {"present": torch.ones(clients, dtype=torch.bool)}
     context = {"client": {"id": data.id}, "cohort": cohort}
     whole = pass_gradient(phase, model, term, *pair, context, data, plan)

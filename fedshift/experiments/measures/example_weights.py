@@ -1,26 +1,22 @@
-"""What a run says of the weights of its clients' examples."""
+"""How far a method that weighs examples has changed them: effective sizes, and sentences."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.algorithms.feddisk import FedDisk
 from fedshift.algorithms.weighing import (
     LEFT_OUT,
-    Estimate,
-    centred,
+    compare_log_weights,
     notes,
     rounds_for_all,
     unweighed,
 )
-from fedshift.client.importance import Equal, Known, bounded, live
+from fedshift.client.importance import Equal, Known
 from fedshift.data import ClientData
 from fedshift.engine.round import Round
 from fedshift.experiments.config.schema import Training
@@ -28,9 +24,9 @@ from fedshift.tree import Parts
 
 
 def importance(server: Parts) -> dict[str, Any] | None:
-    """Effective sizes of the clients' example weights, in examples and as a share of n; [M] each.
+    """Effective sample sizes under the clients' example weights, in examples and as a share of n.
 
-    None for a method that weighs no examples, null for clients that have not weighed theirs.
+    Lists [M] with None for clients that have not weighed theirs. None for a method without weights.
     """
     recorded = server.get("importance")
     if recorded is None:
@@ -49,9 +45,9 @@ def importance_sentences(
     clients: Sequence[ClientData] = (),
     log_ratios: Sequence[Tensor] | None = None,
 ) -> list[str]:
-    """Sentences on the ESS under example weights, and on its use; empty without weights.
+    """Sentences on the ESS under example weights, with advice; [] for a method without weights.
 
-    log_ratios: the true ones [n_i] of each client, where they are known
+    log_ratios: the true log p(x) - log q_i(x) [n_i] of each client, if they are known
     """
     disk, measured = _disk(algorithm), importance(last.server)
     if measured is None or disk is None:
@@ -69,7 +65,8 @@ def importance_sentences(
     missing = f" {those} examples, which count alike{cure}." if left else ""
     texts = notes(last.server["importance"], weighed)
     if log_ratios is not None and not isinstance(disk.ratio, Known):
-        texts += [compared(disk, last, clients, log_ratios)]
+        estimate = compare_log_weights(last.server, last.states, clients, log_ratios, disk.most)
+        texts += [estimate.sentence()] if estimate else []
     return [
         f"Example weights leave {sum(weighed.values()) / len(weighed):.0%} of a client's effective "
         f"sample size on average, least at client {least}: {weighed[least]:.0%}.{missing}",
@@ -77,48 +74,15 @@ def importance_sentences(
     ]
 
 
-def compared(
-    disk: FedDisk, last: Round, clients: Sequence[ClientData], log_ratios: Sequence[Tensor]
-) -> str:
-    """A sentence: how the log weights in use follow the true ones, under the same bounds.
-
-    Clients that have no weights, or have 1 in place of them, are left out; "" where none remains.
-    """
-    of = last.server["importance"]
-    shares = zip(of["ess"].tolist(), of["estimated"].tolist(), strict=True)
-    # In a federation of machines the weights stay with the clients.
-    used = [
-        i for i, (ess, estimated) in enumerate(shares)
-        if 0 < ess <= estimated and "importance" in last.states.get(i, {})
-    ]  # fmt: skip
-    pairs = [_log_weights(disk, last, clients[i], log_ratios[i]) for i in used]
-    if not pairs:
-        return ""
-    true, estimated = (centred(side) for side in zip(*pairs, strict=True))
-    return Estimate(true, estimated).sentence()
-
-
-def _log_weights(
-    disk: FedDisk, last: Round, data: ClientData, log_ratio: Tensor
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """A client's log weights [n_i], true and used."""
-    client, rows = int(data.id), live(data).cpu()
-    n = last.server["importance"]["n"]
-    everything = torch.ones(len(log_ratio), dtype=torch.bool)
-    true = bounded(log_ratio, everything, (n[client] / n.sum()).cpu(), disk.most)
-    a = last.states[client]["importance"]["a"].cpu()[rows]
-    return true.log().numpy(), a.double().log().numpy()
-
-
 def _disk(algorithm: Any) -> FedDisk | None:
-    """The method that weighs examples, or the one within it; None where there is none."""
+    """The method itself, or the one that it wraps, if that weighs examples; else None."""
     if algorithm is None or isinstance(algorithm, FedDisk):
         return algorithm
     return _disk(getattr(algorithm, "inner", None))
 
 
 def _cure(disk: FedDisk, last: Round, training: Training) -> str:
-    """Advice where clients were in no weighing round; "" where all were, or rounds are to come."""
+    """Advice if some clients were in no weighing round; "" if all were, or more rounds follow."""
     of = last.server["importance"]
     left = len(unweighed(of))
     if not left or last.t < disk.rounds_before_inner:

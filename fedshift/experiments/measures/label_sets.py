@@ -1,4 +1,4 @@
-"""Label sets in the results of a run: holders and absences of labels, and the tuning."""
+"""Label sets in a run's results: who holds each label, when it was absent, and central tuning."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from fedshift.record.summary import LabelSets, Optima, SetRound
 from fedshift.server.optima import MEASURED
 from fedshift.tree import Params, Parts
 
-# A smaller rise of a loss, relative or in nats, is rounding in float32.
+# A loss that rises by less, relative or in nats, may have risen by rounding in float32.
 RISES, NATS = 1e-4, 1e-6
 
 
 def set_round(current: Round, algorithm: Algorithm) -> tuple[SetRound, ...]:
-    """What the server knows after a round; () for a method without label sets.
+    """What the server has recorded on label sets in a round; () for a method without label sets.
 
-    Losses only where the round's stage tunes: later ones leave the server's last numbers.
+    Losses are given only if the stage of this round tunes: in later stages the server's state
+    still has the numbers of the last tuning.
     """
     server = current.server
-    # The state of the server tells, so that a new method with label sets needs no entry here.
+    # Recognised by the server's state, so that a new method with label sets works without a change
+    # here.
     if "absent" not in server:
         return ()
     absent, tuning = int(server["absent"]["now"].sum()), server.get("tuning", {})
@@ -42,9 +44,10 @@ def _optima(tuning: Params) -> Optima:
 
 
 def tuned_early(current: Round, algorithm: Algorithm, rounds: int) -> tuple[SetRound, ...]:
-    """`set_round` of a round that tunes where the last of all `rounds` does not; else ().
+    """`set_round` of a round that tunes, if the last round does not; else ().
 
-    A run keeps these rounds even where they are not evaluated: evaluation may begin after them.
+    A run records these rounds even if they are not evaluated: by the first evaluation the tuning
+    may be over.
     """
     now, at_end = (ask(algorithm.at(t), Capabilities.label_rules) for t in (current.t, rounds))
     if now is None or at_end is None or now["tune"] == "none" or at_end["tune"] != "none":
@@ -53,7 +56,7 @@ def tuned_early(current: Round, algorithm: Algorithm, rounds: int) -> tuple[SetR
 
 
 def final_values(rounds: Sequence[SetRound]) -> dict[str, float | None]:
-    """The last evaluated round's values under the names that a summary's "final" has."""
+    """The last evaluated round's values, by their names in "final" of summary.json."""
     if not rounds:
         return {}
     last = asdict(rounds[-1])
@@ -65,9 +68,9 @@ def final_values(rounds: Sequence[SetRound]) -> dict[str, float | None]:
 
 
 def described(algorithm: Algorithm, server: Parts, rounds: Sequence[SetRound]) -> LabelSets | None:
-    """What the summary says of label sets; None for a method without.
+    """The summary's part on label sets; None for a method without them.
 
-    tune is "none" without steps, and tune_over then None.
+    If the server takes no tuning steps, tune is "none" and tune_over None.
     """
     if not rounds:
         return None
@@ -81,9 +84,9 @@ def described(algorithm: Algorithm, server: Parts, rounds: Sequence[SetRound]) -
 
 
 def sentences(sets: LabelSets, classes: Sequence[str]) -> list[str]:
-    """Sentences on labels without a holder or absent at times, and on what tuning did and may."""
+    """Sentences on labels that are missing, always or at times, and on what tuning can do."""
     last, lines = sets.rounds[-1], list[str]()
-    # Absent in every round, and so named once and not by its number of rounds.
+    # A label without a holder is absent in every round: its number of rounds would say nothing.
     without_holder = [c for c, n in zip(classes, sets.holders, strict=True) if not n]
     if without_holder:
         lines.append(f"No client holds {_named(without_holder)}: {_rows_without_holder(sets)}.")
@@ -107,7 +110,7 @@ def sentences(sets: LabelSets, classes: Sequence[str]) -> list[str]:
 
 
 def _rise(rounds: Sequence[SetRound]) -> list[str]:
-    """A sentence on the worst round, if central tuning raised its loss in any that is kept."""
+    """A sentence on the worst round, if central tuning raised its own loss in any recorded one."""
     tuned = [(r.loss_before, r.loss_after, r.round) for r in rounds if r.loss_before is not None]
     rises = [
         (after - before, before, after, t)
@@ -125,10 +128,10 @@ def _rise(rounds: Sequence[SetRound]) -> list[str]:
 
 
 def _prospects(sets: LabelSets, optima: Optima) -> str:
-    """A sentence on what central tuning can gain: the optimum of each loss, the run's first."""
+    """A sentence on what central tuning can gain: the optimum of each loss, the run's own first."""
     errors = {k: f" ± {100 * error:.1f}" for k, error in (optima.gain_se or {}).items()}
     gains = {k: f"{k} {100 * v:+.1f}{errors.get(k, '')}" for k, v in optima.gains.items()}
-    # Without steps the method has no loss of its own, and "kl" is the one that tells.
+    # A method that does not tune has no loss of its own; "kl" predicts best whether it would gain.
     first = sets.tune if sets.tune in gains else "kl"
     others = ", ".join(text for k, text in gains.items() if k != first)
     doubt = (

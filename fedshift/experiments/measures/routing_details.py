@@ -16,7 +16,7 @@ POINTS = 50
 
 
 def details(served: Served, sizes: Tensor, classes: int) -> dict[str, Any]:
-    """One JSON object; sizes n [M], 0 for clients that nothing is routed to.
+    """The details as one JSON object; sizes n [M], 0 for clients to which nothing is routed.
 
     client_accuracy [M]: every client's model on its own test examples, None without any
     class_accuracy  [M][K]: the same by class
@@ -39,11 +39,11 @@ def details(served: Served, sizes: Tensor, classes: int) -> dict[str, Any]:
 def _router(served: Served, z: Tensor, belief: Tensor) -> dict[str, Any]:
     confidence, chosen = belief.max(1)
     clients = belief.shape[1]
-    # Counts of (origin, chosen) in one pass over the queries.
+    # A number for each pair (origin, chosen): one bincount counts all pairs.
     pairs = torch.bincount(served.origin * clients + chosen, minlength=clients * clients)
     queries = pairs.reshape(clients, clients)
     curve = risk_coverage(confidence, served.routed(chosen) != served.y)
-    # A curve has a point for each query; a drawing needs fifty.
+    # The curve has a point for each query; POINTS of them are enough for a drawing.
     at = np.unique(np.linspace(0, len(curve.coverage) - 1, POINTS).round().astype(int))
     return {
         "sent": _shares(queries, queries.sum(1, keepdim=True).expand_as(queries)),

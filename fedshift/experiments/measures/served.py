@@ -1,4 +1,4 @@
-"""Measurements where clients serve their own models."""
+"""Measurements of runs whose clients serve models of their own."""
 
 from __future__ import annotations
 
@@ -33,34 +33,35 @@ from fedshift.router.route import Router
 from fedshift.router.score import posterior, scores
 from fedshift.tree import Params
 
+# The gradient at which the refit of a router stops, see `refit`.
 TOLERANCE = 1e-4
 # Metrics that need a router, see `answers`.
 ROUTED = ("routed_posterior", "routed_density", "mixture_accuracy")
-# Metrics of the last round alone: of a router fitted again (`scored`), and `gradient_drift`.
+# Metrics of the last round alone: those of a router fitted again (`scored`) and `gradient_drift`.
 REFITS = (
     "refitted_accuracy", "refitted_router_accuracy", "refitted_ece", "moment_accuracy",
     "moment_router_accuracy", "moment_ece", "drift_class", "drift_client",
 )  # fmt: skip
 
 
-# Where clients have validation examples, and not in every run.
+# Only in runs whose clients all have validation examples.
 HELD_OUT = "validation_system_accuracy"
 
 
-def measured() -> set[str]:
-    """Names of all measurements where clients serve their own models."""
+def serving_metrics() -> set[str]:
+    """The names of all metrics that only such runs have."""
     return {f.name for f in fields(ServedMetrics)} | set(REFITS)
 
 
 def whole(server: dict[str, Params], federation: Federation) -> bool:
-    """Whether the server holds a complete model."""
+    """Whether the server holds a complete model, with no part private to the clients."""
     return server.get("params", {}).keys() == federation.params.keys()
 
 
 def unused(name: str, algorithm: Algorithm, federation: Federation, task: Task) -> list[str]:
-    """A sentence where clients train models of their own that cannot serve the task's target.
+    """A sentence if clients train models of their own that the task never uses.
 
-    name: the method's. Methods keep such a model as the part "personal" of a client's state.
+    name: the method's. Methods keep such a model in the part "personal" of a client's state.
     """
     if task.tests or "personal" not in state_of(algorithm, federation, {}, 0):
         return []
@@ -84,9 +85,10 @@ def models(
 
 
 def routable(current: Round, federation: Federation) -> Tensor:
-    """n [M] of the clients that took part so far, 0 for the others: nothing is routed to them.
+    """Sizes n [M] of the clients that took part so far, and 0 for the others.
 
-    A client that was never drawn has the first model and is unknown to the router.
+    With size 0 nothing is routed to a client. One that was never drawn has the first model, and the
+    router has learned nothing about it.
     """
     has_state = torch.zeros(len(federation.clients), dtype=torch.bool)
     has_state[list(current.states)] = True
@@ -94,7 +96,10 @@ def routable(current: Round, federation: Federation) -> Tensor:
 
 
 def answers(served: Served, sizes: Tensor, client_logits: Tensor | None) -> dict[str, Tensor]:
-    """Every rule's label for every query [n], by the metric that it belongs to; see `routable`."""
+    """The labels [n] that each rule gives the queries, by the name of its metric.
+
+    sizes: see `routable`. client_logits: None without a router, which most rules need.
+    """
     accuracies = {"vote_accuracy": served.voted(), "oracle_routed": served.routed(served.origin)}
     if client_logits is None:
         return accuracies
@@ -110,13 +115,15 @@ def answers(served: Served, sizes: Tensor, client_logits: Tensor | None) -> dict
 def measure(
     t: int, served: Served, sizes: Tensor, taken: Tensor, shared: Tensor | None
 ) -> tuple[ServedMetrics, Tensor]:
-    """The metrics of round t, and the system's own answer to every query [n].
+    """(the metrics of round t, the system's answer to every query [n]).
 
-    sizes n [M], `taken` [M] as in `routable`; `shared` [n] are the labels that the server's model
-    gives, or None.
+    sizes   n [M]
+    taken   [M], see `routable`
+    shared  [n] the labels that the server's model gives, or None if it is not complete
     """
     per_client, z = own_accuracy(served), served.client_logits
     given = answers(served, taken, z)
+    # Without a router, the system answers by a vote of all models.
     rule = "routed_posterior" if z is not None else "vote_accuracy"
     accuracies = {name: accuracy(labels, served.y) for name, labels in given.items()}
     right = math.nan if z is None else accuracy(scores(z, taken).argmax(1), served.origin)
@@ -133,7 +140,10 @@ def measure(
 
 
 def score_of(given: Tensor, truth: Tensor, classes: int) -> Score:
-    """Counts of given labels [n] against the truth [n]; a loss is not defined for a system."""
+    """Counts of given labels [n] against the truth [n].
+
+    The loss is NaN: a system of several models gives labels, and no probabilities.
+    """
     correct = torch.bincount(truth[given == truth], minlength=classes)
     total, predicted = (torch.bincount(v, minlength=classes) for v in (truth, given))
     confused = confusion_of(given, truth, classes) if classes <= MOST_CLASSES else None
@@ -144,13 +154,13 @@ def score_of(given: Tensor, truth: Tensor, classes: int) -> Score:
 class Observed:
     """One evaluation of all clients' models: metrics, the system's score, and every answer.
 
-    Where models stay at their sites, answers is None and own [M] has the scores that clients sent.
+    If models stay at their sites, answers is None, and sites [M] has the scores that clients sent.
     """
 
     metrics: ServedMetrics
     score: Score
     answers: Served | None
-    own: tuple[OwnScores, ...] = ()
+    sites: tuple[OwnScores, ...] = ()
 
 
 def observe(algorithm: Algorithm, current: Round, federation: Federation, task: Task) -> Observed:
@@ -167,9 +177,9 @@ def observe(algorithm: Algorithm, current: Round, federation: Federation, task: 
 
 @dataclass(frozen=True, eq=False)
 class LastRound:
-    """What is measured once, after training: the numbers of REFITS, data of drawings, notes.
+    """What is measured once, after training: the numbers of REFITS, data for charts, sentences.
 
-    routers: refitted ones, by the name of the fit. on_sites: the clients' models are elsewhere.
+    routers: the refitted ones by the name of the fit. on_sites: the clients' models are not here.
     """
 
     refits: dict[str, float]
@@ -182,7 +192,7 @@ class LastRound:
 def last_round(
     algorithm: Algorithm, current: Round, federation: Federation, task: Task, served: Served
 ) -> LastRound:
-    """Refits and details of a run's last round, whose answers are `served`."""
+    """The measurements after a run's last round; served: the answers of all models."""
     shown = details(served, routable(current, federation), len(task.classes))
     if served.client_logits is None:
         return LastRound({}, shown)
@@ -200,8 +210,8 @@ def held_out(
 ) -> dict[str, float]:
     """System accuracy on all clients' validation examples, as "validation_system_accuracy".
 
-    Each is answered by the client of largest posterior, as `routed_posterior` answers the test
-    examples. Nothing where some client has none: options such as FedDRM's lam are chosen by it.
+    Each is answered by the client of largest posterior, as in `routed_posterior`. Options such as
+    FedDRM's lam are chosen by this number, so it is over all clients, or is left out.
     """
     if not task.validation or not all(len(examples.y) for examples in task.validation):
         return {}
@@ -216,7 +226,7 @@ Make = Callable[[Sequence[ClientData]], Router]
 class Refitted(NamedTuple):
     """The last round's router with its last layer fitted again, by the name of the fit.
 
-    logits: each one's client logits for the test examples [n, M]; notes: why a fit is missing.
+    logits: of each, the client logits [n, M] for the test examples. notes: why a fit is missing.
     """
 
     routers: Mapping[str, Router]
@@ -225,11 +235,12 @@ class Refitted(NamedTuple):
 
 
 def refit(algorithm: Algorithm, current: Round, federation: Federation, x: Tensor) -> Refitted:
-    """By `Router.refitted` and `from_moments`; a fit that fails leaves the run's numbers alone.
+    """Fit the router's last layer again, by `Router.refitted` and `Router.from_moments`.
 
-    The refit stops at gradients below 1e-4, when answers have long stopped changing.
+    A fit that fails is noted, and does not fail the run. The first stops at gradients below 1e-4,
+    when answers have long stopped changing.
     """
-    # Also for lam = 1, which never trains the client branch: a refit needs only its features.
+    # untrained: lam = 1 never trains the client branch, but a refit needs only its features.
     stage = algorithm.at(current.t)
     router = Router.of(stage, current.server, current.states, untrained=True)
     cap = federation.gate.max_weight
@@ -260,7 +271,7 @@ def fitted(fits: Mapping[str, Callable[[], Router]]) -> tuple[dict[str, Router],
 
 
 def advice(routers: Mapping[str, Router]) -> list[str]:
-    """One sentence per router that has a calibration on held-out examples."""
+    """A sentence on each router that was calibrated on held-out examples."""
     calibrations = {name: router.calibration for name, router in routers.items()}
     return [f"The {name} router: {text}." for name, text in calibrations.items() if text]
 
@@ -288,6 +299,7 @@ def reasons(last: Mapping[str, Any]) -> list[str]:
     system, oracle = last["system_accuracy"], last["oracle_routed"]
     if math.isnan(system):
         return _own_reasons(last)
+    # Models that differ at all hardly agree in all three numbers.
     if oracle == last["vote_accuracy"] == last["global_accuracy"]:
         return [f"All clients serve one model, which answers queries with {_percent(system)}."]
     average, rounds = _percent(last["average_accuracy"]), last.get("rounds", 1)
@@ -325,7 +337,7 @@ def reasons(last: Mapping[str, Any]) -> list[str]:
 
 
 def _own_reasons(last: Mapping[str, Any]) -> list[str]:
-    """`reasons` where the clients' models stayed at their sites."""
+    """`reasons` for a run whose clients' models stayed at their sites."""
     if math.isnan(last["oracle_routed"]):
         return ["Every client's model stayed at its site, and none said how it does."]
     sentences = [
@@ -343,7 +355,7 @@ def _own_reasons(last: Mapping[str, Any]) -> list[str]:
 
 
 def _points(difference: float) -> str:
-    """A difference of accuracies before what it is to, as in "3.0 points less than"."""
+    """A difference of accuracies in words, to go before the other one: "3.0 points less than"."""
     size, way = f"{100 * abs(difference):.1f}", "more" if difference > 0 else "less"
     return "as many as" if size == "0.0" else f"{size} points {way} than"
 

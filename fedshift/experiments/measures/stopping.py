@@ -1,7 +1,7 @@
-"""Which round is best, and when training ends early: by the clients' validation alone.
+"""Which round is best, and when training ends early: decided by the clients' validation alone.
 
-The estimated target accuracy decides, sum_y T(y) recall(y), or the estimated loss where numbers are
-predicted, and never an example of the target.
+The estimated target accuracy, sum_y T(y) recall(y), decides; in regression it is the estimated
+loss. No example of the target is used.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fedshift.record.rounds import Metrics
 
 
 def check_stopping(training: Training, task: Task) -> None:
-    """Raise InputError where rounds are to be compared, and no client holds examples out."""
+    """Raise InputError if rounds are to be compared, but no client holds examples out."""
     chosen = training.patience is not None or training.keep == "best"
     if chosen and not any(len(examples) for examples in task.validation):
         key = "keep" if training.patience is None else "patience"
@@ -34,14 +34,14 @@ def best_round(metrics: Sequence[Metrics]) -> int:
 
 
 def ends(training: Training, metrics: Sequence[Metrics]) -> bool:
-    """Whether the estimate has not become better in the last `training.patience` rounds."""
+    """Whether training is over: no better estimate in the last `training.patience` rounds."""
     if training.patience is None or not metrics:
         return False
     return metrics[-1].round - best_round(metrics) >= training.patience
 
 
 def sentences(training: Training, metrics: Sequence[Metrics], kept: int) -> list[str]:
-    """Where training ended early, and that the model is of another round than the last."""
+    """Sentences on an early end of training, and on a kept model that is not the last round's."""
     played = metrics[-1].round
     lines: list[str] = []
     if played < training.rounds:

@@ -1,1 +1,1 @@
-"""Clients on machines of their own that keep their rows and models: what they are asked."""
+"""Clients that keep rows and models on machines of their own: the server's questions to them."""

@@ -1,7 +1,7 @@
-"""What a site answers in a federation whose rows stay at their clients, and the messages.
+"""A site's answers to the server's questions, where rows stay at their clients.
 
-Before round 1 the server asks four questions (`STEPS`); after evaluated rounds it asks for scores.
-Each question is one `Section` as JSON, and so is each answer.
+Before round 1 the server asks the first four questions of `STEPS`. After evaluated rounds it asks
+for scores. Each question is one `Section` as JSON, and so is each answer.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ S = TypeVar("S", bound=Section)
 
 
 class Setup(Section):
-    """What a site needs for the rounds: the encoding (JSON), T [K], and which rows it holds out."""
+    """What a site needs for the rounds: the encoding (JSON), T [K], and what to hold out."""
 
     encoding: str
     target: tuple[float, ...]
@@ -61,26 +61,26 @@ class Setup(Section):
 
 
 class Common(Section):
-    """The third question: the common means, for the rows that this cut leaves for training."""
+    """The third question: the common means, from which training rows deviate; see `squares`."""
 
     taken: Taken
     means: dict[str, Mean]
 
 
 class Deviations(Section):
-    """The third answer."""
+    """The third answer: by column, the sum of squared deviations from the common mean."""
 
     squares: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]]
 
 
 class Chosen(Section):
-    """The question for scores: which test rows, by their places once sorted by class."""
+    """The question for scores: which test rows, by their places after sorting them by class."""
 
     places: tuple[int, ...]
 
 
 class _Prepared(Section):
-    """What a site stores for the rounds: the run's id, a checksum of its rows, and the setup."""
+    """What a site stores before round 1: the run's id, a checksum of its rows, and the setup."""
 
     run: int
     digest: str
@@ -88,7 +88,7 @@ class _Prepared(Section):
 
 
 def read(kind: type[S], text: str) -> S:
-    """A message from its JSON. Raises InputError, in one line, for anything else."""
+    """A message from its JSON. Raises InputError, in one line, for text that is no such message."""
     try:
         return TypeAdapter(kind).validate_json(text)
     except ValidationError as e:
@@ -100,7 +100,7 @@ def read(kind: type[S], text: str) -> S:
 
 
 def answer(message: Message, context: Context, config: Config, folder: Path) -> RecordDict:
-    """The site's answer to one of STEPS, or the reason for none; with the client's number."""
+    """The site's answer to one of STEPS, or why it has none; with the client's number."""
     sender = {"client": partition(context)}
     site = partial(own_site, config, context, folder)
     seed = config.seeds.resolved().split
@@ -108,7 +108,8 @@ def answer(message: Message, context: Context, config: Config, folder: Path) -> 
         made, scores = _answered(message.content, context, config.data, seed, folder, site)
     except Exception as e:
         tell_here(e)
-        # An error that is not ours may hold rows or paths of the site.
+        # The text of another library's error may contain rows or paths of the site, which the
+        # server must not get: it gets the type of the error alone.
         why = str(e) if isinstance(e, FedshiftError) else type(e).__name__
         return RecordDict({**failed(why), ASK: ConfigRecord({**sender})})
     return RecordDict({ASK: ConfigRecord({**sender, ANSWER: made.model_dump_json()}), **scores})
@@ -118,7 +119,7 @@ def _answered(
     sent: RecordDict, context: Context, data: Data, seed: int, folder: Path,
     site: Callable[[], tuple[Site, Examples]],
 ) -> tuple[Section, dict[str, MetricRecord]]:  # fmt: skip
-    """(the answer, scores by name); site: as `own_site`, which only a question for scores needs."""
+    """(the answer, scores by name); site: gives `own_site`, which only the last question needs."""
     asked, client = fields_of(sent, ASK), partition(context)
     step, given = str(asked["step"]), str(asked["given"])
     rows, classes = _rows(data, folder), len(data.classes or ())
@@ -146,7 +147,7 @@ def _answered(
 def _scores(
     sent: RecordDict, places: Sequence[int], classes: int, site: Site, tests: Examples
 ) -> dict[str, MetricRecord]:
-    """What the model sent gets right on the site's validation rows and its chosen test rows."""
+    """Counts of what the sent model gets right on validation rows and on the chosen test rows."""
     if any(not 0 <= place < len(tests) for place in places):
         raise InputError(f"places beyond the {len(tests)} test rows of this site")
     chosen, parts = torch.tensor(places, dtype=torch.int64), parts_of(sent)
@@ -160,7 +161,7 @@ def _scores(
 
 
 def own_site(config: Config, context: Context, folder: Path) -> tuple[Site, Examples]:
-    """(what a client has whose rows stay with it, its test rows in order of their classes).
+    """(the client's side of the run, its test rows sorted by class), from the rows of its folder.
 
     The rows are encoded as the server and all sites agreed before round 1.
     """
@@ -178,7 +179,7 @@ def own_site(config: Config, context: Context, folder: Path) -> tuple[Site, Exam
     cut = cut_site(rows.codes, noted.setup.taken, config.seeds.resolved().split, client)
     mine = client_data(*_at(x, rows.codes, cut.trains), client)
     names = tuple(config.data.clients or ())
-    # The other clients get one row of zeros: only their number and shape matter here.
+    # Stand-ins for the other clients, a row of zeros each: only their number and shape matter.
     one = np.eye(len(encoding.classes), dtype=np.int64)[0]
     clients = [client_elsewhere(one, x.shape[1:], i) for i in range(len(names))]
     clients[client] = mine
@@ -211,13 +212,13 @@ def _by_class(rows: SiteRows, cut: Cut) -> Ints:
 
 
 def stand_in(counts: Ints, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """x [n, *shape] of zeros, which take no memory, and labels y [n] with these counts [K]."""
+    """(x [n, *shape] of zeros, labels y [n] with these counts [K]); x takes almost no memory."""
     y = torch.arange(len(counts)).repeat_interleave(torch.from_numpy(counts))
     return torch.zeros(1, *shape).expand(len(y), *shape), y
 
 
 def client_elsewhere(counts: Ints, shape: Sequence[int], client: int) -> ClientData:
-    """A client whose rows are elsewhere: only their counts are real."""
+    """A client whose rows are on another machine: zeros, under the real label counts."""
     x, y = stand_in(counts, shape)
     return ClientData(x, y, torch.ones(len(y)), torch.tensor(client))
 
@@ -227,7 +228,7 @@ def built_of(
     validation: Sequence[Examples], test: Examples, tests: Sequence[Examples], digest: str,
     notes: Sequence[str],
 ) -> Built:  # fmt: skip
-    """A task whose examples may be elsewhere, in the form that `Task.build` gives."""
+    """A task whose examples may be on other machines, in the form that `Task.build` gives."""
     y = torch.cat([*(c.y for c in clients), *(v.y for v in validation)])
     x = clients[0].x[:1].expand(len(y), *clients[0].x.shape[1:])
     samples = (Samples(x, y), Samples(x[:1].expand(len(test), *x.shape[1:]), test.y))
@@ -247,14 +248,15 @@ def built_of(
 
 
 def agreed(data: Data) -> dict[str, object]:
-    """What server and sites must declare alike."""
+    """The declarations of [data] that server and sites must have in common."""
     return {key: getattr(data, key) for key in AGREED}
 
 
 def _rows(data: Data, folder: Path) -> SiteRows:
-    """The site's rows, if the server asks for what this folder's experiment.toml declares.
+    """The site's rows, after a check that the server's experiment declares the same data.
 
-    Raises SiteError; its detail is for the client's own log and screen.
+    Its copy in this folder, experiment.toml, is what the site's operator has agreed to. Raises
+    SiteError, whose detail is for the client's own log and screen.
     """
     with discreet("its experiment.toml cannot be read"):
         here = load_config(folder / EXPERIMENT).data
@@ -284,7 +286,7 @@ def _check_encoding(text: str, data: Data) -> None:
 
 
 def _digest(rows: SiteRows) -> str:
-    """A checksum of the rows: a file that changes during a run would mix two data sets."""
+    """A checksum of the rows: if a file changed during a run, two data sets would be mixed."""
     digest = hashlib.sha256(rows.codes.tobytes())
     for values in rows.inputs.of.values():
         if isinstance(values, Coded):

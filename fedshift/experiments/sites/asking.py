@@ -1,4 +1,4 @@
-"""The server's questions to sites whose rows stay there, and their answers, by client."""
+"""How the server sends questions to sites that keep their rows, and collects their answers."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ from fedshift.tasks.names import listed
 
 S = TypeVar("S", bound=Section)
 T = TypeVar("T")
+# Seconds between two looks for new sites.
 POLL = 0.5
 
 
 @dataclass
 class Sites:
-    """The sites of a federation by client.
+    """The sites of a federation; nodes: client -> the id of its Flower node.
 
-    patience: seconds to wait for the sites, and for answers before round 1; timeout: for later
-    answers; tell: gets events of the sites that are missing.
+    patience: seconds to wait for the sites, and for their answers before round 1. timeout: seconds
+    for later answers. tell: gets events that name the sites that are missing.
     """
 
     grid: Grid
@@ -42,10 +43,10 @@ class Sites:
     nodes: dict[int, int] = field(default_factory=dict)
 
     def surveys(self) -> list[Survey]:
-        """Wait for all sites; ask each for its survey as it connects, so that mistakes show early.
+        """Wait for all sites, and ask each for its survey as soon as it connects.
 
-        Raises InputError for data that do not fit, for sites that are not there, and for two nodes
-        of one client.
+        So mistakes in a site's data show before the last site is there. Raises InputError for data
+        that do not fit, for sites that did not come, and for two nodes of one client.
         """
         end, asked, surveys = time.monotonic() + self.patience, set[int](), dict[int, Survey]()
         attendance = Attendance(len(self.names), self.tell)
@@ -59,7 +60,7 @@ class Sites:
             names, refused = names_of(self.grid) if new else {}, dict[int, str]()
             for node, reply in self._send("survey", dict.fromkeys(new, Section()), self.patience):
                 if _is_gone(failed_client(-1, reply)):
-                    asked.discard(node)  # and is asked again when it is back
+                    asked.discard(node)  # to be asked again when it is back
                     continue
                 client = _client(reply)
                 try:
@@ -87,9 +88,10 @@ class Sites:
             time.sleep(POLL)
 
     def ask(self, step: str, kind: type[S], given: Sequence[Section]) -> list[S]:
-        """Each site's answer, in order. Raises InputError with the names of all that refuse.
+        """Each site's answer, in order of the clients.
 
-        Where none does, with the names of those that do not answer.
+        Raises InputError with the names of all sites that refuse. If none does, it names those that
+        did not answer.
         """
         answers, missed = self.answers(
             step, lambda content, _: _read(content, kind), given, self.patience
@@ -109,7 +111,7 @@ class Sites:
         self, step: str, take: Callable[[RecordDict, int], T], given: Sequence[Section],
         seconds: float, parts: Mapping[str, ArrayRecord] = {},
     ) -> tuple[dict[int, T], list[Dropped]]:  # fmt: skip
-        """(what `take` makes of a client's answer, by client, and why others have none)."""
+        """(`take` of each answer, by client; the clients without an answer, and why)."""
         asked = {self.nodes[i]: one for i, one in enumerate(given)}
         clients = {node: i for i, node in self.nodes.items()}
         late = f"no answer within {seconds:g} s"
@@ -148,8 +150,8 @@ class Sites:
             content = RecordDict({**parts, ASK: ask})
             messages.append(Message(content, message_type=f"query.{ASK}", dst_node_id=node))
         for reply in self.grid.send_and_receive(messages, timeout=seconds) if messages else ():
-            # Messages got their ids when they were sent. The SuperLink answers in the place of a
-            # node that is gone.
+            # If a node is gone, the SuperLink replies in its place, under its own node id: the
+            # node that was asked is found by the message's id.
             by_id = {m.metadata.message_id: m.metadata.dst_node_id for m in messages}
             node = reply.metadata.src_node_id
             if node not in asked:
@@ -158,12 +160,12 @@ class Sites:
 
 
 def _is_gone(one: Dropped | None) -> bool:
-    """Whether a client is away or silent, so that its data are not to blame."""
+    """Whether a client is away or did not answer; its data are not at fault then."""
     return one is not None and one.kind in ("lost", "timeout")
 
 
 def _taken(reply: Message, take: Callable[[RecordDict, int], T], client: int) -> T:
-    """What an answer holds. Raises InputError where it tells of a failure, or cannot be read."""
+    """`take` of an answer. Raises InputError for one that reports a failure or cannot be read."""
     if (why := failure_of(reply)) is not None:
         raise InputError(why)
     try:
@@ -171,7 +173,7 @@ def _taken(reply: Message, take: Callable[[RecordDict, int], T], client: int) ->
     except InputError:
         raise
     except Exception as e:
-        # The bytes come from another machine: any exception means that they are bad.
+        # The bytes come from another machine, so whatever is raised means that they are bad.
         raise InputError(f"its answer cannot be read: {type(e).__name__}: {e}") from None
 
 
@@ -180,7 +182,7 @@ def _read(content: RecordDict, kind: type[S]) -> S:
 
 
 def _client(reply: Message) -> int:
-    """The client that a reply says it is from; -1 where it does not say."""
+    """The client that a reply claims to be from; -1 if it does not say."""
     record = reply.content.config_records.get(ASK) if reply.has_content() else None
     client = None if record is None else record.get("client")
     return client if isinstance(client, int) else -1

@@ -1,4 +1,4 @@
-"""What a client's folder holds for data of its own, and `fedshift deploy check` of it."""
+"""The files in a client's folder for data of its own, and their check by `fedshift deploy`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedshift.tasks.rows import Columns, Numbers
 
 
 def site_files(data: Data, text: str) -> list[dict[str, str]]:
-    """Files for the folder of each client with data of its own; text: the experiment."""
+    """For each client with data of its own, the files of its folder; text: the experiment."""
     label = data.label or "label"
     return [
         {EXPERIMENT: text, FILE: TEMPLATE.format(site=name, label=label)}
@@ -26,9 +26,9 @@ def site_files(data: Data, text: str) -> list[dict[str, str]]:
 
 
 def check_site(folder: Path, number: int) -> list[str]:
-    """What the rows of client `number` are, in lines. Raises InputError where they do not fit.
+    """Lines that describe the rows of client `number`. Raises InputError if they do not fit.
 
-    The last line names the client: a table in another site's folder may fit as well.
+    The last line names the client, since a table in the wrong site's folder may fit, too.
     """
     if not is_file(folder / EXPERIMENT):
         return [f"client-{number}: the experiment gives the clients their data"]
@@ -47,7 +47,7 @@ def check_site(folder: Path, number: int) -> list[str]:
     each = ", ".join(f"{name} {n:,}" for name, n in zip(data.classes or (), counts, strict=True))
     lines = [f"{many(len(rows.codes), 'row')}: {each}; {_without(rows.codes)} without a label"]
     if rows.numbered:
-        # The site may count them in another order.
+        # The site may have numbered its classes in another order, which only a person can see.
         read = ", ".join(f"{i} is {name}" for i, name in enumerate(data.classes or ()))
         lines.append(f"  {data.label or 'label'}: numbers of classes: {read}")
     if isinstance(rows.inputs, Columns):

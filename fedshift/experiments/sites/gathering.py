@@ -1,4 +1,4 @@
-"""Data of clients' own in a deployed federation: the server's half, which gets no row."""
+"""How the server prepares a run on data that stay at the clients: it gets sums, and no row."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from fedshift.errors import InputError, shown
 from fedshift.evaluation.scores import Score
 from fedshift.experiments.config.custom import Custom
 from fedshift.experiments.config.data import Data
-from fedshift.experiments.config.prepared import Prepared
 from fedshift.experiments.config.python_names import TABLES
 from fedshift.experiments.config.schema import Config
 from fedshift.experiments.config.section import Section
@@ -51,7 +50,8 @@ from fedshift.experiments.sites.sums import (
     columns_of,
     means,
 )
-from fedshift.experiments.task.custom_data import about, prepare_built
+from fedshift.experiments.task.custom_data import facts_on, prepare_built
+from fedshift.experiments.task.prepared import Prepared
 from fedshift.flower.records import to_records
 from fedshift.flower.scoring import score_in
 from fedshift.flower.waiting import Tell
@@ -70,23 +70,25 @@ from fedshift.tree import Params
 
 LOG = logging.getLogger("fedshift.flower")
 Floats = NDArray[np.float64]
+# Rows of each class that an imagined site has, see `imagined`.
 ROWS = 50
 
 
 def gather(grid: Grid, config: Config, waits: Mapping[str, float], tell: Tell) -> Prepared:
-    """Wait for all sites, agree with them on the encoding and the cut; what a run needs of that.
+    """Wait for all sites and agree with them on the encoding and the cut; the prepared experiment.
 
     waits: seconds to wait for the sites and their answers (`patience`), and for scores (`timeout`).
-    tell: gets events of who is missing. Raises InputError for data that do not fit, by the site's
-    name and column, and for sites that are not there.
+    tell: gets events that name the sites that are missing. Raises InputError for data that do not
+    fit, with the site's name and the column, and for sites that did not come.
     """
     data, seed = config.data, config.seeds.resolved().split
     sites = Sites(grid, data.clients or (), waits["patience"], waits["timeout"], tell)
-    table = _target_table(data)  # first: it can be refused before any site is there
+    table = _target_table(data)  # first, since a mistake in it can be reported at once
     surveys = sites.surveys()
     classes = tuple(map(text_of, data.classes or ()))
     _check_surveys(surveys, sites.names, len(classes))
     counts = np.array([one.labels for one in surveys])
+    # With a table of the target, nothing is tested on the sites' rows, so all of them can train.
     tests = held_out_counts(counts, 0.0 if table else data.test)
     validation = held_out_counts(counts - tests, data.validation)
     trains = counts - tests - validation
@@ -107,7 +109,7 @@ def gather(grid: Grid, config: Config, waits: Mapping[str, float], tell: Tell) -
     if table is None and not at_clients:
         scores.choose(classes, tests, T, seed)
     built = _built(data, encoding, T, trains, scores, examples, notes)
-    custom = Custom(texts={FIT: about(built, notes)}, notes=tuple(notes))
+    custom = Custom(texts={FIT: facts_on(built, notes)}, notes=tuple(notes))
     return prepare_built(config, built, custom=custom)
 
 
@@ -115,7 +117,7 @@ def _built(
     data: Data, encoding: Encoding, T: Floats, trains: Ints, scores: RemoteScores,
     test: Examples | None, notes: list[str],
 ) -> Built:  # fmt: skip
-    """The task as the server sees it; test: the server's own examples, where it has any."""
+    """The task as the server sees it; test: the server's own examples of the target, if any."""
     shape = encoding.shape or (sum(column.width for column in encoding.columns),)
     everyone = range(len(trains))
     each = [scores.examples("tests", [i], shape) for i in everyone]
@@ -130,7 +132,7 @@ def _built(
 
 
 def check_sites(data: Data, method: str, prior: Prior) -> None:
-    """Raise InputError for what cannot be trained where the server has no row."""
+    """Raise InputError for methods and corrections that need rows at the server."""
     if recipe(method).traits.follows_target:
         raise InputError(
             f'method.name = "{method}" draws clients from all rows, and with '
@@ -143,11 +145,12 @@ def check_sites(data: Data, method: str, prior: Prior) -> None:
             "data.target, or leave it out"
         )
     classes = [*map(text_of, data.classes or ())]
-    marginal(data, classes, np.ones((1, len(classes)), np.int64))  # for its errors
+    # Its result is not needed: it raises for a target that does not fit the classes.
+    marginal(data, classes, np.ones((1, len(classes)), np.int64))
 
 
 def imagined(data: Data) -> Built:
-    """The task as if each site had ROWS rows of each class: to try whether a run can start."""
+    """A task as if each site had ROWS rows of each class, to test whether a run could start."""
     encoding = _imagined_encoding(data)
     classes = encoding.classes
     counts = np.full((len(data.clients or ()), len(classes)), ROWS)
@@ -161,7 +164,7 @@ def imagined(data: Data) -> Built:
 
 
 def _imagined_encoding(data: Data) -> Encoding:
-    """Of numbers as they are, and of the categories that the file declares, or one."""
+    """An encoding that needs no row: numbers as they are, and declared categories, or one."""
     classes, texts = tuple(map(text_of, data.classes or ())), categories_of(data.model_dump())
     columns = tuple(
         Column(name, categories=(data.values or {}).get(name, ("any",)) if name in texts else None)
@@ -202,7 +205,7 @@ def _columns(
     deviations = [one.squares for one in sites.ask("squares", Deviations, asked)]
     for name, one, squares in zip(sites.names, sums, deviations, strict=True):
         for column, of in common.items():
-            # For a column without a value at this site the sum is 0.
+            # A site without a value in this column sends 0, so a sum that is missing is refused.
             square = squares.get(column, math.inf)
             if not are_squares(square, one.numbers[column], of.mean):
                 raise InputError(_NO_ROWS.format(shown(name), shown(column)))
@@ -213,14 +216,14 @@ _NO_ROWS = '"{}" sent sums of column "{}" that no rows have, or values beyond 1e
 
 
 def check_target(data: Data) -> None:
-    """Raise InputError for a table of the target that is unreadable, or that no network fits."""
+    """Raise InputError for a table of the target that cannot be read or encoded."""
     if table := _target_table(data):
         with _naming(data.target):
             _encoded(*table, _imagined_encoding(data))
 
 
 def _target_table(data: Data) -> tuple[Columns, Coded] | None:
-    """(the columns, the labels) of the server's own examples of the target; None without any."""
+    """(columns, labels) of the server's own examples of the target; None if it has none."""
     if not is_table(data.target):
         return None
     label, texts = str(data.label), categories_of(data.model_dump())
@@ -246,12 +249,12 @@ def _naming(file: object) -> Iterator[None]:
 
 
 def is_table(target: object) -> bool:
-    """Whether data.target names a table of the server's."""
+    """Whether data.target names a table that the server has."""
     return isinstance(target, str) and target.lower().endswith(TABLES)
 
 
 def marginal(data: Data, classes: Sequence[str], counts: Ints) -> Floats:
-    """T [K]: the shares that are declared, else those of all labelled rows counts [M, K]."""
+    """T [K]: the declared shares, or else those of all labelled rows; counts [M, K]."""
     if data.target in (None, "pooled") or isinstance(data.target, str):
         return np.asarray(counts.sum(0) / counts.sum())
     with in_file_words("data", {"target": "target"}):
@@ -265,10 +268,10 @@ def _encoded(table: Columns, y: Coded, encoding: Encoding) -> Examples:
 
 @dataclass
 class RemoteScores:
-    """Scores that the sites send; they are asked once for each model.
+    """Scores that the sites send; the sites are asked once for each model.
 
-    chosen             which of its test rows each site scores; none where the server has its own
-    validation, tests  [M, K]: the examples of each class that the scores must be of
+    chosen             which of its test rows each site scores; none if the server has its own
+    validation, tests  [M, K]: the counts by class that a site's scores must have
     last               the parameters that were scored last, and each site's scores of them
     """
 
@@ -279,7 +282,7 @@ class RemoteScores:
     last: tuple[Params | None, dict[int, dict[str, Score]]] = (None, {})
 
     def choose(self, classes: Sequence[str], tests: Ints, T: Floats, seed: int) -> None:
-        """Of each client's test rows [M, K] take those that together follow T."""
+        """Choose among the clients' test rows, counts [M, K], so that the chosen ones follow T."""
         for name, share, count in zip(classes, T, tests.sum(0), strict=True):
             if share > 0 and not count:
                 raise InputError(
@@ -295,12 +298,12 @@ class RemoteScores:
         self.tests = np.array([np.bincount(of[at], minlength=len(T)) for of, at in pairs])
 
     def examples(self, what: str, clients: Sequence[int], shape: Sequence[int]) -> Examples:
-        """The validation examples or the tests of these clients, scored where they are."""
+        """Stand-ins for these clients' "validation" or "tests" rows; their sites score them."""
         x, y = stand_in(getattr(self, what)[list(clients)].sum(0), shape)
         return Examples(x, y, scorer=partial(self._score, what, clients))
 
     def _score(self, what: str, clients: Sequence[int], pair: tuple[Params, Params]) -> Score:
-        """The sum over the sites that answer; events name the others."""
+        """The sum of the scores over the sites that answered; events name the others."""
         if self.last[0] is not pair[0]:
             self.last = pair[0], self._asked(pair)
         zero = torch.zeros(self.validation.shape[1], dtype=torch.int64)

@@ -1,6 +1,6 @@
-"""The model that a site of a federation serves, left in its client's folder and read from there.
+"""The model that a site of a federation serves: how it is written to its folder and read back.
 
-A folder for each run, models/RUN: the tensors, the experiment, and the shape of one input.
+Each run has a folder models/RUN with the tensors, the experiment, and the shape of one input.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fedshift import recipes
 from fedshift.arguments import check_path
 from fedshift.errors import DataError
 from fedshift.experiments.config.load import load_config
-from fedshift.experiments.folder.stored import Pair, check_fit, read_parts
+from fedshift.experiments.folder.model_file import Pair, check_fit, read_parts
 from fedshift.experiments.task.first_model import named_network
 from fedshift.files import read_object, write
 from fedshift.record.folder import CONFIG, MODEL
@@ -25,18 +25,18 @@ MODELS, ABOUT = "models", "about.json"
 
 
 def leave_own_model(folder: Path, text: str, pair: Pair, **about: object) -> None:
-    """Write a client's model; text: the experiment's TOML. The last one of a run stays."""
+    """Write a client's model over that of an earlier round; text: the experiment's TOML."""
     parts = {"params": pair[0], "buffers": pair[1]}
-    # Copies, because tensors may share memory, which the format refuses.
+    # Cloned, because tensors may share memory, which safetensors refuses.
     write(folder / MODEL, save({k: v.contiguous().clone() for k, v in flatten(parts).items()}))
     write(folder / CONFIG, text)
     write(folder / ABOUT, json.dumps(about) + "\n")
 
 
 def load_own_model(folder: Path | str) -> nn.Module:
-    """The network that a site serves, in evaluation mode: client-I/models/RUN of its folder.
+    """The network that a site serves, in evaluation mode; folder: client-I/models/RUN.
 
-    Inputs go through what the client's training inputs went through. Raises DataError for files
+    Inputs must be preprocessed as the client's training inputs were. Raises DataError for files
     that are missing or damaged.
     """
     check_path("folder", folder)

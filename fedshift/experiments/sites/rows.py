@@ -1,7 +1,7 @@
 """A client's own rows: read as its site.toml says, and checked against the experiment.
 
-Errors here have two texts: what a server may read, and `detail` with lines and values of the site's
-data, which is for its operator alone.
+Errors here have two texts. The message may be sent to the server. `detail` has lines and values of
+the site's data, and is for the site's operator alone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from fedshift.tasks.tensors import Tensors
 from fedshift.tasks.values import MARKS, reader_of
 
 FILE = "site.toml"
-# Limits on a column of categories, whose texts all go to the server: how many, and how long.
+# Limits on the texts of a column of categories: how many, and how long. All of them go to the
+# server, so that a column of free text would send it what it must not see.
 MOST_TEXTS, LONGEST = 1000, 200
 TEMPLATE = """\
 # Where {site}'s own rows are. This file and the rows stay on this machine.
@@ -45,9 +46,9 @@ source = "data.csv"          # beside this file; or "site.py:load", a function o
 
 
 class SiteError(InputError):
-    """A site's data do not fit. The message, for the server, has no row, value or path of them.
+    """A site's data do not fit. The message is for the server: no row, value or path is in it.
 
-    detail: the message for the site's operator, which has these.
+    detail: the message for the site's operator, with rows, values and paths.
     """
 
     def __init__(self, public: str, detail: str) -> None:
@@ -75,9 +76,9 @@ class SiteFile(Section):
 
 @dataclass(frozen=True, eq=False)
 class SiteRows:
-    """A site's examples: columns or a tensor, and the class of each, -1 without one.
+    """A site's examples: columns or a tensor, and the class of each, -1 if it has no label.
 
-    numbered: whether its labels are classes' numbers, 0..K-1, where classes have other names
+    numbered: whether the labels are numbers 0..K-1, of classes that have names
     """
 
     inputs: Inputs
@@ -87,7 +88,7 @@ class SiteRows:
 
 @contextlib.contextmanager
 def discreet(what: str) -> Iterator[None]:
-    """Turn every error within into a SiteError whose message is `what` alone."""
+    """Turn every error within the block into a SiteError; its message is `what` alone."""
     try:
         yield
     except SiteError:
@@ -113,10 +114,10 @@ def rows_of_site(folder: Path, data: Data) -> SiteRows:
 
 @dataclass(frozen=True)
 class _Table:
-    """What a site's table and its columns are called there, and where its rows are.
+    """The site's names of a table and its columns, and how to say where a row is.
 
-    columns: the experiment's names -> the site's. first: lines above the first row. number: the
-    number that a text of this file is.
+    columns: the experiment's names -> the site's. first: the number of lines above the first row.
+    number: parses a number as this file writes it.
     """
 
     name: str
@@ -173,7 +174,7 @@ def _of_file(path: Path, site: SiteTable, data: Data) -> SiteRows:
     except SiteError:
         raise
     except InputError:
-        # Once more, all as text: the error then names the line.
+        # Read once more with all columns as text: the checks then find the line at fault.
         _fitted(read(names=file.header)[0], table, data)
         raise
 
@@ -236,7 +237,7 @@ def _fitted(read: Columns, table: _Table, data: Data) -> SiteRows:
 
 
 def _numbers(name: str, column: Coded, table: _Table) -> Numbers:
-    """Texts that are numbers; marks such as "?" are missing."""
+    """A column of texts as numbers; marks such as "?" count as missing."""
     read = reader_of(column.names, table.number)
     values = np.array([*map(read, column.names), np.nan])
     for code, text in enumerate(column.names):
@@ -261,7 +262,7 @@ def _check_texts(name: str, column: Coded, allowed: Sequence[str] | None, table:
 
 
 def _labelled(inputs: Inputs, labels: Coded, data: Data, table: _Table) -> SiteRows:
-    """Each row with its class: by name, or by number 0..K-1 where no label is a class's name."""
+    """Each row with its class: by name, or, if no label is a class's name, by number 0..K-1."""
     classes = [*map(text_of, data.classes or ())]
     code = {name: i for i, name in enumerate(classes)}
     numbered = not {*labels.names} & {*classes}
@@ -272,7 +273,7 @@ def _labelled(inputs: Inputs, labels: Coded, data: Data, table: _Table) -> SiteR
         if text not in code and rows.any():
             of, names = f'column "{shown(str(data.label or "label"))}"', listed(classes, 12)
             raise SiteError(
-                # The site's label is not the server's to know.
+                # The site's own label may be sensitive, so the server's message leaves it out.
                 f"{of} has a label that is none of the classes: {names}",
                 f'{of}: {table.at(int(rows.argmax()))}: "{shown(text)}"; the classes are {names}.'
                 f"{nearest(text, classes)}",
@@ -282,9 +283,9 @@ def _labelled(inputs: Inputs, labels: Coded, data: Data, table: _Table) -> SiteR
 
 
 def _refuse(what: str, expected: str, column: str = "") -> NoReturn:
-    """A SiteError; the server reads which column it is, and what was expected of it."""
+    """Raise a SiteError; the server learns the column and what was expected, and not the value."""
     of = f'column "{shown(column)}"' if column else ""
-    # The nearest match would hint at the site's value; the sentence before it does not.
+    # A "Did you mean" would give away the site's value, so it is cut from the server's message.
     public = expected.partition(". Did you mean")[0].rstrip(".")
     raise SiteError(
         f"{of}: {public}" if of else public,

@@ -1,7 +1,8 @@
-"""From sums over each site's rows to one encoding: that of `fedshift.Task` on the joined table.
+"""From sums over each site's rows to one encoding, equal to that of a `Task` on the joined table.
 
-A site sends three things before round 1, and no row: label counts and spans of its columns; sums of
-its training rows, with the names of categories; sums of squared deviations from the common mean.
+A site sends three things before round 1, and no row: label counts and the ranges of its columns;
+sums over its training rows, and names of categories; sums of squared deviations from the common
+mean.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from fedshift.tasks.encoding import Column
 from fedshift.tasks.names import Coded, Ints, as_number, ordered
 from fedshift.tasks.rows import Columns, Numbers, span_fits_float32
 
-# The server keeps a number for each row of a client: a site that claims more is refused.
+# The server keeps a number for each row of a client, so an absurd claim would fill its memory.
 MOST_ROWS = 10_000_000
-# The squares of larger numbers add up to infinity.
+# Squares of larger numbers overflow when they are added up.
 LARGEST = 1e150
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 # The relative error that float32 and the order of adding may leave in a mean.
@@ -37,10 +38,10 @@ Text = Annotated[str, Field(max_length=LONGEST)]
 class Survey(Section):
     """The first answer, on all rows of a site.
 
-    labels  [K] rows by class
-    spans   least and largest number of each column of numbers that has any
-    named   columns of categories some of whose names are no numbers
-    pixels  whether examples are bytes of images
+    labels  [K] number of rows of each class
+    spans   least and largest value of each column of numbers that has any
+    named   columns of categories of which at least one name is no number
+    pixels  whether examples are images as bytes
     """
 
     labels: tuple[Rows, ...]
@@ -50,9 +51,10 @@ class Survey(Section):
 
 
 class Total(Section):
-    """Of a column of numbers over a site's training rows: how many, their span, their sum.
+    """A column of numbers over a site's training rows: how many values, their range, their sum.
 
-    narrow: the sum of the values rounded to float32; exact: of the values as they are.
+    narrow: the sum of the values rounded to float32, which is how most columns are encoded;
+    exact: the sum of the values as they are.
     """
 
     count: Rows
@@ -63,7 +65,7 @@ class Total(Section):
 
 
 class Totals(Section):
-    """The second answer, on training rows; gaps: columns of categories with missing values."""
+    """The second answer, on training rows; gaps: category columns with missing values."""
 
     numbers: dict[str, Total]
     names: dict[str, Annotated[tuple[Text, ...], Field(max_length=MOST_TEXTS)]]
@@ -85,7 +87,7 @@ class Mean(Section):
 
 
 class Cut(NamedTuple):
-    """Rows of a site by their use."""
+    """The rows of a site, divided by their use."""
 
     trains: Ints
     validation: Ints
@@ -93,7 +95,7 @@ class Cut(NamedTuple):
 
 
 def cut_site(codes: Ints, taken: Taken, seed: int, client: int) -> Cut:
-    """The same rows that `fedshift.tasks.cutting` cuts of the joined table for this client."""
+    """The rows that `fedshift.tasks.cutting` would choose for this client in the joined table."""
     part = np.flatnonzero(codes >= 0)
     tests = part[:0]
     if any(taken.tests):
@@ -115,7 +117,7 @@ def survey(rows: SiteRows, classes: int) -> Survey:
 
 
 def totals(table: Columns, rows: Ints) -> Totals:
-    """Sums over the rows, as a server adds them: numbers in float64, one column after the other."""
+    """The second answer: sums over the training rows `rows`, in float64."""
     numbers, names, gaps = {}, {}, []
     for name, column in table.of.items():
         if isinstance(column, Coded):
@@ -147,7 +149,10 @@ def squares(table: Columns, rows: Ints, means: Mapping[str, Mean]) -> dict[str, 
 
 
 def are_of_rows(one: Total, span: tuple[float, float] | None) -> bool:
-    """Whether some rows could have this total; span: of all rows of the site."""
+    """Whether any rows could have this total: a check on what a site claims.
+
+    span: the range that the site's survey gave for all its rows.
+    """
     if not one.count:
         return one.narrow == one.exact == 0.0
     largest = max(abs(one.least), abs(one.most))
@@ -162,13 +167,13 @@ def are_of_rows(one: Total, span: tuple[float, float] | None) -> bool:
 
 
 def are_squares(square: float, one: Total, mean: float) -> bool:
-    """Whether some rows of this total could have this sum of squared deviations from `mean`."""
+    """Whether rows with this total could have this sum of squared deviations from `mean`."""
     widest = max(abs(one.least - mean), abs(one.most - mean))
     return square <= one.count * (widest + ROUNDING * (widest + abs(mean))) ** 2
 
 
 def means(surveys: Sequence[Survey], sums: Sequence[Totals], data: Data) -> dict[str, Mean]:
-    """The common mean of each column of numbers that has a value in training."""
+    """The mean over all sites of each column of numbers that has a value in training rows."""
     made = {}
     for name in numbers_of(data, sums):
         each = [one.numbers[name] for one in sums]
@@ -190,9 +195,9 @@ def columns_of(
     deviations: Sequence[Mapping[str, float]],
     rows: int,
 ) -> tuple[tuple[Column, ...], list[str]]:
-    """(how each column is encoded, notes on those left out); rows: all training rows.
+    """(how each column is encoded, notes on columns left out); rows: number of training rows.
 
-    Raises InputError where no column is left, as `fit_columns` does.
+    Raises InputError if no column is left, as `fit_columns` does.
     """
     made, notes = [], []
     for name in data.columns or ():
@@ -220,7 +225,10 @@ def numbers_of(data: Data, sums: Sequence[Totals]) -> list[str]:
 
 
 def _in_order(names: Iterable[str], column: str, surveys: Sequence[Survey]) -> tuple[str, ...]:
-    """By number, or as texts where any row, also one that does not train, is no number."""
+    """Categories sorted by number, or as texts if any site has one that is no number.
+
+    Rows that do not train count for this choice, too, as they do in the joined table.
+    """
     named = any(column in one.named for one in surveys)
     return tuple(sorted(names)) if named else ordered(names)
 
@@ -243,5 +251,6 @@ def _values(values: Numbers, *, wide: bool) -> Numbers:
 
 
 def _sum(v: Numbers) -> float:
-    # reduceat, as on the joined table: another order of adding has other last bits.
+    # reduceat adds in the order in which the joined table is summed: another order would change
+    # the last bits.
     return float(np.add.reduceat(v, [0])[0]) if len(v) else 0.0

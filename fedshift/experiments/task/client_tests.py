@@ -1,4 +1,4 @@
-"""Tasks whose model is used on the clients' own kind of data: every client keeps a test set."""
+"""Tasks that are tested on the clients' own data: every client keeps a test set."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from fedshift.seeds import numpy_generator
 Indices = NDArray[np.int64]
 
 
-def among_clients(section: Data, split: Split, seed: int) -> Dealt:
-    """Training and test file in one pool, dealt to the clients, each split in training and test.
+def deal_to_clients(section: Data, split: Split, seed: int) -> Dealt:
+    """Pool the training and test file, deal the pool to the clients, and split each client's part.
 
-    Of a client's n rows floor((1 - share) n) are for training, the others its test set, drawn by
-    (seed, client); share is `data.test`. T is the label marginal of all test sets together. With
-    shift.transform every client's images go through its own look. Wang et al. 2026 (FedDRM),
-    arXiv 2509.23049, Section 4, whose share is 0.3.
+    Of a client's n rows floor((1 - share) n) are for training and the others are its test set,
+    drawn by (seed, client); share is `data.test`. T is the label marginal of all test sets
+    together. With shift.transform each client's images are changed by a look of its own. Source:
+    Wang et al. 2026 (FedDRM), arXiv 2509.23049, Section 4, whose share is 0.3.
     """
     share = section.test
     if split.kind == "natural":
@@ -42,7 +42,7 @@ def among_clients(section: Data, split: Split, seed: int) -> Dealt:
         except InputError as e:
             raise InputError(f"data.test = {share}: {e}") from None
     counts = np.bincount(data.train.y.numpy()[np.concatenate(tests)], minlength=len(data.classes))
-    # No global test rows: all tests are the clients'.
+    # There are no global test rows: all of them are the clients'.
     nothing = np.empty(0, np.int64)
     return Dealt(
         data, trains, counts / counts.sum(), None, nothing, tests, looks(split, len(trains), seed)
@@ -53,7 +53,7 @@ def _deal_pool(section: Data, split: Split, seed: int) -> tuple[Dataset, Sequenc
     """(the pool as a data set without a test file, rows of each client)."""
     both, limit = datasets.load(section.name, size=section.size), section.limit
     data = pool(both, limit, seed)
-    # CIFAR-20 is dealt by its fine labels and trained on its coarse ones, as in FedDRM.
+    # As in FedDRM, CIFAR-20 is dealt by its fine labels, but trained on its coarse ones.
     finer = datasets.entry(section.name).finer
     dealt = pool(datasets.load(finer), limit, seed) if finer else data
     rng = numpy_generator(seed, "split")
@@ -86,7 +86,7 @@ def _deal_sites(
 def pool(data: Dataset, limit: int | None, seed: int) -> Dataset:
     """Training and test examples together, or `limit` of them, drawn without replacement.
 
-    Raises InputError where there are fewer than `limit`.
+    Raises InputError if there are fewer than `limit`.
     """
     both = joined([data.train, data.test])
     if limit is not None:
@@ -95,9 +95,9 @@ def pool(data: Dataset, limit: int | None, seed: int) -> Dataset:
 
 
 def pool_rows(data: Dataset, limit: int | None, seed: int) -> Indices:
-    """The rows of the pool: of the training file, and after its last those of the test file.
+    """The rows of the pool. Those of the test file are numbered on after the training file's last.
 
-    Raises InputError where there are fewer than `limit`.
+    Raises InputError if there are fewer than `limit`.
     """
     n = len(data.train) + len(data.test)
     if limit is None:

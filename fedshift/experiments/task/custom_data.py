@@ -1,4 +1,4 @@
-"""From data of one's own, which are cut and encoded already, to what an experiment runs on."""
+"""From the user's own data, which are cut and encoded already, to a prepared experiment."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from typing import Any
 import torch
 
 from fedshift.experiments.config.custom import Custom
-from fedshift.experiments.config.prepared import Prepared
 from fedshift.experiments.config.schema import Config
-from fedshift.experiments.config.settings import gate_of
+from fedshift.experiments.config.training_objects import gate_of
 from fedshift.experiments.measures.custom_metrics import check_metrics
 from fedshift.experiments.task.custom_loss import check_loss, loss_of
 from fedshift.experiments.task.first_model import first_model
+from fedshift.experiments.task.prepared import Prepared
 from fedshift.model import Model
 from fedshift.outputs import check_classes
 from fedshift.record.folder import ENCODING
 from fedshift.tasks.building import Built
 
 
-def about(
+def facts_on(
     built: Built, notes: Sequence[str], net: str | None = None, call: str | None = None
 ) -> str:
-    """What a run folder says of the data beside the encoding, for `fedshift.load`: JSON.
+    """JSON with what a run folder says on the data beside the encoding, for `fedshift.load`.
 
-    net: "module:Name" of what makes the network, where a program gave it. call: the arguments of
-    that program's call, for reports.
+    net: "module:Name" of the function that makes the network, if a program gave it. call: the
+    arguments of the program's call, which reports show.
     """
     facts: dict[str, Any] = {
         "notes": list(notes),
@@ -38,8 +38,9 @@ def about(
         "input_shape": list(built.input_shape),
         **({} if call is None else {"call": call}),
     }
-    if built.task.kind != "regression":  # whose classes are quantiles, others in each cut
-        # Of all rows: whether two runs are of one table does not show in data that a seed cuts.
+    if built.task.kind != "regression":  # its classes are quantiles, which differ in each cut
+        # Counts over all rows show whether two runs are on the same table: the split seed cuts
+        # their data differently, so that checksums of the data do not show it.
         facts["labels"] = torch.cat([built.data.train.y, built.data.test.y]).bincount().tolist()
     return json.dumps(facts, indent=1) + "\n"
 
@@ -47,10 +48,10 @@ def about(
 def prepare_built(
     config: Config, built: Built, model: Model | None = None, custom: Custom = Custom()
 ) -> Prepared:
-    """The experiment on these data; model: the first one, else the network of [model].
+    """The prepared experiment on these data; model: the first model, by default that of [model].
 
-    The encoding of the rows goes to the run folder, and the clients have their names. Raises
-    InputError for a network that does not fit the data.
+    The encoding of the rows will be written to the run folder. Raises InputError for a network that
+    does not fit the data.
     """
     task, seeds = built.task, config.seeds.resolved()
     x = task.clients[0].x[:2]
@@ -62,7 +63,7 @@ def prepare_built(
     if task.outputs:
         model = replace(model, outputs=len(task.outputs))
     if built.augment is not None:
-        built.augment(x, 0)  # raises where shapes change
+        built.augment(x, 0)  # raises if it changes shapes
         model = replace(model, augment=built.augment)
     check_classes(model, x, len(task.classes))
     check_loss(loss_of(task, custom.loss), model, x, task.clients[0].y[:2])

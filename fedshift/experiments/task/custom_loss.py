@@ -1,4 +1,4 @@
-"""A loss of one's own in place of the cross-entropy, in whatever method is trained."""
+"""The user's own loss in place of the cross-entropy, in any method."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from fedshift.model import Model
 class PerExample(Term):
     """(1/B) sum_b w_b loss(z, y)_b, with logits z [B, K], labels y [B] and losses [B].
 
-    outputs: L where the task has no classes: then z and y are [B, L], or [B] for a single number.
+    outputs: the number L of outputs if the task has no classes; z and y are [B, L] then, or [B] for
+    a single number.
     """
 
     loss: Callable[[Tensor, Tensor], Tensor]
@@ -34,17 +35,17 @@ class PerExample(Term):
         return batch_mean(self.loss(*pair), view.batch)
 
     def pair(self, logits: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """What the loss gets."""
+        """The two arguments of the loss: logits or outputs, and true answers."""
         if self.outputs is None:
             return logits, y
         return plain_outputs(logits), last_columns(x, self.outputs)
 
 
 def loss_of(task: Task, loss: Term | None) -> Term | None:
-    """The user's loss for a task, or the task's own; None is the methods' cross-entropy.
+    """The loss that a task is trained with; None means the methods' own cross-entropy.
 
-    Squared error for numbers, binary cross-entropy for several labels per example; they stand for
-    a `CrossEntropy` within the user's, too.
+    Without a loss of the user's it is squared error for numbers, and binary cross-entropy for
+    several labels per example. These also replace a `CrossEntropy` inside the user's loss.
     """
     if isinstance(loss, PerExample):
         return replace(loss, outputs=len(task.outputs) or None)
@@ -56,7 +57,7 @@ def loss_of(task: Task, loss: Term | None) -> Term | None:
 
 
 def loss_term(loss: Term | Callable[[Tensor, Tensor], Tensor]) -> Term:
-    """The term that a user's loss is. Raises InputError for what cannot be called."""
+    """A user's loss as a Term. Raises InputError for an object that cannot be called."""
     if isinstance(loss, Term):
         return loss
     if isinstance(loss, type) or not callable(loss):
@@ -68,7 +69,7 @@ def loss_term(loss: Term | Callable[[Tensor, Tensor], Tensor]) -> Term:
 
 
 def check_loss(loss: Term | None, model: Model, x: Tensor, y: Tensor) -> None:
-    """Raise InputError for a function that fails on a few examples, or gives not one loss each."""
+    """Raise InputError for a function that fails, or does not give one loss for each example."""
     if not isinstance(loss, PerExample):
         return
     logits, due = loss.pair(model(*model.init(), x)["logits"], x, y)
@@ -90,11 +91,10 @@ def check_loss(loss: Term | None, model: Model, x: Tensor, y: Tensor) -> None:
 def with_loss(
     algorithm: Algorithm, loss: Term | None, kind: str = "classification", name: str = ""
 ) -> Algorithm:
-    """The method with `loss` for each cross-entropy in its fields; None changes nothing.
+    """The method with `loss` in place of each cross-entropy in its fields; None changes nothing.
 
-    Other terms stay, such as FedProx's. kind: what the task predicts; name: the method's. Raises
-    InputError for a method that has no cross-entropy, and for one that needs classes where there
-    are none.
+    Other terms stay, such as FedProx's. kind: the task's; name: the method's. Raises InputError for
+    a method without a cross-entropy, and for one that needs classes if the task has none.
     """
     if loss is None:
         return algorithm
@@ -117,7 +117,10 @@ def with_loss(
 
 
 def _changed(value: Any, loss: Term) -> Any:
-    """The same object where nothing within it is a cross-entropy."""
+    """A copy with each cross-entropy within replaced; the same object if there is none.
+
+    That it is the same object shows `with_loss` that nothing was replaced.
+    """
     if type(value) is CrossEntropy:
         return loss
     if isinstance(value, tuple) and not hasattr(value, "_fields"):

@@ -1,4 +1,4 @@
-"""From [data] with a `source` to a `fedshift.Task`: a table, arrays, a folder, or a function."""
+"""Reading the `source` of [data] as a `fedshift.Task`: a table, arrays, a folder or a function."""
 
 from __future__ import annotations
 
@@ -55,13 +55,14 @@ def _made(data: Data, source: str, seed: int) -> Task:
 
 @contextlib.contextmanager
 def _in_words() -> Iterator[None]:
-    """Name keys of [data] in errors about arguments of `fedshift.Task`."""
+    """Within the block, errors about arguments of `fedshift.Task` name keys of [data] instead."""
     keys = {name: name for name in Data.model_fields}
     try:
         with in_file_words("data", keys):
             yield
     except InputError as e:
-        # An experiment file cannot hold arrays, and its key for y is data.label.
+        # Some advice of `fedshift.Task` makes no sense for a file: it cannot hold arrays, and calls
+        # y data.label.
         message = str(e).replace("a labelled test set (x, y)", "a table of labelled examples")
         message = message.replace("(a dict by name,", "(a table by name,")
         e.args = (re.sub(r"^(\[data\]: )?y (?=has|holds|is)", "data.label ", message),)
@@ -69,7 +70,7 @@ def _in_words() -> Iterator[None]:
 
 
 def note_in_file_words(note: str) -> str:
-    """A note of a task with keys of [data] for the arguments of `fedshift.Task`."""
+    """A task's note with keys of [data] in place of arguments of `fedshift.Task`."""
     return reworded(note, {key: f"data.{key}" for key in Data.model_fields}, " = ")
 
 
@@ -113,7 +114,7 @@ def _parquet(path: Path, given: dict[str, Any]) -> Task:
 
 
 def _columns(given: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Take out of `given` what a table's task needs: client, label and target."""
+    """Take client, label and target, which a table's task needs, out of `given`."""
     for key, what in (("client", "whose row it is"), ("label", "what is to be predicted")):
         if key not in given:
             raise InputError(
@@ -124,7 +125,7 @@ def _columns(given: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _arrays(path: Path, given: dict[str, Any]) -> Task:
-    """All arrays but label and client are x: one array, or several by name."""
+    """A task of a .npz file: all arrays but label and client are its inputs."""
     _refuse((*OF_TABLES, *OF_FOLDERS), given, "other sources", path.name)
     label, client = given.pop("label", "y"), given.pop("client", "client")
     arrays = _loaded(path)

@@ -1,4 +1,4 @@
-"""Checks for optional packages that an experiment needs, before any data are read."""
+"""The optional packages that an experiment needs, checked before any data are read."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def check_extras(data: Data, model: Network) -> None:
 
 
 def _by_torchvision(model: Network) -> bool:
-    """Whether weights come through torchvision, and not from a file."""
+    """Whether pretrained weights come from torchvision, and not from a file."""
     return model.pretrained and model.weights is None
 
 
 def extra_packages(data: Data, model: Network) -> tuple[str, ...]:
     """Packages beyond the library's own requirements whose version can change the numbers."""
-    # Only where they are used: otherwise lock.json would differ between machines without reason.
+    # Only if they are used: otherwise lock.json would differ between machines without a reason.
     needed = {"kornia": data.augment == "photos", "torchvision": _by_torchvision(model)}
     others = (name for name, is_needed in needed.items() if is_needed)
     return (*(entry(data.name).needs if data.source is None else ()), *others)

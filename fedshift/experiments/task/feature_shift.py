@@ -1,4 +1,4 @@
-"""How clients' inputs differ: split by writer, with noise, or changed by each client's own look."""
+"""Feature shift: clients' inputs split by writer, with noise, or changed by a look of their own."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from fedshift.shifts.noise import GaussianNoise, Shared, noise_pool
 
 
 def looks(split: Split, clients: int, seed: int) -> tuple[Callable[[Tensor], Tensor], ...]:
-    """What each client's images go through; () where they stay as they are.
+    """The change of each client's images; () if they stay as they are.
 
-    Raises InputError where the pool of looks has fewer entries than there are clients.
+    Raises InputError if the pool of looks has fewer entries than there are clients.
     """
     if split.noise:
         return noise_pool(split.noise, clients, seed)
     kind, intensity = split.transform, split.intensity or "high"
     if kind == "none":
         return ()
-    # Made on request: a pool of 54 looks is built only where it is asked for.
+    # Functions, so that a pool is built only if it is asked for.
     made = {
         "bits": lambda: covariate.bit_pool(intensity),
         "wide": covariate.wide_pool,
@@ -49,7 +49,7 @@ def looks(split: Split, clients: int, seed: int) -> tuple[Callable[[Tensor], Ten
 
 
 def check_images(split: Split, data: Dataset) -> None:
-    """Raise InputError where clients' images are to change and the data set has no images."""
+    """Raise InputError if clients' images are to change, but the data set has no images."""
     images = data.train.x.dim() == 4
     for key, on in (("transform", split.transform != "none"), ("noise", split.noise > 0)):
         if on and not images:
@@ -59,14 +59,14 @@ def check_images(split: Split, data: Dataset) -> None:
 
 
 def grey_note(split: Split, images: Tensor, seed: int) -> str | None:
-    """A sentence where looks that differ in colours do not differ on these grey images [n, 1, ...].
+    """A sentence if some looks differ in colour alone, and the images [n, 1, ...] are grey.
 
-    None where there are no looks, where all differ, and for images in colour.
+    None without looks, if all looks differ on grey images, and for images in colour.
     """
     kind, clients = split.transform, split.clients
     if kind == "none" or images.shape[1] != 1:
         return None
-    # Every grey level once: two looks that agree on these agree on all grey images.
+    # Every grey level once: two looks that agree on this ramp agree on all grey images.
     ramp = torch.linspace(0.0, 1.0, 256).view(1, 1, 1, 256)
     different = len({tuple(look(ramp).flatten().tolist()) for look in looks(split, clients, seed)})
     if different == clients:
@@ -79,16 +79,16 @@ def grey_note(split: Split, images: Tensor, seed: int) -> str | None:
 
 
 def look_names(split: Split, dataset: str, clients: int, seed: int) -> tuple[str, ...] | None:
-    """What sets each client's inputs apart, in words: its look, or its site; None for nothing."""
+    """What sets each client's inputs apart, in words: a look or a site; None if nothing does."""
     if split.kind == "natural":
         return entry(dataset).sites or None
     return tuple(map(look_name, looks(split, clients, seed))) or None
 
 
 def look_name(transform: Transform) -> str:
-    """As in "brightness 0.5, invert": the steps in their order; "unchanged" for none.
+    """A transform in words, its steps in order: "brightness 0.5, invert"; "unchanged" for none.
 
-    Another transform than those of `fedshift.shifts` is named by its type.
+    A transform that is not one of `fedshift.shifts` is named by its type.
     """
     match transform:
         case Compose(steps):
@@ -114,16 +114,16 @@ Indices = NDArray[np.int64]
 
 
 def dealing(split: Split, dataset: str, seed: int, rows: Indices) -> Shift:
-    """The configured shift over these rows of the training file; by writers, for kind "writers".
+    """The configured shift over these rows of the training file; kind "writers" deals by writers.
 
-    Rows from the length of the training file on are those of the test file. Raises InputError for
+    Numbers from the length of the training file on are rows of the test file. Raises InputError for
     a data set without writers.
     """
     if split.kind != "writers":
         return split.shift()
     ids = writer_ids(dataset)[rows]
 
-    # A shift gets labels, not rows: the writers of these rows are fixed here.
+    # A shift is called with labels, and not with rows: the rows' writers have to be bound here.
     def by_writer(
         labels: Indices, classes: int, clients: int, rng: np.random.Generator
     ) -> Partition:
@@ -133,9 +133,9 @@ def dealing(split: Split, dataset: str, seed: int, rows: Indices) -> Shift:
 
 
 def writer_ids(name: str) -> Indices:
-    """The writer of each row of the training file, then of the test file, numbered from 0.
+    """The number of each row's writer: rows of the training file first, then of the test file.
 
-    A writer of both files has one number. Raises InputError for a data set without writers.
+    A writer in both files has one number. Raises InputError for a data set without writers.
     """
     read = datasets.entry(name).writers
     if read is None:
@@ -143,19 +143,19 @@ def writer_ids(name: str) -> Indices:
         raise none_such('shift.kind = "writers"', what, name, lambda other: other.writers)
     parts = read(datasets.find(name))
     named = np.concatenate([np.asarray(part.sites)[part.site.numpy()] for part in parts])
-    # By name, since the two files number their writers independently of one another.
+    # Matched by name, since each file numbers its writers on its own.
     return np.unique(named, return_inverse=True)[1].astype(np.int64)
 
 
 def noised(split: Split, dealt: Dealt, seed: int) -> Dealt:
-    """The task with each client's noise, and the test images' where shift.noisy_test is set."""
+    """The task with each client's noise, and noise on test images if shift.noisy_test is set."""
     if not split.noise:
         return dealt
     clients = len(dealt.parts)
     # The target has no noise level of its own: each test image gets that of some client.
     shared = Shared(noise_pool(split.noise, clients, seed), seed) if split.noisy_test else None
     changed = looks(split, clients, seed)
-    # Of inputs with noise the densities are others.
+    # Noise changes the densities, so the known ratios hold no longer.
     return dealt._replace(looks=changed, test_look=shared, log_ratios=None)
 
 

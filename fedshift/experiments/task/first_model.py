@@ -1,4 +1,4 @@
-"""The first model of an experiment."""
+"""The first model of an experiment, as its method needs it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def first_model(
     section: Network, method: Method, custom: Custom, task: Task, seed: int, *,
     augment: str = "none", layout: Layout | None = None,
 ) -> Model:  # fmt: skip
-    """The network of [model] with its first weights, as the method needs it for these clients.
+    """The network of [model] with its first weights, built as the method and the clients need it.
 
     augment: `data.augment`. layout: how a row packs several inputs, or the numbers to predict.
     """
@@ -39,7 +39,7 @@ def first_model(
     with placing(section.name):
         check_classes(model, x, classes)
     if augment == "photos":
-        photos(x, 0)  # raises for images that it cannot change
+        photos(x, 0)  # raises for inputs that it cannot change
         model = replace(model, augment=photos)
     return model
 
@@ -48,9 +48,9 @@ def named_network(
     section: Network, traits: Traits, shape: tuple[int, ...], classes: int, seed: int, clients: int,
     layout: Layout | None,
 ) -> Model:  # fmt: skip
-    """`network` for a method: with the branch or the classifier that it needs.
+    """`network` for a method: with the router's branch or the fixed classifier that it needs.
 
-    It does not see what is to be predicted where rows hold that, too.
+    If rows also hold the numbers to predict, the network gets the inputs without these.
     """
     routed = clients if traits.router else None
     if traits.fixed_head:

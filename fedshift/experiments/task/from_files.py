@@ -1,6 +1,6 @@
-"""What an experiment file adds by naming it: a source of data, a method, metrics.
+"""The parts of an experiment that its file names: a source of data, a method, metrics.
 
-Making these runs the Python that the file names. Merely reading a configuration does not.
+Building them runs the Python that the file names. Merely reading a configuration does not.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from fedshift.arguments import is_number, members
 from fedshift.data import Examples
 from fedshift.errors import InputError, nearest, shown
 from fedshift.experiments.config.custom import Custom
-from fedshift.experiments.config.prepared import Prepared
 from fedshift.experiments.config.python_names import digest_of, is_python, load_python
 from fedshift.experiments.config.schema import Config, Method
 from fedshift.experiments.measures.custom_metrics import check_metrics
-from fedshift.experiments.task.custom_data import about, prepare_built
+from fedshift.experiments.task.custom_data import facts_on, prepare_built
 from fedshift.experiments.task.custom_source import note_in_file_words, task_of
+from fedshift.experiments.task.prepared import Prepared
 from fedshift.experiments.task.server_rows import about_rows, lost_labels, set_apart, validating
 from fedshift.record.folder import FIT
 from fedshift.tasks.task import Task
 
 
 def custom_of(config: Config) -> Custom:
-    """The method and the metrics that a file names; nothing where it names none.
+    """The method and the metrics that a file names, if any.
 
-    Raises InputError for names without a function, and for options that it lacks.
+    Raises InputError for a name without a function, and for options that the function lacks.
     """
     metrics = {}
     for name in config.metrics.extra:
@@ -78,9 +78,9 @@ def _is_algorithm(value: object) -> bool:
 
 
 def prepare_source(config: Config, custom: Custom, task: Task | None = None) -> Prepared:
-    """The experiment on the data that `data.source` names; task: these, read before.
+    """The prepared experiment on the data that `data.source` names.
 
-    Raises InputError or DataError.
+    task: these data, if they have been read already. Raises InputError or DataError.
     """
     wanted, seed = config.server, config.seeds.resolved().split
     whole = task_of(config.data, seed) if task is None else task
@@ -93,7 +93,7 @@ def prepare_source(config: Config, custom: Custom, task: Task | None = None) -> 
         y = torch.from_numpy(task.labels.codes[labelled]).long()
         examples = Examples(built.encoding.encoded(task.inputs, labelled), y)
         built = replace(built, task=replace(built.task, target_validation=examples))
-    custom = replace(custom, texts={FIT: about(built, notes)}, notes=notes, task=task)
+    custom = replace(custom, texts={FIT: facts_on(built, notes)}, notes=notes, task=task)
     prepared = prepare_built(config, built, custom=custom)
     rows = apart.unlabeled
     inputs = built.encoding.encoded(task.inputs, rows) if len(rows) else None
@@ -101,7 +101,7 @@ def prepare_source(config: Config, custom: Custom, task: Task | None = None) -> 
 
 
 def files_of(config: Config) -> dict[str, str]:
-    """SHA-256 of every file that the configuration names, and of Python beside it, by path."""
+    """SHA-256 by path of every file that the configuration names, and of Python beside it."""
     data, model = config.data, config.model
     names = [
         ("data.source", data.source or ""),

@@ -1,4 +1,4 @@
-"""Tasks whose clients and target come with the data: nothing is dealt."""
+"""Tasks whose clients and target come with the data set, so that nothing is dealt."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ Indices = NDArray[np.int64]
 
 
 class Dealt(NamedTuple):
-    """A data set and the rows that each client holds.
+    """A data set, and which of its rows are for what.
 
-    parts    training rows of each client
-    target   T [K]
-    validation  training rows that follow T, for validation; None without any
-    test     test rows that follow T
-    tests    training rows that each client is tested on, where the clients use the model
-    looks    the change of each client's images, on [0, 1]; () for none
-    test_look  the change of the test rows' images, or None
-    server   training rows that the server has without their labels
+    parts       training rows of each client
+    target      T [K]
+    validation  rows of the training file that follow T, for validation; None without any
+    test        rows of the test file that follow T
+    tests       rows of the training file on which each client is tested, if clients use the model
+    looks       the change of each client's images, on [0, 1]; () for none
+    server      rows of the training file that the server has without their labels
+    test_look   the change of the test rows' images, or None
     log_ratios  as in `datasets.OwnClients`
     """
 
@@ -43,7 +43,7 @@ class Dealt(NamedTuple):
 
 
 def none_such(key: str, what: str, name: str, offers: Callable[[Entry], object]) -> InputError:
-    """The error of `key` for a data set that does not offer something, with those that do."""
+    """The error for `key` if a data set lacks something; it names the data sets that have it."""
     names = [one.name for one in entries() if offers(one)]
     return InputError(f"{key}: {unknown(what, name, names)}")
 
@@ -51,10 +51,10 @@ def none_such(key: str, what: str, name: str, offers: Callable[[Entry], object])
 def natural(name: str, split: Split, seed: int, size: int | None = None) -> Dealt:
     """The data set's own clients and target; photographs at `size` pixels a side.
 
-    Raises InputError where the data set has no clients of its own, or another number of them.
+    Raises InputError if the data set has no clients of its own, or another number of them.
     """
     one = entry(name)
-    # Named first: for these sets the cure is another target, not another data set.
+    # Checked first: for these sets the cure is another target, and not another data set.
     if one.clients is None and one.at_sites is not None:
         raise InputError(
             f'shift.kind = "natural": the clients of {name} are its sites, and its target is their '
@@ -68,7 +68,7 @@ def natural(name: str, split: Split, seed: int, size: int | None = None) -> Deal
         raise InputError(f"shift.delta moves the target of {moving}; {name} has a fixed one")
     natural = one.clients(Wanted(split.clients, seed, size, split.delta or 0.0))
     dealt = Dealt(*natural[:5], log_ratios=natural.log_ratios)
-    # Refused rather than set: recipes and settings have used shift.clients already.
+    # Refused instead of set to the right number: recipes have been checked with shift.clients.
     if split.clients != len(dealt.parts):
         raise InputError(
             f"shift.clients = {split.clients}, but {name} comes with {len(dealt.parts)} clients; "

@@ -1,4 +1,4 @@
-"""From a configuration to a task: data, clients, target, first model."""
+"""Preparing an experiment from its configuration: data, clients, target, first model."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from fedshift.data import ClientData, Examples, Task, client_data
 from fedshift.datasets import Dataset
 from fedshift.errors import InputError
 from fedshift.experiments.config.networks import BYTES
-from fedshift.experiments.config.prepared import Indices, Look
-from fedshift.experiments.config.prepared import Prepared as Prepared
 from fedshift.experiments.config.schema import PYTHON, Config, Data, Method, Network, ServerData
-from fedshift.experiments.config.settings import gate_of
 from fedshift.experiments.config.shift import Split
+from fedshift.experiments.config.training_objects import gate_of
 from fedshift.experiments.config.wording import in_file_words
-from fedshift.experiments.task.client_tests import among_clients
+from fedshift.experiments.task.client_tests import deal_to_clients
 from fedshift.experiments.task.custom_source import task_of
 from fedshift.experiments.task.extras import check_extras
 from fedshift.experiments.task.feature_shift import check_images, dealing, noised
 from fedshift.experiments.task.first_model import first_model
 from fedshift.experiments.task.from_files import custom_of, prepare_source
 from fedshift.experiments.task.natural import Dealt, natural
+from fedshift.experiments.task.prepared import Indices, Look
+from fedshift.experiments.task.prepared import Prepared as Prepared
 from fedshift.experiments.task.server_rows import reserve
 from fedshift.holdout import hold_out_by_label
 from fedshift.seeds import numpy_generator
@@ -41,7 +41,7 @@ from fedshift.tasks.layout import scaled
 
 
 def seen(x: Tensor, look: Look | None) -> Tensor:
-    """Model inputs from stored images: through a client's look on [0, 1], then scaled."""
+    """Model inputs from stored images: changed by a client's look on [0, 1], then scaled."""
     return scaled(x) if look is None else look(x.float().div_(255.0)).sub(0.5).div_(0.5)
 
 
@@ -65,6 +65,7 @@ def prepare(config: Config) -> Prepared:
     model = first_model(config.model, config.method, custom, task, seeds.init, augment=augment)
     kept_back = [*holdouts, *(rows for rows in (validation, dealt.server) if rows is not None)]
     kept_back += dealt.tests
+    # The rows from which an oracle draws its clients: nothing is measured on them.
     pool = np.setdiff1d(np.arange(len(data.train.y)), np.concatenate(kept_back))
     announced = tuple(noisy(dealt.target, config.shift.target_noise, seeds.split).tolist())
     digest = _digest([*trains, *kept_back, dealt.test])
@@ -81,7 +82,7 @@ def prepare(config: Config) -> Prepared:
 
 
 def _check_files(data: Data, method: Method) -> None:
-    """Raise InputError for what a program gave and no file holds."""
+    """Raise InputError for data or a method that a program gave, since no file has them."""
     given = {"data.source": data.source, "method.name": method.name}
     for key, value in given.items():
         if value == PYTHON:
@@ -92,10 +93,10 @@ def _check_files(data: Data, method: Method) -> None:
 
 
 def population(config: Config) -> Callable[[Config], Prepared]:
-    """A `prepare` for configurations with this one's data, clients and target, which they share.
+    """A function like `prepare`, for configurations with the data, clients and target of this one.
 
-    These follow from [data], [shift], [server], the split's seed and `as_bytes`. Raises what
-    `prepare` raises.
+    They follow from [data], [shift], [server], the split's seed and `as_bytes`, are loaded once
+    here, and are shared. Raises what `prepare` raises.
     """
     _check_files(config.data, config.method)
     if config.data.source is not None:
@@ -114,12 +115,12 @@ def _again(before: Prepared, config: Config) -> Prepared:
 
 
 def as_bytes(data: Data, model: Network) -> bool:
-    """Whether images stay bytes, which are mapped from their file and not loaded."""
+    """Whether images stay bytes: then they are mapped from their file, and not loaded to memory."""
     return data.size is not None and model.name in BYTES
 
 
 def _task(dealt: Dealt, trains: Sequence[Indices], holdouts: Sequence[Indices], raw: bool) -> Task:
-    """raw: see `as_bytes`."""
+    """The task of dealt rows; raw: see `as_bytes`."""
     data, y = dealt.data, dealt.data.train.y
     looks = dealt.looks or (None,) * len(trains)
 
@@ -148,14 +149,14 @@ def _images(x: Tensor, rows: Indices, raw: bool, look: Look | None = None) -> Te
 
 
 def _rows(x: Tensor, rows: Indices) -> Tensor:
-    """x[rows], as a view where the rows follow one another."""
+    """x[rows]; a view if the rows are consecutive, so that a mapped file is not copied."""
     if len(rows) and np.array_equal(rows, np.arange(rows[0], rows[0] + len(rows))):
         return x[int(rows[0]) : int(rows[-1]) + 1]
     return x[rows]
 
 
 def joined(parts: Sequence[Examples]) -> Examples:
-    """All examples of several sets, in order."""
+    """The examples of several sets as one set, in order."""
     return Examples(torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts]))
 
 
@@ -172,16 +173,16 @@ def noisy(target: NDArray[np.float64], noise: float, seed: int) -> NDArray[np.fl
 
 
 def oracle_clients(prepared: Prepared) -> tuple[ClientData, ...]:
-    """Clients that all follow T, as many as the task's; ids and order kept.
+    """Clients that all follow T, as many as the task has, with the same ids in the same order.
 
     Client i has min(n_i, s) examples, where s = floor(min_y supply_y / T_y) is the largest size
-    that the pool has without an example twice: a client that is larger shrinks to the supply. Each
-    is drawn without replacement from the pool, and its images go through what the target's go
-    through: the client's own look where clients test on their own data. Where the clients together
-    need more of a label than there is, they overlap, as evenly as a pool dealt round after round
-    allows (chosen: the FedPALS paper states neither sizes nor how the clients are drawn).
+    that the pool can fill without using an example twice. Each client is drawn without replacement
+    from the pool. Its images change as the target's do: by the client's own look if clients test on
+    their own data. If all clients together need more of a label than there is, they overlap, as
+    evenly as a pool that is dealt again and again allows. This is chosen: the FedPALS paper states
+    neither sizes nor how the clients are drawn.
 
-    Raises InputError where T has a label of which the pool has too few for any such client.
+    Raises InputError if T has a label of which the pool has too few for any such client.
     """
     task, pool = prepared.task, prepared.pool
     x, labels = prepared.data.train.x, prepared.data.train.y
@@ -199,7 +200,7 @@ def oracle_clients(prepared: Prepared) -> tuple[ClientData, ...]:
 
 
 def _largest(prepared: Prepared) -> int:
-    """The size of the largest set that follows T and has no example of the pool twice."""
+    """The size of the largest set that follows T and uses no example of the pool twice."""
     task, labels = prepared.task, prepared.data.train.y.numpy()[prepared.pool]
     supply = np.bincount(labels, minlength=len(task.classes))
     size, scarce = largest_multiple(supply, task.target.numpy())
@@ -219,9 +220,9 @@ class _Deck:
         self.cards, self.rng, self.left = cards, rng, np.empty(0, np.int64)
 
     def deal(self, count: int) -> Indices:
-        """`count` different indices, of which there are so many."""
+        """`count` different indices; the deck must have that many."""
         if count > len(self.left):
-            # Those still in hand come last in the next pass: no hand holds one twice, and every
+            # The cards left over come last in the next pass. So no hand gets a card twice, and each
             # pass deals every card once.
             others = np.setdiff1d(self.cards, self.left)
             again = [self.rng.permutation(others), self.rng.permutation(self.left)]
@@ -231,9 +232,9 @@ class _Deck:
 
 
 def _deal_data(section: Data, split: Split, server: ServerData, seed: int) -> Dealt:
-    """The data set with its rows assigned: by the configured shift, or as the set assigns them."""
+    """The data set with its rows assigned, by the configured shift or as the set itself does."""
     if split.target == "clients":
-        return among_clients(section, split, seed)
+        return deal_to_clients(section, split, seed)
     if split.kind == "natural":
         return noised(split, natural(section.name, split, seed, section.size), seed)
     data = datasets.load(section.name, size=section.size)
@@ -280,7 +281,7 @@ def _deal(
 
 @contextlib.contextmanager
 def _errors_by_key(split: Split, drawn: bool) -> Iterator[None]:
-    """A shift's errors by the keys of [shift]; where the target is one client more, they say so."""
+    """Within the block, errors name keys of [shift], and explain a number of clients above its."""
     names = split.arguments()
     if not drawn:
         with in_file_words("shift", names):
@@ -323,6 +324,7 @@ def _target_test(data: Dataset, target: NDArray[np.float64], seed: int) -> Indic
 
 def _digest(parts: Sequence[Indices]) -> str:
     digest = hashlib.sha256()
+    # With the length of each part, or the same rows in other parts would have the same digest.
     for part in parts:
         digest.update(np.int64(len(part)).tobytes() + part.astype("<i8").tobytes())
     return digest.hexdigest()

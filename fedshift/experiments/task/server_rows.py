@@ -1,4 +1,4 @@
-"""Training examples that the server has itself: unlabeled to tune on, labelled to choose by."""
+"""The server's own training examples: unlabeled ones to tune on, labelled ones to choose by."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class ServerRows(NamedTuple):
     others: Indices
 
     def following(self, y: Tensor, target: NDArray[np.float64], seed: int) -> ServerRows:
-        """The largest subsets whose labels follow T [K] = `target`; `others` as they are.
+        """The largest subsets of the server's two sets whose labels follow T [K] = `target`.
 
-        Raises InputError where a label of T is missing, or T leaves nothing.
+        Raises InputError if a label of T is missing, or if nothing is left.
         """
         one, two = (
             _following(name, rows, y, target, seed)
@@ -42,14 +42,13 @@ class ServerRows(NamedTuple):
 
 
 def reserve(y: Tensor, classes: int, wanted: ServerData, seed: int) -> ServerRows:
-    """Rows set apart for the server before any client gets one, y [n] the training labels.
+    """Set rows apart for the server before any client gets one; y [n]: the training labels.
 
-    Each set has the file's label proportions, rounded by largest remainders; which examples is
-    drawn by `seed` alone, so it depends on nothing that clients do. Raises InputError where there
-    are too few.
+    Each set has the file's label proportions, rounded by largest remainders. The rows are drawn by
+    `seed` alone, so that they do not depend on the clients. Raises InputError if there are too few.
     """
     labels = y.numpy()
-    # The second set is drawn from what the first leaves, so no example is in both.
+    # The second set is drawn from what the first leaves, so that no example is in both.
     remaining, sets = np.arange(len(labels)), []
     for name, size in (("unlabeled", wanted.unlabeled), ("validation", wanted.validation)):
         if size >= len(remaining):
@@ -60,7 +59,7 @@ def reserve(y: Tensor, classes: int, wanted: ServerData, seed: int) -> ServerRow
         counts = largest_remainder(
             np.bincount(labels[remaining], minlength=classes) * size / len(remaining)
         )
-        # A stream for each set: the size of one does not move the other's draws.
+        # A random stream for each set, so that the size of one does not change the other's draws.
         order = numpy_generator(seed, "server", name).permutation(remaining)
         ranked = [order[labels[order] == c][:n] for c, n in enumerate(counts)]
         sets.append(np.sort(np.concatenate(ranked)))
@@ -69,10 +68,10 @@ def reserve(y: Tensor, classes: int, wanted: ServerData, seed: int) -> ServerRow
 
 
 def set_apart(task: Task, wanted: ServerData, seed: int) -> tuple[Task, ServerRows]:
-    """(the task without the rows that the server takes of its clients, these): as `reserve` draws.
+    """Take rows for the server from a task's clients, as `reserve` draws them.
 
-    Raises InputError where they are too few, or all of a client's, and for labelled rows of a task
-    that is no classification.
+    Returns (the task without these rows, the rows). Raises InputError if there are too few rows,
+    if a client would lose all of its own, and for labelled rows if the task is no classification.
     """
     rows = np.sort(np.concatenate(client_rows(task)))
     if wanted == ServerData():
@@ -100,10 +99,10 @@ def set_apart(task: Task, wanted: ServerData, seed: int) -> tuple[Task, ServerRo
 
 
 def validating(task: Task, rows: Indices, target: NDArray[np.float64], seed: int) -> Indices:
-    """Those of the server's labelled `rows` that validate, so that labels follow T [K] = `target`.
+    """Those of the server's labelled `rows` that validate: their labels follow T [K] = `target`.
 
-    All of them where T is of the clients' own rows, for that is how they are drawn. `task` is the
-    one that still has them. Raises InputError where a label of T is missing.
+    If T is that of the clients' own rows, all of them do, for they were drawn so. task: the one
+    that still has these rows. Raises InputError if a label of T is missing.
     """
     if not len(rows) or task.target.kind in ("clients", "pooled"):
         return rows
@@ -118,7 +117,7 @@ def validating(task: Task, rows: Indices, target: NDArray[np.float64], seed: int
 
 
 def about_rows(apart: ServerRows, used: int) -> tuple[str, ...]:
-    """Notes on what `set_apart` took; used: how many of the labelled rows validate."""
+    """Notes on the rows that `set_apart` took; used: how many of the labelled ones validate."""
     notes, (unlabeled, labelled) = [], map(len, apart[:2])
     if unlabeled:
         notes.append(f"{unlabeled:,} of the clients' rows are the server's, without their labels.")
@@ -131,7 +130,7 @@ def about_rows(apart: ServerRows, used: int) -> tuple[str, ...]:
 
 
 def lost_labels(task: Task, left: Task, wanted: ServerData) -> tuple[str, ...]:
-    """A note on each client that `set_apart` leaves without a label that it had."""
+    """A note on each client that `set_apart` has left without one of its labels."""
     codes, names, notes = task.labels.codes, task.labels.names, []
     for client, before, after in zip(
         task.clients, client_rows(task), client_rows(left), strict=True

@@ -1,1 +1,1 @@
-"""Data sets that only the papers use; `catalogue` adds them to the known ones."""
+"""Data sets that only the papers' experiments use; `catalogue` adds them to the known ones."""

@@ -1,4 +1,4 @@
-"""The data sets that only the papers' experiments use, as the core's catalogue has its own."""
+"""The catalogue of the data sets that only the papers' experiments use."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ Rows = NDArray[np.int64]
 
 # The label that the target of the PACS task lacks: giraffe.
 PACS_ABSENT = 2
-# Of the permutation that is the same for every run seed.
+# The seed of the permutation, which is the same for all seeds of a run.
 _SEED = 1
 
 
@@ -90,7 +90,7 @@ class Imbalanced:
 
 
 class Roles(NamedTuple):
-    """Rows of a listing: of each client, for validation, for the test; and the target T [K].
+    """Rows of a listing by their use: each client's, for validation, for tests. And T [K].
 
     Label counts are `fedshift.shifts.label_counts(listing.y, roles.clients, K)`; no image is
     decoded for them.
@@ -144,7 +144,7 @@ def pacs_clients(wanted: Wanted) -> OwnClients:
     size = wanted.size or pacs.SIZE
     train, test = listing.samples(pool, size), listing.samples(photos, size)
     data = _dataset("pacs", train, test, pacs.CLASSES, str(listing.images.store.place))
-    # Rows of the listing become rows of the pool and of the photographs.
+    # The roles are rows of the whole listing; from here on they are rows of the decoded images.
     parts = [np.searchsorted(pool, rows) for rows in roles.clients]
     validation = np.searchsorted(pool, roles.validation)
     return OwnClients(data, parts, roles.target, validation, np.searchsorted(photos, roles.test))

@@ -77,7 +77,7 @@ def examples() -> tuple[Samples, Samples]:
 
 
 def clients(wanted: Wanted) -> OwnClients:
-    """Two clients and a target that moves away from them by `wanted.delta`."""
+    """The task as the catalogue gives it: two clients, and a target moved by `wanted.delta`."""
     drawn = gaussians(wanted.seed, wanted.delta)
     train, cut = joined(drawn.clients), len(drawn.clients[0])
     digest = content_sha256(train, drawn.test)

@@ -31,7 +31,7 @@ FILES = tuple(f"processed.{site}.data" for site in SITES)
 
 @dataclass(frozen=True)
 class Column:
-    """What a column may hold: one of `codes`, or a number from `low` to `high` in `unit`.
+    """The values that a column allows: one of `codes`, or a number from `low` to `high` in `unit`.
 
     With `zero_missing`, 0 stands for a value that was not measured: no patient has a blood pressure
     or a cholesterol of 0, and one hospital wrote 0 for the cholesterol of every patient.
@@ -74,10 +74,10 @@ FEATURES = (
 )
 LABEL = Column("num", (0, 1, 2, 3, 4))
 
-# Rows, rows with num > 0, and missing values, the zeros among them counted, of each hospital.
+# Of each hospital: rows, rows with num > 0, and missing values (with zeros that mean "missing").
 OFFICIAL = ((303, 139, 6), (294, 106, 782), (123, 115, 396), (200, 149, 748))
 
-# The files write ? and their description says -9.
+# The files write ? for a missing value; their description says that it is -9.
 _MISSING = ("?", "-9", "-9.0")
 _NUMBER = re.compile(r"-?(\d+\.?\d*|\.\d+)")
 
@@ -169,7 +169,7 @@ def federated(
 
 
 def at_sites(folder: Path, seed: int, test: float) -> tuple[Sites, SiteSplit]:
-    """`federated` of a folder."""
+    """The hospitals of a folder with their split; the catalogue's form of `federated`."""
     return federated(scan(folder), seed, test)
 
 

@@ -133,7 +133,7 @@ def check_complete(listing: Pacs) -> None:
 
 
 def missing(path: Path) -> tuple[str, ...]:
-    """The domains of which `path` shows no sign; an archive is not opened."""
+    """The domains whose folder is missing. An archive is not opened, and counts as complete."""
     if os.path.isfile(path):
         return ()
     tops = [path, *(path / sub for sub in ("images", "kfold", "PACS", "pacs96"))]

@@ -36,7 +36,7 @@ COUNTS = {"ACRIMA": ((309, 396),), "RIM-ONE": ((313, 172),), "REFUGE": ((360, 40
 # What the FedDRM paper prints as each site's class ratio, of the tree that FedLGD made.
 PRINTED_RATIOS = {"ACRIMA": 1.34, "RIM-ONE": 1.94, "REFUGE": 0.46}
 
-# The authors' folder for ACRIMA is spelled so; other names are what the sets call themselves.
+# "kaggle_arima" is how the authors' folder for ACRIMA is spelled; the others are the sets' names.
 _FOLDERS = {"kaggle_arima": 0, "acrima": 0, "rim": 1, "rim-one": 1, "refuge": 2}
 _PARTS = ("training", "testing")
 _GLAUCOMA = ("glaucoma", "glaucomatous")
@@ -78,13 +78,13 @@ class Ratio(NamedTuple):
 
 
 def ratios() -> tuple[Ratio, ...]:
-    """Of every site, all parts of its publisher's layout together."""
+    """The numbers of every site, over all parts of its publisher's layout."""
     sums = {site: tuple(map(sum, zip(*parts, strict=True))) for site, parts in COUNTS.items()}
     return tuple(Ratio(site, n, g, PRINTED_RATIOS[site]) for site, (n, g) in sums.items())
 
 
 def ratios_text() -> str:
-    """The ratios in words: both ways, for the paper does not say which way its own are."""
+    """The ratios in words, in both directions: the paper does not say which direction it prints."""
     each = (
         f"{r.site} {r.glaucoma} with and {r.normal} without glaucoma, {r.sick:.2f} or inverted "
         f"{1 / r.sick:.2f} (the paper {r.printed:.2f})"
@@ -169,7 +169,7 @@ def federated(
 
 
 def at_sites(place: Path, seed: int, test: float) -> tuple[Sites, SiteSplit]:
-    """`federated` of a folder or archive."""
+    """The sites of a folder or archive with their split; the catalogue's form of `federated`."""
     return federated(scan(place), seed, test)
 
 

@@ -24,7 +24,7 @@ CLIENTS, PER_CLIENT, N_TEST = 3, 4000, 6000
 Floats = NDArray[np.float64]
 
 TILT, BITS = 0.9, 8
-# Of the tilt, and of the Gaussians' means: client 1 stands between the two others.
+# Factors of the tilt and of the Gaussians' means: client 1 stands between the two others.
 PLACES = np.array([-1.0, 0.0, 1.0])
 DISTANCE, INPUTS = 1.0, 4
 LOOK_SHARE = 0.9
@@ -138,7 +138,7 @@ def looks_world(wanted: Wanted) -> OwnClients:
 
 
 def _in_looks(images: Samples, looks: NDArray[np.int64]) -> Samples:
-    """At half the size, each image in its look of `fashion_pool`."""
+    """The images at half their size, each in its look of `fashion_pool`."""
     small = torch.nn.functional.avg_pool2d(images.x.float() / 255, 2)
     pool, x = fashion_pool(), torch.empty_like(small)
     for look in range(CLIENTS):

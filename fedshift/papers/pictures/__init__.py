@@ -1,1 +1,1 @@
-"""Figures for which nothing is trained: pictures of clients' data, and gradients of two heads."""
+"""Figures without training runs: pictures of clients' data, of weights, and of gradients."""

@@ -1,4 +1,4 @@
-"""Pictures of what clients hold: how their images look, and which labels they have."""
+"""Pictures of clients' data: how their images look, and which labels they have."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedshift import datasets
 from fedshift.errors import InputError
 from fedshift.experiments.config.load import validate
 from fedshift.experiments.config.schema import Config
-from fedshift.experiments.task.client_tests import among_clients, pool
+from fedshift.experiments.task.client_tests import deal_to_clients, pool
 from fedshift.experiments.task.feature_shift import dealing, look_name, looks
 from fedshift.papers.pictures.picture import Panel, Shown
 from fedshift.papers.pictures.sheets import sheet
@@ -28,7 +28,7 @@ SHARES = Shades("share of row, %:", "none")
 
 
 def as_images(x: Tensor) -> Tensor:
-    """Stored images as numbers in [0, 1]. Raises InputError for data that are no images."""
+    """Stored images as numbers in [0, 1]. Raises InputError for data that are not images."""
     if x.dim() != 4 or x.dtype != torch.uint8:
         raise InputError(f"a picture needs images in bytes; given {x.dtype} {tuple(x.shape)}")
     return x.float() / 255
@@ -37,7 +37,7 @@ def as_images(x: Tensor) -> Tensor:
 def one_of_each(
     y: Tensor, classes: int, among: NDArray[np.int64] | None = None
 ) -> list[int | None]:
-    """The first row of each class, among these rows; None for a class without one."""
+    """The first row of each class, of all rows or of `among`; None for a class without a row."""
     rows = np.arange(len(y)) if among is None else among
     labels = y.numpy()[rows]
     first = (np.flatnonzero(labels == c) for c in range(classes))
@@ -71,7 +71,10 @@ def grid_panel(
 
 
 def config_of_column(column: Column, dataset: str, seed: int) -> Config:
-    """The experiment of a table's column, perhaps on another data set, which keeps no looks."""
+    """The experiment of a table's column, on its own or on another data set.
+
+    On another one clients have no looks: those of the column are made for its own images.
+    """
     tables: dict[str, Any] = {k: dict(column.settings[k]) for k in ("data", "shift", "model")}
     if dataset != column.dataset:
         tables["data"]["name"] = dataset
@@ -80,9 +83,13 @@ def config_of_column(column: Column, dataset: str, seed: int) -> Config:
 
 
 def partition_panel(column: Column, dataset: str, seed: int) -> Panel:
-    """Labels by client, training and test examples together, as the table's runs have them."""
+    """A map of label counts by client, split as in the table's runs.
+
+    Training and test examples are counted together, since the split is made before they are
+    divided.
+    """
     config = config_of_column(column, dataset, seed)
-    dealt = among_clients(config.data, config.shift, config.seeds.resolved().split)
+    dealt = deal_to_clients(config.data, config.shift, config.seeds.resolved().split)
     y, classes = dealt.data.train.y.numpy(), dealt.data.classes
     rows = [np.concatenate(pair) for pair in zip(dealt.parts, dealt.tests, strict=True)]
     counts = np.stack([np.bincount(y[r], minlength=len(classes)) for r in rows])
@@ -106,7 +113,10 @@ def label_map(title: str, counts: NDArray[np.int64], classes: Sequence[str]) -> 
 def client_panel(
     title: str, column: Column, dataset: str, clients: Sequence[int], seed: int
 ) -> Panel:
-    """An own image of each class for some clients of a column, as their noise or look has it."""
+    """One image of each class for some clients of a column, from their own examples.
+
+    Images are shown with the client's noise or look.
+    """
     config = config_of_column(column, dataset, seed)
     data, split = datasets.load(dataset), config.shift
     key, everyone = config.seeds.resolved().split, np.arange(len(data.train.y))
@@ -123,12 +133,12 @@ def client_panel(
 
 
 def _image(x: Tensor, row: int | None, look: Transform) -> Tensor:
-    """One image through a look; white paper where there is none."""
+    """The image of a row through a look; a white tile for no row."""
     if row is None:
         return torch.ones_like(as_images(x[:1])[0])
     return look(as_images(x[row : row + 1]))[0]
 
 
 def shown(*panels: Panel) -> Shown:
-    """Panels as files "picture-1.svg", "picture-2.svg", ..."""
+    """A figure of these panels, in files "picture-1.svg", "picture-2.svg", ..."""
     return Shown({f"picture-{i}.svg": panel for i, panel in enumerate(panels, 1)})

@@ -1,4 +1,4 @@
-"""Clients by their label counts: those of a paper, or of a file."""
+"""Label counts of clients and a target to draw: those of a paper, or of a user's file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedshift.papers.datasets import iwildcam
 from fedshift.papers.datasets.fedpals_clients import iwildcam_roles
 from fedshift.shifts import label_counts
 
-# The client of a file of counts that is none: its counts are the target's.
+# The row of a file of counts that is not a client: it has the target's counts.
 TARGET_ROW = "target"
 
 
@@ -34,7 +34,7 @@ class Federation:
 
 
 def three_labels() -> Federation:
-    """Three clients and a target that no weights of theirs reach."""
+    """Three clients, and a target that no mixture of them can match."""
     counts = np.array([[60.0, 30.0, 10.0], [30.0, 150.0, 20.0], [30.0, 6.0, 24.0]])
     target = np.array([0.2, 0.25, 0.55])
     return Federation(
@@ -45,7 +45,7 @@ def three_labels() -> Federation:
 
 
 def cameras(clients: int) -> Federation:
-    """iWildCam's cameras dealt to so many clients, from its tables alone."""
+    """iWildCam's cameras dealt to `clients` clients; reads the set's tables, and no images."""
     listing = iwildcam.scan(find("iwildcam"))
     iwildcam.check_complete(listing)
     roles = iwildcam_roles(listing, clients)
@@ -59,10 +59,10 @@ def cameras(clients: int) -> Federation:
 
 
 def federation_of(path: Path) -> Federation:
-    """The clients of a CSV file of label counts; its row "target" has the target's.
+    """The clients and the target of a CSV file of label counts; the target is the row "target".
 
-    Raises DataError for a damaged file, where the target or all clients are missing, and for
-    parts of an example.
+    Raises DataError for a damaged file, for a file without a target or without clients, and for
+    counts that are not whole numbers.
     """
     table = read_counts(path)
     if TARGET_ROW not in table.clients:

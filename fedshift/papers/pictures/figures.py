@@ -1,4 +1,4 @@
-"""Which figure shows what."""
+"""The figures of the papers that need no training runs, and the code that draws each."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _partitions(columns: Sequence[Column], dataset: str, seed: int, _: int) -> S
 
 
 def _columns(*targets: str) -> tuple[Column, ...]:
-    """The different columns of some tables."""
+    """The columns of some tables, each once."""
     studies = feddrm.studies()
     columns = {c.key: c for t in targets for c in studies[f"feddrm/{t}"].columns}
     return tuple(columns.values())
@@ -211,7 +211,7 @@ CAMERAS = (
 
 
 def figures() -> dict[str, Figure]:
-    """Every figure of this kind by name: "feddrm/fig8" and so on."""
+    """All figures that need no training runs, by name: "feddrm/fig8" and so on."""
     looks, one = (SEED, ORDER), ("cifar-10",)
     mini: dict[str, Any] = {"extra": (MINI,), "differs": {MINI: "not in the paper"}}
     ten = tuple(c for c in _columns("table1", "table4") if c.dataset == "cifar-10")

@@ -1,4 +1,4 @@
-"""How far clients' gradients of FedDRM's two heads are apart, on one random embedding."""
+"""How much clients' gradients of FedDRM's two heads differ, on one random embedding."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fedshift import datasets
 from fedshift.experiments.config.schema import Data
 from fedshift.experiments.config.shift import Split
-from fedshift.experiments.task.client_tests import among_clients
+from fedshift.experiments.task.client_tests import deal_to_clients
 from fedshift.experiments.task.feature_shift import looks
 from fedshift.papers.pictures.clients import as_images
 from fedshift.seeds import Seeds, numpy_generator
@@ -55,7 +55,7 @@ def embed(
 
 
 def gradient(head: Floats, f: Floats, labels: Ints) -> Floats:
-    """G = f^T (softmax(f H) - onehot) / n, [d + 1, K]: of the mean cross-entropy in H."""
+    """The gradient of the mean cross-entropy: G = f^T (softmax(f H) - onehot) / n, [d + 1, K]."""
     z = f @ head
     p = np.exp(z - z.max(1, keepdims=True))
     p /= p.sum(1, keepdims=True)
@@ -64,7 +64,7 @@ def gradient(head: Floats, f: Floats, labels: Ints) -> Floats:
 
 
 class Spread(NamedTuple):
-    """Of clients' gradients g_i with weights w_i, g = sum_i w_i g_i.
+    """How much clients' gradients g_i differ; their weights are w_i, and g = sum_i w_i g_i.
 
     drift   sum_i w_i ||g_i - g||^2
     share   drift / sum_i w_i ||g_i||^2, in [0, 1]: 0 where all agree, 1 where they cancel
@@ -77,7 +77,7 @@ class Spread(NamedTuple):
 
 
 def spread(gradients: Sequence[Floats], weights: Floats) -> Spread:
-    """See `Spread`; a share or cosine of zero gradients is NaN."""
+    """The `Spread` of these gradients; share and cosine are NaN if all gradients are zero."""
     flat = np.stack([g.ravel() for g in gradients])
     apart = float(weights @ ((flat - weights @ flat) ** 2).sum(1))
     norms = np.linalg.norm(flat, axis=1)
@@ -128,7 +128,7 @@ def embedded_clients(
     data: Data, shift: Split, seeds: Seeds
 ) -> tuple[list[Embedded], tuple[str, ...]]:
     """The training examples of an experiment's clients, and the names of the classes."""
-    dealt = among_clients(data, shift, seeds.split)
+    dealt = deal_to_clients(data, shift, seeds.split)
     changes = looks(shift, len(dealt.parts), seeds.split)
     x, y = dealt.data.train.x, dealt.data.train.y.numpy()
     inputs = []

@@ -27,7 +27,8 @@ from fedshift.report.tables import Table
 from fedshift.seeds import Seeds
 
 DENSITY_ROUNDS = 20
-# Bernoulli densities clip their inputs to the range.
+# The range [-r, r] of inputs that each kind of density is given. Bernoulli densities clip inputs
+# to it, so theirs is wide.
 RANGES: dict[Density, float] = {"mixture": 2.0, "bernoulli": 4.0}
 NAMES: dict[Density, str] = {"mixture": "mixtures", "bernoulli": "Bernoulli"}
 ESTIMATORS: tuple[Estimator, ...] = ("direct", "classifier")
@@ -98,7 +99,7 @@ def slopes(_dataset: str, seed: int, rounds: int) -> Shown:
 
 
 def _points(name: str, one: Estimate) -> Series:
-    """Some of the points, evenly spread over the clients."""
+    """Some of the points, evenly spread over the clients: all of them would hide one another."""
     rows = np.linspace(0, len(one.true) - 1, CLIENTS * DRAWN).round().astype(int)
     x, y = (tuple(map(float, v[rows])) for v in (one.true, one.estimated))
     return Series(name, x, y, line=False)

@@ -1,4 +1,4 @@
-"""A figure that is drawn from data alone."""
+"""A figure that is drawn from data, without training runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from fedshift.papers.pictures.federations import Federation
 from fedshift.report.tables import Table
 
-# From the data set's name ("" where a figure has none), a seed and a number of rounds.
+# Draws a figure. Arguments: the data set's name ("" for a figure without one), a seed, and a
+# number of rounds.
 Draw = Callable[[str, int, int], "Shown"]
 
 
@@ -22,7 +23,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Shown:
-    """What a figure has: drawings by file name, tables, and sentences for its foot."""
+    """The content of a figure's page: drawings by file name, tables, and sentences below them."""
 
     panels: Mapping[str, Panel] = field(default_factory=dict)
     tables: tuple[Table, ...] = ()
@@ -31,15 +32,16 @@ class Shown:
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure.
+    """A figure, and how to draw it.
 
-    datasets  drawn where none is named; () for a figure of no data set
-    extra     further ones that --dataset takes
-    differs   data set -> in what it is not the paper's
-    chosen    what the paper leaves open, and what we took
-    rounds    what --rounds changes; 0 where there are none
-    without   what is shown where the data are missing
-    of_counts draws it of other label counts, for --counts; no seed changes such a figure
+    datasets  data sets that are drawn if the user names none; () for a figure without data
+    extra     further data sets that --dataset takes
+    differs   data set -> how it differs from the paper's
+    chosen    sentences on what the paper leaves open, and what we took
+    rounds    the number of rounds that --rounds changes; 0 for a figure without rounds
+    without   what the page shows if the data are missing
+    of_counts draws the figure for label counts of the user's, as --counts gives them; such a
+              figure does not depend on a seed
     """
 
     name: str
@@ -55,7 +57,7 @@ class Figure:
 
     @property
     def takes(self) -> tuple[str, ...]:
-        """The options of the command line that it has."""
+        """The options of the command line that apply to this figure."""
         data = ["--dataset"] * bool(self.datasets)
         how = ["--seeds"] if self.of_counts is None else ["--counts"]
         return (*data, *how, *["--rounds"] * bool(self.rounds), "--out", "--publish")

@@ -1,4 +1,4 @@
-"""Sheets of small images as SVG, with the pixels in one PNG inside."""
+"""Sheets of small images as SVG; all their pixels are in a single PNG inside it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ WIDTH, LARGEST, GAP = 760.0, 64.0, 2
 
 
 def png(pixels: Tensor) -> bytes:
-    """A picture [h, w, 3] of bytes as a PNG file, without losses.
+    """A picture [h, w, 3] of bytes as the content of a PNG file, which is lossless.
 
     Raises InputError for another shape or type.
     """
     if pixels.dtype != torch.uint8 or pixels.dim() != 3 or pixels.shape[2] != 3:
         raise InputError(f"pixels {pixels.dtype} {tuple(pixels.shape)}; allowed: uint8 [h, w, 3]")
     high, wide = pixels.shape[:2]
-    # Each line begins with its filter, and 0 is none.
+    # PNG wants the number of a filter before each line; 0 means no filter.
     lines = torch.cat([torch.zeros(high, 1, dtype=torch.uint8), pixels.reshape(high, -1)], 1)
     header = struct.pack(">IIBBBBB", wide, high, 8, 2, 0, 0, 0)
     parts = (

@@ -1,4 +1,4 @@
-"""The simplex of three labels as SVG: clients, their hull, the target and what weights mix."""
+"""The simplex of three labels as SVG: clients, their hull, the target, and mixtures of clients."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ CLIENT, TARGET = Look(GREY), Look(GREY, 3)
 
 @dataclass(frozen=True, eq=False)
 class Simplex:
-    """What stands in the triangle.
+    """The points that are drawn in the triangle.
 
-    clients  marginals [M, 3] with `sizes` [M] and `names`
-    target   T [3]; fedavg: its mixture [3]; path: mixtures [L, 3] of FedPALS along lambda, from
-             lambda = 0 on; marks: some of them with their labels
+    clients  the clients' label marginals [M, 3]; `sizes` [M] are their numbers of examples
+    target   T [3]
+    fedavg   the mixture of clients by FedAvg's weights [3]
+    path     mixtures by FedPALS' weights as lambda grows from 0, [L, 3]
+    marks    some points of the path, with labels
     """
 
     title: str
@@ -36,14 +38,14 @@ class Simplex:
 
 
 def place(marginal: ArrayLike) -> Point:
-    """Where a marginal stands: (s_1, s_2, s_3) is s_1 lower left + s_2 lower right + s_3 above."""
+    """The place of a marginal s: s_1 lower left + s_2 lower right + s_3 upper corner."""
     _, second, third = np.asarray(marginal, dtype=np.float64).tolist()
     height = SIDE * 3**0.5 / 2
     return LEFT + SIDE * (second + third / 2), TOP + height * (1 - third)
 
 
 def hull(points: Sequence[Point]) -> list[Point]:
-    """The corners of the convex hull in order; both ends where all points are on a line."""
+    """The corners of the convex hull in order; the two ends if all points are on a line."""
     ordered = sorted(set(points))
     if len(ordered) < 3:
         return ordered
@@ -63,7 +65,7 @@ def _turn(a: Point, b: Point, c: Point) -> float:
 
 
 def simplex_svg(chart: Simplex) -> str:
-    """The drawing."""
+    """The drawing as SVG text."""
     pals, fedavg = look_of("fedpals"), look_of("fedavg")
     corners = [place(row) for row in np.eye(3)]
     around = path(hull([place(row) for row in chart.clients]))
@@ -87,7 +89,7 @@ def simplex_svg(chart: Simplex) -> str:
 
 
 def _clients(chart: Simplex) -> list[str]:
-    """A disc per client, its area as its number of examples."""
+    """A disc per client, with an area in proportion to its number of examples."""
     radii = 4 + 8 * np.sqrt(chart.sizes / chart.sizes.max())
     rows = zip(chart.clients, radii.tolist(), chart.names, chart.sizes, strict=True)
     return [

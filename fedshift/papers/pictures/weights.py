@@ -1,4 +1,4 @@
-"""FedPALS' Figures 1 and 4: what weights by effective sample size make of label counts."""
+"""FedPALS' Figures 1 and 4: weights of clients at several effective sample sizes (ESS)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from fedshift.report.svg import svg
 from fedshift.report.tables import Table
 from fedshift.server.pals import PalsWeights, pals_weights
 
-# Effective sample sizes as fractions; 0 stands for lambda = 0.
+# Effective sample sizes as fractions of all examples; 0 stands for lambda = 0.
 ESS = (0.0, 0.25, 0.5, 0.75)
-# Points of the path along lambda.
+# How many points are drawn of the path that mixtures take as lambda grows.
 PATH = 60
 SIMPLEX = "Clients, target and weights in the simplex of three labels"
 BY_CLIENT = "Weights of clients by effective sample size"
@@ -33,9 +33,9 @@ class Weighed:
 
 
 def weighed(federation: Federation) -> list[Weighed]:
-    """The weights by effective sample size, the smallest first, each once.
+    """The weights at each fraction of `ESS`, the smallest first.
 
-    A fraction that lambda = 0 reaches by itself is left out.
+    A fraction that is no larger than the ESS of lambda = 0 gives the same weights, and is left out.
     """
     made: list[Weighed] = []
     for fraction in ESS:
@@ -48,7 +48,7 @@ def weighed(federation: Federation) -> list[Weighed]:
 
 
 def in_simplex(federation: Federation) -> Shown:
-    """Marginals of three labels in their triangle. Raises InputError for other than three."""
+    """The triangle of three labels. Raises InputError for another number of labels."""
     labels = len(federation.classes)
     if labels != 3:
         cure = "merge columns, or draw" if labels > 3 else "draw"
@@ -60,13 +60,13 @@ def in_simplex(federation: Federation) -> Shown:
 
 
 def by_client(federation: Federation) -> Shown:
-    """Weights of every client."""
+    """The weights of all clients, as a chart and a table."""
     panel = Panel(svg(weights_chart(federation)), BY_CLIENT)
     return Shown({"weights.svg": panel}, (_numbers(federation),), (federation.source,))
 
 
 def weights_chart(federation: Federation) -> LineChart:
-    """A line per effective sample size over the clients in order of size; FedAvg's as dots."""
+    """A line per effective sample size; clients are in order of size, FedAvg's weights are dots."""
     sizes = federation.counts.sum(1)
     order = np.argsort(-sizes, kind="stable")
     x = tuple(float(k) for k in range(1, len(order) + 1))
@@ -87,7 +87,7 @@ def _simplex(federation: Federation) -> Simplex:
     rows = counts[there] / sizes[there, None]
     named = weighed(federation)
     nearest = named[0].solved
-    # Evenly in ESS, since lambda goes to infinity: from lambda = 0's to all examples.
+    # Even steps in ESS, from that of lambda = 0 to all examples: lambda itself grows to infinity.
     steps = np.linspace(nearest.ess_fraction, 1.0, PATH)[1:]
     solved = [nearest, *(pals_weights(counts, target, ess=f) for f in steps)]
     return Simplex(
@@ -104,7 +104,7 @@ def _simplex(federation: Federation) -> Simplex:
 
 
 def _numbers(federation: Federation) -> Table:
-    """A line per effective sample size, and one of FedAvg."""
+    """A table with a row per effective sample size, and one for FedAvg."""
     sizes = federation.counts.sum(1)
     every = pals_weights(federation.counts, federation.target, lam=np.inf)
     lines = [*weighed(federation), Weighed("FedAvg", every)]

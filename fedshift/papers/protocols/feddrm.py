@@ -29,7 +29,7 @@ ROUNDS = 800
 SYSTEM = Metric("system accuracy, %", "system_accuracy", digits=2, stop="last", last=50)
 AVERAGE = Metric("average accuracy, %", "average_accuracy", digits=2, stop="last", last=50)
 BOTH = {"system": "system_accuracy", "average": "average_accuracy"}
-# A table of the paper: system accuracy, every row against fine-tuned FedAvg.
+# What the paper's tables have in common: system accuracy, rows compared with fine-tuned FedAvg.
 Table = partial(Study, metric=SYSTEM, baseline="FedAvgFT")
 NAMES = {"cifar-10": "CIFAR-10", "cifar-20": "CIFAR-20", "cifar-100": "CIFAR-100"}
 
@@ -101,7 +101,8 @@ def _column(name: str, split: str, shift: Mapping[str, Any], **more: Any) -> Col
 
 
 def _dirichlet(name: str, alpha: float) -> Column:
-    # As many examples as labels by which images are dealt: CIFAR-20 is dealt by its 100 fine ones.
+    # As many examples as there are labels by which images are dealt: CIFAR-20 has 20 classes, but
+    # is dealt by CIFAR-100's fine labels.
     least = 10 if name == "cifar-10" else 100
     return _column(
         name, f"Dir={alpha:g}", _clients(**DIRICHLET | {"beta": alpha, "min_size": least})
@@ -109,7 +110,7 @@ def _dirichlet(name: str, alpha: float) -> Column:
 
 
 def _on_cifar_10(split: str, clients: int = 8, **shift: Any) -> Column:
-    """CIFAR-10 dealt by Dir(0.3), with other clients or looks than in Table 1."""
+    """CIFAR-10 dealt by Dir(0.3) as in Table 1, with another number of clients or other looks."""
     return _column("cifar-10", split, _clients(clients, **DIRICHLET | shift))
 
 
@@ -118,7 +119,7 @@ def _shards(name: str, per_client: int) -> Column:
 
 
 def split_of(partition: str) -> str:
-    """ "Dir=0.3" for "Dir-0.3", "SPC=5" for "5-SPC"."""
+    """The split as columns name it: "Dir=0.3" for the paper's "Dir-0.3", "SPC=5" for "5-SPC"."""
     rule, _, value = partition.partition("-")
     return f"Dir={value}" if rule == "Dir" else f"SPC={rule}"
 
@@ -145,7 +146,7 @@ def _table(number: int, metric: Metric) -> Study:
 
 
 def both(*rows: Row) -> tuple[Row, ...]:
-    """Every row twice: system and average accuracy of the same run."""
+    """Each row twice: one shows system accuracy, the other average accuracy of the same runs."""
     return tuple(
         replace(r, label=f"{r.label}, {name}", reads=reads, against=f"FedAvgFT, {name}")
         for name, reads in BOTH.items()
@@ -154,7 +155,7 @@ def both(*rows: Row) -> tuple[Row, ...]:
 
 
 def label_of(row: Mapping[str, str]) -> str:
-    """The label of a printed cell's row in tables that have every method twice, as in `both`."""
+    """The row's label for a printed cell, in tables whose rows come from `both`."""
     return f"{row['method']}, {row['metric'].partition('_')[0]}"
 
 
@@ -228,7 +229,7 @@ def _fig6() -> Study:
 
 
 def _body_drift() -> Study:
-    """A panel of ours beside Figure 3, which has the heads' gradients (`figures.fig3`)."""
+    """Gradients over the shared body: our addition to Figure 3, which has those of the heads."""
     rows = tuple(
         Row(f"{name} loss", "feddrm", "feddrm", {"lam": 0.8}, reads=f"drift_{name.lower()}")
         for name in ("Class", "Client")
@@ -278,7 +279,10 @@ def _fig7() -> Study:
 
 
 def shorten(row: Row) -> Row:
-    """Fine-tuning in 10 of 100 rounds in place of 100 of 800 (20 where it was 200)."""
+    """The row with fine-tuning for a run of 100 rounds instead of 800.
+
+    100 rounds of fine-tuning become 10, and 200 become 20.
+    """
     tuned = {"tune_rounds": row.options["tune_rounds"] // 10} if row.scaled else {}
     return replace(row, options={**row.options, **tuned})
 

@@ -1,4 +1,4 @@
-"""FedDRM's main table with baselines as published, and its CIFAR-10 rows on two cores."""
+"""Two variants of FedDRM's Table 1: baselines as published, and CIFAR-10 for two cores."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedshift.papers.protocols.study import Column, Metric, Place, Printed, Row,
 
 # --------------------------------------------------------------------------- as published
 
-# What the authors' code calls so is another method: docs/methods says how each differs.
+# The FedDRM authors' code runs other methods under these names: docs/methods says how they differ.
 NAMES = ("FedPAC", "FedALA", "FedAS", "ConFREE")
 AUTHORS = tuple(f"{name}, authors' run" for name in NAMES)
 PUBLISHED = tuple(f"{name}, as published" for name in NAMES)
@@ -24,7 +24,7 @@ BY_VALIDATION = Row(
 
 
 def _rivals() -> tuple[Row, ...]:
-    """Each baseline as the authors run it, and as published, which is compared with that run."""
+    """Each baseline twice: as the authors run it, and as published, compared with the former."""
     by_label = {row.label: row for row in feddrm.ALL}
     authors = (replace(by_label[n], label=a) for n, a in zip(NAMES, AUTHORS, strict=True))
     published = (
@@ -35,14 +35,17 @@ def _rivals() -> tuple[Row, ...]:
 
 
 def _small() -> tuple[Column, ...]:
-    """Of `feddrm/small`, for two cores; fine-tuning keeps its share of the 80 rounds."""
+    """The columns of `feddrm/small`, which two cores can train.
+
+    Fine-tuning takes the same share of the 80 rounds as in the paper.
+    """
     shorter = {"fedavgft": {"method": {"tune_rounds": 10}}}
     note = "LeNet of 56,000 weights on eight looks of clothes"
     return tuple(replace(c, extra=True, by_method=shorter, chosen=(note,)) for c in small_columns())
 
 
 def _printed() -> dict[Place, Printed]:
-    """Table 1's numbers, which are of the authors' runs."""
+    """The numbers of Table 1, in the rows of the authors' runs."""
     table = {s.name: s for s in feddrm.studies().values()}["feddrm/table1"]
     names = dict(zip(NAMES, AUTHORS, strict=True))
     kept = (*NAMES, "FedAvgFT", "FedDRM")
@@ -80,7 +83,7 @@ def _published() -> Study:
 # --------------------------------------------------------------------------- on two cores
 
 SHORT = 80
-# Processor seconds of a round on one core (2.5 GHz, shared), by `feddrm/table1 --rounds 12`.
+# Processor seconds of a round on one core (2.5 GHz, shared), from `feddrm/table1 --rounds 12`.
 SECONDS = 6.2
 TWICE = ("fedsamft",)
 
@@ -121,7 +124,7 @@ def _cifar_10() -> Study:
 
 
 def _both_tables() -> dict[Place, Printed]:
-    """The cells of Tables 1 and 2 on CIFAR-10."""
+    """The printed cells of Tables 1 and 2 on CIFAR-10."""
 
     def place(row: Mapping[str, str]) -> Place:
         return row["dataset"], feddrm.split_of(row["partition"]), feddrm.label_of(row)
@@ -131,5 +134,5 @@ def _both_tables() -> dict[Place, Printed]:
 
 
 def studies() -> dict[str, Study]:
-    """Both by name."""
+    """Both tables by name."""
     return {study.name: study for study in (_published(), _cifar_10())}

@@ -75,22 +75,23 @@ def _table1() -> Study:
 
 
 def _with_both(row: Row) -> tuple[Row, Row]:
-    """A method's model as trained, and corrected for the target."""
+    """Two rows for a method: its model as trained, and with the prior corrected for the target."""
     if not row.ess:
-        # Of the same runs: what is tuned for the one counts for the other.
+        # Both rows read the same runs, so the second has no grid of its own.
         moved = replace(
             row, label=f"{row.label}, corrected", reads=CORRECTED, against=BASE,
             grid={}, tuned_as=row.label,
         )  # fmt: skip
         return replace(row, against="FedAvg"), moved
-    # The target's own validation examples play no part: the estimate needs T alone.
+    # Chosen by the estimate, which needs T alone, so that no labelled example of the target plays
+    # a part.
     plain = replace(row, picked_by="estimated_accuracy")
     moved = replace(row, label=f"{row.label}, corrected", reads=CORRECTED, against=BASE)
     return plain, replace(moved, picked_by="estimated_accuracy_corrected")
 
 
 def _corrected() -> Study:
-    """Table 1 once more, with every method's prior corrected, beside weights of examples."""
+    """Table 1 with the prior of every method corrected, and two methods that weigh examples."""
     weighed = (
         Row("IW-ERM", "iwerm", "iwerm"),
         Row("FedPALS re-weighted", "fedpals_joint", "fedpals_joint"),
@@ -188,7 +189,7 @@ BETAS = (0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 
 
 def _over_c(data: str) -> tuple[Column, ...]:
-    """C from 2 to 10 of a data set, and beside it of the data that ship with the package."""
+    """Columns for C from 2 to 10, of a data set and of the images that ship with the package."""
     return (*(sparsity(data, c) for c in range(2, 11)), *(mini(c) for c in range(2, 11)))
 
 
@@ -247,14 +248,20 @@ def _fig7() -> Study:
 
 
 def _many(data: str, labels: int, clients: int, split: str, extra: bool = False) -> Column:
-    """`clients` clients, one of which is the target; a tenth is drawn per round beyond ten."""
+    """A column of `clients` clients, one of which is the target.
+
+    With more than ten clients, a tenth of them is drawn in each round.
+    """
     shift = {"kind": "sparsity", "labels_per_client": labels, "clients": clients - 1}
     cohort = {"cohort": clients // 10} if clients > 10 else {}
     return ten_clients(data, split, shift, training=cohort, extra=extra)
 
 
 def _hundred(data: str, labels: int, extra: bool = False) -> Column:
-    """A hundred clients; a data set of its own, since its splits are named as those of ten."""
+    """A column of a hundred clients.
+
+    It has a title and key of its own, because its splits have the names of those of ten clients.
+    """
     column = _many(data, labels, 100, f"C={labels}", extra)
     return replace(column, dataset=f"{column.dataset}-m100", title=f"{data}, 100 clients")
 

@@ -1,4 +1,4 @@
-"""FedPALS: the data sets and splits of its tables, with all settings but the methods' options.
+"""FedPALS: the columns of its tables, with all settings except the methods' options.
 
 "authors' code" is their fork of FedDG_Benchmark; what neither it nor the paper says is marked in
 `chosen` texts.
@@ -57,7 +57,10 @@ SMALL = (
 
 
 def ten_clients(title: str, split: str, shift: Mapping[str, Any], **more: Any) -> Column:
-    """Ten clients of the paper: nine that train and the target. Extra tables go in `more`."""
+    """A column of the paper's ten clients: nine that train, and the target.
+
+    more: further tables of the experiment file.
+    """
     rounds = int(more.pop("rounds", ROUNDS))
     training = {"batch": 32, "lr": 0.1, **more.pop("training", {})}
     settings: Tables = {
@@ -124,7 +127,7 @@ def cameras() -> Column:
 
 
 def _paper(size: int) -> Tables:
-    """The paper's network, its inputs and its local steps."""
+    """Settings of the paper's network: inputs of `size` pixels and its local steps."""
     return {
         "data": {"size": size, "augment": "photos"},
         "model": {

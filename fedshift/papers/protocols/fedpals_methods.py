@@ -26,14 +26,14 @@ def pals(lam: float, label: str = "", **options: Any) -> Row:
 
 
 def by_lambda(lams: Sequence[float], prox: float) -> tuple[Row, ...]:
-    """FedPALS at each lambda, FedProx + FedPALS at `prox`, and the baselines but FedRS."""
+    """FedPALS at each lambda, FedProx + FedPALS at lambda `prox`, and all baselines but FedRS."""
     label = f"FedProx+FedPALS, lambda={prox:g}"
     options = {"lam": prox, "fidelity": "norm", "mu": 1.0}
     both = Row(label, "fedprox+fedpals", "fedpals", options)
     return (*(pals(lam, fidelity="norm") for lam in lams), both, *BASELINES[:4])
 
 
-# Of Table 4 and Figure 3's PACS, and of Table 3 and Figure 3's iWildCam.
+# The rows of Table 4 and of Figure 3 on PACS; then those of Table 3 and of Figure 3 on iWildCam.
 ON_PACS = by_lambda((0.0, 12.0, 42.0, 93.0), prox=0.0)
 ON_WILDCAM = by_lambda((0.0, 600.0, 2500.0, 5800.0), prox=5800.0)
 

@@ -8,10 +8,10 @@ import numpy as np
 
 
 def algebraic_connectivity(labels: int, sets: Iterable[Iterable[int]]) -> float:
-    """The second smallest eigenvalue of D - A, A_yz = 1 where some set holds both y and z.
+    """The second smallest eigenvalue of the Laplacian D - A, with A_yz = 1 if a set has y and z.
 
-    0 where the graph of labels falls apart, K where all pairs share a set; at most K
-    (Fiedler 1973).
+    It is 0 if the graph of labels is not connected, and K, the largest value, if each pair of
+    labels shares a set (Fiedler 1973).
 
     >>> from fedshift.papers.protocols.label_graphs import algebraic_connectivity
     >>> round(algebraic_connectivity(4, [(0, 1), (1, 2), (2, 3), (3, 0)]), 12)

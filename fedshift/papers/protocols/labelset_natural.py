@@ -1,7 +1,7 @@
 """Label sets that come with the data: islands' penguins, airlines' destinations, periods' storms.
 
-Ours. The first open question of Breitholtz, Listo Zec and Johansson 2025, arXiv 2508.18774, is for
-data whose clients have label sets of their own.
+This study is ours. The first open question of Breitholtz, Listo Zec and Johansson 2025, arXiv
+2508.18774, asks for data whose clients have different label sets by nature.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TUNES: dict[str, dict[str, Any]] = {
 
 
 def _tuned() -> tuple[Row, ...]:
-    """FedAvg of either mode with each loss of central tuning, minus the same without."""
+    """Rows of FedAvg in both modes with each loss of central tuning, against no tuning."""
     return tuple(
         Row(
             f"{mode} FedAvg + {words}, global model", "fedavg", "labelset_fedavg",

@@ -1,4 +1,4 @@
-"""When central tuning pays: losses by round, and variants of KL. Ours; the paper has neither."""
+"""When central tuning pays: its losses round by round, and variants of KL. Not in the paper."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fedshift.papers.protocols.study import Column, Row, Study
 
 MINI = "Fashion-MNIST-mini"
 KL: dict[str, Any] = {"tune": "kl", "tune_part": "all"}
-# The lines of `labelsets/tuning` after the name of the mode, and their options.
+# The rows of `labelsets/tuning`: how their labels end, after the mode and "FedAvg", and options.
 TUNES: dict[str, dict[str, Any]] = {
     "": {"tune": "none"},
     " + MSE": {"tune": "mse"},
@@ -17,7 +17,7 @@ TUNES: dict[str, dict[str, Any]] = {
     " + KL": KL,
     " + KL in 3 rounds": {**KL, "tune_rounds": 3},
 }
-# What was tried on KL, each alone.
+# Variants of KL tuning, each of which changes one thing.
 VARIANTS: dict[str, dict[str, Any]] = {
     " of the head": {"tune_part": "head"},
     " with kept moments": {"tune_moments": "kept"},
@@ -46,7 +46,7 @@ def _row(mode: str, end: str, against: str, **options: Any) -> Row:
 
 
 def _rows(mode: str) -> list[Row]:
-    """Those of one mode; each tuned one is compared with the same without tuning."""
+    """The rows of one mode; each tuned row is compared with the row without tuning."""
     public = "public FedAvg" if mode == "private" else "-"
     return [
         _row(mode, end, f"{mode} FedAvg" if end else public, **options)
@@ -72,9 +72,10 @@ def _column(title: str, labels: int, epochs: int, rounds: int, seeds: int) -> Co
 
 
 def _tuning() -> Study:
-    # One local epoch moves little in a round: the small setting has time for more of them.
+    # One local epoch changes the model little in a round, so there the small setting takes 20.
     small = (_column(MINI, c, e, 20 if e == 1 else 10, 10) for c in (2, 3, 5) for e in (1, 10))
-    # Ten local epochs take ten times as long: one round more than KL is tuned in.
+    # Ten local epochs take ten times as long, so there are few rounds: one more than KL is tuned
+    # in.
     rounds = {1: 10, 10: 4}
     full = (
         _column(t, c, e, n, 3) for t in (FASHION, CIFAR) for c in (3, 5) for e, n in rounds.items()

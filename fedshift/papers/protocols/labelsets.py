@@ -32,7 +32,7 @@ FEDPROX = {"mu": (0.001, 0.01, 0.1, 1.0)}
 
 
 def _row(mode: str, method: str, tune: str = "none", **more: Any) -> Row:
-    """FedAvg or FedProx in one mode; tuned ones are compared with the same without tuning."""
+    """A row of FedAvg or FedProx in one mode; with tuning it is compared with the same without."""
     prox = method == "fedprox"
     name = f"{mode} {'FedProx' if prox else 'FedAvg'}"
     public = "public FedProx" if prox else "public FedAvg"
@@ -46,7 +46,7 @@ def _row(mode: str, method: str, tune: str = "none", **more: Any) -> Row:
 FEDAVG = tuple(_row(mode, "fedavg", tune) for mode in MODES for tune in TUNES)
 ALL = (*FEDAVG, *(_row(mode, "fedprox", tune) for mode in MODES for tune in TUNES))
 UNION = tuple(_row("private", "fedavg", tune, tune_over="union") for tune in ("mse", "pairwise"))
-# Ours: no row of an absent label moves.
+# Not in the paper. KL leaves the head's rows of absent labels as they are.
 KL = _row("private", "fedavg", "kl", tune_part="all")
 
 # --------------------------------------------------------------------------- what is chosen
@@ -103,7 +103,7 @@ def _labels(title: str, labels: int, **more: Any) -> Column:
 
 
 def _mini(split: str, training: Mapping[str, Any] = {}, **shift: Any) -> Column:
-    """The data that ship with the package, a tenth of the protocol."""
+    """A column of the images that ship with the package, with a tenth of the examples."""
     return _column(
         "Fashion-MNIST-mini", split, {"samples": 200, **shift}, extra=True,
         server={"unlabeled": 500, "validation": 200}, training=training,
@@ -111,7 +111,7 @@ def _mini(split: str, training: Mapping[str, Any] = {}, **shift: Any) -> Column:
     )  # fmt: skip
 
 
-# A table of this page: a drawing per method over the columns, every row against its own partner.
+# What the studies of this page have in common. No baseline: each row names its own in `against`.
 Table = partial(Study, plot="lines", baseline="", interval="bootstrap", metric=ACCURACY)
 
 
@@ -157,12 +157,13 @@ def _overlap() -> Study:
     )
 
 
-# Ninety clients: a multiple of the sets at most reaches.
+# Divisible by the number of label sets for most reaches, where each set then has equally many
+# clients.
 GRAPH_CLIENTS = 90
 
 
 def _graph() -> Study:
-    """Disjoint pairs, a ring, ..., all pairs of ten labels."""
+    """Graphs of ten labels, from disjoint pairs and a ring to all pairs."""
 
     def split(reach: int) -> str:
         value = algebraic_connectivity(10, cyclic_sets(10, 2, reach))
@@ -222,7 +223,7 @@ def _absent() -> Study:
 
 
 def _rounds() -> Study:
-    """The runs of `_absent` with pairwise tuning, looked at after every round."""
+    """The runs of `_absent` with pairwise tuning, measured after every round."""
     absent = _absent()
     pairwise = (row for row in absent.rows if row.options["tune"] == "pairwise" and not row.reads)
     return Table(
@@ -246,7 +247,7 @@ def _rounds() -> Study:
 
 
 def _outside(row: Row) -> Row:
-    """The mass on absent labels in a row's runs."""
+    """A further row on the same runs: the probability mass on absent labels."""
     return Row(
         f"{row.label}, mass", row.key, row.method, row.options, reads="sets_outside_after",
         against="-",
@@ -257,12 +258,15 @@ def _outside(row: Row) -> Row:
 
 READS = {"global model": "global_accuracy", "own models": "average_accuracy"}
 SERVED = Metric("accuracy, %", "global_accuracy", stop="last", last=1)
-# Does SCAFFOLD help where label sets are private?
+# The sentence below the table: does SCAFFOLD help if label sets are private?
 AHEAD = (("private SCAFFOLD, global model", "private FedAvg, global model"),)
 
 
 def open_rows(methods: Sequence[str] = ("FedAvg", "SCAFFOLD", "Ditto")) -> tuple[Row, ...]:
-    """Private minus public of the same method; public minus public FedAvg."""
+    """Rows of each method in both modes, for the global model and the clients' own.
+
+    A private row is compared with the public row of its method, a public row with public FedAvg.
+    """
     return tuple(
         Row(
             f"{mode} {method}, {reads}", method.lower(), f"labelset_{method.lower()}",
@@ -271,7 +275,7 @@ def open_rows(methods: Sequence[str] = ("FedAvg", "SCAFFOLD", "Ditto")) -> tuple
         )
         for reads, key in READS.items()
         for method in methods
-        # Ditto's global model is FedAvg's.
+        # Ditto's global model is that of FedAvg, which has its row already.
         if (method, reads) != ("Ditto", "global model")
         for mode in MODES
     )  # fmt: skip
@@ -328,11 +332,11 @@ def _scaling() -> Study:
     )  # fmt: skip
     columns = (
         *(_many(FASHION, m, 2) for m in (10, 30, 100, 300, 1000)),
-        # Few have CIFAR-100: only where it is named.
+        # Few users have CIFAR-100 at hand, so it is drawn only on request.
         *(_many(CIFAR_100, m, 10, extra=True) for m in (10, 30, 100, 300, 1000)),
         *(_many("Fashion-MNIST-mini", m, 2, 2000, extra=True) for m in (10, 100)),
     )
-    # Bytes do not vary with the seed: one seed, and no interval.
+    # The number of bytes does not depend on the seed: one seed is enough, without an interval.
     return Table(
         "labelsets/scaling",
         "Bytes per client and round, 10 to 1,000 clients",
@@ -359,7 +363,7 @@ def _many(title: str, clients: int, labels: int, pool: int = 20_000, **more: Any
 
 
 def _clients() -> Study:
-    """Accuracy and bytes as the same examples are shared among more clients."""
+    """Accuracy and bytes when the same examples are shared among more and more clients."""
     sent = Metric("kB per client and round, both ways", "bytes_both", 1e-3, 2, stop="final")
     plain = [row for row in FEDAVG if row.options["tune"] == "none"]
     rows = (
@@ -391,7 +395,7 @@ def _clients() -> Study:
 
 
 def studies() -> dict[str, Study]:
-    """All of them by name."""
+    """All studies of this file by name."""
     all_ = (
         _sweep(), _overlap(), _graph(), _absent(), _rounds(), _open(), _scaling(), _clients(),
     )  # fmt: skip

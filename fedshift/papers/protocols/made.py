@@ -14,8 +14,8 @@ from typing import Any
 from fedshift.papers.protocols.study import Column, Metric, Printed, Row, Study, printed_rows
 
 ROUNDS, CURVE_ROUNDS = 5, 200
-# Chosen: after 15 rounds the densities' loss falls by less than 1 % a round (MNIST by writers), and
-# five seeds of Table 1 take half an hour on one core.
+# Chosen: after 15 rounds the loss of the densities falls by less than 1 % a round (on MNIST by
+# writers), and five seeds of Table 1 take half an hour on one core.
 DENSITY_ROUNDS = 15
 TITLES = {
     "emnist-digits": "EMNIST-Digits",
@@ -107,7 +107,7 @@ def _column(name: str, split: str, shift: Mapping[str, Any], **more: Any) -> Col
         "model": {"name": "mlp", "hidden": (200,)},
         "training": {"steps": steps, "batch": 64, "lr": 0.1},
     }
-    # FEMNIST stands in for EMNIST-Digits where that is not at hand: only on request.
+    # FEMNIST is a substitute for users who lack EMNIST-Digits, so it is used only on request.
     extra = more.pop("extra", False) or name == "femnist-digits"
     differs = IN_PLACE.get(name, "")
     return Column(
@@ -116,7 +116,7 @@ def _column(name: str, split: str, shift: Mapping[str, Any], **more: Any) -> Col
 
 
 def _writers(name: str, split: str = "sigma=0.5", **more: Any) -> Column:
-    """Thirty clients, each with writers of its own and more noise than those before it."""
+    """A column of thirty clients: each has its own writers and more noise than the one before."""
     shift = {"kind": "writers", "clients": 30, "noise": 0.5}
     return _column(name, split, shift | more.pop("shift", {}), **more)
 
@@ -135,7 +135,7 @@ def _equal(name: str, clients: int) -> Column:
 
 
 def _alone(name: str, what: str, value: int) -> Column:
-    """One client with more steps or larger batches, which the report does not have."""
+    """A column of one client with more steps or larger batches; the report has no such run."""
     column = _equal(name, 1)
     tables = {**column.settings, "training": {**column.settings["training"], what: value}}
     differs = ", ".join(filter(None, (column.differs, "not in the report")))
@@ -143,12 +143,12 @@ def _alone(name: str, what: str, value: int) -> Column:
 
 
 def _baseline_columns(name: str) -> tuple[Column, ...]:
-    """As printed, and one client that takes the steps, or the batches, of five together."""
+    """The report's columns, and single clients that take the steps or batches of five."""
     return *(_equal(name, m) for m in (1, 5)), _alone(name, "steps", 50), _alone(name, "batch", 320)
 
 
 def _printed(target: str) -> dict[tuple[str, str, str], Printed]:
-    """The report's numbers, beside those of every data set: the note says what is not the same."""
+    """The report's numbers for the cells of each data set; a note says how the data differ."""
     return {
         (title, row["split"], row["method"]): Printed(float(row["value"]), None)
         for row in printed_rows("made_printed")

@@ -1,4 +1,4 @@
-"""Small experiments on routing: eight looks of clothes, four hospitals, a small network."""
+"""Small experiments on routing, which are ours: images in eight looks, and four hospitals."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from fedshift.papers.protocols.study import Column, Metric, Row, Study
 
 Tables = Mapping[str, Mapping[str, Any]]
-# Eight clients test on their own kind of data, each with its look.
+# Eight clients, each with its own look of the images, and tested on its own kind of data.
 EIGHT_LOOKS: dict[str, Any] = {"clients": 8, "target": "clients", "transform": "bits"}
 DIRICHLET: dict[str, Any] = {
     "kind": "dirichlet-per-class", "beta": 0.3, "capacity": True, "min_size": 10,
@@ -19,12 +19,12 @@ SMALL = Metric("accuracy, %", "system_accuracy", digits=2, stop="last", last=5)
 
 
 def tuned_row(label: str, method: str, rounds: int, **options: Any) -> Row:
-    """A method whose last rounds are local fine-tuning."""
+    """A row for a method whose last `rounds` are local fine-tuning."""
     return Row(label, method, method, {"tune_rounds": rounds, **options}, scaled=("tune_rounds",))
 
 
 def drm(lam: float, label: str = "FedDRM", reads: str = "") -> Row:
-    """FedDRM at one lambda; `reads` names what of a run the row shows."""
+    """A row for FedDRM at one lambda; `reads` is the key of the summary that it shows."""
     against = "-" if reads == "router_accuracy" else ""
     return Row(label, "feddrm", "feddrm", {"lam": lam}, reads=reads, against=against)
 
@@ -54,7 +54,7 @@ _Table = partial(Study, metric=SMALL, baseline="FedAvg, global model")
 
 
 def small_rows() -> tuple[Row, ...]:
-    """Every way of answering a query, for FedDRM and what it is compared with."""
+    """A row for each way to answer a query, for FedDRM and for the baselines."""
     routes = (
         ("hard routing", "routed_posterior"),
         ("routing by density ratio", "routed_density"),
@@ -88,7 +88,7 @@ def small_rows() -> tuple[Row, ...]:
 
 
 def _voted(label: str, row: Row) -> tuple[Row, ...]:
-    """A baseline's vote over all clients' models, and its average accuracy."""
+    """Two rows for a baseline: the vote over all clients' models, and the average accuracy."""
     return tuple(
         Row(f"{label}, {name}", row.key, row.method, row.options, scaled=row.scaled, reads=reads)
         for name, reads in (("vote", "vote_accuracy"), ("average accuracy", "average_accuracy"))
@@ -96,7 +96,7 @@ def _voted(label: str, row: Row) -> tuple[Row, ...]:
 
 
 def small_columns() -> tuple[Column, ...]:
-    """The shipped images, and the full set where it is named."""
+    """Columns of the images that ship with the package and, on request, of the full set."""
     settings: dict[str, dict[str, Any]] = {
         "data": {"validation": 0.0, "test": 0.3, "limit": 4000},
         "shift": {
@@ -149,7 +149,7 @@ def _heart() -> Study:
 
 
 def _rows_of(*beginnings: str) -> tuple[Row, ...]:
-    """The rows of `small_rows` whose labels begin so."""
+    """The rows of `small_rows` whose labels begin with one of these."""
     return tuple(row for row in small_rows() if row.label.startswith(beginnings))
 
 
@@ -182,5 +182,5 @@ def _lenet() -> Study:
 
 
 def studies() -> dict[str, Study]:
-    """All of them by name."""
+    """All studies of this file by name."""
     return {study.name: study for study in (_small(), _heart(), _lenet())}

@@ -20,20 +20,20 @@ Plot = Literal[
     "absent",
 ]  # fmt: skip
 Interval = Literal["t", "bootstrap"]
-# Of a printed cell: column title, split, row label.
+# Where a printed cell stands in its table: column title, split, row label.
 Place = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
 class Printed:
-    """A cell of the paper, in the paper's unit; sd is None where none is printed."""
+    """A cell of the paper, in the paper's unit; sd is None if the paper prints no deviation."""
 
     mean: float
     sd: float | None
 
 
 def printed_rows(name: str) -> list[dict[str, str]]:
-    """The rows of NAME.csv as they are."""
+    """The rows of NAME.csv, which lies beside this file, as text."""
     path = files("fedshift.papers.protocols") / f"{name}.csv"
     with path.open(encoding="utf-8") as file:
         return list(csv.DictReader(file))
@@ -42,7 +42,7 @@ def printed_rows(name: str) -> list[dict[str, str]]:
 def printed(name: str, place: Callable[[Mapping[str, str]], Place]) -> dict[Place, Printed]:
     """The cells of NAME.csv; `place` says where a row belongs: (column title, split, row label).
 
-    A cell's mean is under "mean" or "value", its deviation under "std" where there is one.
+    A row has the cell's mean under "mean" or "value", and its deviation, if any, under "std".
     """
     cells = {}
     for row in printed_rows(name):
@@ -55,11 +55,11 @@ def printed(name: str, place: Callable[[Mapping[str, str]], Place]) -> dict[Plac
 
 @dataclass(frozen=True)
 class Metric:
-    """What a cell holds: `scale` times the key of a run's summary, with so many digits.
+    """What a cell shows: the value of `key` in a run's summary, times `scale`, with `digits`.
 
-    `stop` says which rounds count: "best" is the one of lowest loss on validation examples that
-    follow the target, "final" the last, "last" the mean over the `last` last rounds.
-    span, of: in place of one round's value the mean, or the least, of the last `span` rounds.
+    stop      the rounds that count: "best" is the round of lowest loss on validation examples that
+              follow the target, "final" the last round, "last" the mean of the last `last` rounds
+    span, of  if span is not 0: the mean, or the least value, of the last `span` rounds instead
     """
 
     name: str = "accuracy, %"
@@ -73,25 +73,27 @@ class Metric:
 
     @property
     def within(self) -> Bounds:
-        """Where a cell can lie."""
+        """The range of values that a cell can have, such as 0 to 100 for an accuracy in %."""
         return bounds_of(self.key, scale=self.scale)
 
 
 @dataclass(frozen=True)
 class Row:
-    """A method of the table: a recipe and its options.
+    """A line of the table: a method with its options, and what is shown of its runs.
 
-    key     what --methods takes; rows may share one (FedPALS at four lambdas)
-    grid    hyper-parameters that --tune chooses, each with its values
-    ess     ESS fractions to try for every seed (0 is lambda = 0), the best on validation counts
-    scaled  options that count rounds: a shortened run shortens them alike
-    reads   the summary's key in place of the table's, where rows differ in what they show
-    shows   what a row shows in place of the table's metric, where its unit is another, too
-    against the row that this one is compared with, where it is not the table's baseline; "-" none
-    before  options that count rounds before training begins, which are none of the column's
-    picked_by  the summary's key by which the best of several ESS fractions, or of a grid, is chosen
+    key     the name that --methods takes; several rows may have the same (FedPALS at four lambdas)
+    grid    hyper-parameters that --tune chooses, each with the values to try
+    ess     ESS fractions to try for every seed (0 is lambda = 0); the one that is best on
+            validation examples is shown
+    scaled  options that count rounds: they shrink with a shortened run
+    reads   a key of the summary to show instead of the table's key, in the same unit
+    shows   a metric to show instead of the table's, if the unit differs as well
+    against the row to compare with, if it is not the table's baseline; "-" for no comparison
+    before  options that count rounds before training begins; the column's rounds do not include
+            these
+    picked_by  the key of the summary that decides between ESS fractions, or values of a grid
     tuned_as   the row whose tuned values this one takes, since both read the same runs
-    grid_tables  tables of the experiment file on top of the column's where a grid is trained
+    grid_tables  tables of the experiment file that are added while a grid is trained
     """
 
     label: str
@@ -110,26 +112,26 @@ class Row:
     grid_tables: Mapping[str, Options] = field(default_factory=dict)
 
     def rounds_before(self, options: Options) -> int:
-        """Rounds of a run with these options in which nothing is trained yet."""
+        """The number of rounds before the model's training begins, under these options."""
         return sum(int(options[name]) for name in self.before)
 
     @property
     def available(self) -> bool:
-        """Whether this version has the recipe."""
+        """Whether this version of the library has the recipe."""
         return self.method in recipes.__all__
 
 
 @dataclass(frozen=True)
 class Column:
-    """A data set under one split, and the experiment file's tables that make it.
+    """A column of the table: a data set under one split, as tables of an experiment file.
 
-    split   "name=value"; its value is where the column stands in a sweep
-    seeds   how many the paper has
-    extra   not in the paper: only used where --dataset names it
-    differs in what the column departs from the paper as it stands, in a few words
-    chosen  what the paper leaves open for this column, and what we took
-    by_method  row key -> tables on top of `settings` for that method here, such as its learning
-               rate; "method" holds options
+    split   "name=value"; a number as value is the column's place along a sweep's axis
+    seeds   the number of seeds that the paper has
+    extra   true for a column that the paper lacks: it is used only if --dataset names it
+    differs a few words on how the column departs from the paper
+    chosen  sentences on what the paper leaves open for this column, and what we took
+    by_method  row key -> changes of `settings` for that method in this column, such as its
+               learning rate; its table "method" holds the recipe's options
     """
 
     dataset: str
@@ -150,7 +152,7 @@ class Column:
 
     @property
     def heading(self) -> str:
-        """For readers: "Fashion-MNIST C=3"."""
+        """The column's name as readers see it: "Fashion-MNIST C=3"."""
         return f"{self.title} {self.split}"
 
     @property
@@ -165,35 +167,35 @@ class Column:
 
     @property
     def x(self) -> float | None:
-        """Where the column stands along its axis, None for a split without a number."""
+        """The column's place along its axis; None for a split without a number."""
         try:
             return float(self.split.partition("=")[2])
         except ValueError:
             return None
 
     def method_options(self, row: Row) -> Options:
-        """Options that the row's method has in this column and not elsewhere."""
+        """Options that the row's method has in this column alone."""
         return self.by_method.get(row.key, {}).get("method", {})
 
     def tables(self, row: Row) -> dict[str, dict[str, Any]]:
-        """The experiment file's tables for a row, but its method."""
+        """The tables of the experiment file for this row, without [method]."""
         row_tables = {k: v for k, v in self.by_method.get(row.key, {}).items() if k != "method"}
         return {
             name: {**table, **row_tables.get(name, {})} for name, table in self.settings.items()
         }
 
     def missing(self) -> str | None:
-        """What to do about data that are not there, or too small; None where they are."""
+        """How to get the data if they are missing or too small; None if they are there."""
         return missing_data(*self.data)
 
     @property
     def data(self) -> tuple[str, int | None]:
-        """The data set, and the size of its images where it is asked for."""
+        """The data set's name, and the size of images that the column asks for, if any."""
         return self.settings["data"]["name"], self.settings["data"].get("size")
 
 
 def missing_data(name: str, size: int | None = None) -> str | None:
-    """What to do about a data set that is not there, or too small; None where it is."""
+    """How to get a data set that is missing or too small; None if it is there."""
     sets = {one.name: one for one in known()}
     if name not in sets:
         return f'this version cannot load the data set "{name}"'
@@ -215,18 +217,20 @@ def missing_data(name: str, size: int | None = None) -> str | None:
 class Study:
     """One table or figure of a paper.
 
-    printed   (column title, split, row label) -> the printed cell
-    chosen    what the paper leaves open everywhere, and what we took
-    rounds    of the usual column; --rounds scales the others alike
-    verdict   labels of the rows of which the foot says whether they beat the baseline
-    compared  pairs of rows' labels: the foot says whether the first beats the second
-    interval  95 % intervals over seeds by Student's t or by bootstrap
-    log_log   curves are drawn once more, along logarithmic axes
-    rivals    words -> labels of rows; the foot has the margin of `verdict` over the best of each
-    seconds   row key -> processor seconds of a round as measured here, for a forecast
-    log_axes  what splits vary and drawings have along a logarithmic axis
-    by_round  what is drawn by round beside the table's own drawings
-    plot      "rows" a bar per row, a drawing per column;
+    printed   (column title, split, row label) -> the cell that the paper prints
+    chosen    sentences on what the paper leaves open everywhere, and what we took
+    rounds    rounds of the usual column; --rounds scales those of other columns in proportion
+    verdict   labels of rows: a sentence below the table says whether each beats the baseline
+    compared  pairs of row labels: a sentence says whether the first beats the second
+    interval  95 % intervals over seeds, by Student's t or by bootstrap
+    log_log   whether curves are drawn a second time, along logarithmic axes
+    rivals    a name for a group of rows -> their labels; sentences below the table give the margin
+              of each row of `verdict` over the best row of the group
+    seconds   row key -> processor seconds of a round, as measured on our machine, to forecast how
+              long the table takes
+    log_axes  names of axes (`Column.axis`) that are drawn logarithmically
+    by_round  metrics that are drawn round by round, beside the table's own drawings
+    plot      the kind of drawing: "rows" a bar per row, a drawing per column;
               "values" a line per row over each axis of the splits; "panels" (a) the projection
               distance and (b) those lines; "sweep" those lines and every seed over the distance;
               "projection" means and deviations over the projection distance
@@ -253,20 +257,21 @@ class Study:
 
     @property
     def curved(self) -> bool:
-        """Whether drawings need every round of its runs."""
+        """Whether the study needs every round of its runs, and not the last one alone."""
         return self.plot in ("curves", "absent") or bool(self.by_round or self.metric.span)
 
     def metric_of(self, row: Row) -> Metric:
-        """What the cells of a row hold."""
+        """The metric that the cells of this row show."""
         return row.shows or replace(self.metric, key=row.reads or self.metric.key)
 
 
 def narrowed(
     study: Study, datasets: Sequence[str], splits: Sequence[str], methods: Sequence[str]
 ) -> Study:
-    """The study with the named columns and rows only; nothing named keeps all but the extra ones.
+    """The study with the named columns and rows only.
 
-    Raises InputError, with what there is and the nearest match, for a name that is not there.
+    Where nothing is named, everything stays except the extra columns. Raises InputError for an
+    unknown name, with the known ones and the nearest match.
     """
     _check("data set", datasets, [c.dataset for c in study.columns], study)
     # Data sets first: --split chooses among the columns of those that are left.

@@ -1,1 +1,1 @@
-"""Printed tables again: which runs a table needs, doing them, and setting the results beside."""
+"""Reproducing printed tables: planning a table's runs, training them, and comparing the results."""

@@ -1,4 +1,4 @@
-"""The tables and figures that can be reproduced, and what is known of each."""
+"""The tables and figures that can be reproduced, and the state of each."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedshift.papers.protocols import (
 )
 from fedshift.papers.protocols.study import Study, missing_data, printed_rows
 
-# Of runs, and of data alone.
+# A study needs runs. A figure is drawn from data alone.
 Target = Study | Figure
 Missing = Callable[..., str | None]
 
@@ -35,7 +35,7 @@ def studies() -> dict[str, Study]:
 
 
 def study(name: str) -> Study:
-    """The study of a name like "fedpals/table1". Raises InputError as `target`."""
+    """The study called "fedpals/table1", say. Raises InputError as `target` does."""
     one = target(name)
     if not isinstance(one, Study):
         raise InputError(f"{name} is drawn from data alone; no runs belong to it")
@@ -51,7 +51,7 @@ def targets() -> dict[str, Target]:
 
 
 def target(name: str) -> Target:
-    """The table or figure of a name. Raises InputError with the nearest match."""
+    """The table or figure of this name. Raises InputError, with the nearest match, without one."""
     by_name = targets()
     alike = [other for other in by_name if other.endswith(f"/{name}")]
     if len(alike) > 1:
@@ -67,8 +67,8 @@ def shipped_tuning(study: Study) -> Path:
     return Path(str(files("fedshift.papers.protocols"))) / f"{paper}_tuned.json"
 
 
-def measured(name: str) -> tuple[str, ...]:
-    """The folders of the project's repository that have the table, with its command."""
+def folders_with(name: str) -> tuple[str, ...]:
+    """The folders of the project's repository with results of this table or figure."""
     return tuple(row["folder"] for row in printed_rows("measured") if row["target"] == name)
 
 
@@ -79,14 +79,14 @@ def measured_columns(one: Target) -> tuple[str, ...]:
 
 
 def data_sets(one: Target) -> tuple[str, ...]:
-    """Those that are used where --dataset names none."""
+    """The data sets that are used if --dataset names none."""
     if isinstance(one, Figure):
         return one.datasets
     return tuple(dict.fromkeys(c.settings["data"]["name"] for c in one.columns if not c.extra))
 
 
 def absent(one: Target, missing: Missing = missing_data) -> tuple[str, ...]:
-    """Data sets of a table that are not here, or too small; `missing` looks for one."""
+    """Data sets of a table that are missing or too small; `missing` gives the reason, or None."""
     if isinstance(one, Figure):
         return tuple(name for name in data_sets(one) if missing(name) is not None)
     lacking = (c.data[0] for c in one.columns if not c.extra and missing(*c.data))
@@ -94,8 +94,8 @@ def absent(one: Target, missing: Missing = missing_data) -> tuple[str, ...]:
 
 
 def state_of(one: Target, missing: Missing = missing_data) -> str:
-    """In words: measured here, runs here, or runs where data are given."""
-    places, lacking = measured(one.name), absent(one, missing)
+    """In words: measured here, runs here, or runs if the user provides the data."""
+    places, lacking = folders_with(one.name), absent(one, missing)
     runs = "is drawn" if isinstance(one, Figure) else "runs"
     rest = [name for name in data_sets(one) if name not in lacking]
     parts = [f"measured here: {', '.join(places)}"] if places else []

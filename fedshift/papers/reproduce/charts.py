@@ -1,4 +1,4 @@
-"""The cells as drawings."""
+"""The charts of a table's cells."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ AXES = {
 
 
 def charts(study: Study, cells: Sequence[Cell], store: Store) -> dict[str, Drawn]:
-    """File name -> drawing, in the order to show them."""
+    """File name -> chart, in the order in which a page shows them."""
     return _of_cells(study, cells, store) | by_round(study, cells, store)
 
 
@@ -51,7 +51,7 @@ def _of_cells(study: Study, cells: Sequence[Cell], store: Store) -> dict[str, Dr
         return _projections(study, cells)
     if study.plot == "panels":
         return _projection_panels(study, cells) | _sweeps(study, cells, panel="(b) ")
-    # A sweep over a parameter of the split is drawn over the distance that it causes, too.
+    # A sweep over a parameter of the split gets a second chart, over the distances that it causes.
     return _sweeps(study, cells) | (_distances(study, cells) if study.plot == "sweep" else {})
 
 
@@ -65,11 +65,11 @@ def _bars(study: Study, cells: Sequence[Cell]) -> dict[str, Drawn]:
 
 
 def _alike(study: Study, cells: Sequence[Cell]) -> dict[str, Drawn]:
-    """Bars of rows that share a unit."""
+    """The bar charts of rows that share a unit: ours, and the printed numbers."""
     groups = tuple(column.heading for column in study.columns)
     axis, drawn = Axis(study.metric.name), {}
     printed = {_place(c): None if c.printed is None else _printed(c.printed) for c in cells}
-    # A drawing of its own for each: bars of both side by side would be too thin to compare.
+    # Two charts, since ours and the paper's bars side by side would be too thin to compare.
     for name, words, of in (
         ("plot", "here", _moments(cells)),
         ("printed", "as printed", printed),
@@ -82,7 +82,7 @@ def _alike(study: Study, cells: Sequence[Cell]) -> dict[str, Drawn]:
 
 
 def _rows(study: Study, cells: Sequence[Cell]) -> dict[str, Drawn]:
-    """A bar per row, for tables of many rows; a line marks the baseline."""
+    """A chart for each column, with a bar for each row; for tables of many rows."""
     drawn, at = {}, _moments(cells)
     for column in study.columns:
         of = [at[column.key, row.label] for row in study.rows]
@@ -102,7 +102,7 @@ def _whiskers(of: Iterable[Moments | None]) -> str:
 
 
 def _printed(cell: Printed) -> Moments:
-    """What a paper printed, without an interval: a deviation is not one."""
+    """A printed cell as Moments, without an interval: papers print deviations."""
     return Moments(0, cell.mean, cell.sd, None, None)
 
 
@@ -126,7 +126,7 @@ def _side(study: Study, of: Mapping[tuple[str, str], Moments | None]) -> tuple[B
 
 
 def _groups(study: Study) -> dict[tuple[str, str], list[Column]]:
-    """Columns of one data set along one axis, in order."""
+    """(data set, axis) -> its columns, in order along the axis."""
     groups: dict[tuple[str, str], list[Column]] = {}
     for column in study.columns:
         if column.x is not None:
@@ -137,9 +137,9 @@ def _groups(study: Study) -> dict[tuple[str, str], list[Column]]:
 def _sweeps(
     study: Study, cells: Sequence[Cell], methods: Iterable[str | None] = (None,), panel: str = ""
 ) -> dict[str, Drawn]:
-    """A line per row over each axis of a data set.
+    """A line for each row, over each axis of a data set.
 
-    A drawing for each of the given methods, and for each thing that their rows show.
+    There is a chart for each of the given methods (None: for all together) and each unit.
     """
     drawn, at = {}, _moments(cells)
     for (dataset, axis), group in _groups(study).items():
@@ -158,7 +158,7 @@ def _sweeps(
 
 
 def _by_metric(study: Study, rows: Iterable[Row]) -> dict[Metric, list[Row]]:
-    """Rows that share a unit share an axis."""
+    """The rows by their metric, since rows that share a unit can share an axis."""
     groups: dict[str, tuple[Metric, list[Row]]] = {}
     for row in rows:
         metric = study.metric_of(row)
@@ -167,7 +167,7 @@ def _by_metric(study: Study, rows: Iterable[Row]) -> dict[Metric, list[Row]]:
 
 
 def _distances(study: Study, cells: Sequence[Cell]) -> dict[str, Drawn]:
-    """Every seed as a point over the distance of its target from the clients' hull."""
+    """Every seed as a point: its value over the distance of its target from the clients' hull."""
     drawn = {}
     for dataset in dict.fromkeys(c.dataset for c in study.columns):
         series = []
@@ -189,7 +189,7 @@ def _distances(study: Study, cells: Sequence[Cell]) -> dict[str, Drawn]:
 
 
 def _projection_panels(study: Study, cells: Sequence[Cell]) -> dict[str, Drawn]:
-    """Over each axis of a data set, the mean projection distance of the seeds' splits."""
+    """The mean projection distance of the seeds' splits, over each axis of a data set."""
     drawn = {}
     for (dataset, axis), group in _groups(study).items():
         over = [list(_projection(column, cells).values()) for column in group]
@@ -205,9 +205,10 @@ def _projection_panels(study: Study, cells: Sequence[Cell]) -> dict[str, Drawn]:
 
 
 def _projection(column: Column, cells: Sequence[Cell]) -> dict[int, float]:
-    """||T - S^T a||^2 at its optimum by seed, FedPALS' Equation 7: a row's clients are all rows'.
+    """||T - S^T a||^2 at its optimum (FedPALS, Equation 7), by seed.
 
-    But for those of a row whose clients follow the target.
+    It depends on the clients alone, which all rows share. The oracle's are left out: its clients
+    follow the target.
     """
     return {
         v.seed: v.distance**2
@@ -219,7 +220,7 @@ def _projection(column: Column, cells: Sequence[Cell]) -> dict[int, float]:
 
 
 def _projections(study: Study, cells: Sequence[Cell]) -> dict[str, Drawn]:
-    """A line per row over the projection distance of its columns: mean and deviation of runs."""
+    """A line for each row over its columns' projection distance: mean and deviation of the runs."""
     drawn = {}
     for (dataset, _), group in _groups(study).items():
         series = []
@@ -255,6 +256,7 @@ def _curves(study: Study, cells: Sequence[Cell], store: Store) -> dict[str, Draw
             curve = mean_curve(cell, store, study.metric)
             series.append(_line(row, list(curve), list(curve.values()), points=False))
         title = f"{study.title}: {column.heading}"
+        # Once along plain axes and, with `log_log`, once more along logarithmic ones.
         for log in (False, True)[: 1 + study.log_log]:
             axes = Axis("round", log=log), Axis(study.metric.name, log=log)
             caption = title + ", logarithmic axes" * log + _bands(series)

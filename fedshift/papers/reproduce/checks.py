@@ -1,4 +1,4 @@
-"""What is checked before the first run of a table: options, and every run's configuration."""
+"""Checks before the first run of a table: of options, and of every run's configuration."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from fedshift.experiments.task.custom_source import task_of
 from fedshift.papers.protocols.study import Study
 from fedshift.papers.reproduce.plan import LAMBDA_0, Plan, config_of
 
-# Photographs take minutes to decode; their networks are met when the first run begins.
+# Data sets that take minutes to load. Their networks are checked when the first run begins.
 SLOW = ("pacs", "iwildcam", "gaussians")
-# What sets networks and their inputs apart: [data], [model], and whether there is a router.
+# What a network depends on: [data] and [model] as JSON, and whether it has a router.
 Kind = tuple[str, str, bool]
 
 
 def check_backend(name: str, *, there: bool = True) -> None:
-    """Raise InputError for a backend that is none of `ALONE`, or whose device is not there."""
+    """Raise InputError for a backend that is none of `ALONE`; there: also if it cannot run here."""
     if name not in ALONE:
         raise unknown("backend of a table", name, ALONE)
     if there:
@@ -31,19 +31,19 @@ def check_backend(name: str, *, there: bool = True) -> None:
 
 
 def check_plan(plan: Plan, *, networks: bool = True) -> None:
-    """Raise InputError where --rounds or -c leave a run that cannot be, with all such methods.
+    """Raise InputError if --rounds or -c make any run of the table impossible; names its methods.
 
-    networks: where -c changes [model] or [data], load the data and build every network once.
+    networks: if -c changes [model] or [data], also load the data and build every network once.
     """
     if plan.rounds is not None:
         _check_tuning(plan)
-    # Without -c, the protocol's own configurations are checked by the tests of this package.
+    # Without -c there are only the protocol's own configurations, which tests have checked.
     if not plan.overrides:
         return
     shaped = networks and any(o.strip().startswith(("model", "data")) for o in plan.overrides)
     rows_by_reason: dict[str, dict[str, None]] = {}
     built: dict[Kind, str] = {}
-    # A cell whose data are missing is reported in the table, and is no mistake of --rounds or -c.
+    # A cell whose data are missing is reported in the table: --rounds and -c are not to blame.
     columns = [column for column in plan.study.columns if column.missing() is None]
     rows = [row for row in plan.study.rows if row.available]
     for column, row in product(columns, rows):
@@ -55,7 +55,7 @@ def check_plan(plan: Plan, *, networks: bool = True) -> None:
                     clients = config.shift.clients if routed else None
                     _build(config.data, config.model, clients, config.seeds.resolved().split, built)
         except InputError as e:
-            # Without the cell's name, so that one mistake in all cells is one message.
+            # The cell's name is cut off, so that one mistake in many cells is one message.
             why = str(e).replace(f"{plan.study.name}, {column.key}, {row.label}: ", "")
             rows_by_reason.setdefault(why, {})[row.key] = None
     if rows_by_reason:
@@ -65,7 +65,7 @@ def check_plan(plan: Plan, *, networks: bool = True) -> None:
 
 
 def check_grids(study: Study, whole: Study) -> None:
-    """Raise InputError for --tune where no row has a grid; `whole` is the study with all rows."""
+    """Raise InputError for --tune if no row has a grid; whole: the study with all its rows."""
     if any(row.grid for row in study.rows):
         return
     others = dict.fromkeys(row.key for row in whole.rows if row.grid)
@@ -84,6 +84,7 @@ def _check_tuning(plan: Plan) -> None:
         for row in (row for row in plan.study.rows if row.available):
             if any(plan.options_of(row, column)[name] >= rounds for name in row.scaled):
                 short[row.key] = None
+                # The fewest --rounds that leave this column two: one together, one for tuning.
                 least = max(least, -(-2 * plan.study.rounds // column.rounds))
     if short:
         raise InputError(
@@ -96,11 +97,11 @@ def _check_tuning(plan: Plan) -> None:
 def _build(
     data: Data, model: Network, clients: int | None, seed: int, built: dict[Kind, str]
 ) -> None:
-    """Draw the data's limit and build the network on their shape, once for each kind of run.
+    """Check `data.limit`, and build the network for the data's shape, once for each kind of run.
 
-    clients  how many a router tells apart, None without one
+    clients  how many clients the router tells apart, None without a router
     seed     of the split
-    built    what was built before, and why it could not be; "" where it could
+    built    the kinds tried so far, each with the reason why it failed, or ""
     """
     kind = (data.model_dump_json(), model.model_dump_json(), clients is not None)
     if data.name not in SLOW and kind not in built:
@@ -115,7 +116,7 @@ def _build(
 
 
 def _shape(section: Data, seed: int) -> tuple[tuple[int, ...], int]:
-    """(shape of an input, number of classes) of a run's data, whose limit is drawn."""
+    """(shape of an input, number of classes) of a run's data; checks `data.limit` as well."""
     if section.source is not None:
         task = task_of(section, seed)
         return task.input_shape, len(task.classes)

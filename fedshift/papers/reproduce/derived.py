@@ -1,4 +1,4 @@
-"""Numbers of a table that follow from several numbers of a run's summary."""
+"""Numbers in tables that are computed from several numbers of a run's summary."""
 
 from __future__ import annotations
 
@@ -22,10 +22,7 @@ def correlation(x: Sequence[float], y: Sequence[float]) -> float:
 
 
 def absent_and_loss(summary: Mapping[str, Any]) -> tuple[list[float], list[float]]:
-    """By evaluated round: labels that no client of the cohort has, and tuning's loss before.
-
-    Rounds without tuning are left out.
-    """
+    """(number of absent labels, loss before tuning), each a list over the rounds that tune."""
     rounds = (summary.get("label_sets") or {}).get("rounds", ())
     pairs = [(r["absent"], r["loss_before"]) for r in rounds if r.get("loss_before") is not None]
     return [float(a) for a, _ in pairs], [float(loss) for _, loss in pairs]
@@ -37,13 +34,13 @@ def _absent_loss_correlation(summary: Mapping[str, Any]) -> float | None:
 
 
 def _bytes_both(summary: Mapping[str, Any]) -> float | None:
-    """Of the last round's messages, down and up, for each client."""
+    """Bytes per client of the last round's messages, down and up together."""
     final = summary["final"]
     down, up = final.get("bytes_down"), final.get("bytes_up")
     return None if down is None or up is None else float(down) + float(up)
 
 
-# Name -> what it is of a summary; None where it is not defined.
+# Name -> the function that computes it from a summary; None if it is not defined.
 DERIVED: Mapping[str, Callable[[Mapping[str, Any]], float | None]] = {
     "absent_loss_correlation": _absent_loss_correlation,
     "bytes_both": _bytes_both,

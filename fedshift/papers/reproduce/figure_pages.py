@@ -1,4 +1,4 @@
-"""Drawing a figure, and the files that it becomes."""
+"""Drawing a figure, and writing its files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fedshift.report.tables import markdown
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure as it was drawn: by data set what it shows, why others are missing, its page."""
+    """A drawn figure: what it shows by data set, why other data sets are missing, and its page."""
 
     figure: Figure
     command: str
@@ -33,7 +33,7 @@ class Drawing:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The foot."""
+        """The sentences at the foot of the page."""
         others = (n for one in self.shown.values() for n in one.notes)
         differs = (
             f"{d}: {self.figure.differs[d]}." for d in self.shown if d in self.figure.differs
@@ -44,8 +44,7 @@ class Drawing:
 def draw(figure: Figure, request: Request) -> Drawing:
     """Draw what is asked for and write its files.
 
-    Raises InputError for an option that such a figure does not have, and for names that are not
-    there.
+    Raises InputError for an option that the figure does not take, and for unknown names.
     """
     _check(figure, request)
     done, problems = _shown(figure, request)
@@ -61,7 +60,7 @@ def draw(figure: Figure, request: Request) -> Drawing:
 
 
 def _shown(figure: Figure, request: Request) -> tuple[dict[str, Shown], list[str]]:
-    """By data set what is drawn, "" for none; and why others are missing."""
+    """(what is drawn by data set, or under "" if it needs none; why other sets are missing)."""
     if request.counts is not None and figure.of_counts is not None:
         return {"": figure.of_counts(federation_of(request.counts))}, []
     seed = 0 if request.seeds is None else request.seeds[0]
@@ -83,6 +82,7 @@ def _folder(figure: Figure) -> str:
 
 
 def _check(figure: Figure, request: Request) -> None:
+    # An option counts as given if it differs from its default.
     plain = Request(request.target, request.out)
     named = {
         "--split": "splits", "--methods": "methods", "-c": "overrides", "--jobs": "jobs",

@@ -1,4 +1,4 @@
-"""The files of a reproduced table, and its published page."""
+"""Writing the files of a reproduced table, and its published page."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ BOOTSTRAP = (
 class Outcome:
     """Everything that a table's files show, once the runs are over.
 
-    notes   what was chosen, tuned or changed, one sentence each
+    notes   sentences on what was chosen, tuned or changed
     """
 
     plan: Plan
@@ -64,7 +64,7 @@ class Outcome:
 
 
 def notes_of(plan: Plan, cells: Sequence[Cell], tuned: Mapping[Any, Any]) -> tuple[str, ...]:
-    """The foot: verdicts, settings that the paper leaves open, tuned values, changes."""
+    """The sentences at the foot: verdicts, choices left open by the paper, tuning, changes."""
     open_ = (*plan.study.chosen, *(text for c in plan.study.columns for text in c.chosen))
     notes = [*verdicts(plan.study, cells), *margins(plan.study, cells)]
     notes += [*without_value(cells), *stopped_early(cells)]
@@ -92,17 +92,17 @@ def _tuned(where: str, record: Mapping[str, Any], how: str) -> str:
 
 
 def _tuned_how(plan: Plan, record: Mapping[str, Any]) -> str:
-    """The data that a value was tuned on, and any changes other than the table's."""
+    """On what a value was tuned: seed, rounds, and changes to the protocol if they differ."""
     how = f"seed {record['seed']}, {record['rounds']} round{'s' * (record['rounds'] != 1)}"
     changed = record.get("changed", [])
-    # Tuned and run under the same changes, which the page names once.
+    # Tuned under the same changes as the table's runs: the page names these once, elsewhere.
     if tuple(changed) == plan.overrides:
         return how
     return f"{how}, with {', '.join(changed) or 'nothing changed from the protocol'}"
 
 
 def _versions(cells: Sequence[Cell]) -> list[str]:
-    """The distinct environments that the values come from, one line each."""
+    """The distinct environments of the runs (versions, platform, backend), a line for each."""
     lines: dict[str, None] = {}
     for value in (v for c in cells for v in c.values):
         lock = value.lock
@@ -127,21 +127,21 @@ def write_outcome(folder: Path, outcome: Outcome, store: Store) -> Path:
 
 
 def publish(folder: Path, outcome: Outcome, store: Store) -> Path:
-    """The table's page once more, in a folder of its own, with a record of each run that it reads.
+    """Write the table's page to a folder of its own, with a record of each run that it reads.
 
-    Drawn from there without training, the table comes out the same. Records that are there already
-    stay. Returns the page.
+    From these records the same table can be drawn again without training. Records that are there
+    already stay. Returns the page.
     """
     place = folder / outcome.folder
     records = {name: record.files for name, record in read_records(place / RECORDS).items()}
-    # Only these drawings need the rounds of a run; its other files are enough for all else.
+    # Only curves need the rounds of a run, which would be most of its record.
     curves = outcome.plan.study.curved
     for cell in outcome.cells:
         records |= {run.name: store.files(run, metrics=False) for run in cell.lost}
         runs = [run for v in cell.values for run in (v.run, *v.others)]
         records |= {run.name: store.files(run, metrics=curves) for run in runs}
     write_records(place / RECORDS, records)
-    # Read back: the published page must come out of the records alone.
+    # The page is drawn from the records just written: so it is certain that they are enough.
     small = Store(place, read_records(place / RECORDS))
     return _write_page(place, outcome, charts(outcome.plan.study, outcome.cells, small), small)
 
@@ -154,7 +154,7 @@ def _write_page(folder: Path, outcome: Outcome, drawn: Mapping[str, Drawn], stor
 
 
 def study_of(folder: Path) -> str | None:
-    """The study whose table lies in a folder, by the page's title; None where there is no page."""
+    """The study whose table is in a folder, by the page's title; None without a page."""
     try:
         title = re.match(r"# (\S+): ", (folder / PAGE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -163,7 +163,7 @@ def study_of(folder: Path) -> str | None:
 
 
 def document(outcome: Outcome) -> dict[str, Any]:
-    """The table as one JSON value: small, and all that its other forms show."""
+    """The table as one JSON value, with all that its other forms show."""
     plan = outcome.plan
     value: dict[str, Any] = clean(
         {
@@ -204,7 +204,7 @@ def _cell(cell: Cell) -> dict[str, Any]:
 
 
 def markdown_page(outcome: Outcome, drawn: Mapping[str, Drawn], store: Store) -> str:
-    """The tables, links to runs, drawings and the foot."""
+    """The page in Markdown: tables with links to runs, drawings, and the notes at the foot."""
     study, like = outcome.plan.study, paper_table(outcome.plan.study, outcome.cells)
     runs = runs_by_seed(outcome.cells, store, "[{}]({})", "{} `{}`")
     linked = markdown(replace(cell_table(study, outcome.cells), caption=""), runs)

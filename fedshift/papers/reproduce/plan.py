@@ -1,4 +1,4 @@
-"""From a study to the runs that it needs, and how long they will take."""
+"""From a study to the runs that it needs, and a forecast of how long they will take."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedshift.datasets.registry import sized
 from fedshift.errors import InputError
 from fedshift.experiments.config.load import apply_override, apply_overrides, validate
 from fedshift.experiments.config.schema import Config
-from fedshift.experiments.measures.served import measured
+from fedshift.experiments.measures.served import serving_metrics
 from fedshift.experiments.selection import candidates
 from fedshift.experiments.task.extras import check_extras
 from fedshift.papers.protocols.study import Column, Options, Row, Study
@@ -41,9 +41,9 @@ LAMBDA_0: Options = {"lam": 0.0}
 
 @dataclass(frozen=True)
 class Plan:
-    """What was asked for: a study, perhaps at other rounds, seeds or settings than the paper's.
+    """A study, at the paper's rounds, seeds and settings or at others.
 
-    tuned     (column key, row label) -> hyper-parameters in place of the row's own
+    tuned     (column key, row label) -> hyper-parameters that replace the row's own
     """
 
     study: Study
@@ -57,13 +57,13 @@ class Plan:
         return tuple(range(column.seeds)) if self.seeds is None else self.seeds
 
     def rounds_of(self, column: Column) -> int:
-        """The column's rounds; --rounds N scales a column of fewer or more rounds alike."""
+        """The column's rounds; --rounds N scales all columns by the same factor."""
         if self.rounds is None:
             return column.rounds
         return max(1, self.rounds * column.rounds // self.study.rounds)
 
     def options_of(self, row: Row, column: Column) -> Options:
-        """The row's options with what was tuned for this column."""
+        """The row's options, with values tuned for this column and rounds scaled to the run."""
         tuned = self.tuned.get((column.key, row.tuned_as or row.label), {})
         given = {k: v for k, v in options_set(self.overrides).items() if k in row.before}
         options = {**row.options, **column.method_options(row), **tuned, **given}
@@ -72,14 +72,14 @@ class Plan:
         return options | scaled
 
     def problem(self, row: Row, column: Column) -> str | None:
-        """Why this cell cannot be run here, or None."""
+        """Why this cell cannot be run here; None if it can."""
         if not row.available:
             return f'this version has no method "{row.method}"'
         absent = column.missing()
         if absent:
             return absent
         metric = self.study.metric_of(row)
-        if metric.key not in {*measured(), *OTHERS, *(f.name for f in fields(Metrics))}:
+        if metric.key not in {*serving_metrics(), *OTHERS, *(f.name for f in fields(Metrics))}:
             return f"this version does not measure {metric.name}"
         try:
             config = config_of(self, row, column, LAMBDA_0 if row.ess else {}, 0)
@@ -112,10 +112,10 @@ def _before(study: Study) -> tuple[str, ...]:
 
 
 def check_overrides(study: Study, overrides: Sequence[str], whole: Study) -> None:
-    """Raise InputError for a `-c` that no experiment has, or that the table sets itself.
+    """Raise InputError for a `-c` with an unknown key, or with one that the table sets itself.
 
-    Of methods' options, those that count rounds before training may be set: none of the table's
-    numbers is at these rounds. whole: the table before `--methods` chose of its rows.
+    Of a method's options only those that count rounds before training may be set, since no number
+    of the table is from these rounds. whole: the table with the rows that `--methods` leaves out.
     """
     free = _before(study)
     tables: dict[str, Any] = {}
@@ -139,17 +139,17 @@ def check_overrides(study: Study, overrides: Sequence[str], whole: Study) -> Non
                 f"method.{name}=1"
             )
     if "size" in tables.get("data", {}):
-        # Whether the table's own data have a size to choose is seen by their names.
+        # Any data set with a choice of size will do for validation: `with_size` checks the table's.
         tables["data"]["name"] = sized()[0]
-    # A target that leaves room for everything that [server] can have.
+    # With this target, [server] may have any of its keys.
     tables |= {"method": {"name": "fedavg"}, "shift": {"target": "uniform"}}
     validate(tables, overrides=overrides)
 
 
 def with_size(study: Study, overrides: Sequence[str]) -> Study:
-    """The study at the size that `-c data.size` names, so that images of that size are looked for.
+    """The study at the image size of `-c data.size`, so that data of that size are looked for.
 
-    Raises InputError, with the data sets that have one, where others have images of one size.
+    Raises InputError if a data set of the study has images of a single size.
     """
     if not any(override.partition("=")[0].strip() == "data.size" for override in overrides):
         return study
@@ -171,7 +171,7 @@ def with_size(study: Study, overrides: Sequence[str]) -> Study:
 
 
 def last_rounds(last: int, rounds: int, whole: int) -> int:
-    """How many last rounds a run of `rounds` is measured over, where one of `whole` has `last`."""
+    """The number of last rounds to average over: `last` of `whole` rounds, scaled to `rounds`."""
     return max(1, min(last, last * rounds // whole))
 
 
@@ -183,10 +183,12 @@ def config_of(
     seed: int,
     more: Mapping[str, Options] = {},
 ) -> Config:
-    """The experiment of one cell and seed; `options` go on top of the cell's own.
+    """The experiment of one cell and seed; `options` override the cell's own.
 
-    more: tables of the experiment file on top of the column's.
-    One seed has one split, first model, batches and cohorts whatever the row: cells are paired.
+    more: tables of the experiment file that override the column's.
+
+    A seed has the same split, first model, batches and cohorts in every row, so that cells can be
+    compared seed by seed.
     """
     metric, options_of_row = plan.study.metric, plan.options_of(row, column)
     rounds = plan.rounds_of(column) + row.rounds_before(options_of_row)
@@ -194,9 +196,9 @@ def config_of(
     tables |= {name: {**tables.get(name, {}), **table} for name, table in more.items()}
     tables["method"] = {"name": row.method, **options_of_row, **options}
     tables["seeds"] = {"run": seed}
-    # Those of [method] are in its options, for the rows that have them.
+    # Overrides of [method] are in the options already, of the rows that have them.
     apply_overrides(tables, [o for o in plan.overrides if not _of_method(o)])
-    # Early stopping looks at every round; for a final value, evaluating the others costs time only.
+    # Early stopping needs every round evaluated. For a final value it would only cost time.
     every = 1 if metric.stop == "best" or plan.study.curved else rounds
     tables["training"] |= {"rounds": rounds, "evaluate_every": every}
     if metric.last:
@@ -207,7 +209,7 @@ def config_of(
 
 @dataclass(frozen=True)
 class Candidate:
-    """One run that a cell's value may be taken from, and what sets it apart from the others."""
+    """One run that a cell's value may come from, and the options that set it apart."""
 
     label: str
     options: Options
@@ -217,11 +219,11 @@ class Candidate:
 def runs_of(
     plan: Plan, row: Row, column: Column, seed: int, store: Store
 ) -> tuple[tuple[Candidate, ...], bool]:
-    """The candidates of one cell and seed, and whether these are all.
+    """(the candidates of one cell and seed, whether these are all of them).
 
-    Which ESS fractions make sense depends on the split, which the run at lambda = 0 reports; until
-    it is complete, it is the only candidate. With cohorts all make sense: lambda = 0 reaches less
-    within a cohort than over all clients.
+    Which ESS fractions make sense depends on the split, and the run at lambda = 0 reports it. Until
+    that run is complete, it is the only candidate. With cohorts all fractions make sense, because
+    lambda = 0 gives a smaller ESS within a cohort than over all clients.
     """
 
     def one(label: str, options: Options) -> Candidate:
@@ -250,13 +252,13 @@ def cells(plan: Plan) -> Iterator[tuple[Row, Column]]:
 
 
 def wanted(plan: Plan, store: Store) -> dict[str, Run]:
-    """Every run needed so far, by name, in the order to do them: seed by seed, then column.
+    """Every run that is needed as far as is known, by name: seed by seed, then column by column.
 
-    Runs that depend on others appear once those are complete; ask again after doing these.
+    Some runs show only once others are complete, so it has to be asked again after these.
     """
     pairs = list(cells(plan))
     most = [plan.seeds_of(column) for _, column in pairs]
-    # Seed by seed: an interrupted table then has whole rows for its first seeds.
+    # Seed by seed, so that an interrupted table is whole for its first seeds.
     seeds = list(dict.fromkeys(s for seeds in most for s in seeds))
     runs: dict[str, Run] = {}
     for seed in seeds:
@@ -273,7 +275,7 @@ def tunable(plan: Plan) -> Iterator[tuple[Row, Column]]:
 
 
 def tuning_runs(plan: Plan, row: Row, column: Column, seed: int) -> tuple[Candidate, ...]:
-    """One run per combination of the row's hyper-parameters, in the order of the grid."""
+    """A run for each combination of the row's hyper-parameters, in the order of the grid."""
     candidates = []
     for values in product(*row.grid.values()):
         options = dict(zip(row.grid, values, strict=True))
@@ -284,9 +286,9 @@ def tuning_runs(plan: Plan, row: Row, column: Column, seed: int) -> tuple[Candid
 
 
 def seconds_left(plan: Plan, store: Store) -> tuple[int, float]:
-    """(runs that are not over, their processor seconds): sum_r rounds_r s_r.
+    """(number of runs that are not over, their processor seconds sum_r rounds_r s_r).
 
-    s_r is `Study.seconds` of the run's row; a run that was begun counts as a whole one.
+    s_r is `Study.seconds` of the run's row. A run that was begun counts as a whole one.
     """
     seconds: dict[str, float] = {}
     for row, column in cells(plan):
@@ -300,7 +302,7 @@ def seconds_left(plan: Plan, store: Store) -> tuple[int, float]:
 
 
 def forecast(plan: Plan, store: Store, jobs: int) -> str | None:
-    """A sentence; None for a table without measured seconds, and where all is complete."""
+    """A sentence on the time left; None if no seconds were measured, or if all runs are over."""
     if not plan.study.seconds:
         return None
     runs, seconds = seconds_left(plan, store)

@@ -1,4 +1,4 @@
-"""A printed table again: plan, tune where asked, train what is missing, set beside, write."""
+"""Reproducing a printed table: plan it, tune if asked, train missing runs, write the results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedshift.errors import InputError
 from fedshift.experiments.config.places import Source
 from fedshift.experiments.folder.progress import Asked, no_stop
 from fedshift.experiments.folder.run_folder import trained_with
-from fedshift.experiments.training import Listener, silent
+from fedshift.experiments.listeners import Listener, ignore_event
 from fedshift.files import make_folder
 from fedshift.papers.protocols.study import narrowed
 from fedshift.papers.reproduce.catalogue import shipped_tuning, study
@@ -45,12 +45,12 @@ TUNED, RUNS = "tuned.json", "runs"
 
 @dataclass(frozen=True)
 class Request:
-    """What `fedshift reproduce` was asked for; None and empty mean as in the paper.
+    """The options of `fedshift reproduce`; None and () mean as in the paper.
 
-    backend how clients train, one of `fedshift.engine.backend_names.ALONE`
-    train   False draws the table from what is there
-    publish another folder for the table, with the runs' summaries alone
-    counts  label counts that a figure is drawn of, in place of the paper's
+    backend  how clients train, one of `fedshift.engine.backend_names.ALONE`
+    train    False: draw the table from the runs that are complete
+    publish  one more folder for the table, with small records of its runs
+    counts   a file of label counts to draw a figure of, in place of the paper's
     """
 
     target: str
@@ -69,9 +69,9 @@ class Request:
     counts: Path | None = None
 
     def command(self, backends: Collection[str] = ()) -> str:
-        """The command line that asks for the same, without where and how fast.
+        """The command line for the same table, without options on folders and speed.
 
-        backends: those that its runs were trained by; named where it is one, and not the loop.
+        backends: those that trained its runs; named only if it is a single one other than the loop.
         """
         words = ["fedshift", "reproduce", self.target]
         for option, values in (("dataset", self.datasets), ("split", self.splits)):
@@ -88,7 +88,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Reproduced:
-    """The table, what was done for it, and where its page is."""
+    """The table, a report on the runs trained for it, and its page."""
 
     outcome: Outcome
     report: Report
@@ -101,16 +101,16 @@ def unsaid(_: str) -> None:
 
 def reproduce(
     request: Request,
-    listen: Listener = silent,
+    listen: Listener = ignore_event,
     asked: Asked = no_stop,
     tell: Callable[[str], None] = unsaid,
 ) -> Reproduced:
-    """Do what is asked and write the table's files.
+    """Train the runs that are missing, and write the table's files.
 
-    Complete runs are never trained again. tell: takes the forecast. asked: see `execute`; the table
-    is written of what is complete. Raises InputError for names that are not there, before anything
-    is trained or written, and DataError for damaged runs and tuned values, before it as far as they
-    are there then.
+    Complete runs are never trained again. tell: gets the forecast. asked: see `execute`; after a
+    stop, the table is written from the runs that are complete. Raises InputError for unknown names
+    before anything is trained or written. Raises DataError for damaged runs and tuned values: for
+    those that exist at the start, before anything is trained.
     """
     plan = make_plan(request)
     make_places(request, plan.study.name, (RUNS,) * request.train)
@@ -126,6 +126,7 @@ def reproduce(
     # The grid comes first: the table's runs use the values that it chooses.
     if request.tune and request.train:
         grid = grid_runs(plan)
+        # Damage in runs that are there is reported before the others are trained.
         for run in filter(store.done, grid.values()):
             scores(store.read(run), plan.study.metric)
         report = do(grid)
@@ -140,7 +141,7 @@ def reproduce(
         if records:
             add_tuned(request.publish / TUNED, records)
     code = asked()
-    if code is not None and report.interrupted is None:  # while the table was written
+    if code is not None and report.interrupted is None:  # asked to stop while the table was written
         report = replace(report, interrupted=KeyboardInterrupt(code))
     return Reproduced(outcome, report, page)
 
@@ -158,7 +159,7 @@ def _command(request: Request, cells: Sequence[Cell]) -> str:
 
 
 def make_plan(request: Request) -> Plan:
-    """The plan without tuned values. Raises InputError for what cannot be asked."""
+    """The plan before tuning. Raises InputError for options that are not valid."""
     if request.jobs < 1:
         raise InputError(f"--jobs {request.jobs}; give 1 or more")
     if request.rounds is not None and request.rounds < 1:
@@ -176,10 +177,10 @@ def make_plan(request: Request) -> Plan:
 
 
 def make_places(request: Request, name: str, others: Sequence[str] = ()) -> None:
-    """Make the folders for results, so that one that cannot be is met before any training.
+    """Make the folders for results, so that one that cannot be made is found before any training.
 
-    others: more of them beside the table's. Raises InputError where another paper's table of that
-    name lies: fedpals/table1, made/table1.
+    others: more folders beside the table's. Raises InputError if the folder has another paper's
+    table of the same name, as fedpals/table1 and made/table1.
     """
     table = name.rpartition("/")[2]
     for place in filter(None, (request.out, request.publish)):
@@ -213,7 +214,7 @@ def _executor(request: Request, store: Store, listen: Listener, asked: Asked) ->
 
 
 def _all_wanted(plan: Plan, store: Store, do: Do, report: Report) -> Report:
-    """Runs until no more are wanted: some appear only when those before them are complete."""
+    """Train until no more runs are wanted: some are known only once others are complete."""
     tried = {*report.failures, *report.diverged}
     while not report.interrupted:
         runs = {n: r for n, r in wanted(plan, store).items() if n not in tried}

@@ -1,4 +1,4 @@
-"""From complete runs to cells: ours beside the paper's."""
+"""From complete runs to the cells of a table: our numbers and the paper's."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from fedshift.sweeps.store import Finished, Run, Store
 class Value:
     """One seed of a cell, in the paper's unit, with the run it comes from.
 
-    chosen     the candidate's label where there were several, as in "ess=25%"
-    others     the candidates that validation did not choose
-    distance   of T from the hull of the clients' marginals
-    over_rounds  standard deviation over the rounds that the value is a mean of, where it is one
-    diverged   the last round evaluated before its training diverged, where it did
+    chosen       the label of the chosen candidate, as "ess=25%"; "" if there was one alone
+    others       the candidates that validation did not choose
+    distance     from T to the hull of the clients' marginals
+    over_rounds  standard deviation over rounds, if the value is a mean over rounds
+    diverged     the last round evaluated before training diverged; None if it did not
     """
 
     seed: int
@@ -45,16 +45,16 @@ class Value:
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell: what the paper printed, what we have, and what is not as in the paper.
+    """One cell: the paper's number, ours, and what differs from the paper.
 
-    options      the method's, tuned ones included
-    problem      why it cannot be run here
+    options      of the method, with tuned ones
+    problem      why the cell cannot be run here
+    absent       sentences on seeds whose run is complete, but has no value
     failures     messages of runs that failed just now, or diverged without another candidate
     diverged     candidates that diverged, and so cannot be chosen
     lost         the runs that diverged
-    absent       why seeds whose run is complete have no value, one sentence each
-    twin         a row that should differ, and whose runs these are at so few rounds
-    difference   to the baseline of the column over the seeds that both have
+    twin         another row that has the same runs, because so few rounds make its options equal
+    difference   to the baseline of the column, over the seeds that both have
     """
 
     row: Row
@@ -79,13 +79,13 @@ class Cell:
 
     @property
     def stopped(self) -> tuple[str, ...]:
-        """Seeds whose only run diverged and counts at its best round before, each with when."""
+        """Seeds whose only run diverged, and counts at its best round before that."""
         ended = [(v.seed, v.diverged) for v in self.values if v.diverged is not None]
         return tuple(f"seed {seed} after round {t}" for seed, t in ended)
 
     @property
     def note(self) -> str:
-        """The differences from the paper's cell, in a few words; empty without any."""
+        """The differences from the paper's cell, in a few words; "" if there are none."""
         if self.problem:
             return self.problem
         notes = ["not in the paper"] if self.column.extra else []
@@ -103,7 +103,7 @@ class Cell:
         return ", ".join(notes)
 
     def _shares(self) -> list[str]:
-        """Options in rounds whose share of a shortened run, rounded, differs from the whole."""
+        """Options in rounds whose share of a shorter run differs from the paper's, by rounding."""
         whole, notes = {**self.row.options, **self.column.method_options(self.row)}, []
         for name in self.row.scaled:
             here, planned = self.options[name] / self.rounds, whole[name] / self.column.rounds
@@ -114,7 +114,7 @@ class Cell:
 
 
 def collect(plan: Plan, store: Store, failures: Mapping[str, str]) -> tuple[Cell, ...]:
-    """Every cell of the study from what is complete. Raises DataError for a damaged run folder."""
+    """Every cell of the study, from complete runs. Raises DataError for a damaged run folder."""
     study, results = plan.study, []
     for column in study.columns:
         cells = [_cell(plan, row, column, store, failures) for row in study.rows]
@@ -130,9 +130,9 @@ def collect(plan: Plan, store: Store, failures: Mapping[str, str]) -> tuple[Cell
 
 
 def _twin(cell: Cell, cells: Sequence[Cell]) -> str:
-    """The label of a row of other options that has the same ones here; "" where there is none."""
+    """The label of a row whose options differ in the paper, but are the same here; or ""."""
     row = cell.row
-    # Only options that count rounds shrink with them, and so can become equal.
+    # Only options that count rounds shrink in a shorter run, and so can become equal.
     for other in (c for c in cells if row.scaled and c.row.method == row.method):
         alike = other.options == cell.options and other.row.reads == row.reads
         if alike and other.row.options != row.options:
@@ -162,6 +162,7 @@ def _cell(plan: Plan, row: Row, column: Column, store: Store, failures: Mapping[
         done = early or [c for c in options if store.done(c.run)]
         if not done:
             failed += lost.values()
+        # While a candidate is still to be trained there is no value: validation may choose it.
         elif whole and all(c in done or c.label in lost for c in options):
             value = _value(seed, done, store, metric, row.picked_by)
             values += [] if value is None else [value]
@@ -181,14 +182,14 @@ def _cell(plan: Plan, row: Row, column: Column, store: Store, failures: Mapping[
 
 
 def _ended_early(options: Sequence[Candidate], store: Store, metric: Metric) -> Sequence[Candidate]:
-    """A seed's only run, where it diverged and early stopping had kept a round before."""
+    """A seed's only run, if it diverged and early stopping would have kept an earlier round."""
     ended = store.diverged(options[0].run) if len(options) == 1 else None
     return options if metric.stop == "best" and ended is not None and ended.best else []
 
 
 def _why_not(seed: int, options: Sequence[Candidate], store: Store, metric: Metric) -> str:
-    """The reason in a complete run's summary for a missing value, as of a router without refit."""
-    # The words of `fedshift.experiments.measures.served`, which are kept in the run's summary.
+    """Why a complete run has no value, for example because the refit of its router failed."""
+    # `fedshift.experiments.measures.served` wrote this sentence into the run's summary.
     layer = f"The router has no {metric.key.partition('_')[0]} layer"
     reasons = [s for c in options for s in store.read(c.run).summary.get("why", ())]
     matching = [s for s in reasons if s.startswith(layer)]
@@ -200,7 +201,7 @@ def _why_not(seed: int, options: Sequence[Candidate], store: Store, metric: Metr
 def _value(
     seed: int, options: Sequence[Candidate], store: Store, metric: Metric, picked_by: str
 ) -> Value | None:
-    """A seed's value; None where the run says that it has none (a router that was not refitted)."""
+    """A seed's value; None if its run says that it has none, as after a refit that failed."""
     done = [store.read(c.run) for c in options]
     best = pick(done, metric, picked_by) if len(done) > 1 else 0
     chosen, facts = done[best], facts_of(done[best], metric)
@@ -229,7 +230,7 @@ def _value(
 
 
 def _over_rounds(run: Run, store: Store, metric: Metric) -> float:
-    """The mean, or the least, of the last rounds that were evaluated."""
+    """The mean, or the minimum, over the last evaluated rounds."""
     curve = store.curve(run, metric.key)
     last = [curve[t] for t in sorted(curve)[-metric.span :]]
     return min(last) if metric.of == "least" else fmean(last)
@@ -240,14 +241,14 @@ def _scale(value: Any, metric: Metric) -> float | None:
 
 
 def facts_of(finished: Finished, metric: Metric) -> Mapping[str, Any]:
-    """`scores`, with a number that follows from several rounds where the metric is one."""
+    """`scores`, with the metric added if it has to be computed from other numbers (`DERIVED`)."""
     facts = scores(finished, metric)
     make = DERIVED.get(metric.key)
     return facts if make is None else {**facts, metric.key: make(finished.summary)}
 
 
 def scores(finished: Finished, metric: Metric) -> Mapping[str, Any]:
-    """What a summary says of the round that counts. Raises DataError where it says nothing."""
+    """The numbers in a summary of the round that counts. Raises DataError if it has none."""
     facts = finished.summary.get(metric.stop)
     if not isinstance(facts, dict):
         raise DataError(
@@ -258,7 +259,7 @@ def scores(finished: Finished, metric: Metric) -> Mapping[str, Any]:
 
 
 def pick(done: Sequence[Finished], metric: Metric, picked_by: str = "validation_accuracy") -> int:
-    """The candidate of highest validation accuracy, or other number, at the round that counts.
+    """The index of the candidate with the highest `picked_by` at the round that counts.
 
     Ties go to the larger effective sample size, then to the lower validation loss, then to the
     first.
@@ -279,12 +280,12 @@ def pick(done: Sequence[Finished], metric: Metric, picked_by: str = "validation_
 
 
 def mean_curve(cell: Cell, store: Store, metric: Metric) -> dict[int, Moments]:
-    """Per round, the metric over the cell's seeds, for rounds that all have.
+    """The metric over the cell's seeds by round, for rounds that all of them have.
 
-    Without seeds whose training diverged, unless it is all of them. Rounds in which densities are
-    fitted come before those that are counted.
+    Seeds whose training diverged are left out, unless all did. Rounds that only fit densities are
+    not counted.
     """
-    # A run that diverged has no later rounds: with it, the mean curve would end there.
+    # A run that diverged has no later rounds. With it, the mean curve would end there.
     whole = [v for v in cell.values if v.diverged is None] or cell.values
     curves = [store.curve(v.run, metric.key) for v in whole]
     if not curves:

@@ -1,4 +1,4 @@
-"""Drawings of what changes from round to round, beside those of a table's cells."""
+"""Charts over the rounds of runs, in addition to those of a table's cells."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROUND = Axis("round")
 
 
 def by_round(study: Study, cells: Sequence[Cell], store: Store) -> dict[str, Drawn]:
-    """Each metric of `study.by_round` over the rounds; rows of the same runs are one line."""
+    """A chart for each metric of `study.by_round`; rows that read the same runs are one line."""
     drawn = {}
     for column in study.columns:
         for metric in study.by_round:
@@ -37,7 +37,7 @@ def by_round(study: Study, cells: Sequence[Cell], store: Store) -> dict[str, Dra
 
 
 def with_looks(study: Study) -> bool:
-    """Whether rows have the looks of their methods; those of one alone are told apart by order."""
+    """Whether rows are drawn in their methods' colours; rows of one method get one each instead."""
     return len({row.method for row in study.rows}) > 1 or len(study.rows) == 1
 
 
@@ -52,9 +52,10 @@ def _distinct(cells: Sequence[Cell], column: Column) -> Iterator[Cell]:
 
 
 def absent_labels(study: Study, cells: Sequence[Cell], store: Store) -> dict[str, Drawn]:
-    """Per column: every round as a point, its absent labels against tuning's loss; both by round.
+    """Three charts per column on absent labels and the loss of central tuning.
 
-    By round it is the first seed's run, for absences differ from seed to seed.
+    One has a point for each round of all seeds, absent labels against loss. Two show both by round,
+    for the first seed alone, since other seeds have absences in other rounds.
     """
     drawn = {}
     for column in study.columns:
@@ -65,7 +66,7 @@ def absent_labels(study: Study, cells: Sequence[Cell], store: Store) -> dict[str
             x, y = tuple(a for a, _ in pairs), tuple(b for _, b in pairs)
             absent, loss = absent_and_loss(runs[0])
             t = tuple(float(r["round"]) for r in runs[0]["label_sets"]["rounds"])[: len(loss)]
-            # Rows differ in what they tune, not in the method that names a look.
+            # Without a look: all rows have the same method, so its colour would be the same.
             points.append(Series(cell.row.label, x, y, line=False))
             losses.append(Series(cell.row.label, t, tuple(loss)))
             absences = absences or [Series("absent labels", t, tuple(absent))]

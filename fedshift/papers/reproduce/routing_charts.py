@@ -1,6 +1,6 @@
-"""Charts of methods with a router: accuracy by client and class, routing, and the risk of refusing.
+"""Charts of methods with a router: accuracy by client and class, routing, risk by coverage.
 
-All are means over the seeds of a cell, each of its run's last round.
+All show means over the seeds of a cell, after the last round of their runs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COVERAGES = tuple(np.linspace(LEAST_COVERAGE, 1.0, 39).tolist())
 
 @dataclass(frozen=True)
 class Drawn:
-    """A chart of a table, and what it shows in one line."""
+    """A chart of a table, and its caption."""
 
     chart: Chart
     caption: str
@@ -35,7 +35,7 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Routed:
-    """The runs of one router, a seed each, under the name of the first row that they fill."""
+    """The runs of one router, one for each seed, under the label of the first row that has them."""
 
     label: str
     runs: tuple[Run, ...]
@@ -49,7 +49,7 @@ class Routed:
 
 
 def routing_charts(study: Study, cells: Sequence[Cell], store: Store) -> dict[str, Drawn]:
-    """Per column two heat maps of its first router and the risk curves of all; none without runs.
+    """For each column with runs: two heat maps of its first router, and the risk curves of all.
 
     Raises DataError for a damaged run folder.
     """
@@ -66,7 +66,7 @@ def routing_charts(study: Study, cells: Sequence[Cell], store: Store) -> dict[st
 
 
 def routed(cells: Sequence[Cell], store: Store) -> list[Routed]:
-    """The distinct routers among the cells of a column; rows that read the same runs are one."""
+    """The distinct routers in the cells of a column; rows that read the same runs share one."""
     by_names: dict[tuple[str, ...], Routed | None] = {}
     for cell in cells:
         names = tuple(v.run.name for v in cell.values)
@@ -76,7 +76,7 @@ def routed(cells: Sequence[Cell], store: Store) -> list[Routed]:
 
 
 def _read(cell: Cell, store: Store) -> Routed | None:
-    """The seeds whose run has a router's details; None where no seed has."""
+    """The seeds of a cell whose run has details of a router; None if no seed has any."""
     pairs = [(v.run, _details(v.run, store)) for v in cell.values]
     usable = [
         (run, serving)
@@ -91,13 +91,13 @@ def _read(cell: Cell, store: Store) -> Routed | None:
 
 
 def _details(run: Run, store: Store) -> Serving | None:
-    """A run's "serving"; None for a run of a version that kept none."""
+    """The part "serving" of a run's summary; None if the run's version did not write it."""
     summary = store.read(run).summary
     return None if "serving" not in summary else parsed(json.dumps(summary)).serving
 
 
 def mean_defined(matrices: Sequence[Sequence[Sequence[float | None]]]) -> tuple[Floats, Floats]:
-    """(mean over the seeds that have a value, how many these are), entry by entry; NaN for none."""
+    """(mean over the seeds that have a value, NaN if none has; how many have one), by entry."""
     stacked = np.array(matrices, dtype=np.float64)
     defined = ~np.isnan(stacked)
     count = defined.sum(0)
@@ -160,7 +160,7 @@ def _risk(column: Column, routers: Sequence[Routed]) -> dict[str, Drawn]:
 
 def mean_risk(routers: Sequence[RouterDetails]) -> Floats:
     """Mean over seeds of the risk at COVERAGES, linear between the points that a run keeps."""
-    # Runs keep different coverages, since they have different numbers of queries.
+    # Runs have different numbers of queries, and so points at different coverages.
     curves = [np.interp(COVERAGES, r.coverage, r.risk) for r in routers]
     return np.mean(curves, axis=0)  # type: ignore[no-any-return]
 

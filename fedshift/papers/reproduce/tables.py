@@ -1,4 +1,4 @@
-"""The cells as tables: one like the paper's, one line per cell, and one line per seed."""
+"""The tables of a study's cells: one like the paper's, one by cell, and one by seed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SEEDS = (
 
 
 def paper_table(study: Study, cells: Sequence[Cell]) -> Table | None:
-    """Methods by data sets, each cell ours with the paper's behind; None where it is too wide."""
+    """Methods by data sets; each cell has our number, then the paper's. None if it is too wide."""
     columns = study.columns
     if not 0 < len(columns) <= WIDEST:
         return None
@@ -38,7 +38,7 @@ def paper_table(study: Study, cells: Sequence[Cell]) -> Table | None:
 
 
 def cell_table(study: Study, cells: Sequence[Cell]) -> Table:
-    """One line per cell: ours, the paper's, interval, difference, what is not the same."""
+    """A line for each cell: our number, the paper's, interval, difference, what differs."""
     header = (
         "Data",
         "Split",
@@ -122,9 +122,9 @@ def seeds_table(cells: Sequence[Cell]) -> Table:
 def runs_by_seed(
     cells: Sequence[Cell], store: Store, linked: str, recorded: str
 ) -> tuple[str, ...]:
-    """A column of each cell's seeds with the address of its run's folder, or the record's id.
+    """A column with each cell's seeds, linked to their runs' folders, or with their records' ids.
 
-    linked, recorded: how to write (seed, address) and (seed, id). Names of runs need no escaping.
+    linked, recorded: formats for (seed, address) and (seed, id). Names of runs need no escaping.
     """
 
     def one(value: Value) -> str:
@@ -136,14 +136,14 @@ def runs_by_seed(
 
 
 def here(cell: Cell, metric: Metric) -> str:
-    """Ours: mean and deviation over seeds; of a single seed, the deviation over its rounds."""
+    """Our number: mean and deviation over seeds; for a single seed, the deviation over rounds."""
     text = spread(cell.moments, metric.digits)
     rounds = cell.values[0].over_rounds if len(cell.values) == 1 else None
     return text if rounds is None else f"{text} ± {rounds:.{metric.digits}f} over rounds"
 
 
 def printed_text(cell: Printed | None, metric: Metric) -> str:
-    """The printed cell with the digits of the table (a mean with more keeps them)."""
+    """The paper's cell with the digits of our table; a mean printed with more keeps them."""
     if cell is None:
         return MISSING
     mean = max(f"{cell.mean:.{metric.digits}f}", f"{cell.mean:g}", key=len)

@@ -1,4 +1,4 @@
-"""Hyper-parameters by validation: train a grid, choose the best point, store it."""
+"""Tuning hyper-parameters: train a grid, choose the best point by validation, and store it."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def grid_runs(plan: Plan) -> dict[str, Run]:
 def choose_tuned(plan: Plan, store: Store) -> dict[Key, Mapping[str, Any]]:
     """A record for every grid of the plan that is complete.
 
-    The grid point of highest accuracy on target-like validation examples wins, at the round of
-    lowest validation loss; of equals the one of lower loss. One that diverged cannot win. Where
-    all points have one accuracy, validation says nothing and the row keeps its default (chosen;
-    "undecided" in the record). Chosen: one seed, the first; the paper does not say on how many it
-    tuned.
+    The grid point with the highest accuracy on validation examples that follow the target wins, at
+    the round of lowest validation loss; ties go to the lower loss. A point that diverged cannot
+    win. If all points have the same accuracy, validation says nothing, and the row keeps its
+    default ("undecided" in the record). That is chosen, and so is tuning on one seed, the first:
+    the paper does not say on how many it tuned.
     """
     records: dict[Key, Mapping[str, Any]] = {}
     for row, column in tunable(plan):
@@ -70,12 +70,12 @@ def choose_tuned(plan: Plan, store: Store) -> dict[Key, Mapping[str, Any]]:
 def says_nothing(
     done: Sequence[Finished], metric: Metric, picked_by: str = "validation_accuracy"
 ) -> bool:
-    """Whether all points of a grid have one validation accuracy at the round that counts."""
+    """Whether all points of a grid have the same validation accuracy at the round that counts."""
     return len({scores(one, metric).get(picked_by) for one in done}) == 1 < len(done)
 
 
 def _evidence(c: Candidate, run_scores: Mapping[str, Any] | None, picked_by: str) -> dict[str, Any]:
-    """The scores of a grid point; only its run if it diverged."""
+    """A grid point's options, run and scores, for the record; scores are None if it diverged."""
     facts = dict.fromkeys((picked_by, "validation_accuracy", "validation_loss", "round"))
     kept = (fact for fact in facts if run_scores is None or fact in run_scores)
     return {
@@ -86,7 +86,7 @@ def _evidence(c: Candidate, run_scores: Mapping[str, Any] | None, picked_by: str
 
 
 def read_tuned(path: Path, plan: Plan | None = None) -> dict[Key, dict[str, Any]]:
-    """tuned.json as (column key, row label) -> its record; empty where there is no such file.
+    """tuned.json as (column key, row label) -> record; {} if there is no such file.
 
     Raises DataError for a damaged file, and for values that a cell of the plan cannot have.
     """
@@ -139,9 +139,9 @@ def options_of(records: Records) -> dict[Key, Options]:
 
 
 def add_tuned(path: Path, records: Records) -> Records:
-    """Put the records into tuned.json, beside those of other columns and rows; all that it has now.
+    """Add records to tuned.json, beside those of other columns and rows; return all of them.
 
-    It is read now: another invocation may have added records while this one trained its grids.
+    The file is read again here: another process may have added records while this one trained.
     """
     with _one_at_a_time(path.parent):
         merged = {**read_tuned(path), **records}
@@ -152,13 +152,13 @@ def add_tuned(path: Path, records: Records) -> Records:
 
 @contextlib.contextmanager
 def _one_at_a_time(folder: Path) -> Iterator[None]:
-    """Wait for other processes in the folder, where the system and the disk have such locks."""
+    """Wait for other processes that are in this block; no lock if the system or disk has none."""
     if importlib.util.find_spec("fcntl") is None:
         yield
         return
     import fcntl
 
-    # The folder is locked, not the file, which is replaced by a rename.
+    # The folder is locked and not the file, because writing replaces the file by a rename.
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""The verdict of a table, one sentence per column."""
+"""The sentences under a table: verdicts, margins, and rows without a value."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from fedshift.sweeps.texts import difference
 
 
 def verdicts(study: Study, cells: Sequence[Cell]) -> tuple[str, ...]:
-    """For every column with runs: whether the rows that `study.verdict` names beat the baseline.
+    """For every column with runs, a sentence on who beats whom.
 
-    And of each pair in `study.compared`, whether the first beats the second. "beats": the 95 %
-    interval of the paired difference lies above 0; "is worse than": below 0; else "does not clearly
-    beat". Below three seeds there is no interval, and the sentence says so.
+    It compares the rows of `study.verdict` with the baseline, and the two rows of each pair in
+    `study.compared`. "beats" means that the 95 % interval of the paired difference is above 0, "is
+    worse than" that it is below 0; otherwise it "does not clearly beat". Below three seeds there is
+    no interval, and the sentence says so.
     """
     lines = []
     for column in study.columns:
@@ -31,7 +32,7 @@ def verdicts(study: Study, cells: Sequence[Cell]) -> tuple[str, ...]:
 
 
 def margins(study: Study, cells: Sequence[Cell]) -> tuple[str, ...]:
-    """For every column: how far `study.verdict` is ahead of the best of each group of rivals."""
+    """For every column, how far rows of `study.verdict` are ahead of the best in each group."""
     lines = []
     for column in study.columns:
         means = {c.row.label: c.moments.mean for c in cells if c.column is column and c.moments}
@@ -50,7 +51,7 @@ def margins(study: Study, cells: Sequence[Cell]) -> tuple[str, ...]:
 
 
 def without_value(cells: Sequence[Cell]) -> tuple[str, ...]:
-    """For every row that has no value of some seed although its run is complete: why."""
+    """For every row and seed whose run is complete, but has no value: why."""
     return tuple(
         f'No value of "{c.row.label}" on {c.column.title} {c.column.split}, {why}'
         for c in cells
@@ -59,7 +60,7 @@ def without_value(cells: Sequence[Cell]) -> tuple[str, ...]:
 
 
 def stopped_early(cells: Sequence[Cell]) -> tuple[str, ...]:
-    """For every row with runs that diverged and count at the best round before: which, and when."""
+    """For every row, the runs that diverged and count at their best round before that."""
     return tuple(
         f"Diverged: {c.row.label} on {c.column.title} {c.column.split}, {', '.join(c.stopped)}. "
         "What was best on validation before that counts, as early stopping would have kept it."
@@ -77,7 +78,7 @@ def _outcome(cell: Cell, study: Study) -> str:
 
 
 def _beside(cell: Cell, other: Cell, study: Study) -> str:
-    """One row of a pair beside the other, with the seeds on which it is ahead; "" without any."""
+    """How one row of a pair compares with the other, and on how many seeds it is ahead; or ""."""
     metric, base = study.metric_of(cell.row), other.by_seed
     result = paired(cell.by_seed, base, kind=study.interval, within=metric.within)
     if result is None:

@@ -1,4 +1,4 @@
-"""From runs to the rows of a comparison: what each run came to, and each method over its seeds."""
+"""From runs to the rows of a comparison: each run's numbers, and each method over its seeds."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from fedshift.sweeps.statistics import paired
 from fedshift.sweeps.store import Run, Store
 
 Facts = Mapping[str, Any]
-# Numbers at the target, and the same of the model that is corrected for it.
+# Numbers at the target -> the same numbers of the model that is corrected for the target.
 CORRECTED = {name: f"{name}_corrected" for name in ("target_accuracy", "target_loss")}
 
 
 @dataclass(frozen=True)
-class Measured:
-    """One run of a setting: its numbers by name, or why there are none.
+class RunResult:
+    """One run of a setting: its numbers by name (`facts`), or why there are none.
 
-    state  "done", "diverged", "failed" or "not run"
-    target the client that is held out, where targets vary; seed is its place among them
+    state   "done", "diverged", "failed" or "not run"
+    target  the client that is held out, if targets vary; seed is its place among them
     """
 
     method: str
@@ -48,15 +48,16 @@ class Measured:
 class Row:
     """A method: the setting that validation chose, and its runs over the seeds.
 
-    moments     of the metric; difference: paired, to the base
-    corrected   of the models corrected for the target, where accuracy or loss is compared;
-                corrected_difference: paired, to the base, corrected as well
-    validation  by setting, the mean that it was chosen by; empty where there was one alone
+    moments               of the metric
+    difference            of the metric to the base, paired
+    corrected             of the models corrected for the target, if accuracy or loss is compared
+    corrected_difference  of these to the base's corrected models, paired
+    validation            the mean that each setting was chosen by; {} if there is one setting
     """
 
     label: str
     setting: str
-    runs: tuple[Measured, ...]
+    runs: tuple[RunResult, ...]
     moments: Moments | None = None
     difference: Moments | None = None
     corrected: Moments | None = None
@@ -64,12 +65,12 @@ class Row:
     validation: Mapping[str, float | None] = field(default_factory=dict)
 
     def values(self, name: str) -> dict[int, float]:
-        """A number of its runs by seed."""
+        """The number `name` of the method's runs, by seed; without those that do not have it."""
         numbers = {m.seed: m.number(name) for m in self.runs}
         return {s: v for s, v in numbers.items() if v is not None and math.isfinite(v)}
 
     def mean(self, name: str) -> float | None:
-        """Its mean over the seeds; None where no run has it."""
+        """The mean of a number over the seeds; None if no run has it."""
         values = self.values(name).values()
         return math.fsum(values) / len(values) if values else None
 
@@ -85,22 +86,23 @@ class Row:
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """The clients that its runs hold out; () where seeds vary."""
+        """The clients that its runs hold out; () if seeds vary."""
         return tuple(m.target for m in sorted(self.runs, key=lambda m: m.seed) if m.target)
 
     def worst(self, name: str) -> float | None:
-        """The mean of its worst tenth of runs, one at least; None where no run has the number."""
+        """The mean of the worst tenth of its runs, at least one; None if no run has the number."""
         values = sorted(self.values(name).values(), reverse=smaller_is_better(name))
         worst = values[: math.ceil(len(values) / 10)]
         return math.fsum(worst) / len(worst) if worst else None
 
 
-def measured(plan: Plan, store: Store, report: Report) -> tuple[Measured, ...]:
-    """Every run of the plan. Raises DataError for a damaged run folder."""
+def run_results(plan: Plan, store: Store, report: Report) -> tuple[RunResult, ...]:
+    """The result of every run of the plan. Raises DataError for a damaged run folder."""
     states: dict[str, tuple[str, str, Facts]] = {}
     for name, run in plan.runs.items():
         if store.done(run):
             summary = store.read(run).summary
+            # Where both have a number, that of the final model replaces the last round's.
             states[name] = (
                 "done",
                 "",
@@ -115,7 +117,7 @@ def measured(plan: Plan, store: Store, report: Report) -> tuple[Measured, ...]:
         else:
             states[name] = "not run", "", {}
     return tuple(
-        Measured(
+        RunResult(
             contender.label,
             point.label,
             seed,
@@ -129,13 +131,13 @@ def measured(plan: Plan, store: Store, report: Report) -> tuple[Measured, ...]:
     )
 
 
-def metric_of(plan: Plan, runs: Iterable[Measured]) -> str:
+def metric_of(plan: Plan, runs: Iterable[RunResult]) -> str:
     """The name of the number that is compared. Raises InputError for one that no run has."""
     done = [m for m in runs if m.state == "done"]
     names = dict.fromkeys(k for m in done for k in m.facts if m.number(k) is not None)
     if plan.metric is None:
-        # Where clients serve models of their own, each is tested on its own examples, as `fit` says
-        # it; numbers that are predicted have no accuracy.
+        # In this order: if clients serve models of their own, these are what `fit` reports; in
+        # regression there is no accuracy.
         first = (OWN, "target_accuracy", "rmse", "target_loss")
         return next((name for name in first if name in names), "target_accuracy")
     if done and plan.metric not in names:
@@ -143,7 +145,7 @@ def metric_of(plan: Plan, runs: Iterable[Measured]) -> str:
     return plan.metric
 
 
-def rows_of(plan: Plan, runs: Sequence[Measured], metric: str) -> tuple[Row, ...]:
+def rows_of(plan: Plan, runs: Sequence[RunResult], metric: str) -> tuple[Row, ...]:
     """A row per method, at the setting that validation chose, beside the base."""
     rows = [_row(plan, contender, runs, metric) for contender in plan.contenders]
     base = next(row for row in rows if row.label == plan.base)
@@ -160,7 +162,7 @@ def rows_of(plan: Plan, runs: Sequence[Measured], metric: str) -> tuple[Row, ...
     )
 
 
-def _row(plan: Plan, contender: Contender, runs: Sequence[Measured], metric: str) -> Row:
+def _row(plan: Plan, contender: Contender, runs: Sequence[RunResult], metric: str) -> Row:
     by_point = {
         p.label: tuple(m for m in runs if (m.method, m.setting) == (contender.label, p.label))
         for p in contender.points
@@ -170,12 +172,12 @@ def _row(plan: Plan, contender: Contender, runs: Sequence[Measured], metric: str
     merits = {label: row.mean(by[label]) for label, row in rows.items()}
 
     def merit(label: str) -> tuple[int, float]:
-        """Seeds that came to an end count first: a setting that diverges is not preferred."""
+        """Order settings by complete seeds first: one that diverges on a seed must not win."""
         done = sum(m.state == "done" for m in rows[label].runs)
         value, sign = merits[label], -1 if smaller_is_better(by[label]) else 1
         return done, -math.inf if value is None else sign * value
 
-    row = rows[max(rows, key=merit)]  # of equals the first
+    row = rows[max(rows, key=merit)]  # the first of equals
     several = merits if len(merits) > 1 else {}
     moved = CORRECTED.get(metric)
     corrected = _moments(row, moved) if moved else None
@@ -187,10 +189,11 @@ def _moments(row: Row, metric: str) -> Moments | None:
     return moments(values, within=bounds_of(metric, values)) if values else None
 
 
-def chosen_by(plan: Plan, runs: Sequence[Measured]) -> str:
-    """The number that settings are chosen by: of validation examples, never of the target's test.
+def chosen_by(plan: Plan, runs: Sequence[RunResult]) -> str:
+    """The name of the number that settings are chosen by.
 
-    Where clients serve models of their own, these are measured on their own validation examples.
+    It is measured on validation examples, never on the target's test examples. If clients serve
+    models of their own, it is their accuracy on the clients' own validation examples.
     """
     if any("average_accuracy" in m.facts for m in runs):
         return "source_accuracy"
@@ -198,13 +201,13 @@ def chosen_by(plan: Plan, runs: Sequence[Measured]) -> str:
         return "estimated_loss"
     if plan.rule == "validation":
         return "validation_accuracy"
-    # Of runs that correct their models, as `ess = "auto"` chooses.
+    # If runs correct their models, the corrected ones are compared, as `ess = "auto"` does.
     moved = "estimated_accuracy_corrected"
     return moved if any(m.number(moved) is not None for m in runs) else "estimated_accuracy"
 
 
 def smaller_is_better(metric: str) -> bool:
-    """Whether a number, by its name, is an error or a loss."""
+    """Whether a number is an error or a loss; tells by its name."""
     of = metric.removesuffix("_corrected")
     return of.endswith(("loss", "rmse")) or of == "mae"
 

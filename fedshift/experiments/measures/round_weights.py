@@ -1,4 +1,4 @@
-"""The weights that rounds used: the ESS and gap of each round, and their means over a run."""
+"""The weights of a run's rounds: the ESS and gap of each round, and means over all rounds."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Floats = NDArray[np.float64]
 class Reach(NamedTuple):
     """The ESS of weights a over a cohort of N examples, and the gap to the target that they leave.
 
-    ess = 1 / sum_i a_i^2 / n_i in examples and ess_fraction = ess / N; gap = ||T - S^T a||_2 and
-    l1 = ||T - S^T a||_1, S being the cohort's label marginals. Where examples are weighed by their
-    labels, S^T a and ESS are of these weights (`masses`).
+    ess = 1 / sum_i (a_i^2 / n_i) in examples, and ess_fraction = ess / N. gap = ||T - S^T a||_2 and
+    l1 = ||T - S^T a||_1, with the cohort's label marginals S. If a method weighs examples by their
+    labels, S^T a and the ESS are computed with these weights (`masses`).
     """
 
     ess: float
@@ -38,24 +38,24 @@ class Reach(NamedTuple):
 def registered(current: Round, table: Params) -> Params:
     """Sizes n [M] and label counts [M, K] as the clients registered them in this run.
 
-    They differ from the `table` of the dealt data where a method has clients draw other examples,
-    and where clients of a federation bring other data. What clients did not register is taken from
-    the table: labels, which most methods do not ask for (`sizes_alone`).
+    They differ from the `table` of the dealt data if the method lets clients draw other examples,
+    or if clients of a federation bring other data. What clients did not register is taken from the
+    table: usually the labels, which most methods do not ask for (`sizes_alone`).
     """
     return {**table, **{k: v for k, v in current.server.get("table", {}).items() if k in table}}
 
 
 def sizes_alone(current: Round, table: Params) -> bool:
-    """Whether clients registered other sizes than those of the `table`, and no labels."""
+    """Whether clients registered sizes that differ from the `table`'s, and no labels."""
     sent = current.server.get("table", {})
     return "n" in sent and "labels" not in sent and not sent["n"].equal(table["n"])
 
 
 def ess_of(weights: Floats, sizes: Floats) -> float:
-    """`effective_sample_size`; NaN where a client without examples has weight, as in a plain mean.
+    """`effective_sample_size`; NaN where it is undefined, which is no reason for a run to fail.
 
-    Also NaN if no client has an example: then it is undefined, which is no reason for a run to
-    fail.
+    It is undefined if no client has an example, or if a client without examples has a weight, as
+    in a plain mean over clients.
     """
     used = weights > 0
     if not used.any() or (sizes[used] <= 0).any():
@@ -66,9 +66,10 @@ def ess_of(weights: Floats, sizes: Floats) -> float:
 def masses(
     algorithm: Algorithm, server: Parts, ids: Tensor, weights: Tensor, labels: Tensor
 ) -> Tensor | None:
-    """A_iy = a_i S_iy w_iy [C, K], divided by their sum, of clients that weigh examples by labels.
+    """A_iy = a_i S_iy w_iy [C, K], divided by their sum: what each label of each client counts.
 
-    None where a method does not, or where no example counts. labels [C, K].
+    w_iy is the weight of an example of label y at client i, labels [C, K] are the clients' counts.
+    None for a method that does not weigh examples by labels, or if no example counts.
     """
     w = ask(algorithm, Capabilities.label_weights, server, ids, weights)
     if w is None:
@@ -84,14 +85,14 @@ def weighs_labels(algorithm: Algorithm, current: Round) -> bool:
 
 
 def reach(current: Round, table: Params, target: Tensor, algorithm: Algorithm) -> Reach:
-    """What the round's weights over its own cohort leave; T [K], table as in `registered`."""
+    """ESS and gap of the round's weights over its own cohort; T [K], table as in `registered`."""
     if not current.weights.any():
         return Reach(math.nan, math.nan, math.nan, math.nan)
     registers = registered(current, table)
     n, labels = (registers[name][current.cohort] for name in ("n", "labels"))
     weighed = masses(algorithm, current.server, current.cohort, current.weights, labels)
     if weighed is None:
-        # Shares of the labels that there are; clamp: a client without any has zeros, not 0/0.
+        # clamp: a client without examples gets shares of zero, instead of 0/0.
         mixed = current.weights @ (labels / labels.sum(1, keepdim=True).clamp(min=1.0))
         ess = ess_of(current.weights.numpy(), n.numpy())
     else:
@@ -103,13 +104,17 @@ def reach(current: Round, table: Params, target: Tensor, algorithm: Algorithm) -
 
 
 @dataclass(frozen=True, eq=False)
-class Played:
-    """Sums over the rounds that changed something, for runs whose rounds have other clients.
+class WeightSums:
+    """Sums over the rounds' weights, for runs whose rounds do not all have the same clients.
 
-    shares [M] sums a_i, 0 where a client was not drawn or dropped out. reached sums each measure
-    over the rounds in which it is defined, and defined counts these: weights on a client without
-    examples have no ESS. Of a method with FedPALS' programme also the least and the largest lambda,
-    in how many rounds the weights are certified, and in how many `ess` changes nothing.
+    Skipped rounds do not count.
+
+    shares     [M] sums of a_i; a round in which a client is missing adds 0
+    reached    sums of each measure over the rounds in which it is defined
+    defined    how many these are, by measure: weights on a client without examples have no ESS
+    lams       the least and the largest lambda, for a method with FedPALS' programme
+    certified  in how many rounds its weights are certified
+    unneeded   in how many rounds its option `ess` has no effect
     """
 
     rounds: int = 0
@@ -120,15 +125,17 @@ class Played:
     certified: int = 0
     unneeded: int = 0
 
-    def after(self, current: Round, algorithm: Algorithm, table: Params, target: Tensor) -> Played:
-        """With one round more; a skipped one has changed nothing and does not count."""
+    def after(
+        self, current: Round, algorithm: Algorithm, table: Params, target: Tensor
+    ) -> WeightSums:
+        """These sums with one more round added; a skipped round changes nothing."""
         if current.skipped:
             return self
-        # A copy: `Played` is a value, and the one before this round must stay as it is.
+        # A copy, because the sums before this round must not change.
         shares = self.shares.copy() if self.rounds else np.zeros(len(table["n"]))
         shares[current.cohort.numpy()] += current.weights.numpy()
         here = reach(current, table, target, algorithm)
-        # Measure by measure: a round without an ESS still has a gap.
+        # Each measure is counted on its own: a round without an ESS still has a gap.
         defined = [not math.isnan(v) for v in here]
         sums = (a + b if d else a for a, b, d in zip(self.reached, here, defined, strict=True))
         summed = replace(
@@ -157,7 +164,7 @@ class Played:
 
     @property
     def mean(self) -> Reach:
-        """The means of what the rounds reached, each over those where it is defined, else NaN."""
+        """The mean of each measure over the rounds in which it is defined; NaN if in none."""
         pairs = zip(self.reached, self.defined, strict=True)
         return Reach(*(v / n if n else math.nan for v, n in pairs))
 
@@ -168,13 +175,13 @@ class Played:
 
     @property
     def lam(self) -> float | None:
-        """The lambda of all rounds; None where each has its own, as with `ess`, or none."""
+        """The lambda of all rounds; None if rounds differ in it, as with `ess`, or have none."""
         return self.lams[0] if self.lams and self.lams[0] == self.lams[1] else None
 
     def facts(self) -> dict[str, Any]:
-        """All of it as values that JSON can hold, number by number the same.
+        """All fields as values that JSON can hold, with the same numbers to the last bit.
 
-        As text where a number may be NaN or infinite, which JSON has no numbers for.
+        Numbers that may be NaN or infinite are written as text, since JSON has no such numbers.
         """
         return {
             "rounds": self.rounds,
@@ -187,10 +194,10 @@ class Played:
         }
 
 
-def played_of(facts: Mapping[str, Any]) -> Played:
-    """The inverse of `Played.facts`."""
+def weight_sums_of(facts: Mapping[str, Any]) -> WeightSums:
+    """The inverse of `WeightSums.facts`."""
     low_and_high = facts["lams"]
-    return Played(
+    return WeightSums(
         facts["rounds"],
         np.array(facts["shares"], dtype=np.float64),
         Reach(*(float(v) for v in facts["reached"])),
@@ -204,15 +211,15 @@ def played_of(facts: Mapping[str, Any]) -> Played:
 def describe_weights(
     current: Round, table: Params, target: Tensor, algorithm: Algorithm
 ) -> dict[str, Any]:
-    """The part of a round's event on its weights; empty where all clients took part.
+    """The part of a round's event on its weights; {} if all clients took part.
 
-    Which clients dropped out and why, and how far from the target the others mix. For a skipped
-    round: the reason, and the gap over the clients that would have taken part.
+    It says which clients dropped out and why, and how far from the target the mixture of the others
+    is. For a skipped round: the reason, and the gap of the clients that would have taken part.
     """
     lost = bool(current.dropped or current.skipped)
     if not lost and len(current.cohort) == len(table["n"]):
         return {}
-    if not current.weights.any():  # no client has an example: there is no gap
+    if not current.weights.any():  # no client has an example, so there is no mixture
         return {"dropped": [one._asdict() for one in current.dropped], "skipped": current.skipped}
     of = reach(current, table, target, algorithm)
     facts: dict[str, Any] = {"gap": of.gap}

@@ -1,19 +1,16 @@
-"""From a configuration to the setting that recipes build on."""
+"""What [training] describes, as objects: a recipe's setting, local training, and the gate."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from torch import Tensor
 
-from fedshift.client.importance import two_values
 from fedshift.client.local import Local
 from fedshift.client.schedules import Cosine
 from fedshift.data import Examples
 from fedshift.engine.checks.gate import Gate
 from fedshift.experiments.config.custom_network import Unpacking
-from fedshift.experiments.config.prepared import Prepared
 from fedshift.experiments.config.schema import Training
 from fedshift.model import Model
 from fedshift.recipes import Setting
@@ -51,13 +48,6 @@ def setting(
         cap=t.max_weight,
         seed=seed,
     )
-
-
-def for_densities(base: Setting, prepared: Prepared) -> Setting:
-    """The setting with what methods that fit densities of inputs need to know of the inputs."""
-    # A site sees only its own inputs, and all clients must fit densities of one kind.
-    pair = None if prepared.at_sites else two_values(prepared.task.clients)
-    return replace(base, two_values=pair, log_ratios=prepared.log_ratios)
 
 
 def local_of(t: Training) -> Local:

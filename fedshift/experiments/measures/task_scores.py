@@ -1,4 +1,4 @@
-"""What is measured on held-out examples, for each kind of task."""
+"""Scores on held-out examples, for each kind of task."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from fedshift.model import Model
 from fedshift.record.rounds import ESTIMATES
 from fedshift.tree import Params
 
-# Numbers beside those that every run has, by the kind of the task.
-# On fewer test examples than this, an accuracy is open by more than ten points to each side.
+# On fewer test examples, an accuracy's interval reaches more than ten points to each side.
 FEW = 50
+# Numbers beside those that every run has, by the kind of the task.
 EXTRA = {
     "classification": (),
     "regression": ("rmse", "mae", "r2", *ESTIMATES),
@@ -30,10 +30,11 @@ def scored(
     task: Task, model: Model, pair: tuple[Params, Params], examples: Examples, *,
     confusion: bool = False,
 ) -> Scored:  # fmt: skip
-    """One model on examples of the task; pair: its parameters and buffers.
+    """The score of one model on examples of the task; pair: its parameters and buffers.
 
-    confusion: also count which class is taken for which, where classes are predicted.
+    confusion: in classification, also count which class is taken for which.
     """
+    # The examples may be at a client's site, which then computes the score.
     if examples.scorer is not None:
         elsewhere: Scored = examples.scorer(pair)
         return elsewhere
@@ -48,8 +49,8 @@ def scored(
 def estimated(task: Task, pooled: Scored) -> tuple[AccuracyEstimate, dict[str, float]]:
     """(the estimated accuracy at the target, other estimates by name).
 
-    pooled: of all clients' validation examples. Numbers to predict have no accuracy: NaN, beside
-    the mass of T that is not measured, and the estimated loss.
+    pooled: the score on all clients' validation examples. Regression has no accuracy: it is NaN
+    then, with the mass of T that is not measured, and the other estimates have the loss.
     """
     target = task.target.numpy()
     if isinstance(pooled, Score | LabelScore):
@@ -66,15 +67,15 @@ def estimated(task: Task, pooled: Scored) -> tuple[AccuracyEstimate, dict[str, f
 
 
 def truth(task: Task, examples: Examples) -> Tensor:
-    """What is to be predicted of examples: labels [n], numbers [n] or labels [n, L] of 0 and 1."""
+    """The true answers for examples: labels [n], numbers [n], or labels [n, L] of 0 and 1."""
     return last_columns(examples.x, len(task.outputs)) if task.outputs else examples.y
 
 
 def few_tests(test: Scored, classes: Sequence[str], target: Sequence[float]) -> list[str]:
-    """A sentence on an accuracy of few examples: its interval, and the label that is scarcest.
+    """A sentence on an accuracy of few examples: Wilson's 95 % interval, and the scarcest label.
 
-    Test rows that are drawn to follow a target's labels are as few as its scarcest label makes
-    them. Wilson's 95 % interval.
+    Test rows that follow a target's label shares are limited by the label that has fewest rows for
+    its share.
     """
     if not isinstance(test, Score) or not 0 < test.n < FEW:
         return []

@@ -1,9 +1,6 @@
-"""Checks before a run trains, and who listens to its events."""
+"""Checks of a method and its federation before a run writes or trains anything."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -16,27 +13,15 @@ from fedshift.errors import InputError
 from fedshift.experiments.config.schema import Training
 from fedshift.experiments.measures.served import whole
 
-Listener = Callable[[dict[str, Any]], None]
-
-
-def listeners(*all_: Listener) -> Listener:
-    """One listener that passes events to all of these."""
-
-    def tell(event: dict[str, Any]) -> None:
-        for listen in all_:
-            listen(event)
-
-    return tell
-
-
-def silent(event: dict[str, Any]) -> None:
-    """A listener that ignores events."""
-
 
 def check_first_round(
     algorithm: Algorithm, federation: Federation, training: Training, task: Task
 ) -> None:
-    """Raise errors of the weights before anything is written or trained."""
+    """Raise InputError for a round 1 that cannot be opened, before anything is written or trained.
+
+    Reasons are a cohort that does not suit the method, weights that do not exist under the cap or
+    ESS, and a target that no model could serve.
+    """
     size = len(federation.clients) if training.cohort is None else training.cohort
     try:
         ids = draw_cohort(len(federation.clients), size, 1, federation.seeds.cohort)
@@ -49,7 +34,7 @@ def check_first_round(
             f"that all would be skipped; give at most {size}"
         )
     server = start(algorithm, federation).server
-    # For its errors: weights that do not exist under this cap or ESS.
+    # Its result is not needed: it raises for weights that do not exist under this cap or ESS.
     open_round(algorithm, server, ids, 1, federation.gate.max_weight)
     if not task.tests and not whole(server, federation):
         raise InputError(
@@ -60,7 +45,11 @@ def check_first_round(
 
 
 def check_own_models(name: str, algorithm: Algorithm, federation: Federation) -> None:
-    """Raise InputError for a method whose clients' models need what only the server has."""
+    """Raise InputError for a method whose clients cannot test their own models.
+
+    They cannot where the model that a client serves needs a part of the server's state that is
+    sent to no client. Whether it does shows when the model is asked for: the part is missing then.
+    """
     server, ids = start(algorithm, federation).server, torch.arange(len(federation.clients))
     stage = algorithm.at(1)
     context = server | {"cohort": {"id": ids, "weight": stage.weigh(server, ids)}}

@@ -1,8 +1,9 @@
-"""What is measured of a round's models, and where: in this process, or at the clients' sites.
+"""Scores of a round's models: computed in this process, or sent by the clients' sites.
 
-Where models stay at their sites, each client sends counts of what its own model gets right on its
-own test examples. Their accuracies are those of one process. What all models say together (votes,
-answers of the client that a router names) needs the models in one place, and is not measured.
+If models stay at their sites, each client counts what its own model gets right on its own test
+examples. The accuracies made of these counts equal those of a run in one process. Votes of all
+models, and answers of the client that a router names, would need the models in one place; they
+are not measured there.
 """
 
 from __future__ import annotations
@@ -26,8 +27,7 @@ from fedshift.evaluation.serving import average_accuracy
 from fedshift.experiments.config.custom import Metric
 from fedshift.experiments.engines import Engine, OnSites, evaluating
 from fedshift.experiments.measures.custom_metrics import metric_values
-from fedshift.experiments.measures.measuring import estimated, scored
-from fedshift.experiments.measures.played import reach, registered
+from fedshift.experiments.measures.round_weights import reach, registered
 from fedshift.experiments.measures.served import (
     REFITS,
     TOLERANCE,
@@ -40,12 +40,13 @@ from fedshift.experiments.measures.served import (
     observe,
     whole,
 )
+from fedshift.experiments.measures.task_scores import estimated, scored
 from fedshift.record.rounds import Metrics, ServedMetrics
 from fedshift.router.refit import LOADING, discriminant, penalised
 from fedshift.router.route import Router
 from fedshift.tree import Params
 
-# As many as `Router.refitted` takes by default.
+# The most rounds of messages for a router's refit: the default of `Router.refitted`.
 ROUNDS = 2000
 
 
@@ -53,9 +54,10 @@ ROUNDS = 2000
 class Evaluation:
     """Scores on everything that a task holds out: of the global model, or of all clients' models.
 
-    served: how the clients' models answer, where every client has a test set of its own. others:
-    more numbers by name, and the user's metrics. tests: the scores on each client's own test set,
-    or (). silent: clients that were asked for scores and sent none.
+    served  how the clients' models answer, if every client has a test set of its own
+    others  more numbers by name, among them the user's metrics
+    tests   the scores on each client's own test set, or ()
+    silent  clients that were asked for scores and sent none
     """
 
     test: Scored
@@ -73,20 +75,19 @@ def evaluate(
     metrics: Mapping[str, Metric] = MappingProxyType({}),
     sent: Mapping[int, Scored] | None = None,
 ) -> Evaluation:  # fmt: skip
-    """Scored a round's model (or models) on the test examples and on each client's validation.
+    """Score a round's model (or models) on the test examples and each client's validation examples.
 
-    sent: what clients measured on their own validation examples; None: these are here.
-
-    Where clients have test sets of their own, every client's validation examples are scored by the
-    model that it serves, and the test examples by the system of all clients.
+    sent: the scores that clients sent of their validation examples; None if the examples are here.
+    If clients have test sets of their own, the model that a client serves is scored on that
+    client's validation examples, and the system of all clients on the test examples.
     """
     rate, served = partial(scored, task, algorithm.model), None
     shared = (current.server.get("params", {}), current.server.get("buffers", {}))
     tests: tuple[Scored, ...] = ()
-    # The clients' own models are what is used there, so they are what is tested.
+    # Queries are answered by the clients' own models there, so these are tested.
     if task.tests:
         pairs: Sequence[tuple[Params, Params]] = models(algorithm, current, federation)
-        if task.outputs:  # votes and routers are of classes
+        if task.outputs:  # votes and routers exist for classes only
             tests = tuple(map(rate, pairs, task.tests))
         else:
             served = observe(algorithm, current, federation, task)
@@ -97,13 +98,13 @@ def evaluate(
     if sent is None:
         clients = tuple(map(rate, pairs, task.validation))
         away = [i for i, data in enumerate(task.validation) if data.scorer and len(data)]
-        # The score of examples at a site counts none where its client does not answer.
+        # If a client does not answer, the score of its examples counts no example.
         silent = tuple(i for i in away if not clients[i].n)
     else:
         nothing = rate(pairs[0], Examples(task.test.x[:0], task.test.y[:0]))
         clients = tuple(sent.get(i, nothing) for i in range(len(task.clients)))
         silent = tuple(i for i in range(len(task.clients)) if i not in sent)
-    # Of the server's model, whatever the clients serve: it is the server that has the examples.
+    # The server holds these examples, so its own model is scored, whatever the clients serve.
     data = task.target_validation if whole(current.server, federation) else None
     validation = None if data is None else rate(shared, data)
     estimate, others = estimated(task, pool(clients))
@@ -116,11 +117,13 @@ def measure_round(
     algorithm: Algorithm, federation: Federation, task: Task, engine: Engine,
     metrics: Mapping[str, Metric], current: Round,
 ) -> Evaluation:  # fmt: skip
-    """The scores after a round: here, or by what clients say whose models stay with them."""
+    """The scores after a round: computed here, or sent by clients that keep their models."""
     if isinstance(engine, OnSites) and engine.on_sites:
         return evaluate_on_sites(engine, algorithm, current, federation, task)
     with evaluating(engine):
-        return evaluate(algorithm, current, federation, task, metrics, engine.measured(current))
+        return evaluate(
+            algorithm, current, federation, task, metrics, engine.client_scores(current)
+        )
 
 
 def measure_at_end(
@@ -131,7 +134,7 @@ def measure_at_end(
     if scores.served is None:
         return None
     if scores.served.answers is None:
-        assert isinstance(engine, OnSites)  # they alone leave the answers where they are
+        assert isinstance(engine, OnSites)  # no other engine leaves the answers at the clients
         return last_round_on_sites(engine, algorithm, current, federation, scores.served)
     with evaluating(engine):
         return last_round(algorithm, current, federation, task, scores.served.answers)
@@ -142,7 +145,7 @@ def pool(scores: Sequence[Scored]) -> Scored:
     return sum(scores[1:], start=scores[0])
 
 
-def measured_round(
+def metrics_of_round(
     current: Round,
     evaluation: Evaluation,
     federation: Federation,
@@ -175,10 +178,9 @@ def measured_round(
 def evaluate_on_sites(
     engine: OnSites, algorithm: Algorithm, current: Round, federation: Federation, task: Task
 ) -> Evaluation:
-    """As `evaluate`: each client's own model on its own examples, client by client.
+    """As `evaluate`, from what each client sends: its own model's scores on its own examples.
 
-    The test score is that of every client's model on its own test examples. A client that does not
-    answer has no examples.
+    The test score adds up these of all clients. A client that does not answer counts no example.
     """
     classes, clients = len(task.classes), range(len(federation.clients))
     sent = engine.own_scores(algorithm, current)
@@ -187,7 +189,7 @@ def evaluate_on_sites(
     given = [sent.get(i, OwnScores(nothing, nothing, None, None)) for i in clients]
     validation = tuple(one.validation for one in given)
     estimate, others = estimated(task, pool(validation))
-    tested = [one.own for one in given]
+    tested = [one.test for one in given]
     test = sum(tested[1:], start=tested[0])
     metrics = _served_metrics(current, given, registered(current, federation.table)["n"])
     observed = Observed(metrics, test, None, tuple(given))
@@ -196,7 +198,7 @@ def evaluate_on_sites(
 
 
 def _served_metrics(current: Round, given: list[OwnScores], sizes: Tensor) -> ServedMetrics:
-    per_client = torch.tensor([one.own.accuracy for one in given], dtype=torch.float64)
+    per_client = torch.tensor([one.test.accuracy for one in given], dtype=torch.float64)
     measured = per_client[~per_client.isnan()]
     shared = [one.shared for one in given if one.shared is not None]
     routed = [(i, one.sent) for i, one in enumerate(given) if one.sent is not None]
@@ -213,7 +215,7 @@ def _served_metrics(current: Round, given: list[OwnScores], sizes: Tensor) -> Se
         routed_posterior=none,
         routed_density=none,
         mixture_accuracy=none,
-        oracle_routed=pool([one.own for one in given]).accuracy,
+        oracle_routed=pool([one.test for one in given]).accuracy,
         router_accuracy=right / queries if queries else none,
     )
 
@@ -225,15 +227,15 @@ def last_round_on_sites(
     federation: Federation,
     observed: Observed,
 ) -> LastRound:
-    """As `last_round`: fits of the router by messages, where the method trains one."""
-    tested = [one.own for one in observed.own]
+    """As `last_round`; if the method trains a router, it is fitted again by messages."""
+    tested = [one.test for one in observed.sites]
     details: dict[str, Any] = {
         "client_accuracy": [None if math.isnan(one.accuracy) else one.accuracy for one in tested],
         "class_accuracy": [one.recall for one in tested],
         "router": None,
     }
     last = LastRound({}, details, on_sites=True)
-    if all(one.sent is None for one in observed.own):
+    if all(one.sent is None for one in observed.sites):
         return last
     first = federation.params, federation.buffers
     router = Router.of_sites(algorithm.at(current.t), current.server, first, current.states)
