@@ -30,6 +30,7 @@ MODULES = {
     "fedshift.engine.ways": "fedshift.engine.backend_names",
     "fedshift.engine.workers": "fedshift.engine.processes.pool",
     "fedshift.experiments.deployed": "fedshift.experiments.machines.deployed",
+    "fedshift.experiments.folder.stored": "fedshift.experiments.folder.model_file",
     "fedshift.experiments.load": "fedshift.experiments.config.load",
     "fedshift.experiments.routers": "fedshift.experiments.folder.routers",
     "fedshift.experiments.run_models": "fedshift.experiments.folder.run_models",
