@@ -84,6 +84,14 @@ def _check_fit(
             f"the shape and the type of the clients' inputs: {e}"
         ) from e
     check_columns(logits, classes)
+    try:
+        dry_logits(model, params, buffers, inputs[:1])
+    except InputError as e:
+        raise InputError(
+            "central tuning asks models input by input, and this one cannot answer for one alone, "
+            "as BatchNorm with track_running_stats=False cannot: give it running statistics, or "
+            f"another normalisation ({e})"
+        ) from e
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -339,6 +341,22 @@ def test_inputs_too_large_for_the_parameters_are_refused(mlp: Model) -> None:
         final(CentralTuning(plain, fine, labelled=labelled), federation, 1)
     fits = CentralTuning(plain, large / 1e270, labelled=Examples(large / 1e270, torch.arange(3)))
     assert final(fits, federation, 1).t == 1
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_networks_whose_answers_depend_on_the_batch_are_refused(kept: bool) -> None:
+    """They failed in the middle of a run, where the last block had one input."""
+    norm = partial(nn.BatchNorm1d, 6, track_running_stats=kept)
+    layers = {"body": nn.Linear(FEATURES, 6), "norm": norm(), "head": nn.Linear(6, CLASSES)}
+    model = build(lambda: nn.Sequential(OrderedDict(layers)), seed=0)
+    plain = recipes.labelset_fedavg(Setting(model, TARGET, Local(lr=0.1, steps=2)))
+    method = CentralTuning(plain, drawn(17, FEATURES, seed=5), "kl", batch=16, steps=4)
+    federation = make_federation(model, make_clients())
+    if kept:
+        assert final(method, federation, 1).t == 1
+        return
+    with pytest.raises(InputError, match="cannot answer for one alone, as BatchNorm with track_"):
+        final(method, federation, 1)
 
 
 def test_a_diverged_client_is_named_and_not_the_tuning(setting: Setting, federated: Any) -> None:
