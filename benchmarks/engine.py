@@ -35,10 +35,10 @@ from fedshift import recipes
 from fedshift.algorithms.base import Algorithm
 from fedshift.client.local import plan_all
 from fedshift.engine.backends import Backend, loop
+from fedshift.engine.one_by_one import channels_last
 from fedshift.engine.processes.pool import Team, workers
 from fedshift.engine.run import Federation, draw_cohort, play_round, start
 from fedshift.engine.stacking.stacked import Stacked
-from fedshift.engine.trainers import channels_last
 from fedshift.errors import UnfitError
 from fedshift.kernels.allocator import keep_memory
 from fedshift.models.dense import Mlp

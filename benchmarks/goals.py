@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedshift.engine.ways import GONE
+from fedshift.engine.backend_names import GONE
 
 # Times the plain loop's speed. W5 asks for 1 over the share of clients that have weight of what is
 # asked of the same network with all of them: W2's, and W1's for the CNN.

@@ -184,7 +184,8 @@ def features(source: str) -> list[str]:
         f"| a method of parts that are there | a file of `recipes/`, {lines['RECIPE']} lines; "
         f"{row}, 1 line | 2 lines |",
         f"| a loss term | `client/objectives.py`, {lines['TERM']} lines; {row}, 2 lines | none |",
-        f"| a backend | a module, {lines['BACKEND']} lines; `engine/ways.py`, 1 line | none |",
+        f"| a backend | a module, {lines['BACKEND']} lines; "
+        "`engine/backend_names.py`, 1 line | none |",
     ]
 
 

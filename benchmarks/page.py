@@ -7,7 +7,7 @@ from typing import Any
 
 from goals import goals
 
-from fedshift.engine.ways import GONE
+from fedshift.engine.backend_names import GONE
 
 MIB = 2**20
 # The subject of each part, and where its figures to reach are.

@@ -48,10 +48,13 @@ class ClientData(NamedTuple):
 class Batch(NamedTuple):
     """Examples of one step: x [B, ...], y [B], w [B], rows [B] of the client's data, size [].
 
-    `size` is how many rows are not padding; losses divide by it, never by `len(x)`. `seed` is for
-    layers that draw random numbers (dropout) in this step. `padded`: some rows may be padding,
-    which layers that mix examples must not see. `even`: w is 1 throughout, so that means need not
-    multiply by it.
+    size    how many rows are not padding; losses divide by it, never by `len(x)`
+    seed    for layers that draw random numbers (dropout) in this step
+    padded  whether rows may be padding. It has weight 0 in the loss, but a layer that mixes
+            examples (BatchNorm) would see it: such a network is refused then
+    even    whether all importances are 1. Means over the batch are then plain means: the same
+            gradient, bit for bit, by one operation in place of three (a step of logistic
+            regression without it takes 5 % longer or more)
     """
 
     x: Tensor
@@ -259,6 +262,14 @@ def taken(data: ClientData, plan: Plan) -> Iterator[Batch]:
     return (take(data, plan, s) for s in range(plan.steps))
 
 
+def _all_one(w: Tensor, dtype: torch.dtype) -> bool:
+    """Whether all importances are 1, of this type.
+
+    Not asked on a GPU, which would have to finish its work before it could answer.
+    """
+    return w.device.type == "cpu" and w.dtype == dtype and torch.equal(w, torch.ones_like(w))
+
+
 def batches(data: ClientData, plan: Plan) -> Iterator[Batch]:
     """The examples of all steps in turn, as `take` gives them, with less to do in each step."""
     if plan.sizes is None:
@@ -266,9 +277,8 @@ def batches(data: ClientData, plan: Plan) -> Iterator[Batch]:
         return
     # Labels of all steps at once; inputs step by step, since those of a phase may be very large.
     labels, importance = data.y[plan.rows], plan.weight
-    even = data.w.device.type == "cpu" and data.w.dtype == plan.weight.dtype  # a GPU would wait
-    even = even and torch.equal(data.w, torch.ones_like(data.w))
-    if not even:  # else the weights of the plan, which are 1 there, too
+    even = _all_one(data.w, plan.weight.dtype)
+    if not even:  # if even, the plan's weights, which are 1 as well
         importance = data.w[plan.rows]
     counts = {size: plan.weight.new_full((), float(size)) for size in set(plan.sizes)}
     steps = zip(plan.rows.unbind(), labels.unbind(), importance.unbind(), plan.sizes, strict=True)

@@ -33,7 +33,15 @@ from fedshift.kernels.pools import pooled, with_pools
 from fedshift.kernels.torch_private import is_batch_norm, version
 from fedshift.modules import check_network, fixed_in, is_frozen, is_random
 from fedshift.randomness import SOURCES, Source, generators_of, one_at_a_time, seeded
-from fedshift.repeating import computing, met, noted, repeatable, settle, settled, watching
+from fedshift.repeating import (
+    computing,
+    generators_at_first_use,
+    is_quiet,
+    mark_quiet,
+    recording_draws,
+    repeatable,
+    watching,
+)
 from fedshift.seeds import key
 from fedshift.sketch import sketched
 from fedshift.tree import Params
@@ -130,7 +138,7 @@ class Model:
 
         Raises InputError where tensors are missing: the network would use those that it holds.
         """
-        if not settled(self):
+        if not is_quiet(self):
             self._inspect()
         if len(params) + len(buffers) != len(self._places):
             raise misfit(self._places, params | buffers)
@@ -167,7 +175,7 @@ class Model:
 
         At each pass it would cost as much as a small layer.
         """
-        generators = met(self, self.net)
+        generators = generators_at_first_use(self, self.net)
         if generators is None:
             return
         if changed(self._modules):
@@ -231,13 +239,13 @@ class Model:
         A network that draws random numbers (dropout, noise) draws them from `seed`.
         """
         after = {k: v.clone() for k, v in buffers.items()}
-        if settled(self):  # the usual case, kept short because most passes take it
+        if is_quiet(self):  # the usual case, kept short because most passes take it
             return self._outputs(params, after, x, training=True), after
         if not computing():
             return repeatable(partial(self.train, params, buffers, x, seed))
         self._inspect()  # gradients taken outside a phase of `Local` come without a refresh
         if self._is_quiet(training=True):
-            settle(self)
+            mark_quiet(self)
         elif not self._stays_unseeded(seed):
             return self._seeded_outputs(params, after, x, seed, training=True), after
         return self._outputs(params, after, x, training=True), after
@@ -267,7 +275,7 @@ class Model:
         sources = SOURCES if watch else draws
         with (
             seeded(index(seed), sources, self._generators, x.device),
-            noted(draws) if watch else NOTHING,
+            recording_draws(draws) if watch else NOTHING,
         ):
             return self._outputs(params, buffers, x, training=training)
 

@@ -4,7 +4,7 @@ Layers such as dropout draw from generators of the whole process, torch's, numpy
 from `torch.Generator`s that modules of the network hold as attributes, also in containers. A pass
 that draws is therefore computed within `seeded`: its generators start at the seed of the pass, and
 are put back afterwards. Two steps find out which passes draw: a network is tried once, before
-round 1 (`fedshift.engine.trial`), and a computation that draws unexpectedly is done again
+round 1 (`engine.preflight.network`), and a computation that draws unexpectedly is done again
 (`fedshift.repeating`).
 
 Threads share the process's generators, and may share a network. Passes are therefore computed one

@@ -1,11 +1,12 @@
-"""Make computations repeatable although networks in them draw random numbers unexpectedly.
+"""Make computations repeatable, although networks in them may draw random numbers unexpectedly.
 
-Each round, score or other pass compares the generators before and after. If they moved, it is
-computed again with every pass seeded (`fedshift.randomness`) and watched. If nothing is drawn, the
-cost is one look per round at the generators and the network's modules.
+A computation is a round, a score, or another pass. The states of all random generators are compared
+before and after it. If one has moved, the network drew where no seed reached: everything is done
+again, with every pass seeded (`fedshift.randomness`) and watched. Most networks draw nothing. They
+pay for one comparison per round, not for a seed in every pass.
 
-Computations of several threads at once are seeded and watched from the start: a moved generator
-would not show which thread moved it. Other threads must not draw in the meantime.
+Computations of several threads at a time are seeded and watched from the start: a generator that
+has moved would not show which thread moved it. Other threads must not draw in the meantime.
 """
 
 from __future__ import annotations
@@ -32,18 +33,19 @@ from fedshift.randomness import (
 
 T = TypeVar("T")
 GeneratorStates = dict[torch.Generator, Tensor]
+# The name of a network's own generators, beside those of the process ("torch", "numpy", "python").
 NETWORK = "network"
-# How often a computation is repeated that another thread disturbs.
+# How often a computation is repeated while other threads draw at the same time.
 TRIES = 3
 
 
-class Block:
+class Computation:
     """A repeatable computation in progress.
 
-    before      states of the process's generators before it and before all concurrent computations
-    start       their states when it began
-    generators  those of the networks that it used, with their states at first use
-    met         models whose network was inspected
+    before      states of the process's generators before this and all concurrent computations
+    start       their states when this one began
+    generators  by network that it used, the network's generators and their states at first use
+    models      models that it used
     quiet       those of them whose training passes draw nothing, so that they need no seed
     beside      whether another thread computes at the same time
     """
@@ -51,15 +53,15 @@ class Block:
     def __init__(self, before: States, start: States) -> None:
         self.before, self.start = before, start
         self.generators: dict[nn.Module, GeneratorStates] = {}
-        self.met = set[object]()
+        self.models = set[object]()
         self.quiet = set[object]()
         self.beside = False
 
     def moved(self) -> frozenset[str]:
-        """The sources whose generators have moved.
+        """The names of the sources of random numbers whose generators have moved.
 
-        Generators of networks are compared by their states alone: a network may create them when
-        it needs them, and replace them.
+        Generators of a network are compared by their states, not by identity: a network may create
+        them when it needs them, and replace them.
         """
         with one_at_a_time():
             moved: frozenset[str] = self.start.moved(states())
@@ -70,7 +72,7 @@ class Block:
         return moved
 
     def renew(self) -> None:
-        """Begin again, with the networks' generators restored."""
+        """Restore the networks' generators, and begin again."""
         with one_at_a_time():
             for net, generators in self.generators.items():
                 for g, state in generators.items():
@@ -80,25 +82,27 @@ class Block:
 
 
 class _Watch(threading.local):
-    """State of one thread.
+    """The state of one thread.
 
-    on: every pass is seeded and watched; drew: one of them drew; block: the present computation.
+    on       whether every pass is seeded and watched
+    drew     whether one of the watched passes drew
+    current  the thread's computation; None: there is none
     """
 
     on = False
     drew = False
-    block: Block | None = None
+    current: Computation | None = None
 
 
 _watch = _Watch()
-# The computations of all threads; read and written under the lock.
-_blocks: list[Block] = []
+# The computations of all threads; read and written within `one_at_a_time`.
+_running: list[Computation] = []
 
 
 def _forget() -> None:
-    """A forked process has none of its parent's computations in progress."""
-    _blocks.clear()
-    _watch.on, _watch.drew, _watch.block = False, False, None
+    """In a forked process: its parent's computations are not in progress here."""
+    _running.clear()
+    _watch.on, _watch.drew, _watch.current = False, False, None
 
 
 os.register_at_fork(after_in_child=_forget)
@@ -112,52 +116,52 @@ def _same(one: GeneratorStates, other: GeneratorStates) -> bool:
     return len(one) == len(other) and all(map(torch.equal, one.values(), other.values()))
 
 
-def met(model: object, net: nn.Module) -> tuple[torch.Generator, ...] | None:
-    """The network's generators at a computation's first use of the model, else None.
+def generators_at_first_use(model: object, net: nn.Module) -> tuple[torch.Generator, ...] | None:
+    """The network's generators, when a computation uses the model for the first time; else None.
 
-    Several models may share a network.
+    Their states are recorded, to be compared at the end. Several models may share a network.
     """
-    block = _watch.block
-    if block is None or model in block.met:
+    current = _watch.current
+    if current is None or model in current.models:
         return None
     with one_at_a_time():
-        block.met.add(model)
-        generators = block.generators.get(net)
+        current.models.add(model)
+        generators = current.generators.get(net)
         if generators is None:
-            block.generators[net] = generators = _generator_states(net)
+            current.generators[net] = generators = _generator_states(net)
     return tuple(generators)
 
 
-def settled(model: object) -> bool:
-    """Whether it was recorded that the model's training passes draw nothing (`settle`)."""
-    block = _watch.block
-    return block is not None and model in block.quiet
+def is_quiet(model: object) -> bool:
+    """Whether the model's training passes are known to draw nothing (`mark_quiet`)."""
+    current = _watch.current
+    return current is not None and model in current.quiet
 
 
-def settle(model: object) -> None:
+def mark_quiet(model: object) -> None:
     """Remember that the model's training passes draw nothing, until passes must be watched."""
     with one_at_a_time():  # another thread could begin between the check and the change
-        if _watch.block is not None and not watching():
-            _watch.block.quiet.add(model)
+        if _watch.current is not None and not watching():
+            _watch.current.quiet.add(model)
 
 
 def computing() -> bool:
     """Whether this thread is in a repeatable computation."""
-    return _watch.block is not None
+    return _watch.current is not None
 
 
 def watching() -> bool:
     """Whether passes of this thread must be seeded and watched."""
-    return _watch.on or (_watch.block is not None and _watch.block.beside)
+    return _watch.on or (_watch.current is not None and _watch.current.beside)
 
 
 @contextmanager
 def watched() -> Iterator[None]:
-    """Seed every pass within the block, and record for its network whether it draws."""
+    """Seed every pass within the `with` block, and record for its network whether it draws."""
     before = _watch.on, _watch.drew
     _watch.on, _watch.drew = True, False
-    if _watch.block is not None:
-        _watch.block.quiet.clear()
+    if _watch.current is not None:
+        _watch.current.quiet.clear()
     try:
         yield
     finally:
@@ -165,8 +169,8 @@ def watched() -> Iterator[None]:
 
 
 @contextmanager
-def noted(sources: set[Source]) -> Iterator[None]:
-    """Add to `sources` the process's generators that the block draws from; use within `seeded`."""
+def recording_draws(sources: set[Source]) -> Iterator[None]:
+    """Add to `sources` the generators that the `with` block draws from; for use within `seeded`."""
     start = states()
     yield
     drawn = start.moved(states())
@@ -179,71 +183,73 @@ def repeatable(compute: Callable[[], T]) -> T:
 
     The process's generators are left as they were. compute must be a pure function; a nested call
     is part of the outer computation. Raises InputError if numbers are drawn outside of the
-    networks' passes, which no seed reaches. If other threads are running, which may have drawn
-    them, this is a RuntimeWarning.
+    networks' passes, where no seed reaches. While other threads run, which may have drawn them, it
+    warns instead (RuntimeWarning).
     """
-    if _watch.block is not None:
+    if _watch.current is not None:
         return compute()  # the outer computation compares and repeats
-    with _begin() as block:
+    with _begin() as current:
         try:
-            if block.beside:
-                return _compute_seeded(compute, block)
+            if current.beside:
+                return _compute_seeded(compute, current)
             result = compute()
-            moved = block.moved()
-            # Another thread began meanwhile, or a network drew: the result cannot be trusted.
-            if block.beside or (moved and block.generators):
-                return _compute_seeded(compute, block)
+            moved = current.moved()
+            # Another thread has begun meanwhile, or a network drew without a seed.
+            if current.beside or (moved and current.generators):
+                return _compute_seeded(compute, current)
             if moved:  # no network was used, so seeding passes would not help
                 _report(moved)
             return result
         except BaseException:
-            # Restoring would make concurrent computations draw the same numbers again.
-            if not block.beside:
-                block.renew()
-                put_back(block.before)
+            # Leave no trace of what failed. Not beside other computations: with the generators put
+            # back, these would draw the same numbers a second time.
+            if not current.beside:
+                current.renew()
+                put_back(current.before)
             raise
 
 
 @contextmanager
-def _begin() -> Iterator[Block]:
-    """Enter a computation of this thread, perhaps concurrent with others."""
+def _begin() -> Iterator[Computation]:
+    """Enter a computation of this thread; other threads may have one as well."""
     with one_at_a_time():
         start = states()
-        block = Block(_blocks[0].before if _blocks else start, start)
-        _blocks.append(block)
-        # From now on a moved generator would not show which computation moved it: watch all.
-        for running in _blocks if len(_blocks) > 1 else ():
-            running.beside = True
-            running.quiet.clear()
-    _watch.block = block
+        current = Computation(_running[0].before if _running else start, start)
+        _running.append(current)
+        # From now on a generator that moves would not show which computation moved it: watch all.
+        for other in _running if len(_running) > 1 else ():
+            other.beside = True
+            other.quiet.clear()
+    _watch.current = current
     try:
-        yield block
+        yield current
     finally:
-        _watch.block = None
+        _watch.current = None
         with one_at_a_time():
-            _blocks.remove(block)
+            _running.remove(current)
 
 
-def _compute_seeded(compute: Callable[[], T], block: Block) -> T:
+def _compute_seeded(compute: Callable[[], T], current: Computation) -> T:
     """compute() with every pass seeded and watched."""
     for _ in range(TRIES):
-        block.renew()
+        current.renew()
         with watched():
             result = compute()
             drew = _watch.drew
-        moved = block.moved()
-        # Alone, a second repetition would give the same; beside others, theirs may have moved it.
-        if not (moved and block.beside):
+        moved = current.moved()
+        # A generator moved although all passes are seeded. Alone, another repetition would move it
+        # again. Beside other threads it may have been theirs, so it is worth another try.
+        if not (moved and current.beside):
             break
     if moved:
         _report(moved)
-    elif drew:  # with a seed each; the process's generators must not show it
-        put_back(block.before)
+    elif drew:  # all draws had seeds: put the process's generators back as they were
+        put_back(current.before)
     return result
 
 
 def _report(moved: Collection[str]) -> None:
-    """Raise or warn: numbers were drawn where no seed can reproduce them."""
+    """Raise or warn: random numbers were drawn where no seed of the run reaches."""
     if set(moved) == {NETWORK}:
         raise InputError(
             "random numbers were drawn from a torch.Generator of the network where no seed "

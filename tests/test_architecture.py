@@ -9,6 +9,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 from fedshift import recipes
+from fedshift.engine.backend_names import ONE_BY_ONE
 from fedshift.experiments.engines import Engine
 from support.sources import FILES, PACKAGE, nodes_of, place_of
 
@@ -45,7 +46,7 @@ MAY = {
     "datasets": CORE | {"holdout", "moved", "plugins"},
     "engine": CORE
     | {"data", "model", "outputs", "randomness", "repeating", "client", "server"}
-    | {"algorithms.base", "kernels", "moved"},
+    | {"algorithms.base", "kernels"},
     "evaluation": CORE | {"data", "model", "randomness", "repeating", "server.prior"},
     "flower": CORE
     | {"data", "examples", "engine", "evaluation", "server", "algorithms.base", "repeating"}
@@ -66,16 +67,16 @@ MAY = {
 # Whatever runs experiments and draws pages needs the library, and the library needs none of it.
 LIBRARY = set(MAY) - {"deploy", "testing", "moved", "plugins", "diagnose", "diagnosis", "verdict"}
 MAY |= {
-    "experiments": LIBRARY - {"report"} | {"__version__", "moved"},
+    "experiments": LIBRARY - {"report"} | {"__version__"},
     "sweeps": {"errors", "files", "seeds", "recipes", "record", "report", "experiments", "tasks"}
-    | {"engine.ways", "engine.quicker", "server.pals"},
+    | {"engine.backend_names", "engine.choosing.loop_or_workers", "server.pals"},
     "fitting": LIBRARY | {"experiments", "sweeps"},
     "cli": LIBRARY
     | {"fedshift", "experiments", "sweeps", "fitting", "deploy", "diagnose", "diagnosis"}
     | {"plugins"},
     "papers": LIBRARY | {"experiments", "sweeps", "cli", "__version__"},
     "__main__": {"cli"},
-    "__init__": (LIBRARY | {"fitting", "sweeps.table"}) - {"report"},
+    "__init__": (LIBRARY | {"fitting", "sweeps.table", "moved"}) - {"report"},
 }
 
 
@@ -135,8 +136,7 @@ def test_the_core_does_not_know_papers() -> None:
     """Control: its entry points and the former names of its modules are texts."""
     texts = {name for name, source in SOURCES.items() if "fedshift.papers" in source}
     core = {name for name in texts if not name.startswith("fedshift.papers")}
-    places = ("heart", "iwildcam", "pacs", "retina")
-    former = {"fedshift.datasets", "fedshift.shifts", *(f"fedshift.datasets.{p}" for p in places)}
+    former = {"fedshift.datasets", "fedshift.shifts", "fedshift.moved"}
     assert core == {"fedshift.plugins"} | former
 
 
@@ -298,6 +298,22 @@ def test_an_engine_is_what_the_page_says() -> None:
     members = {name for name in vars(Engine) if not name.startswith("_")}
     assert set(re.findall(r"`(\w+)`", sentence)) == members
     assert "rounds" in members
+
+
+def test_the_engine_has_the_rooms_and_files_of_the_page() -> None:
+    """But for modules of further backends, which their list names. Control: rooms are seven."""
+    text = (PACKAGE.parent / "ARCHITECTURE.md").read_text()
+    _, _, table = text.partition("| room of `engine/` |")
+    rows, _, beside = table.partition("Files beside these rooms:")
+    rooms = set(re.findall(r"^\| (\w+) \|", rows, re.M))
+    files = set(re.findall(r"`(\w+)`", beside.partition("`tests/")[0]))
+    folder = PACKAGE / "engine"
+    assert rooms == {path.parent.name for path in folder.glob("*/__init__.py")}
+    further = {made.partition(":")[0].rpartition(".")[2] for made in ONE_BY_ONE.values()}
+    present = {path.stem for path in folder.glob("*.py")} - {"__init__"}
+    assert files <= present
+    assert present - files <= further
+    assert len(rooms) == 7
 
 
 def test_flower_is_imported_where_the_page_says() -> None:

@@ -19,8 +19,8 @@ from fedshift.algorithms.fedavg import FedAvg
 from fedshift.client.local import Local
 from fedshift.csv_counts import read_counts, read_target
 from fedshift.data import ClientData, Examples, client_data, register
+from fedshift.engine.preflight.network import check_model
 from fedshift.engine.run import Federation, run
-from fedshift.engine.trial import check_model
 from fedshift.errors import InputError, TrainingError, shown, unknown
 from fedshift.experiments.config.load import load_config
 from fedshift.model import Model

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import zipfile
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from fedshift import engine
 from fedshift.algorithms import steps
 from fedshift.client import local
+from fedshift.engine.checks import gate
+from fedshift.moved import MODULES, SPLIT
+from support.sources import PACKAGE
 
 NAMES = ("context_of", "train_locally", "train_phases")
 MOVED = [
@@ -18,7 +25,13 @@ MOVED = [
     ("fedshift.engine.gate", "fedshift.engine.checks.gate", ("Gate",)),
     ("fedshift.engine.workers", "fedshift.engine.processes.pool", ("workers",)),
     ("fedshift.engine.stacked", "fedshift.engine.stacking.stacked", ("Stacked",)),
-    ("fedshift.engine.levers", "fedshift.engine.trainers", ("dense", "channels_last")),
+    ("fedshift.engine.levers", "fedshift.engine.one_by_one", ("dense", "channels_last")),
+    ("fedshift.engine.trainers", "fedshift.engine.one_by_one", ("dense", "channels_last")),
+    ("fedshift.engine.ways", "fedshift.engine.backend_names", ("NAMES", "ONE_BY_ONE")),
+    ("fedshift.engine.fastest", "fedshift.engine.choosing.fastest", ("check_fit", "probe")),
+    ("fedshift.engine.quicker", "fedshift.engine.choosing.loop_or_workers", ("Quicker",)),
+    ("fedshift.engine.checks.room", "fedshift.engine.checks.reply_bytes", ("check_room",)),
+    ("fedshift.engine.custom_backend", "fedshift.engine.backend_checks", ("watched",)),
     (
         "fedshift.experiments.load",
         "fedshift.experiments.config.load",
@@ -45,6 +58,60 @@ def test_the_former_path_warns_and_gives_the_same(
         former = import_module(old)
     assert former is import_module(new)
     assert all(hasattr(former, name) for name in names)
+
+
+def test_every_former_module_is_tried() -> None:
+    """Here, or, those of papers, in `test_plugins.py`."""
+    elsewhere = {name for name in MODULES if name.startswith("fedshift.datasets.")}
+    assert {old: new for old, new, _ in MOVED} == {
+        old: new for old, new in MODULES.items() if old not in elsewhere
+    }
+
+
+@pytest.mark.parametrize("old", SPLIT)
+def test_names_of_a_module_that_was_split_warn_and_are_the_same(old: str) -> None:
+    sys.modules.pop(old, None)
+    former = import_module(old)
+    for name, place in SPLIT[old].items():
+        with pytest.warns(DeprecationWarning, match=f"{old}.{name} is {place}.{name} now"):
+            assert getattr(former, name) is getattr(import_module(place), name)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = former.nothing
+
+
+def test_former_modules_are_found_however_they_are_imported() -> None:
+    """Control: a module that never was is not found."""
+    texts = (
+        "from fedshift.engine import gate as former",
+        "import fedshift.engine.gate as former",
+        "from fedshift.engine.gate import Gate\nimport sys\nformer = sys.modules[Gate.__module__]",
+    )
+    for text in texts:
+        sys.modules.pop("fedshift.engine.gate", None)
+        vars(engine).pop("gate", None)
+        names: dict[str, Any] = {}
+        with pytest.warns(DeprecationWarning, match="is fedshift.engine.checks.gate now"):
+            exec(text, names)
+        assert names["former"] is gate
+        assert gate.__name__ == gate.__spec__.name == "fedshift.engine.checks.gate"
+    with pytest.raises(ModuleNotFoundError, match="No module named 'fedshift.engine.never'"):
+        import_module("fedshift.engine.never")
+
+
+@pytest.mark.slow
+def test_former_modules_are_found_in_a_zip_file(tmp_path: Path) -> None:
+    """As where Python imports from one, and no file of the package lies in a folder."""
+    with zipfile.ZipFile(tmp_path / "package.zip", "w") as packed:
+        for path in PACKAGE.rglob("*.py"):
+            packed.write(path, path.relative_to(PACKAGE.parent))
+    lines = "import fedshift, fedshift.engine.gate as g; print(fedshift.__file__, g.__name__)"
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "package.zip")}
+    done = subprocess.run(
+        [sys.executable, "-c", lines],
+        capture_output=True, text=True, check=True, env=environment, cwd=tmp_path,
+    )  # fmt: skip
+    assert "package.zip" in done.stdout
+    assert "fedshift.engine.checks.gate" in done.stdout
 
 
 @pytest.mark.slow

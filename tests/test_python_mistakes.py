@@ -39,10 +39,10 @@ from fedshift.diagnose import diagnose
 from fedshift.engine.backends import Reply, loop, work
 from fedshift.engine.checks.gate import Gate
 from fedshift.engine.device import on
+from fedshift.engine.one_by_one import channels_last, dense
 from fedshift.engine.processes.pool import workers
 from fedshift.engine.stacking.stacked import Stacked
 from fedshift.engine.storage.client_states import Shelf
-from fedshift.engine.trainers import channels_last, dense
 from fedshift.errors import InputError
 from fedshift.evaluation.scores import score
 from fedshift.experiments.folder.routers import load_router

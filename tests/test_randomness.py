@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from fedshift import Model, run
 from fedshift.client.objectives import CrossEntropy
 from fedshift.data import Examples
+from fedshift.engine.preflight.network import look
 from fedshift.engine.processes.pool import workers
 from fedshift.engine.run import Round
 from fedshift.engine.stacking.stacked import Stacked
-from fedshift.engine.trial import look
 from fedshift.errors import InputError, UnfitError
 from fedshift.evaluation.scores import score
 from fedshift.model import build

@@ -17,8 +17,8 @@ from fedshift import Local, Model, run
 from fedshift.client.objectives import CrossEntropy
 from fedshift.data import Examples
 from fedshift.engine.backends import loop
+from fedshift.engine.preflight.network import look
 from fedshift.engine.processes.pool import workers
-from fedshift.engine.trial import look
 from fedshift.errors import InputError, TrainingError
 from fedshift.evaluation.scores import score
 from fedshift.randomness import states

@@ -119,7 +119,7 @@ def test_values_are_frozen() -> None:
         "deploy/watching.py": {"Watch"},
         "engine/device.py": {"_Moved"},
         "engine/processes/pool.py": {"_Worker", "Team"},
-        "engine/quicker.py": {"Quicker"},
+        "engine/choosing/loop_or_workers.py": {"Quicker"},
         "engine/stacking/stacked.py": {"Stacked"},
         "engine/storage/client_states.py": {"Draft"},
         "engine/sums/running.py": {"RunningSums"},

@@ -25,7 +25,7 @@ from fedshift.cli.commands import Commands
 from fedshift.cli.deploy_commands import deploy_app
 from fedshift.cli.ending import perform
 from fedshift.cli.loading import loading
-from fedshift.engine.ways import ALONE, NAMES
+from fedshift.engine.backend_names import ALONE, NAMES
 
 app = typer.Typer(
     name="fedshift",

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from click import Choice
 
-from fedshift.engine.ways import GONE
+from fedshift.engine.backend_names import GONE
 
 
 class Format(StrEnum):

@@ -1,4 +1,8 @@
-"""Backends: how the clients of one cohort are run. All give the same result."""
+"""What a backend is: a function that trains the clients of a round. And the plainest one, `loop`.
+
+Jobs go in, one per client, and replies come out, in any order. All backends give the same result,
+but for rounding where one sums in another order.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +29,10 @@ FAILED = "failed"
 
 @sketched
 class Job(NamedTuple):
-    """One client's work in round t.
+    """One client's work in a round: what it is sent, keeps, holds, and the batches that it takes.
 
-    how: what trains its phases; None is their own loop (`client.trainer`).
+    t     the round
+    how   the function that trains its phases; None: the plain loop of `Local` (`client.trainer`)
     """
 
     client: int
@@ -41,10 +46,15 @@ class Job(NamedTuple):
 
 @sketched
 class Reply(NamedTuple):
-    """The result of a job: the update that leaves the client and its changed state.
+    """The answer to a job: the update that leaves the client, and what changed of its state.
 
-    t: the round that it answers. This is what backends give that train clients one by one; the
-    engine makes a `Block` of it (`fedshift.engine.checks.replies.block_of`).
+    t: the round that it answers.
+
+    This is how backends answer that train clients one by one. It is a block of one client before
+    the engine has looked at it: `fedshift.engine.checks.replies.block_of` makes the `Block` at the
+    engine's door, and nothing behind it knows replies. Two classes, because a block records the
+    shapes that the gate compares. A backend around another may change a reply with `_replace`; in a
+    block, that would leave the record of the tensors that were there before.
     """
 
     client: int
@@ -53,25 +63,26 @@ class Reply(NamedTuple):
     t: int = 0
 
 
-# Of one client's update: part -> name -> (shape, type).
+# How one client's update looks: part -> name -> (shape, type).
 Look = dict[str, dict[str, tuple[torch.Size, torch.dtype]]]
-# The look of a block that was not looked at yet; never written to.
+# Marks a block that has not been inspected yet; compared by identity, and never written to.
 UNSEEN: Look = {}
 
 
 @sketched
 class Block(NamedTuple):
-    """What came of C clients, updates and changed states as one.
+    """The answers of C clients as one: the only form of replies within the engine.
 
-    Every reply goes through the engine in this form, from whatever trained its client to the sums.
-    Leaves are [C, ...] of several clients, and [...] of one, as C often is.
+    Tensors are [C, ...] for several clients. For one they are [...], without the first axis: most
+    blocks have one client, and this saves a view of each of its tensors.
 
     t        the round that they answer
-    look     what each client's update looked like when it came, with the parts that were added up
-             since and are no longer in `updates`; `block_of` notes it
-    sums     the sums over these clients, in float64, made in the process that trained them; empty
-             once the running sums of the round have them
-    odd      what was wrong with a reply that is no parts of plain tensors, and so is not here
+    look     names, shapes and types of each client's update when it arrived (`block_of` records
+             them); parts that were summed since are listed here though `updates` lacks them
+    sums     sums over these clients in float64, where the process that trained them has summed;
+             empty once the round's running sums have them
+    odd      why the reply was rejected on arrival, if it was no dictionary of plain tensors; its
+             tensors are left out then
     """
 
     clients: tuple[int, ...]
@@ -84,13 +95,13 @@ class Block(NamedTuple):
 
     @staticmethod
     def of(clients: tuple[int, ...], updates: Parts, changed: Parts, t: int) -> Block:
-        """The block of leaves [C, ...], also where C is 1."""
+        """A block of tensors [C, ...]; the first axis goes where C is 1."""
         if len(clients) == 1:
             updates, changed = _row(updates, 0), _row(changed, 0)
         return Block(clients, updates, changed, t)
 
     def replies(self) -> list[Reply]:
-        """The reply of each client, without what was summed."""
+        """Each client's reply, for callers outside of a round; summed parts are missing."""
         if self.odd:
             failed = _failed(self.odd)
             return [Reply(client, failed, {}, self.t) for client in self.clients]
@@ -100,27 +111,25 @@ class Block(NamedTuple):
         ]
 
     def state(self, row: int) -> Parts:
-        """What one of the clients changed of its state.
-
-        It outlives the round: as a view it would keep the whole block alive.
-        """
+        """What one of the clients changed of its state."""
         if len(self.clients) == 1:
             return _writable(self.changed)
+        # A copy, because states outlive the round: a view would keep the whole block in memory.
         return _writable(_row(self.changed, row), copy=True)
 
     def each(self) -> list[Block]:
-        """A block of each client."""
+        """One block per client."""
         return [self.one(row) for row in range(len(self.clients))]
 
     def one(self, row: int) -> Block:
-        """The block of one of the clients."""
+        """The block of the client in this row."""
         if len(self.clients) == 1:
             return self
         updates, changed = _row(self.updates, row), _row(self.changed, row)
         return Block((self.clients[row],), updates, changed, self.t, self.look, odd=self.odd)
 
     def rows(self, leaf: Tensor) -> Sequence[Tensor]:
-        """A leaf, client by client."""
+        """A tensor of the block, client by client."""
         return leaf.unbind() if len(self.clients) > 1 else (leaf,)
 
 
@@ -129,8 +138,9 @@ def _row(stacked: Parts, row: int) -> Parts:
 
 
 def _writable(parts: Parts, *, copy: bool = False) -> Parts:
-    """The same numbers; copied if asked, or made in inference mode, where no one could write to
-    them.
+    """The same numbers in tensors that can be written to; copied only where that is needed.
+
+    Tensors of inference mode cannot be written to outside of it.
     """
     return {
         part: {k: v.clone() if copy or v.is_inference() else v for k, v in tree.items()}
@@ -139,10 +149,10 @@ def _writable(parts: Parts, *, copy: bool = False) -> Parts:
 
 
 def stamp(data: ClientData) -> tuple[object, ...]:
-    """Identity and version of each tensor: equal only while nothing was written to them.
+    """Cache key: identity and version of each tensor, valid while the tensors are alive.
 
-    Valid while they are alive. Where this torch has no versions, no two stamps are equal. Tensors
-    of inference mode have none either; they count as never written to.
+    Equal only while nothing was written to them. Where this torch has no version counters, no two
+    stamps are equal. Tensors of inference mode have no version; they count as never written to.
     """
     if not supported("version"):
         return (object(),)
@@ -153,18 +163,18 @@ Backend = Callable[[ClientUpdate, Iterable[Job]], Iterator[Reply]]
 
 
 def loop(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
-    """One client after the other in this process. A failure is raised with the client's id."""
+    """Train one client after the other in this process; failures name the client."""
     for job in jobs:
         yield work(update, job)
 
 
 def work(update: ClientUpdate, job: Job) -> Reply:
-    """One client's work. Raises TrainingError, with the client's id, where torch refuses it.
+    """Train one client. Raises TrainingError, with the client's id, where training fails.
 
-    UnfitError passes: there the backend cannot train this run, and no client is to blame.
+    UnfitError passes as it is: the backend cannot train this run, and no client is to blame.
     """
     try:
-        # `how` is set around the call, so that methods and phases need not know of it.
+        # Set around the call, not passed through it, so that no method needs to hand it on.
         with contextlib.nullcontext() if job.how is None else trained_by(job.how):
             result = update(job.message, job.state, job.data, job.plans)
     except UnfitError:
@@ -176,9 +186,9 @@ def work(update: ClientUpdate, job: Job) -> Reply:
 
 
 def check_forked(e: Exception) -> None:
-    """Raise UnfitError where torch takes no gradients in a forked process; no client is to blame.
+    """Raise UnfitError if the error means that autograd does not work in this forked process.
 
-    That is so once the process that forked it has taken some itself, if torch sees a GPU.
+    Where torch sees a GPU, it refuses gradients in a fork of a process that has taken some.
     """
     if "fork-based multiprocessing" in str(e):
         raise UnfitError(
@@ -190,9 +200,10 @@ def check_forked(e: Exception) -> None:
 
 @dataclass(frozen=True)
 class Forgiving:
-    """A client's work whose failure is an answer, so that others' work goes on.
+    """Turns a client's failure into an answer, so that the other clients' work goes on.
 
-    The answer is an update of one part, "failed", with the reason in UTF-8.
+    The answer is an update of one part, "failed", that has the reason as UTF-8 bytes. The gate
+    reads it, and drops the client.
     """
 
     update: ClientUpdate

@@ -1,4 +1,4 @@
-"""Clients that train on another device, a CUDA GPU: for backends of one process."""
+"""Train clients on another device, a CUDA GPU, by any backend of one process."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from fedshift.arguments import called
 from fedshift.data import ClientData, Plan
+from fedshift.engine.backend_checks import check_backend
 from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, stamp
-from fedshift.engine.inputs import check_backend
 from fedshift.errors import InputError
 from fedshift.tree import Params, Parts
 
 
 def on(device: str | torch.device, within: Backend) -> Backend:
-    """Clients train on `device`, by `within`; what leaves them and what they keep comes back.
+    """A backend that trains clients on `device`, by the backend `within`.
 
         for played in run(algorithm, federation, 10, backend=on("cuda", Stacked())): ...
 
-    Examples stay on the device from their first round on; what the server sends to all is copied
-    once a round. Batches are drawn on the processor, so that they are those of every backend, and
-    sums are taken there. Raises InputError for a device that torch does not have here, and where
-    its memory does not hold the clients' examples and a block's training.
+    Updates and states come back to the processor, where sums are taken. Examples stay on the device
+    from a client's first round on; what the server sends to all is copied once a round. Batches are
+    drawn on the processor, so that they are those of every backend. Raises InputError for a device
+    that torch does not have here, and if its memory is too small for the clients' examples and the
+    training of a block.
     """
     check_backend(within)
     try:
@@ -43,11 +44,11 @@ def on(device: str | torch.device, within: Backend) -> Backend:
 
 @dataclass(eq=False)
 class _Moved:
-    """The backend that `on` gives, and the examples that are there already."""
+    """The backend that `on` gives, with the examples that are on the device already."""
 
     place: torch.device
     within: Backend
-    # Keyed by a client's inputs; an entry goes when they are no longer referenced elsewhere.
+    # By a client's inputs. The keys are weak: an entry goes when nothing else refers to the inputs.
     _resident: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary, repr=False)
 
     def __call__(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
@@ -61,17 +62,17 @@ class _Moved:
             ) from e
 
     def _sent(self, jobs: Iterable[Job]) -> Iterator[Job]:
-        """The jobs there; tensors of messages that many share go there once."""
+        """The jobs on the device; a tensor that many messages share is copied once."""
         copies: dict[int, tuple[Tensor, Tensor]] = {}
 
         def shared(v: Tensor) -> Tensor:
-            # The original is kept beside its copy: while it lives, no other tensor gets its id.
+            # The original is kept beside its copy: while it lives, Python gives its id to no other.
             if id(v) not in copies:
                 copies[id(v)] = v, v.to(self.place)
             return copies[id(v)][1]
 
         for job in jobs:
-            # Plans stay drawn on the processor, so that batches are those of every other backend.
+            # Plans were drawn on the processor: a GPU's generator would draw other batches.
             yield job._replace(
                 message=_mapped(shared, job.message),
                 state=_mapped(lambda v: v.to(self.place), job.state),
@@ -80,9 +81,10 @@ class _Moved:
             )
 
     def _data(self, data: ClientData) -> ClientData:
-        # A user may write into a client's tensors between rounds; then the copy is out of date.
+        # A user may write into a client's tensors between rounds: then the copy is out of date.
         if data.x not in self._resident or self._resident[data.x][0] != stamp(data):
-            # The originals but x, which is the key, are kept: the stamp compares their ids.
+            # The stamp compares ids, so the other originals must live as long as the entry. Not x:
+            # it is the key, and a reference to it would keep the entry for ever.
             copy = ClientData(*_there(data, self.place))
             self._resident[data.x] = stamp(data), data[1:], copy
         return cast(ClientData, self._resident[data.x][2])

@@ -1,4 +1,4 @@
-"""Clients, first model and seeds, checked on construction."""
+"""What a run needs besides its algorithm: clients, first model, seeds, gate and shelf."""
 
 from __future__ import annotations
 
@@ -30,12 +30,11 @@ class Federation:
     params, buffers  the first model, most often `Model.init()`
     table            what clients registered (n [N], labels [N, K]): `fedshift.data.register`
     seeds            `fedshift.seeds.Seeds.of(seed)`
-    gate             which replies are let through
-    shelf            where clients' states are kept
+    gate             which replies are accepted
+    shelf            where clients' states are kept between rounds
 
     `fedshift.run` has an example. Raises InputError for clients that do not fit together
-    (`fedshift.data.check_clients`), a table without a row per client, and fields that are not what
-    they must be.
+    (`fedshift.data.check_clients`), a table without a row per client, and fields of other types.
     """
 
     clients: Sequence[ClientData]
@@ -48,7 +47,7 @@ class Federation:
 
     def __post_init__(self) -> None:
         check_federation(self)
-        # Copies of inference tensors: no gradient can be taken of those.
+        # Tensors made in inference mode are copied, because no gradient can be taken of them.
         for name in ("params", "buffers", "table"):
             object.__setattr__(self, name, ordinary(getattr(self, name)))
         clients = of_importance(self.clients)
@@ -71,7 +70,7 @@ class Federation:
 
 
 def check_federation(made: Federation) -> None:
-    """Raise InputError unless a federation's fields are what they must be."""
+    """Raise InputError unless a federation's fields have the right types and fit together."""
     check_clients(made.clients)
     check_params("params", made.params)
     check_params("buffers", made.buffers)
@@ -86,7 +85,7 @@ def _seeds(given: object) -> str:
 
 
 def check_params(what: str, given: object) -> None:
-    """Raise InputError unless it is a dictionary of tensors that require no gradient."""
+    """Raise InputError unless `given` is a dictionary of tensors that require no gradient."""
     cure = "give *model.init(), or the parameters and buffers of a round's server"
     if not isinstance(given, dict):
         raise InputError(f"{what} must be a dictionary of tensors, got {called(given)}; {cure}")
@@ -104,7 +103,7 @@ def check_params(what: str, given: object) -> None:
 
 
 def check_table(table: object, clients: int) -> None:
-    """Raise InputError unless it has a row per client, "n" and maybe "labels", of counts."""
+    """Raise InputError unless the table has a row per client of counts: "n", maybe "labels"."""
     if not isinstance(table, dict):
         raise InputError(f"table must be a dictionary of tensors, got {called(table)}; {TABLE}")
     if "n" not in table:

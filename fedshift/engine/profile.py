@@ -1,4 +1,4 @@
-"""Where the time of a run goes, measured only on request."""
+"""Where the time of a run goes; measured only on request (`fedshift run --profile`)."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ PHASES = (COMPUTE, PLANNING, AGGREGATION, EVALUATION, CHECKPOINTING, OTHER)
 
 
 class Clock(Protocol):
-    """Measures work by name. Of nested work, only the innermost is counted."""
+    """Measures time by the name of the work. Of nested work, only the innermost is counted."""
 
     def of(self, name: str) -> AbstractContextManager[None]:
-        """The block is work of this name."""
+        """Count the block as work of this name."""
 
     def each(self, name: str, items: Iterable[T]) -> Iterator[T]:
-        """The items; making each of them is work of this name, using them is not."""
+        """The items; making each of them counts as work of this name, using them does not."""
 
     def turn(self, name: str) -> None:
-        """From here on the innermost block is work of this name."""
+        """Count the rest of the innermost block as work of this name."""
 
 
 class Idle:
-    """Measures nothing."""
+    """A clock that measures nothing, for runs without a profile."""
 
     def of(self, name: str) -> AbstractContextManager[None]:
         """Does nothing."""
@@ -44,7 +44,7 @@ class Idle:
 
 
 class Stopwatch:
-    """Seconds by name. Those of one name are counted once, whatever they are nested in."""
+    """Measures seconds by name; every second counts once, for the innermost open block."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self.seconds = dict.fromkeys(PHASES, 0.0)
@@ -53,7 +53,7 @@ class Stopwatch:
 
     @contextlib.contextmanager
     def of(self, name: str) -> Iterator[None]:
-        """The block is work of this name."""
+        """Count the block as work of this name."""
         self._count()
         self._open.append(name)
         try:
@@ -63,9 +63,9 @@ class Stopwatch:
             self._open.pop()
 
     def each(self, name: str, items: Iterable[T]) -> Iterator[T]:
-        """The items; making each of them is work of this name."""
+        """The items; making each of them counts as work of this name."""
         source = iter(items)
-        # No item can be this object; None may be one.
+        # Marks the end. Not None, which may be an item.
         nothing = object()
         while True:
             with self.of(name):
@@ -73,16 +73,16 @@ class Stopwatch:
             if item is nothing:
                 return
             yield item
-            del item  # while the next one is made
+            del item  # so that its memory is free while the next one is made
 
     def turn(self, name: str) -> None:
-        """From here on the innermost block is work of this name."""
+        """Count the rest of the innermost block as work of this name."""
         self._count()
         if self._open:
             self._open[-1] = name
 
     def profile(self) -> dict[str, dict[str, float]]:
-        """Seconds and shares of their sum by name; no shares where nothing was done."""
+        """Seconds by name, and their shares of the sum; no shares if nothing was measured."""
         total = sum(self.seconds.values())
         shares = {k: v / total for k, v in self.seconds.items()} if total else {}
         return {"seconds": dict(self.seconds), "shares": shares}

@@ -1,4 +1,4 @@
-"""One round, the same on every engine: opened before training, settled with the replies."""
+"""One round, the same on every engine: opened before training, closed with the replies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedshift.client.plans import PlansOfClient, PlansOfGroup
 from fedshift.data import ClientData
 from fedshift.engine.backends import Block, Job
 from fedshift.engine.checks.gate import Admitted, Asked, Dropped, Gate, first_not_finite, reshaped
-from fedshift.engine.sums.running import RunningSums, stacked
+from fedshift.engine.sums.running import RunningSums, stack_blocks
 from fedshift.errors import DivergedError, InputError, TrainingError
 from fedshift.seeds import key
 from fedshift.server.cap import capped
@@ -23,26 +23,26 @@ from fedshift.sketch import sketched
 from fedshift.tree import Params, Parts
 
 States = Mapping[int, Parts]
-# Clients whose batches are drawn together.
+# How many clients' batches are drawn at a time: enough to save time, few enough to save memory.
 AHEAD = 16
 
 
 @sketched
 class Round(NamedTuple):
-    """The state after round t (1-based), the clients drawn, those that trained, and the weights.
+    """The state after round t, the clients drawn, those that trained, and the weights.
 
-    t        the round
+    t        the round, from 1 on
     server   the server's parts, such as "params" and "buffers"
     states   what the clients keep, by id
     cohort   ids [C] of the clients drawn, ascending
-    weights  [C], all 0 where no client of the cohort has an example
+    weights  [C]; all 0 if no client of the cohort has an example
     trained  ids of the clients that trained
-    loss     the clients' mean training loss by their weights
+    loss     the mean of the clients' training losses, by their weights
     dropped  clients that were drawn but are not in `cohort`, because a message was lost or a reply
-             could not be used. In one process there are none unless the gate drops
-             (`Gate.on_bad`): otherwise one bad reply ends the run
-    skipped  why the round left everything as it was; "" if it was played
-    skips    rounds skipped in a row, with this one
+             could not be used. In one process there are none, unless the gate drops clients
+             (`Gate.on_bad`): otherwise a bad reply ends the run
+    skipped  why the round was skipped, and left everything as it was; "" if it was not
+    skips    how many rounds in a row were skipped, this one included
     """
 
     t: int
@@ -58,11 +58,16 @@ class Round(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """A round before training: the clients drawn, their weights, and those that get work.
+    """A round before training.
 
-    stage: the method of round t; ids [C] ascending, weights [C], asked [C] bool; context: the
-    server's parts with the cohort's, for messages. skipped: why no client is asked, or "".
-    cap: of a client's weight.
+    t        the round
+    stage    the method of this round
+    ids      [C] of the clients drawn, ascending
+    weights  [C]
+    asked    [C] bool: which of them are to train
+    context  the server's parts with the cohort's, from which messages are made
+    skipped  why no client is asked, or ""
+    cap      the largest weight that a client may have
     """
 
     t: int
@@ -84,9 +89,9 @@ def open_round(
 ) -> Opened:
     """Weigh the cohort `ids` (ascending) of round t.
 
-    Weights come first, from the server's table: a client of weight exactly 0 need not train, since
-    its update would be multiplied by 0. A cohort without any example has no weights, and its round
-    is to be skipped. cap: as in `weigh`. Raises InputError where no client at all has an example.
+    Weights come before training, from the server's table: a client of weight exactly 0 need not
+    train. A cohort without examples has no weights, and its round is skipped. cap: as in `weigh`.
+    Raises InputError if no client at all has an example.
     """
     stage = algorithm.at(t)
     if not has_examples(server, ids):
@@ -99,10 +104,10 @@ def open_round(
 
 
 def weigh(stage: Algorithm, server: Parts, ids: Tensor, cap: float) -> Tensor:
-    """The stage's weights [C] of the clients `ids`, none above the cap (or 1/C).
+    """The weights [C] of the clients `ids` by the method, none above the cap (or 1/C, if more).
 
-    The one door between weight rules and what uses weights. Raises InputError for weights that are
-    none.
+    All weights pass through here on their way from a rule to a round. Raises InputError for numbers
+    that cannot be weights.
     """
     weights = stage.weigh(server, ids)
     check_weights(weights, len(ids))
@@ -111,12 +116,12 @@ def weigh(stage: Algorithm, server: Parts, ids: Tensor, cap: float) -> Tensor:
 
 
 def has_examples(server: Parts, ids: Tensor) -> bool:
-    """Whether one of these clients registered an example; also where the server has no table.
+    """Whether one of these clients registered an example; True if the server has no table.
 
-    Raises InputError where no client at all did.
+    Raises InputError if no client at all did.
     """
     n = server.get("table", {}).get("n")
-    # A method that keeps no table leaves the check to its weights.
+    # A method without a table must see to it in its weights.
     if n is None or bool(n[ids].any()):
         return True
     if not n.any():
@@ -127,11 +132,11 @@ def has_examples(server: Parts, ids: Tensor) -> bool:
     return False
 
 
-def among(opened: Opened, server: Parts, present: Sequence[int]) -> Opened:
-    """The round over only the clients that did their work (ascending), with new weights.
+def restrict_to(opened: Opened, server: Parts, present: Sequence[int]) -> Opened:
+    """The round over the present clients alone (ascending), with new weights.
 
-    Their messages stay as they were sent, and all of them count as asked. Raises TrainingError
-    where there are no weights over them.
+    Their messages stay as they were sent, and all of them count as asked. Raises TrainingError if
+    the method has no weights over them.
     """
     ids = torch.tensor(present, dtype=torch.int64)
     try:
@@ -145,10 +150,7 @@ def among(opened: Opened, server: Parts, present: Sequence[int]) -> Opened:
 
 
 def question(opened: Opened, infinite: Params | None = None) -> Asked:
-    """What the gate needs of a round: the clients asked, their messages, and the expected parts.
-
-    infinite: as in `Asked`.
-    """
+    """What the gate must know of a round: clients, messages, parts; infinite: as in `Asked`."""
     asked = tuple(opened.ids[opened.asked].tolist())
     model = ask(opened.stage, Capabilities.trained_model)
     fixed = frozenset[str]() if model is None else model.fixed
@@ -159,20 +161,20 @@ def question(opened: Opened, infinite: Params | None = None) -> Asked:
 def job_of(
     stage: Algorithm, message: Parts, state: Parts, data: ClientData, client: int, t: int, seed: int
 ) -> Job:
-    """A client's work in round t; the batches come from (seed, round, client, phase) alone."""
+    """One client's job in round t; its batches depend on (seed, round, client, phase) alone."""
     return Job(client, message, state, data, plan_all(stage.phases(), data, t, seed, client), t)
 
 
 def jobs_of(
     opened: Opened, clients: Sequence[ClientData], state_of: Callable[[int], Parts], seed: int
 ) -> Iterator[Job]:
-    """Jobs of the clients asked, in ascending id; a state is read when its job is next.
+    """The jobs of the clients asked, in ascending id; each state is read when its job is made.
 
-    Batches are drawn at first use, for `AHEAD` clients at a time. They are `job_of`'s.
+    Batches are those of `job_of`, drawn when they are first used, for `AHEAD` clients at a time.
     """
     asked, phases = opened.ids[opened.asked].tolist(), opened.stage.phases()
     for phase in phases.values():
-        phase.rate(opened.t)  # here, because a bad schedule is no client's failure
+        phase.rate(opened.t)  # raises here, so that no client is blamed for a bad schedule
     for start in range(0, len(asked), AHEAD):
         group = {i: clients[i] for i in asked[start : start + AHEAD]}
         plans = PlansOfGroup(phases, opened.t, seed, group)
@@ -181,7 +183,7 @@ def jobs_of(
 
 
 def sums_of(opened: Opened, server: Parts) -> RunningSums:
-    """The sums that the method's server needs, over the clients asked."""
+    """Empty running sums over the clients asked, of the parts that the method needs summed."""
     return RunningSums.of(
         opened.stage, server, opened.ids[opened.asked], opened.weights[opened.asked], opened.cap
     )
@@ -194,15 +196,15 @@ def close_round(
     seed: int,
     sums: RunningSums | None = None,
 ) -> tuple[Parts, float]:
-    """(the server's parts after the round, the clients' mean training loss by their weights).
+    """Aggregate: (the server's parts after the round, the mean training loss by weights).
 
-    blocks: of all clients that were asked, in any order, as the gate lets them through. sums:
-    those of what was summed of them already; None: nothing was.
+    blocks: those of all clients that were asked, in any order, after the gate. sums: the sums of
+    the parts that these blocks no longer have; None: nothing has been summed yet.
     """
     if sums is None:
         sums = sums_of(opened, server)
         blocks = sums.add(sorted(blocks, key=lambda block: block.clients))
-    updates = stacked(blocks, [block.updates for block in blocks]) | sums.parts()
+    updates = stack_blocks(blocks, [block.updates for block in blocks]) | sums.parts()
     weights = opened.weights[opened.asked]
     cap = torch.tensor(opened.cap, dtype=torch.float64)
     updates["cohort"] = {"id": opened.ids[opened.asked], "weight": weights, "cap": cap}
@@ -226,16 +228,17 @@ def settle(
     seed: int,
     sums: RunningSums | None = None,
 ) -> Round:
-    """The round over the clients with usable replies, with new weights where others are missing.
+    """Close the round over the clients with usable replies; if others are missing, weigh anew.
 
-    It has no states; `dropped` are all clients that were drawn and are missing. A round that was
-    opened to be skipped is skipped, whatever the gate finds. The round is also skipped, and the
-    server's parts stay, if no client is left, no weights exist, a limit of the gate is passed, or
-    the server's step fails or leaves numbers that are not finite or tensors of another form. With
-    `on_bad` "stop" TrainingError (or the error of the step) ends the run instead. sums: as in
-    `close_round`, for a gate that stops, so that no client is missing.
+    The result has no states yet. dropped: all clients that were drawn and are missing. sums: as in
+    `close_round`; only for a gate that stops, where no client is missing.
+
+    The round is skipped, and the server's parts stay, if it was opened to be skipped, no client is
+    left, the method has no weights over those present, a limit of the gate is exceeded, or the
+    server's step fails or leaves numbers that are not finite or tensors of another form. With
+    `on_bad` "stop", TrainingError (or the error of the step) ends the run instead.
     """
-    # By client id, so that events do not depend on the order of answers.
+    # By client id: what is recorded must not depend on the order of answers.
     missing = tuple(sorted(dropped))
     if opened.skipped:
         return skip(opened, server, opened.skipped, missing)
@@ -245,7 +248,7 @@ def settle(
         if not present:
             raise _no_update(opened, missing)
         if admitted.bad:
-            remaining = among(opened, server, present)
+            remaining = restrict_to(opened, server, present)
         _check_limits(remaining, gate, table, len(present))
         after, loss = close_round(remaining, server, admitted.good, seed, sums)
         if odd := first_not_finite(after, server):
@@ -256,7 +259,7 @@ def settle(
         if odd := reshaped(after, server):
             raise TrainingError(f'round {opened.t}: the server\'s step gave "{odd}" another form')
     except (RuntimeError, ValueError, LookupError) as e:
-        # With all clients present, an InputError comes from the configuration.
+        # With all clients present, an InputError is a mistake in the configuration: no skip helps.
         if gate.on_bad == "stop" or (isinstance(e, InputError) and not missing):
             raise
         return skip(remaining, server, str(e) or type(e).__name__, missing)
@@ -264,16 +267,16 @@ def settle(
 
 
 def skip(opened: Opened, server: Parts, why: str, dropped: tuple[Dropped, ...] = ()) -> Round:
-    """The round that leaves everything as it was; it has no states."""
+    """A skipped round, which leaves everything as it was; it has no states yet."""
     ids, weights = opened.ids, opened.weights
     return Round(opened.t, server, {}, ids, weights, (), float("nan"), dropped, skipped=why)
 
 
 def count_skips(played: Round, before: Round, gate: Gate, rounds: int | None = None) -> Round:
-    """The round, with how many in a row were skipped.
+    """The round, with the number of rounds in a row that were skipped.
 
-    Raises TrainingError where it is as many as the gate allows, or all `rounds` of a run. A cohort
-    without an example is chance and no fault: it alone does not end a run that has rounds left.
+    Raises TrainingError if that is as many as the gate allows, or all `rounds` of a run. A cohort
+    without examples is drawn by chance, and is no fault: it ends no run that has rounds left.
     """
     if not played.skipped:
         return played

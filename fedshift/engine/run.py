@@ -1,4 +1,4 @@
-"""Rounds: the one place where a cohort is drawn, trained and folded into the server's state."""
+"""The rounds of a run: draw a cohort, train it, and update the server's state."""
 
 from __future__ import annotations
 
@@ -10,12 +10,26 @@ from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm, Capabilities, ask
 from fedshift.arguments import check_kind
+from fedshift.engine.backend_checks import watched
 from fedshift.engine.backends import Backend, Forgiving, loop
 from fedshift.engine.checks.gate import Dropped as Dropped
-from fedshift.engine.custom_backend import watched
 from fedshift.engine.federation import TABLE
 from fedshift.engine.federation import Federation as Federation
-from fedshift.engine.inputs import check_after, check_fit, check_gate, check_run, check_sizes
+from fedshift.engine.preflight.arguments import (
+    check_after,
+    check_first_model,
+    check_gate,
+    check_run,
+    check_sizes,
+)
+from fedshift.engine.preflight.method import (
+    check_features,
+    check_router,
+    check_schedule,
+    check_training,
+    warn_of_ess,
+)
+from fedshift.engine.preflight.network import check_model
 from fedshift.engine.round import Round as Round
 from fedshift.engine.round import States as States
 from fedshift.engine.round import (
@@ -28,16 +42,8 @@ from fedshift.engine.round import (
     skip,
     sums_of,
 )
-from fedshift.engine.sums.summing import in_turn, streamed, terms
+from fedshift.engine.sums.summing import check_and_sum, stream_of, terms
 from fedshift.engine.traffic import Meter, metered
-from fedshift.engine.trial import (
-    check_features,
-    check_model,
-    check_router,
-    check_schedule,
-    check_training,
-    warn_of_ess,
-)
 from fedshift.errors import InputError
 from fedshift.kernels.allocator import keep_memory
 from fedshift.repeating import repeatable
@@ -48,7 +54,7 @@ FEDERATION = "give Federation(clients, *model.init(), register(clients, K), Seed
 
 
 def check_size(clients: int, size: int) -> None:
-    """Raise InputError for a cohort of less than one client, or of more than there are."""
+    """Raise InputError for a cohort of no client, or of more than there are."""
     if not 1 <= size <= clients:
         raise InputError(f"a cohort of {size} clients from {clients}; give 1 to {clients}")
 
@@ -56,8 +62,8 @@ def check_size(clients: int, size: int) -> None:
 def draw_cohort(clients: int, size: int, t: int, seed: int) -> Tensor:
     """`size` distinct client ids in ascending order, drawn for round t; all of them if size = N.
 
-    Client i has the i-th of N uniform numbers of the round, and the smallest are drawn. Thus one
-    client more, at the end, leaves the draw as it is unless it is drawn itself.
+    Client i has the i-th of N uniform numbers of the round, and those with the smallest are drawn.
+    So another client at the end of the list changes the draw only if it is drawn itself.
     """
     check_size(clients, size)
     if size == clients:
@@ -67,13 +73,13 @@ def draw_cohort(clients: int, size: int, t: int, seed: int) -> Tensor:
 
 
 def first_state(algorithm: Algorithm, federation: Federation, client: int) -> Parts:
-    """What a client keeps before it is drawn for the first time."""
+    """A client's state before it is drawn for the first time."""
     data = federation.clients[client]
     return algorithm.init_client(federation.params, federation.buffers, data)
 
 
 def state_of(algorithm: Algorithm, federation: Federation, states: States, client: int) -> Parts:
-    """What a client keeps after a round: its first state if it was never drawn."""
+    """A client's state after a round; its first state if it has never been drawn."""
     return states[client] if client in states else first_state(algorithm, federation, client)
 
 
@@ -88,15 +94,15 @@ def play_round(
     backend: Backend = loop,
     meter: Meter | None = None,
 ) -> Round:
-    """One round over the cohort `ids` (ascending): weigh, train those that count, fold.
+    """One round over the cohort `ids` (ascending): weigh, train those with a weight, aggregate.
 
-    Where the first bad reply ends the run, replies are summed and let go as they come, as far as
-    the method needs no more than their sums. Gradients are taken wherever it is called from, within
-    `torch.no_grad()` too. A round whose networks draw random numbers that were not foreseen is
-    played once more, with seeds (`fedshift.repeating`).
+    If a bad reply ends the run (`Gate("stop")`), replies are summed as they arrive, and only what
+    the method needs besides their sums stays in memory. It works within `torch.no_grad()`, too. If
+    the network turns out to draw random numbers that the preflight has not seen, the round is
+    trained again with seeds for them (`fedshift.repeating`).
     """
     trained = ask(algorithm.at(t), Capabilities.trained_model)
-    # A layer that was replaced after the model was made would never train.
+    # A layer that was replaced after the model was made would never be trained.
     for model in {algorithm.model, trained or algorithm.model}:
         model.check_unchanged()
     return repeatable(
@@ -120,18 +126,19 @@ def _play_round(
     def keep(client: int, changed: Parts) -> None:
         draft.put(client, state(client) | changed)
 
-    # Lazy: states and batches are made when a client's turn comes, not for the whole cohort.
+    # A generator: states and batches are made at a client's turn, not for the whole cohort at once.
     jobs = jobs_of(opened, federation.clients, state, seed)
     asked, draft = question(opened, federation.infinite), federation.shelf.draft(states)
-    # A bad reply ends the run, so sums need not be undone and can be taken at once.
+    # A bad reply ends the run, so nothing ever has to be taken out of a sum: sum at once.
     if gate.on_bad == "stop":
         sums = sums_of(opened, server)
-        trained = streamed(watched(backend, len(asked.clients)), partial(terms, sums, gate, asked))
+        trained = stream_of(watched(backend, len(asked.clients)), partial(terms, sums, gate, asked))
         came = metered(meter, trained, stage.client_update, jobs)
-        admitted = in_turn(gate, came, asked, sums, keep)
+        admitted = check_and_sum(gate, came, asked, sums, keep)
         played = settle(opened, server, admitted, (), gate, federation.table, seed, sums)
         return played._replace(states=draft.all_states())
-    trained = streamed(watched(backend, None))
+    # A bad reply is dropped, and the weights of the others change: no sum before the last reply.
+    trained = stream_of(watched(backend, None))
     came = metered(meter, trained, Forgiving(stage.client_update), jobs)
     admitted = gate.admit([*came], asked)
     played = settle(opened, server, admitted, admitted.bad, gate, federation.table, seed)
@@ -142,7 +149,7 @@ def _play_round(
 
 @torch.inference_mode(False)
 def start(algorithm: Algorithm, federation: Federation) -> Round:
-    """Round 0: the state before any training. InputError for a column that the table lacks."""
+    """Round 0, before any training; InputError for a column that the table does not have."""
     params, buffers, table = federation.params, federation.buffers, federation.table
     try:
         return before_rounds(algorithm.init(params, buffers, table))
@@ -164,9 +171,9 @@ def run(
 ) -> Iterator[Round]:
     """Rounds one by one, from round 1 or from where `after` stands.
 
-    cohort   clients drawn per round; None means all
-    backend  how clients are trained: in this process one by one, in others, or stacked
-    after    the round to go on from; None begins
+    cohort   how many clients are drawn for each round; None: all
+    backend  how clients are trained: one by one, in other processes, or together
+    after    the round to go on from; None: start with round 1
     meter    counts the bytes of messages
 
     >>> import torch
@@ -181,11 +188,10 @@ def run(
     1 [0.6, 0.4]
     2 [0.6, 0.4]
 
-    Raises InputError, when it is called, for what cannot be run: other things than those named
-    here, impossible sizes, a network that does not fit the clients' examples or the first model,
-    and a schedule without a rate for one of the rounds.
-    Warns (NeedlessWarning) of an `ess` below that of lambda = 0.
-    The iterator raises TrainingError when a client's update cannot be used.
+    Raises InputError at the call, before anything is trained: for arguments of other types,
+    impossible sizes, a network that does not fit the clients' examples or the first model, and a
+    schedule without a rate for one of the rounds. Warns (NeedlessWarning) of an `ess` that changes
+    nothing. The iterator raises TrainingError when a client's update cannot be used.
     """
     check_run(algorithm, rounds, cohort, backend, after, Round)
     check_kind("federation", federation, Federation, FEDERATION)
@@ -193,7 +199,7 @@ def run(
     size = total if cohort is None else cohort
     check_size(total, size)
     check_gate(federation.gate, size)
-    check_fit(algorithm.model, federation)
+    check_first_model(algorithm.model, federation)
     check_sizes(federation)
     check_model(algorithm.model, federation)
     check_router(algorithm, federation, cohort)
@@ -204,7 +210,7 @@ def run(
         check_after(after, current, total, rounds)
         current = after
     repeatable(lambda: check_schedule(algorithm, current.t + 1, rounds))
-    # Each cohort has weights of its own; the warning is about those over all clients.
+    # The warning is about the weights over all clients; a drawn cohort has other weights.
     if size == total:
         warn_of_ess(algorithm, current.server, total)
     return _rounds(algorithm, federation, current, rounds, size, backend, meter)

@@ -1,4 +1,4 @@
-"""How many bytes go to clients and come back, counted on the messages themselves."""
+"""How many bytes are sent to clients and come back, counted on the messages themselves."""
 
 from __future__ import annotations
 
@@ -13,31 +13,33 @@ from fedshift.tree import size_in_bytes
 
 
 class Traffic(NamedTuple):
-    """Bytes of the tensors of one round: to all of its clients together, and from them."""
+    """Bytes of tensors in one round: sent to all of its clients together, and sent by them."""
 
     clients: int = 0
     down: int = 0
     up: int = 0
 
     def each(self) -> tuple[float, float]:
-        """(down, up), the mean over the clients; 0 for a round without any."""
+        """(down, up) per client, on average; 0 for a round without clients."""
         return self.down / max(self.clients, 1), self.up / max(self.clients, 1)
 
 
 class Meter:
-    """Listens to a run's messages: `last` is the traffic of its last round.
+    """Counts the bytes of a run's messages, and measures its time.
 
-    waited: seconds that clients took to come, before the rounds. clock: measures planning (making
-    the jobs), the clients' work, and the rest of the round.
+    last    the traffic of the last round
+    clock   measures planning (making the jobs), the clients' work, and the rest of the round
+    waited  seconds until the clients had joined, before round 1
     """
 
     def __init__(self, clock: Clock = Idle()) -> None:
         self.clock, self.last, self.waited = clock, Traffic(), 0.0
 
     def listen(self, backend: Stream, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Block]:
-        """What the backend makes of a round's jobs, counted on the way.
+        """The backend's blocks for a round's jobs, counted on the way.
 
-        What was summed where it was trained, and does not travel, counts as if it had.
+        Updates that a worker has summed do not travel here, but count as if they had: on a network
+        they would.
         """
         self.last = Traffic()
         self.clock.turn(AGGREGATION)
@@ -63,5 +65,5 @@ class Meter:
 def metered(
     meter: Meter | None, backend: Stream, update: ClientUpdate, jobs: Iterable[Job]
 ) -> Iterator[Block]:
-    """What the backend makes of a round's jobs; a meter listens, if there is one."""
+    """The backend's blocks for a round's jobs, counted if there is a meter."""
     return backend(update, jobs) if meter is None else meter.listen(backend, update, jobs)

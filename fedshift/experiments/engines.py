@@ -13,15 +13,15 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 
 from fedshift.algorithms.base import Algorithm
+from fedshift.engine.backend_names import FIT, GONE, NAMES, ON_IMAGES, ONE_BY_ONE, QUICKER, SPREAD
 from fedshift.engine.backends import Backend, loop
+from fedshift.engine.choosing.fastest import check_fit, probe
+from fedshift.engine.choosing.loop_or_workers import Quicker, forks_safely
 from fedshift.engine.device import on
-from fedshift.engine.fastest import check_fit, probe
 from fedshift.engine.processes.pool import Team, workers
-from fedshift.engine.quicker import Quicker, forks_safely
 from fedshift.engine.run import Federation, Round, run
 from fedshift.engine.stacking.stacked import Stacked
 from fedshift.engine.traffic import Meter
-from fedshift.engine.ways import FIT, GONE, NAMES, ON_IMAGES, ONE_BY_ONE, QUICKER, SPREAD
 from fedshift.errors import InputError, unknown
 from fedshift.evaluation.scores import OwnScores, Score
 from fedshift.experiments.config.schema import Training

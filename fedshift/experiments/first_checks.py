@@ -6,9 +6,9 @@ import torch
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.data import Task
+from fedshift.engine.preflight.method import check_company
 from fedshift.engine.round import open_round
 from fedshift.engine.run import Federation, draw_cohort, first_state, start
-from fedshift.engine.trial import check_company
 from fedshift.errors import InputError
 from fedshift.experiments.config.schema import Training
 from fedshift.experiments.measures.served import whole

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedshift.engine.checks.gate import Dropped
+from fedshift.engine.preflight.method import check_schedule
 from fedshift.engine.run import Round
-from fedshift.engine.trial import check_schedule
 from fedshift.errors import InputError, TrainingError
 from fedshift.evaluation.scores import Score
 from fedshift.flower.calibrating import CALIBRATE, asked_at, sums_in

@@ -17,7 +17,8 @@ from fedshift.algorithms.base import Algorithm, check_method
 from fedshift.arguments import check_kind, check_number, check_whole
 from fedshift.engine.checks.gate import Admitted, Dropped, Gate
 from fedshift.engine.checks.replies import block_of, not_finite
-from fedshift.engine.checks.room import check_room, most_bytes
+from fedshift.engine.checks.reply_bytes import check_room, most_bytes
+from fedshift.engine.preflight.method import check_company, check_training, check_whole_models
 from fedshift.engine.round import (
     Opened,
     Round,
@@ -29,7 +30,6 @@ from fedshift.engine.round import (
 )
 from fedshift.engine.run import draw_cohort
 from fedshift.engine.traffic import Traffic
-from fedshift.engine.trial import check_company, check_training, check_whole_models
 from fedshift.errors import InputError
 from fedshift.evaluation.scores import OwnScores, Score
 from fedshift.flower.arriving import Arrived, arrived, failed_client

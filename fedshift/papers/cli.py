@@ -9,7 +9,7 @@ import typer
 
 from fedshift.cli.choices import BackendChoice, Format, FormatOption, Overrides
 from fedshift.cli.loading import loading
-from fedshift.engine.ways import ALONE
+from fedshift.engine.backend_names import ALONE
 
 app = typer.Typer(add_completion=False)
 PublishOption = Annotated[

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedshift.engine.quicker import forks_safely
+from fedshift.engine.choosing.loop_or_workers import forks_safely
 from fedshift.errors import DataError, InputError, shown
 from fedshift.experiments.folder.progress import Asked, no_stop
 from fedshift.experiments.listeners import Listener, ignore_event

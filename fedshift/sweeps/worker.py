@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from fedshift.engine.ways import ALONE
+from fedshift.engine.backend_names import ALONE
 from fedshift.errors import DivergedError, FedshiftError, InputError, UnfitError
 from fedshift.experiments.engines import Engine, backend_of
 from fedshift.experiments.experiment import record

@@ -23,11 +23,11 @@ from fedshift.client.oracles import Clip, Shift
 from fedshift.data import batches, plan_phase
 from fedshift.engine.backends import loop
 from fedshift.engine.checks.gate import Gate
-from fedshift.engine.fastest import probe
+from fedshift.engine.choosing.fastest import probe
+from fedshift.engine.one_by_one import dense
 from fedshift.engine.processes.pool import workers
 from fedshift.engine.run import run
 from fedshift.engine.stacking.stacked import Stacked
-from fedshift.engine.trainers import dense
 from fedshift.errors import InputError, UnfitError
 from fedshift.model import build
 from fedshift.models.dense import Mlp

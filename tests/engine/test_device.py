@@ -20,10 +20,10 @@ from fedshift.algorithms.base import Algorithm
 from fedshift.client.local import Local
 from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
 from fedshift.engine.device import on
+from fedshift.engine.one_by_one import channels_last
 from fedshift.engine.round import jobs_of, open_round
 from fedshift.engine.run import Federation, first_state, run, start
 from fedshift.engine.stacking.stacked import Stacked
-from fedshift.engine.trainers import channels_last
 from fedshift.errors import InputError
 from fedshift.experiments.engines import InProcess, Way, backend_of, evaluating
 from fedshift.kernels.elsewhere import outputs_on

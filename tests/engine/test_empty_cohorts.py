@@ -12,7 +12,7 @@ import torch
 from fedshift import recipes
 from fedshift.data import client_data
 from fedshift.engine.checks.gate import Gate, OnBad
-from fedshift.engine.fastest import probe
+from fedshift.engine.choosing.fastest import probe
 from fedshift.engine.run import Federation, run
 from fedshift.engine.stacking.stacked import Stacked
 from fedshift.errors import InputError, TrainingError

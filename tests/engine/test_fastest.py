@@ -10,9 +10,9 @@ import pytest
 
 from fedshift import recipes
 from fedshift.data import client_data
-from fedshift.engine import fastest as module
 from fedshift.engine.backends import ClientUpdate, Job, Reply, loop
-from fedshift.engine.fastest import Probed, probe
+from fedshift.engine.choosing import fastest as module
+from fedshift.engine.choosing.fastest import Probed, probe
 from fedshift.engine.stacking.stacked import Stacked
 from fedshift.recipes import Setting
 from support.federations import make_clients, make_federation, one_job

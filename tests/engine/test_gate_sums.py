@@ -15,7 +15,7 @@ from fedshift.engine.backends import Reply
 from fedshift.engine.checks.gate import Asked, Gate
 from fedshift.engine.checks.replies import block_of
 from fedshift.engine.sums.running import RunningSums
-from fedshift.engine.sums.summing import in_turn
+from fedshift.engine.sums.summing import check_and_sum
 from fedshift.errors import DivergedError, TrainingError
 from support.federations import make_clients
 
@@ -39,7 +39,7 @@ def let(came: list[Reply], weights: Tensor | None = None) -> RunningSums:
     by = torch.full((CLIENTS,), 0.25, dtype=torch.float64) if weights is None else weights
     sums = RunningSums(torch.arange(CLIENTS), {"delta": by, "own": by})
     question = Asked(1, tuple(range(CLIENTS)), lambda i: {"params": {"w": torch.zeros(2)}})
-    in_turn(Gate(), map(block_of, came), question, sums, some=3)
+    check_and_sum(Gate(), map(block_of, came), question, sums, some=3)
     return sums
 
 

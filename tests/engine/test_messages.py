@@ -10,7 +10,7 @@ import torch
 from fedshift import recipes
 from fedshift.client.plans import PlansOfClient, PlansOfGroup
 from fedshift.engine.backends import Job
-from fedshift.engine.processes.messages import packed, unpacked
+from fedshift.engine.processes.messages import pack, unpack
 from fedshift.recipes import Setting
 from fedshift.tree import Parts
 from support.federations import make_federation, one_job
@@ -33,8 +33,8 @@ def test_each_job_has_its_batches(change: str, setting: Setting) -> None:
         drawn_by(base._replace(client=i, data=clients[i]), PlansOfGroup(*ways[how], clients))
         for i, how in enumerate(("", change, ""))
     )
-    some = packed(jobs, {})
-    back = unpacked(some, {}, federation.clients)
+    some = pack(jobs, {})
+    back = unpack(some, {}, federation.clients)
     assert len(some) == (3 if change else 1)
     assert [(job.client, job.t) for job in back] == [(job.client, job.t) for job in jobs]
     for ours, theirs in zip(jobs, back, strict=True):
@@ -51,10 +51,10 @@ def test_parts_that_the_receiver_has_are_not_sent(setting: Setting) -> None:
         {"params": shared}, {"own": other, "params": shared}, {"params": dict(shared)},
     )  # fmt: skip
     jobs = tuple(base._replace(message=message) for message in sent)
-    some = packed(jobs, {"params": shared, "other": other})
+    some = pack(jobs, {"params": shared, "other": other})
     assert [list(job.new) for job in some] == [[], ["own"], ["params"]]
     clients = make_federation(setting.model).clients
-    back = unpacked(some, {"params": shared, "other": other}, clients)
+    back = unpack(some, {"params": shared, "other": other}, clients)
     assert [list(job.message) for job in back] == [["params"], ["own", "params"], ["params"]]
 
 
@@ -63,5 +63,5 @@ def test_states_are_not_shared_between_jobs(setting: Setting) -> None:
     federation = make_federation(setting.model)
     state: Parts = {"own": {"w": torch.ones(2)}}
     base = one_job(recipes.fedavg(setting), federation, 0)._replace(state=state)
-    one, two = unpacked(packed((base, base), {}), {}, federation.clients)
+    one, two = unpack(pack((base, base), {}), {}, federation.clients)
     assert one.state["own"] is not two.state["own"]

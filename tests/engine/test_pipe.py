@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedshift.engine.processes import pipe as module
-from fedshift.engine.processes.pipe import ALIGN, UnsentError, receive, send, shared
+from fedshift.engine.processes.pipe import ALIGN, UnsentError, receive, send, share_memory
 from fedshift.tree import Parts
 
 
@@ -61,7 +61,7 @@ def test_trees_travel_as_they_are(near: bool) -> None:
         "turned": {"conjugate": torch.randn(3, dtype=torch.complex64).conj()},
     }
     trees = [odd, {}, {"b": {"y": torch.arange(7)}, "a": {}}, {"a": {}, "b": {"x": torch.ones(2)}}]
-    check_same(trees, there_and_back(trees, shared() if near else module.NOWHERE))
+    check_same(trees, there_and_back(trees, share_memory() if near else module.NOWHERE))
     assert there_and_back([]) == []
 
 
@@ -117,7 +117,7 @@ def test_more_pieces_than_a_call_takes_and_more_bytes_than_a_pipe_holds() -> Non
 
 def test_small_messages_use_shared_memory() -> None:
     """The next message overwrites it, but received tensors stay; larger messages take the pipe."""
-    room, (ours, theirs) = shared()[: 4 * ALIGN], Pipe()
+    room, (ours, theirs) = share_memory()[: 4 * ALIGN], Pipe()
     one, two = (torch.full((32,), i) for i in (1, 2))
 
     def in_room() -> Tensor:

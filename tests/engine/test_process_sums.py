@@ -12,8 +12,8 @@ import torch
 from fedshift.engine.backends import Backend, Block, Job, Reply
 from fedshift.engine.checks.gate import Asked, Gate
 from fedshift.engine.checks.replies import block_of
-from fedshift.engine.sums.running import RunningSums, joined
-from fedshift.engine.sums.summing import Terms, in_turn, summed, terms
+from fedshift.engine.sums.running import RunningSums, join_blocks
+from fedshift.engine.sums.summing import Terms, check_and_sum, terms, train_and_sum
 from fedshift.errors import TrainingError
 from fedshift.tree import Parts
 
@@ -31,7 +31,7 @@ def share_of(clients: Sequence[int], numbers: Sequence[float], weight: float = 0
     """The reply of another process for these clients."""
     sums = RunningSums(torch.tensor(clients), {"delta": torch.full((len(clients),), weight)})
     left = sums.add([block(i, n) for i, n in zip(clients, numbers, strict=True)])
-    return joined(left)._replace(sums=sums.totals)
+    return join_blocks(left)._replace(sums=sums.totals)
 
 
 def test_sums_are_added_at_the_end_by_client() -> None:
@@ -70,7 +70,7 @@ def test_a_part_that_only_some_send_is_refused() -> None:
 
 def test_a_missing_answer_is_noticed_wherever_it_is_summed() -> None:
     sums = RunningSums(torch.arange(3), {"delta": torch.full((3,), 0.5)})
-    taken = partial(in_turn, Gate(), asked=asked_of(range(3)), sums=sums)
+    taken = partial(check_and_sum, Gate(), asked=asked_of(range(3)), sums=sums)
     with pytest.raises(TrainingError, match="no answer in time"):
         taken([share_of((0, 2), (1.0, 1.0))])
     assert taken([share_of((0, 2), (1.0, 1.0)), block(1, 1.0)]).clients == (0, 1, 2)
@@ -128,7 +128,7 @@ def test_each_part_has_its_own_weights() -> None:
     agreed = terms(RunningSums(torch.arange(4), weights), Gate(), asked_of(range(4)), (1, 2, 3))
     assert agreed is not None
     came = backend_of([two_parts(i, 2.0**i) for i in (1, 2, 3)])
-    (share,) = summed(came, untrained, jobs_of((1, 2, 3)), agreed)
+    (share,) = train_and_sum(came, untrained, jobs_of((1, 2, 3)), agreed)
     assert share.clients == (1, 2, 3)
     sums = {part: float(tree["w"]) for part, tree in share.sums.items()}
     assert sums == {
@@ -152,7 +152,7 @@ def test_parts_that_are_not_the_methods_are_not_let_through() -> None:
     allowed = frozenset({"delta", "report"})
     for parts, some in ((allowed, False), (allowed | {"extra"}, True)):
         agreed = Terms(Gate(), parts, numbers)
-        first, *_ = summed(backend_of(came), untrained, jobs_of(range(3)), agreed)
+        first, *_ = train_and_sum(backend_of(came), untrained, jobs_of(range(3)), agreed)
         assert bool(first.sums) == some
 
 
@@ -160,6 +160,6 @@ def test_parts_that_no_client_sends_are_not_summed() -> None:
     """Replies stay as they are, and so does their order."""
     agreed = Terms(Gate(), frozenset(), {"control": (0.5, 0.25, 0.25)})
     came = [reply(i, 1.0) for i in (2, 0, 1)]
-    left = summed(backend_of(came), untrained, jobs_of(range(3)), agreed)
+    left = train_and_sum(backend_of(came), untrained, jobs_of(range(3)), agreed)
     assert [one.clients for one in left] == [(2,), (0,), (1,)]
     assert all(one.updates.keys() == {"delta", "report"} and not one.sums for one in left)

@@ -19,7 +19,7 @@ from fedshift.engine.checks.replies import block_of
 from fedshift.engine.round import close_round, settle
 from fedshift.engine.run import run
 from fedshift.engine.sums.running import RunningSums
-from fedshift.engine.sums.summing import in_turn
+from fedshift.engine.sums.summing import check_and_sum
 from fedshift.errors import TrainingError
 from fedshift.recipes import Setting
 from fedshift.server.combine import total
@@ -58,7 +58,7 @@ def compared(make: Make, setting: Setting, monkeypatch: pytest.MonkeyPatch) -> l
         return by_sums
 
     monkeypatch.setattr(rounds, "settle", settled)
-    monkeypatch.setattr(rounds, "in_turn", lambda *args: in_turn(*args, some=1))
+    monkeypatch.setattr(rounds, "check_and_sum", lambda *args: check_and_sum(*args, some=1))
     played(make, setting, recorded, ROUNDS)
     return differences
 
@@ -152,7 +152,7 @@ def test_the_order_of_arrival_changes_nothing(setting: Setting) -> None:
 @pytest.mark.slow
 def test_replies_are_let_go(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of six replies at most two are in memory, where two pass the gate together."""
-    monkeypatch.setattr(rounds, "in_turn", lambda *args: in_turn(*args, some=2))
+    monkeypatch.setattr(rounds, "check_and_sum", lambda *args: check_and_sum(*args, some=2))
     watched = Backwards(step=1)
     list(run(MAKE["scaffold"](setting), make_federation(setting.model), 1, backend=watched))
     assert watched.most == 2
@@ -172,7 +172,7 @@ def blocks(*clients: int, shape: int = 3) -> list[Block]:
 def let(came: list[Reply], clients: tuple[int, ...]) -> tuple[int, ...]:
     question = Asked(1, clients, lambda i: {"params": {"w": torch.zeros(3)}}, frozenset())
     nothing = RunningSums(torch.tensor(question.clients), {})
-    return in_turn(Gate(), map(block_of, came), question, nothing, some=2).clients
+    return check_and_sum(Gate(), map(block_of, came), question, nothing, some=2).clients
 
 
 def test_replies_pass_in_ascending_order() -> None:

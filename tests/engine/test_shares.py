@@ -20,7 +20,7 @@ from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
 from fedshift.engine.checks.gate import Gate
 from fedshift.engine.processes import messages
 from fedshift.engine.processes import pool as module
-from fedshift.engine.processes.messages import packed, unpacked
+from fedshift.engine.processes.messages import pack, unpack
 from fedshift.engine.processes.pool import workers
 from fedshift.engine.round import jobs_of, open_round
 from fedshift.engine.run import Federation, first_state, run, start
@@ -206,8 +206,8 @@ def test_plans_are_drawn_where_they_are_used(setting: Setting) -> None:
     opened = open_round(algorithm, start(algorithm, federation).server, torch.arange(6), 1)
     jobs = tuple(jobs_of(opened, federation.clients, lambda i: {}, 7))
     for sent in (jobs, tuple(job._replace(how=train) for job in jobs)):
-        some = packed(sent, {})
-        back = unpacked(some, {}, federation.clients)
+        some = pack(sent, {})
+        back = unpack(some, {}, federation.clients)
         for job, again in zip(sent, back, strict=True):
             assert job.plans.keys() == again.plans.keys()
             for k, plan in job.plans.items():
@@ -233,7 +233,7 @@ def test_messages_of_ones_own_arrive(setting: Setting) -> None:
             jobs_of(opened, federation.clients, lambda i: {}, 7), (0, 0, 1, 1, 0, 1), strict=True
         )
     )
-    back = unpacked(packed(jobs, {}), {}, federation.clients)
+    back = unpack(pack(jobs, {}), {}, federation.clients)
     assert [float(job.message["own"]["w"]) for job in back] == [0.0, 0.0, 1.0, 1.0, 0.0, 1.0]
 
 
@@ -319,7 +319,7 @@ def test_states_count_for_the_size_of_a_share(
     one = one_job(recipes.fedavg(setting), make_federation(setting.model))
     sent, state = {"params": {"w": torch.zeros(2)}}, {"own": {"w": torch.zeros(4)}}
     assert [
-        len(share) for share in messages.cut((one._replace(message=sent, state={}),) * 12, 1)
+        len(share) for share in messages.cut_jobs((one._replace(message=sent, state={}),) * 12, 1)
     ] == [12]
     both = (one._replace(message=sent, state=state),) * 12
-    assert [len(share) for share in messages.cut(both, 1)] == [4, 4, 4]
+    assert [len(share) for share in messages.cut_jobs(both, 1)] == [4, 4, 4]

@@ -20,7 +20,7 @@ from fedshift.engine.backends import ClientUpdate, Forgiving, Job, Reply
 from fedshift.engine.checks.gate import Asked, Gate
 from fedshift.engine.checks.replies import block_of, failure
 from fedshift.engine.run import Federation, Round, play_round, run, start
-from fedshift.engine.stacking.stacked import Stacked, shortened
+from fedshift.engine.stacking.stacked import Stacked, shorten
 from fedshift.errors import InputError, TrainingError
 from fedshift.experiments.engines import backend_of
 from fedshift.model import Model, build
@@ -288,8 +288,8 @@ def test_failures_are_answers_one_by_one_alone(setting: Setting) -> None:
 def test_shortened_plans_keep_their_sizes(setting: Setting) -> None:
     federation = make_federation(setting.model)
     job = one_job(recipes.fedavg(setting), federation, 3)
-    assert shortened(job, 2).plans["train0"].sizes == (12, 12)
-    assert shortened(job, 99).plans["train0"].steps == job.plans["train0"].steps
+    assert shorten(job, 2).plans["train0"].sizes == (12, 12)
+    assert shorten(job, 99).plans["train0"].steps == job.plans["train0"].steps
 
 
 def test_a_memory_limit_of_zero_is_refused() -> None:

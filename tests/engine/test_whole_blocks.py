@@ -21,8 +21,8 @@ from fedshift.engine.processes.pool import workers
 from fedshift.engine.profile import Stopwatch
 from fedshift.engine.run import Federation, run
 from fedshift.engine.stacking.stacked import Stacked
-from fedshift.engine.sums.running import joined
-from fedshift.engine.sums.summing import TermsOf, in_turn
+from fedshift.engine.sums.running import join_blocks
+from fedshift.engine.sums.summing import TermsOf, check_and_sum
 from fedshift.engine.traffic import Meter
 from fedshift.errors import TrainingError
 from fedshift.model import Model
@@ -47,10 +47,10 @@ def let(monkeypatch: pytest.MonkeyPatch) -> list[Admitted]:
     seen: list[Admitted] = []
 
     def noted(*given: Any) -> Admitted:
-        seen.append(in_turn(*given))
+        seen.append(check_and_sum(*given))
         return seen[-1]
 
-    monkeypatch.setattr(rounds, "in_turn", noted)
+    monkeypatch.setattr(rounds, "check_and_sum", noted)
     return seen
 
 
@@ -157,7 +157,7 @@ def test_joined_blocks_are_in_order() -> None:
         report = {"id": torch.tensor(clients), "loss": torch.tensor(clients) * 0.5}
         return Block.of(clients, {"report": report, "buffers": {}}, {"own": {}}, 4)
 
-    merged = joined([block(7, 2), block(5)])
+    merged = join_blocks([block(7, 2), block(5)])
     assert merged.clients == (2, 5, 7)
     assert merged.updates["report"]["id"].tolist() == [2, 5, 7]
     assert merged.updates["report"]["loss"].tolist() == [1.0, 2.5, 3.5]

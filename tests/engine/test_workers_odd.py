@@ -246,8 +246,8 @@ def test_an_answer_that_stops_midway_is_late(
         return write(descriptor, views)
 
     monkeypatch.setattr("os.writev", stopping)
-    monkeypatch.setattr(wire, "shared", lambda: wire.NOWHERE)
-    monkeypatch.setattr("fedshift.engine.processes.pool.shared", lambda: wire.NOWHERE)
+    monkeypatch.setattr(wire, "share_memory", lambda: wire.NOWHERE)
+    monkeypatch.setattr("fedshift.engine.processes.pool.share_memory", lambda: wire.NOWHERE)
     with workers(federation.clients, 1, deadline=2.0) as team:
         # One process alone: what it had not done is late with it.
         assert dropping(team, setting, federation) == [0, 1, 2, 3, 4, 5]

@@ -16,9 +16,9 @@ import torch
 import fedshift
 from fedshift.cli.app import app
 from fedshift.cli.ending import perform
-from fedshift.engine.fastest import check_fit
+from fedshift.engine.backend_names import ALONE, IN_PYTHON, NAMES, SPREAD
+from fedshift.engine.choosing.fastest import check_fit
 from fedshift.engine.run import run
-from fedshift.engine.ways import ALONE, IN_PYTHON, NAMES, SPREAD
 from fedshift.errors import DataError, InputError
 from fedshift.experiments.config.load import load_config
 from fedshift.experiments.engines import InProcess, Way, backend_of

@@ -14,9 +14,9 @@ from fedshift import recipes
 from fedshift.client.local import Local
 from fedshift.data import client_data, register
 from fedshift.engine.backends import Backend, loop
+from fedshift.engine.one_by_one import channels_last
 from fedshift.engine.run import Federation, run
 from fedshift.engine.stacking.stacked import Stacked
-from fedshift.engine.trainers import channels_last
 from fedshift.kernels import pools as pooling
 from fedshift.kernels.pools import halved, pooled, with_pools
 from fedshift.model import build

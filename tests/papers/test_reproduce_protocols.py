@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedshift.engine.trial import pals_of
+from fedshift.engine.preflight.method import pals_of
 from fedshift.errors import DataError, InputError
 from fedshift.experiments.config.load import dumps, validate
 from fedshift.experiments.config.schema import Config

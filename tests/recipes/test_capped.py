@@ -14,7 +14,7 @@ from fedshift.algorithms.base import Algorithm
 from fedshift.algorithms.fedas import FedAs
 from fedshift.algorithms.fedavg import FedAvg
 from fedshift.engine.checks.gate import Gate
-from fedshift.engine.round import among, open_round
+from fedshift.engine.round import open_round, restrict_to
 from fedshift.engine.run import Federation, Round, draw_cohort, play_round, start
 from fedshift.recipes import Setting
 from fedshift.server.cap import capped
@@ -165,7 +165,7 @@ def test_a_client_that_is_missing(setting: Setting, federated: Any) -> None:
     method = FedAvg(setting.model, local=setting.local)
     server = start(method, federation).server
     opened = open_round(method, server, torch.arange(6), 1, CAP)
-    rest = among(opened, server, [0, 1, 2, 4])
+    rest = restrict_to(opened, server, [0, 1, 2, 4])
     n = federation.table["n"][rest.ids]
     assert rest.weights.tolist() == capped(n / n.sum(), CAP).tolist()
     assert rest.weights.max() == CAP

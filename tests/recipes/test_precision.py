@@ -22,11 +22,11 @@ from fedshift.client.precision import Precision
 from fedshift.data import Batch
 from fedshift.engine.backends import Backend, loop
 from fedshift.engine.checks.gate import Gate
-from fedshift.engine.fastest import probe
+from fedshift.engine.choosing.fastest import probe
+from fedshift.engine.one_by_one import channels_last, dense
 from fedshift.engine.processes.pool import workers
 from fedshift.engine.run import Federation, run
 from fedshift.engine.stacking.stacked import Stacked
-from fedshift.engine.trainers import channels_last, dense
 from fedshift.errors import InputError, UnfitError
 from fedshift.experiments.config.load import load_config
 from fedshift.experiments.config.schema import Config, Training

@@ -153,7 +153,7 @@ def test_a_loss_term_is_a_class_and_a_row(copy: Path) -> None:
 def test_a_backend_is_a_module_and_a_row(copy: Path) -> None:
     """In one process and in two it gives the loop's model; the control: another seed."""
     (copy / "fedshift/engine/backwards.py").write_text(BACKEND)
-    ways = copy / "fedshift/engine/ways.py"
+    ways = copy / "fedshift/engine/backend_names.py"
     row = '"backwards": "fedshift.engine.backwards:backwards", "channels-last"'
     ways.write_text(ways.read_text().replace('"channels-last"', row, 1))
     (copy / "f.toml").write_text(EXPERIMENT)

@@ -11,7 +11,7 @@ import pytest
 import fedshift as fs
 from fedshift import recipes
 from fedshift.algorithms.base import Algorithm
-from fedshift.engine.trial import pals_of
+from fedshift.engine.preflight.method import pals_of
 from fedshift.errors import InputError
 from fedshift.experiments.config.load import load_with_source
 from fedshift.recipes import Setting

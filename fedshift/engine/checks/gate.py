@@ -1,7 +1,7 @@
-"""The gate: what of a cohort's replies is let through before the server's state is touched.
+"""The gate: checks a cohort's replies before the server's state is touched.
 
-The same one on every engine. What a reply says of its own weight is nowhere read: weights come from
-the server's table.
+It is the same on every engine. Nothing that a reply says about its own weight is read: weights come
+from the server's table.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ Kind = Literal["timeout", "error", "lost", "reply", "late"]
 
 
 class Dropped(NamedTuple):
-    """A client that was drawn and gave nothing that can be used, and why.
+    """A client that was drawn and sent nothing usable, and why.
 
-    kind: it sent nothing in time, said that it failed, was not there, sent what cannot be used, or
-    answered another round.
+    kind     "timeout": no answer in time; "error": it reported that it failed; "lost": it was not
+             there; "reply": its reply cannot be used; "late": it answered another round
     """
 
     client: int
     reason: str
-    kind: Kind = "error"  # checkpoints of earlier versions do not say it
+    kind: Kind = "error"  # the default is for checkpoints of versions that had no kinds
 
 
 class Asked(NamedTuple):
-    """What a round asked for: of these clients (ascending), by these messages.
+    """What a round asked for: its clients (ascending), and the message that each was sent.
 
-    parts: what may leave a client of the method, by name; empty where that is not known.
-    fixed: names of parameters that are sent to clients and not back (`Model.fixed`).
-    infinite: the buffers that were not finite before round 1, as a mask of -inf: where one is still
-    the same, it passes.
+    parts     names of the parts that may leave a client of the method; empty: not known
+    fixed     names of parameters that are sent to clients and not back (`Model.fixed`)
+    infinite  buffers that were not finite before round 1, as a mask of -inf; they pass where they
+              are still the same
     """
 
     t: int
@@ -61,18 +61,18 @@ class Asked(NamedTuple):
 
 
 class Admitted(NamedTuple):
-    """Replies that can be used and clients whose cannot, both by client id."""
+    """Usable replies, and the clients that have none; both by client id."""
 
     good: tuple[Block, ...]
     bad: tuple[Dropped, ...]
 
     @property
     def clients(self) -> tuple[int, ...]:
-        """Those whose replies can be used, ascending."""
+        """The clients with usable replies, ascending."""
         return tuple(sorted(client for block in self.good for client in block.clients))
 
     def states(self) -> Iterator[tuple[int, Parts]]:
-        """(client, what it changed of its state) of those, ascending."""
+        """(client, what changed of its state) for the clients with usable replies, ascending."""
         place = {client: (b, i) for b in self.good for i, client in enumerate(b.clients)}
         for client in self.clients:
             block, row = place[client]
@@ -137,14 +137,14 @@ class Gate:
     ) -> Admitted:
         """Sort replies, in any order, into usable ones and clients that drop out, with reasons.
 
-        A client that answers twice drops out: which answer is its own is unknown. One that was not
-        asked is named, and nothing of it is used. summed: parts whose numbers may be other than
-        finite here, since the caller looks at their sum.
+        A client that answers twice drops out: nothing tells which answer is genuine. A client that
+        was not asked is reported, and its reply is not used. summed: parts whose numbers are not
+        checked to be finite here, because the caller checks their sum.
         """
         admitted = self._sort(blocks, asked, summed)
         bad = {one.client for one in admitted.bad}
         if any(len(b.clients) > 1 and not bad.isdisjoint(b.clients) for b in blocks):
-            # Looked at as one, a block does not tell which of its clients is to blame.
+            # A block is refused as a whole. Take it apart, to find out which client is to blame.
             blocks = [one for block in blocks for one in block.each()]
             admitted = self._sort(blocks, asked, summed)
         return admitted
@@ -157,9 +157,9 @@ class Gate:
         return float((torch.tensor(self.target, dtype=torch.float64) - weights @ rows).norm())
 
     def lacking(self, used: int, gap: float) -> str:
-        """Why a round of so many usable replies is skipped; empty where it is not.
+        """Why a round with so many usable replies must be skipped; empty if it need not be.
 
-        A gap that is not known (NaN) passes no limit.
+        A gap that cannot be computed (NaN) fails every limit.
         """
         if used < self.min_clients:
             return f"{used} usable replies, fewer than min_clients = {self.min_clients}"
@@ -168,7 +168,7 @@ class Gate:
         return ""
 
     def _sort(self, blocks: Sequence[Block], asked: Asked, summed: Collection[str]) -> Admitted:
-        """`admit`, in which the clients of a block are let through, or refused, together."""
+        """`admit`, where all clients of a block pass or are refused together."""
         bad = dict.fromkeys(asked.clients, "no answer in time")
         kinds: dict[int, Kind] = dict.fromkeys(asked.clients, "timeout")
         due, came = frozenset(asked.clients), dict[int, Block]()
@@ -181,7 +181,7 @@ class Gate:
             bad |= dict.fromkeys(block.clients, self._why_refused(block, asked.t, due))
             kinds |= dict.fromkeys(block.clients, _kind_of(block, asked.t))
             came |= dict.fromkeys(block.clients, block)
-        # A block is taken or refused as a whole: its first client stands for all.
+        # One entry per block: its first client stands for all of them.
         usable = [block for client, block in sorted(came.items()) if client == block.clients[0]]
         usable = [block for block in usable if not bad[block.clients[0]]]
         expected = expected_look(asked.message, usable, asked.parts, asked.fixed) if usable else {}
@@ -189,12 +189,12 @@ class Gate:
             why = misshapen(block, expected)
             bad |= dict.fromkeys(block.clients, why or self._why_unusable(block, asked, summed))
         good = tuple(block for block in usable if not bad[block.clients[0]])
-        # Reasons name parts and tensors as clients did.
+        # Reasons may quote names that a client chose: `from_elsewhere` makes them safe to print.
         lost = (Dropped(i, from_elsewhere(bad[i]), kinds[i]) for i in sorted(bad) if bad[i])
         return Admitted(good, tuple(lost))
 
     def _why_refused(self, block: Block, t: int, due: frozenset[int]) -> str:
-        """Why a reply to round t is not even looked into; due: clients that were asked."""
+        """Why a reply is refused before its numbers are looked at; due: the clients asked."""
         client = block.clients[0]
         if not due.issuperset(block.clients):
             return f"client {client} was not asked"
@@ -214,7 +214,7 @@ class Gate:
         try:
             check_reply(block, asked.message, summed, asked.infinite)
         except (RuntimeError, TypeError, ValueError) as e:
-            # Also errors of torch: tensors of unexpected kinds cannot even be summed.
+            # Torch raises these for tensors of types that it cannot sum.
             return str(e)
         if math.isinf(self.max_norm):
             return ""
@@ -230,7 +230,7 @@ class Gate:
 
 
 def _kind_of(block: Block, t: int) -> Kind:
-    """What kind of drop-out a client is whose reply is not let through; t: this round."""
+    """The kind of drop-out, for a client whose reply was refused; t: this round."""
     if block.t != t:
         return "late"
     return "error" if not block.odd and failure(block.updates) is not None else "reply"
@@ -243,9 +243,10 @@ def norm_of(change: Params) -> float:
 
 
 def first_not_finite(after: Parts, before: Parts) -> str:
-    """The first tensor of a server that is not finite and was before; empty where there is none.
+    """The name of the server's first tensor that is not finite, and was before; empty if none.
 
-    Not of its model alone: an infinity in what its optimiser keeps would stop all learning.
+    All of its state is searched, not the model alone: an infinity in the optimiser's moments would
+    stop all learning.
     """
     for part, tree in after.items():
         was = before.get(part, {})
@@ -256,9 +257,9 @@ def first_not_finite(after: Parts, before: Parts) -> str:
 
 
 def reshaped(after: Parts, before: Parts) -> str:
-    """The first tensor of a server that has another shape or type than before; empty if none has.
+    """The name of the server's first tensor of another shape or type than before; empty if none.
 
-    What broadcasts in a sum has no error to show for it.
+    Torch broadcasts tensors of unequal shapes in a sum without an error.
     """
     for part, tree in after.items():
         for name, v in tree.items():

@@ -12,30 +12,34 @@ from fedshift.engine.backends import FAILED, UNSEEN, Block, Look, Reply
 from fedshift.errors import DivergedError, TrainingError
 from fedshift.tree import Params, Parts
 
-# By how much counters (batches that running statistics have seen) may grow in one round.
+# How much a counter (of batches that running statistics have seen) may grow in one round.
 MOST_BATCHES = 1_000_000
-# Types of which a single number is looked at without a sum.
+# Types of which a single number is read directly, which is faster than a sum of one.
 PLAIN = (torch.float32, torch.float64)
 
 
 def block_of(came: Reply | Block) -> Block:
-    """The one door of the engine: any reply as a block, one that is no plain tensors as `odd`."""
+    """The engine's one door: a reply becomes a block that records how its update looks.
+
+    One that is no dictionary of plain tensors becomes a block without tensors, and `odd` says why.
+    """
     if isinstance(came, Block) and came.look is not UNSEEN:
-        return came  # it is through
+        return came  # it has been here already, most often in a worker
     clients = came.clients if isinstance(came, Block) else (came.client,)
     updates = came.updates if isinstance(came, Block) else came.update
     for parts, did in ((came.changed, "would keep"), (updates, "sent")):
-        look, odd = looked_at(parts, several=len(clients) > 1)
+        look, odd = inspect_parts(parts, several=len(clients) > 1)
         if odd:
             return Block(clients, {}, {}, came.t, {}, odd=f"{did} {odd}")
     return Block(clients, updates, came.changed, came.t, look)
 
 
-def looked_at(parts: Parts, *, several: bool = False) -> tuple[Look, str]:
-    """(how each client's leaves look, what is no plain tensor in a few words, "" if all are).
+def inspect_parts(parts: Parts, *, several: bool = False) -> tuple[Look, str]:
+    """(shapes and types of each client's tensors, what is wrong with them or "").
 
-    Plain is dense and without a gradient's history, which would grow with every round. Both in one
-    walk, because most replies are small and many. several: leaves are [C, ...], of C clients.
+    They must be plain: dense, and without a gradient's history, which would grow with every round.
+    One walk finds out both, because replies are often small and many. several: the tensors are
+    [C, ...], of C clients.
     """
     look: Look = {}
     if not isinstance(parts, dict):
@@ -52,7 +56,7 @@ def looked_at(parts: Parts, *, several: bool = False) -> tuple[Look, str]:
 
 
 def _odd_kind(v: object) -> str:
-    """Why something is no plain tensor; empty if it is one."""
+    """What is wrong with something that is no plain tensor; empty if it is one."""
     if not isinstance(v, Tensor):
         return f", which is no tensor but {type(v).__name__}"
     if v.layout is not torch.strided or v.is_meta or v.is_nested:
@@ -64,13 +68,15 @@ def expected_look(
     message: Callable[[int], Parts], blocks: Sequence[Block], parts: Collection[str] = (),
     fixed: Collection[str] = (),
 ) -> Look:  # fmt: skip
-    """What an update must look like: the model that was sent for what mirrors it.
+    """What an update of this round must look like.
 
-    The model that was sent, not the server's: clients may receive only rows of a layer. For all
-    else, the look of most clients, so that one odd client does not make the others look odd; looks
-    that mirror what was sent, and hold none but the method's `parts` (any if left out), come first,
-    and of two equals the one with more parts. `message` gives what a client was sent; what is
-    `fixed` of its model does not come back.
+    Parts that come back as they were sent, such as the change of the model, must look like what the
+    client was sent (not like the server's model: a client may get only some rows of a layer). For
+    all other parts the majority decides, so that one odd client does not make the others look odd.
+    Looks that match what was sent, and have none but the method's `parts` (any, where these are not
+    known), are preferred to a majority; of two equal ones the look with more parts wins.
+
+    message gives what a client was sent. fixed: parameters that do not come back.
     """
     looks = [block.look for block in blocks]
 
@@ -93,11 +99,11 @@ def expected_look(
 
 
 def _mirrored_parts(message: Parts, fixed: Collection[str]) -> Look:
-    """How parts look that come back in the form in which they were sent."""
+    """The look of the parts that come back in the form in which they were sent."""
     buffers = message.get("buffers", {})
     floats = {k: v for k, v in buffers.items() if v.is_floating_point() or v.is_complex()}
     counters = {k: v for k, v in buffers.items() if k not in floats}
-    # What goes out and comes back by one name has one form, as SCAFFOLD's controls.
+    # A part of the same name both ways has the same form, such as SCAFFOLD's control variates.
     others = {k: v for k, v in message.items() if k not in ("params", "buffers")}
     delta = {k: v for k, v in message.get("params", {}).items() if k not in fixed}
     sent = others | {"delta": delta, "buffers": floats, "counters": counters}
@@ -105,7 +111,7 @@ def _mirrored_parts(message: Parts, fixed: Collection[str]) -> Look:
 
 
 def failure(update: Parts) -> str | None:
-    """Why a client failed, in one line of at most 500 letters; None where it did not say so."""
+    """The reason that a failed client gave, at most 500 characters; None if it did not fail."""
     if FAILED not in update:
         return None
     reason = update[FAILED].get("reason", torch.zeros(0, dtype=torch.uint8))
@@ -114,7 +120,7 @@ def failure(update: Parts) -> str | None:
 
 
 def misshapen(block: Block, expected: Look) -> str:
-    """Why an update has not the look that is expected; empty if it has."""
+    """How an update differs from the expected look; empty if it does not."""
     client, look = block.clients[0], block.look
     for part in () if look == expected else expected | look:
         ours, theirs = look.get(part), expected.get(part)
@@ -133,21 +139,20 @@ def check_reply(
     block: Block, message: Callable[[int], Parts], summed: Collection[str] = (),
     infinite: Params | None = None,
 ) -> None:  # fmt: skip
-    """`check_finite`, for the parts that are not `summed`, and `check_said`."""
+    """`check_finite`, but for the parts that are `summed`, and `check_report`."""
     check_finite(block, infinite, summed)
-    check_said(block, message)
+    check_report(block, message)
 
 
 def check_finite(
     block: Block, infinite: Params | None = None, summed: Collection[str] = ()
 ) -> None:
-    """Raise DivergedError for non-finite numbers in what clients send, or would keep.
+    """Raise DivergedError for numbers that are not finite in what clients send or would keep.
 
-    But for buffers of the names and numbers of `infinite`: training has not made them. The error
-    names the block's first client; it is that one's fault where the block has no other.
-
-    What a client keeps must be finite too: a personal model may diverge without a word of it in
-    the update, and would be served. Raises TrainingError for what is no plain tensor.
+    States are checked too, because a personal model may diverge while the update stays finite, and
+    would be served. Buffers pass where they equal those of `infinite`, which training has not made.
+    The error names the block's first client: blocks of several are taken apart before the fault is
+    reported. Raises TrainingError for what is no plain tensor.
     """
     client = block.clients[0]
     if block.odd:
@@ -183,11 +188,11 @@ def _not_finite(
     return ""
 
 
-def check_said(block: Block, message: Callable[[int], Parts]) -> None:
-    """Raise TrainingError for another client's report, and for counters that went astray.
+def check_report(block: Block, message: Callable[[int], Parts]) -> None:
+    """Raise TrainingError for another client's id in a report, and for impossible counters.
 
-    Counters are not negative, nor more than `MOST_BATCHES` above those that were sent; they may be
-    below, where a client goes on from a model of its own.
+    A counter must not be negative, nor more than `MOST_BATCHES` above the one that was sent. It may
+    be below, where a client goes on from a model of its own.
     """
     ids = block.updates.get("report", {}).get("id")
     if ids is not None:
@@ -206,7 +211,8 @@ def check_said(block: Block, message: Callable[[int], Parts]) -> None:
 def _check_counter(client: int, name: str, v: Tensor, before: Tensor | None) -> None:
     most = (torch.zeros_like(v) if before is None else before).long() + MOST_BATCHES
     odd = bool((v.long() < 0).any()) or bool((v.long() > most).any())
-    if odd and (before is None or not _same(v, before)):  # constants may be anything
+    # An integer buffer that training leaves alone may hold anything: it need not be a counter.
+    if odd and (before is None or not _same(v, before)):
         raise TrainingError(
             f'client {client} sent "counters/{name}" = {v.flatten()[:3].tolist()}, '
             "which is no count of batches"
@@ -214,7 +220,7 @@ def _check_counter(client: int, name: str, v: Tensor, before: Tensor | None) -> 
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    """Whether all entries are the same, NaN like NaN."""
+    """Whether all entries are equal; NaN equals NaN here."""
     return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
 
 
@@ -226,6 +232,6 @@ def finite(v: Tensor) -> bool:
         return True
     if v.numel() == 1 and v.dtype in PLAIN:
         return math.isfinite(v.item())
-    # NaN and infinity survive a sum, which is several times faster than a look at each entry; a
-    # sum of finite numbers may overflow, then each is looked at.
+    # NaN and infinity survive a sum, which is several times faster than a test of each entry. A sum
+    # of finite numbers may overflow, though: then the entries are tested.
     return math.isfinite(v.sum().item()) or bool(torch.isfinite(v).all())

@@ -1,4 +1,4 @@
-"""Jobs as they travel to other processes of this machine, which have the clients already."""
+"""Jobs as they travel to workers, which have the clients' examples already."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from fedshift.errors import InputError
 from fedshift.tree import Parts, size_in_bytes
 
 Jobs = tuple[Job, ...]
-# Where a job's fields begin that are no dictionaries; the first is its round.
+# The fields of a job from this one on are no dictionaries; the first of them is the round.
 REST = Job._fields.index("t")
 
 
 class PackedJobs(NamedTuple):
-    """Jobs that differ by their client alone, without its examples, which every process has.
+    """Jobs that differ in nothing but their client; without examples, which every process has.
 
-    names: the parts of their message, of which `new` has those that the receiver has not. plans: as
-    in a job, or (phases, seed), by which they are drawn. rest: a job's other fields.
+    names  the parts of their message
+    new    those of them that the receiver does not have yet
+    plans  as in a job, or (phases, seed), from which the receiver draws them
+    rest   a job's other fields
     """
 
     clients: list[int]
@@ -34,8 +36,8 @@ class PackedJobs(NamedTuple):
     rest: tuple[Any, ...]
 
     def take(self, other: PackedJobs) -> bool:
-        """Add jobs that are the same for other clients; False where they are not."""
-        # Plans are compared only where they are still to be drawn: others are tensors.
+        """Add jobs that are the same for other clients; False if they are not the same."""
+        # Drawn plans are tensors, and differ by client: only those still to be drawn may be equal.
         same = isinstance(self.plans, tuple) and isinstance(other.plans, tuple) and not other.new
         same = same and not any(self.state.values()) and not any(other.state.values())
         same = same and (self.names, self.plans, self.rest, [*self.state]) == (
@@ -46,31 +48,31 @@ class PackedJobs(NamedTuple):
         return same
 
 
-# Bytes that the answers of a share may take.
+# Bytes that the answers to one share may take, about.
 ROOM = 1 << 28
 
 
-def cut(jobs: Jobs, count: int) -> Iterator[Jobs]:
-    """Equal shares, so many unless a share's answers would take more than `ROOM`."""
-    sizes: dict[int, int] = {}  # most of a message is one tree for all clients
+def cut_jobs(jobs: Jobs, count: int) -> Iterator[Jobs]:
+    """Cut jobs into `count` equal shares; into more if a share's answers would exceed `ROOM`."""
+    sizes: dict[int, int] = {}  # by identity: most of a message is one object for all clients
 
     def size(parts: Parts) -> int:
         total = 0
-        for tree in filter(None, parts.values()):  # clients that keep nothing say so in empty ones
+        for tree in filter(None, parts.values()):  # a client without a state has empty parts
             if id(tree) not in sizes:
                 sizes[id(tree)] = size_in_bytes({"": tree})
             total += sizes[id(tree)]
         return total
 
-    # About as much comes back as was sent, for each client.
+    # An estimate: for each client, about as many bytes come back as were sent.
     sent = max((size(job.message) + size(job.state) for job in jobs), default=1)
     each = max(1, min(-(-len(jobs) // count), ROOM // max(1, sent)))
     return (jobs[i : i + each] for i in range(0, len(jobs), each))
 
 
 def check_clients(clients: Sequence[ClientData], jobs: Jobs) -> None:
-    """InputError where jobs have other examples than those that workers were forked with."""
-    if isinstance(clients, Surveyed):  # made on demand: no two are the same object
+    """InputError if jobs have other examples than those that the workers were forked with."""
+    if isinstance(clients, Surveyed):  # made on demand: a comparison would make every client
         return
     for job in jobs:
         if job.client >= len(clients) or not _same(clients[job.client], job.data):
@@ -86,14 +88,17 @@ def _same(one: ClientData, other: ClientData) -> bool:
     return all(a is b or torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-def named(jobs: Jobs) -> str:
-    """Their clients, for a message: the first five."""
+def in_words(jobs: Jobs) -> str:
+    """The clients of these jobs in words, for an error: the first five."""
     ids = ", ".join([*(str(job.client) for job in jobs[:5]), *(["..."] if len(jobs) > 5 else [])])
     return f"clients {ids}" if len(jobs) > 1 else f"client {ids}"
 
 
 def with_separate_plans(jobs: Jobs) -> Jobs:
-    """The jobs with plans that are drawn for these clients alone, not for the whole round's."""
+    """The jobs, with plans drawn for these clients alone.
+
+    Plans are drawn for a group of clients at a time; here, others of the group train elsewhere.
+    """
     groups = dict[tuple[int, int, int], PlansOfGroup]()
     separate: list[Job] = []
     for job in jobs:
@@ -110,8 +115,9 @@ def _together(
     groups: dict[tuple[int, int, int], PlansOfGroup], how: tuple[Mapping[str, Local], int, int],
     client: int, data: ClientData,
 ) -> PlansOfClient:  # fmt: skip
-    """A client's plans, drawn with those that were added before of the same phases and seed for its
-    round.
+    """A client's plans, to be drawn together with those of other clients with the same `how`.
+
+    how: (phases, round, seed). groups: those made so far; the client is added to its group.
     """
     phases, t, seed = how
     shared = groups.get((id(phases), t, seed))
@@ -121,35 +127,35 @@ def _together(
     return PlansOfClient(shared, client)
 
 
-def packed(jobs: Jobs, message: Parts) -> list[PackedJobs]:
-    """Jobs for a pipe, without what the previous message already carried.
+def pack(jobs: Jobs, message: Parts) -> list[PackedJobs]:
+    """Pack jobs for a pipe, without parts that were already sent with the previous message.
 
-    message: the parts that the receiver has before the first job. Undrawn plans travel as
-    instructions for drawing them: (phases, seed).
+    message: the parts that the receiver has before the first job. Plans that are not drawn yet
+    travel as (phases, seed), and are drawn there.
     """
-    packed: list[PackedJobs] = []
+    pack: list[PackedJobs] = []
     for job in jobs:
         new = {k: v for k, v in job.message.items() if message.get(k) is not v}
         plans = job.plans
         how = (plans.group.phases, plans.group.seed) if isinstance(plans, PlansOfClient) else plans
         one = PackedJobs([job.client], (*job.message,), new, job.state, how, job[REST:])
-        if not packed or not packed[-1].take(one):
-            packed.append(one)
+        if not pack or not pack[-1].take(one):
+            pack.append(one)
         message = job.message
-    return packed
+    return pack
 
 
-def unpacked(packed: Sequence[PackedJobs], message: Parts, clients: Sequence[ClientData]) -> Jobs:
-    """What `packed` packed."""
+def unpack(pack: Sequence[PackedJobs], message: Parts, clients: Sequence[ClientData]) -> Jobs:
+    """The jobs that `pack` packed; message: what the receiver had before the first of them."""
     jobs, groups = [], dict[tuple[int, int, int], PlansOfGroup]()
-    for several, names, new, state, how, rest in packed:
+    for several, names, new, state, how, rest in pack:
         complete = message | new
         message = {name: complete[name] for name in names}
         for client in several:
             data, plans = clients[client], how
             if isinstance(how, tuple):
                 plans = _together(groups, (how[0], rest[0], how[1]), client, data)
-            # Dictionaries of its own: what one client writes to, no other client has.
+            # New dictionaries for each client: what one changes must not reach the next.
             kept = {part: dict(tree) for part, tree in state.items()}
             jobs.append(Job(client, dict(message), kept, data, plans, *rest))
     return tuple(jobs)

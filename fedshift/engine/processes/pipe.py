@@ -1,9 +1,9 @@
-"""Objects through a pipe between processes of one machine: a pickle, and its tensors beside it.
+"""Send objects between processes of one machine: a pickle, with the bytes of tensors beside it.
 
-Where the tensors fit they lie in memory that both processes see, and only the pickle takes the
-pipe: through that, large messages would go piece by piece, each end waiting for the other. Pickle's
-own buffers (protocol 5) do not fit: tensors have to arrive as views of one block, so that a view
-tells how much memory it keeps alive.
+Tensors go through shared memory if they fit, and only the pickle goes through the pipe. A pipe
+takes a large message in pieces, and for each the two ends wake and wait for one another. Pickle's
+own out-of-band buffers (protocol 5) do not fit. Tensors must arrive as views of one block, because
+other code asks of a view how much memory it keeps alive (`fedshift.tree.compact`).
 """
 
 from __future__ import annotations
@@ -23,16 +23,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Bytes of the shared memory. Pages take room once they are used, and as long as it lives.
+# Bytes of shared memory for each worker. A page takes memory from its first use on.
 SHARED = 1 << 24
+# In place of shared memory where there is none.
 NOWHERE = memoryview(b"")
-# Tensors start where torch's own allocator would put them: elsewhere kernels may round otherwise.
+# Tensors are aligned as by torch's own allocator. Kernels treat unaligned memory differently, and
+# may round differently: results would not be those of the loop, bit for bit.
 ALIGN = 64
-# Pieces to a call; the system takes no more than 1,024.
+# Buffers per call of `writev`; Linux takes at most 1,024.
 MANY = 512
 GAP = memoryview(bytes(ALIGN))
-# A message begins with so many numbers: bytes of its pickle, of its tensors, and whether these lie
-# in the shared memory.
+# A message begins with so many 8-byte numbers: the size of its pickle, the size of its tensors, and
+# whether these are in shared memory.
 HEAD = 3
 
 
@@ -40,10 +42,10 @@ class UnsentError(Exception):
     """The object cannot be pickled; nothing was sent."""
 
 
-def shared() -> memoryview:
-    """Memory that this process has in common with those that are forked from it later.
+def share_memory() -> memoryview:
+    """Memory that this process shares with processes forked from it later.
 
-    Empty where the system refuses; then everything takes the pipe.
+    Empty if the system refuses it; then everything goes through the pipe.
     """
     try:
         return memoryview(mmap.mmap(-1, SHARED))
@@ -51,8 +53,8 @@ def shared() -> memoryview:
         return NOWHERE
 
 
-def sendable(thing: Any) -> bool:
-    """Whether an object can be sent: its classes and functions are those of modules."""
+def can_send(thing: Any) -> bool:
+    """Whether an object can be sent; pickle finds its classes and functions only in modules."""
     try:
         _pickled(thing)
     except UnsentError:
@@ -65,9 +67,11 @@ def send(
 ) -> None:
     """Send an object.
 
-    room: what `shared` gave, if both ends have it; they take turns, each waiting for the other's
-    answer before it sends again. end: TimeoutError where the other end has not taken all by then,
-    on the clock of `time.monotonic`. Raises UnsentError, and OSError where the other end is gone.
+    room  shared memory of both ends (`share_memory`). It needs no lock, because they take turns:
+          each waits for the other's answer before it sends again
+    end   TimeoutError if the other end has not taken everything by then (`time.monotonic`)
+
+    Raises UnsentError, and OSError if the other end is gone.
     """
     pickled, size, views = _pickled(thing)
     near = size <= len(room)
@@ -81,9 +85,9 @@ def send(
 
 
 def receive(connection: Connection, room: memoryview = NOWHERE, end: float | None = None) -> Any:
-    """The object that was sent; its tensors are views of one block of memory.
+    """Receive an object; its tensors are views of one block of memory.
 
-    Raises EOFError where the other end is gone, TimeoutError where not all has come by `end`.
+    Raises EOFError if the other end is gone, TimeoutError if not everything has come by `end`.
     """
     descriptor = connection.fileno()
     head = memoryview(bytearray(8 * HEAD))
@@ -96,15 +100,15 @@ def receive(connection: Connection, room: memoryview = NOWHERE, end: float | Non
         block.numpy().data[:] = room[:size]
     else:
         _read(descriptor, block.numpy().data, end)
-    # Written by `send`, of this very program.
+    # Safe to unpickle: `send` wrote it, in a process that was forked from this program.
     return _Unpickler(io.BytesIO(pickled), block).load()
 
 
 class _Pickler(pickle.Pickler):
-    """Collects the bytes of plain tensors; others, as those with a gradient, go as torch has it.
+    """Keeps the bytes of plain tensors out of the pickle; torch pickles all others.
 
-    Not as processes usually hand over tensors: that takes a thread, which has errors to print where
-    the other process ends meanwhile.
+    torch.multiprocessing is not used: it hands tensors over by a thread, which prints errors if the
+    other process ends meanwhile.
     """
 
     def __init__(self, file: io.BytesIO) -> None:
@@ -137,31 +141,33 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _tensor(start: int, dtype: torch.dtype, shape: tuple[int, ...], block: Tensor) -> Tensor:
-    """A tensor of the block. Torch refuses a view of no bytes as another type."""
+    """A tensor of the block."""
     data = block[start : start + prod(shape) * dtype.itemsize]
+    # Torch refuses to view 0 bytes as another type.
     return (data.view(dtype) if len(data) else data.new_empty(0, dtype=dtype)).view(shape)
 
 
 def _generator(device: torch.device, state: bytes) -> torch.Generator:
-    """A generator in that state. Torch would read a state that is a view from its block's start."""
+    """A generator in this state."""
     made = torch.Generator(device)
+    # From a tensor of its own: of a view, torch would read the state from its block's start.
     made.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
     return made
 
 
 def _pickled(thing: Any) -> tuple[bytes, int, list[memoryview]]:
-    """(the pickle, how many bytes its tensors take, and these)."""
+    """(the pickle, the bytes of its tensors in all, views of these)."""
     file = io.BytesIO()
     pickler = _Pickler(file)
     try:
         pickler.dump(thing)
-    except Exception as e:  # pickle has a kind of error for each kind of object
+    except Exception as e:  # which error it is depends on the object that cannot be pickled
         raise UnsentError(str(e) or type(e).__name__) from e
     return file.getvalue(), pickler.size, pickler.views
 
 
 def _read(descriptor: int, left: memoryview, end: float | None) -> None:
-    """Straight to its place: `Connection.recv_bytes_into` takes two copies more."""
+    """Read into memory without a copy; `Connection.recv_bytes_into` would make two."""
     while left:
         _await(descriptor, select.POLLIN, end)
         count = os.readv(descriptor, [left])
@@ -171,9 +177,10 @@ def _read(descriptor: int, left: memoryview, end: float | None) -> None:
 
 
 def _write(descriptor: int, views: list[memoryview], end: float | None) -> None:
-    """Write one after the other, many to a call, from where they lie."""
+    """Write buffers in turn, many per call, without joining them first."""
     first = 0
-    os.set_blocking(descriptor, end is None)  # or a call would wait until all of it is taken
+    # With a deadline, a call must return once the pipe is full, so that the clock is looked at.
+    os.set_blocking(descriptor, end is None)
     try:
         while first < len(views):
             _await(descriptor, select.POLLOUT, end)
@@ -188,7 +195,7 @@ def _write(descriptor: int, views: list[memoryview], end: float | None) -> None:
 
 
 def _await(descriptor: int, event: int, end: float | None) -> None:
-    """TimeoutError unless something can be read or written before the end."""
+    """Wait until the descriptor can be read or written; TimeoutError at the end."""
     if end is not None:
         waiting = select.poll()
         waiting.register(descriptor, event)

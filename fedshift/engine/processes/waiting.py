@@ -11,24 +11,24 @@ from multiprocessing.connection import Connection
 from fedshift.kernels.torch_private import plain
 
 # Seconds of spinning. Waking a blocked process takes time, most of all on virtual machines, and
-# delays the process that wakes it, too; that is much in a round of 7 ms (W3 of
-# results/benchmarks.md). This is longer than the pause between two such rounds, and little beside a
-# round of large models.
-AWAKE = 0.003
+# delays the process that wakes it as well. In a round of 7 ms (W3 of results/benchmarks.md) that
+# shows. 3 ms are longer than the pause between two such rounds, and little in a round of large
+# models.
+SPIN = 0.003
 
 
-def awake() -> float:
-    """Seconds to spin: `AWAKE`, or 0 with FEDSHIFT_PLAIN=1."""
-    return 0.0 if plain() else AWAKE
+def spin_seconds() -> float:
+    """Seconds to spin: `SPIN`, or 0 with FEDSHIFT_PLAIN=1."""
+    return 0.0 if plain() else SPIN
 
 
-def heard(
+def wait_for(
     connections: Sequence[Connection], end: float | None, patience: float = 0.0
 ) -> set[Connection]:
-    """The connections that have something to read or whose other end is gone; none after `end`.
+    """Wait for connections that have something to read, or whose other end is gone.
 
-    end: on the clock of `time.monotonic`; None: wait as long as it takes. patience: seconds to spin
-    before blocking, giving way to any process that wants this core.
+    Empty if there is none by `end` (on the clock of `time.monotonic`; None: no limit). patience:
+    seconds to spin before blocking.
     """
     by_descriptor = {one.fileno(): one for one in connections}
     asked = select.poll()
@@ -37,7 +37,7 @@ def heard(
     soon = time.monotonic() + patience
     soon = soon if end is None else min(soon, end)
     while not (ready := asked.poll(0)) and time.monotonic() < soon:
-        os.sched_yield()
+        os.sched_yield()  # so that spinning never takes a core from a process that has work
     if not ready:
         ready = asked.poll(None if end is None else max(0.0, end - time.monotonic()) * 1000)
     return {by_descriptor[descriptor] for descriptor, _ in ready}

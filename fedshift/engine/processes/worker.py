@@ -1,4 +1,4 @@
-"""The main loop of a worker process: receive jobs, train their clients, send back the replies."""
+"""The main loop of a worker process: receive jobs, train their clients, send back blocks."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import torch
 from fedshift.data import ClientData
 from fedshift.engine.backends import Backend, Block, ClientUpdate, Job, work
 from fedshift.engine.checks.replies import block_of
-from fedshift.engine.processes.messages import unpacked
+from fedshift.engine.processes.messages import unpack
 from fedshift.engine.processes.pipe import UnsentError, receive, send
-from fedshift.engine.processes.waiting import awake, heard
-from fedshift.engine.sums.summing import Terms, TermsOf, summed
+from fedshift.engine.processes.waiting import spin_seconds, wait_for
+from fedshift.engine.sums.summing import Terms, TermsOf, train_and_sum
 from fedshift.errors import FedshiftError, TrainingError
 from fedshift.kernels.allocator import keep_memory
 from fedshift.repeating import repeatable
@@ -25,9 +25,10 @@ from fedshift.tree import Parts
 
 
 class Task(NamedTuple):
-    """How a worker trains its jobs: by the backend `within`, or one after the other (None).
+    """How a worker trains its jobs: by the backend `within`, or, if that is None, one by one.
 
-    terms_of: by which a worker sums its clients' updates, None where it does not; never sent.
+    terms_of: gives the terms by which the worker sums updates; None: it does not sum. It stays in
+    the main process, which sends the terms of each share.
     """
 
     update: ClientUpdate
@@ -36,22 +37,26 @@ class Task(NamedTuple):
 
     @property
     def patience(self) -> float:
-        """Seconds to spin while waiting: with clients trained together, rounds may be short."""
-        return 0.0 if self.within is None else awake()
+        """Seconds to spin before blocking: only rounds of clients trained together are so short."""
+        return 0.0 if self.within is None else spin_seconds()
 
 
 def serve(
     connection: Connection, room: memoryview, clients: Sequence[ClientData],
     others: Sequence[Connection],
 ) -> None:  # fmt: skip
-    """Answer jobs until the pipe is closed."""
-    # An inherited copy of the main process's end would hide from workers that it is gone.
+    """Answer jobs until the pipe is closed.
+
+    others: copies of the main process's ends of pipes, inherited by the fork.
+    """
+    # While a copy of the main process's end is open, a worker does not notice that it has ended.
     for other in others:
         other.close()
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches every process; the main one decides
+    # Ctrl-C reaches every process of a terminal; the main process decides what to do.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A handler of the main process, inherited by the fork, would run here as well.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # Workers share the cores; and the number of threads decides the order of sums, hence the bits.
     torch.set_num_threads(1)
     keep_memory()
     task: Any = None
@@ -60,27 +65,27 @@ def serve(
     with torch.inference_mode(False), contextlib.suppress(EOFError, OSError):
         while True:
             if task is not None:
-                heard((connection,), None, task.patience)
+                wait_for((connection,), None, task.patience)
             new, about, terms = receive(connection, room)
             task = task if new is None else new
-            jobs = unpacked(about, message, clients)
+            jobs = unpack(about, message, clients)
             message = jobs[-1].message
             answer = _answer(task, jobs, terms)
             try:
                 send(connection, answer, room)
-            except UnsentError as e:  # most often an error that cannot be pickled
+            except UnsentError as e:  # most often the answer is an error that cannot be pickled
                 send(connection, _plain(answer if isinstance(answer, Exception) else e), room)
 
 
 def _answer(task: Task, jobs: Sequence[Job], terms: Terms | None) -> list[Block] | Exception:
-    """What is sent back: what came of the jobs, or the error that training raised."""
+    """What is sent back: the jobs' blocks, or the error that training raised."""
 
     def train() -> list[Block]:
         if task.within is None:
             return [block_of(work(task.update, job)) for job in jobs]
         if terms is None:
             return [block_of(reply) for reply in task.within(task.update, jobs)]
-        return summed(task.within, task.update, jobs, terms)
+        return train_and_sum(task.within, task.update, jobs, terms)
 
     try:
         return repeatable(train)
@@ -89,11 +94,12 @@ def _answer(task: Task, jobs: Sequence[Job], terms: Terms | None) -> list[Block]
 
 
 def _plain(e: Exception) -> TrainingError:
+    """The error in words alone, which can always be sent."""
     return TrainingError(f"{type(e).__name__}: {e}")
 
 
 def _arrives(e: Exception) -> bool:
-    """Whether an error of this type can be unpickled: it is rebuilt from its arguments."""
+    """Whether an error arrives as what it is: it is rebuilt from its arguments, which may fail."""
     if not (isinstance(e, FedshiftError) or type(e).__module__ == "builtins"):
         return False
     try:

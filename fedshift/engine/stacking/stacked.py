@@ -1,8 +1,8 @@
-"""Clients stacked: `torch.func.vmap` over them, so that each operation is called once for many.
+"""Train clients together with `torch.func.vmap`: each operation runs once for many clients.
 
-Clients that are sent and keep tensors of the same shapes are trained together, in blocks that fit
-in memory; data and plans are padded to the block's largest, with weight 0. What a client gets is
-that of `loop` but for the order of sums.
+Clients are trained together if what they are sent and keep has the same names, shapes and types, in
+blocks that fit in memory. Data and plans are padded to the block's largest, with weight 0. Each
+client's result is that of `loop`, but for the order of sums.
 """
 
 from __future__ import annotations
@@ -42,18 +42,20 @@ from fedshift.errors import InputError, UnfitError, shown
 from fedshift.model import Model
 from fedshift.tree import Params, Parts, size_in_bytes
 
-# Bytes that a block may take, unless told otherwise.
+# Bytes that a block may take by default.
 ROOM = 1 << 30
-# Copies of a client's messages and states at the same time: before, after, gradient, products.
+# How many copies of a client's message and state exist at once: before, after, the gradient, and
+# intermediate products.
 COPIES = 4
-# Blocks of clients that were stacked once, by name alone.
+# How many names of blocks that were stacked once are remembered.
 MOST_SEEN = 100
-# Phrases in torch's errors that mean: vmap cannot run an operation. Others blame its input.
+# Phrases in torch's errors that mean that vmap cannot run an operation. Other errors come from the
+# data, and would come without vmap, too.
 ITS_WORDS = ("vmap", "atching rule", "functorch", "BatchedTensor")
 
-# A block's clients, by their ids.
+# A block of clients: Python's ids of their data.
 Name = tuple[int, ...]
-# What must be equal for clients to be stacked.
+# What must be equal for clients to be trained together.
 Form = tuple[Any, ...]
 
 
@@ -63,15 +65,15 @@ class Stacked:
 
         for played in run(algorithm, federation, 10, backend=Stacked()): ...
 
-    For methods and networks of tensor operations alone. Raises UnfitError, with the place and the
-    reason, for what cannot be stacked: Python that looks at values (FedALA; label sets in private
-    mode), random layers, recurrent layers, BatchNorm where batches have different sizes. Networks
-    and terms of one's own must not mix the examples of a batch by other means. Stacked data
-    are kept for the rounds after, those used last, as far as they fit in `memory`, too.
+    It needs methods and networks of tensor operations alone. Raises UnfitError, with the place and
+    the reason, for Python that looks at values (FedALA; label sets in private mode), random layers,
+    recurrent layers, and BatchNorm where batches have different sizes. Networks and terms of your
+    own must not mix the examples of a batch in other ways. Stacked data are kept for later rounds,
+    those used last, as far as they fit in `memory`.
 
-    dense: phases are trained by `fedshift.client.dense`, which takes chains of linear layers and
-    ReLUs alone, trained by plain SGD, and is faster; UnfitError says what else it met. Its blocks
-    (`stream`) may be made in inference mode: clone() what is to be written to.
+    dense: train phases by `fedshift.client.dense`, which is faster. It takes chains of linear
+    layers and ReLUs, trained by plain SGD; UnfitError says what else it met. Its blocks (`stream`)
+    may be made in inference mode: clone() what you write to.
     """
 
     memory: int = ROOM
@@ -88,20 +90,23 @@ class Stacked:
     def __call__(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
         for came in self.stream(update, jobs):
             yield from came.replies()
-            del came  # while the next ones are trained
+            del came  # so that its memory is free while the next one is trained
 
     def stream(
         self, update: ClientUpdate, jobs: Iterable[Job], terms_of: TermsOf | None = None
     ) -> Iterator[Block]:
-        """What came of the jobs, block by block, as they lie in memory.
+        """The jobs' blocks as they were trained; `terms_of` is not used: summing is the caller's.
 
-        Clients one by one where failures are answers, and there is one. They are not summed here.
+        Where failures are answers (`Forgiving`), a block with a failed client comes one by one.
         """
         for block in self._blocks(update, list(jobs)):
             yield from _trained(update, block, self._data(block), self.dense)
 
     def _blocks(self, update: ClientUpdate, jobs: Sequence[Job]) -> list[tuple[Job, ...]]:
-        """Jobs of one form, the clients with most examples last, cut so that each block fits."""
+        """Cut jobs into blocks: of one form, in order of examples, and small enough for memory.
+
+        Clients with similar numbers of examples come together, so that little is padding.
+        """
         blocks: list[tuple[Job, ...]] = []
         formed: dict[Form, list[Job]] = {}
         forms = Forms()
@@ -111,14 +116,14 @@ class Stacked:
             alike.sort(key=lambda job: (job.data.y.size(0), job.client))
             share = self._share(update, alike[-1])
             most = max(1, self.memory // share)
-            # As equal as possible: 12 and 12 clients, not 23 and 1.
+            # Blocks as equal as possible: 12 and 12 clients, not 23 and 1.
             each = -(-len(alike) // -(-len(alike) // most))
             blocks += [tuple(alike[i : i + each]) for i in range(0, len(alike), each)]
         return blocks
 
     def _share(self, update: ClientUpdate, job: Job) -> int:
-        """Bytes that a client like this one takes."""
-        if self.dense:  # nothing is saved for a gradient
+        """Bytes that a client takes, as large as this one."""
+        if self.dense:  # without autograd, nothing is saved for a gradient
             self._measured = update, 0
         elif self._measured is None or self._measured[0] != update:
             self._measured = update, _saved(update, job)
@@ -127,16 +132,17 @@ class Stacked:
         return max(1, data + COPIES * model + self._measured[1])
 
     def _data(self, block: Sequence[Job]) -> ClientData:
-        """The block's data, stacked; kept for another round, those used last the longest.
+        """The block's data, stacked. A block that comes a second time is kept for later rounds.
 
-        Kept from the second time on: cohorts that are drawn anew hardly ever come again, and to
-        fill memory that is new to the process takes several times as long as to use it again.
+        Not the first time: cohorts that are drawn anew hardly ever come again. Memory that is freed
+        at once serves the next block, while new memory takes several times as long to fill. Blocks
+        that were used least recently go first.
         """
         clients = tuple(job.data for job in block)
         name = tuple(map(id, clients))
         kept = self._kept.pop(name, None)
         if kept is None and name not in self._seen:
-            # Forgotten now and then: an id may be another client's by then.
+            # Start afresh now and then: Python may have given an id to another object since.
             self._seen = {name} if len(self._seen) >= MOST_SEEN else self._seen | {name}
             return _padded(clients)
         stamps = tuple(map(stamp, clients))
@@ -153,9 +159,9 @@ class Stacked:
 
 @dataclass(frozen=True)
 class _Kept:
-    """Clients' data and the same stacked; stamps show whether data were written to since.
+    """Clients' data, and the same stacked. Stamps show whether data were written to since.
 
-    Clients are kept so that Python gives their ids to no other object.
+    The clients are kept alive, so that Python gives their ids to no other object.
     """
 
     clients: tuple[ClientData, ...]
@@ -164,19 +170,19 @@ class _Kept:
 
 
 class Forms:
-    """The forms of a round's jobs: names, shapes and types.
+    """The forms of a round's jobs: names, shapes and types of what clients are sent and keep.
 
-    Each distinct tree gets a number, because trees are compared again and again.
+    Each distinct tree of tensors gets a number, so that comparing forms compares numbers.
     """
 
     def __init__(self) -> None:
         self._numbers: dict[Form, int] = {}
-        # Numbers by id of a tree; most of a message is one tree for all clients.
+        # The numbers by Python's id of a tree: most of a message is one object for all clients.
         self._by_id: dict[int, int] = {}
         self._last: tuple[Job, Form] | None = None
 
     def of(self, job: Job) -> Form:
-        """The form of a job; all jobs live as long as this object."""
+        """The form of a job. All jobs must outlive this object, which compares them by id."""
         if self._last is None or not _is_same_at_sight(self._last[0], job):
             sent, kept = job.message, job.state
             numbers = map(self._number, (*sent.values(), *kept.values()))
@@ -208,7 +214,7 @@ def _is_same_at_sight(one: Job, other: Job) -> bool:
 
 
 class _NoSeed:
-    """In the place of a plan's seed: one number cannot be every client's."""
+    """Stands in for a plan's seed, and raises when used: no number can be every client's seed."""
 
     def __add__(self, other: int) -> _NoSeed:
         return self
@@ -222,8 +228,8 @@ class _NoSeed:
     __int__ = __index__
 
 
-def shortened(job: Job, steps: int) -> Job:
-    """The job with at most so many steps in each phase."""
+def shorten(job: Job, steps: int) -> Job:
+    """The job, with at most so many steps in each phase."""
 
     def cut(p: Plan) -> Plan:
         sizes = None if p.sizes is None else p.sizes[:steps]
@@ -233,28 +239,30 @@ def shortened(job: Job, steps: int) -> Job:
 
 
 def _saved(update: ClientUpdate, job: Job) -> int:
-    """Bytes that one step of a client keeps for its gradient, tried on a client."""
+    """Bytes that autograd saves in one step of a client, measured by training one."""
     seen: dict[int, int] = {}
 
     def note(v: Tensor) -> Tensor:
         seen[v.untyped_storage().data_ptr()] = v.untyped_storage().nbytes()
         return v
 
-    # What fails here fails again in the block, where it is named.
+    # An error here is ignored: it comes again in the block, and is reported there.
     with (
         contextlib.suppress(RuntimeError, ValueError, IndexError),
         torch.autograd.graph.saved_tensors_hooks(note, lambda v: v),
     ):
-        update(*shortened(job, 1)[1:5])
+        update(*shorten(job, 1)[1:5])
     return sum(seen.values())
 
 
 def _trained(
     update: ClientUpdate, block: Sequence[Job], data: ClientData, dense: bool
 ) -> list[Block]:
-    """What came of one block. A client that fails alone, too, fails as it does in `loop`.
+    """Train one block.
 
-    Of each client by itself where failures are answers, and there is one.
+    If it fails, clients are trained one by one, to find out which of them is to blame: the error is
+    then that of `loop`. Where failures are answers (`Forgiving`) and there is one, the blocks are
+    those of single clients.
     """
     inner = update.update if isinstance(update, Forgiving) else update
     try:
@@ -263,7 +271,8 @@ def _trained(
         raise
     except (RuntimeError, ValueError, IndexError, TypeError) as e:
         if not any(word in str(e) for word in ITS_WORDS):
-            alone = [work(update, job) for job in block]  # raises, unless failures are answers
+            # Raises for the first client that fails, unless failures are answers.
+            alone = [work(update, job) for job in block]
             if any(reply.update.keys() == {FAILED} for reply in alone):
                 return [block_of(reply) for reply in alone]
         _refuse(e)
@@ -272,7 +281,7 @@ def _trained(
 def _together(update: ClientUpdate, block: Sequence[Job], data: ClientData, dense: bool) -> Block:
     if any(job.how is not None for job in block):
         raise UnfitError(
-            "fedshift.engine.trainers are for backends that take clients one by one; of stacked "
+            "fedshift.engine.one_by_one are for backends that take clients one by one; of stacked "
             "clients there is Stacked(dense=True) besides"
         )
     plans = {name: [job.plans[name] for job in block] for name in block[0].plans}
@@ -291,7 +300,7 @@ def _together(update: ClientUpdate, block: Sequence[Job], data: ClientData, dens
     at_once = dense and len(plans) == 1 and is_elementwise(update)
     train = one if at_once else torch.func.vmap(one)
     by = trained_by(train_dense if dense else _train_each)
-    # No gradient is taken of what is trained at once, and calls need not note what one would need.
+    # Without vmap there is no autograd either, and inference mode saves its bookkeeping.
     with torch.inference_mode(at_once), by:
         tensors = {name: _stretched(many) for name, many in plans.items()}
         messages = _stack([job.message for job in block])
@@ -304,25 +313,26 @@ def _train_each(
     phase: Local, model: Model, objective: Term, params: Params, buffers: Params, context: Parts,
     data: ClientData, plan: Plan, *extra: Oracle,
 ) -> Trained:  # fmt: skip
-    """`Local`'s own loop, over batches that are cut without a look at values, as vmap asks."""
+    """`Local`'s plain loop over batches that are cut without looking at values, as vmap needs."""
     along = taken(data, plan)
     return phase.along(along, model, objective, params, buffers, context, data, plan, *extra)
 
 
 def _common(plans: Sequence[Plan]) -> tuple[int, ...] | None:
-    """The sizes of all batches, where all clients have the same: then nothing is padding."""
+    """The sizes of batches, if all clients have the same, so that nothing is padding; else None."""
     return plans[0].sizes if len({plan.sizes for plan in plans}) == 1 else None
 
 
 def _stretched(plans: Sequence[Plan]) -> dict[str, Tensor]:
-    """rows and weight [C, S, B] with padding up to the most steps and rows, lr [C]."""
+    """rows and weight [C, S, B], padded to the most steps and the largest batch, and lr [C]."""
     lr = _joined([plan.lr for plan in plans])
     steps = max(plan.steps for plan in plans)
-    # No further than the largest batch: a small client fills no batch of 256.
+    # To the largest batch that there is: clients with few examples fill no batch of 256.
     wide = max((max(p.sizes or (p.rows.shape[1],), default=0) for p in plans), default=0)
     if all(plan.steps == steps for plan in plans):
-        whole = torch.stack([plan.rows for plan in plans]), _joined([p.weight for p in plans])
-        return {"rows": whole[0][..., :wide], "weight": whole[1][..., :wide], "lr": lr}
+        together = torch.stack([plan.rows for plan in plans])
+        weights = _joined([p.weight for p in plans])
+        return {"rows": together[..., :wide], "weight": weights[..., :wide], "lr": lr}
     rows = plans[0].rows.new_zeros(len(plans), steps, wide)
     weight = plans[0].weight.new_zeros(len(plans), steps, wide)
     for i, plan in enumerate(plans):
@@ -333,7 +343,7 @@ def _stretched(plans: Sequence[Plan]) -> dict[str, Tensor]:
 
 def _padded(clients: Sequence[ClientData]) -> ClientData:
     """x [C, n, ...], y and w [C, n], id [C], n being the most examples of a client."""
-    # `size`: len() of a tensor takes twice as long.
+    # `size(0)`, because len() of a tensor takes twice as long.
     lengths = {c.y.size(0) for c in clients}
     most = max(lengths)
 
@@ -350,7 +360,7 @@ def _padded(clients: Sequence[ClientData]) -> ClientData:
 
 
 def _stack(many: Sequence[Parts]) -> Parts:
-    """Leaves [C, ...]."""
+    """The clients' parts as one, of tensors [C, ...]."""
     return {
         part: {name: _joined([one[part][name] for one in many]) for name in tree}
         for part, tree in many[0].items()
@@ -358,7 +368,7 @@ def _stack(many: Sequence[Parts]) -> Parts:
 
 
 def _joined(leaves: list[Tensor]) -> Tensor:
-    """[C, ...]; what all clients share is there once, seen C times."""
+    """[C, ...]; a tensor that all clients share is expanded, not copied."""
     first = leaves[0]
     if all(leaf is first for leaf in leaves):
         return first.expand(len(leaves), *first.shape)
@@ -366,7 +376,7 @@ def _joined(leaves: list[Tensor]) -> Tensor:
 
 
 def _refuse(e: Exception) -> NoReturn:
-    """UnfitError with the place in the method or network, and torch's reason."""
+    """Raise UnfitError with the place in the method or network, and torch's reason."""
     frames = [f for f in traceback.extract_tb(e.__traceback__) if "/torch/" not in f.filename]
     place = f"{frames[-1].filename.rpartition('/')[2]}, line {frames[-1].lineno}: {frames[-1].line}"
     reason = shown(str(e).strip().partition("\n")[0] or type(e).__name__, 200)

@@ -1,10 +1,11 @@
 """Checkpoints: a round on disk, whole or not at all, so that a killed run can go on from it.
 
-A folder per round holds `state.safetensors` (the server's parts, every client's, the cohort and its
-weights) and `round.json` (everything else, the checksum of the former, and its own). Both are
-written and flushed under a temporary name first; the rename is the moment at which the checkpoint
-exists.
-Nothing is pickled. Random streams have no state to keep: they derive from (seed, round, client).
+Each round has a folder with `state.safetensors` (the server's parts, the clients' states, the
+cohort and its weights) and `round.json` (everything else, and the checksums of both files). Both
+are written and flushed under a temporary name first. The folder's rename is the moment at which the
+checkpoint exists.
+
+Nothing is pickled. Random streams have no state to save: they derive from (seed, round, client).
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ from fedshift.engine.storage.tensor_file import map_tensors, places_in, write_te
 from fedshift.errors import DataError, InputError, shown
 from fedshift.tree import Params, Parts, flatten, unflatten
 
-# 1: round.json without a checksum of its own.
+# Format 1 had no checksum of round.json itself; it is still read.
 FORMAT = 2
-# Two: if the newest is damaged, the one before it is read.
+# Two are kept: if the newest is damaged, the one before it is read.
 KEEP = 2
 STATE, ABOUT = "state.safetensors", "round.json"
 PREFIX, PARTIAL = "round-", ".part"
 
 
 class Saved(NamedTuple):
-    """A round as it was saved, with the facts that were saved beside it."""
+    """A round that was saved, with the facts that were saved beside it."""
 
     round: Round
     facts: dict[str, Any]
@@ -47,17 +48,17 @@ class Saved(NamedTuple):
 def write_checkpoint(folder: Path, current: Round, facts: Mapping[str, Any]) -> Path:
     """Save a round with `facts` (values that JSON can hold), and remove all but the last two.
 
-    Raises InputError, naming the place, where it cannot be written; older checkpoints stay.
+    Raises InputError, with the place, if it cannot be written; older checkpoints then stay.
     """
     place = _place(folder, current.t)
     partial = place.with_name(place.name + PARTIAL)
     about = _about(current) | {"facts": dict(facts)}
-    _checksum(about)  # what JSON cannot hold is refused before anything is written
+    _checksum(about)  # raises for values that JSON cannot hold, before anything is written
     try:
         folder.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
-        # Flushed before round.json names its checksum, and before the rename.
+        # Flushed to disk first: a round.json that names its checksum must not outlive a lost file.
         written = write_tensors(partial / STATE, lambda: _tensors(current), os.fsync)
         about |= {"sha256": written.sha256}
         text = json.dumps(about | {"checksum": _checksum(about)}, allow_nan=False)
@@ -66,10 +67,11 @@ def write_checkpoint(folder: Path, current: Round, facts: Mapping[str, Any]) -> 
         if place.exists():  # a damaged one of the same round, from which nothing could be resumed
             shutil.rmtree(place)
         partial.rename(place)
-        # The folder is new at first, and those above it may be: a name lasts once its folder does.
+        # A rename survives a power cut only once its folder is flushed, and so on upwards: the
+        # folder of checkpoints, and those above it, may be new.
         _sync(folder)
         for one in folder.absolute().parents[:2]:
-            with contextlib.suppress(OSError):  # another user's folder may be closed to us
+            with contextlib.suppress(OSError):  # folders of other users may not be readable
                 _sync(one)
     except OSError as e:
         with contextlib.suppress(OSError):
@@ -81,10 +83,10 @@ def write_checkpoint(folder: Path, current: Round, facts: Mapping[str, Any]) -> 
 
 
 def read_checkpoint(folder: Path, shelf: Shelf = Shelf()) -> Saved | None:
-    """The newest undamaged checkpoint in `folder`; None where there is none.
+    """The newest undamaged checkpoint in `folder`; None if there is none at all.
 
-    shelf: where the clients' states go. Raises DataError where all are damaged, with the fault of
-    the newest, and for checkpoints of a newer format.
+    shelf: where the clients' states go. Raises DataError if all are damaged, with the fault of the
+    newest, and for a checkpoint of a newer format.
     """
     places = _places(folder)
     wrong: list[DataError] = []
@@ -101,13 +103,13 @@ def read_checkpoint(folder: Path, shelf: Shelf = Shelf()) -> Saved | None:
 
 
 def rounds_in(folder: Path) -> tuple[int, ...]:
-    """The rounds that `folder` has checkpoints of, the newest first."""
+    """The rounds of the checkpoints in `folder`, the newest first."""
     names = (place.name.removeprefix(PREFIX) for place in _places(folder))
     return tuple(int(name) for name in names if name.isdecimal())
 
 
 def read_round(folder: Path, t: int, shelf: Shelf = Shelf()) -> Saved:
-    """The checkpoint of round t. Raises DataError where it is damaged."""
+    """The checkpoint of round t. Raises DataError if it is damaged."""
     return _read(_place(folder, t), shelf)
 
 
@@ -121,7 +123,7 @@ def _place(folder: Path, t: int) -> Path:
 
 
 def _tensors(current: Round) -> Iterator[tuple[str, Tensor]]:
-    """All tensors of a round under names of their own, one client's at a time."""
+    """All tensors of a round by unique names, one at a time: states may not fit into memory."""
     for path, v in flatten(current.server).items():
         yield f"server/{path}", v
     for i, state in current.states.items():
@@ -151,7 +153,7 @@ def _checksum(about: Mapping[str, Any]) -> str:
 
 
 def _places(folder: Path) -> list[Path]:
-    """The checkpoints' folders, the newest first. Raises DataError where it cannot be read."""
+    """The checkpoints in a folder, the newest first. Raises DataError if it cannot be read."""
     try:
         folders = [p for p in folder.iterdir() if p.name.startswith(PREFIX) and p.is_dir()]
     except FileNotFoundError:
@@ -170,7 +172,7 @@ def _read(place: Path, shelf: Shelf) -> Saved:
                 f"{place}: a checkpoint of format {about['format']}, and this version of fedshift "
                 f"reads up to {FORMAT}; use the version that wrote it"
             )
-        # `pop` first: the checksum is over everything else.
+        # `pop` takes the checksum out before the rest is summed, which does not include it.
         if about["format"] > 1 and about.pop("checksum") != _checksum(about):
             raise DataError(f"{place / ABOUT}: damaged (its checksum differs)")
         if _digest(place / STATE) != about["sha256"]:
@@ -191,17 +193,18 @@ def _digest(path: Path) -> str:
 
 
 def _round(about: Mapping[str, Any], tensors: Params, shelf: Shelf) -> Round:
-    # One pass over all names: there are as many as clients times parts.
+    # Sort names by owner in one pass: there are as many as clients times their tensors.
     of: dict[str, list[str]] = {}
     for path in tensors:
         of.setdefault(path.partition("/")[0], []).append(path)
 
     def parts(owner: str, names: list[str]) -> Parts:
-        # Copies, because the file may go, and kernels may round differently on unaligned memory.
+        # Copies, because the file may be removed later; and torch aligns them, while kernels may
+        # round differently on memory that is not aligned.
         entries = {p.partition("/")[2]: tensors[p].clone() for p in of.get(owner, [])}
         return unflatten(entries, names)
 
-    # Straight to where states are kept: all of them at once may not fit into memory.
+    # Each state goes to the shelf at once: all of them together may not fit into memory.
     states = shelf.draft({})
     for i, names in about["states"].items():
         states.put(int(i), parts(f"client.{i}", names))
@@ -227,7 +230,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Flush a folder, so that renames in it outlive a power cut; Windows needs no such call."""
+    """Flush a folder, so that renames in it survive a power cut; Windows needs no such call."""
     if os.name != "nt":
         handle = os.open(folder, os.O_RDONLY)
         try:

@@ -1,8 +1,8 @@
-"""What clients keep between rounds: in memory up to a budget, beyond it in files.
+"""What clients keep between rounds: in memory up to a budget, and in files beyond it.
 
-A state on disk is a safetensors file, mapped into memory while it is used, and never written again:
-a round that still refers to it reads the old values. The file is removed with the last such round,
-or at the end of the process.
+A state on disk is a safetensors file that is mapped into memory while it is used. It is never
+changed: an earlier round that refers to it still reads the old values. The file is removed with the
+last round that refers to it, or at the end of the process.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from fedshift.tree import Parts, compact, flatten, size_in_bytes, unflatten
 class Shelf:
     """Where clients' states are kept.
 
-    memory  bytes of tensors that all states together may take in memory; inf: any
-    folder  where the files of the others go, made if it is missing; None: the system's own for
+    memory  bytes that the tensors of all states together may take in memory; inf: any number
+    folder  where files of the other states go, made if missing; None: the system's folder for
             temporary files
 
     Raises InputError for a negative budget.
@@ -44,13 +44,13 @@ class Shelf:
             raise InputError(f"{self.memory} bytes for clients' states; give 0 or more")
 
     def draft(self, states: States) -> Draft:
-        """The states after a round: those before it, to be replaced one by one."""
+        """The states of the next round: those before it, to be replaced one by one."""
         return Draft(self, states)
 
 
 @dataclass(eq=False)
 class Draft:
-    """States before a round, and those that it has changed so far."""
+    """The states before a round, with those that the round has changed so far."""
 
     shelf: Shelf
     before: States
@@ -58,14 +58,14 @@ class Draft:
     _taken: int = 0
 
     def __post_init__(self) -> None:
-        # Earlier states stay until the round is over.
+        # States before the round stay in memory until it is over, so they count as well.
         if math.isfinite(self.shelf.memory):
             self._taken = in_memory(self.before)
 
     def put(self, client: int, state: Parts) -> None:
-        """Store a client's state. Raises InputError where its file cannot be written."""
+        """Store a client's state. Raises InputError if its file cannot be written."""
         if math.isinf(self.shelf.memory):
-            # It outlives the round: a view of a message would keep the whole message alive.
+            # States outlive the round: a view of a message would keep the whole message in memory.
             self._new[client] = {p: {k: compact(v) for k, v in t.items()} for p, t in state.items()}
             return
         size = size_in_bytes(state)
@@ -73,14 +73,14 @@ class Draft:
             self._new[client] = _write(state, self.shelf.folder)
             return
         self._taken += size
-        # A copy, since it may be a view of a file, or of much more than this state.
+        # A copy, because it may be a view of a file, or of memory much larger than this state.
         self._new[client] = {p: {k: v.clone() for k, v in t.items()} for p, t in state.items()}
 
     def all_states(self) -> States:
         """All states."""
         if math.isinf(self.shelf.memory):
             return {**self.before, **self._new}  # type: ignore[dict-item]
-        # Without reading those on disk.
+        # `entries`, because going through the mapping itself would read every file.
         before = self.before.entries if isinstance(self.before, StoredStates) else self.before
         return StoredStates({**before, **self._new})
 
@@ -104,7 +104,7 @@ class OnDisk:
 @sketched
 @dataclass(frozen=True, eq=False)
 class StoredStates(Mapping[int, Parts]):
-    """States by client; those on disk are mapped anew whenever they are asked for."""
+    """States by client; one on disk is mapped from its file at each access."""
 
     entries: Mapping[int, Parts | OnDisk]
 
@@ -120,7 +120,7 @@ class StoredStates(Mapping[int, Parts]):
 
 
 def in_memory(states: States) -> int:
-    """Bytes of the tensors of states that are not on disk."""
+    """Bytes that the tensors of states take which are not on disk."""
     entries = states.entries if isinstance(states, StoredStates) else states
     return sum(size_in_bytes(e) for e in entries.values() if not isinstance(e, OnDisk))
 
@@ -144,7 +144,7 @@ def _write(state: Parts, folder: Path | None) -> OnDisk:
 
 
 def _remove(path: str, owner: int) -> None:
-    # Forked workers hold these objects, too, but do not own the files.
+    # Forked workers have copies of these objects, and must not remove files of the main process.
     if os.getpid() == owner:
         with contextlib.suppress(OSError):
             os.unlink(path)

@@ -1,4 +1,7 @@
-"""Safetensors files, written tensor by tensor and mapped into memory without a copy."""
+"""Safetensors files: written tensor by tensor, and mapped into memory without a copy.
+
+Not by the library `safetensors`, which neither aligns tensors nor reads headers of 100 MB and more.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,9 @@ from torch import Tensor
 from fedshift.errors import InputError
 from fedshift.tree import Params
 
-# Tensors start where torch's own allocator would put them: elsewhere kernels may round otherwise.
+# Tensors are aligned as by torch's own allocator: kernels may round differently elsewhere.
 ALIGN = 64
-# Bytes between tensors are tensors of their own, since the format allows no holes.
+# The format allows no gaps, so bytes between tensors are tensors of their own, with this prefix.
 PAD = "~pad."
 DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
@@ -27,12 +30,12 @@ DTYPES = {
 }  # fmt: skip
 KINDS = {name: kind for kind, name in DTYPES.items()}
 
-# Names and tensors, gone through twice: for the header and for the bytes.
+# Gives names and tensors; called twice, for the header and for the bytes.
 Named = Callable[[], Iterable[tuple[str, Tensor]]]
 
 
 class Place(NamedTuple):
-    """Where a tensor lies in a file, counted from its first byte, and what it is."""
+    """What a tensor is, and where in a file it starts and stops, in bytes from the beginning."""
 
     name: str
     dtype: torch.dtype
@@ -42,7 +45,7 @@ class Place(NamedTuple):
 
 
 class Written(NamedTuple):
-    """A file's SHA-256, and where its tensors lie."""
+    """The SHA-256 of a file, and the places of its tensors."""
 
     sha256: str
     places: tuple[Place, ...]
@@ -51,11 +54,11 @@ class Written(NamedTuple):
 def write_tensors(
     path: Path, named: Named, flush: Callable[[int], object] = lambda descriptor: None
 ) -> Written:
-    """Write a safetensors file, holding one tensor at a time.
+    """Write a safetensors file, with no more than one tensor in memory at a time.
 
-    named: gives names and tensors, the same ones each time it is called. flush: what to do with the
-    open file's descriptor at the end, as `os.fsync`. Raises OSError where the file cannot be
-    written, and InputError for a type of tensor that the format does not have.
+    named: gives names and tensors, the same ones at each call. flush: called at the end with the
+    open file's descriptor, such as `os.fsync`. Raises OSError if the file cannot be written, and
+    InputError for a type of tensor that the format does not have.
     """
     places = _places(named())
     header = _header(places)
@@ -71,13 +74,13 @@ def write_tensors(
 
 
 def places_in(path: Path) -> tuple[Place, ...]:
-    """Where the tensors of a file lie, by its own header.
+    """The places of a file's tensors, from its header, which may have any length.
 
-    Of any length: safetensors' own reader refuses headers above 100 MB, which are half a million
-    tensors, and a checkpoint may have more. Raises OSError where the file cannot be read, and
-    ValueError, LookupError or TypeError for a damaged header or a file that is too short for it.
+    The reader of `safetensors` refuses headers above 100 MB, about half a million tensors; a
+    checkpoint may have more. Raises OSError if the file cannot be read, and ValueError, LookupError
+    or TypeError for a damaged header or a file that is too short for it.
     """
-    # A damaged header must not promise more than the file has: mapping it would crash the process.
+    # A header may be damaged. Reading mapped memory beyond the end of the file would crash Python.
     size = path.stat().st_size
     with path.open("rb") as f:
         start = 8 + int.from_bytes(f.read(8), "little")
@@ -101,7 +104,7 @@ def places_in(path: Path) -> tuple[Place, ...]:
 def map_tensors(path: Path, places: Sequence[Place]) -> Params:
     """The tensors of a file, mapped into memory: bytes are read when they are used.
 
-    Writing to them does not change the file, which may be removed while they are in use.
+    Writing to them does not change the file, and the file may be removed while they are in use.
     """
     size = max((p.stop for p in places), default=0)
     whole = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
@@ -109,7 +112,7 @@ def map_tensors(path: Path, places: Sequence[Place]) -> Params:
 
 
 def _places(named: Iterable[tuple[str, Tensor]]) -> list[Place]:
-    """Places counted from the end of the header, each a multiple of ALIGN."""
+    """Places in bytes from the end of the header; each starts at a multiple of ALIGN."""
     places: list[Place] = []
     for name, v in named:
         if v.dtype not in DTYPES:
@@ -138,7 +141,7 @@ def _header(places: Sequence[Place]) -> bytes:
 def _blocks(places: Sequence[Place], named: Iterable[tuple[str, Tensor]]) -> Iterator[bytes]:
     end = 0
     for p, (_, v) in zip(places, named, strict=True):
-        # Zeros up to the next aligned start; they are part of the checksum.
+        # Zeros up to the next aligned start.
         yield bytes(p.start - end)
         flat = v.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         yield flat.numpy().tobytes()

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedshift.engine.trial import pals_of
+from fedshift.engine.preflight.method import pals_of
 from fedshift.evaluation.scores import Scored
 from fedshift.experiments.config.custom import recipe_of
 from fedshift.experiments.folder.outcome import Experiment, Outcome

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedshift.data import Examples
-from fedshift.engine.trial import pals_of
+from fedshift.engine.preflight.method import pals_of
 from fedshift.experiments.config.custom import recipe_of
 from fedshift.experiments.folder.outcome import Experiment, Outcome
 from fedshift.experiments.measures import correcting, label_sets, served

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tomllib
 
-from fedshift.engine.checks.room import check_room
-from fedshift.engine.trial import check_whole_models
+from fedshift.engine.checks.reply_bytes import check_room
+from fedshift.engine.preflight.method import check_whole_models
 from fedshift.errors import DataError, InputError
 from fedshift.experiments.config.load import validate
 from fedshift.experiments.config.python_names import is_python

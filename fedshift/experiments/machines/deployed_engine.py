@@ -18,9 +18,10 @@ from torch import Tensor
 from fedshift.algorithms.base import Algorithm
 from fedshift.data import Task
 from fedshift.engine.checks.gate import Dropped
+from fedshift.engine.preflight.method import check_training, check_whole_models
+from fedshift.engine.preflight.network import check_model
 from fedshift.engine.run import Federation, Round
 from fedshift.engine.traffic import Meter
-from fedshift.engine.trial import check_model, check_training, check_whole_models
 from fedshift.errors import InputError
 from fedshift.evaluation.scores import OwnScores, Score
 from fedshift.experiments.config.schema import Training

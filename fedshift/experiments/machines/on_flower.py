@@ -10,9 +10,10 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from fedshift.algorithms.base import Algorithm
+from fedshift.engine.preflight.method import check_training
+from fedshift.engine.preflight.network import check_model
 from fedshift.engine.run import Federation, Round
 from fedshift.engine.traffic import Meter
-from fedshift.engine.trial import check_model, check_training
 from fedshift.errors import InputError
 from fedshift.experiments.config.load import dumps, validate
 from fedshift.experiments.config.schema import Config, Method, Training

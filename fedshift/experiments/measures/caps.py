@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm, rows
-from fedshift.engine.trial import pals_of
+from fedshift.engine.preflight.method import pals_of
 from fedshift.experiments.config.schema import Method, Training
 from fedshift.server.cap import capped
 from fedshift.tree import Parts

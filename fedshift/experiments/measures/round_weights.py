@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm, Capabilities, ask, rows
+from fedshift.engine.preflight.method import pals_of
 from fedshift.engine.round import Round
-from fedshift.engine.trial import pals_of
 from fedshift.server.label_weights import mass_ess
 from fedshift.server.pals import effective_sample_size
 from fedshift.tree import Params, Parts

@@ -13,7 +13,7 @@ from fedshift.arguments import called
 from fedshift.client.objectives import CrossEntropy, Term, View, batch_mean
 from fedshift.client.targets import LabelEntropy, SquaredError, plain_outputs
 from fedshift.data import Task, last_columns
-from fedshift.engine.trial import objectives_of
+from fedshift.engine.preflight.method import objectives_of
 from fedshift.errors import InputError
 from fedshift.experiments.config.user_code import file_of, raised
 from fedshift.model import Model

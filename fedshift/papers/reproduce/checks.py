@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import product
 
 from fedshift import datasets, recipes
-from fedshift.engine.ways import ALONE
+from fedshift.engine.backend_names import ALONE
 from fedshift.errors import InputError, unknown
 from fedshift.experiments.config.networks import network
 from fedshift.experiments.config.places import Source

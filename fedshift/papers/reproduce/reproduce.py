@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fedshift.engine.ways import ALONE
+from fedshift.engine.backend_names import ALONE
 from fedshift.errors import InputError
 from fedshift.experiments.config.places import Source
 from fedshift.experiments.folder.progress import Asked, no_stop
@@ -47,7 +47,7 @@ TUNED, RUNS = "tuned.json", "runs"
 class Request:
     """The options of `fedshift reproduce`; None and () mean as in the paper.
 
-    backend  how clients train, one of `fedshift.engine.ways.ALONE`
+    backend  how clients train, one of `fedshift.engine.backend_names.ALONE`
     train    False: draw the table from the runs that are complete
     publish  one more folder for the table, with small records of its runs
     counts   a file of label counts to draw a figure of, in place of the paper's

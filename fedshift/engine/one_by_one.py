@@ -1,6 +1,7 @@
-"""Faster ways to train one client, for any backend that takes clients one by one.
+"""Backends made of another one, with another way to train each client.
 
-Each says how a job is to be done (`Job.how`), which travels with it to other processes.
+Each sets how a job is to be done (`Job.how`), which travels with the job to other processes. The
+backend inside must take clients one by one, as `loop` and workers do.
 """
 
 from __future__ import annotations
@@ -13,20 +14,20 @@ from fedshift.client.objectives import Term
 from fedshift.client.slopes import Oracle
 from fedshift.client.trainer import Trained, Trainer
 from fedshift.data import ClientData, Plan, batches
+from fedshift.engine.backend_checks import check_backend
 from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply
-from fedshift.engine.inputs import check_backend
 from fedshift.kernels.layout import channels_last as laid_out
 from fedshift.model import Model
 from fedshift.tree import Params, Parts
 
 
 def dense(backend: Backend) -> Backend:
-    """`backend` with phases trained by `fedshift.client.dense`; UnfitError if it cannot."""
+    """`backend`, training by `fedshift.client.dense`; UnfitError for what that cannot train."""
     return _trained_by(train_dense, backend)
 
 
 def channels_last(backend: Backend) -> Backend:
-    """`backend` with batches of images in the layout of `fedshift.kernels.layout.channels_last`."""
+    """`backend`, with images in memory as `fedshift.kernels.layout.channels_last` lays them out."""
     return _trained_by(with_channels_last, backend)
 
 
@@ -43,6 +44,6 @@ def with_channels_last(
     phase: Local, model: Model, objective: Term, params: Params, buffers: Params, context: Parts,
     data: ClientData, plan: Plan, *extra: Oracle,
 ) -> Trained:  # fmt: skip
-    """`Local`'s own loop, over batches of another layout."""
+    """Train a phase as `Local` does, on batches of another memory layout."""
     laid = (batch._replace(x=laid_out(batch.x)) for batch in batches(data, plan))
     return phase.along(laid, model, objective, params, buffers, context, data, plan, *extra)

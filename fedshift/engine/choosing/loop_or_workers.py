@@ -1,6 +1,6 @@
-"""The backend of runs that name none: `loop`, or `workers` where these prove faster.
+"""The default backend: `loop` at first, then workers on trial, then the faster of the two.
 
-Both give the same numbers bit for bit, so that only the time of a run depends on the choice.
+Both give the same numbers, bit for bit, so the choice decides nothing but the time of a run.
 """
 
 from __future__ import annotations
@@ -18,20 +18,22 @@ from typing import TypeVar
 import torch
 
 from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
-from fedshift.engine.processes.pipe import sendable
+from fedshift.engine.processes.pipe import can_send
 from fedshift.errors import InputError, TrainingError
 
 T = TypeVar("T")
-# Seconds that all other rounds must take at least for processes to be tried, and of a first call
-# that is long enough not to be measured again.
-WORTH, LONG = 0.5, 1.0
+# Workers are tried only if they can save this many seconds in the rounds that are left.
+WORTH = 0.5
+# A first call that takes more seconds than this is not measured again.
+LONG = 1.0
 
 
 def forks_safely() -> bool:
-    """Whether processes can be forked here that train as this one does.
+    """Whether processes can be forked here that then train as this one does.
 
-    Not on a Mac, whose libraries do not survive it; not where torch sees a GPU; not in a daemonic
-    process, which may have no children; and not in a thread, whose process has others at work.
+    Not on a Mac, where system libraries do not survive a fork. Not where torch sees a GPU, whose
+    state cannot be forked. Not in a daemonic process, which may have no children. And not outside
+    of the main thread: a fork copies one thread alone, and locks that others hold stay locked.
     """
     return (
         sys.platform.startswith("linux")
@@ -44,20 +46,21 @@ def forks_safely() -> bool:
 
 @dataclass(eq=False)
 class Quicker:
-    """A backend that plays the first rounds by the loop, the next by workers, and then by the
-    faster of both.
+    """A backend that trains first rounds by the loop, the next by workers, the rest by the faster.
 
     hire    makes the workers, when they are first needed
-    count   how many they are
-    rounds  of the whole run
+    count   how many workers that are
+    rounds  rounds of the whole run
+    least   seconds per step of the fastest round so far, by backend
+    calls   rounds so far, by backend
+    chosen  the backend for all other rounds, once that is decided
 
-    Workers are not tried where the rounds that are left are short, or the method cannot be sent.
+    Workers are not tried if the rounds that are left are short, or if the method cannot be sent.
     """
 
     hire: Callable[[], AbstractContextManager[Backend]]
     count: int
     rounds: int
-    # The least seconds for a step by each, and calls so far.
     least: dict[str, float] = field(default_factory=dict)
     calls: dict[str, int] = field(default_factory=dict)
     chosen: str | None = None
@@ -71,12 +74,12 @@ class Quicker:
         self._stack.close()
 
     def during(self, rounds: Iterator[T]) -> Iterator[T]:
-        """The rounds that this backend trains; workers end with them."""
+        """The rounds that this backend trains; workers are ended after the last one."""
         with self:
             yield from rounds
 
     def __call__(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
-        """The replies, by whichever is due."""
+        """Train a round by the backend whose turn it is, and measure it until one is chosen."""
         name = self.chosen or ("loop" if "workers" not in self.calls else "workers")
         steps, t, began = 0, 0, time.perf_counter()
 
@@ -100,31 +103,31 @@ class Quicker:
             self._choose(name, update, seconds, self.rounds - t)
 
     def _tried(self, team: Backend, update: ClientUpdate, jobs: list[Job]) -> Iterator[Reply]:
-        """Train with workers. If one fails (out of memory, say), the loop trains the others."""
-        over: set[int] = set()
+        """Train with workers. If a worker fails (for lack of memory, say), the loop goes on."""
+        finished: set[int] = set()
         try:
             for reply in team(update, jobs):
-                over.add(reply.client)
+                finished.add(reply.client)
                 yield reply
         except (TrainingError, OSError):
             self._leave()
-            yield from loop(update, [job for job in jobs if job.client not in over])
+            yield from loop(update, [job for job in jobs if job.client not in finished])
 
     def _leave(self) -> None:
-        """The loop plays all that is left."""
+        """Choose the loop for all other rounds, and end the workers."""
         self.chosen = "loop"
         self._stack.close()
         self._team = None
 
     def _choose(self, name: str, update: ClientUpdate, seconds: float, left: int) -> None:
-        """After a round by `name` that took so long, with so many rounds left."""
+        """Choose after a round by `name` that took so many seconds; left: rounds to come."""
         if seconds < LONG and self.calls[name] < 2:
-            return  # a first call is slow
+            return  # a first call is slow: measure another one
         if name == "workers":
             self.chosen = min(self.least, key=lambda one: self.least[one])
             if self.chosen == "loop":
                 self._leave()
-        elif left * seconds * (1 - 1 / self.count) < WORTH or not sendable(update):
+        elif left * seconds * (1 - 1 / self.count) < WORTH or not can_send(update):
             self.chosen = "loop"
         else:
             try:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from fedshift import Model, recipes, run
+from fedshift.engine.backend_names import ONE_BY_ONE
 from fedshift.engine.backends import Backend, Block, ClientUpdate, Job, Reply, loop
+from fedshift.engine.checks.replies import block_of
+from fedshift.engine.processes.pool import workers
 from fedshift.engine.stacking.stacked import Stacked
 from fedshift.engine.traffic import Meter
-from fedshift.engine.ways import ONE_BY_ONE
-from fedshift.errors import InputError
+from fedshift.errors import InputError, TrainingError
 from fedshift.experiments.config.schema import Training
 from fedshift.experiments.engines import backend_of
 from fedshift.recipes import Setting
+from fedshift.tree import Parts
 from support.federations import make_federation
 from support.photographs import images
 from support.rounds import different, last
@@ -36,6 +41,31 @@ def test_blocks_count_for_all_of_their_clients(setting: Setting) -> None:
     assert not different(alone, last(run(algorithm, federation, 2, backend=in_blocks)))  # type: ignore[arg-type]
     with pytest.raises(InputError, match="gave 2 replies for 6 jobs"):
         last(run(algorithm, federation, 2, backend=too_few))
+
+
+def shortened(parts: Parts) -> Parts:
+    """A form that would broadcast in a sum."""
+    return parts | {"delta": {name: v[:1] for name, v in parts["delta"].items()}}
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forked")
+@pytest.mark.parametrize("blocks", [False, True])
+def test_a_changed_answer_of_a_worker_is_looked_at_again(blocks: bool, setting: Setting) -> None:
+    """The worker recorded the shapes before. Control: a changed block keeps that record."""
+    algorithm, federation = recipes.fedavg(setting), make_federation(setting.model)
+
+    def changed(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Any]:
+        for one in team.stream(update, jobs) if blocks else ():
+            odd = one._replace(updates=shortened(one.updates))
+            assert block_of(odd).look == one.look
+            yield odd
+        for reply in () if blocks else team(update, jobs):
+            yield reply._replace(update=shortened(reply.update))
+
+    with workers(federation.clients, 2) as team:
+        last(run(algorithm, federation, 1, backend=team))
+        with pytest.raises(TrainingError, match='client 0 sent "delta/'):
+            last(run(algorithm, federation, 1, backend=changed))
 
 
 class Odd(nn.Module):

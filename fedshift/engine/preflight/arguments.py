@@ -1,30 +1,27 @@
-"""Checks of the arguments of `run` and `workers`, before anything is trained."""
+"""The arguments of `run`: what they are, and whether they fit together."""
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
 from collections.abc import Mapping
-from types import FunctionType
 
 from torch import Tensor
 
 from fedshift.algorithms.base import check_method
-from fedshift.arguments import called, check_kind, check_listed, check_number, check_whole
-from fedshift.data import ClientData, Surveyed, count
+from fedshift.arguments import called, check_kind, check_whole
+from fedshift.data import Surveyed, count
+from fedshift.engine.backend_checks import check_backend
 from fedshift.engine.checks.gate import Gate
 from fedshift.engine.federation import TABLE, Federation
 from fedshift.engine.round import Round
-from fedshift.engine.ways import IN_PYTHON
 from fedshift.errors import InputError, nearest, shown
 from fedshift.model import Model
 from fedshift.randomness import one_at_a_time
 
 
 def check_sizes(federation: Federation) -> None:
-    """Raise InputError where the table's sizes are not these clients'."""
+    """Raise InputError if the table's sizes are not those of the clients."""
     table, clients = federation.table, federation.clients
-    # Clients that are made on request: counting their examples would make all of them.
+    # Clients made on demand are checked when they are made; counting here would make them all.
     if isinstance(clients, Surveyed):
         return
     for i, c in enumerate(clients):
@@ -38,7 +35,7 @@ def check_sizes(federation: Federation) -> None:
 def check_run(
     algorithm: object, rounds: object, cohort: object, backend: object, after: object, kind: type
 ) -> None:
-    """Raise InputError for invalid arguments of a run; `kind` is the type of `after`."""
+    """Raise InputError for arguments of a run of the wrong type or range; kind: that of `after`."""
     check_method(algorithm)
     check_whole("rounds", rounds)
     if isinstance(rounds, int) and rounds < 0:
@@ -51,9 +48,9 @@ def check_run(
 
 
 def check_after(after: Round, first: Round, clients: int, rounds: int) -> None:
-    """Raise InputError unless `after` can be a round of the run whose round 0 is `first`.
+    """Raise InputError unless a run whose round 0 is `first` can go on from `after`.
 
-    In all rounds of a run the server's state has the same parts, and the model the same names and
+    In all rounds of a run, the server's state has the same parts, and the model the same names and
     shapes.
     """
     advice = "give a Round of a run of this method on this federation, or leave after out"
@@ -80,7 +77,7 @@ def check_after(after: Round, first: Round, clients: int, rounds: int) -> None:
 
 
 def check_gate(gate: Gate, size: int) -> None:
-    """Raise InputError where every round would be skipped: it has fewer clients than are due."""
+    """Raise InputError if the gate asks for more clients than a round has: all would be skipped."""
     if gate.min_clients > size:
         raise InputError(
             f"Gate min_clients is {gate.min_clients}, and a round has {size} clients, so that all "
@@ -88,34 +85,11 @@ def check_gate(gate: Gate, size: int) -> None:
         )
 
 
-def check_backend(backend: object) -> None:
-    """Raise InputError for a backend's name or class, and for workers outside of their block."""
-    if isinstance(backend, str):
-        cure = IN_PYTHON.get(backend, f"leave it out, or give one.{nearest(backend, IN_PYTHON)}")
-        raise InputError(f'backend is the text "{shown(backend)}"; {cure}')
-    if isinstance(backend, type):
-        raise InputError(
-            f"backend is {called(backend)}; give an object of it, {backend.__name__}()"
-        )
-    # What `workers(...)` gives before its block is entered.
-    if isinstance(backend, contextlib.ContextDecorator):
-        raise InputError(
-            "backend is workers(...) outside of a `with` block; write "
-            "`with workers(federation.clients, 2) as team:` and give backend=team"
-        )
-    if isinstance(backend, FunctionType) and backend.__name__ == "workers":
-        raise InputError(f"backend is the function workers; {IN_PYTHON['workers']}")
-    if not callable(backend):
-        raise InputError(
-            f"backend is {called(backend)}; give a backend, such as Stacked(), or leave it out"
-        )
+def check_first_model(model: Model, federation: Federation) -> None:
+    """Raise InputError unless the first model has the network's names, shapes, kinds and device.
 
-
-def check_fit(model: Model, federation: Federation) -> None:
-    """Raise InputError unless the first model is the network's by name, shape, kind and place.
-
-    Its type may be another one, as long as its numbers are of the same kind: a float64 model of a
-    float32 network computes in float64.
+    Its type may differ within a kind (real, complex, integer): a float64 model of a float32 network
+    computes in float64.
     """
     params, buffers = federation.params, federation.buffers
     with one_at_a_time():
@@ -166,27 +140,4 @@ def _check_like(what: str, given: Tensor, base: Tensor) -> None:
     ):
         raise InputError(
             f"{what} is {given.dtype}, the network's is {base.dtype}; give {what}.to({base.dtype})"
-        )
-
-
-def check_workers(clients: object, count: int, deadline: float | None, retries: int) -> None:
-    """Raise InputError for invalid arguments of `workers`, and where processes cannot fork."""
-    check_whole("the number of workers", count)
-    check_whole("retries", retries)
-    if deadline is not None:
-        check_number("deadline", deadline)
-    if count < 1:
-        raise InputError(f"{count} workers; give 1 or more")
-    check_listed("clients", clients, ClientData, "give federation.clients")
-    if retries < 0 or not (deadline is None or deadline > 0):
-        raise InputError(
-            f"deadline={deadline}, retries={retries}; allowed: deadline > 0, retries >= 0"
-        )
-    if "fork" not in multiprocessing.get_all_start_methods():
-        raise InputError("workers need a system that can fork processes; leave them out")
-    # Checked here, because Python itself only asserts it.
-    if multiprocessing.current_process().daemon:
-        raise InputError(
-            "workers cannot be made in a daemonic process, as those of multiprocessing.Pool are; "
-            "leave them out there, or use concurrent.futures.ProcessPoolExecutor"
         )

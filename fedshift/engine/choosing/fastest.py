@@ -1,4 +1,7 @@
-"""Find the backend that is fastest for a run: each is tried on the run's model and clients."""
+"""Find the fastest backend for a run, by a trial of each on the run's model and clients.
+
+This is `--backend auto`.
+"""
 
 from __future__ import annotations
 
@@ -13,26 +16,29 @@ import torch
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
+from fedshift.engine.preflight.method import check_router
+from fedshift.engine.preflight.network import check_model
 from fedshift.engine.round import has_examples, jobs_of, open_round
 from fedshift.engine.run import Federation, Round, draw_cohort, first_state, start
-from fedshift.engine.stacking.stacked import shortened
-from fedshift.engine.trial import check_model, check_router
+from fedshift.engine.stacking.stacked import shorten
 from fedshift.errors import FedshiftError, InputError, TrainingError, UnfitError
 from fedshift.tree import Params, Parts, flatten
 
-# Seconds of the loop that decide how many clients take part; steps of the longer of two trials.
-BUDGET, STEPS = 0.2, 5
-# Where one step of all takes longer, it is not tried again after a first call.
+# As many clients take part in a trial as the loop trains for one step in this many seconds.
+BUDGET = 0.2
+# Steps of the longer of two trials.
+STEPS = 5
+# A first trial that takes more seconds than this is not repeated.
 LONG = 1.0
-# Clients that show whether a backend can train the others, too.
+# Clients that `check_fit` tries: if a backend trains them, it can train the others.
 TRIED = 2
-# Rounding moves a step by less; another result moves it by more.
+# The largest relative difference of an update that counts as rounding.
 SAME = 1e-3
 
 
 @dataclass(frozen=True)
 class Probed:
-    """Seconds that a round would take by each contender, and why the others are out."""
+    """Estimated seconds of a round by each backend, and why others were refused."""
 
     seconds: Mapping[str, float]
     refused: Mapping[str, str]
@@ -40,11 +46,11 @@ class Probed:
 
     @property
     def fastest(self) -> str:
-        """The contender that takes least; the first of equals."""
+        """The backend that takes least; the first of equal ones."""
         return min(self.seconds, key=lambda name: self.seconds[name])
 
     def line(self) -> str:
-        """What was chosen, and why, in one line."""
+        """In one line: which backend was chosen, and why."""
         best = self.fastest
         others = [f"{k} {v:.2g} s" for k, v in self.seconds.items() if k != best]
         reasons = {name: why.partition(". ")[0] for name, why in self.refused.items()}
@@ -67,34 +73,36 @@ def probe(
     cohort: int | None = None,
     processes: Mapping[str, int] | None = None,
 ) -> Probed:
-    """Play the first steps of round 1 with every contender, and estimate how long a round takes.
+    """Train the first steps of round 1 by every backend, and estimate the time of a round.
 
-    The estimate for a client is a + b S seconds, S being its planned steps, from trials of 1 and
-    of a few steps. A contender is out if it refuses the run, fails, or gives other results than
-    `loop`, which always takes part. processes: how many a contender has, if several; each process
-    gets as many clients as the others, so that all are tried.
+    A client with S planned steps is taken to need a + b S seconds; a and b are measured by trials
+    of 1 step and of a few. A backend is out if it refuses the run, fails, or gives other results
+    than `loop`, which always takes part.
+
+    processes: how many a backend has, if more than one. All of them get equally many clients.
     """
     update, jobs = _first_round(algorithm, federation, cohort)
-    _timed(loop, update, [shortened(jobs[-1], 1)])  # the first call is slow
-    unit, _ = _timed(loop, update, [shortened(jobs[-1], 1)])
-    # As many clients as the loop trains in the budget, so that trials of any model take about as
-    # long.
-    few = max(4, int(BUDGET / max(unit, 1e-6)))
-    # What all others must agree with: the loop is the reference.
-    right = _timed(loop, update, [shortened(job, 1) for job in jobs[:few]])[1]
+    _timed(loop, update, [shorten(jobs[-1], 1)])  # the first call is slow
+    unit, _ = _timed(loop, update, [shorten(jobs[-1], 1)])
+    # By time, not by number, so that trials take about as long for any model.
+    count_tried = max(4, int(BUDGET / max(unit, 1e-6)))
+    # The loop's results are the reference for all others.
+    expected = _timed(loop, update, [shorten(job, 1) for job in jobs[:count_tried]])[1]
     seconds: dict[str, float] = {}
     refused: dict[str, str] = {}
     for name, backend in {"loop": loop, **contenders}.items():
         each = (processes or {}).get(name, 1)
-        some = jobs[: -(-few // each) * each]
+        # Rounded up, so that no process is idle.
+        tried = jobs[: -(-count_tried // each) * each]
         try:
-            if backend is not loop:  # a first call is slow, and so is each process's own
-                _timed(backend, update, [shortened(job, 1) for job in some])
-            taken = _estimated(backend, update, some, right)
-        except (InputError, TrainingError) as e:  # what is wrong with clients shows in the run
+            # A first call is slow, in every process anew. The loop has had one.
+            if backend is not loop:
+                _timed(backend, update, [shorten(job, 1) for job in tried])
+            estimate = _estimated(backend, update, tried, expected)
+        except (InputError, TrainingError) as e:  # an error in the data comes again in the run
             refused[name] = str(e)
         else:
-            seconds[name] = taken * len(jobs) / len(some)
+            seconds[name] = estimate * len(jobs) / len(tried)
     return Probed(seconds, refused, len(jobs))
 
 
@@ -107,10 +115,11 @@ def check_fit(
     cohort: int | None = None,
     after: Round | None = None,
 ) -> None:
-    """Try one step of a few clients of the next round: UnfitError for what it cannot train.
+    """Train one step of a few clients of the next round; UnfitError if the backend cannot.
 
-    Other errors, as of a client's data, are left to the run, which names the client. So are batches
-    that differ later on. Raises InputError for a network that does not fit the clients' examples.
+    Other errors, such as those of a client's data, are left to the run, which names the client. So
+    are later batches that the backend cannot train. Raises InputError for a network that does not
+    fit the clients' examples.
     """
     check_model(algorithm.model, federation)
     check_router(algorithm, federation)
@@ -119,7 +128,7 @@ def check_fit(
         return
     try:
         update, jobs = _round_after(current, algorithm, federation, cohort)
-        tried = [shortened(job, 1) for job in itertools.islice(jobs, TRIED)]
+        tried = [shorten(job, 1) for job in itertools.islice(jobs, TRIED)]
         list(backend(update, tried))
     except UnfitError:
         raise
@@ -130,7 +139,7 @@ def check_fit(
 def _first_round(
     algorithm: Algorithm, federation: Federation, cohort: int | None
 ) -> tuple[ClientUpdate, list[Job]]:
-    """The work of round 1; of the first whose cohort has an example."""
+    """The jobs of round 1, or of the first round whose cohort has an example."""
     first, total = start(algorithm, federation), len(federation.clients)
     draws = (draw_cohort(total, cohort or total, t, federation.seeds.cohort) for t in count(1))
     t = next(t for t, ids in enumerate(draws) if has_examples(first.server, ids))
@@ -141,7 +150,7 @@ def _first_round(
 def _round_after(
     current: Round, algorithm: Algorithm, federation: Federation, cohort: int | None
 ) -> tuple[ClientUpdate, Iterator[Job]]:
-    """The work of the round after this one, client by client."""
+    """The jobs of the next round, made one by one."""
     total, seed, t = len(federation.clients), federation.seeds, current.t + 1
     ids = draw_cohort(total, cohort or total, t, seed.cohort)
     opened = open_round(algorithm, current.server, ids, t, federation.gate.max_weight)
@@ -153,21 +162,21 @@ def _round_after(
 
 
 def _estimated(
-    backend: Backend, update: ClientUpdate, jobs: Sequence[Job], right: Sequence[Reply]
+    backend: Backend, update: ClientUpdate, jobs: Sequence[Job], expected: Sequence[Reply]
 ) -> float:
-    """Seconds that these jobs take with all their steps; right: what the first of them give."""
+    """Estimated seconds of these jobs with all their steps; expected: the loop's replies."""
     steps = sum(max((p.steps for p in job.plans.values()), default=0) for job in jobs) / len(jobs)
-    short = [shortened(job, 1) for job in jobs]
+    short = [shorten(job, 1) for job in jobs]
     first, replies = _timed(backend, update, short)
     # A backend that is fast and wrong must not win.
-    if (gap := _apart(replies[: len(right)], right)) > SAME:
+    if (gap := _distance(replies[: len(expected)], expected)) > SAME:
         raise InputError(f"results are {gap:.1g} of a step away from the loop's")
     if first > LONG or steps <= 1:
         return first * max(steps, 1.0)
-    few = [shortened(job, STEPS) for job in jobs]
-    # The lesser of two: other processes make a trial slower, never faster.
-    one, many = (min(_timed(backend, update, j)[0] for _ in range(2)) for j in (short, few))
-    # Timing noise can make more steps look faster.
+    longer = [shorten(job, STEPS) for job in jobs]
+    # The shorter of two trials: other processes can only make one slower.
+    one, many = (min(_timed(backend, update, j)[0] for _ in range(2)) for j in (short, longer))
+    # Not below 0: noise can make more steps look faster.
     slope = max(many - one, 0.0) / (min(STEPS, steps) - 1)
     return one + slope * (steps - 1)
 
@@ -180,14 +189,14 @@ def _timed(
     return time.perf_counter() - began, sorted(replies, key=lambda reply: reply.client)
 
 
-def _apart(replies: Sequence[Reply], right: Sequence[Reply]) -> float:
-    """||u - u'|| over ||u'||, the largest of all clients, u being an update but for its report."""
+def _distance(replies: Sequence[Reply], expected: Sequence[Reply]) -> float:
+    """||u - u'|| / ||u'||, the largest over all clients; u: an update without its report."""
 
     def norm(a: Reply, b: Reply | None = None) -> float:
         one, other = _numbers(a), {} if b is None else _numbers(b)
         return math.hypot(*(float((v - other.get(k, 0.0)).norm()) for k, v in one.items()))
 
-    each = [norm(a, b) / (norm(b) or 1.0) for a, b in zip(replies, right, strict=True)]
+    each = [norm(a, b) / (norm(b) or 1.0) for a, b in zip(replies, expected, strict=True)]
     return max(each, default=0.0)
 
 

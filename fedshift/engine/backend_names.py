@@ -1,21 +1,23 @@
-"""The backends by name: the one list of them, read without waiting for torch."""
+"""The names of all backends: the one list. It imports nothing, so that `--help` needs no torch."""
 
 from __future__ import annotations
 
-# Other ways to train clients one by one: the function that makes one of `loop`, or of workers.
-ONE_BY_ONE = {"channels-last": "fedshift.engine.trainers:channels_last"}
-# Those of them that "auto" tries for images alone.
+# Backends that train clients one by one in another way, and the function that makes each: it takes
+# `loop` or workers, and returns the backend. A new one needs its row here, and nothing else.
+ONE_BY_ONE = {"channels-last": "fedshift.engine.one_by_one:channels_last"}
+# Those of them that "auto" tries only for images.
 ON_IMAGES = ("channels-last",)
 NAMES = ("loop", "workers", "stacked", "dense", *ONE_BY_ONE, "cuda", "cuda-loop", "auto")
-# Those that can train several clients at once, in processes.
+# Those that can train in several processes (`training.workers`).
 SPREAD = ("workers", "dense", *ONE_BY_ONE, "auto")
-# Runs that name no backend: one of two with the same numbers (`fedshift.engine.quicker`).
+# The default: the faster of two backends with the same numbers (`engine.choosing.loop_or_workers`).
 QUICKER = "loop or workers"
-# Those of one process whose numbers do not depend on how fast they are.
+# Those of one process that are not chosen by speed.
 ALONE = tuple(name for name in NAMES if name not in ("workers", "auto"))
-# Those that train whatever the loop trains, or find out themselves what they can.
+# Those that train everything that the loop trains, or try a run first. Others are tried on a few
+# clients before the run, to refuse it at once.
 FIT = ("loop", "workers", QUICKER, "cuda-loop", "auto")
-# Those of earlier versions, each with what to take instead: refused with that advice.
+# Those of earlier versions, and what to take instead: they are refused with that advice.
 GONE = {"winograd": "channels-last"}
 # How each is written in Python.
 IN_PYTHON = {
@@ -24,7 +26,7 @@ IN_PYTHON = {
     "(fedshift.engine.processes.pool) and give backend=team",
     "stacked": "give backend=Stacked() (fedshift.engine.stacking.stacked)",
     "dense": "give backend=Stacked(dense=True) (fedshift.engine.stacking.stacked)",
-    "winograd": "it is gone: give backend=channels_last(loop) (fedshift.engine.trainers)",
+    "winograd": "it is gone: give backend=channels_last(loop) (fedshift.engine.one_by_one)",
     "cuda": 'give backend=on("cuda", Stacked()) (fedshift.engine.device)',
     "cuda-loop": 'give backend=on("cuda", loop) (fedshift.engine.device)',
     "auto": "that is for the command line; leave it out, or give one, such as Stacked()",

@@ -15,10 +15,10 @@ from fedshift.client.objectives import CrossEntropy, View, batch_mean
 from fedshift.data import Batch, batches, take
 from fedshift.engine import round as one_round
 from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop, work
+from fedshift.engine.one_by_one import channels_last, dense
 from fedshift.engine.processes.pool import workers
 from fedshift.engine.run import run
 from fedshift.engine.stacking.stacked import Stacked
-from fedshift.engine.trainers import channels_last, dense
 from fedshift.errors import InputError, UnfitError
 from fedshift.experiments.engines import Way, backend_of
 from fedshift.kernels.layout import channels_last as laid_out

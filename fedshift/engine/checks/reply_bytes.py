@@ -1,4 +1,4 @@
-"""How many bytes a reply on Flower may have, and methods that would need more."""
+"""How many bytes a reply on Flower may have, and a check that a method's replies have room."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from fedshift.engine.checks.gate import Gate
 from fedshift.errors import InputError
 from fedshift.tree import Params, Parts, size_in_bytes
 
-# Bytes of a reply beside its numbers: headers, names, and reports of a very small model.
+# Bytes allowed beside the model's: headers, names, and reports, which count with tiny models.
 ROOM = 1 << 20
 
 
 def most_bytes(times: float, params: Params, buffers: Params, sent: Iterable[Parts] = ()) -> int:
-    """What a reply may have: so many times the largest of the model and what clients were sent."""
+    """The limit: `times` the bytes of the model or of the largest message, and `ROOM` beside."""
     model = {"params": params, "buffers": buffers}
     return ROOM + int(times * max(map(size_in_bytes, [model, *sent])))
 
 
 def check_room(algorithm: Algorithm, params: Params, buffers: Params, gate: Gate) -> None:
-    """Raise InputError for a method with replies that are all refused, for the bytes they have."""
+    """Raise InputError for a method whose replies are so large that all would be refused."""
     needed = ask(algorithm, Capabilities.most_sent, params)
     allowed = min(most_bytes(gate.max_reply, params, buffers), gate.max_bytes)
     if needed <= allowed:

@@ -13,12 +13,12 @@ import torch
 
 from fedshift import FedAvg, Local, Model
 from fedshift.data import client_data, register
-from fedshift.engine import quicker
+from fedshift.engine.backend_names import QUICKER
 from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
+from fedshift.engine.choosing import loop_or_workers
+from fedshift.engine.choosing.loop_or_workers import Quicker, forks_safely
 from fedshift.engine.federation import Federation
-from fedshift.engine.quicker import Quicker, forks_safely
 from fedshift.engine.run import run
-from fedshift.engine.ways import QUICKER
 from fedshift.errors import InputError, TrainingError
 from fedshift.experiments.config.schema import Training
 from fedshift.experiments.engines import InProcess, Way, default_engine
@@ -63,9 +63,9 @@ def rounds_by(
         yield slow(there, "workers", played, clock)
         there_still[0] = False
 
-    monkeypatch.setattr(quicker, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    monkeypatch.setattr(quicker, "loop", slow(here, "loop", played, clock))
-    monkeypatch.setattr(quicker, "WORTH", 0.0)
+    monkeypatch.setattr(loop_or_workers, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(loop_or_workers, "loop", slow(here, "loop", played, clock))
+    monkeypatch.setattr(loop_or_workers, "WORTH", 0.0)
     method, clients = federation()
     with Quicker(hire, 2, rounds) as backend:
         *_, last = run(method, clients, rounds, backend=backend)
@@ -96,7 +96,7 @@ def test_after_failed_workers_the_loop_takes_over(
         yield next(loop(update, jobs))
         raise TrainingError("a process ended")
 
-    monkeypatch.setattr(quicker, "WORTH", 0.0)
+    monkeypatch.setattr(loop_or_workers, "WORTH", 0.0)
     method, clients = federation()
     with Quicker(lambda: contextlib.nullcontext(failing), 2, 6) as backend:
         *_, last = run(method, clients, 6, backend=backend)
@@ -108,7 +108,7 @@ def test_after_failed_workers_the_loop_takes_over(
 
 
 def test_long_rounds_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quicker, "LONG", 0.03)
+    monkeypatch.setattr(loop_or_workers, "LONG", 0.03)
     assert rounds_by(monkeypatch, 0.02, 0.01, 4)[0] == ["loop"] + ["workers"] * 3
 
 
@@ -121,8 +121,8 @@ def test_short_runs_and_unpicklable_work_stay_in_this_process(
         raise InputError("no processes")
 
     for worth, sends in ((1e9, True), (0.0, False), (0.0, True)):
-        monkeypatch.setattr(quicker, "WORTH", worth)
-        monkeypatch.setattr(quicker, "sendable", lambda thing, sends=sends: sends)
+        monkeypatch.setattr(loop_or_workers, "WORTH", worth)
+        monkeypatch.setattr(loop_or_workers, "can_send", lambda thing, sends=sends: sends)
         method, clients = federation()
         with Quicker(fails, 2, 5) as backend:
             *_, last = run(method, clients, 5, backend=backend)

@@ -1,0 +1,1 @@
+"""Trials that choose a backend for a run by its speed."""
