@@ -1,7 +1,7 @@
-"""Flower's simulation (Ray) as a grid for the calling thread, which ends with its block.
+"""Flower's simulation (Ray) as a context manager that gives its grid to the calling thread.
 
-Flower's own entry point takes the main thread and gives the grid to another one. Here it is the
-other way round: an interruption ends the round at once, and no process of Ray is left behind.
+Flower's own entry point blocks the main thread and passes the grid to another one. Here it is the
+other way round, so that Ctrl-C ends the round at once and no process of Ray is left behind.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class _Runtime:
 
 @contextlib.contextmanager
 def simulation(app: ClientApp, clients: int, *, actors: int | None = None) -> Iterator[Grid]:
-    """Flower's simulation runtime with `clients` nodes, while the block runs.
+    """Run Flower's simulation with `clients` nodes for the time of the block.
 
-    actors: processes that clients run in, each with one CPU; by default, as many as there are CPUs.
-    With RAY_ADDRESS set they are those of the cluster there. Raises InputError where Flower or Ray
-    is missing, and FedshiftError where the runtime fails.
+    actors: number of processes in which clients run, each with one CPU; by default as many as there
+    are CPUs. With RAY_ADDRESS set, the cluster there decides. Raises InputError if Flower or Ray is
+    missing, and FedshiftError if the simulation fails.
     """
     check_flower(simulation=True)
     if actors is not None and actors < 1:
@@ -58,7 +58,7 @@ def simulation(app: ClientApp, clients: int, *, actors: int | None = None) -> It
             yield _wait_until_ready(runtime)
         finally:
             runtime.over.set()
-            # Ray may need some seconds to end its actors; then it is ended by force.
+            # Ray may need some seconds to end its actors; after that, force it to.
             thread.join(60.0)
             _shut_down()
 
@@ -81,7 +81,7 @@ def _run(runtime: _Runtime, app: ClientApp, clients: int, actors: int | None) ->
     resources = {"init_args": init, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
     try:
         run_simulation(server, app, clients, backend_config=resources)
-    # Kept for the calling thread, which would otherwise wait for ever.
+    # Pass any error to the calling thread, which would otherwise wait for ever.
     except BaseException as e:
         runtime.failure = e
     finally:
@@ -97,7 +97,7 @@ def _wait_until_ready(runtime: _Runtime) -> Grid:
 
 
 def _root(error: BaseException | str) -> str:
-    """The text of the original error: Flower wraps it in errors without a reason."""
+    """The text of the original error, which Flower wraps in errors without a reason."""
     while isinstance(error, BaseException) and error.__cause__ is not None:
         error = error.__cause__
     return " ".join(str(error).split()) or type(error).__name__
@@ -105,7 +105,7 @@ def _root(error: BaseException | str) -> str:
 
 @contextlib.contextmanager
 def _silence_flower() -> Iterator[None]:
-    """Silence Flower's log for a block: the strategy reports what happens to clients."""
+    """Silence Flower's log for a block; our strategy reports what happens to clients."""
     logger = logging.getLogger("flwr")
     before = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -116,9 +116,9 @@ def _silence_flower() -> Iterator[None]:
 
 
 def _restore_sigterm() -> None:
-    """Restore the handler of SIGTERM: Ray's own prints the stack and aborts after three seconds.
+    """Restore the handler of SIGTERM; Ray's prints the stack and aborts after three seconds.
 
-    Setting Python's handler again replaces Ray's.
+    Ray has installed its own below Python, so setting Python's handler again replaces it.
     """
     if threading.current_thread() is threading.main_thread():
         handler = signal.getsignal(signal.SIGTERM)
@@ -127,7 +127,7 @@ def _restore_sigterm() -> None:
 
 
 def _shut_down() -> None:
-    """End what is left of Ray, if the simulation did not end normally."""
+    """End what is left of Ray if the simulation did not end normally."""
     with contextlib.suppress(ImportError):
         import ray
 
@@ -144,7 +144,7 @@ class _Watched(Grid):
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
         """The replies that come within `timeout` seconds."""
-        # Polled here, not by Flower's own method: an error of the simulation must end the wait.
+        # Do not use Flower's own method, which would go on waiting after the simulation has failed.
         waiting = set(self.grid.push_messages(messages))
         end = time.monotonic() + timeout if timeout is not None else float("inf")
         received: list[Message] = []

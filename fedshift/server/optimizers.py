@@ -118,7 +118,7 @@ def _check_moments(lr: float, beta1: float, beta2: float, tau: float) -> None:
 
 
 def _first_moments(params: Params, tau: float) -> Params:
-    # tau^2 is the least that the paper allows. With v = 0 the first steps would be of size lr / tau.
+    # tau^2 is the least that the paper allows. With v = 0 the first steps would have size lr / tau.
     v = map_(lambda p: torch.full_like(p, tau**2), params)
     return _prefixed("m", zeros(params)) | _prefixed("v", v)
 

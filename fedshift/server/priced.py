@@ -1,4 +1,4 @@
-"""The limit lam -> 0+ with prices: the largest ESS of all minimisers of ||T - S^T a||^2 + price . a.
+"""The limit lam -> 0+ with prices: the minimiser of ||T - S^T a||^2 + price . a with largest ESS.
 
 All clients on the face of the minimisers have equal slopes 2 rows_i . (S^T a - T) + price_i. For
 them the price has the form price_i / 2 = rows_i . q + constant, which moves the target by q. So the
