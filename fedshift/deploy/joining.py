@@ -1,4 +1,4 @@
-"""Joining a federation as a client, over Flower's SuperNode."""
+"""Join a federation as a client, with Flower's SuperNode."""
 
 from __future__ import annotations
 
@@ -28,33 +28,33 @@ from fedshift.record.in_use import alone_in
 
 # Seconds between two attempts, at first and at most.
 PAUSE, LONGEST = 2.0, 60.0
-# Seconds between two looks whether the server is there, and for its answer then: a SuperNode says
-# nothing while it trains, and tries for ever to reach a server that is gone.
+# Seconds between two checks whether the server is there, and to wait for its answer. They are
+# needed because a SuperNode logs nothing while it trains, and never gives up on a server.
 EVERY, ANSWER = 5.0, 5.0
-# Seconds that a SuperNode has to join a server that answers, whatever the patience.
+# Seconds that a SuperNode always has to join a server that answers.
 BEGINS = 60.0
-# What client.json may say of the client's code and data, and how its processes learn it.
+# Keys of client.json for the client's code and data, and the variables that tell its processes.
 CHOSEN = {"app": APP, "site": SITE}
 MODULE = re.compile(r"[\w.]+:\w+")
-# For so long a server counts a SuperNode that was killed as connected, and refuses another.
+# For so many seconds a server counts a killed SuperNode as connected, and refuses another.
 FORGETS = 90.0
-# A SuperNode that was up for so long was well: the next end is news.
+# If a SuperNode was up for so many seconds, its end is reported again.
 WELL = 600.0
 # A text for the operator, and its level in a log: info, warning or error.
 Say = Callable[[str, str], None]
 # Why the client cannot take part in a round now; "" if it can.
 Unready = Callable[[], str]
 NOT_JOINED = "not joined"
-# Of a machine that is there, and no server on it.
+# The error if the machine is there, but no server listens on it.
 REFUSED = os.strerror(errno.ECONNREFUSED)
 
 
 def silent(text: str, level: str) -> None:
-    """Print nothing."""
+    """A `say` that prints nothing."""
 
 
 def unwatched(unready: Unready) -> None:
-    """Watch no client."""
+    """A `watch` that ignores the client's state."""
 
 
 def join(
@@ -68,11 +68,11 @@ def join(
     """Be a client of the federation at `server` ("host:port") until it is interrupted.
 
     `place` is the client's folder, as `fedshift deploy init` made it. If the server is not up yet,
-    or is gone, the client tries again for `patience` seconds from when it notices that; it joins
-    again, too, when its SuperNode was killed. `watch` gets a function that tells at any time
-    whether the client can take part. Raises InputError for a folder that is in use, a folder, key
-    or certificate that cannot be used, and for a server that does not answer, shows a certificate
-    that is not the federation's, or does not let this client in.
+    or is gone, the client tries again for `patience` seconds after it has noticed that. It also
+    joins again if its SuperNode was killed. `watch` receives a function that returns at any time
+    why the client cannot take part. Raises InputError for a folder that is in use, for a folder,
+    key or certificate that cannot be used, and for a server that does not answer, has a certificate
+    of another federation, or refuses this client.
     """
     node = node_command(place, server)
     with alone_in(place):
@@ -83,11 +83,14 @@ def join(
 
 @dataclass
 class _Stay:
-    """A client that joins again and again, and says each reason once.
+    """A client that joins again and again, and reports each reason once.
 
-    until: when its patience is over. begun: when its SuperNode was started. lost: the server does
-    not answer while that one is up. absent: why it has not joined, apart from that. over: the
-    server's end was told. played: the last round that the client answered, and of how many.
+    until   when its patience ends
+    begun   when its SuperNode was started
+    lost    the SuperNode is up, but the server does not answer
+    absent  why it has not joined, apart from `lost`
+    over    the end of the run, or of the server, was reported
+    played  the last round that the client answered, and of how many
     """
 
     node: list[str]
@@ -122,12 +125,12 @@ class _Stay:
             elif (ended := self._stay()).joined:
                 self._join_again(ended, time.monotonic() - self.begun)
             elif ended.refused and time.monotonic() < self.killed + FORGETS:
-                # The server counts the one before as connected, and soon no more.
+                # The server still counts the killed SuperNode as connected: wait until it does not.
                 self.until = max(self.until, self.killed + FORGETS)
             else:
                 self.absent = self._why_not(ended)
                 self._wait_for_server(self.absent)
-            # No longer than there is patience for a server that may be gone.
+            # Pause, but not beyond the end of our patience.
             time.sleep(min(self.pause, max(PAUSE, self.until - time.monotonic())))
 
     def _be_patient(self) -> None:
@@ -155,11 +158,11 @@ class _Stay:
     def _look_for_server(self, node: Node) -> None:
         if why := self._unreachable():
             if node.joined and not self.lost:
-                # News, also where the same was said before it had joined.
+                # Start to be patient, and report this even if it was the latest report.
                 self._be_patient()
                 self.latest = ""
             self.lost, self.unready = True, why
-            # One that only is silent may still be evaluating.
+            # After the last round a closed port means the end; a silent server may be evaluating.
             if self.played and self.played[0] >= self.played[1] and REFUSED in why:
                 self._tell_end()
             self._wait_for_server(why)
@@ -177,11 +180,11 @@ class _Stay:
         try:
             return answers(self.server, self.place / "ca.crt", ANSWER)
         except InputError as e:
-            # Of another server there, perhaps for a while. A round that is under way may go on.
+            # Another server may be there for a while. Do not raise: a round may be under way.
             return str(e)
 
     def _hear(self, notice: Mapping[str, Any]) -> None:
-        """Tell what the client's app has to say, again only once it has answered a round."""
+        """Report a notice of the client's app; the same one again only after an answered round."""
         if "trouble" in notice:
             text = from_elsewhere(str(notice["trouble"]), 1000)
             if text != self.trouble:
@@ -196,11 +199,11 @@ class _Stay:
 
     def _tell_joined(self) -> None:
         self._be_patient()
-        # What came in after the end of a run is not of the next one.
+        # A notice that arrived after the end of a run does not belong to the next one.
         self.played = None if self.over else self.played
         self.joined, self.over, self.trouble, self.unready = True, False, "", ""
         self.absent = NOT_JOINED
-        # Not of a SuperNode that is killed again and again: of its end there is one line, too.
+        # If a SuperNode is killed again and again, report neither each end nor each new start.
         if self.news:
             self.say(f"joined {self.server}", "info")
         self.news = False
@@ -227,7 +230,7 @@ class _Stay:
         self.latest = self.unready = why
 
     def _why_not(self, ended: Ended) -> str:
-        """Why it has not joined. Only what the server has said is called its word."""
+        """Why it has not joined; a refusal only if it really came from the server."""
         if not ended.refused:
             return f"{_how(ended)} before it had joined (see {self.log})"
         return clocks(self.server, self.place / "ca.crt") or (
@@ -239,13 +242,13 @@ class _Stay:
         if not self.lost:
             self._be_patient()
         if ended.code == 0:
-            # That it is gone may have been told already.
+            # If the server's absence was reported already, keep that as the latest report.
             self.latest, self.pause = self.latest if self.lost else "", PAUSE
             self._tell_end()
             return
         self.killed = time.monotonic()
         text = _how(ended)
-        # Where memory is too small it would end again and again: less and less often.
+        # If it is killed for lack of memory, that will happen again: wait longer each time.
         self.pause = PAUSE if seconds > WELL else min(2 * self.pause, LONGEST)
         if text != self.latest or seconds > WELL:
             more = f"joining again, which may take a minute (see {self.log})"
@@ -263,8 +266,7 @@ def _how(ended: Ended) -> str:
 def node_command(place: Path, server: str) -> list[str]:
     """The SuperNode's command. Raises InputError as `join` does for its inputs."""
     node_config = check_place(place)
-    # For its error, before any process is started.
-    address_of(server)
+    address_of(server)  # raises for an invalid address, before any process is started
     return [
         *inside("flower-supernode", "--isolation", "process", "--superlink", server),
         "--root-certificates", str(place / "ca.crt"),
@@ -273,10 +275,10 @@ def node_command(place: Path, server: str) -> list[str]:
 
 
 def check_place(place: Path) -> str:
-    """What a client's folder says of its node. Raises InputError for files that cannot be used."""
+    """The node's configuration from a client's folder. Raises InputError for unusable files."""
     client = _description(place)
     files = ("ca.crt", "key", "key.pub", "client.json", "site.toml", "experiment.toml", "flower")
-    # A site's own code is run, too.
+    # The folder's Python files are checked, too, because a site's own code is run.
     check_unshared(place, *(place / name for name in files), *place.glob("*.py"))
     check_certificate(place / "ca.crt")
     check_pair(place / "key")
@@ -285,12 +287,12 @@ def check_place(place: Path) -> str:
 
 
 def number_of(place: Path) -> int:
-    """Which client a folder is of, from 0 on. Raises InputError."""
+    """The number of the client, from 0, whose folder this is. Raises InputError for others."""
     return int(_description(place)["partition"])
 
 
 def _check_chosen(file: Path, client: dict[str, Any]) -> None:
-    """Raise InputError for code that client.json names and this installation does not have."""
+    """Raise InputError if client.json names code that this installation does not have."""
     for key, kind, what in (("app", ClientApp, "a ClientApp of Flower"), ("site", object, "")):
         if key not in client:
             continue
@@ -309,7 +311,7 @@ _OR_NONE = "give one of this installation, or leave {} out for the library's"
 
 
 def _description(place: Path) -> dict[str, Any]:
-    """A client's folder in its own words (client.json). Raises InputError."""
+    """The contents of client.json. Raises InputError if they are not valid."""
     try:
         client = json.loads((place / "client.json").read_text(encoding="utf-8"))
         numbers = {name: int(client[name]) for name in ("partition", "partitions")}
