@@ -191,7 +191,7 @@ def _certificate(path: Path) -> x509.Certificate:
 
 
 def _missing(certificate: x509.Certificate) -> str:
-    """Extensions that OpenSSL's strict check needs and a certificate lacks, by name; "" for none."""
+    """Names of extensions that a certificate lacks for OpenSSL's strict check; "" for none."""
     root = certificate.subject == certificate.issuer
     wanted = (x509.SubjectKeyIdentifier, x509.KeyUsage) if root else (x509.AuthorityKeyIdentifier,)
     present = {type(extension.value) for extension in certificate.extensions}
