@@ -72,7 +72,8 @@ class Plan(NamedTuple):
     weight  [S, B], 0 for padding; like lr, it may be shared by clients, so never write to it
     lr      []
     sizes   how many rows of each step are not padding. Batches are then cut to size, as in plain
-            training, which BatchNorm needs. None within vmap: padding stays, and is masked
+            training, which BatchNorm needs. None if they differ between clients that are trained in
+            one pass: padding then stays, and is masked
     seed    for random layers (dropout) in the first step; step s has seed + s
     """
 
@@ -190,7 +191,7 @@ def count(data: ClientData) -> Tensor:
 
 def label_counts(data: ClientData, classes: int) -> Tensor:
     """The number of examples of each label, without padding: [K] float."""
-    # Not bincount: the length of its result depends on values, which vmap does not allow.
+    # Not bincount: shapes must not depend on values, so that several clients can share a pass.
     counts = torch.zeros(classes, dtype=data.w.dtype, device=data.w.device)
     return counts.index_add(0, data.y, (data.w != 0).to(data.w.dtype))
 
@@ -203,15 +204,15 @@ def plan_phase(
 
     An epoch is a permutation of the n rows, cut every `batch` rows.
     """
-    each = -(-n // batch)  # batches in an epoch; the last one may be shorter
-    count = each * (epochs or 0) if steps is None else steps if n else 0
+    per_epoch = -(-n // batch)  # batches in an epoch; the last one may be shorter
+    count = per_epoch * (epochs or 0) if steps is None else steps if n else 0
     rows, seed = _drawn(n, batch, count, generator)
     # The last batch of an epoch is padded to full width, with weight 0.
-    epoch = torch.zeros(each * batch)
+    epoch = torch.zeros(per_epoch * batch)
     epoch[:n] = 1.0
-    weight = epoch.view(each, batch).repeat(-(-count // max(1, each)), 1)[:count]
-    last = n - (each - 1) * batch
-    sizes = tuple(last if s % each == each - 1 else batch for s in range(count))
+    weight = epoch.view(per_epoch, batch).repeat(-(-count // max(1, per_epoch)), 1)[:count]
+    last = n - (per_epoch - 1) * batch
+    sizes = tuple(last if s % per_epoch == per_epoch - 1 else batch for s in range(count))
     # The rate stays float64 until training casts it to the parameters' type.
     return Plan(rows, weight, torch.tensor(lr, dtype=torch.float64), sizes, seed)
 
@@ -228,15 +229,16 @@ def redrawn(plan: Plan, n: int, generator: torch.Generator) -> Plan:
 
 def _drawn(n: int, batch: int, steps: int, generator: torch.Generator) -> tuple[Tensor, int]:
     """(rows [S, B] from as many epochs as needed, the seed of random layers)."""
-    each = -(-n // batch)
-    if n == each * batch and steps == each:  # one full epoch without padding: the common case
+    per_epoch = -(-n // batch)
+    if n == per_epoch * batch and steps == per_epoch:  # one epoch without padding: a common case
         rows = torch.randperm(n, generator=generator).view(steps, batch)
     else:
-        passes = -(-steps // each) if n else 0
-        epochs = torch.zeros(passes, each * batch, dtype=torch.int64)
+        passes = -(-steps // per_epoch) if n else 0
+        # Zeros beyond n are padding: row 0 is valid to look up, and its weight is 0.
+        epochs = torch.zeros(passes, per_epoch * batch, dtype=torch.int64)
         for epoch in epochs[:, :n].unbind():
             torch.randperm(n, generator=generator, out=epoch)
-        rows = epochs.view(passes * each, batch)[:steps]
+        rows = epochs.view(passes * per_epoch, batch)[:steps]
     # Drawn last, so that a network's random layers do not change which batches are drawn.
     return rows, int(torch.randint(2**62, (), generator=generator))
 
@@ -258,7 +260,7 @@ def take(data: ClientData, plan: Plan, step: int) -> Batch:
 
 
 def taken(data: ClientData, plan: Plan) -> Iterator[Batch]:
-    """The examples of all steps in turn, by `take`; it reads no values, so it works in vmap."""
+    """The examples of all steps in turn, by `take`, which reads no tensor's values."""
     return (take(data, plan, s) for s in range(plan.steps))
 
 

@@ -233,7 +233,7 @@ class Model:
         after = {k: v.clone() for k, v in buffers.items()}
         if settled(self):  # the usual case, kept short because most passes take it
             return self._outputs(params, after, x, training=True), after
-        if not computing():
+        if not computing():  # a pass on its own, outside of a round or a score
             return repeatable(partial(self.train, params, buffers, x, seed))
         self._inspect()  # gradients taken outside a phase of `Local` come without a refresh
         if self._is_quiet(training=True):
@@ -251,8 +251,8 @@ class Model:
         return not (self._draws.get(True) or self._generators)
 
     def _stays_unseeded(self, seed: int) -> bool:
-        """Whether to run the pass without seeding: the seed is no number, as within vmap, and the
-        network has not drawn so far.
+        """Whether to run the pass without seeding: the seed is no number, as in a pass of several
+        clients, and the network has not drawn so far.
 
         Such a pass is not watched: `repeating` compares the generators over the whole round.
         """
@@ -274,6 +274,7 @@ class Model:
 
     def _outputs(self, params: Params, buffers: Params, x: Tensor, *, training: bool) -> Params:
         given, written = params | buffers, buffers if training else None
+        # The lock: `call` replaces tensors in the one network that all threads share.
         # Entering `pooled` costs as much as a small layer, so skip it if there are no max-pools.
         with one_at_a_time(), pooled(self._pools) if self._pools else NOTHING:
             if self.net.training != training:

@@ -192,7 +192,9 @@ class CentralTuning(Around):
         if self.labelled is not None:
             sizes |= {"accuracy": len(MEASURED), "gain_se": len(MEASURED) - 1}
         tuning = {k: torch.zeros(n, dtype=torch.float64) for k, n in sizes.items()}
-        return server | {"tuning": tuning} | self._kept(self._descent().start(self._moving(params)))
+        return (
+            server | {"tuning": tuning} | self._stored(self._descent().start(self._moving(params)))
+        )
 
     def at(self, t: int) -> Algorithm:
         """The method of round t: without steps after the last round of tuning."""
@@ -203,14 +205,15 @@ class CentralTuning(Around):
         changed = self.inner.server_update(server, updates, seed)
         if not self.steps and self.labelled is None:
             return changed
-        after, record, soft = server | changed, dict(server["tuning"]), 1.0
+        after, record, divisor = server | changed, dict(server["tuning"]), 1.0
+        # What each loss could reach at best, measured even without steps.
         if self.labelled is not None:
             x, y = cast(self.labelled.x, server["params"]), self.labelled.y
             outputs, cohort = self._outputs(server, updates, x), updates["cohort"]
             if self.temperature == "fitted":
                 labels = wire_labels(server, cohort["id"])
-                soft = fitted_temperature(outputs, labels, y, cohort["weight"])
-            opinions = self._opinions(after, server, updates, x, outputs, soft)
+                divisor = fitted_temperature(outputs, labels, y, cohort["weight"])
+            opinions = self._opinions(after, server, updates, x, outputs, divisor)
             z = self._logits(after["params"], after["buffers"], x)
             among = ~opinions.absent if self.over == "union" else None
             record["accuracy"], record["gain_se"] = accuracies(
@@ -223,14 +226,14 @@ class CentralTuning(Around):
         # Run clients' models once on each input drawn, however often batches repeat it.
         drawn = torch.bincount(torch.cat(rows)).nonzero().flatten()
         outputs = self._outputs(server, updates, inputs[drawn])
-        opinions = self._opinions(after, server, updates, inputs[drawn], outputs, soft)
+        opinions = self._opinions(after, server, updates, inputs[drawn], outputs, divisor)
         # Positions of the inputs in `drawn`, which is sorted.
         places = [torch.searchsorted(drawn, r) for r in rows]
         tuned, moments = self._tuned(after, opinions, places)
         measured = [self._evaluate(p, after["buffers"], opinions) for p in (after["params"], tuned)]
         loss, outside = (torch.tensor(v, dtype=torch.float64) for v in zip(*measured, strict=True))
         record |= {"loss": loss, "outside": outside}
-        return changed | {"params": tuned, "tuning": record} | self._kept(moments)
+        return changed | {"params": tuned, "tuning": record} | self._stored(moments)
 
     def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:
         """None, because every client's model is needed; those of `inner` if there is no tuning."""
@@ -272,11 +275,11 @@ class CentralTuning(Around):
         return answers(self.inner, server, updates, x, self.batch)
 
     def _opinions(
-        self, after: Parts, server: Parts, updates: Parts, x: Tensor, z: Tensor, soft: float
+        self, after: Parts, server: Parts, updates: Parts, x: Tensor, z: Tensor, divisor: float
     ) -> Opinions:
-        """The clients' predictions on x, from their logits z [C, n, L] divided by `soft`."""
+        """The clients' predictions on x, from their logits z [C, n, L] divided by `divisor`."""
         cohort = updates["cohort"]
-        p, w = (z if soft == 1.0 else z / soft).softmax(2), cohort["weight"]
+        p, w = (z if divisor == 1.0 else z / divisor).softmax(2), cohort["weight"]
         w = by_confidence(p, w) if self.weights == "confidence" else w
         return Opinions(x, p, wire_labels(server, cohort["id"]), w, after["absent"]["now"])
 
@@ -286,11 +289,11 @@ class CentralTuning(Around):
     def _descent(self) -> Descent:
         return Adam() if self.optimizer == "adam" else HeavyBall()
 
-    def _kept(self, moments: Parts) -> Parts:
+    def _stored(self, moments: Parts) -> Parts:
         """The moments as parts of the server's state; {} unless they are kept between rounds."""
         return {f"tuning_{k}": v for k, v in moments.items()} if self.moments == "kept" else {}
 
-    def _seen(self, z: Tensor, opinions: Opinions) -> Tensor:
+    def _predict(self, z: Tensor, opinions: Opinions) -> Tensor:
         """The server's predictions for each client's labels [C, B, L], from its logits [B, K].
 
         In the form that `disagreement` takes: probabilities, or logarithms for "kl".
@@ -302,14 +305,14 @@ class CentralTuning(Around):
 
     def _loss(self, z: Tensor, opinions: Opinions, rows: Tensor) -> Tensor:
         """The loss on some rows of x, with logits z [B, K] of the server's model."""
-        q, w = self._seen(z, opinions), opinions.w
+        q, w = self._predict(z, opinions), opinions.w
         w = w if w.ndim == 1 else w[:, rows]
         return disagreement(self.loss, opinions.p[:, rows], q, w)
 
     def _agrees(self, z: Tensor, opinions: Opinions, rows: Tensor) -> Tensor:
         """Whether the loss on these rows is 0 but for rounding, [] bool."""
         w = opinions.w if opinions.w.ndim == 1 else opinions.w[:, rows]
-        far = farthest(self.loss, opinions.p[:, rows], self._seen(z, opinions), w)
+        far = farthest(self.loss, opinions.p[:, rows], self._predict(z, opinions), w)
         return far <= ROUNDINGS * torch.finfo(z.dtype).eps * (1.0 + z.abs().max())
 
     def _tuned(
@@ -347,7 +350,7 @@ class CentralTuning(Around):
         if not all(bool(torch.isfinite(v).all()) for v in moving.values()):
             raise DivergedError(f"central tuning diverged at lr = {self.lr}; lower it")
         tuned = {k: moving.get(k, v) for k, v in params.items()}
-        return self._still(params, tuned, opinions), moments
+        return self._restore_rows(params, tuned, opinions), moments
 
     def _loss_at(
         self, server: Parts, moving: Params, opinions: Opinions, rows: Tensor | None
@@ -358,17 +361,17 @@ class CentralTuning(Around):
         z = self._logits(server["params"] | moving, server["buffers"], opinions.x[rows])
         return float(self._loss(z, opinions, rows))
 
-    def _still(self, before: Params, tuned: Params, opinions: Opinions) -> Params:
+    def _restore_rows(self, before: Params, tuned: Params, opinions: Opinions) -> Params:
         """`tuned`, with old rows for labels without gradient: kept moments would move them."""
         if self.moments == "new" or (self.loss != "kl" and self.over == "all"):
             return tuned
-        unheld = opinions.absent
+        unclaimed = opinions.absent
         if self.loss == "kl":
-            speaks = opinions.w.reshape(len(opinions.w), -1).amax(1) > 0
-            present = opinions.labels[speaks].flatten()
-            unheld = torch.ones_like(opinions.absent)
-            unheld[present[present >= 0]] = False
-        return keep_rows(before, tuned, unheld, head_rows(before, self.head, len(unheld)))
+            active = opinions.w.reshape(len(opinions.w), -1).amax(1) > 0
+            present = opinions.labels[active].flatten()
+            unclaimed = torch.ones_like(opinions.absent)
+            unclaimed[present[present >= 0]] = False
+        return keep_rows(before, tuned, unclaimed, head_rows(before, self.head, len(unclaimed)))
 
     def _evaluate(self, params: Params, buffers: Params, opinions: Opinions) -> tuple[float, float]:
         """(loss, mass that the model gives to absent labels) on all of x."""

@@ -218,6 +218,7 @@ def bounded(log_ratio: Tensor, mask: Tensor, low: Tensor, high: float) -> Tensor
     top = log_ratio.double().masked_fill(~mask, -torch.inf).max()
     # In logarithms throughout: ratios of images exceed the largest float. Padding counts as 0.
     d = torch.where(mask, log_ratio.double() - top, 0.0)
+    # log c is between: with `left` all entries are clipped to low, with `right` all to high.
     left, right, many = floor, ceiling - d.min(), total(mask.double())
     # Always the same number of steps: a test for stopping early would depend on values, and so on
     # the padding.
@@ -235,6 +236,7 @@ def bounded(log_ratio: Tensor, mask: Tensor, low: Tensor, high: float) -> Tensor
     # Clamp to the bounds themselves: exp(log(bound)) may differ from them in the last bit.
     inner = (rest * r / total(r)).clamp(least, most)
     bound = torch.where(highest, most, least)
+    # low = 1 allows only ones (a client with all examples), where the above divides 0 by 0.
     return torch.where(floor < 0.0, torch.where(free, inner, bound), torch.ones_like(d)) * mask
 
 

@@ -25,6 +25,7 @@ def local_labels(data: ClientData) -> tuple[Tensor, Tensor]:
     # Sort instead of torch.unique: its shapes depend on values, which vmap does not allow.
     present = data.w != 0
     ordered, index = torch.where(present, data.y, PADDING).sort(stable=True)
+    # `new` is 1 at the first example of each label, so its running sum numbers the labels.
     first = ordered.new_ones(min(1, len(ordered)))
     new = torch.cat([first, (ordered[1:] != ordered[:-1]).long()])
     rank = torch.zeros_like(index).scatter(0, index, new.cumsum(0) - 1)

@@ -83,13 +83,13 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request, or refuse it."""
-        if scope["type"] == "lifespan":
+        if scope["type"] == "lifespan":  # the server's own start and end, not a request
             await self.app(scope, receive, send)
-        elif not (over(scope, self.path) or for_nodes(scope)):
+        elif not (came_over_socket(scope, self.path) or is_for_nodes(scope)):
             await refuse(scope, send, 403, REFUSAL)
         elif scope["type"] != "http":
             await self.app(scope, receive, send)
-        elif for_nodes(scope) and self.unregistered > 0:
+        elif is_for_nodes(scope) and self.unregistered > 0:
             await refuse(scope, send, 503, "keys are being registered; try again")
         elif scope["path"] == REGISTER:
             await self._handle(scope, receive, self._counting(send))
@@ -98,7 +98,7 @@ class Guard:
 
     def _counting(self, send: Send) -> Send:
         async def counted(message: MutableMapping[str, Any]) -> None:
-            if message.get("status") == 200:
+            if message.get("status") == 200:  # Flower has accepted the key
                 self.unregistered -= 1
             await send(message)
 
@@ -114,7 +114,7 @@ class Guard:
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
-        who = client_of(headers, self.keys) if for_nodes(scope) else HERE
+        who = client_of(headers, self.keys) if is_for_nodes(scope) else HERE
         if b"transfer-encoding" in headers:
             await refuse(scope, send, 411, "say how long the body is")
         elif (size := int(headers.get(b"content-length", b"0"))) > (most := body_limit(scope, who)):
@@ -188,12 +188,12 @@ def client_of(headers: Mapping[bytes, bytes], keys: Keys) -> str:
     return name
 
 
-def for_nodes(scope: Scope) -> bool:
+def is_for_nodes(scope: Scope) -> bool:
     """Whether Flower itself checks a SuperNode's key for this request."""
     return scope["type"] == "http" and str(scope["path"]).startswith(FLEET)
 
 
-def over(scope: Scope, path: str) -> bool:
+def came_over_socket(scope: Scope, path: str) -> bool:
     """Whether a request came over the Unix socket at this path."""
     # Do not use the caller's address, which is also missing for a TCP connection that has just
     # ended.

@@ -121,5 +121,5 @@ def run_node(
                 look(node)
                 time.sleep(POLL)
             ended = node.ended(process.wait())
-            look(node)
+            look(node)  # once more, for notices that came since
     return ended

@@ -53,7 +53,7 @@ def play(
             strategy.aggregate_evaluate(t, replies)
         current = strategy.current
         assert current is not None  # aggregate_train has set it, or raised
-        yield current._replace(states=kept_by(strategy, grid)) if states(t) else current
+        yield current._replace(states=client_states(strategy, grid)) if states(t) else current
 
 
 def sites_of(strategy: AlgorithmStrategy, grid: Grid) -> RemoteClients:
@@ -218,7 +218,7 @@ def _sums_at(
     return reduce(add, others, first)
 
 
-def kept_by(strategy: AlgorithmStrategy, grid: Grid) -> Mapping[int, Parts]:
+def client_states(strategy: AlgorithmStrategy, grid: Grid) -> Mapping[int, Parts]:
     """Ask for the state of every client that has trained. Raises TrainingError if one refuses."""
     nodes = {} if strategy.met is None else strategy.met.nodes
     messages = [

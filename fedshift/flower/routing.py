@@ -160,11 +160,13 @@ class RemoteClients:
 
     def __init__(self, send: Send, clients: int) -> None:
         self.send, self.clients = send, clients
-        self._turn, self._marks = Condition(), count()
+        # A question gets a number, waits in `_waiting`, and finds its result in `_answers`.
+        self._lock, self._numbers = Condition(), count()
+        # Threads of `each` that are not done; an error of `send`, which all of them must raise.
         self._working, self._failure = 0, list[BaseException]()
         self._waiting: dict[int, Question] = {}
-        self._given: dict[int, list[Params]] = {}
-        self._fixed: dict[Question, list[Params]] = {}
+        self._answers: dict[int, list[Params]] = {}
+        self._cached: dict[Question, list[Params]] = {}
 
     @property
     def whole(self) -> Part:
@@ -186,28 +188,29 @@ class RemoteClients:
     def ask(self, question: Question) -> list[Params]:
         """The answers of clients 0..N-1. Raises InputError if one does not answer."""
         # Answers to questions without heads never change: ask them once.
-        if not question.heads and question in self._fixed:
-            return self._fixed[question]
-        with self._turn:
+        if not question.heads and question in self._cached:
+            return self._cached[question]
+        with self._lock:
             if not self._working:  # outside of `each` this is the only thread
                 self._failure.clear()
-            mark = next(self._marks)
-            self._waiting[mark] = question
+            number = next(self._numbers)
+            self._waiting[number] = question
             self._exchange()
-            self._turn.wait_for(lambda: mark in self._given or self._failure)
+            self._lock.wait_for(lambda: number in self._answers or self._failure)
             if self._failure:
                 raise self._failure[0]
-            answers = self._given.pop(mark)
+            answers = self._answers.pop(number)
         if not question.heads:
-            self._fixed[question] = answers
+            self._cached[question] = answers
         return answers
 
     def _work(self, work: Callable[[Item], Given], item: Item) -> Given:
         try:
             return work(item)
         finally:
-            with self._turn:
+            with self._lock:
                 self._working -= 1
+                # The others may have waited only for this thread.
                 self._exchange()
 
     def _exchange(self) -> None:
@@ -221,10 +224,11 @@ class RemoteClients:
             received = self.send(questions)
             for k, question in enumerate(questions):
                 answers = self._in_order({i: one[k] for i, one in received.items()})
-                self._given |= {mark: answers for mark, q in waiting.items() if q == question}
+                self._answers |= {number: answers for number, q in waiting.items() if q == question}
         except BaseException as e:
+            # Kept for all threads: raising it here would leave the others waiting for ever.
             self._failure.append(e)
-        self._turn.notify_all()
+        self._lock.notify_all()
 
     def _in_order(self, answers: Mapping[int, Params]) -> list[Params]:
         """Answers of clients 0..N-1; zeros for clients without examples, which were not asked."""

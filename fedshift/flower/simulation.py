@@ -70,6 +70,7 @@ def _run(runtime: _Runtime, app: ClientApp, clients: int, actors: int | None) ->
 
     @server.main()
     def main(grid: Grid, context: Context) -> None:
+        # Hand the grid to the calling thread, and keep the simulation alive until it is done.
         runtime.grid = grid
         runtime.ready.set()
         runtime.over.wait()

@@ -92,7 +92,7 @@ def _check_given(algorithm: object, seeds: object, gate: object, **whole: object
         check_whole(what, value)
 
 
-def _begun(name: str, after: Round | None) -> ConfigRecord:
+def _run_fields(name: str, after: Round | None) -> ConfigRecord:
     """The run's name and last valid round, by which clients check the states that they stored."""
     return ConfigRecord({"name": name, "after": 0 if after is None else after.t} if name else {})
 
@@ -165,13 +165,13 @@ class AlgorithmStrategy(Strategy):
         draw_cohort(clients, size, 1, seeds.cohort)  # only to refuse impossible sizes
         self.algorithm, self.clients, self.classes, self.seeds = algorithm, clients, classes, seeds
         self.params, self.buffers = algorithm.model.init() if first is None else first
-        self.patience, self.timeout, self.own, self.places = patience, timeout, own, places
-        self.evaluates, self.listen, self.scoring = evaluates, listen, scoring
-        self.gate, self.retries, self.registers, self.least = gate, retries, registers, min_clients
+        self.patience, self.timeout, self.gate, self.retries = patience, timeout, gate, retries
+        self.own, self.places, self.evaluates, self.listen = own, places, evaluates, listen
+        self.scoring, self.registers, self.min_clients = scoring, registers, min_clients
         self.cohort, self.current, self.took_part = size, after, set(after.states if after else ())
-        self.dropping, self.tell, self.goes_on = dropping, tell, _begun(name, after)
-        self.lost, self.posted = list[Dropped](), list[tuple[int, Metadata]]()
-        self.named, self.sent, self.traffic = set[int](), dict[int, int](), Traffic()
+        self.dropping, self.tell, self.run_fields = dropping, tell, _run_fields(name, after)
+        self.lost, self.sent_messages = list[Dropped](), list[tuple[int, Metadata]]()
+        self.reported, self.sent, self.traffic = set[int](), dict[int, int](), Traffic()
         self.scores, self.tests = dict[int, Score](), dict[int, OwnScores]()
         check_training(algorithm, self.params, 1)
         check_whole_models(algorithm, ON_SERVER, sent=evaluates is not never and not own)
@@ -188,16 +188,16 @@ class AlgorithmStrategy(Strategy):
             return self.current
         expected = self._expected()
         self.met = meet(
-            grid, expected, patience=self.patience, min_clients=self.least, tell=self.tell
+            grid, expected, patience=self.patience, min_clients=self.min_clients, tell=self.tell
         )
         if absent := [i for i in range(self.clients) if i not in self.met.nodes]:
             LOG.warning("clients %s have not joined; their counts are not known yet", absent)
             check_can_wait(self.algorithm, absent)
         self.current = adopt(self.algorithm, self.params, self.buffers, self.current, self.met)
-        self._meet(self.met)
+        self._report_registered(self.met)
         return self.current
 
-    def _meet(self, met: Met, before: Sequence[int] = ()) -> None:
+    def _report_registered(self, met: Met, before: Sequence[int] = ()) -> None:
         """Report what clients registered; before: strangers that were reported already."""
         if new := [i for i in met.strangers if i not in before]:
             LOG.warning(
@@ -226,7 +226,7 @@ class AlgorithmStrategy(Strategy):
         for i in sorted(self.met.nodes.keys() - met.nodes.keys()):
             self.tell({"event": "joined", "round": current.t + 1, "client": i})
         if self.met.nodes != met.nodes:
-            self._meet(self.met, met.strangers)
+            self._report_registered(self.met, met.strangers)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -238,8 +238,8 @@ class AlgorithmStrategy(Strategy):
         self.lost = self._absent(drawn.tolist(), connected)
         # Leave absent clients out before weights are solved, so that the others share all weight.
         self.opened = self._open(current, drawn, t)
-        self.named, self.posted = set(), []
-        self._name(t, self.lost)
+        self.reported, self.sent_messages = set(), []
+        self._report_drops(t, self.lost)
         asked = self.opened.ids[self.opened.asked].tolist()
         messages = {i: self.opened.message(i) for i in asked}
         self.sent = {i: size_in_bytes(message) for i, message in messages.items()}
@@ -268,7 +268,7 @@ class AlgorithmStrategy(Strategy):
             opened, current.server, admitted, lost, self.gate, dict(table), self.seeds.batch
         )
         # Report before counting skips, which may end the run with an error.
-        self._name(played.t, played.dropped)
+        self._report_drops(played.t, played.dropped)
         self.listen(played)
         self.current = count_skips(played, current, self.gate)
         self.took_part |= set(played.trained)
@@ -289,7 +289,7 @@ class AlgorithmStrategy(Strategy):
         self, played: Round, grid: Grid, beside: Mapping[str, ArrayRecord] = {},
     ) -> list[Message]:  # fmt: skip
         """Messages that ask clients for scores of a round's model, or of the models they serve."""
-        self.scores, self.tests, self.posted = {}, {}, []
+        self.scores, self.tests, self.sent_messages = {}, {}, []
         if not self.own:
             check_whole_models(self.algorithm, ON_SERVER)
         stage, server = self.algorithm.at(played.t), played.server
@@ -302,7 +302,7 @@ class AlgorithmStrategy(Strategy):
             "round": played.t, "own": self.own, "classes": self.classes, "present": self.present,
         }  # fmt: skip
         absent = self._absent(range(self.clients), set(grid.get_node_ids()))
-        self._miss_scores(played.t, absent)
+        self._report_missing_scores(played.t, absent)
         asked = sorted({*range(self.clients)} - {one.client for one in absent})
         messages = {i: shared | stage.broadcast(context, i) if self.own else shared for i in asked}
         return [
@@ -315,12 +315,12 @@ class AlgorithmStrategy(Strategy):
     ) -> MetricRecord | None:
         """Store each client's counts in `scores`; return accuracy and loss over all clients."""
         late = f"no answer within {self.timeout:g} s"
-        missed = {client: Dropped(client, late, "timeout") for client, _ in self.posted}
+        missed = {client: Dropped(client, late, "timeout") for client, _ in self.sent_messages}
         read = scores_of(replies, self._client, self.classes, self.clients, self.scoring)
         self.scores |= read.scores
         self.tests |= read.tests
         missed = {i: one for i, one in missed.items() if i not in read.scores} | read.bad
-        self._miss_scores(server_round, missed.values())
+        self._report_missing_scores(server_round, missed.values())
         if not self.scores:
             return None
         # Add in the order of ids, because the last bit of a sum depends on the order.
@@ -329,7 +329,7 @@ class AlgorithmStrategy(Strategy):
         metrics = {"accuracy": pooled.accuracy, "loss": pooled.loss, "n": pooled.n}
         return MetricRecord({k: v for k, v in metrics.items() if not math.isnan(v)})
 
-    def _miss_scores(self, t: int, missed: Iterable[Dropped]) -> None:
+    def _report_missing_scores(self, t: int, missed: Iterable[Dropped]) -> None:
         """Report clients whose scores after round t are missing, and why."""
         for one in missed:
             LOG.warning("no score of client %d: %s", one.client, one.reason)
@@ -357,7 +357,7 @@ class AlgorithmStrategy(Strategy):
         if reply.has_error() and reply.metadata.src_node_id not in by_node:
             # The SuperLink answers for a node that is gone: find the client by the message that it
             # was sent. (Ids are only known now, as messages get theirs when they are sent.)
-            by_message = {sent.message_id: client for client, sent in self.posted}
+            by_message = {sent.message_id: client for client, sent in self.sent_messages}
             return by_message.get(reply.metadata.reply_to_message_id)
         return by_node.get(reply.metadata.src_node_id)
 
@@ -386,10 +386,10 @@ class AlgorithmStrategy(Strategy):
         self, kind: str, client: int, records: Mapping[str, ArrayRecord | ConfigRecord],
         run: Mapping[str, int | list[int]],
     ) -> Message:  # fmt: skip
-        content = RecordDict({**records, "run": ConfigRecord({**run, **self.goes_on})})
+        content = RecordDict({**records, "run": ConfigRecord({**run, **self.run_fields})})
         node, life = self._node(client), self.timeout
         message = Message(content, message_type=kind, dst_node_id=node, ttl=life)
-        self.posted.append((client, message.metadata))
+        self.sent_messages.append((client, message.metadata))
         return message
 
     def _open(self, current: Round, drawn: Tensor, t: int) -> Opened:
@@ -428,13 +428,13 @@ class AlgorithmStrategy(Strategy):
         if self.opened is None or self.retries or client is None:
             return
         if message.metadata.message_type == "train" and (bad := failed_client(client, message)):
-            self._name(self.opened.t, [bad])
+            self._report_drops(self.opened.t, [bad])
 
-    def _name(self, t: int, lost: Iterable[Dropped]) -> None:
+    def _report_drops(self, t: int, lost: Iterable[Dropped]) -> None:
         """Report clients that drop out of round t, each once."""
         for one in lost:
-            if one.client not in self.named:
-                self.named.add(one.client)
+            if one.client not in self.reported:
+                self.reported.add(one.client)
                 LOG.warning("round %d: client %d dropped out: %s", t, one.client, one.reason)
                 self.dropping(t, one)
 

@@ -129,6 +129,7 @@ def call(
                 written[name] = holder[key]  # type: ignore[index]
         return out
     finally:
+        # Put the module's own tensors back, also after an error in the pass.
         for holder, key, tensor in before:
             holder[key] = tensor
 

@@ -49,7 +49,7 @@ class Heads:
 
     @classmethod
     def of(cls, net: nn.Module, shared: Pair, served: Mapping[int, Pair]) -> Heads | None:
-        """The module in which models differ; None if there are several, or for the whole network."""
+        """The module in which models differ; None for several, or if all of the network differs."""
         names = _differing(shared, served)
         prefix = _common([k.split(".")[:-1] for k in names])
         if not prefix or any(not k.startswith(prefix) for k in _aliases(net, names)):
@@ -151,6 +151,7 @@ class Answers:
         """Whether `heads` gives the same logits as a whole pass of a client's model."""
         shared = self.shared[0] | self.shared[1]
         for i, pair in self.served.items():
+            # Equal values could not show a difference: test with a client that has other ones.
             if any(not torch.equal(v, shared[k]) for part in pair for k, v in part.items()):
                 with torch.no_grad():
                     plain = self.model(*pair, x)["logits"]

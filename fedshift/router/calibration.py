@@ -138,6 +138,7 @@ def choose(
         heads = [tempered(head, fold.fit.sizes, t) for t in temperatures]
         return fold.held_out.held_out_sums(heads)
 
+    # All attempts in one call of `each`, so that their messages can be combined.
     sent = iter(each(attempt, [(strength, fold) for strength in strengths for fold in folds]))
     candidates, failed = list[Chosen](), list[TrainingError]()
     for strength in strengths:

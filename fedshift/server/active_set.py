@@ -87,6 +87,7 @@ def solve_face(problem: Problem, lam: float, status: Codes, *, exact: bool = Fal
     d = -mass * mean - weights[at_cap] @ problem.rows[at_cap]
 
     solve = _orthogonal if exact or lam == 0.0 else _ridge
+    # Singular values of X below this are rounding: X is scaled by sqrt(n).
     noise = RANK_TOLERANCE * math.sqrt(total)
     if problem.price is None:
         u, w = solve(x, d, lam, noise)
@@ -176,6 +177,7 @@ def _orthogonal(x: Floats, d: Floats, lam: float, noise: float) -> tuple[Floats,
     is divided by lam; here it cannot leak into u. And u is not computed as X w, which cancels if
     clients of 1 and of 1e5 examples are on one face.
     """
+    # QR first: then the SVD is of a small triangle instead of a tall matrix.
     q, triangle = np.linalg.qr(x)
     left, values, basis = np.linalg.svd(triangle, full_matrices=False)
     keep = values > noise
@@ -183,6 +185,7 @@ def _orthogonal(x: Floats, d: Floats, lam: float, noise: float) -> tuple[Floats,
     filtered = values / (values**2 + lam)
     u = left @ (filtered * (basis @ d))
     if lam == 0.0:
+        # One step of iterative refinement: without a ridge, S^T a = v must hold to rounding.
         u += left @ (filtered * (basis @ (d - u @ x)))
     w = ((basis @ d) / (values**2 + lam)) @ basis
     missed = d - (basis @ d) @ basis
@@ -291,12 +294,14 @@ def block_pivots(problem: Problem, lam: float, status: Codes) -> Iterator[Soluti
             break
         status = following
     if lam > 0.0:
+        # The normal equations may have been too inaccurate for a proof: solve the last face again.
         yield _candidate(problem, lam, solve_face(problem, lam, status, exact=True), status)
 
 
 def ratio_tests(problem: Problem, lam: float, start: Solution) -> Iterator[Solution]:
     """Primal active-set method from a feasible point; ends, because f falls at each full step."""
     weights, status = start.weights.copy(), start.status.copy()
+    # Take the status from the weights: `_candidate` may have clipped free ones to a bound.
     status[weights <= 0.0], status[weights >= problem.upper] = AT_ZERO, AT_CAP
     status[(weights > 0.0) & (weights < problem.upper)] = FREE
     affordable = 5 + int(RATIO_WORK / (problem.rows.size * min(problem.rows.shape)))
@@ -304,7 +309,7 @@ def ratio_tests(problem: Problem, lam: float, start: Solution) -> Iterator[Solut
         face = solve_face(problem, lam, status)
         faults = _faults(problem, lam, status, face)
         if faults.infeasible:
-            weights, status = _towards(problem, weights, face.weights, status, faults)
+            weights, status = _step_towards(problem, weights, face.weights, status, faults)
             continue
         weights = face.weights
         yield _candidate(problem, lam, face, status)
@@ -313,7 +318,7 @@ def ratio_tests(problem: Problem, lam: float, start: Solution) -> Iterator[Solut
         status = _release(status, faults.release)
 
 
-def _towards(
+def _step_towards(
     problem: Problem, weights: Floats, goal: Floats, status: Codes, faults: _Faults
 ) -> tuple[Floats, Codes]:
     """(weights, status) after the longest feasible step towards the face's minimiser `goal`."""

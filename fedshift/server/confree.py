@@ -49,6 +49,7 @@ def coordinates(leaves: Iterable[Tensor]) -> Floats:
     for leaf in leaves:
         for block in torch.split(leaf.flatten(1), BLOCK, dim=1):
             columns = block.T.double()
+            # R of (R of the earlier rows, stacked on new rows) is R of all of them.
             tall = torch.cat([triangle, columns]) if len(triangle) else columns
             triangle = torch.linalg.qr(tall, mode="r").R
     rows: Floats = triangle.T.numpy()

@@ -113,12 +113,14 @@ def _project_by_columns(rows: Floats) -> Floats:
     goal = np.append(np.zeros(classes), 1.0)
     # A solution has at most `classes` + 1 positive weights; a larger pool saves iterations.
     batch = 2 * classes + 100
+    # Start with the clients nearest to the target.
     pool = np.argsort(np.einsum("ij,ij->i", rows, rows), kind="stable")[:batch]
     while True:
         x, _ = scipy.optimize.nnls(lifted[:, pool], goal, maxiter=20 * pool.size + 1000)
         weights = np.zeros(clients)
         weights[pool] = x / x.sum()
         slopes = rows @ (weights @ rows)
+        # Below 0 now: clients with a smaller slope than those in use would reduce the distance.
         slopes -= slopes[weights > 0.0].min() - 1e-15
         slopes[pool] = 0.0  # the pool is solved already; rounding must not add a client twice
         better = np.argsort(slopes, kind="stable")[:batch]
@@ -301,6 +303,7 @@ def _least_squares_on_target(problem: Problem) -> Solution:
     a last resort its own point is moved onto the target.
     """
     if problem.upper.sum() <= 1.0 + 1e-12:
+        # The caps leave a single point, with every client at its cap.
         capped, zero = np.full(problem.sizes.shape, AT_CAP), np.zeros(problem.rows.shape[1])
         return Solution(problem.upper / problem.upper.sum(), capped, zero, 0.0, 0.0)
     small = minimise(problem, SMALL_LAM * problem.total)

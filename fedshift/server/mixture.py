@@ -149,6 +149,7 @@ def at_lam(clients: Mixture, lam: float) -> Solution:
     if lam == math.inf:
         weights = problem.sizes / problem.total
         if (weights > problem.upper).any():
+            # Scores of 0: least sum a_i^2 / n_i under the caps.
             weights = allocate(np.zeros_like(weights), problem.sizes, problem.upper)
         return Solution(weights, np.full(weights.shape, FREE), zero, 0.0, 0.0)
     if lam >= LEAST_LAM * problem.total:

@@ -59,16 +59,17 @@ def mse_optimum(p: Tensor, holds: Tensor, w: Tensor, among: Tensor | None = None
     """
     among = holds.new_ones(holds.shape[1]) if among is None else among
     a, b = torch.einsum("cn,ck->nk", w, holds.double()), torch.einsum("cn,cnk->nk", w, p)
-    there = (a > 0) & among
-    inverse = there / torch.where(there, a, 1.0)
-    order = torch.where(there, b, -torch.inf).argsort(1, descending=True)
+    claimed = (a > 0) & among
+    inverse = claimed / torch.where(claimed, a, 1.0)
+    order = torch.where(claimed, b, -torch.inf).argsort(1, descending=True)
     # nu if the m labels with the largest b have mass, for each m. The right m is the largest one
     # for which the last of these labels does have some.
     ordered = [v.gather(1, order).cumsum(1) for v in (inverse, b * inverse)]
     nu = (1 - ordered[1]) / ordered[0].clamp(min=torch.finfo(torch.float64).tiny)
-    active = (nu + b.gather(1, order) > 0) & there.gather(1, order)
+    active = (nu + b.gather(1, order) > 0) & claimed.gather(1, order)
     nu = nu.gather(1, active.sum(1, keepdim=True).sub(1).clamp(min=0))
     unclaimed = ~(a > 0) & among
+    # Unclaimed labels cost nothing, so mass goes to them before any q exceeds b / a (nu > 0).
     nu = torch.where(unclaimed.any(1, keepdim=True), nu.clamp(max=0), nu)
     q = ((b + nu) * inverse).clamp(min=0)
     rest = (1 - q.sum(1, keepdim=True)).clamp(min=0)
@@ -119,8 +120,10 @@ def kl_optimum(p: Tensor, holds: Tensor, w: Tensor, start: Tensor) -> Tensor:
         wide = torch.diag_embed(torch.einsum("cn,cnk->nk", w, q))
         hessian = wide - torch.einsum("cn,cnk,cnl->nkl", w, q, q) + eye
         step, now = torch.linalg.solve(hessian, grad), loss(z)
+        # Inputs are independent problems, so each one has its own step length.
         rate = torch.ones_like(z[:, :1])
         for _ in range(HALVINGS):
+            # Armijo's condition: the loss must fall by a fraction of what the slope promises.
             due = 1e-4 * rate[:, 0] * (step * grad).sum(1)
             worse = loss(z - rate * step) > now - due + 1e-14
             if not bool(worse.any()):

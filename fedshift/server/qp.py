@@ -127,6 +127,7 @@ def _longest(x: Floats, dx: Floats) -> float:
 def _mehrotra_step(problem: Problem, lam: float, point: _Iterate) -> _Iterate:
     """One predictor-corrector iteration (Mehrotra 1992, SIAM J. Optim. 2(4), 575-601)."""
     a, slack, z, v = point.a, point.s, point.z, point.v
+    # The residuals of stationarity and of sum a = 1.
     dual = gradient(problem, lam, a) - point.y - z + v
     short = a.sum() - 1.0
     solve = _Newton(problem.rows, 2.0 * lam / problem.sizes + z / a + v / slack)
@@ -138,6 +139,8 @@ def _mehrotra_step(problem: Problem, lam: float, point: _Iterate) -> _Iterate:
         da = x + dy * ones
         return _Iterate(da, -da, (-low - z * da) / a, (-high + v * da) / slack, float(dy))
 
+    # Predictor: aim at complementarity 0. The less of that it achieves, the larger the value that
+    # the corrector aims at (Mehrotra's cube).
     predictor = direction(a * z, slack * v)
     gap = point.complementarity
     predicted = point.moved(predictor, point.length(predictor)).complementarity
@@ -165,7 +168,7 @@ def interior_point(problem: Problem, lam: float, rounds: int = 80) -> Solution:
             break
         after = following.complementarity
         if not np.isfinite(after) or after > 10.0 * before:
-            break
+            break  # rounding has taken over: keep the point before
         point = following
         stalled = after > 0.9 * before and after < 1e-11
         if after <= goal or stalled or min(point.a.min(), point.s.min()) < VANISHED:

@@ -68,10 +68,12 @@ def spectrum(problem: Problem, face: Flags) -> Spectrum:
     share = sizes / sizes.sum()
     x = np.sqrt(share)[:, None] * (rows - share @ rows)
     if x.shape[0] > x.shape[1]:
-        x = np.linalg.qr(x, mode="r")
+        x = np.linalg.qr(x, mode="r")  # a smaller matrix with the same singular values
     values = np.linalg.svd(x, compute_uv=False)
     above = values[values > RANK_TOLERANCE]
     if _nearly_dependent(problem, face, above.size):
+        # The counts show one more direction, which rounding hides. Without a ridge, its effect has
+        # no bound.
         above = np.append(above, HIDDEN)
     return Spectrum(above, above.size < sizes.size - 1)
 
@@ -187,6 +189,7 @@ def _reachable(
     a, upper, n = solution.weights, problem.upper, problem.sizes
     total = float(n[free].sum()) or problem.total
     slack = np.minimum(a, upper - a)
+    # A weight is about to meet a bound if the charge, in its units, exceeds its distance to it.
     leaving = free & (slack <= np.sqrt(n / total) * charge)
     wanted = pull(problem, lam, solution.w, solution.theta)
     margin = np.where(a >= upper, wanted - upper / n, -wanted)

@@ -111,6 +111,7 @@ class Nets(NamedTuple):
     def together(self, batch: int) -> int:
         """How many steps `FirstLayer` takes at once, with batches of `batch` examples: 1 or 2."""
         layer = self.recipe.layers[0]
+        # Momentum, decay, pulls and shifts change the weights in ways that its sum does not cover.
         plain = all(self.plain(k) for k in layer[:2] if k is not None)
         return 2 if plain and by_onednn(self.at[layer.weight], batch) else 1
 

@@ -258,6 +258,7 @@ def _train(net: Nets, examples: Tensor, steps: Steps) -> Tensor:
     if not count:
         return examples.new_zeros(clients)
     wide = net.at[net.recipe.layers[-1].weight].shape[1]
+    # The derivative of the loss by all log-softmax outputs: 0 but for the true label.
     slopes = steps.slope.new_zeros(count, clients, wide, batch)
     slopes.scatter_(-2, steps.labels, steps.slope)
     picked, pulled = [], []
