@@ -169,6 +169,7 @@ def _variance(total: float, squares: float, n: float) -> float:
 
 
 def _counts(counts: ArrayLike, name: str) -> NDArray[np.float64]:
+    """Counts [K] or [M, K]. Raises InputError unless they are finite and 0 or more."""
     array = _numbers(counts, name)
     if array.ndim not in (1, 2):
         raise InputError(f"{name} must be [K] or [M, K], got {array.ndim} dimensions")
@@ -181,6 +182,7 @@ def _counts(counts: ArrayLike, name: str) -> NDArray[np.float64]:
 
 
 def _numbers(given: ArrayLike, name: str) -> NDArray[np.float64]:
+    """An argument as an array. Raises InputError unless it has numbers in rows of one length."""
     try:
         return numbers(given)
     except ValueError as error:

@@ -217,6 +217,7 @@ class Model:
         return repeatable(partial(elsewhere, self._evaluate, params, buffers, x))
 
     def _evaluate(self, params: Params, buffers: Params, x: Tensor) -> Params:
+        """The outputs in evaluation mode, on the device where the tensors are."""
         self.refresh(params, buffers)
         if self._is_quiet(training=False):
             return self._outputs(params, buffers, x, training=False)

@@ -112,6 +112,7 @@ def same_parts(a: Parts, b: Parts) -> bool:
 
 
 def _check_stackable(first: Parts, one: Parts, i: int) -> None:
+    """Raise InputError, which names what differs, if two trees cannot be stacked."""
     for part in first | one:
         ours, theirs = first.get(part), one.get(part)
         if ours is None or theirs is None or ours.keys() != theirs.keys():

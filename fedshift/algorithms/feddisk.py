@@ -211,6 +211,7 @@ class FitDensities:
         self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
     ) -> tuple[Parts, Parts]:
         def trained(start: Params) -> tuple[Params, Tensor]:
+            """The change of a density by training from `start`, and its mean loss."""
             phases, term = self.phases(), NegativeLogDensity()
             end = train_locally(self.density, term, phases, start, {}, {}, data, plans)
             trainable = self.density.trainable

@@ -137,6 +137,7 @@ class _Stay:
         self.until = time.monotonic() + self.patience
 
     def _stay(self) -> Ended:
+        """Run a SuperNode until it ends."""
         self.joined, self.lost = False, False
         self.begun = self.looked = time.monotonic()
         self.unready = self.absent
@@ -146,6 +147,7 @@ class _Stay:
             self.unready = self.absent
 
     def _look(self, node: Node) -> None:
+        """Called twice a second: read notices, and check the server from time to time."""
         for notice in node.notices():
             self._hear(notice)
         if node.joined and not self.joined:
@@ -156,6 +158,7 @@ class _Stay:
             self.looked = time.monotonic()
 
     def _look_for_server(self, node: Node) -> None:
+        """Check whether the server answers, and whether the SuperNode has joined it."""
         if why := self._unreachable():
             if node.joined and not self.lost:
                 # Start to be patient, and report this even if it was the latest report.
@@ -209,6 +212,7 @@ class _Stay:
         self.news = False
 
     def _tell_end(self) -> None:
+        """Report once that the run, or the server, has ended."""
         if self.over:
             return
         t, rounds = self.played or (0, 0)
@@ -222,6 +226,7 @@ class _Stay:
         self._tell(f"{text}; waiting for the next one", "info")
 
     def _wait_for_server(self, why: str) -> None:
+        """Report that the server is missing; raises InputError when the patience is over."""
         now = time.monotonic()
         if now >= self.until:
             raise InputError(f"{why}, for {self.patience:g} s now")
@@ -239,6 +244,7 @@ class _Stay:
         )
 
     def _join_again(self, ended: Ended, seconds: float) -> None:
+        """After a SuperNode that had joined has ended: report it, and how long to pause."""
         if not self.lost:
             self._be_patient()
         if ended.code == 0:

@@ -176,6 +176,7 @@ def read_client_key(path: Path) -> tuple[bytes, ec.EllipticCurvePublicKey]:
 
 
 def _bytes(path: Path) -> bytes:
+    """The contents of a file. Raises InputError if it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as e:
@@ -276,6 +277,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*")
 
 
 def _general_name(host: str) -> x509.GeneralName:
+    """A host as a certificate names it. Raises InputError if it is no name and no address."""
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:

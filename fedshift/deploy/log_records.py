@@ -38,6 +38,7 @@ def leave_out_tracebacks() -> None:
     made = logging.getLogRecordFactory()
 
     def record(*args: Any, **more: Any) -> logging.LogRecord:
+        """A log record of the former factory, with errors for users in one line."""
         one = made(*args, **more)
         if one.exc_info and isinstance(one.exc_info[1], FedshiftError):
             one.msg, one.args = f"{one.getMessage()}: {one.exc_info[1]}", ()

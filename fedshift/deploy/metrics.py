@@ -101,6 +101,7 @@ class ServerMetrics:
             self._connected.labels(client).set(client in clients)
 
     def _count(self, event: Mapping[str, Any]) -> None:
+        """Count a round that is complete."""
         self._round.set(event["round"])
         self._ended.set(event["time"])
         self._seconds.observe(event["seconds"])

@@ -145,6 +145,7 @@ def _processes() -> dict[int, tuple[int, str]]:
 
 
 def _alive(group: int) -> bool:
+    """Whether the process group still has a process."""
     try:
         os.killpg(group, 0)
     except (ProcessLookupError, PermissionError):

@@ -43,6 +43,7 @@ def watch_uploads() -> Callable[[str], None]:
         return store(state, run_id, session_id, object_id, object_content)
 
     def end(client: str) -> None:
+        """End a client's latest upload, if it has one."""
         state, session = latest.pop(client, (None, ""))
         if state is not None:
             ended.add(session)

@@ -138,6 +138,7 @@ def read_arrays(records: Mapping[str, ArrayRecord], max_bytes: int, headers: Hea
 
 
 def _tensor(array: Array, headers: Headers) -> Tensor:
+    """The tensor of one array. Raises InputError if its header does not fit its bytes."""
     if array.stype != STYPE:
         raise InputError(f"an array that is not NumPy's but {array.stype}")
     shape, fortran, dtype, start = headers.of(array.data)
@@ -154,6 +155,7 @@ def _tensor(array: Array, headers: Headers) -> Tensor:
 
 
 def _header(data: bytes) -> Header:
+    """Parse the header of an array. Raises InputError for one that is not NumPy's."""
     stream = io.BytesIO(data)
     try:
         shape, fortran, dtype = HEADERS[np.lib.format.read_magic(stream)](stream)

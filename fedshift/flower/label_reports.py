@@ -76,6 +76,7 @@ class LabelTable:
         }
 
     def _row_from_reply(self, metrics: Mapping[str, Any]) -> Floats:
+        """The label counts that a client reports with its reply."""
         if COUNTS not in metrics:
             raise InputError(
                 f'its reply has no "{COUNTS}"; put the {self.classes} numbers of examples by label '
@@ -84,6 +85,7 @@ class LabelTable:
         return self._row(metrics[COUNTS], f'"{COUNTS}"')
 
     def _row_from_table(self, name: str | None, metrics: Mapping[str, Any]) -> Floats:
+        """The label counts that were given to the server, by the node's name or its partition."""
         assert self.given is not None
         if name is not None and name in self.given:
             return self.given[name]
@@ -99,6 +101,7 @@ class LabelTable:
         return self.given[client]
 
     def _row(self, counts: Any, what: str) -> Floats:
+        """Label counts [K]. Raises InputError unless they are K counts of 0 or more."""
         try:
             row = numbers(counts)
         except ValueError:

@@ -45,6 +45,7 @@ def with_rows(server: Parts, before: Parts, after: Parts, clients: Sequence[int]
 
 
 def _patched(column: Tensor, new: Tensor, clients: Sequence[int]) -> Tensor:
+    """The column with these clients' rows taken from `new`, if it has a row for each client."""
     if not column.dim() or len(column) <= max(clients):
         return column
     rows = list(clients)

@@ -181,6 +181,7 @@ def tell_refused(problems: Mapping[int, str], names: Mapping[int, str], tell: Te
 def _ask(
     grid: Grid, nodes: Iterable[int], expected: Expected, patience: float
 ) -> Iterable[Message]:
+    """Ask these nodes to register, and wait for their answers."""
     request = ConfigRecord({"columns": list(expected.columns), "classes": expected.classes})
     messages = [
         Message(RecordDict({"ask": request}), message_type="query.register", dst_node_id=node)
@@ -276,6 +277,7 @@ def _registration(reply: Message, names: Mapping[int, str], expected: Expected) 
 def _by_client(
     registrations: Iterable[_Registration], clients: int, names: Mapping[int, str]
 ) -> dict[int, _Registration]:
+    """The registrations by client id. Raises InputError if two nodes are the same client."""
     by_client: dict[int, _Registration] = {}
     for one in sorted(registrations, key=lambda one: one.node):
         taken = {client: other.node for client, other in by_client.items()}
@@ -319,6 +321,7 @@ def _federation(registrations: Mapping[int, _Registration], expected: Expected) 
 
 
 def _check_form(client: int, theirs: Sequence[str], ours: Sequence[str]) -> None:
+    """Raise InputError if a client's model has other tensors than the server's."""
     if list(theirs) == list(ours):
         return
     extra = [from_elsewhere(line, 100) for line in theirs if line not in ours] or [

@@ -198,6 +198,7 @@ class FedPALS(Strategy):
         return arrays_of(records[0], like=self.sent)
 
     def _weigh(self, counts: np.ndarray, nodes: Sequence[int]) -> np.ndarray:
+        """Solve for the weights of these nodes; stores them with the gap and the correction."""
         table = {"labels": torch.from_numpy(counts), "n": torch.from_numpy(counts.sum(1))}
         a: np.ndarray = self.rule(table).numpy()
         rows = counts / np.maximum(counts.sum(1, keepdims=True), 1.0)

@@ -64,6 +64,7 @@ def simulation(app: ClientApp, clients: int, *, actors: int | None = None) -> It
 
 
 def _run(runtime: _Runtime, app: ClientApp, clients: int, actors: int | None) -> None:
+    """Run the simulation until `runtime.over` is set; in a thread of its own."""
     from flwr.simulation import run_simulation
 
     server = ServerApp()
@@ -91,6 +92,7 @@ def _run(runtime: _Runtime, app: ClientApp, clients: int, actors: int | None) ->
 
 
 def _wait_until_ready(runtime: _Runtime) -> Grid:
+    """The simulation's grid when it is up. Raises FedshiftError if it fails to start."""
     if not runtime.ready.wait(START) or runtime.grid is None:
         why = runtime.failure or f"it did not start within {START:g} s"
         raise FedshiftError(f"Flower's simulation failed: {_root(why)}")
@@ -159,6 +161,7 @@ class _Watched(Grid):
         return received
 
     def _check(self) -> None:
+        """Raise FedshiftError if the simulation has ended."""
         _restore_sigterm()
         if self.runtime.over.is_set():
             why = self.runtime.failure or "it ended before the run did"

@@ -215,6 +215,7 @@ class AlgorithmStrategy(Strategy):
         return Expected(*numbers, self.params, self.buffers, self.places)
 
     def _take_late(self, grid: Grid, current: Round, met: Met) -> None:
+        """Register clients that have connected since; refuse them if the method cannot add them."""
         patience = min(self.patience, self.timeout, LATE)
         self.met = join(grid, self._expected(), met, patience, self.tell)
         try:
@@ -386,6 +387,7 @@ class AlgorithmStrategy(Strategy):
         self, kind: str, client: int, records: Mapping[str, ArrayRecord | ConfigRecord],
         run: Mapping[str, int | list[int]],
     ) -> Message:  # fmt: skip
+        """One message to a client, with the fields of the run; its metadata are stored."""
         content = RecordDict({**records, "run": ConfigRecord({**run, **self.run_fields})})
         node, life = self._node(client), self.timeout
         message = Message(content, message_type=kind, dst_node_id=node, ttl=life)

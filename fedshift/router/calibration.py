@@ -130,6 +130,7 @@ def choose(
     """
 
     def attempt(candidate: tuple[float, Fold]) -> Sequence[HeldOutSums] | TrainingError:
+        """The held-out sums of one candidate in one fold, or the error of its fit."""
         strength, fold = candidate
         try:
             head = fit(fold.fit, strength)

@@ -325,6 +325,7 @@ class Router:
         self, way: Way, clients: Sequence[ClientData], fresh: Sequence[Tensor] | None, seed: int,
         novelty: float | None = None, cap: float = 1.0,
     ) -> Router:  # fmt: skip
+        """Refit the head on these clients' examples, with held-out folds or on `fresh` inputs."""
         here = Here(*self._outputs_of(clients), seed)
         if fresh is None:
             return self.fitted(way, here, seed, novelty, cap)
@@ -368,6 +369,7 @@ class Router:
         return Answers(self.model, self.shared, self.served)
 
     def _predict(self, x: Tensor, k: int, rule: Prior, prices: Numbers | None) -> Tensor:
+        """Class probabilities for one block of queries, by the k best clients for each."""
         outputs = self._answers.see(x)
         z = self._sight.logits_of(outputs.out)
         if k == 1:  # no mixture: each client's model runs only on its own queries
@@ -393,6 +395,7 @@ class Router:
         return self.prior if prior is None else prior
 
     def _clients_asked(self, mode: Mode) -> int:
+        """How many clients answer a query in this mode."""
         if not isinstance(mode, str):
             return self._check_width(mode)
         widths = {"hard": 1, "mixture": len(self.clients)}

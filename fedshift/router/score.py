@@ -118,6 +118,7 @@ def _numbers(what: str, values: Numbers) -> Tensor:
 
 
 def _checked_prior(q: Tensor, client_shares: Tensor) -> Tensor:
+    """The prior. Raises InputError unless it is a distribution over clients, one of them usable."""
     if q.shape != client_shares.shape:
         raise InputError(
             f"a prior of shape {tuple(q.shape)} for {len(client_shares)} clients; give one each"

@@ -199,6 +199,7 @@ class ConFree(Weighed):
         return {name: combined[name] for name in stacked}
 
     def _coefficients(self, rows: Floats, rng: np.random.Generator) -> Tensor:
+        """The coefficients [n] of the combined change, from the changes' coordinates [n, r]."""
         start = guidance(rows, rng, self.normalise)
         direction = fairest if self.dual == "exact" else stopped
         d = direction(rows, start, self.alpha) if self.alpha else start

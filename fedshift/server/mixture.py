@@ -189,6 +189,7 @@ def root(
     latest = minimise(problem, high)
 
     def score_at(log_lam: float) -> float:
+        """The score at this lam; also stores the solution, from which the next solve starts."""
         nonlocal latest
         lam = math.exp(log_lam)
         if lam >= LEAST_LAM * problem.total:

@@ -121,6 +121,7 @@ def norm_evidence(
 
 
 def _penalty_error(problem: Problem, lam: float, solution: Solution, size: float) -> float:
+    """The L1 error of a max-ESS point, inf if it misses T; size is ||T - S^T a||."""
     length = _length(solution)
     if size > ON_TARGET:
         return math.inf
@@ -131,6 +132,7 @@ def _penalty_error(problem: Problem, lam: float, solution: Solution, size: float
 
 
 def _binding_error(problem: Problem, lam: float, mu: float, solution: Solution) -> float:
+    """The L1 error of a point with an active bound on w, by the dual w of length 1 / (2 lam)."""
     r, length = residual(problem, solution.weights), _length(solution)
     size = float(np.linalg.norm(r))
     if size == 0.0 or length == 0.0:

@@ -107,6 +107,7 @@ def kl_optimum(p: Tensor, holds: Tensor, w: Tensor, start: Tensor) -> Tensor:
     eye = RIDGE * torch.eye(z.shape[1], dtype=z.dtype, device=z.device)
 
     def loss(z: Tensor) -> Tensor:
+        """sum_k w_k KL(p_k || q|k) for each input [n], up to a constant in z."""
         each = z.masked_fill(gone, -torch.inf).logsumexp(2)
         each = torch.where(holds.any(1)[:, None], each, 0.0)
         total: Tensor = (w * each).sum(0) - (b * z).sum(1)

@@ -206,6 +206,7 @@ def ess_curve(
 
 
 def _with_ess(clients: Programme, fraction: float, fidelity: Fidelity) -> PalsWeights:
+    """The weights at the smallest lam that reaches this fraction."""
     if clients.cost is not None:
         lam = lam_of_ess(clients, fraction)
         if not math.isnan(lam):
@@ -238,6 +239,7 @@ def _with_note(solved: PalsWeights, fraction: float) -> PalsWeights:
 
 
 def _with_lam(clients: Programme, lam: float, fidelity: Fidelity) -> PalsWeights:
+    """The weights at this lam; a programme with costs is solved at lam = 1 (`Programme.costed`)."""
     if clients.cost is not None and lam < math.inf:
         at = clients.costed(lam)
         return replace(_result(at, 1.0, at_lam(at.mixture, 1.0)), lam=lam)
@@ -248,6 +250,7 @@ def _with_lam(clients: Programme, lam: float, fidelity: Fidelity) -> PalsWeights
 
 
 def _result(clients: Programme, lam: float, solution: Solution) -> PalsWeights:
+    """Weights and evidence from a solution of the squared problem."""
     weights = clients.mixture.expand(solution.weights)
     f = objective(clients.mixture.full, 0.0 if lam == math.inf else lam, weights)
     gap = squared_gap(clients.mixture, lam, weights)
@@ -255,6 +258,7 @@ def _result(clients: Programme, lam: float, solution: Solution) -> PalsWeights:
 
 
 def _norm_result(clients: Programme, lam: float, mu: float, solution: Solution) -> PalsWeights:
+    """Weights and evidence for the unsquared problem; the squared one at mu has this solution."""
     weights = clients.mixture.expand(solution.weights)
     n = clients.mixture.full.sizes
     size = _distance(clients, solution)
@@ -265,6 +269,7 @@ def _norm_result(clients: Programme, lam: float, mu: float, solution: Solution) 
 def _report(
     clients: Programme, lam: float, active: Floats, f: float, gap: float, error: float
 ) -> PalsWeights:
+    """`PalsWeights` of all clients from the weights of those with examples."""
     full, n = clients.mixture.full, clients.examples
     weights = np.zeros(clients.count)
     weights[clients.places] = active

@@ -53,6 +53,7 @@ def checked_counts(label_counts: ArrayLike) -> Floats:
 
 
 def _check_sizes(counts: Floats) -> None:
+    """Raise InputError for a client whose number of examples is out of the allowed range."""
     with np.errstate(over="ignore"):
         sizes = counts.sum(axis=1)
     bad = (sizes > 0.0) & ((sizes < LEAST_SIZE) | (sizes > LARGEST_SIZE))
@@ -110,6 +111,7 @@ def checked_per_client(name: str, given: ArrayLike, clients: int, least: float) 
 
 
 def _finite(name: str, given: ArrayLike, form: str) -> Floats:
+    """The numbers of an argument. Raises InputError, which names the first that is not finite."""
     try:
         values = numbers(given)
     except ValueError as error:
@@ -179,6 +181,7 @@ def check_setting(
 
 
 def _check_lam(lam: float) -> None:
+    """Raise InputError for a lam that is out of range."""
     value = number(lam)
     if not value >= 0.0:
         raise InputError(f"lam must be a number >= 0, inf allowed; got {described(lam)}")

@@ -238,6 +238,7 @@ def _ratio(T: Floats, p: Floats, correctable: NDArray[np.bool_]) -> Floats:
 
 
 def _shares(given: ArrayLike, name: str) -> Floats:
+    """Label shares [K]. Raises InputError unless they are 0 or more and sum to 1."""
     try:
         shares = numbers(given)
     except ValueError as e:

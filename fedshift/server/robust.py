@@ -101,6 +101,7 @@ class Krum(Weighed):
         return square.sort(dim=1).values[:, : count - self.byzantine - 2].sum(1)
 
     def _check(self, count: int) -> None:
+        """Raise InputError for a cohort that is too small."""
         least = max(2 * self.byzantine + 3, self.keep + self.byzantine)
         if count < least:
             raise InputError(

@@ -165,6 +165,7 @@ def _on_face(
     missed: float,
     length: float,
 ) -> float:
+    """The charge for rounding on one face, with the singular values `modes`."""
     if not face.any():
         return 0.0
     ridge = lam / float(problem.sizes[face].sum())

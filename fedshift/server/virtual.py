@@ -87,12 +87,14 @@ def refitted(
         return slope
 
     def value(flat: Floats) -> tuple[float, Floats]:
+        """The objective and its gradient."""
         log_p, p = at(flat)
         loss = -float(w @ log_p[rows, y]) + ridge / 2 * float(flat @ flat)
         p[rows, y] -= 1.0
         return loss, joined(p, flat)
 
     def curvature(flat: Floats, along: Floats) -> Floats:
+        """The Hessian of the objective times the vector `along`."""
         p = at(flat)[1]
         change = p * (x @ along.reshape(labels, width + 1).T)
         return joined(change - p * change.sum(1, keepdims=True), along)

@@ -194,6 +194,7 @@ def _tensor(update: Parts, row: Attack, rng: torch.Generator) -> Parts:
 
 
 def _name(update: Parts, row: Attack, rng: torch.Generator) -> Parts:
+    """Remove, rename or add a tensor."""
     name = _draw_tensor(update, row, rng)
     tree = dict(update[row.part])
     v = tree.pop(name)
@@ -209,6 +210,7 @@ def _name(update: Parts, row: Attack, rng: torch.Generator) -> Parts:
 
 
 def _part(update: Parts, row: Attack, rng: torch.Generator) -> Parts:
+    """Remove a part, or add one with a claim."""
     if row.to == "missing":
         return {k: v for k, v in update.items() if k != row.part}
     if row.to == "none":

@@ -70,6 +70,7 @@ class Faulty:
             yield from self._spoilt(reply)
 
     def _spoilt(self, reply: Reply) -> tuple[Reply, ...]:
+        """The replies that arrive instead of this one, by the plan."""
         name = self.plan(reply.t, reply.client)
         if name is None:
             return (reply,)

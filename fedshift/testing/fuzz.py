@@ -137,6 +137,7 @@ def different(a: Parts, b: Parts) -> list[str]:
 
 
 def _odd(after: Parts, before: Parts) -> Iterator[str]:
+    """What is wrong with the server's tensors after a round: other forms, or not finite."""
     x, y = flatten(after), flatten(before)
     yield from sorted(x.keys() ^ y.keys())
     for k in x.keys() & y.keys():
