@@ -132,7 +132,7 @@ def check_weights(weights: Tensor, count: int) -> None:
 
 
 def _not_finite(weights: Tensor) -> str:
-    """The message for weights without a finite sum: the first bad one, or that the sum overflows."""
+    """The message for weights without a finite sum: names the first bad one, or an overflow."""
     bad = (~torch.isfinite(weights)).nonzero().flatten().tolist()
     if bad:
         return f"weights must be finite; that of client {bad[0]} of the cohort is {weights[bad[0]]}"
