@@ -60,7 +60,7 @@ class Model:
                  BatchNorm
     fixed        names of the parameters with `requires_grad` False when a run begins. Training does
                  not change a bit of them, and no client sends them. A BatchNorm whose parameters
-                 are all fixed does not update its running statistics either
+                 are all fixed also uses its running statistics in training, and keeps them
 
     Max-pools in an `nn.Sequential` are computed in a cheaper way, and a ReLU right before one is
     computed after it (`fedshift.kernels.pools`).

@@ -141,6 +141,7 @@ class Afl(SharedModel):
         return mass / mass.sum()
 
     def weigh(self, server: Parts, ids: Tensor) -> Tensor:
+        # `whole` divides a domain's mass among the clients present only.
         mass = self._client_mass(server, ids if self.whole else None)[ids]
         # If all clients of the cohort are idle, nothing changes, and any weights will do.
         return BySize()({"n": mass} if bool(mass.any()) else rows(server, ids))
@@ -151,6 +152,7 @@ class Afl(SharedModel):
 
     def broadcast(self, server: Parts, client: int) -> Parts:
         message: Parts = {"params": server["params"], "buffers": server["buffers"]}
+        # A client without mass need not train, but must still report its loss.
         idle = not bool(self._client_mass(server)[client])
         return message | self.objective.hear(server) | ({"idle": {}} if idle else {})
 

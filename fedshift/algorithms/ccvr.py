@@ -109,6 +109,7 @@ class Ccvr(Around):
             fixed = old[names[1]] if names[1:] else torch.zeros(len(shares))
         virtual = drawn(*gaussians(**moments), self.virtual, seed)
         fitted = refitted(virtual, shares / shares.sum(), self.ridge, fixed)
+        # Not strict: without a bias in the network there is only the name of the matrix.
         new = {k: v.to(old[k]) for k, v in zip(names, fitted, strict=False)}
         return {"params": old | new}
 

@@ -156,6 +156,7 @@ class FedDisk(Around):
             bounds = self.most, self.least_ess, self.useful
             last = self.weighing if t == self.rounds_before_inner else 0
             return Before(self, WeighExamples(self.network(), self.ratio, *bounds, last))
+        # The inner method counts its own rounds from 1; schedules use the round of the whole run.
         inner = self.inner.at(t - self.rounds_before_inner)
         return self if inner is self.inner else replace(self, inner=inner)
 

@@ -85,6 +85,7 @@ class FineTune(Around):
         self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
     ) -> tuple[Parts, Parts]:
         personal = state["personal"], state["personal_buffers"]
+        # The message is empty if this client has begun tuning: then go on from its own model.
         start, buffers = self._last().model_for(message, state) if message else personal
         end, end_buffers, loss = train_locally(
             self.model, self.objective, self.phases(), start, buffers, state, data, plans

@@ -65,6 +65,7 @@ class LabelWeights(Around):
                 f"the target has {len(self.target)} labels, and clients register "
                 f"{labels.shape[1]}; give T one share per label"
             )
+        # `label_weights` needs label counts, whatever columns `inner` keeps.
         return state | {"table": state["table"] | {"labels": labels}}
 
     def broadcast(self, server: Parts, client: int) -> Parts:

@@ -45,6 +45,7 @@ class SoFar(Around):
             "debt": torch.zeros(len(self.rule.target), dtype=torch.float64),
             "rounds": torch.zeros((), dtype=torch.int64),
         }
+        # `weigh` needs label counts, whatever columns `inner` keeps.
         return state | {"mixed": mixed, "table": state["table"] | {"labels": table["labels"]}}
 
     def weigh(self, server: Parts, ids: Tensor) -> Tensor:

@@ -60,7 +60,7 @@ class Term(ABC):
         """The term's value for one batch, a 0-d tensor."""
 
     def remember(self, params: Params, buffers: Params, data: ClientData) -> Parts:
-        """Parts of client state that the term needs; called with the first model, then every round.
+        """Parts of client state that the term needs, from the first model, then after each round.
 
         The term reads them in `view.context` under the same names.
         """

@@ -123,7 +123,7 @@ class Launcher:
     def get_eligible_capacity(
         self, supported_task_types: set[Any], **_: object
     ) -> tuple[set[Any], set[str]]:
-        """The types of tasks to ask for, with no further limits."""
+        """The types of tasks to ask for: those that Flower offers and `TASKS` names."""
         from flwr.supercore.constant import TASK_TYPE_TO_COMMAND
 
         return {kind for kind in supported_task_types if TASK_TYPE_TO_COMMAND[kind] in TASKS}, set()

@@ -76,21 +76,27 @@ def join(
     """
     node = node_command(place, server)
     with alone_in(place):
-        stay = _Stay(node, place, server, patience, say)
-        watch(lambda: stay.unready)
-        stay.for_ever()
+        membership = _Membership(node, place, server, patience, say)
+        watch(lambda: membership.unready)
+        membership.stay()
 
 
 @dataclass
-class _Stay:
+class _Membership:
     """A client that joins again and again, and reports each reason once.
 
-    until   when its patience ends
-    begun   when its SuperNode was started
-    lost    the SuperNode is up, but the server does not answer
-    absent  why it has not joined, apart from `lost`
-    over    the end of the run, or of the server, was reported
-    played  the last round that the client answered, and of how many
+    unready             why it cannot take part now; "" if it can
+    not_joined_because  the same, apart from `server_lost`, while it has not joined
+    deadline            when its patience ends
+    started_at          when its SuperNode was started; checked_at: when the server was checked
+    joined              its SuperNode has joined
+    server_lost         its SuperNode is up, but the server does not answer
+    end_reported        the end of the run, or of the server, was reported
+    last_round          the last round that the client answered, and of how many
+    last_report         the last report on the server; last_trouble: the app's last one
+    report_joined       report when it joins: False if nothing was reported since it last joined
+    pause               seconds until the next attempt
+    killed_at           when its SuperNode was killed last
     """
 
     node: list[str]
@@ -99,84 +105,86 @@ class _Stay:
     patience: float
     say: Say
     unready: str = NOT_JOINED
-    absent: str = NOT_JOINED
-    until: float = math.inf
-    begun: float = 0.0
-    looked: float = 0.0
+    not_joined_because: str = NOT_JOINED
+    deadline: float = math.inf
+    started_at: float = 0.0
+    checked_at: float = 0.0
     joined: bool = False
-    lost: bool = False
-    over: bool = False
-    played: tuple[int, int] | None = None
-    latest: str = ""
-    trouble: str = ""
-    news: bool = True
+    server_lost: bool = False
+    end_reported: bool = False
+    last_round: tuple[int, int] | None = None
+    last_report: str = ""
+    last_trouble: str = ""
+    report_joined: bool = True
     pause: float = PAUSE
-    killed: float = -math.inf
+    killed_at: float = -math.inf
 
     @property
     def log(self) -> Path:
         return self.place / "supernode.log"
 
-    def for_ever(self) -> None:
+    def stay(self) -> None:
         self._be_patient()
         while True:
             if why := answers(self.server, self.place / "ca.crt"):
                 self._wait_for_server(why)
-            elif (ended := self._stay()).joined:
-                self._join_again(ended, time.monotonic() - self.begun)
-            elif ended.refused and time.monotonic() < self.killed + FORGETS:
+            elif (ended := self._run_node()).joined:
+                self._join_again(ended, time.monotonic() - self.started_at)
+            elif ended.refused and time.monotonic() < self.killed_at + FORGETS:
                 # The server still counts the killed SuperNode as connected: wait until it does not.
-                self.until = max(self.until, self.killed + FORGETS)
+                self.deadline = max(self.deadline, self.killed_at + FORGETS)
             else:
-                self.absent = self._why_not(ended)
-                self._wait_for_server(self.absent)
+                self.not_joined_because = self._why_not(ended)
+                self._wait_for_server(self.not_joined_because)
             # Pause, but not beyond the end of our patience.
-            time.sleep(min(self.pause, max(PAUSE, self.until - time.monotonic())))
+            time.sleep(min(self.pause, max(PAUSE, self.deadline - time.monotonic())))
 
     def _be_patient(self) -> None:
-        self.until = time.monotonic() + self.patience
+        self.deadline = time.monotonic() + self.patience
 
-    def _stay(self) -> Ended:
+    def _run_node(self) -> Ended:
         """Run a SuperNode until it ends."""
-        self.joined, self.lost = False, False
-        self.begun = self.looked = time.monotonic()
-        self.unready = self.absent
+        self.joined, self.server_lost = False, False
+        self.started_at = self.checked_at = time.monotonic()
+        self.unready = self.not_joined_because
         try:
-            return run_node(self.node, _environment(self.place), self.log, self._look)
+            return run_node(self.node, _environment(self.place), self.log, self._check)
         finally:
-            self.unready = self.absent
+            self.unready = self.not_joined_because
 
-    def _look(self, node: Node) -> None:
+    def _check(self, node: Node) -> None:
         """Called twice a second: read notices, and check the server from time to time."""
         for notice in node.notices():
-            self._hear(notice)
+            self._report_notice(notice)
         if node.joined and not self.joined:
-            self._tell_joined()
+            self._report_joined()
         now = time.monotonic()
-        if node.up and (now >= self.looked + EVERY or (self.lost and now >= self.until)):
-            self._look_for_server(node)
-            self.looked = time.monotonic()
+        if node.up and (
+            now >= self.checked_at + EVERY or (self.server_lost and now >= self.deadline)
+        ):
+            self._check_server(node)
+            self.checked_at = time.monotonic()
 
-    def _look_for_server(self, node: Node) -> None:
+    def _check_server(self, node: Node) -> None:
         """Check whether the server answers, and whether the SuperNode has joined it."""
         if why := self._unreachable():
-            if node.joined and not self.lost:
+            if node.joined and not self.server_lost:
                 # Start to be patient, and report this even if it was the latest report.
                 self._be_patient()
-                self.latest = ""
-            self.lost, self.unready = True, why
+                self.last_report = ""
+            self.server_lost, self.unready = True, why
             # After the last round a closed port means the end; a silent server may be evaluating.
-            if self.played and self.played[0] >= self.played[1] and REFUSED in why:
-                self._tell_end()
+            if self.last_round and self.last_round[0] >= self.last_round[1] and REFUSED in why:
+                self._report_end()
             self._wait_for_server(why)
-        elif not node.joined and time.monotonic() >= max(self.until, self.begun + BEGINS):
+        elif not node.joined and time.monotonic() >= max(self.deadline, self.started_at + BEGINS):
             why = f"{self.server} answers, but the SuperNode has not joined it (see {self.log})"
-            raise InputError(f"{why}, for {time.monotonic() - self.begun:.0f} s now")
+            raise InputError(f"{why}, for {time.monotonic() - self.started_at:.0f} s now")
         elif node.joined:
             self._be_patient()
             self.unready = f"{self.server} has not answered the SuperNode yet" if node.away else ""
-            if self.lost and not node.away:
-                self.lost, self.latest = False, ""
+            if self.server_lost and not node.away:
+                self.server_lost, self.last_report = False, ""
                 self.say(f"{self.server} answers again", "info")
 
     def _unreachable(self) -> str:
@@ -186,53 +194,53 @@ class _Stay:
             # Another server may be there for a while. Do not raise: a round may be under way.
             return str(e)
 
-    def _hear(self, notice: Mapping[str, Any]) -> None:
+    def _report_notice(self, notice: Mapping[str, Any]) -> None:
         """Report a notice of the client's app; the same one again only after an answered round."""
         if "trouble" in notice:
             text = from_elsewhere(str(notice["trouble"]), 1000)
-            if text != self.trouble:
+            if text != self.last_trouble:
                 self.say(text, "error")
-            self.trouble = text
+            self.last_trouble = text
         elif notice.keys() >= {"round", "rounds"}:
-            self.trouble, self.played = "", (int(notice["round"]), int(notice["rounds"]))
+            self.last_trouble, self.last_round = "", (int(notice["round"]), int(notice["rounds"]))
 
-    def _tell(self, text: str, level: str) -> None:
+    def _report(self, text: str, level: str) -> None:
         self.say(text, level)
-        self.news = True
+        self.report_joined = True
 
-    def _tell_joined(self) -> None:
+    def _report_joined(self) -> None:
         self._be_patient()
         # A notice that arrived after the end of a run does not belong to the next one.
-        self.played = None if self.over else self.played
-        self.joined, self.over, self.trouble, self.unready = True, False, "", ""
-        self.absent = NOT_JOINED
+        self.last_round = None if self.end_reported else self.last_round
+        self.joined, self.end_reported, self.last_trouble, self.unready = True, False, "", ""
+        self.not_joined_because = NOT_JOINED
         # If a SuperNode is killed again and again, report neither each end nor each new start.
-        if self.news:
+        if self.report_joined:
             self.say(f"joined {self.server}", "info")
-        self.news = False
+        self.report_joined = False
 
-    def _tell_end(self) -> None:
+    def _report_end(self) -> None:
         """Report once that the run, or the server, has ended."""
-        if self.over:
+        if self.end_reported:
             return
-        t, rounds = self.played or (0, 0)
-        self.over, self.played = True, None
+        t, rounds = self.last_round or (0, 0)
+        self.end_reported, self.last_round = True, None
         if not rounds:
             text = "the server has ended"
         elif t < rounds:
             text = f"the server has ended; this client last answered in round {t} of {rounds}"
         else:
             text = f"the run has ended after {rounds} round{'s' * (rounds > 1)}"
-        self._tell(f"{text}; waiting for the next one", "info")
+        self._report(f"{text}; waiting for the next one", "info")
 
     def _wait_for_server(self, why: str) -> None:
         """Report that the server is missing; raises InputError when the patience is over."""
         now = time.monotonic()
-        if now >= self.until:
+        if now >= self.deadline:
             raise InputError(f"{why}, for {self.patience:g} s now")
-        if why != self.latest:
-            self._tell(f"{why}; trying again for {self.until - now:.0f} s", "warning")
-        self.latest = self.unready = why
+        if why != self.last_report:
+            self._report(f"{why}; trying again for {self.deadline - now:.0f} s", "warning")
+        self.last_report = self.unready = why
 
     def _why_not(self, ended: Ended) -> str:
         """Why it has not joined; a refusal only if it really came from the server."""
@@ -245,22 +253,22 @@ class _Stay:
 
     def _join_again(self, ended: Ended, seconds: float) -> None:
         """After a SuperNode that had joined has ended: report it, and how long to pause."""
-        if not self.lost:
+        if not self.server_lost:
             self._be_patient()
         if ended.code == 0:
             # If the server's absence was reported already, keep that as the latest report.
-            self.latest, self.pause = self.latest if self.lost else "", PAUSE
-            self._tell_end()
+            self.last_report, self.pause = self.last_report if self.server_lost else "", PAUSE
+            self._report_end()
             return
-        self.killed = time.monotonic()
+        self.killed_at = time.monotonic()
         text = _how(ended)
         # If it is killed for lack of memory, that will happen again: wait longer each time.
         self.pause = PAUSE if seconds > WELL else min(2 * self.pause, LONGEST)
-        if text != self.latest or seconds > WELL:
+        if text != self.last_report or seconds > WELL:
             more = f"joining again, which may take a minute (see {self.log})"
-            self._tell(f"{text}; {more}", "warning")
-        self.latest, self.absent = text, f"{text}; joining again"
-        self.unready = self.absent
+            self._report(f"{text}; {more}", "warning")
+        self.last_report, self.not_joined_because = text, f"{text}; joining again"
+        self.unready = self.not_joined_because
 
 
 def _how(ended: Ended) -> str:

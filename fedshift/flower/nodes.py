@@ -152,6 +152,7 @@ def join(
     new = set(grid.get_node_ids()) - set(met.nodes.values())
     asked = sorted(new - met.refused)
     names, nodes, table, strangers = names_of(grid), dict(met.nodes), met.table, met.strangers
+    # The reason for each node, until its answer gives a better one, or none.
     problems = dict.fromkeys(asked, "it does not answer")
     for reply in _ask(grid, asked, expected, patience) if asked else ():
         node = reply.metadata.src_node_id

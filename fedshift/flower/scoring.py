@@ -137,6 +137,7 @@ def own_scores_in(content: RecordDict, classes: int, clients: int) -> OwnScores:
     if ROUTER in content:
         fields = fields_of(content, ROUTER)
         sent = torch.tensor(fields["sent"], dtype=torch.int64).reshape(clients)
+    # All of these must be over the same test examples.
     totals = [test.n if shared is None else shared.n, test.n if sent is None else int(sent.sum())]
     if totals != [test.n, test.n] or (sent is not None and bool((sent < 0).any())):
         raise InputError("its counts are none: they are of different numbers of examples")

@@ -220,7 +220,7 @@ class AlgorithmStrategy(Strategy):
         self.met = join(grid, self._expected(), met, patience, self.tell)
         try:
             self.current = adopt(self.algorithm, self.params, self.buffers, current, self.met)
-        except InputError as e:
+        except InputError as e:  # go on without them
             new = set(self.met.nodes.values()) - set(met.nodes.values())
             tell_refused(dict.fromkeys(sorted(new), str(e)), names_of(grid), self.tell)
             self.met = replace(met, refused=self.met.refused | new)
@@ -244,6 +244,7 @@ class AlgorithmStrategy(Strategy):
         asked = self.opened.ids[self.opened.asked].tolist()
         messages = {i: self.opened.message(i) for i in asked}
         self.sent = {i: size_in_bytes(message) for i, message in messages.items()}
+        # Clients refuse to send a reply that the server would refuse to read.
         most = most_bytes(self.gate.max_reply, self.params, self.buffers, messages.values())
         run = {"round": t, "most_bytes": most}
         return [

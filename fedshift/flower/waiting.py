@@ -23,20 +23,22 @@ class Attendance:
     """
 
     def __init__(self, of: int, tell: Tell) -> None:
-        self.of, self.tell, self.due = of, tell, time.monotonic() + LONG
-        self.latest: frozenset[Hashable] | None = None
-        self.begun = False
+        self.of, self.tell, self.report_at = of, tell, time.monotonic() + LONG
+        self.last_present: frozenset[Hashable] | None = None
+        self.has_reported = False
 
     def see(self, present: Collection[Hashable], missing: Callable[[], Sequence[str]]) -> None:
         """Compare with the clients present before; missing: a function that names the others."""
         now, complete = time.monotonic(), len(present) >= self.of
-        if self.latest is None:
-            self.latest = frozenset(present)
-        changed = self.latest != frozenset(present)
+        if self.last_present is None:
+            self.last_present = frozenset(present)
+        changed = self.last_present != frozenset(present)
         # Many changes within a second are one report, but the last client is always reported.
-        if self.begun and changed and not complete and now < self.due - LONG + SOON:
+        if self.has_reported and changed and not complete and now < self.report_at - LONG + SOON:
             return
-        self.latest = frozenset(present)
-        if (changed or (now >= self.due and not self.begun)) and (self.begun or not complete):
-            self.begun, self.due = True, now + LONG
+        self.last_present = frozenset(present)
+        if (changed or (now >= self.report_at and not self.has_reported)) and (
+            self.has_reported or not complete
+        ):
+            self.has_reported, self.report_at = True, now + LONG
             self.tell(waiting_event("are connected", len(present), self.of, missing()))

@@ -116,6 +116,7 @@ class Router:
         if not states:
             raise InputError("no client has taken part yet: train for a round, then route")
         served = {i: algorithm.model_for(server, states[i]) for i in sorted(states)}
+        # Private tensors of any client will do: the router must not depend on them.
         return cls._made(algorithm.model, server, served[min(served)], served, served, prior)
 
     @classmethod

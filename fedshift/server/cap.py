@@ -89,6 +89,7 @@ def capped_sizes(n: Tensor, cap: float) -> Tensor:
     bounded = capped(shares, cap, some)
     if bounded is shares:
         return n
+    # The largest common factor with which no size exceeds what the client has claimed.
     ratio = (n.double()[some] / bounded[some]).min()
     return torch.minimum(bounded * ratio, n.double())
 

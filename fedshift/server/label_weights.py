@@ -33,6 +33,7 @@ def masses(labels: Tensor, target: Tensor) -> Tensor:
     """
     n, T = labels.double().sum(0), target.double()
     T = torch.where(n > 0, T, 0.0)
+    # The clamps turn 0 / 0 into 0.
     return T / T.sum().clamp(min=1e-300) * (labels / n.clamp(min=1e-300))
 
 

@@ -50,6 +50,7 @@ def faulty_app(app: ClientApp, plan: FaultPlan, seed: int = 0) -> ClientApp:
     def evaluate(message: Message, context: Context) -> Message:
         return app(message, context)
 
+    # Other queries pass unchanged: the faults are those of training.
     for kind in ("register", "state"):
 
         @faulty.query(kind)
