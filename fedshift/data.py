@@ -206,7 +206,7 @@ def plan_phase(
     """
     per_epoch = -(-n // batch)  # batches in an epoch; the last one may be shorter
     count = per_epoch * (epochs or 0) if steps is None else steps if n else 0
-    rows, seed = _drawn(n, batch, count, generator)
+    rows, seed = _draw_rows(n, batch, count, generator)
     # The last batch of an epoch is padded to full width, with weight 0.
     epoch = torch.zeros(per_epoch * batch)
     epoch[:n] = 1.0
@@ -223,11 +223,11 @@ def redrawn(plan: Plan, n: int, generator: torch.Generator) -> Plan:
     The other fields depend on n alone, so both plans share them.
     """
     steps, batch = plan.rows.shape
-    rows, seed = _drawn(n, batch, steps, generator)
+    rows, seed = _draw_rows(n, batch, steps, generator)
     return Plan(rows, plan.weight, plan.lr, plan.sizes, seed)
 
 
-def _drawn(n: int, batch: int, steps: int, generator: torch.Generator) -> tuple[Tensor, int]:
+def _draw_rows(n: int, batch: int, steps: int, generator: torch.Generator) -> tuple[Tensor, int]:
     """(rows [S, B] from as many epochs as needed, the seed of random layers)."""
     per_epoch = -(-n // batch)
     if n == per_epoch * batch and steps == per_epoch:  # one epoch without padding: a common case

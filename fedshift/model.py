@@ -188,9 +188,9 @@ class Model:
         fit the network.
         """
         with one_at_a_time():
-            return self._loaded(params, buffers)
+            return self._load_copy(params, buffers)
 
-    def _loaded(self, params: Params, buffers: Params) -> nn.Module:
+    def _load_copy(self, params: Params, buffers: Params) -> nn.Module:
         self.check(params, buffers)
         # deepcopy refuses intermediate results, so give it an empty tensor for each (its "memo").
         memo = {id(v): torch.empty(0) for v in passing(self.net)}

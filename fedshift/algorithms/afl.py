@@ -124,7 +124,7 @@ class Afl(SharedModel):
 
     def init(self, params: Params, buffers: Params, table: Params) -> Parts:
         # Store n lambda, not lambda: it starts at the exact sizes, so that gamma = 0 is FedAvg.
-        mass = self._by_domain(table["n"], torch.arange(len(table["n"])), table)
+        mass = self._sum_by_domain(table["n"], torch.arange(len(table["n"])), table)
         state = server_state(self.model, self.server, params, buffers, table)
         return state | {"mixture": {"mass": mass}}
 
@@ -189,7 +189,7 @@ class Afl(SharedModel):
         risk = "the mean loss of the model received, over the client's examples (sets its weight)"
         return revealed(()) | {"risk": risk}
 
-    def _index(self, clients: int) -> Tensor:
+    def _domain_of_clients(self, clients: int) -> Tensor:
         """The domain of each client, [M]."""
         if self.domains is None:
             return torch.arange(clients)
@@ -200,9 +200,9 @@ class Afl(SharedModel):
             )
         return torch.tensor(self.domains)
 
-    def _by_domain(self, values: Tensor, ids: Tensor, table: Params) -> Tensor:
+    def _sum_by_domain(self, values: Tensor, ids: Tensor, table: Params) -> Tensor:
         """Sums over the domains of values [C] that belong to the clients `ids`, [D]."""
-        index = self._index(len(table["n"]))
+        index = self._domain_of_clients(len(table["n"]))
         return values.new_zeros(int(index.max()) + 1).index_add(0, index[ids], values)
 
     def _client_mass(self, server: Parts, among: Tensor | None = None) -> Tensor:
@@ -211,9 +211,9 @@ class Afl(SharedModel):
         It is divided among the clients with the ids `among`, or among all clients for None.
         """
         table = server["table"]
-        n, index = table["n"], self._index(len(table["n"]))
+        n, index = table["n"], self._domain_of_clients(len(table["n"]))
         ids = torch.arange(len(n)) if among is None else among
-        sizes = self._by_domain(n[ids], ids, table)
+        sizes = self._sum_by_domain(n[ids], ids, table)
         # Multiply first: n_d n_i / n_d is then exactly n_i, so that gamma = 0 is exactly FedAvg.
         return server["mixture"]["mass"][index] * n / sizes[index].clamp(min=1.0)
 
@@ -221,24 +221,28 @@ class Afl(SharedModel):
         """n lambda [D] after the step; it changes in domains of which the cohort has examples."""
         mass, table, ids = server["mixture"]["mass"], server["table"], updates["cohort"]["id"]
         n = table["n"][ids]
-        sizes = self._by_domain(n, ids, table)
+        sizes = self._sum_by_domain(n, ids, table)
         present = sizes > 0
         total = float(mass[present].sum())
         # gamma = 0 must not change a bit of lambda; a cohort without mass has nothing to move.
         if not self.gamma or not total:
             return mass
-        losses = self._by_domain(n * updates["risk"]["loss"], ids, table)[present] / sizes[present]
+        losses = (
+            self._sum_by_domain(n * updates["risk"]["loss"], ids, table)[present] / sizes[present]
+        )
         new_mass = mass.clone()
         # `mass` is N lambda, with N the examples of all clients, so multiply the step by N, too.
         step = self.gamma * float(table["n"].sum())
-        most = self._most(updates["cohort"], n > 0, table)
+        most = self._largest_shares(updates["cohort"], n > 0, table)
         most = None if most is None else total * most[present]
         new_mass[present] = project_simplex(mass[present] + step * losses, total, most)
         return new_mass
 
-    def _most(self, cohort: Params, able: Tensor, table: Params) -> Tensor | None:
+    def _largest_shares(self, cohort: Params, able: Tensor, table: Params) -> Tensor | None:
         """The largest share of each domain [D], cap times its clients with examples; or None."""
         cap = cap_of(cohort)
         if cap >= 1.0:
             return None
-        return max(cap, 1.0 / int(able.sum())) * self._by_domain(able.double(), cohort["id"], table)
+        return max(cap, 1.0 / int(able.sum())) * self._sum_by_domain(
+            able.double(), cohort["id"], table
+        )

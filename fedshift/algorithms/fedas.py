@@ -110,7 +110,7 @@ class FedAs(SharedModel):
     def phases(self) -> Mapping[str, Local]:
         # The pass for the trace uses the batch size of training, on which the trace depends.
         passes = {"pass": replace(self.local, epochs=1, steps=None)}
-        return {**numbered(self.local), **self._align(), **passes}
+        return {**numbered(self.local), **self._align_phase(), **passes}
 
     def weigh(self, server: Parts, ids: Tensor) -> Tensor:
         return self.combine.weigh(rows(server, ids))
@@ -124,7 +124,7 @@ class FedAs(SharedModel):
     ) -> tuple[Parts, Parts]:
         received = message["params"] | state["private"]
         buffers = message["buffers"] | state["private_buffers"]
-        start, start_buffers = self._aligned(received, buffers, state, data, plans)
+        start, start_buffers = self._start_aligned(received, buffers, state, data, plans)
         phases, memory = numbered(self.local), heard(message, state)
         end, end_buffers, loss = train_locally(
             self.model, self.objective, phases, start, start_buffers, memory, data, plans
@@ -179,10 +179,10 @@ class FedAs(SharedModel):
             **self.objective.remember(params, buffers, data),
         }
 
-    def _align(self) -> dict[str, Local]:
+    def _align_phase(self) -> dict[str, Local]:
         return {} if self.align is None else {"align": replace(self.align, frozen=self.head)}
 
-    def _aligned(
+    def _start_aligned(
         self,
         received: Params,
         buffers: Params,
@@ -203,7 +203,7 @@ class FedAs(SharedModel):
         targets = {"prototypes": goal, "previous": last, "previous_buffers": buffers_then}
         context = context_of(received, buffers, state, data) | targets
         term = ToClassMeans() if self.match == "classes" else ToPrevious()
-        phase = self._align()["align"]
+        phase = self._align_phase()["align"]
         done = phase(self.model, term, received, buffers, context, data, plans["align"])
         if self.first:
             return done.params, done.buffers

@@ -98,7 +98,7 @@ class FedNova(SharedModel):
         # clamp: the client reports this number, and a negative one would reverse others' changes.
         norm = updates["normaliser"]["a"].clamp(min=0)
         if cap < 1.0:  # do not trust reports: compute the number from the registered sizes
-            norm = self._implied(server["table"]["n"][cohort["id"]]).to(norm.dtype)
+            norm = self._implied_norm(server["table"]["n"][cohort["id"]]).to(norm.dtype)
         shares = weights * norm
         bounded = capped_sizes(shares, cap)
         # Not shares.sum() unless capped: this sum has the bits of runs without a cap.
@@ -112,7 +112,7 @@ class FedNova(SharedModel):
         delta = self.combine(weights, map_(scaled, updates["delta"]), seed)
         return fold(server, updates, delta, self.server)
 
-    def _implied(self, n: Tensor) -> Tensor:
+    def _implied_norm(self, n: Tensor) -> Tensor:
         """||a_i||_1 [C] of clients that registered n [C] examples."""
         each = (n.double() / self.local.batch).ceil()
         fixed = self.local.steps

@@ -86,12 +86,12 @@ class FedPac(SharedModel):
 
     def init(self, params: Params, buffers: Params, table: Params) -> Parts:
         Share(self.head).check(params)  # the head must exist, and leave a body
-        shared, n = self._shared(params), table["n"]
+        shared, n = self._body_of(params), table["n"]
         shape, like = head_shape(self.model, self.head), next(iter(params.values()))
         state = server_state(self.model, self.server, shared, buffers, table, self.combine.needs)
         return state | {
             # A row per client; all start with the same head.
-            "heads": map_(lambda v: torch.stack([v] * len(n)), self._kept(params)),
+            "heads": map_(lambda v: torch.stack([v] * len(n)), self._head_of(params)),
             "prototypes": {"mean": like.new_zeros(shape), "count": like.new_zeros(shape[0])},
         }
 
@@ -129,9 +129,9 @@ class FedPac(SharedModel):
         # The prototypes to send are those of the trained body.
         moments = class_moments(self.model, end, end_buffers, data, plans["statistics"], shape)
         variance, means = statistics(before)
-        ends = self._shared(start), self._shared(end)
+        ends = self._body_of(start), self._body_of(end)
         return update_of(self.model, *ends, end_buffers, loss, data) | {
-            "head": self._kept(end),
+            "head": self._head_of(end),
             "prototypes": {"mean": moments.mean.to(leaf.dtype), "count": moments.n.to(leaf.dtype)},
             "statistics": {"variance": variance, "means": means.to(leaf.dtype)},
         }, self.objective.remember(end, end_buffers, data)
@@ -173,12 +173,12 @@ class FedPac(SharedModel):
             "times the classes' shares, by the model received",
         }
 
-    def _kept(self, params: Params) -> Params:
+    def _head_of(self, params: Params) -> Params:
         """The head without its fixed parameters, which are the same for all clients."""
         return self.model.trainable(Share(self.head).kept(params))
 
-    def _shared(self, params: Params) -> Params:
-        head = self._kept(params)
+    def _body_of(self, params: Params) -> Params:
+        head = self._head_of(params)
         return {k: v for k, v in params.items() if k not in head}
 
     def _train(self) -> dict[str, Local]:

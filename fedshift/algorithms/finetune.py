@@ -71,7 +71,7 @@ class FineTune(Around):
         return numbered(self.tune, "personal")
 
     def weigh(self, server: Parts, ids: Tensor) -> Tensor:
-        return self._last().weigh(server, ids)
+        return self._last_stage().weigh(server, ids)
 
     def trains(self, weights: Tensor) -> Tensor:
         return torch.ones_like(weights, dtype=torch.bool)
@@ -79,14 +79,14 @@ class FineTune(Around):
     def broadcast(self, server: Parts, client: int) -> Parts:
         has_started = bool(server["tuned"]["client"][client])
         # A client that has begun tuning continues from its own model.
-        return {} if has_started else self._last().broadcast(server, client)
+        return {} if has_started else self._last_stage().broadcast(server, client)
 
     def client_update(
         self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
     ) -> tuple[Parts, Parts]:
         personal = state["personal"], state["personal_buffers"]
         # The message is empty if this client has begun tuning: then go on from its own model.
-        start, buffers = self._last().model_for(message, state) if message else personal
+        start, buffers = self._last_stage().model_for(message, state) if message else personal
         end, end_buffers, loss = train_locally(
             self.model, self.objective, self.phases(), start, buffers, state, data, plans
         )
@@ -104,7 +104,7 @@ class FineTune(Around):
     def model_for(self, server: Parts, state: Parts) -> tuple[Params, Params]:
         if bool(state["tuned"]["done"]):
             return state["personal"], state["personal_buffers"]
-        return self._last().model_for(server, state)
+        return self._last_stage().model_for(server, state)
 
     def reveals(self) -> Mapping[str, str]:
         always, inner = ("report", "evaluation", "register"), self.inner.reveals()
@@ -128,7 +128,7 @@ class FineTune(Around):
     def at(self, t: int) -> Algorithm:
         return self if t > self.after else self.inner.at(t)
 
-    def _last(self) -> Algorithm:
+    def _last_stage(self) -> Algorithm:
         """The stage of `inner` whose model is tuned."""
         stage = self.inner.at(max(self.after, 1))
         # FedDisk's first rounds, for example, train only a density: then tune `inner`'s own model.

@@ -126,7 +126,7 @@ class LabelSets(Around):
         if self.mode != "private":
             return self.inner.init_client(params, buffers, data)
         # Cut first: `inner` must not store rows of labels that the client does not have.
-        sliced = rows_of_client(params, self._rows(params), data)
+        sliced = rows_of_client(params, self._head_names(params), data)
         data = data._replace(y=local_labels(data)[0])
         return {"client": {"id": data.id}, **self.inner.init_client(sliced, buffers, data)}
 
@@ -134,7 +134,7 @@ class LabelSets(Around):
         message = self.inner.broadcast(server, client)
         if self.mode != "private":
             return message
-        names, labels = self._rows(server["params"]), server["sets"]["slot"][client]
+        names, labels = self._head_names(server["params"]), server["sets"]["slot"][client]
         sliced = {
             part: {k: in_slots(v, labels) if k in names else v for k, v in tree.items()}
             for part, tree in message.items()
@@ -147,7 +147,7 @@ class LabelSets(Around):
     ) -> tuple[Parts, Parts]:
         if self.mode != "private":
             return self.inner.client_update(message, state, data, plans)
-        names, local = self._rows(message["params"]), message["slots"]["local"]
+        names, local = self._head_names(message["params"]), message["slots"]["local"]
         y, labels = local_labels(data)
         check_slots(local, labels, data)
         # Sort rows into the client's own order, empty slots last. The update is sorted back below.
@@ -155,7 +155,7 @@ class LabelSets(Around):
         inner_message = reordered({k: v for k, v in message.items() if k != "slots"}, names, order)
         slots = {"slots": {"held": torch.arange(len(local), device=local.device) < labels}}
         inner_state = padded(state, names, len(local)) | slots
-        update, changed = self._masked().client_update(
+        update, changed = self._with_masked_losses().client_update(
             inner_message, inner_state, data._replace(y=y), plans
         )
         return reordered(update, names, order.argsort()), cut_as(changed, names, state)
@@ -168,7 +168,7 @@ class LabelSets(Around):
         absences = {"absent": {"now": absent, "rounds": server["absent"]["rounds"] + absent}}
         if self.mode == "public":
             return self.inner.server_update(server, updates, seed) | absences
-        names, old = self._rows(server["params"]), server["params"]
+        names, old = self._head_names(server["params"]), server["params"]
         delta = self._by_label(server, ids, updates["delta"])
         shares = holder_shares(weight, label_sets, cap_of(updates["cohort"]))
         delta = row_mean(weight, shares, delta, names)
@@ -182,7 +182,7 @@ class LabelSets(Around):
         params, buffers = self.inner.model_for(server, state)
         if self.mode == "private":
             label_set = server["sets"]["held"][state["client"]["id"]]
-            params = only_labels(params, self._rows(params), label_set)
+            params = only_labels(params, self._head_names(params), label_set)
         return params, buffers
 
     def reveals(self) -> Mapping[str, str]:
@@ -225,10 +225,10 @@ class LabelSets(Around):
             )
         return method
 
-    def _rows(self, params: Params) -> tuple[str, ...]:
+    def _head_names(self, params: Params) -> tuple[str, ...]:
         return tuple(k for k in params if k.startswith(self.head))
 
-    def _masked(self) -> FedAvg | Scaffold | Ditto:
+    def _with_masked_losses(self) -> FedAvg | Scaffold | Ditto:
         """`inner` with every loss over the client's own labels."""
         shared = self._shared
         masked = replace(shared, objective=OwnLabels(shared.objective))
@@ -238,7 +238,7 @@ class LabelSets(Around):
 
     def _by_label(self, server: Parts, ids: Tensor, stacked: Params) -> Params:
         """Entries of a cohort with the head's rows ordered by label, as on the server."""
-        names, labels = self._rows(stacked), wire_labels(server, ids)
+        names, labels = self._head_names(stacked), wire_labels(server, ids)
         classes = server["sets"]["held"].shape[1]
         return {k: by_label(v, labels, classes) if k in names else v for k, v in stacked.items()}
 
@@ -250,5 +250,5 @@ class LabelSets(Around):
         # Shares over the population, so that a client that is not drawn keeps its part of c.
         shares = holder_shares(everyone, server["sets"]["held"])[ids]
         new = self._by_label(server, ids, updates["control"])
-        moved = row_mean(everyone[ids], shares, new, self._rows(new))
+        moved = row_mean(everyone[ids], shares, new, self._head_names(new))
         return {"control": add(server["control"], moved)}

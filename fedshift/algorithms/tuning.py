@@ -177,7 +177,7 @@ class CentralTuning(Around):
             )
         classes = server["sets"]["held"].shape[1]
         head_rows(params, self.head, classes)
-        if not self._moving(params):
+        if not self._trained_part(params):
             raise InputError(
                 f"central tuning has nothing to move: all of {list(self.head)} has "
                 'requires_grad=False; give part="all", or steps=0'
@@ -193,7 +193,9 @@ class CentralTuning(Around):
             sizes |= {"accuracy": len(MEASURED), "gain_se": len(MEASURED) - 1}
         tuning = {k: torch.zeros(n, dtype=torch.float64) for k, n in sizes.items()}
         return (
-            server | {"tuning": tuning} | self._stored(self._descent().start(self._moving(params)))
+            server
+            | {"tuning": tuning}
+            | self._stored(self._descent().start(self._trained_part(params)))
         )
 
     def at(self, t: int) -> Algorithm:
@@ -229,7 +231,7 @@ class CentralTuning(Around):
         opinions = self._opinions(after, server, updates, inputs[drawn], outputs, divisor)
         # Positions of the inputs in `drawn`, which is sorted.
         places = [torch.searchsorted(drawn, r) for r in rows]
-        tuned, moments = self._tuned(after, opinions, places)
+        tuned, moments = self._tune(after, opinions, places)
         measured = [self._evaluate(p, after["buffers"], opinions) for p in (after["params"], tuned)]
         loss, outside = (torch.tensor(v, dtype=torch.float64) for v in zip(*measured, strict=True))
         record |= {"loss": loss, "outside": outside}
@@ -249,7 +251,7 @@ class CentralTuning(Around):
         over = None if (self.loss, rules["mode"]) == ("kl", "private") else self.over
         return {"mode": rules["mode"], "tune": self.loss, "tune_over": over}
 
-    def _moving(self, params: Params) -> Params:
+    def _trained_part(self, params: Params) -> Params:
         part = split(params, self.head)[0] if self.part == "head" else params
         return self.model.trainable(part)
 
@@ -315,12 +317,12 @@ class CentralTuning(Around):
         far = farthest(self.loss, opinions.p[:, rows], self._predict(z, opinions), w)
         return far <= ROUNDINGS * torch.finfo(z.dtype).eps * (1.0 + z.abs().max())
 
-    def _tuned(
+    def _tune(
         self, server: Parts, opinions: Opinions, batches: list[Tensor]
     ) -> tuple[Params, Parts]:
         """(parameters, moments) after all steps; `batches` ends with the held-out rows, if any."""
         params, buffers = server["params"], server["buffers"]
-        moving, descent = self._moving(params), self._descent()
+        moving, descent = self._trained_part(params), self._descent()
         # New moments by default: old ones belong to another point than the new aggregate.
         moments = descent.start(moving)
         if self.moments == "kept":

@@ -124,14 +124,14 @@ def notes(importance: Params, clients: Iterable[int]) -> list[str]:
         (kept, "which costs more than it mends most often; take feddisk with useful = 0.3"),
     )
     return [
-        f"importance weights of {_named(some)} are worth {100 * min(some.values()):.3g} % of its "
-        f"examples, {end}"
+        f"importance weights of {_name_smallest(some)} are worth "
+        f"{100 * min(some.values()):.3g} % of its examples, {end}"
         for some, end in texts
         if some
     ]
 
 
-def _named(clients: Mapping[int, float]) -> str:
+def _name_smallest(clients: Mapping[int, float]) -> str:
     """Name the client with the smallest share: "client 3", or "client 3 (and of 2 more)"."""
     others = f" (and of {len(clients) - 1} more)" if len(clients) > 1 else ""
     return f"client {min(clients, key=lambda i: clients[i])}{others}"

@@ -47,7 +47,7 @@ class Decorrelation(Term):
         return True
 
     def __call__(self, view: View) -> Tensor:
-        unit = _standardised(view.out, view.batch.w)
+        unit = _standardise(view.out, view.batch.w)
         examples, d = unit.shape
         # ||A^T A|| = ||A A^T||, so compute the smaller of the two products.
         product = unit @ unit.T if examples < d else unit.T @ unit
@@ -60,7 +60,7 @@ class Decorrelation(Term):
         return self.beta * (size - 1) ** 2 / size * (squares - diagonal) / max(1, d * (d - 1))
 
 
-def _standardised(out: Params, w: Tensor) -> Tensor:
+def _standardise(out: Params, w: Tensor) -> Tensor:
     """A [B, d] with A^T A the correlations of the features, examples weighted by w [B]."""
     z = features_of(out)
     share = w.to(z.dtype)

@@ -183,12 +183,14 @@ class Classified:
     ) -> tuple[Tensor, Tensor]:
         answers = [scored(density, params, data.x)["logits"].sigmoid() for params in pair]
         odd = torch.arange(len(data.x), device=data.w.device) % 2 == 1
-        halves = [self._trained(torch.stack(answers, 1), rows, data, plans) for rows in (~odd, odd)]
+        halves = [
+            self._train_net(torch.stack(answers, 1), rows, data, plans) for rows in (~odd, odd)
+        ]
         of_even, of_odd = (scored(self.net, h, answers[1])["logits"] for h, _ in halves)
         loss = torch.stack([loss for _, loss in halves]).mean()
         return self.temper * torch.where(odd, of_even, of_odd).double(), loss
 
-    def _trained(
+    def _train_net(
         self, pairs: Tensor, rows: Tensor, data: ClientData, plans: Mapping[str, Plan]
     ) -> tuple[Params, Tensor]:
         """(h, its mean loss) after training on the rows [n] marked True; pairs [n, 2, D]."""

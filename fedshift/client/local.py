@@ -214,8 +214,9 @@ class Local:
             writable = s > 0 and live is None
             grad = self._decay(moving, step.grad)
             moved, after = descent(moving, grad, moments, lr, in_place=writable)
-            moving, buffers = _keep(live, moved, moving), _keep(live, step.buffers, buffers)
-            moments = {part: _keep(live, after[part], moments[part]) for part in after}
+            moving = _select_live(live, moved, moving)
+            buffers = _select_live(live, step.buffers, buffers)
+            moments = {part: _select_live(live, after[part], moments[part]) for part in after}
             losses.append(step.loss)  # a tensor: `float()` would wait for a GPU in every step
         return Trained(moving | frozen, buffers, _mean_loss(losses, plan, params))
 
@@ -273,7 +274,7 @@ def _without_remainder(n: int, size: int) -> str:
     return f"Use another batch size, such as {next(b for b in near if n % b != 1)}"
 
 
-def _keep(live: Tensor | None, new: Params, old: Params) -> Params:
+def _select_live(live: Tensor | None, new: Params, old: Params) -> Params:
     """`new` if the step is live, else `old`; live=None means that it is live for sure."""
     return new if live is None else map_(lambda a, b: torch.where(live, a, b), new, old)
 
@@ -359,14 +360,14 @@ def plan_many(
             return redrawn(like, n, source)
         return first_of_size.setdefault((name, n), phase.plan(n, t, source))
 
-    counts = _counts([data.w for _, data in clients])
+    counts = _example_counts([data.w for _, data in clients])
     return [
         {name: draw(name, phase, n, client) for name, phase in phases.items()}
         for (client, _), n in zip(clients, counts, strict=True)
     ]
 
 
-def _counts(importances: Sequence[Tensor]) -> list[int]:
+def _example_counts(importances: Sequence[Tensor]) -> list[int]:
     """The number of nonzero entries, which are the examples, of each client's importances."""
     if len({w.size(0) for w in importances}) == 1:  # one call for all clients
         return torch.stack(list(importances)).count_nonzero(1).tolist()

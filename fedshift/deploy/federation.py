@@ -87,7 +87,7 @@ def superlink(folder: Path, *, host: str, port: int) -> Iterator[Link]:
     # read.
     with alone_in(folder):
         check_port(host, port)
-        with _listening(folder, host, port) as link:
+        with _start_superlink(folder, host, port) as link:
             # In parallel, because each registration starts a Python process: for a hundred clients
             # that takes minutes.
             with ThreadPoolExecutor(4) as pool:
@@ -97,7 +97,7 @@ def superlink(folder: Path, *, host: str, port: int) -> Iterator[Link]:
 
 
 @contextlib.contextmanager
-def _listening(folder: Path, host: str, port: int) -> Iterator[Link]:
+def _start_superlink(folder: Path, host: str, port: int) -> Iterator[Link]:
     """Run a SuperLink, and wait until it answers. It knows no keys yet."""
     # Flower's commands on this machine need an address to connect to, not one to listen on.
     address = "127.0.0.1" if host in ("0.0.0.0", "") else host
@@ -220,7 +220,7 @@ def follow(run: str, out: Path, link: Link, listen: Listener, seen: int = 0) -> 
         if len(events) > seen and events[-1]["event"] == "failed":
             kind = KINDS.get(events[-1].get("exit_code", 0), TrainingError)
             raise kind(str(events[-1]["error"]))
-        if ended and (error := _loss(ended, run, out, link)):
+        if ended and (error := _error_of_loss(ended, run, out, link)):
             raise error
         if time.monotonic() - checked > STATUS:
             status, why = _status(run, link.env)
@@ -262,7 +262,7 @@ def _status(run: str, env: Mapping[str, str]) -> tuple[str, str]:
         return "", str(e)
 
 
-def _loss(ended: Ended, run: str, out: Path, link: Link) -> FedshiftError | None:
+def _error_of_loss(ended: Ended, run: str, out: Path, link: Link) -> FedshiftError | None:
     """The error of a run during which one of the server's processes ended."""
     if list(ended) == [SERVERAPP]:
         status, _ = _status(run, link.env)

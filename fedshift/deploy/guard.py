@@ -92,11 +92,11 @@ class Guard:
         elif is_for_nodes(scope) and self.unregistered > 0:
             await refuse(scope, send, 503, "keys are being registered; try again")
         elif scope["path"] == REGISTER:
-            await self._handle(scope, receive, self._counting(send))
+            await self._handle(scope, receive, self._count_registrations(send))
         else:
             await self._handle(scope, receive, send)
 
-    def _counting(self, send: Send) -> Send:
+    def _count_registrations(self, send: Send) -> Send:
         async def counted(message: MutableMapping[str, Any]) -> None:
             if message.get("status") == 200:  # Flower has accepted the key
                 self.unregistered -= 1

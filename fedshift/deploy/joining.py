@@ -245,7 +245,7 @@ class _Membership:
     def _why_not(self, ended: Ended) -> str:
         """Why it has not joined; a refusal only if it really came from the server."""
         if not ended.refused:
-            return f"{_how(ended)} before it had joined (see {self.log})"
+            return f"{_how_ended(ended)} before it had joined (see {self.log})"
         return clocks(self.server, self.place / "ca.crt") or (
             f"{self.server} does not let this client in ({ended.message}): it does not know the "
             f"key {self.place / 'key'}, or another process has joined with it"
@@ -261,7 +261,7 @@ class _Membership:
             self._report_end()
             return
         self.killed_at = time.monotonic()
-        text = _how(ended)
+        text = _how_ended(ended)
         # If it is killed for lack of memory, that will happen again: wait longer each time.
         self.pause = PAUSE if seconds > WELL else min(2 * self.pause, LONGEST)
         if text != self.last_report or seconds > WELL:
@@ -271,7 +271,7 @@ class _Membership:
         self.unready = self.not_joined_because
 
 
-def _how(ended: Ended) -> str:
+def _how_ended(ended: Ended) -> str:
     if ended.code >= 0:
         return f"the SuperNode failed ({ended.message})"
     return f"the SuperNode was ended by signal {-ended.code}, perhaps for lack of memory"
@@ -290,7 +290,7 @@ def node_command(place: Path, server: str) -> list[str]:
 
 def check_place(place: Path) -> str:
     """The node's configuration from a client's folder. Raises InputError for unusable files."""
-    client = _description(place)
+    client = _read_description(place)
     files = ("ca.crt", "key", "key.pub", "client.json", "site.toml", "experiment.toml", "flower")
     # The folder's Python files are checked, too, because a site's own code is run.
     check_unshared(place, *(place / name for name in files), *place.glob("*.py"))
@@ -302,7 +302,7 @@ def check_place(place: Path) -> str:
 
 def number_of(place: Path) -> int:
     """The number of the client, from 0, whose folder this is. Raises InputError for others."""
-    return int(_description(place)["partition"])
+    return int(_read_description(place)["partition"])
 
 
 def _check_chosen(file: Path, client: dict[str, Any]) -> None:
@@ -324,7 +324,7 @@ def _check_chosen(file: Path, client: dict[str, Any]) -> None:
 _OR_NONE = "give one of this installation, or leave {} out for the library's"
 
 
-def _description(place: Path) -> dict[str, Any]:
+def _read_description(place: Path) -> dict[str, Any]:
     """The contents of client.json. Raises InputError if they are not valid."""
     try:
         client = json.loads((place / "client.json").read_text(encoding="utf-8"))
@@ -352,7 +352,7 @@ def _description(place: Path) -> dict[str, Any]:
 
 def _environment(place: Path) -> dict[str, str]:
     """The environment of a client's SuperNode and of its apps."""
-    client, kept = _description(place), _state_folder(place.absolute())
+    client, kept = _read_description(place), _state_folder(place.absolute())
     chosen = {variable: client[key] for key, variable in CHOSEN.items() if key in client}
     return {**environment(place.absolute() / "flower"), KEEP: str(kept), **chosen}
 

@@ -50,9 +50,9 @@ def write_authority(folder: Path, hosts: Sequence[str], *, days: int = DAYS) -> 
     # The curve that Flower's documentation uses for clients' keys.
     authority = ec.generate_private_key(ec.SECP384R1())
     # Do this first: it checks the hosts, and no file may be left if one is invalid.
-    key, certificate = _server(authority, hosts, days)
+    key, certificate = _make_server_certificate(authority, hosts, days)
     _write(folder / "ca.key", _pem(authority), 0o600)
-    _write(folder / "ca.crt", _root(authority, LIVES * days), 0o644)
+    _write(folder / "ca.crt", _make_root_certificate(authority, LIVES * days), 0o644)
     _write(folder / "server.key", key, 0o600)
     _write(folder / "server.crt", certificate, 0o644)
 
@@ -65,16 +65,16 @@ def renew_server(folder: Path, hosts: Sequence[str] = (), *, days: int = DAYS) -
     extension that TLS needs. Clients must then get the new one before the old one ends. Raises
     InputError for files that cannot be read or written.
     """
-    authority = _authority(folder / "ca.key")
-    root, leaf = _certificate(folder / "ca.crt"), _certificate(folder / "server.crt")
+    authority = _read_authority_key(folder / "ca.key")
+    root, leaf = _read_certificate(folder / "ca.crt"), _read_certificate(folder / "server.crt")
     if not hosts:
         names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         hosts = [str(name.value) for name in names]
-    key, certificate = _server(authority, hosts, days)
+    key, certificate = _make_server_certificate(authority, hosts, days)
     end = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
-    old = root.not_valid_after_utc < end or bool(_missing(root))
+    old = root.not_valid_after_utc < end or bool(_missing_extensions(root))
     if old:
-        _replace(folder / "ca.crt", _root(authority, LIVES * days), 0o644)
+        _replace(folder / "ca.crt", _make_root_certificate(authority, LIVES * days), 0o644)
     # A crash between these two leaves a pair that `check_server` refuses; the next call repairs it.
     _replace(folder / "server.key", key, 0o600)
     _replace(folder / "server.crt", certificate, 0o644)
@@ -94,7 +94,7 @@ def check_certificate(path: Path) -> None:
 
     On Python 3.13 and later also for one without the extensions that its TLS demands.
     """
-    certificate = _certificate(path)
+    certificate = _read_certificate(path)
     first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     now = datetime.datetime.now(datetime.UTC)
     if not first <= now <= last:
@@ -103,7 +103,7 @@ def check_certificate(path: Path) -> None:
             f"clock says {now:{MINUTES}}: set the clock if it is wrong, else run `fedshift deploy "
             "renew` on the server, and hand out the ca.crt that it makes"
         )
-    if STRICT and (missing := _missing(certificate)):
+    if STRICT and (missing := _missing_extensions(certificate)):
         raise InputError(
             f"{path}: has no {missing}, and Python 3.13 and later refuse such certificates; run "
             "`fedshift deploy renew` on the server, and hand out the ca.crt that it makes"
@@ -112,7 +112,7 @@ def check_certificate(path: Path) -> None:
 
 def certificate_end(path: Path) -> float:
     """When a certificate ends, in seconds since 1970. Raises InputError for other files."""
-    return _certificate(path).not_valid_after_utc.timestamp()
+    return _read_certificate(path).not_valid_after_utc.timestamp()
 
 
 def check_server(folder: Path) -> None:
@@ -124,9 +124,9 @@ def check_server(folder: Path) -> None:
     for name in ("ca.crt", "server.crt"):
         check_certificate(folder / name)
     authority, certificate, key = folder / "ca.crt", folder / "server.crt", folder / "server.key"
-    _bytes(key)
+    _read_bytes(key)
     try:
-        _certificate(certificate).verify_directly_issued_by(_certificate(authority))
+        _read_certificate(certificate).verify_directly_issued_by(_read_certificate(authority))
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
     except (ValueError, TypeError, InvalidSignature):
         raise InputError(f"{certificate}: not signed by {authority}; {AGAIN}") from None
@@ -136,12 +136,12 @@ def check_server(folder: Path) -> None:
 
 def valid_until(path: Path) -> datetime.date:
     """The last day of a certificate. Raises InputError for other files."""
-    return _certificate(path).not_valid_after_utc.date()
+    return _read_certificate(path).not_valid_after_utc.date()
 
 
 def check_client_key(path: Path) -> None:
     """Raise InputError unless the file holds a client's private key."""
-    content = _bytes(path)
+    content = _read_bytes(path)
     try:
         key = load_ssh_private_key(content, None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
@@ -156,7 +156,7 @@ def check_pair(path: Path) -> None:
     check_client_key(path)
     if not public.is_file():
         return
-    key = load_ssh_private_key(_bytes(path), None).public_key()
+    key = load_ssh_private_key(_read_bytes(path), None).public_key()
     if key != read_client_key(public)[1]:
         raise InputError(
             f"{path}: not the key of {public}, which the server knows; take both from one folder "
@@ -167,7 +167,7 @@ def check_pair(path: Path) -> None:
 def read_client_key(path: Path) -> tuple[bytes, ec.EllipticCurvePublicKey]:
     """(a client's public key as its SuperNode sends it, in PEM; the key). Raises InputError."""
     try:
-        key = load_ssh_public_key(_bytes(path))
+        key = load_ssh_public_key(_read_bytes(path))
     except (ValueError, UnsupportedAlgorithm):
         raise InputError(f"{path}: not a public key; {AGAIN}") from None
     if not isinstance(key, ec.EllipticCurvePublicKey):
@@ -175,7 +175,7 @@ def read_client_key(path: Path) -> tuple[bytes, ec.EllipticCurvePublicKey]:
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo), key
 
 
-def _bytes(path: Path) -> bytes:
+def _read_bytes(path: Path) -> bytes:
     """The contents of a file. Raises InputError if it cannot be read."""
     try:
         return path.read_bytes()
@@ -183,15 +183,15 @@ def _bytes(path: Path) -> bytes:
         raise InputError(f"{path}: cannot be read: {e.strerror}; {AGAIN}") from None
 
 
-def _certificate(path: Path) -> x509.Certificate:
-    content = _bytes(path)
+def _read_certificate(path: Path) -> x509.Certificate:
+    content = _read_bytes(path)
     try:
         return x509.load_pem_x509_certificate(content)
     except ValueError:
         raise InputError(f"{path}: not a certificate; {AGAIN}") from None
 
 
-def _missing(certificate: x509.Certificate) -> str:
+def _missing_extensions(certificate: x509.Certificate) -> str:
     """Names of extensions that a certificate lacks for OpenSSL's strict check; "" for none."""
     root = certificate.subject == certificate.issuer
     wanted = (x509.SubjectKeyIdentifier, x509.KeyUsage) if root else (x509.AuthorityKeyIdentifier,)
@@ -201,9 +201,9 @@ def _missing(certificate: x509.Certificate) -> str:
     return " and no ".join(names)
 
 
-def _authority(path: Path) -> ec.EllipticCurvePrivateKey:
+def _read_authority_key(path: Path) -> ec.EllipticCurvePrivateKey:
     try:
-        key = load_pem_private_key(_bytes(path), None)
+        key = load_pem_private_key(_read_bytes(path), None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
         raise InputError(f"{path}: not a private key without a password; {AGAIN}") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
@@ -215,7 +215,7 @@ def _pem(key: ec.EllipticCurvePrivateKey, form: PrivateFormat = PrivateFormat.PK
     return key.private_bytes(Encoding.PEM, form, NoEncryption())
 
 
-def _root(authority: ec.EllipticCurvePrivateKey, days: int) -> bytes:
+def _make_root_certificate(authority: ec.EllipticCurvePrivateKey, days: int) -> bytes:
     """The authority's certificate, which it signs itself."""
     builder = (
         _builder(_AUTHORITY, authority, authority.public_key(), days)
@@ -226,7 +226,7 @@ def _root(authority: ec.EllipticCurvePrivateKey, days: int) -> bytes:
     return builder.sign(authority, hashes.SHA384()).public_bytes(Encoding.PEM)
 
 
-def _server(
+def _make_server_certificate(
     authority: ec.EllipticCurvePrivateKey, hosts: Sequence[str], days: int
 ) -> tuple[bytes, bytes]:
     """A new key and its certificate for these hosts."""

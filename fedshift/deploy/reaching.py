@@ -34,7 +34,7 @@ def address_of(server: str, what: str = "server") -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _trusting(authority: Path) -> ssl.SSLContext:
+def _trust_context(authority: Path) -> ssl.SSLContext:
     """A context that trusts only this certificate. Raises InputError if it cannot be read."""
     try:
         return ssl.create_default_context(cafile=str(authority))
@@ -51,7 +51,7 @@ def answers(server: str, authority: Path, wait: float = WAIT) -> str:
     for a server without TLS, and for an `authority` that cannot be read.
     """
     host, port = address_of(server)
-    context = _trusting(authority)
+    context = _trust_context(authority)
     try:
         # Only a TLS handshake, which shows whether the certificate is right.
         with (
@@ -89,7 +89,7 @@ def clocks(server: str, authority: Path) -> str:
     The server's time is in the headers of any of its answers.
     """
     host, port = address_of(server)
-    context = _trusting(authority)
+    context = _trust_context(authority)
     connection = http.client.HTTPSConnection(host, port, timeout=WAIT, context=context)
     try:
         with contextlib.closing(connection):

@@ -60,9 +60,9 @@ class Watch:
         lost = [command for pid, command in ended.items() if pid not in self._before]
         self.seen.update(descendants(self.process.pid))
         over = {} if code is None else {SUPERLINK: code}
-        return over | {name: None for name, word in COMMANDS.items() if self._lost(word, lost)}
+        return over | {name: None for name, word in COMMANDS.items() if self._has_ended(word, lost)}
 
-    def _lost(self, word: str, lost: Iterable[str]) -> bool:
+    def _has_ended(self, word: str, lost: Iterable[str]) -> bool:
         return any(word in c for c in lost) and not any(word in c for c in self.seen.values())
 
 

@@ -163,18 +163,18 @@ def app_of(
     @failing
     def train(message: Message, context: Context) -> RecordDict:
         _check_new(message.content, context)
-        kept = _place_of(keep, message.content, context)
+        kept = _state_place(keep, message.content, context)
         update, state = _train(visit(context), message.content, context, kept)
         _check_size(update, message.content)
         answer = RecordDict({**to_records(update), "run": message.content["run"]})
         # Store the state last, so that a failure before does not change the client.
-        _keep(state, _round(message.content), context, kept)
+        _store_state(state, _round(message.content), context, kept)
         return answer
 
     @app.evaluate()
     @failing
     def evaluate(message: Message, context: Context) -> RecordDict:
-        kept = _place_of(keep, message.content, context)
+        kept = _state_place(keep, message.content, context)
         return _evaluate(visit(context), message.content, context, kept, leave)
 
     app.query("router")(failing(lambda m, c: _answer_router(visit(c), m.content)))
@@ -188,7 +188,7 @@ def _answer_state(message: Message, context: Context) -> RecordDict:
     return RecordDict(dict(to_records(to_parts(context.state.array_records, STATE), STATE)))
 
 
-def _keep(state: Parts, t: int, context: Context, disk: Kept | None) -> None:
+def _store_state(state: Parts, t: int, context: Context, disk: Kept | None) -> None:
     """Store the client's state after round t: on disk first, since that may fail."""
     has_state = any(state.values())
     # Most methods have no client state: then write no file.
@@ -294,7 +294,7 @@ def _register(site: Site, request: RecordDict) -> RecordDict:
     return RecordDict({"who": identity, "table": to_record({k: table[k] for k in columns})})
 
 
-def _place_of(keep: Path | None, sent: RecordDict, context: Context) -> Kept | None:
+def _state_place(keep: Path | None, sent: RecordDict, context: Context) -> Kept | None:
     """Where this client's state in the run is stored; None without a folder or a run's name."""
     run = fields_of(sent, "run")
     if keep is None or "name" not in run:

@@ -35,16 +35,16 @@ def with_rows(server: Parts, before: Parts, after: Parts, clients: Sequence[int]
             old = before[part][name]
             if old.shape == new.shape and torch.equal(old, new):
                 continue
-            if not (old.shape == new.shape and torch.equal(_patched(old, new, clients), new)):
+            if not (old.shape == new.shape and torch.equal(_patch_rows(old, new, clients), new)):
                 raise InputError(
                     f'this method mixes the counts of all clients before round 1 ("{part}/{name}"),'
                     " so that none can join late"
                 )
-            changed[part][name] = _patched(server[part][name], new, clients)
+            changed[part][name] = _patch_rows(server[part][name], new, clients)
     return changed
 
 
-def _patched(column: Tensor, new: Tensor, clients: Sequence[int]) -> Tensor:
+def _patch_rows(column: Tensor, new: Tensor, clients: Sequence[int]) -> Tensor:
     """The column with these clients' rows taken from `new`, if it has a row for each client."""
     if not column.dim() or len(column) <= max(clients):
         return column

@@ -125,7 +125,7 @@ def meet(
     do not exist, and clients with another model or another number of classes.
     """
     least = expected.clients if min_clients is None else min_clients
-    ids = _wait(grid, expected.clients, least, patience, tell)
+    ids = _wait_for_nodes(grid, expected.clients, least, patience, tell)
     names = names_of(grid)
     replies = _ask(grid, ids, expected, patience)
     registered = _by_client(
@@ -211,12 +211,12 @@ def check_name(node: int, client: int, names: Mapping[int, str]) -> None:
         )
 
 
-def _wait(grid: Grid, clients: int, least: int, patience: float, tell: Tell) -> list[int]:
+def _wait_for_nodes(grid: Grid, clients: int, least: int, patience: float, tell: Tell) -> list[int]:
     """The ids of all nodes, when all clients are connected, or `least` of them after `patience`."""
     end, attendance = time.monotonic() + patience, Attendance(clients, tell)
 
     def missing() -> list[str]:
-        return _absent(clients, names_of(grid))
+        return _absent_clients(clients, names_of(grid))
 
     while len(ids := sorted(grid.get_node_ids())) < clients:
         attendance.see(ids, missing)
@@ -225,21 +225,21 @@ def _wait(grid: Grid, clients: int, least: int, patience: float, tell: Tell) -> 
                 break
             raise InputError(
                 f"{len(ids)} of {clients} clients are connected after {patience:g} s"
-                f"{_missing(clients, names_of(grid))}; start the others, or expect fewer"
+                f"{_missing_text(clients, names_of(grid))}; start the others, or expect fewer"
             )
         time.sleep(0.05)  # Flower has no event for a new node
     attendance.see(ids, missing)
     return ids
 
 
-def _missing(clients: int, names: Mapping[int, str]) -> str:
+def _missing_text(clients: int, names: Mapping[int, str]) -> str:
     """Text that names the missing clients, else the connected nodes; "" if nodes have no names."""
-    if absent := _absent(clients, names):
+    if absent := _absent_clients(clients, names):
         return f", without {', '.join(absent)}"
     return f" ({', '.join(sorted(names.values()))})" if names else ""
 
 
-def _absent(clients: int, names: Mapping[int, str]) -> list[str]:
+def _absent_clients(clients: int, names: Mapping[int, str]) -> list[str]:
     """The clients that are not connected; [] if nodes do not have the names of clients' folders."""
     connected, places = set(names.values()), [f"client-{i}" for i in range(clients)]
     ours = connected and not connected - set(places)

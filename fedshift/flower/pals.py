@@ -85,7 +85,7 @@ class FedPALS(Strategy):
                 raise InputError(f"{name}={described(value)}: must be a number")
         self.rule = Pals(_shares(target), lam, ess, cap, fidelity)
         self.table = LabelTable(len(self.rule.target), label_counts)
-        self.inner = FedAvg() if inner is None else _sound(inner)
+        self.inner = FedAvg() if inner is None else _check_sound(inner)
         self.sent: Arrays = {}
         self.names: dict[int, str] = {}
         self.asked = 0
@@ -265,7 +265,7 @@ def _node(message: Message) -> int:
     return int(message.metadata.src_node_id)
 
 
-def _sound(inner: Strategy) -> FedAvg:
+def _check_sound(inner: Strategy) -> FedAvg:
     """The strategy, if its step is one of `SOUND`'s. Raises InputError otherwise."""
     # Compare the method, not the class: a subclass may sample differently, but not step.
     steps = {one.aggregate_train for one in SOUND}

@@ -238,7 +238,7 @@ class AlgorithmStrategy(Strategy):
         connected = set(grid.get_node_ids())
         self.lost = self._absent(drawn.tolist(), connected)
         # Leave absent clients out before weights are solved, so that the others share all weight.
-        self.opened = self._open(current, drawn, t)
+        self.opened = self._open_for_connected(current, drawn, t)
         self.reported, self.sent_messages = set(), []
         self._report_drops(t, self.lost)
         asked = self.opened.ids[self.opened.asked].tolist()
@@ -395,23 +395,23 @@ class AlgorithmStrategy(Strategy):
         self.sent_messages.append((client, message.metadata))
         return message
 
-    def _open(self, current: Round, drawn: Tensor, t: int) -> Opened:
+    def _open_for_connected(self, current: Round, drawn: Tensor, t: int) -> Opened:
         """Open the round for connected clients; contact none if no weights exist for them."""
         lost = {dropped.client for dropped in self.lost}
         present = [i for i in drawn.tolist() if i not in lost]
         try:
             if present:
-                return self._opened(current, torch.tensor(present), t)
+                return self._open_round(current, torch.tensor(present), t)
         except InputError as e:
             if not lost:
                 raise
             why = f"not asked: there are no weights over those connected: {e}"
             self.lost += [Dropped(i, why, "lost") for i in present]
         # Open it without asking anyone: the usual code then closes the round (skips or refuses it).
-        opened = self._opened(current, drawn, t)
+        opened = self._open_round(current, drawn, t)
         return opened._replace(asked=torch.zeros_like(opened.asked))
 
-    def _opened(self, current: Round, ids: Tensor, t: int) -> Opened:
+    def _open_round(self, current: Round, ids: Tensor, t: int) -> Opened:
         return open_round(self.algorithm, current.server, ids, t, self.gate.max_weight)
 
     def _admit(self, opened: Opened, messages: Iterable[Message]) -> Admitted:

@@ -50,7 +50,7 @@ def products(a: Tensor, b: Tensor, first: Tensor | None = None) -> Tensor:
     """a_i b_i [c, m, n] of a [c, m, k] and b [c, k, n], plus first [c, m, 1] if it is given."""
     if not (by_onednn(a, b.shape[2]) and b.dtype == a.dtype):
         return torch.bmm(a, b) if first is None else torch.baddbmm(first, a, b)
-    each = list(_each(a, b))
+    each = list(_onednn_products(a, b))
     whole = torch.stack(each) if len(each) > 1 else each[0][None]
     return whole if first is None else whole.add_(first)
 
@@ -58,7 +58,7 @@ def products(a: Tensor, b: Tensor, first: Tensor | None = None) -> Tensor:
 def add_products(into: Tensor, a: Tensor, b: Tensor) -> None:
     """Add a_i b_i to into_i in place, into [c, m, n]."""
     if by_onednn(a, b.shape[2]) and b.dtype == a.dtype:
-        for total, product in zip(into.unbind(), _each(a, b), strict=True):
+        for total, product in zip(into.unbind(), _onednn_products(a, b), strict=True):
             total.add_(product)
     else:
         into.baddbmm_(a, b)
@@ -70,7 +70,7 @@ def by_onednn(a: Tensor, columns: int) -> bool:
     return large and faster() and a.device.type == "cpu" and a.dtype == torch.float32
 
 
-def _each(a: Tensor, b: Tensor) -> Iterator[Tensor]:
+def _onednn_products(a: Tensor, b: Tensor) -> Iterator[Tensor]:
     """The products a_i b_i by oneDNN, one after the other."""
     # oneDNN multiplies x w^T, as in a linear layer. It copies x if x is transposed in memory; w may
     # have either layout. So if a is transposed, compute (b^T a^T)^T instead, unless that costs

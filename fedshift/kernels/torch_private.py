@@ -27,18 +27,18 @@ HOLDERS = ("_parameters", "_buffers", "_modules")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-def _tried(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+def _after_trial(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     """The function, after a trial call: in another torch it may take other arguments."""
     function(*arguments, **named)
     return function
 
 
-def _tried_backward() -> Any:
+def _try_backward() -> Any:
     # requires_grad=True on creation, because vmap refuses `requires_grad_`.
     x = torch.ones(1, dtype=torch.float32, device="cpu", requires_grad=True)
     run = torch.autograd.Variable._execution_engine.run_backward
     options = {"allow_unreachable": True, "accumulate_grad": False}
-    return _tried(run, ((2 * x).sum(),), (_ones(),), False, False, (x,), **options)
+    return _after_trial(run, ((2 * x).sum(),), (_ones(),), False, False, (x,), **options)
 
 
 def _ones(*shape: int) -> Tensor:
@@ -46,29 +46,29 @@ def _ones(*shape: int) -> Tensor:
     return torch.ones(shape, dtype=torch.float32, device="cpu")
 
 
-def _tried_max_pool() -> Any:
+def _try_max_pool() -> Any:
     place = torch.zeros((1, 1, 1, 1), dtype=torch.int64, device="cpu")
     function = torch.ops.aten.max_pool2d_with_indices_backward.default
     given, x = _ones(1, 1, 1, 1), _ones(1, 1, 2, 2)
-    return _tried(function, given, x, [2, 2], [2, 2], [0, 0], [1, 1], False, place)
+    return _after_trial(function, given, x, [2, 2], [2, 2], [0, 0], [1, 1], False, place)
 
 
 # Functions, not values: a torch that lacks a name must still import this module. Each raises an
 # exception if the name is missing or does not accept our arguments.
 _NAMES: dict[str, Callable[[], Any]] = {
-    "run_backward": _tried_backward,
-    "linear_pointwise": lambda: _tried(
+    "run_backward": _try_backward,
+    "linear_pointwise": lambda: _after_trial(
         torch.ops.mkldnn._linear_pointwise.default,
         *(_ones(2, 3), _ones(4, 3), None, "none", [], ""),
     ),
-    "log_softmax_backward": lambda: _tried(
+    "log_softmax_backward": lambda: _after_trial(
         torch.ops.aten._log_softmax_backward_data.default,
         *(_ones(1, 2), _ones(1, 2), 1, torch.float32),
     ),
-    "threshold_backward": lambda: _tried(
+    "threshold_backward": lambda: _after_trial(
         torch.ops.aten.threshold_backward.default, _ones(2), _ones(2), 0.0
     ),
-    "max_pool_backward": _tried_max_pool,
+    "max_pool_backward": _try_max_pool,
     "global_hooks": lambda: nn.modules.module._has_any_global_hook,
     "is_wrapped": lambda: torch._C._functorch.is_functorch_wrapped_tensor,
     "holders": lambda: [getattr(nn.Identity(), name) for name in HOLDERS],

@@ -50,13 +50,16 @@ class Heads:
     @classmethod
     def of(cls, net: nn.Module, shared: Pair, served: Mapping[int, Pair]) -> Heads | None:
         """The module in which models differ; None for several, or if all of the network differs."""
-        names = _differing(shared, served)
-        prefix = _common([k.split(".")[:-1] for k in names])
+        names = _differing_names(shared, served)
+        prefix = _common_prefix([k.split(".")[:-1] for k in names])
         if not prefix or any(not k.startswith(prefix) for k in _aliases(net, names)):
             return None
         module = net.get_submodule(prefix[:-1])
         needed = {k for k, _ in chain(module.named_parameters(), module.named_buffers())}
-        tensors = {i: (_within(p, prefix), _within(b, prefix)) for i, (p, b) in served.items()}
+        tensors = {
+            i: (_entries_within(p, prefix), _entries_within(b, prefix))
+            for i, (p, b) in served.items()
+        }
         if any(needed != {*p, *b} for p, b in tensors.values()):
             return None
         return cls(module, Model(module), tensors)
@@ -123,7 +126,7 @@ class Answers:
     @cached_property
     def one(self) -> bool:
         """Whether all clients serve the shared model."""
-        return not _differing(self.shared, self.served)
+        return not _differing_names(self.shared, self.served)
 
     @cached_property
     def heads(self) -> Heads | None:
@@ -144,10 +147,10 @@ class Answers:
             hook.remove()
         inner = _only_input(calls, out["logits"], len(x))
         if inner is not None and not self._tried:
-            self._tried.append(self._as_plain(self.heads, x[:TRIED], inner[:TRIED]))
+            self._tried.append(self._equals_plain_pass(self.heads, x[:TRIED], inner[:TRIED]))
         return Seen(out, inner if self._tried == [True] else None)
 
-    def _as_plain(self, heads: Heads, x: Tensor, inner: Tensor) -> bool:
+    def _equals_plain_pass(self, heads: Heads, x: Tensor, inner: Tensor) -> bool:
         """Whether `heads` gives the same logits as a whole pass of a client's model."""
         shared = self.shared[0] | self.shared[1]
         for i, pair in self.served.items():
@@ -233,14 +236,14 @@ def _few_softmax(logits: Tensor) -> Tensor:
     return logits.T.contiguous().double().softmax(0).T
 
 
-def _differing(shared: Pair, served: Mapping[int, Pair]) -> set[str]:
+def _differing_names(shared: Pair, served: Mapping[int, Pair]) -> set[str]:
     """Names of tensors that are other objects for some client; comparing values would be slow."""
     common = shared[0] | shared[1]
     return {k for pair in served.values() for part in pair for k, v in part.items()
             if v is not common.get(k)}  # fmt: skip
 
 
-def _common(paths: Sequence[Sequence[str]]) -> str:
+def _common_prefix(paths: Sequence[Sequence[str]]) -> str:
     """The longest common beginning of module paths, as a prefix "a.b.", or ""."""
     same = []
     for names in zip(*paths, strict=False):
@@ -258,7 +261,7 @@ def _aliases(net: nn.Module, names: set[str]) -> Iterator[str]:
     return (k for k, v in tensors if id(v) in ids)
 
 
-def _within(tree: Params, prefix: str) -> Params:
+def _entries_within(tree: Params, prefix: str) -> Params:
     return {k.removeprefix(prefix): v for k, v in tree.items() if k.startswith(prefix)}
 
 

@@ -117,7 +117,7 @@ class Router:
             raise InputError("no client has taken part yet: train for a round, then route")
         served = {i: algorithm.model_for(server, states[i]) for i in sorted(states)}
         # Private tensors of any client will do: the router must not depend on them.
-        return cls._made(algorithm.model, server, served[min(served)], served, served, prior)
+        return cls._make(algorithm.model, server, served[min(served)], served, served, prior)
 
     @classmethod
     def of_sites(
@@ -133,10 +133,10 @@ class Router:
         first: the first model, for private parts, which the router does not depend on. Raises
         InputError as `of` does. `predict` of the result always raises InputError.
         """
-        return cls._made(algorithm.model, server, first, sorted(took_part), {}, prior)
+        return cls._make(algorithm.model, server, first, sorted(took_part), {}, prior)
 
     @classmethod
-    def _made(
+    def _make(
         cls, model: Model, server: Parts, pair: tuple[Params, Params], ids: Iterable[int],
         served: Mapping[int, tuple[Params, Params]], prior: Prior,
     ) -> Router:  # fmt: skip
@@ -332,7 +332,7 @@ class Router:
             return self.fitted(way, here, seed, novelty, cap)
         fresh_ones = Here(*self._sight.of_clients(fresh, "a held-out example"))
         fold = Fold(bounded(here, cap).whole, bounded(fresh_ones, cap).whole)
-        return self._fitted(way, bounded(here, cap), [fold], novelty)
+        return self._fit(way, bounded(here, cap), [fold], novelty)
 
     def fitted(
         self, way: Way, clients: Clients, seed: int = 0, novelty: float | None = None,
@@ -344,9 +344,9 @@ class Router:
         """
         clients = bounded(clients, cap)
         folds = [clients.fold(k) for k in folds_of(clients.whole.sizes)]
-        return self._fitted(way, clients, folds, novelty)
+        return self._fit(way, clients, folds, novelty)
 
-    def _fitted(
+    def _fit(
         self, way: Way, clients: Clients, folds: Sequence[Fold], novelty: float | None
     ) -> Router:
         whole = clients.whole

@@ -77,7 +77,7 @@ def solve_face(problem: Problem, lam: float, status: Codes, *, exact: bool = Fal
     free, at_cap = status == FREE, status == AT_CAP
     weights = np.where(at_cap, problem.upper, 0.0)
     if not free.any():
-        return _vertex(problem, lam, status, weights)
+        return _solve_vertex(problem, lam, status, weights)
     sizes, rows = problem.sizes[free], problem.rows[free]
     total, root = sizes.sum(), np.sqrt(sizes)
     mean = sizes @ rows / total
@@ -86,7 +86,7 @@ def solve_face(problem: Problem, lam: float, status: Codes, *, exact: bool = Fal
     x *= root[:, None]
     d = -mass * mean - weights[at_cap] @ problem.rows[at_cap]
 
-    solve = _orthogonal if exact or lam == 0.0 else _ridge
+    solve = _solve_orthogonal if exact or lam == 0.0 else _solve_ridge
     # Singular values of X below this are rounding: X is scaled by sqrt(n).
     noise = RANK_TOLERANCE * math.sqrt(total)
     if problem.price is None:
@@ -125,7 +125,7 @@ def _split_price(x: Floats, c: Floats) -> tuple[Floats, Floats]:
     return q, np.where(np.abs(rest) <= rounding, 0.0, rest)
 
 
-def _vertex(problem: Problem, lam: float, status: Codes, weights: Floats) -> Face:
+def _solve_vertex(problem: Problem, lam: float, status: Codes, weights: Floats) -> Face:
     w = residual(problem, weights) / lam if lam > 0.0 else np.zeros(problem.rows.shape[1])
     # Without a free weight theta may be anything between two bounds: take the middle.
     score = pull(problem, lam, w, 0.0)
@@ -135,15 +135,19 @@ def _vertex(problem: Problem, lam: float, status: Codes, weights: Floats) -> Fac
     return Face(weights, w, float(ends[np.isfinite(ends)].mean()))
 
 
-def _ridge(x: Floats, d: Floats, lam: float, noise: float) -> tuple[Floats, Floats]:
+def _solve_ridge(x: Floats, d: Floats, lam: float, noise: float) -> tuple[Floats, Floats]:
     """u and w = (d - X^T u) / lam for the ridge problem of `solve_face`, by normal equations."""
     try:
-        return _ridge_wide(x, d, lam) if x.shape[0] < x.shape[1] else _ridge_tall(x, d, lam)
+        return (
+            _solve_ridge_wide(x, d, lam)
+            if x.shape[0] < x.shape[1]
+            else _solve_ridge_tall(x, d, lam)
+        )
     except scipy.linalg.LinAlgError:
-        return _orthogonal(x, d, lam, noise)
+        return _solve_orthogonal(x, d, lam, noise)
 
 
-def _ridge_tall(x: Floats, d: Floats, lam: float) -> tuple[Floats, Floats]:
+def _solve_ridge_tall(x: Floats, d: Floats, lam: float) -> tuple[Floats, Floats]:
     inner = x.T @ x
     shifted = inner.copy()
     shifted[np.diag_indices_from(shifted)] += lam
@@ -155,7 +159,7 @@ def _ridge_tall(x: Floats, d: Floats, lam: float) -> tuple[Floats, Floats]:
     return x @ w, w
 
 
-def _ridge_wide(x: Floats, d: Floats, lam: float) -> tuple[Floats, Floats]:
+def _solve_ridge_wide(x: Floats, d: Floats, lam: float) -> tuple[Floats, Floats]:
     inner = x @ x.T
     inner[np.diag_indices_from(inner)] += lam
     factor = scipy.linalg.cho_factor(inner, overwrite_a=True, check_finite=False)
@@ -170,8 +174,8 @@ def _ridge_wide(x: Floats, d: Floats, lam: float) -> tuple[Floats, Floats]:
     return u, w
 
 
-def _orthogonal(x: Floats, d: Floats, lam: float, noise: float) -> tuple[Floats, Floats]:
-    """`_ridge` by singular vectors, also for lam = 0, where u is the least-norm least squares.
+def _solve_orthogonal(x: Floats, d: Floats, lam: float, noise: float) -> tuple[Floats, Floats]:
+    """`_solve_ridge` by singular vectors, also for lam = 0 (u is then the shortest solution).
 
     It avoids two errors of the normal equations. In w, the part of d outside the span of the rows
     is divided by lam; here it cannot leak into u. And u is not computed as X w, which cancels if
@@ -261,7 +265,7 @@ class _Faults:
         return bool(self.below.any() or self.above.any())
 
 
-def _faults(problem: Problem, lam: float, status: Codes, face: Face) -> _Faults:
+def _find_faults(problem: Problem, lam: float, status: Codes, face: Face) -> _Faults:
     # Smaller violations are rounding, and pivoting on them would cycle.
     tolerance = 1e-13 / problem.sizes.size
     rounding = problem.sizes * (1e-15 * float(np.linalg.norm(face.w)))
@@ -283,7 +287,7 @@ def block_pivots(problem: Problem, lam: float, status: Codes) -> Iterator[Soluti
     for _ in range(BLOCK_ROUNDS):
         face = solve_face(problem, lam, status)
         yield _candidate(problem, lam, face, status)
-        faults = _faults(problem, lam, status, face)
+        faults = _find_faults(problem, lam, status, face)
         following = status.copy()
         if faults.infeasible:
             following[faults.below > 0] = AT_ZERO
@@ -307,7 +311,7 @@ def ratio_tests(problem: Problem, lam: float, start: Solution) -> Iterator[Solut
     affordable = 5 + int(RATIO_WORK / (problem.rows.size * min(problem.rows.shape)))
     for _ in range(min(RATIO_ROUNDS, affordable)):
         face = solve_face(problem, lam, status)
-        faults = _faults(problem, lam, status, face)
+        faults = _find_faults(problem, lam, status, face)
         if faults.infeasible:
             weights, status = _step_towards(problem, weights, face.weights, status, faults)
             continue

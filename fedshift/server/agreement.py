@@ -42,7 +42,7 @@ def mse(p: Tensor, q: Tensor, w: Tensor) -> Tensor:
     It is 0 only if q = p_k on Y_k for every k. Clients with different label sets do not allow that,
     because each p_k sums to 1 over its Y_k.
     """
-    return _weighed(w.to(p.dtype), (p - q).square().sum(2))
+    return _weighted_mean(w.to(p.dtype), (p - q).square().sum(2))
 
 
 def pairwise(p: Tensor, q: Tensor, w: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ def pairwise(p: Tensor, q: Tensor, w: Tensor) -> Tensor:
     for every k, which includes the trivial minimum q(Y_k|x) = 0.
     """
     both = p.square().sum(2) * q.square().sum(2) - (p * q).sum(2).square()
-    return _weighed(w.to(p.dtype) * 2.0, both)
+    return _weighted_mean(w.to(p.dtype) * 2.0, both)
 
 
 def kl(p: Tensor, log_q: Tensor, w: Tensor) -> Tensor:
@@ -62,10 +62,10 @@ def kl(p: Tensor, log_q: Tensor, w: Tensor) -> Tensor:
     logits of Y_k is (1/B) sum_k w_k (q|k - p_k), and exactly 0 by all others. The loss is 0 if
     q|k = p_k for every k; so the truth minimises it if each p_k is the truth renormalised on Y_k.
     """
-    return _weighed(w.to(p.dtype), (torch.xlogy(p, p) - p * log_q).sum(2))
+    return _weighted_mean(w.to(p.dtype), (torch.xlogy(p, p) - p * log_q).sum(2))
 
 
-def _weighed(w: Tensor, each: Tensor) -> Tensor:
+def _weighted_mean(w: Tensor, each: Tensor) -> Tensor:
     """sum_k w_k (1/B) sum_x each_k(x), []: each [C, B]."""
     return (w * each.mean(1)).sum() if w.ndim == 1 else (w * each).mean(1).sum()
 

@@ -45,7 +45,8 @@ from fedshift.server.simplex import (
 )
 
 # Slopes that differ by less than this (besides the gap of the projection) count as equal, for
-# clients whose rows differ by 1. If all are near each other and the target it is less, see `_tie`.
+# clients whose rows differ by 1. If all are near each other and the target it is less, see
+# `_tie_tolerance`.
 TIE = 1e-14
 # A projection with this gap is exact if clients differ by more than `APART`. For clients that are
 # closer the gap must be smaller, in proportion to the square of their distance.
@@ -69,7 +70,7 @@ def project(problem: Problem) -> Floats:
             near = _project_by_columns(problem.rows)
             # If clients differ little, their differences are lost beside the added row of ones
             # (sum a = 1): accept the result only if its gap is small enough.
-            far = _reach(problem, near) >= APART
+            far = _largest_distance(problem, near) >= APART
             if far or _distance_gap(problem, near) <= _exact_gap(problem, near):
                 return near
         except RuntimeError:
@@ -97,10 +98,10 @@ def _distance_gap(problem: Problem, weights: Floats) -> float:
 
 def _exact_gap(problem: Problem, weights: Floats) -> float:
     """The gap up to which a projection counts as exact."""
-    return EXACT * min(1.0, (_reach(problem, weights) / APART) ** 2)
+    return EXACT * min(1.0, (_largest_distance(problem, weights) / APART) ** 2)
 
 
-def _reach(problem: Problem, weights: Floats) -> float:
+def _largest_distance(problem: Problem, weights: Floats) -> float:
     """max_i ||S_i - S^T a||: the largest distance of a client from the given mixture."""
     offsets = problem.rows - weights @ problem.rows
     return float(np.sqrt(np.einsum("ij,ij->i", offsets, offsets).max()))
@@ -138,7 +139,7 @@ def max_ess(problem: Problem, nearest: Floats, barred: Flags) -> Solution:
     of the hull that v lies on. The others are fixed (at zero, or at their cap), and the problem is
     solved again on the face, with v as the target.
     """
-    face = _face(problem, nearest, barred)
+    face = _make_face(problem, nearest, barred)
     if too_large(problem) or face.mass < 1e-14:
         error = np.inf if too_large(problem) else face.off_face
         zero = np.zeros(problem.rows.shape[1])
@@ -156,7 +157,7 @@ def near_max_ess(problem: Problem, lam: float, nearest: Floats, limit: Solution)
     and the limit a0 itself. Because S^T a0 = v, any w and theta prove for the latter that
     ||a - a0||_1 <= sqrt(N (allocation_gap + lam ||w||^2)).
     """
-    face = _face(problem, nearest, np.zeros_like(nearest, dtype=np.bool_))
+    face = _make_face(problem, nearest, np.zeros_like(nearest, dtype=np.bool_))
     if too_large(problem) or face.mass < 1e-14:
         return replace(limit, error=np.inf)
     part = face.part
@@ -214,8 +215,8 @@ class _Face:
         return Solution(weights, status, w, theta, error)
 
 
-def _face(problem: Problem, nearest: Floats, barred: Flags) -> _Face:
-    status = _exposed(problem, nearest)
+def _make_face(problem: Problem, nearest: Floats, barred: Flags) -> _Face:
+    status = _face_status(problem, nearest)
     status[barred] = AT_ZERO
     fixed = np.where(status == AT_CAP, problem.upper, 0.0)
     mass, free = 1.0 - float(fixed.sum()), status == FREE
@@ -274,7 +275,7 @@ def _projection_error(
     if margins.size == 0:
         return missed, 0.0
     least = float(margins.min())
-    if least < _tie(problem, nearest) / 4:
+    if least < _tie_tolerance(problem, nearest) / 4:
         return missed, math.inf
     return missed, missed**2 / (2.0 * least)
 
@@ -285,13 +286,13 @@ def _stays_off(problem: Problem, lam: float, nearest: Floats, solution: Solution
     With l the slope on the face, this needs s_i - l >= lam (rows_i . w + theta) at zero and
     s_i - l <= lam (rows_i . w + theta - u_i / n_i) at the cap, by more than rounding.
     """
-    slopes, status = _slopes(problem, nearest), _exposed(problem, nearest)
+    slopes, status = _slopes(problem, nearest), _face_status(problem, nearest)
     level = slopes[linear_minimiser(slopes, problem.upper) > 0.0].max()
     pull = lam * (problem.rows @ solution.w + solution.theta)
     zero, capped = status == AT_ZERO, status == AT_CAP
     least = slopes[zero] - level - pull[zero]
     most = slopes[capped] - level - pull[capped] + lam * (problem.upper / problem.sizes)[capped]
-    margin = _tie(problem, nearest) / 4
+    margin = _tie_tolerance(problem, nearest) / 4
     return bool((least >= margin).all() and (most <= -margin).all())
 
 
@@ -331,7 +332,7 @@ def _onto_target(problem: Problem, near: Solution) -> Solution:
     )
 
 
-def _exposed(problem: Problem, nearest: Floats) -> Codes:
+def _face_status(problem: Problem, nearest: Floats) -> Codes:
     """The status [M] of clients at v: free where the slope equals that at which filling stops.
 
     "Filling" gives weight to clients in ascending order of slopes until the sum is 1
@@ -344,15 +345,15 @@ def _exposed(problem: Problem, nearest: Floats) -> Codes:
     if float(np.linalg.norm(nearest @ problem.rows)) <= ON_TARGET:
         return status
     level = slopes[linear_minimiser(slopes, problem.upper) > 0.0].max()
-    tie = _tie(problem, nearest) + linear_gap(slopes, nearest, problem.upper)
+    tie = _tie_tolerance(problem, nearest) + linear_gap(slopes, nearest, problem.upper)
     status[(slopes > level + tie) & (nearest <= 0.0)] = AT_ZERO
     status[(slopes < level - tie) & (nearest >= problem.upper)] = AT_CAP
     return status
 
 
-def _tie(problem: Problem, nearest: Floats) -> float:
+def _tie_tolerance(problem: Problem, nearest: Floats) -> float:
     """Slopes that differ by less count as equal. It scales as the rounding of the products does."""
-    scale = _reach(problem, nearest) + float(np.linalg.norm(nearest @ problem.rows))
+    scale = _largest_distance(problem, nearest) + float(np.linalg.norm(nearest @ problem.rows))
     return TIE * min(1.0, scale)
 
 

@@ -46,16 +46,16 @@ def at_lam_norm(clients: Mixture, lam: float) -> tuple[float, Solution]:
     low, high = 2.0 * lam * distance, 2.0 * lam * longest
     small_mu = SMALL_LAM * problem.total
     if distance > ON_TARGET:
-        return _binding(clients, lam, low, high)
+        return _solve_binding(clients, lam, low, high)
     # T is in the hull up to rounding: decide between the two cases at a small mu.
     small = minimise(problem, small_mu)
     if 2.0 * lam * _length(small) > 1.0:
-        return _binding(clients, lam, small_mu, high)
+        return _solve_binding(clients, lam, small_mu, high)
     limit = polish(problem, 0.0, small.status, fallback=False)
     exact = _exact_penalty(clients, lam, (small, limit))
     if norm_evidence(clients, lam, 0.0, exact)[1] <= PROVEN:
         return 0.0, exact
-    candidates = ((0.0, exact), _binding(clients, lam, low, min(high, small_mu)))
+    candidates = ((0.0, exact), _solve_binding(clients, lam, low, min(high, small_mu)))
     return min(candidates, key=lambda s: norm_evidence(clients, lam, *s)[1])
 
 
@@ -75,7 +75,7 @@ def _exact_penalty(clients: Mixture, lam: float, duals: tuple[Solution, ...]) ->
     return min(candidates, key=lambda s: allocation_gap(clients.merged, s.weights, s.w, s.theta))
 
 
-def _binding(clients: Mixture, lam: float, low: float, high: float) -> tuple[float, Solution]:
+def _solve_binding(clients: Mixture, lam: float, low: float, high: float) -> tuple[float, Solution]:
     """mu in [low, high] with 2 lam ||w(mu)|| = 1, and a(mu)."""
     problem = clients.merged
     low = max(low, LEAST_MU * problem.total)

@@ -151,12 +151,12 @@ def pals_weights(
         raise InputError(f'fidelity="norm" takes no {given}; leave fidelity out: it is "squared"')
     clients, lam = prepare(label_counts, target, lam, cap, normalise_target, cost, price, rows)
     if ess is not None:
-        return _unscaled(_with_ess(clients, number(ess), fidelity), clients.scale)
+        return _undo_scaling(_with_ess(clients, number(ess), fidelity), clients.scale)
     solved = _with_lam(clients, number(lam) + 0.0, fidelity)  # -0.0 is 0.0
-    return _unscaled(solved, clients.scale)
+    return _undo_scaling(solved, clients.scale)
 
 
-def _unscaled(solved: PalsWeights, scale: float) -> PalsWeights:
+def _undo_scaling(solved: PalsWeights, scale: float) -> PalsWeights:
     """The result in the units of the user's rows, which `prepare` may have divided by `scale`."""
     if scale == 1.0:
         return solved

@@ -45,13 +45,13 @@ def cheapest(problem: Problem) -> Solution:
     if not kept.all():
         return among(kept, cheapest(only(problem, kept)))
     small = minimise(problem, SMALL_LAM * problem.total)
-    status = _face(problem, small.weights)
+    status = _face_status(problem, small.weights)
     free = status == FREE
     fixed = np.where(status == AT_CAP, problem.upper, 0.0)
     mass = 1.0 - float(fixed.sum())
     if not free.any() or mass <= 0.0:
         return replace(small, error=math.inf)
-    part, q_error = _moved(problem, free, fixed, mass)
+    part, q_error = _price_as_move(problem, free, fixed, mass)
     inner = max_ess(part, project(part), np.zeros(part.sizes.shape, dtype=np.bool_))
     weights = fixed.copy()
     weights[free] = mass * inner.weights
@@ -61,7 +61,7 @@ def cheapest(problem: Problem) -> Solution:
     )
 
 
-def _face(problem: Problem, weights: Floats) -> Codes:
+def _face_status(problem: Problem, weights: Floats) -> Codes:
     """The status [M]: free if the slope at SMALL_LAM equals that of clients within their bounds."""
     slopes = gradient(problem, SMALL_LAM * problem.total, weights)
     level = slopes[linear_minimiser(slopes, problem.upper) > 0.0].max()
@@ -72,7 +72,9 @@ def _face(problem: Problem, weights: Floats) -> Codes:
     return status
 
 
-def _moved(problem: Problem, free: Flags, fixed: Floats, mass: float) -> tuple[Problem, float]:
+def _price_as_move(
+    problem: Problem, free: Flags, fixed: Floats, mass: float
+) -> tuple[Problem, float]:
     """(problem of the free clients, its price turned into a move q of the target; error of q)."""
     assert problem.price is not None
     rows, half = problem.rows[free], problem.price[free] / 2.0

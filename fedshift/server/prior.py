@@ -71,7 +71,7 @@ def prior_shift(target: ArrayLike, trained_on: ArrayLike, floor: float = FLOOR) 
     if len(T) != len(p):
         raise InputError(f"target has {len(T)} labels, and trained_on has {len(p)}")
     correctable = p >= floor
-    return Correction(1.0, _ratio(T, p, correctable), correctable)
+    return Correction(1.0, _log_ratio(T, p, correctable), correctable)
 
 
 def shares_in_model(
@@ -190,7 +190,7 @@ def calibrate(ask: Callable[[float, Floats], CalibrationSums], classes: int) -> 
             break
         step = np.zeros(classes + 1)
         step[free] = np.linalg.solve(hessian[np.ix_(free, free)], -gradient[free])
-        after = _lower(ask, here, at, step, gradient, centre)
+        after = _descend(ask, here, at, step, gradient, centre)
         if after is None:  # no step reduces the loss: the rest is rounding
             break
         at, here = after
@@ -205,11 +205,13 @@ def calibrated_shift(calibrator: Calibrator, target: ArrayLike, floor: float = F
     """
     T = _shares(target, "target")
     correctable = calibrator.prior >= floor
-    bias = np.where(correctable, calibrator.bias, 0.0) + _ratio(T, calibrator.prior, correctable)
+    bias = np.where(correctable, calibrator.bias, 0.0) + _log_ratio(
+        T, calibrator.prior, correctable
+    )
     return Correction(calibrator.scale, bias, correctable)
 
 
-def _lower(
+def _descend(
     ask: Callable[[float, Floats], CalibrationSums], here: CalibrationSums, at: Floats,
     step: Floats, gradient: Floats, centre: Floats,
 ) -> tuple[Floats, CalibrationSums] | None:  # fmt: skip
@@ -217,21 +219,21 @@ def _lower(
 
     None if none of them does.
     """
-    loss = _penalised(here, at, centre)
+    loss = _penalised_loss(here, at, centre)
     for halving in range(HALVINGS):
         there = np.clip(at + 0.5**halving * step, -LARGEST, LARGEST)
         there[0] = max(0.0, there[0])
         sums = ask(float(there[0]), there[1:])
-        if _penalised(sums, there, centre) <= loss + 1e-4 * float(gradient @ (there - at)):
+        if _penalised_loss(sums, there, centre) <= loss + 1e-4 * float(gradient @ (there - at)):
             return there, sums
     return None
 
 
-def _penalised(sums: CalibrationSums, at: Floats, centre: Floats) -> float:
+def _penalised_loss(sums: CalibrationSums, at: Floats, centre: Floats) -> float:
     return sums.loss + 0.5 * RIDGE * float((at - centre) @ (at - centre))
 
 
-def _ratio(T: Floats, p: Floats, correctable: NDArray[np.bool_]) -> Floats:
+def _log_ratio(T: Floats, p: Floats, correctable: NDArray[np.bool_]) -> Floats:
     log_p = np.log(np.where(correctable, p, 1.0))
     result: Floats = np.log(np.maximum(T, NO_SHARE)) - log_p
     return result

@@ -92,20 +92,20 @@ def prepare(
         goal = checked_target(target, counts.shape[1], rescale)
         shares, exact, scale = counts[active] / n[:, None], counts[active], 1.0
     else:
-        shares, goal, scale = _embedded(rows, target, active, sizes.size, rescale)
+        shares, goal, scale = _rescale_rows(rows, target, active, sizes.size, rescale)
         exact = None
     lam = None if lam is None else number(lam) / scale**2
     costs, prices = (
         _costs(cost, sizes.size, active, scale),
         _prices(price, sizes.size, active, scale),
     )
-    if costs is not None and lam == 0.0 and (common := _as_lam(costs, n)) is not None:
+    if costs is not None and lam == 0.0 and (common := _lam_equal_to(costs, n)) is not None:
         costs, lam = None, common
-    mixed = mixture(shares, n, goal, _bound(cap, active.size), exact, prices)
+    mixed = mixture(shares, n, goal, _upper_bound(cap, active.size), exact, prices)
     return Programme(mixed, active, sizes.size, n, costs, scale), lam
 
 
-def _embedded(
+def _rescale_rows(
     rows: ArrayLike, target: ArrayLike, active: NDArray[np.intp], count: int, rescale: bool
 ) -> tuple[Floats, Floats, float]:
     """(rows of the clients with examples, target, scale), the first two divided by the scale."""
@@ -139,7 +139,7 @@ def _prices(
     return (prices - prices.min()) / scale**2 if np.ptp(prices) > 0.0 else None
 
 
-def _bound(cap: float | None, clients: int) -> float:
+def _upper_bound(cap: float | None, clients: int) -> float:
     """The cap, or NO_CAP. At least 1 / clients, so that rounding cannot make it impossible."""
     if cap is None:
         return NO_CAP
@@ -148,7 +148,7 @@ def _bound(cap: float | None, clients: int) -> float:
     return NO_CAP if largest >= 1.0 else max(largest, 1.0 / clients)
 
 
-def _as_lam(cost: Floats, sizes: Floats) -> float | None:
+def _lam_equal_to(cost: Floats, sizes: Floats) -> float | None:
     """The lam with lam / n_i = cost_i to the last bit; None if there is none."""
     guess = float(cost[0] * sizes[0])
     for lam in (guess, math.nextafter(guess, 0.0), math.nextafter(guess, math.inf)):

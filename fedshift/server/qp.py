@@ -79,10 +79,10 @@ class _Iterate:
     def length(self, step: _Iterate) -> float:
         """The longest part of a step, at most 1, that keeps a, s, z and v positive."""
         return min(
-            _longest(self.a, step.a),
-            _longest(self.s, step.s),
-            _longest(self.z, step.z),
-            _longest(self.v, step.v),
+            _longest_step(self.a, step.a),
+            _longest_step(self.s, step.s),
+            _longest_step(self.z, step.z),
+            _longest_step(self.v, step.v),
         )
 
 
@@ -97,15 +97,17 @@ class _Newton:
         inner[np.diag_indices_from(inner)] += 0.5
         self._factor = scipy.linalg.cho_factor(inner, overwrite_a=True, check_finite=False)
 
-    def _once(self, b: Floats) -> Floats:
+    def _solve_once(self, b: Floats) -> Floats:
         t = self._inverse * b
         inner = scipy.linalg.cho_solve(self._factor, t @ self._rows, check_finite=False)
         x: Floats = t - self._inverse * (self._rows @ inner)
         return x
 
     def __call__(self, b: Floats) -> Floats:
-        x = self._once(b)
-        return x + self._once(b - (2.0 * (self._rows @ (x @ self._rows)) + self._diagonal * x))
+        x = self._solve_once(b)
+        return x + self._solve_once(
+            b - (2.0 * (self._rows @ (x @ self._rows)) + self._diagonal * x)
+        )
 
 
 def _start(problem: Problem, lam: float) -> _Iterate:
@@ -117,7 +119,7 @@ def _start(problem: Problem, lam: float) -> _Iterate:
     return _Iterate(a, problem.upper - a, z, v, float(g.min()))
 
 
-def _longest(x: Floats, dx: Floats) -> float:
+def _longest_step(x: Floats, dx: Floats) -> float:
     """The longest step t <= 1 with x + t dx > 0."""
     falling = dx < 0.0
     # Stop just short of the bound: the next Newton system divides by the distance to it.
@@ -177,10 +179,10 @@ def interior_point(problem: Problem, lam: float, rounds: int = 80) -> Solution:
     w = residual(problem, weights) / lam
     theta = point.y / (2.0 * lam)
     error = error_bound(problem, lam, weights, w, theta)
-    return Solution(weights, _guess(problem, lam, point), w, theta, error)
+    return Solution(weights, _guess_status(problem, lam, point), w, theta, error)
 
 
-def _guess(problem: Problem, lam: float, point: _Iterate) -> Codes:
+def _guess_status(problem: Problem, lam: float, point: _Iterate) -> Codes:
     """The status [M] after one semismooth Newton step: at a bound where n h is outside [0, u]."""
     pull = 2.0 * lam / problem.sizes
     status = np.full(point.a.shape, FREE)

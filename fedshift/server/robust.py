@@ -33,7 +33,7 @@ class Median(Weighed):
     """
 
     def __call__(self, weights: Tensor, stacked: Params, seed: int) -> Params:
-        return map_(lambda leaf: _middle(leaf, (len(leaf) - 1) // 2), stacked)
+        return map_(lambda leaf: _trimmed_mean(leaf, (len(leaf) - 1) // 2), stacked)
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Trimmed(Weighed):
 
     def __call__(self, weights: Tensor, stacked: Params, seed: int) -> Params:
         # 1e-9, because in floating point 0.29 * 100 is 28.999999999999996, and must count as 29.
-        return map_(lambda leaf: _middle(leaf, int(self.share * len(leaf) + 1e-9)), stacked)
+        return map_(lambda leaf: _trimmed_mean(leaf, int(self.share * len(leaf) + 1e-9)), stacked)
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ def _blocks(leaf: Tensor) -> Iterator[Tensor]:
         yield piece.double()
 
 
-def _middle(leaf: Tensor, cut: int) -> Tensor:
+def _trimmed_mean(leaf: Tensor, cut: int) -> Tensor:
     """The mean over the first axis of `leaf` [C, ...] without `cut` values at either end."""
     # Sort in the leaf's own type; convert only the values that are averaged.
     middle = leaf.sort(dim=0).values[cut : len(leaf) - cut]

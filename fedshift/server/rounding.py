@@ -144,9 +144,11 @@ def rounding_error(
     missed += shifted
     free = (solution.weights > 0.0) & (solution.weights < problem.upper)
     modes = spectrum(problem, free)
-    charge = _on_face(problem, lam, solution, free, modes, missed, length)
-    for face in _reachable(problem, lam, solution, free, modes, charge, length):
-        more = _on_face(problem, lam, solution, face, spectrum(problem, face), missed, length)
+    charge = _charge_on_face(problem, lam, solution, free, modes, missed, length)
+    for face in _reachable_faces(problem, lam, solution, free, modes, charge, length):
+        more = _charge_on_face(
+            problem, lam, solution, face, spectrum(problem, face), missed, length
+        )
         charge = max(charge, more)
     return charge if lam == 0.0 else min(charge, anywhere)
 
@@ -156,7 +158,7 @@ def _spread(problem: Problem, solution: Solution) -> float:
     return math.sqrt(problem.total * float(np.sum(solution.weights**2 / problem.sizes)))
 
 
-def _on_face(
+def _charge_on_face(
     problem: Problem,
     lam: float,
     solution: Solution,
@@ -173,7 +175,7 @@ def _on_face(
     return moved + ROUNDING * length * modes.sideways(ridge)
 
 
-def _reachable(
+def _reachable_faces(
     problem: Problem,
     lam: float,
     solution: Solution,

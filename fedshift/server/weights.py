@@ -127,7 +127,7 @@ class Pals:
         lam, ess = (None if value is None else number(value) for value in (self.lam, self.ess))
         cap = self.cap_among(int((labels.sum(1) > 0).sum()))
         rule = tuple(numbers(self.target).tolist()), lam, ess, cap, self.fidelity, self.strict
-        return _solved(labels.tobytes(), labels.shape, *rule)
+        return _solve_cached(labels.tobytes(), labels.shape, *rule)
 
     def cap_among(self, clients: int) -> float | None:
         """The cap in a cohort with this number of clients with examples; None without a cap."""
@@ -137,7 +137,7 @@ class Pals:
 
 
 @lru_cache(maxsize=1)
-def _solved(
+def _solve_cached(
     labels: bytes, shape: tuple[int, ...], target: tuple[float, ...],
     lam: float | None, ess: float | None, cap: float | None, fidelity: Fidelity, strict: bool,
 ) -> PalsWeights:  # fmt: skip

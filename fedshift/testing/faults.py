@@ -67,9 +67,9 @@ class Faulty:
         arriving, self.late = self.late, []
         yield from arriving
         for reply in self.backend(update, jobs):
-            yield from self._spoilt(reply)
+            yield from self._spoil(reply)
 
-    def _spoilt(self, reply: Reply) -> tuple[Reply, ...]:
+    def _spoil(self, reply: Reply) -> tuple[Reply, ...]:
         """The replies that arrive instead of this one, by the plan."""
         name = self.plan(reply.t, reply.client)
         if name is None:

@@ -100,12 +100,12 @@ class Nets(NamedTuple):
         """Take one step with a layer, from delta [c, h, B] and the inputs, rows [c, B, d]."""
         weight, bias, _ = layer
         if weight in self.recipe.moving:
-            into = self._start_of_sum(weight, lr)
+            into = self._accumulator(weight, lr)
             add_products(into, delta, rows)
             self._apply_step(weight, lr)
         if bias is not None and bias in self.recipe.moving:
             # delta includes each example's share of the loss, so its sum is the gradient.
-            self._start_of_sum(bias, lr).add_(delta.sum(-1, keepdim=True))
+            self._accumulator(bias, lr).add_(delta.sum(-1, keepdim=True))
             self._apply_step(bias, lr)
 
     def together(self, batch: int) -> int:
@@ -125,7 +125,7 @@ class Nets(NamedTuple):
         for k in self.recipe.moving:
             self.at[k].copy_(self.named[f"at {k}"])
 
-    def _start_of_sum(self, name: str, lr: Tensor) -> Tensor:
+    def _accumulator(self, name: str, lr: Tensor) -> Tensor:
         """The tensor to which the caller adds the batch's gradient; other terms are in it already.
 
         The velocity if there is momentum, else theta itself. Adding into it needs no temporary.

@@ -245,13 +245,13 @@ def descend(recipe: Recipe, drawn: Drawn, named: Mapping[str, Tensor]) -> tuple[
         at = {k: here[f"at {k}"] for layer in recipe.layers for k in layer[:2] if k is not None}
         at |= {k: v[part] for k, v in ends.items()}
         net = Nets.of(recipe, at, here)
-        losses.append(_train(net, examples, Steps(*(v[:, part] for v in steps))))
+        losses.append(_take_steps(net, examples, Steps(*(v[:, part] for v in steps))))
     return torch.cat(losses), ends
 
 
 # No gradient flows through a phase, so torch need not record anything.
 @torch.inference_mode()
-def _train(net: Nets, examples: Tensor, steps: Steps) -> Tensor:
+def _take_steps(net: Nets, examples: Tensor, steps: Steps) -> Tensor:
     """Take all steps with the networks of c clients; return their mean losses [c]."""
     count, clients, batch = steps.rows.shape
     net.begin()
