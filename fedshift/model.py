@@ -115,6 +115,7 @@ class Model:
                 "freeze_norm=True, but the network has no BatchNorm to freeze; leave it out"
             )
 
+    # The caller may be in inference mode, and tensors made there cannot be trained.
     @torch.inference_mode(False)
     def init(self) -> tuple[Params, Params]:
         """Copies of the module's current (parameters, buffers)."""

@@ -73,7 +73,7 @@ class Ccvr(Around):
                 "CCVR fits the head of one model for all, and clients keep parameters of their "
                 f"{type(self.inner).__name__}; give a method that shares them all"
             )
-        self._layer(params)
+        self._layer(params)  # for its checks
         return server
 
     def init_client(self, params: Params, buffers: Params, data: ClientData) -> Parts:
@@ -87,6 +87,7 @@ class Ccvr(Around):
         return weights > 0
 
     def broadcast(self, server: Parts, client: int) -> Parts:
+        # Not `inner`'s message: its other parts are for training, and nobody trains here.
         return {"params": server["params"], "buffers": server["buffers"]}
 
     def client_update(
@@ -100,7 +101,7 @@ class Ccvr(Around):
     def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
         moments = total(updates, "moments", updates["cohort"]["weight"])
         shares = torch.tensor(self.shares, dtype=torch.float64) * (moments["share"] > 0)
-        if not shares.sum() > 0:
+        if not shares.sum() > 0:  # no label is left
             return {}
         old = server["params"]
         names = self._layer(old)

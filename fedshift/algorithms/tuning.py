@@ -201,6 +201,7 @@ class CentralTuning(Around):
     def at(self, t: int) -> Algorithm:
         """The method of round t: without steps after the last round of tuning."""
         over = 0 < self.rounds < t
+        # rounds=0, so that the copy does not come back here for ever.
         return replace(self, steps=0, rounds=0).at(t) if over else super().at(t)
 
     def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
@@ -260,6 +261,7 @@ class CentralTuning(Around):
         every = torch.arange(len(self.inputs))
         held_out = self.stop == "held-out"
         free = every[every % HELD_OUT != HELD_OUT - 1] if held_out else every
+        # Of the plan only the rows are used; the rate is applied in `_tune`.
         plan = plan_phase(
             len(free),
             batch=self.batch,

@@ -311,6 +311,7 @@ def _state(site: Site, context: Context, disk: Kept | None) -> Parts:
     return kept or site.algorithm.init_client(*site.start, site.data)
 
 
+# The caller may be in inference mode, which takes no gradients.
 @torch.inference_mode(False)
 def _train(
     site: Site, sent: RecordDict, context: Context, disk: Kept | None

@@ -75,6 +75,7 @@ def adopt(
     late = _without_rows(current.server.get("table", {}), first.get("table", {}), met)
     if not late:
         return current
+    # The first state without them shows which entries their counts change.
     rows = torch.tensor(late)
     table = {name: column.index_fill(0, rows, 0.0) for name, column in met.table.items()}
     before = algorithm.init(params, buffers, table)
@@ -89,6 +90,7 @@ def _without_rows(saved: Params, fresh: Params, met: Met) -> list[int]:
         for i in met.nodes:
             if same and torch.equal(saved[name][i], fresh[name][i]):
                 continue
+            # A saved row of 0 means that the client had not joined.
             if not same or saved[name][i].any():
                 raise DataError(
                     f'client {i} registered another "{name}" than when this run began: its data '

@@ -165,10 +165,12 @@ def join(
             continue
         del problems[node]
         nodes[one.client] = node
+        # In both tables the rows of clients that are not in it are 0.
         table = {c: table[c] + late.table[c] for c in expected.columns}
         strangers += late.strangers
         LOG.info("client %d has joined", one.client)
     tell_refused(problems, names, tell)
+    # Forget refused nodes that have left: the operator may repair them and start them again.
     return Met(nodes, table, strangers, (met.refused & new) | problems.keys())
 
 
@@ -280,6 +282,7 @@ def _by_client(
 ) -> dict[int, _Registration]:
     """The registrations by client id. Raises InputError if two nodes are the same client."""
     by_client: dict[int, _Registration] = {}
+    # By node, so that the message does not depend on which reply came first.
     for one in sorted(registrations, key=lambda one: one.node):
         taken = {client: other.node for client, other in by_client.items()}
         _check_place(one, clients, taken, names)

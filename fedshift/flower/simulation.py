@@ -23,6 +23,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedshift.errors import FedshiftError, InputError
 from fedshift.flower.installed import check_flower
 
+# Seconds between two looks for replies, and seconds that the simulation may take to start.
 POLL = 0.02
 START = 300.0
 
@@ -49,6 +50,7 @@ def simulation(app: ClientApp, clients: int, *, actors: int | None = None) -> It
     if actors is not None and actors < 1:
         raise InputError(f"{actors} actors; give 1 or more")
     runtime = _Runtime()
+    # A daemon, so that a simulation that hangs does not keep this process from ending.
     thread = threading.Thread(
         target=_run, args=(runtime, app, clients, actors), name="flower-simulation", daemon=True
     )
@@ -87,6 +89,7 @@ def _run(runtime: _Runtime, app: ClientApp, clients: int, actors: int | None) ->
     except BaseException as e:
         runtime.failure = e
     finally:
+        # Wake the calling thread if it still waits for the start.
         runtime.ready.set()
         runtime.over.set()
 

@@ -165,6 +165,7 @@ class Here:
 
     def fold(self, k: int) -> Fold:
         assigned = [assigned_folds(len(h), self.seed, i) for i, h in enumerate(self.features)]
+        # Examples in no fold (-1) are always fitted on.
         return Fold(self._of([f != k for f in assigned]), self._of([f == k for f in assigned]))
 
     def each(self, work: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:

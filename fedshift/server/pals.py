@@ -215,6 +215,7 @@ def _with_ess(clients: Programme, fraction: float, fidelity: Fidelity) -> PalsWe
     else:
         lam, solution = at_ess(clients.mixture, fraction)
     if math.isnan(lam):
+        # The solution is then the one with the largest ESS.
         most = ess_fraction(clients.mixture.merged, solution.weights)
         raise InputError(
             f"ess={fraction:g} cannot be met: under this cap the largest ESS is {most:.6g} of the "

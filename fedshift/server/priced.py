@@ -82,10 +82,13 @@ def _price_as_move(
     q = np.zeros(rows.shape[1])
     for _ in range(2):  # the second pass corrects the rounding of the first
         q = q + np.linalg.lstsq(centred, wanted - centred @ q, rcond=1e-14)[0]
+    # The free weights are mass * b with sum b = 1, so a constant that is added to all rows adds as
+    # much to S^T b: here the part of the clients at their caps, and q.
     part = Problem(
         rows + (fixed @ problem.rows + q) / mass, problem.sizes[free], problem.upper[free] / mass
     )
     values = np.linalg.svd(centred, compute_uv=False)
+    # Smaller singular values are rounding, and q has no part in their directions.
     least = float(values[values > 1e-14].min(initial=math.inf))
     missed = float(np.abs(wanted - centred @ q).max()) + ROUNDING * float(np.abs(half).max())
     return part, missed / (least * mass)

@@ -59,6 +59,7 @@ class Programme:
         full = self.mixture.full
         bound = float(full.upper[0])
         sizes = 1.0 / (self.cost + lam / self.examples)
+        # The rows are S_i - T already, so that the target is 0.
         zero = np.zeros(full.rows.shape[1])
         mixed = mixture(full.rows, sizes, zero, bound, price=full.price)
         return replace(self, mixture=mixed, cost=None)
@@ -99,6 +100,7 @@ def prepare(
         _costs(cost, sizes.size, active, scale),
         _prices(price, sizes.size, active, scale),
     )
+    # Costs lam / n_i mean an ordinary lam: solve for that, to the same bits as without costs.
     if costs is not None and lam == 0.0 and (common := _lam_equal_to(costs, n)) is not None:
         costs, lam = None, common
     mixed = mixture(shares, n, goal, _upper_bound(cap, active.size), exact, prices)
@@ -117,6 +119,7 @@ def _rescale_rows(
     table, goal = checked_rows(rows, target, count)
     largest = float(max(np.abs(table[active]).max(), np.abs(goal).max()))
     fits = largest == 0.0 or SMALL_ROWS <= largest <= LARGE_ROWS
+    # Division by a power of 2 is exact.
     scale = 1.0 if fits else 2.0 ** math.ceil(math.log2(largest))
     return table[active] / scale, goal / scale, scale
 
@@ -166,9 +169,11 @@ def lam_of_ess(programme: Programme, fraction: float) -> float:
     if programme.fraction(0.0) >= goal:
         return 0.0
     highest = programme.fraction(math.inf)
+    # Near its limit ESS hardly depends on lam, and a finite one would be arbitrary.
     if goal >= highest * (1.0 - 2.0 * ESS_TOLERANCE):
         return math.inf if goal <= highest else math.nan
 
+    # lam can have any order of magnitude, so its logarithm is searched.
     def excess(log_lam: float) -> float:
         return math.log(programme.fraction(math.exp(log_lam)) / fraction)
 

@@ -53,6 +53,7 @@ def weights_so_far(
     sizes = labels.sum(1)
     target = np.asarray(rule.target, dtype=np.float64) + debt
     cap = rule.cap_among(int((sizes > 0).sum()))
+    # Not as label counts: T + D may have negative entries, which no target of labels has.
     solve = partial(pals_weights, sizes, target, cap=cap, rows=shares_of(table))
     if rule.lam is not None:
         return solve(lam=(rounds + 1) * float(rule.lam))
