@@ -1,4 +1,4 @@
-"""What a client holds, what chance decides about one local phase, and one federated task.
+"""A client's examples, the random plan of one local phase, and a federated task.
 
 Shapes: n examples of a client, K classes, S steps, B batch size, M training clients.
 """
@@ -33,9 +33,9 @@ MADE = "make each by fedshift.data.client_data(x, y, position)"
 class ClientData(NamedTuple):
     """One client's examples: x [n, ...], y [n] int64, w [n], id [].
 
-    `w` is an example's importance in the loss, finite and 0 or more; one of 0 is left out, as if it
-    were not there. Importance weighting is therefore a change of data, not of loss code.
-    Within a round such examples are padding at the end; a `Federation` has none (`of_importance`).
+    `w` is each example's importance in the loss, finite and 0 or more; an example with w = 0 counts
+    as absent. So importance weighting changes the data, not the code of losses. Within a round,
+    w = 0 marks padding at the end; a `Federation` has no such examples (`of_importance`).
     """
 
     x: Tensor
@@ -46,7 +46,7 @@ class ClientData(NamedTuple):
 
 @sketched
 class Batch(NamedTuple):
-    """Examples of one step: x [B, ...], y [B], w [B], rows [B] of the client's data, size [].
+    """Examples of one step: x [B, ...], y [B], w [B], rows [B] (indices into the client's data).
 
     size    how many rows are not padding; losses divide by it, never by `len(x)`
     seed    for layers that draw random numbers (dropout) in this step
@@ -69,14 +69,15 @@ class Batch(NamedTuple):
 
 @sketched
 class Plan(NamedTuple):
-    """All that chance and schedules decide about one local phase.
+    """All random choices and scheduled numbers of one local phase.
 
-    rows [S, B] of the client's data, weight [S, B] (0 marks padding), lr []; `seed` is that of the
-    first step's random layers.
-    `sizes` are the rows of each step that are not padding: steps are then cut to size and behave as
-    in plain training, which BatchNorm needs. None where they are not known: padding then stays, and
-    is masked.
-    Clients' plans may share `weight` and `lr`, which are never written to.
+    rows    [S, B], indices into the client's data
+    weight  [S, B], 0 for padding; like lr, it may be shared by clients, so never write to it
+    lr      []
+    sizes   how many rows of each step are not padding. Batches are then cut to size, as in plain
+            training, which BatchNorm needs. None if they differ between clients that are trained in
+            one pass: padding then stays, and is masked
+    seed    for random layers (dropout) in the first step; step s has seed + s
     """
 
     rows: Tensor
@@ -121,7 +122,7 @@ def client_data(x: Tensor, y: Tensor, client: int) -> ClientData:
 
 
 def of_importance(clients: Sequence[ClientData]) -> Sequence[ClientData]:
-    """The clients without their examples of importance 0; the same ones where there are none."""
+    """The clients without their examples of importance 0; unchanged if there are none."""
     if isinstance(clients, Surveyed):
         return clients
     counted = [c.w != 0 for c in clients]
@@ -137,30 +138,30 @@ def of_importance(clients: Sequence[ClientData]) -> Sequence[ClientData]:
 
 @runtime_checkable
 class Surveyed(Protocol):
-    """Clients that were checked as a whole when they were made, and are not checked one by one.
+    """Clients that were checked together when they were made, so that none is checked again.
 
-    See `fedshift.pooled.Pooled`, which makes clients on demand.
+    `fedshift.pooled.Pooled` is one: it makes clients on demand.
     """
 
     def register(self, classes: int) -> dict[str, Tensor]:
         """n [M] and labels [M, K], float64; InputError for a label that is not below K."""
 
     def largest_label(self) -> int:
-        """The largest label that a client holds; -1 without examples."""
+        """The largest label that a client has; -1 without examples."""
 
 
 def largest_label(clients: Sequence[ClientData]) -> int:
-    """The largest label that a client holds; -1 without examples."""
+    """The largest label that a client has; -1 without examples."""
     if isinstance(clients, Surveyed):
         return clients.largest_label()
     return max((int(c.y.long().max()) for c in clients if len(c.y)), default=-1)
 
 
 def check_clients(clients: Sequence[ClientData]) -> None:
-    """Refuse, with InputError, clients that cannot be one federation.
+    """Raise InputError unless the clients can be one federation.
 
-    There must be one at least, ids must be positions, labels class numbers in int64, importances
-    finite and not negative, one per example, and all inputs finite and of one type.
+    There must be at least one. Ids must be positions, labels class numbers in int64, importances
+    one per example, finite and not negative, and all inputs finite and of one type.
     """
     check_listed("clients", clients, ClientData, MADE)
     if isinstance(clients, Surveyed):
@@ -172,7 +173,7 @@ def check_clients(clients: Sequence[ClientData]) -> None:
             f"client ids must be 0..{len(ids) - 1} in order, got {ids[:10]}; "
             "an id is the client's position, client_data(x, y, position)"
         )
-    # Checked again although `client_data` did: clients can also be made by `_replace`.
+    # `client_data` has checked this, but clients can also be made by `_replace`.
     for i, c in enumerate(clients):
         for name, v in (("x", c.x), ("y", c.y)):
             check_plain(v, name, i)
@@ -187,13 +188,13 @@ def check_clients(clients: Sequence[ClientData]) -> None:
 
 
 def count(data: ClientData) -> Tensor:
-    """Examples that are not padding, a 0-d float tensor."""
+    """The number of examples that are not padding, a 0-d float tensor."""
     return (data.w != 0).sum().to(data.w.dtype)
 
 
 def label_counts(data: ClientData, classes: int) -> Tensor:
-    """Examples per label, padding left out: [K] float."""
-    # index_add, because the length of what bincount gives depends on values.
+    """The number of examples of each label, without padding: [K] float."""
+    # Not bincount: shapes must not depend on values, so that several clients can share a pass.
     counts = torch.zeros(classes, dtype=data.w.dtype, device=data.w.device)
     return counts.index_add(0, data.y, (data.w != 0).to(data.w.dtype))
 
@@ -206,47 +207,51 @@ def plan_phase(
 
     An epoch is a permutation of the n rows, cut every `batch` rows.
     """
-    each = -(-n // batch)  # batches of an epoch, the last one shorter
-    count = each * (epochs or 0) if steps is None else steps if n else 0
-    rows, seed = _drawn(n, batch, count, generator)
+    per_epoch = -(-n // batch)  # batches in an epoch; the last one may be shorter
+    count = per_epoch * (epochs or 0) if steps is None else steps if n else 0
+    rows, seed = _draw_rows(n, batch, count, generator)
     # The last batch of an epoch is padded to full width, with weight 0.
-    epoch = torch.zeros(each * batch)
+    epoch = torch.zeros(per_epoch * batch)
     epoch[:n] = 1.0
-    weight = epoch.view(each, batch).repeat(-(-count // max(1, each)), 1)[:count]
-    last = n - (each - 1) * batch
-    sizes = tuple(last if s % each == each - 1 else batch for s in range(count))
-    # The rate in float64: it is cast once, to the parameters' type, when steps are taken.
+    weight = epoch.view(per_epoch, batch).repeat(-(-count // max(1, per_epoch)), 1)[:count]
+    last = n - (per_epoch - 1) * batch
+    sizes = tuple(last if s % per_epoch == per_epoch - 1 else batch for s in range(count))
+    # The rate stays float64 until training casts it to the parameters' type.
     return Plan(rows, weight, torch.tensor(lr, dtype=torch.float64), sizes, seed)
 
 
 def redrawn(plan: Plan, n: int, generator: torch.Generator) -> Plan:
-    """`plan_phase` of another client of n examples: all but what chance decides is there once."""
+    """`plan_phase` for another client with n examples: only rows and seed are drawn anew.
+
+    The other fields depend on n alone, so both plans share them.
+    """
     steps, batch = plan.rows.shape
-    rows, seed = _drawn(n, batch, steps, generator)
+    rows, seed = _draw_rows(n, batch, steps, generator)
     return Plan(rows, plan.weight, plan.lr, plan.sizes, seed)
 
 
-def _drawn(n: int, batch: int, steps: int, generator: torch.Generator) -> tuple[Tensor, int]:
-    """Rows [S, B] of as many epochs as that takes, and the seed of random layers."""
-    each = -(-n // batch)
-    if n == each * batch and steps == each:  # nothing to lay out
+def _draw_rows(n: int, batch: int, steps: int, generator: torch.Generator) -> tuple[Tensor, int]:
+    """(rows [S, B] from as many epochs as needed, the seed of random layers)."""
+    per_epoch = -(-n // batch)
+    if n == per_epoch * batch and steps == per_epoch:  # one epoch without padding: a common case
         rows = torch.randperm(n, generator=generator).view(steps, batch)
     else:
-        passes = -(-steps // each) if n else 0
-        epochs = torch.zeros(passes, each * batch, dtype=torch.int64)
+        passes = -(-steps // per_epoch) if n else 0
+        # Zeros beyond n are padding: row 0 is valid to look up, and its weight is 0.
+        epochs = torch.zeros(passes, per_epoch * batch, dtype=torch.int64)
         for epoch in epochs[:, :n].unbind():
             torch.randperm(n, generator=generator, out=epoch)
-        rows = epochs.view(passes * each, batch)[:steps]
+        rows = epochs.view(passes * per_epoch, batch)[:steps]
     # Drawn last, so that a network's random layers do not change which batches are drawn.
     return rows, int(torch.randint(2**62, (), generator=generator))
 
 
 def take(data: ClientData, plan: Plan, step: int) -> Batch:
-    """The examples of one step, cut to their number where the plan knows it."""
+    """The examples of one step, cut to its size if the plan has sizes."""
     rows = plan.rows[step]
     if plan.sizes is None:
         weight = plan.weight[step]
-        # clamp: an empty batch has loss 0, not 0 / 0.
+        # clamp: the loss of an empty batch must be 0, not 0 / 0.
         w, size = weight.to(data.w.dtype) * data.w[rows], weight.sum().clamp(min=1.0)
     else:
         count = plan.sizes[step]
@@ -258,7 +263,7 @@ def take(data: ClientData, plan: Plan, step: int) -> Batch:
 
 
 def taken(data: ClientData, plan: Plan) -> Iterator[Batch]:
-    """The examples of all steps in turn, one `take` after the other: no value is looked at."""
+    """The examples of all steps in turn, by `take`, which reads no tensor's values."""
     return (take(data, plan, s) for s in range(plan.steps))
 
 
@@ -271,11 +276,11 @@ def _all_one(w: Tensor, dtype: torch.dtype) -> bool:
 
 
 def batches(data: ClientData, plan: Plan) -> Iterator[Batch]:
-    """The examples of all steps in turn, as `take` gives them, with less to do in each step."""
+    """The examples of all steps in turn, equal to `take`'s, with less work in each step."""
     if plan.sizes is None:
         yield from taken(data, plan)
         return
-    # Labels of all steps at once; inputs step by step, since those of a phase may be very large.
+    # Look labels up for all steps at once, but inputs step by step, as those may be very large.
     labels, importance = data.y[plan.rows], plan.weight
     even = _all_one(data.w, plan.weight.dtype)
     if not even:  # if even, the plan's weights, which are 1 as well
@@ -285,7 +290,7 @@ def batches(data: ClientData, plan: Plan) -> Iterator[Batch]:
     for s, (rows, y, w, size) in enumerate(steps):
         if size < len(rows):
             rows, y, w = rows[:size], y[:size], w[:size]
-        x = data.x.index_select(0, rows)  # twice as fast as an index
+        x = data.x.index_select(0, rows)  # twice as fast as data.x[rows]
         yield Batch(x, y, w, rows, counts[size], plan.seed + s, even=even)
 
 
@@ -294,11 +299,11 @@ def batches(data: ClientData, plan: Plan) -> Iterator[Batch]:
 class Examples:
     """Inputs and labels that no client trains on: x [n, ...], y [n] int64.
 
-    scorer: where the rows are on other machines, what asks these for a `Score` of (parameters,
-    buffers); of y only the counts are true then, and x is zeros.
+    scorer  only if the rows are on other machines: a function that asks these for a `Score` of
+            (parameters, buffers). Then x is zeros, and y only has the right count of each label
 
-    Labels of other types of whole numbers become int64. Raises InputError for inputs that are not
-    finite: whatever a model answers to them is no answer.
+    Labels of other integer types become int64. Raises InputError for inputs that are not finite,
+    because a model's outputs for them mean nothing.
     """
 
     x: Tensor
@@ -324,16 +329,16 @@ class Task:
     """A federation and the place where its model will be used.
 
     clients           M training clients, ids 0..M-1 in order
-    validation        what each of them holds out; recall on it is what they can report
-    target            the target's marginal T [K] in float64
+    validation        examples that each client holds out, to report recall on them
+    target            the target's label distribution T [K] in float64
     test              test examples that follow T
     target_validation examples that follow T, for selectors that may look at the target, or None
-    classes           the K names
-    tests             each client's own test examples, where the model is used on the clients' own
+    classes           names of the K classes
+    tests             test examples of each client, if the model will be used on the clients' own
                       kind of data; `test` then has all of them, in the order of the clients
     kind              what is predicted: "classification", "regression" or "multilabel"
-    outputs           names of the L numbers or labels to predict where these are no classes: they
-                      are the last L columns of x [n, D], and classes are bins or sets of them
+    outputs           for the other two kinds, names of the L numbers or labels to predict: they are
+                      the last L columns of x [n, D], and `classes` are bins or sets of them
     """
 
     clients: tuple[ClientData, ...]
@@ -364,7 +369,7 @@ class Task:
 
 
 def last_columns(x: Tensor, count: int) -> Tensor:
-    """What is to be predicted, of x [n, D]: its last columns [n, count]; [n] where it is one."""
+    """The values to predict: the last columns [n, count] of x [n, D], or [n] if count = 1."""
     columns = x[:, x.shape[1] - count :]
     return columns[:, 0] if count == 1 else columns
 

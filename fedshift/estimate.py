@@ -13,7 +13,7 @@ from fedshift.errors import InputError
 from fedshift.real import numbers
 from fedshift.sketch import sketched
 
-# Counts outside these limits are refused: sums or quotients could overflow.
+# Positive counts outside these limits are refused: sums or quotients could overflow.
 LEAST, MOST = 1e-12, 1e18
 
 
@@ -23,7 +23,7 @@ class AccuracyEstimate:
     """Estimated target accuracy and its standard error.
 
     recall           [K], NaN for a label that no client has
-    unmeasured_mass  the target's mass on these labels
+    unmeasured_mass  the target's share of these labels
     """
 
     accuracy: float
@@ -44,11 +44,11 @@ def estimate_target_accuracy(
 ) -> AccuracyEstimate:
     """sum_y T(y) recall(y), recall(y) = (sum_i correct_iy) / (sum_i total_iy).
 
-    Exact in expectation under label shift, because p(x | y) and with it each label's recall is then
+    Exact in expectation under label shift: then p(x | y), and with it the recall of each label, is
     the same at the clients and at the target.
 
-    correct  right answers on the clients' own validation examples, by label: [K], or [M, K], which
-             are pooled by sums (a secure sum can compute them)
+    correct  right answers on the clients' validation examples by label: [K], or [M, K], which is
+             summed over clients (a secure sum can do that)
     total    how many examples there were, in the same form
     target   T [K]
 
@@ -58,9 +58,9 @@ def estimate_target_accuracy(
 
     Standard error: sqrt(sum_y T(y)^2 r(1 - r) / n_y) with r = (correct_y + 1) / (n_y + 2), so that
     a few examples that are all right (or all wrong) do not give certainty.
-    A label with mass in T that no client validates counts as recall 0 in the estimate (chosen: the
-    lower end of what is possible); its mass is returned and widens the interval upwards. Where
-    nothing of T is measured, estimate and error are NaN.
+    A label of T that no client validates counts with recall 0, the lowest possible value (our
+    choice); its share of T is returned, and widens the interval upwards. If no label of T is
+    validated, estimate and error are NaN.
 
     Raises InputError for shapes that do not match, counts that are negative or correct > total,
     and a target that is not a distribution.
@@ -71,7 +71,7 @@ def estimate_target_accuracy(
             f"correct has the counts of {len(right)} clients and total those of {len(count)}; give "
             "both for the same clients"
         )
-    # Clients are pooled by sums: a mean of their recalls would count each client alike.
+    # Sum over clients: a mean of their recalls would give each client the same weight.
     right, count = (v.sum(0) if v.ndim == 2 else v for v in (right, count))
     t = _numbers(target, "target")
     if not right.shape == count.shape == t.shape:
@@ -107,9 +107,10 @@ def estimate_target_accuracy(
 @sketched
 @dataclass(frozen=True, eq=False)
 class LossEstimate:
-    """Estimated mean loss at the target and its standard error; what T has where none is measured.
+    """Estimated mean loss at the target and its standard error.
 
-    losses [K] is each bin's mean loss, NaN for one that no client has.
+    losses           [K], mean loss of each bin, NaN for a bin that no client has
+    unmeasured_mass  the target's share of these bins
     """
 
     loss: float
@@ -123,13 +124,17 @@ def estimate_target_loss(
 ) -> LossEstimate:
     """sum_k T_k l_k / sum_k T_k over the bins k that clients validate; l_k = sums_k / total_k.
 
-    Exact in expectation under label shift between bins, as `estimate_target_accuracy`. sums,
-    squares, total [K]: of the losses of validation examples of bin k, of their squares, and how
-    many; target is T [K].
+    Exact in expectation under label shift between bins, as `estimate_target_accuracy`.
 
-    Standard error: sqrt(sum_k T_k^2 v_k / n_k), v_k the losses' variance within the bin, or over
-    all examples for a bin of one. Losses have no upper bound, so that a bin without examples is
-    left out, and its mass returned. Where nothing of T is measured, both are NaN.
+    sums     [K], sum of the losses of the validation examples of each bin
+    squares  [K], sum of their squares
+    total    [K], how many there are
+    target   T [K]
+
+    Standard error: sqrt(sum_k T_k^2 v_k / n_k), where v_k is the variance of the losses in the bin,
+    or of all losses if the bin has one example. A bin without examples is left out, since losses
+    have no upper bound, and its share of T is returned. If no bin of T is validated, estimate and
+    error are NaN.
 
     >>> from fedshift.estimate import estimate_target_loss
     >>> estimate_target_loss([2.0, 30.0], [2.0, 300.0], [2, 3], [0.5, 0.5]).loss
@@ -145,8 +150,8 @@ def estimate_target_loss(
     mass = float(t[tested].sum())
     if mass <= 0:
         return LossEstimate(math.nan, math.nan, losses, float(t.sum()))
-    among = _variance(s.sum(), q.sum(), n.sum())
-    each = [_variance(*one) if one[2] > 1 else among for one in zip(s, q, n, strict=True)]
+    overall = _variance(s.sum(), q.sum(), n.sum())
+    each = [_variance(*one) if one[2] > 1 else overall for one in zip(s, q, n, strict=True)]
     share = t[tested] / mass
     variance = share**2 * np.array(each)[tested] / n[tested]
     return LossEstimate(
@@ -158,11 +163,13 @@ def estimate_target_loss(
 
 
 def _variance(total: float, squares: float, n: float) -> float:
-    """Of n values by their sum and sum of squares; NaN for one."""
+    """The variance of n values from their sum and sum of squares; NaN for n = 1."""
+    # max: rounding may make the difference slightly negative.
     return max(0.0, squares - total**2 / n) / (n - 1) if n > 1 else math.nan
 
 
 def _counts(counts: ArrayLike, name: str) -> NDArray[np.float64]:
+    """Counts [K] or [M, K]. Raises InputError unless they are finite and 0 or more."""
     array = _numbers(counts, name)
     if array.ndim not in (1, 2):
         raise InputError(f"{name} must be [K] or [M, K], got {array.ndim} dimensions")
@@ -175,6 +182,7 @@ def _counts(counts: ArrayLike, name: str) -> NDArray[np.float64]:
 
 
 def _numbers(given: ArrayLike, name: str) -> NDArray[np.float64]:
+    """An argument as an array. Raises InputError unless it has numbers in rows of one length."""
     try:
         return numbers(given)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""What examples must be: finite inputs, labels that are class numbers, importances."""
+"""Checks of examples: finite inputs, labels that are class numbers, valid importances."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from fedshift.errors import InputError
 
 
 def first_not_finite(x: Tensor) -> int | None:
-    """The first row of x [n, ...] that holds NaN or infinity; None where all is finite.
+    """The first row of x [n, ...] with NaN or infinity; None if all are finite.
 
-    Whole numbers are not read at all: bytes may be mapped from disk, and need not be loaded.
+    Integers are not read at all: images as bytes may be mapped from disk, and need not be loaded.
     """
-    # NaN and infinity survive a sum, which is several times faster than a look at each entry; a
-    # sum of finite entries that overflows is settled by the look.
+    # One sum is several times faster than a test of each entry, and is finite only if all entries
+    # are. If finite entries overflow it, the test below finds nothing.
     if not (x.is_floating_point() or x.is_complex()) or bool(torch.isfinite(x.sum())):
         return None
-    # Only now row by row, since the mask is as large as x.
+    # Only now test each entry, since the mask is as large as x.
     bad = ~torch.isfinite(x.reshape(len(x), -1)).all(1)
     return int(bad.nonzero()[0]) if bool(bad.any()) else None
 
 
 def check_finite(x: Tensor, what: str, until: str) -> None:
-    """Raise InputError, with the first row, where x [n, ...] holds NaN or infinity."""
+    """Raise InputError, with the first such row, if x [n, ...] has NaN or infinity."""
     bad = first_not_finite(x)
     if bad is not None:
         raise InputError(
@@ -33,7 +33,7 @@ def check_finite(x: Tensor, what: str, until: str) -> None:
 
 
 def check_plain(v: object, name: str, client: int) -> None:
-    """Raise InputError for what is no tensor, one of several shapes, or one without numbers."""
+    """Raise InputError unless v is a dense tensor with numbers in it and of one shape."""
     if name == "y":
         check_numbered(v, f"client {client}")
     if not isinstance(v, Tensor):
@@ -48,7 +48,7 @@ def check_plain(v: object, name: str, client: int) -> None:
 
 
 def check_numbered(y: object, whose: str) -> None:
-    """Raise InputError for labels that are text: torch has no tensors of text."""
+    """Raise InputError for labels that are text, with how to number them: torch has no text."""
     if not isinstance(y, Tensor) and _has_text(y):
         raise InputError(
             f"{whose}: labels are text; number those of all clients together, names, numbers = "
@@ -70,7 +70,7 @@ def check_labels(y: Tensor, whose: str) -> None:
             f"{whose}: labels are {y.dtype}; they are class numbers 0, 1, ...: "
             "give whole numbers, as y.long() makes them"
         )
-    least = int(y.long().min()) if len(y) else 0  # torch has no minimum of some kinds of numbers
+    least = int(y.long().min()) if len(y) else 0  # long: torch has no `min` for unsigned integers
     if least < 0:
         # As int64 a large uint64 is negative: the message must name the label that was given.
         label = least + 2**64 if y.dtype == torch.uint64 else least

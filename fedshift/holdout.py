@@ -20,13 +20,13 @@ def hold_out(
     """(training rows, test rows) of each client: floor((1 - share) n) of its n rows, and the rest.
 
     A client's rows are permuted by a generator of (seed, client), so its division depends on its
-    own rows alone. Rows come out ascending. With several labels per client nothing is stratified.
+    own rows alone. Rows are returned in ascending order. Labels are not stratified.
 
-    Source: Wang et al. 2026 (FedDRM), arXiv 2509.23049, Section 4, whose share is 0.3. The authors'
-    code computes int(0.7 n) in floats, one row fewer for some n (62 of 90), from one stream for all
-    clients.
+    Source: Wang et al. 2026 (FedDRM), arXiv 2509.23049, Section 4, where the share is 0.3. The
+    authors' code computes int(0.7 n) in floats, which for some n is one row fewer (62 of 90), and
+    draws from one stream for all clients.
 
-    Raises InputError for a client that would have nothing to train on or to be tested on.
+    Raises InputError for a client that would have no training or no test row.
     """
     pairs = [_divide(part, share, seed, i) for i, part in enumerate(parts)]
     return tuple(train for train, _ in pairs), tuple(test for _, test in pairs)
@@ -37,9 +37,9 @@ def hold_out_by_label(
 ) -> tuple[list[Rows], list[Rows]]:
     """(rows kept, rows held out) of each client: share * count of each label are held out.
 
-    What rounding down leaves is carried to the next client with that label, so that small clients
-    together hold out their share too; a client keeps at least one example of each of its labels.
-    Rows come out ascending; draws are keyed by (seed, purpose, client).
+    The fraction that rounding down leaves is carried to the next client with that label, so that
+    many small clients together hold out their share. A client keeps at least one example of each of
+    its labels. Rows are in ascending order; draws are keyed by (seed, purpose, client).
     """
     labels = max((int(y[part].max()) for part in parts if len(part)), default=-1) + 1
     counts = np.stack([np.bincount(y[part], minlength=labels) for part in parts])
@@ -53,7 +53,7 @@ def hold_out_by_label(
 
 
 def held_out_counts(counts: Rows, share: float) -> Rows:
-    """How many examples of each label [M, K] are held out of the clients' counts [M, K].
+    """How many examples of each label [M, K] are held out, from the clients' counts [M, K].
 
     >>> import numpy as np
     >>> from fedshift.holdout import held_out_counts
@@ -62,6 +62,7 @@ def held_out_counts(counts: Rows, share: float) -> Rows:
     """
     taken, carried = np.zeros_like(counts), np.zeros(counts.shape[1])
     for row, out in zip(counts, taken, strict=True):
+        # Due to be held out so far, less what was; 1e-9 as in `_divide`.
         owed = carried + share * row
         out[:] = np.where(row > 0, np.minimum(np.floor(owed + 1e-9), row - 1), 0)
         carried = np.where(row > 0, owed - out, carried)
@@ -71,7 +72,7 @@ def held_out_counts(counts: Rows, share: float) -> Rows:
 def hold_out_counts(
     y: Rows, part: Rows, taken: Rows, seed: int, purpose: str, client: int
 ) -> tuple[Rows, Rows]:
-    """(rows kept, rows held out) of one client's rows `part`: taken [K] of each label of y."""
+    """(rows kept, rows held out) of one client's rows `part`: hold out taken [K] of each label."""
     order = numpy_generator(seed, purpose, client).permutation(part)
     labels, is_held_out = y[order], np.zeros(len(order), dtype=bool)
     for label in np.flatnonzero(taken):
@@ -80,7 +81,7 @@ def hold_out_counts(
 
 
 def _divide(part: Rows, share: float, seed: int, client: int) -> tuple[Rows, Rows]:
-    # 1e-9 keeps whole numbers whole: 0.7 * 90 is 62.99999999999999 in floating point.
+    # 1e-9, because in floating point 0.7 * 90 is 62.99999999999999, and its floor must be 63.
     training = math.floor((1.0 - share) * len(part) + 1e-9)
     if not 0 < training < len(part):
         raise InputError(

@@ -53,26 +53,25 @@ Augment = Callable[[Tensor, int], Tensor]
 @sketched
 @dataclass(frozen=True, eq=False)
 class Model:
-    """An `nn.Module` seen as (parameters, buffers, x) -> {"logits", maybe "features", ...}.
+    """An `nn.Module` as a function (parameters, buffers, x) -> {"logits", maybe "features", ...}.
 
-    The module's tensors are never read after `init` and never written: parameters and buffers come
-    from outside at each call. A module may return a tensor (its logits) or a dictionary.
+    The module's own tensors are never written to, and not read after `init`: parameters and buffers
+    are given at each call. A module may return a tensor (its logits) or a dictionary.
 
-    freeze_norm  BatchNorm keeps to the running statistics that it was given, in training as well,
-                 and leaves them as they are; its scale and shift are trained. (DomainBed's
-                 `freeze_bn`, which the FedPALS authors' code uses with pretrained weights.)
-    augment      (x, seed) -> x of the same shape, what inputs go through before a gradient is
-                 taken; no other pass, evaluation least of all, uses it
-    outputs      the number of its outputs where what is predicted is no class; None for classes
-    mixes        whether an example's output in training depends on the others of its batch, as
-                 with BatchNorm
-    fixed        names of the parameters whose `requires_grad` is False, as a run begins. They stay
-                 as they are in all training, bit for bit, and no client sends them. A BatchNorm
-                 whose parameters are all among them is frozen whole: it keeps to its running
-                 statistics, too
+    freeze_norm  BatchNorm uses the running statistics that it was given in training, too, and does
+                 not change them; its scale and shift are trained. (DomainBed's `freeze_bn`, which
+                 the FedPALS authors' code uses with pretrained weights.)
+    augment      (x, seed) -> x of the same shape, applied to inputs before a gradient is taken, and
+                 in no other pass
+    outputs      the number of outputs for a task without classes; None for classes
+    mixes        whether an example's output in training depends on the rest of its batch, as with
+                 BatchNorm
+    fixed        names of the parameters with `requires_grad` False when a run begins. Training does
+                 not change a bit of them, and no client sends them. A BatchNorm whose parameters
+                 are all fixed also uses its running statistics in training, and keeps them
 
-    In an `nn.Sequential` called as one, max-pools take the way that costs less, and a rectifier
-    right before one is computed after it (`fedshift.kernels.pools`).
+    Max-pools in an `nn.Sequential` are computed in a cheaper way, and a ReLU right before one is
+    computed after it (`fedshift.kernels.pools`).
 
     >>> import torch
     >>> model = fs.Model(torch.nn.Linear(4, 3))
@@ -91,9 +90,9 @@ class Model:
     _modules: Modules = field(init=False, repr=False)
     _writes: dict[bool, bool] = field(init=False, repr=False)
     _pools: tuple[nn.Sequential, ...] = field(init=False, repr=False)
-    # BatchNorm layers that stay in evaluation mode.
+    # BatchNorm layers that are in evaluation mode even in training.
     _still: tuple[nn.Module, ...] = field(init=False, repr=False)
-    # By mode (training or not): which of the process's generators the network draws from.
+    # Which of the process's generators the network draws from, by mode (training or not).
     _draws: dict[bool, set[Source]] = field(init=False, repr=False)
     _generators: tuple[torch.Generator, ...] = field(init=False, repr=False)
     mixes: bool = field(init=False, repr=False)
@@ -104,13 +103,13 @@ class Model:
             raise InputError("Model(net) is given a Model; use that one as it is")
         check_network(self.net)
         check_fields(self)
-        # Looked up once: at every step it would cost as much as a small layer.
+        # Look these up once: at every step that would cost as much as a small layer.
         object.__setattr__(self, "_places", places(self.net))
         object.__setattr__(self, "_modules", modules_of(self.net))
-        # By mode, once a pass has shown it: whether the network writes into its inputs.
+        # Whether the network writes into its inputs, by mode; the first pass of each mode shows it.
         object.__setattr__(self, "_writes", {})
         object.__setattr__(self, "_pools", with_pools(self.net))
-        # Dropout can be recognised before any pass; what else draws, the first passes show.
+        # Dropout is recognised here; other layers that draw show it in their first pass.
         dropping: set[Source] = {"torch"} if any(map(is_random, self.net.modules())) else set()
         object.__setattr__(self, "_draws", {True: dropping} if dropping else {})
         object.__setattr__(self, "_generators", generators_of(self.net))
@@ -124,9 +123,10 @@ class Model:
                 "freeze_norm=True, but the network has no BatchNorm to freeze; leave it out"
             )
 
+    # The caller may be in inference mode, and tensors made there cannot be trained.
     @torch.inference_mode(False)
     def init(self) -> tuple[Params, Params]:
-        """(parameters, buffers) as the module holds them now, copied."""
+        """Copies of the module's current (parameters, buffers)."""
         with one_at_a_time():
             self._renew()
             params = {k: v.detach().clone() for k, v in self.net.named_parameters()}
@@ -134,9 +134,9 @@ class Model:
         return params, buffers
 
     def refresh(self, params: Params, buffers: Params) -> None:
-        """Look at the network again if it has other layers or tensors now; once in each round.
+        """Inspect the network, once in each round, in case its layers or tensors have changed.
 
-        Raises InputError where tensors are missing: the network would use those that it holds.
+        Raises InputError if tensors are missing: the network would use its own instead.
         """
         if not is_quiet(self):
             self._inspect()
@@ -152,8 +152,8 @@ class Model:
             raise misfit(self._places, given)
 
     def check_unchanged(self) -> None:
-        """Raise InputError where the network's layers, ties or `requires_grad` have changed since
-        it was last inspected, as a run began.
+        """Raise InputError if the network's layers, ties or `requires_grad` have changed since the
+        run began.
         """
         with one_at_a_time():
             fixed = fixed_in(self.net)
@@ -171,9 +171,9 @@ class Model:
         )
 
     def _inspect(self) -> None:
-        """Look at the network's layers and generators, once in each round or other computation.
+        """Look for changed layers and generators, once in each round or other computation.
 
-        At each pass it would cost as much as a small layer.
+        Doing so in each pass would cost as much as a small layer.
         """
         generators = generators_at_first_use(self, self.net)
         if generators is None:
@@ -184,25 +184,26 @@ class Model:
         object.__setattr__(self, "_generators", generators)
 
     def _renew(self) -> None:
-        """Look at the network again if its layers, the places of its tensors or `fixed` changed."""
+        """Look everything up again if layers, places of tensors or `fixed` have changed."""
         moved = changed(self._modules) or not same_places(self._places, places(self.net))
         if moved or self.fixed != fixed_in(self.net):
             self.__post_init__()
 
     def loaded(self, params: Params, buffers: Params) -> nn.Module:
-        """A copy of the network that holds these tensors, in evaluation mode.
+        """A copy of the network with these tensors, in evaluation mode.
 
-        Tied weights are in all their places, and buffers that are not persistent are there, too:
-        `load_state_dict` asks for the former by each of their names, and knows nothing of the
-        latter. Raises InputError for tensors that are not the network's.
+        It includes tied weights, which `load_state_dict` wants under each of their names, and
+        buffers that are not persistent, which it ignores. Raises InputError for tensors that do not
+        fit the network.
         """
         with one_at_a_time():
-            return self._loaded(params, buffers)
+            return self._load_copy(params, buffers)
 
-    def _loaded(self, params: Params, buffers: Params) -> nn.Module:
+    def _load_copy(self, params: Params, buffers: Params) -> nn.Module:
         self.check(params, buffers)
-        left = {id(v): torch.empty(0) for v in passing(self.net)}
-        net, given = copy.deepcopy(self.net, left), params | buffers
+        # deepcopy refuses intermediate results, so give it an empty tensor for each (its "memo").
+        memo = {id(v): torch.empty(0) for v in passing(self.net)}
+        net, given = copy.deepcopy(self.net, memo), params | buffers
         with torch.no_grad():
             for name, v in (*net.named_parameters(), *net.named_buffers()):
                 if v.shape != given[name].shape:
@@ -217,14 +218,15 @@ class Model:
         return {k: v for k, v in params.items() if k not in self.fixed} if self.fixed else params
 
     def __call__(self, params: Params, buffers: Params, x: Tensor) -> Params:
-        """The outputs in evaluation mode; buffers are read only, and so is x.
+        """The outputs in evaluation mode; neither buffers nor x are changed.
 
-        A network that draws random numbers in this mode, too, draws the same ones at each call.
+        A network that draws random numbers even in this mode draws the same ones at each call.
         Raises InputError for names that the network does not have, and for missing ones.
         """
         return repeatable(partial(elsewhere, self._evaluate, params, buffers, x))
 
     def _evaluate(self, params: Params, buffers: Params, x: Tensor) -> Params:
+        """The outputs in evaluation mode, on the device where the tensors are."""
         self.refresh(params, buffers)
         if self._is_quiet(training=False):
             return self._outputs(params, buffers, x, training=False)
@@ -233,15 +235,15 @@ class Model:
     def train(
         self, params: Params, buffers: Params, x: Tensor, seed: int = 0
     ) -> tuple[Params, Params]:
-        """(outputs, buffers after the pass) in training mode; the given buffers stay as they are.
+        """(outputs, buffers after the pass) in training mode; the given buffers do not change.
 
-        Buffers are copied before the pass because BatchNorm writes into those that it is given.
         A network that draws random numbers (dropout, noise) draws them from `seed`.
         """
+        # BatchNorm writes into the buffers that it is given.
         after = {k: v.clone() for k, v in buffers.items()}
         if is_quiet(self):  # the usual case, kept short because most passes take it
             return self._outputs(params, after, x, training=True), after
-        if not computing():
+        if not computing():  # a pass on its own, outside of a round or a score
             return repeatable(partial(self.train, params, buffers, x, seed))
         self._inspect()  # gradients taken outside a phase of `Local` come without a refresh
         if self._is_quiet(training=True):
@@ -251,7 +253,7 @@ class Model:
         return self._outputs(params, after, x, training=True), after
 
     def _is_quiet(self, *, training: bool) -> bool:
-        """Whether a pass draws no random numbers, which the first pass of each mode shows."""
+        """Whether a pass draws no random numbers; False until a first pass has shown it."""
         return not (self._draws.get(training, True) or self._generators or watching())
 
     def draws_nothing(self) -> bool:
@@ -259,9 +261,10 @@ class Model:
         return not (self._draws.get(True) or self._generators)
 
     def _stays_unseeded(self, seed: int) -> bool:
-        """Whether the pass is given no number as its seed, and none before it has drawn.
+        """Whether to run the pass without seeding: the seed is no number, as in a pass of several
+        clients, and the network has not drawn so far.
 
-        Their first pass is not watched: their round is compared as a whole.
+        Such a pass is not watched: `repeating` compares the generators over the whole round.
         """
         return not (isinstance(seed, int) or watching() or self._draws.get(True))
 
@@ -270,7 +273,7 @@ class Model:
     ) -> Params:
         watch = watching() or training not in self._draws
         draws = self._draws.setdefault(training, set())
-        if watch:  # the network may have made new generators meanwhile
+        if watch:  # the network may have made new generators since it was inspected
             object.__setattr__(self, "_generators", generators_of(self.net))
         sources = SOURCES if watch else draws
         with (
@@ -281,16 +284,18 @@ class Model:
 
     def _outputs(self, params: Params, buffers: Params, x: Tensor, *, training: bool) -> Params:
         given, written = params | buffers, buffers if training else None
-        # With nothing to swap, entering the block would cost as much as a small layer.
+        # The lock: `call` replaces tensors in the one network that all threads share.
+        # Entering `pooled` costs as much as a small layer, so skip it if there are no max-pools.
         with one_at_a_time(), pooled(self._pools) if self._pools else NOTHING:
             if self.net.training != training:
                 self.net.train(training)
-            # At each pass, because a module starts in training mode and others may switch it.
+            # At each pass, because `net.train` has just switched them to training mode, or other
+            # code has.
             for module in self._still if training else ():
                 module.eval()
-            if (
-                training and self._writes.get(True) is False
-            ):  # x is a batch that no other code holds
+            # In training, x is a batch that no other code uses. So once a first pass has shown that
+            # the network does not write into it, no later pass needs a check.
+            if training and self._writes.get(True) is False:
                 out = call(self.net, self._places, given, x, written=written)
             else:
                 run = partial(call, self.net, self._places, given, written=written)
@@ -298,9 +303,9 @@ class Model:
         return out if isinstance(out, dict) else {"logits": out}
 
     def _run_on_copy(self, x: Tensor, training: bool, run: Callable[[Tensor], Any]) -> Any:
-        """run(x), x being as before whatever the network does to it: it gets a copy if it writes.
+        """run(x) without changing x: a network that writes into its inputs gets a copy.
 
-        Its first pass shows whether it writes. One that writes only in later passes is refused.
+        The first pass shows whether it writes. One that begins to write later is refused.
         """
         writes = self._writes.get(training)
         if writes is False and (before := version(x)) is not None:
@@ -314,16 +319,16 @@ class Model:
         copy = x.clone()
         before = version(copy)
         out = run(copy)
-        # Where it cannot be seen, the network always gets a copy.
+        # If torch cannot tell (`wrote` is None), the network gets a copy every time.
         if writes is None and (written := wrote(copy, before, x)) is not None:
             self._writes[training] = written
         return out
 
 
 def build(make: Callable[[], nn.Module], seed: int, *, freeze_norm: bool = False) -> Model:
-    """A model whose first weights depend on `seed` alone; no global generator is left changed.
+    """A model whose first weights depend on `seed` alone; global generators are put back.
 
-    make         makes the network, as torch does: its layers draw their first weights
+    make         a function that makes the network; its layers draw their first weights as usual
     freeze_norm  as in `Model`
 
     >>> import torch
@@ -337,7 +342,7 @@ def build(make: Callable[[], nn.Module], seed: int, *, freeze_norm: bool = False
 
 
 def is_counter(v: Tensor) -> bool:
-    """Whether a buffer counts something (BatchNorm's `num_batches_tracked`): never averaged."""
+    """Whether a buffer counts something, as BatchNorm's `num_batches_tracked`: never average it."""
     return not (v.is_floating_point() or v.is_complex())
 
 

@@ -18,7 +18,7 @@ from fedshift.tree import Params
 @sketched
 @dataclass(frozen=True, eq=False)
 class Pooled(Sequence[ClientData]):
-    """Clients that are ranges of one pool; each is made when it is accessed.
+    """Clients that are ranges of one pool of examples; each is made when it is accessed.
 
     x [P, ...], y [P]  the pool's examples; x may be mapped from disk
     starts, sizes [N]  client i has the rows starts_i, ..., starts_i + sizes_i - 1; ranges may
@@ -27,8 +27,8 @@ class Pooled(Sequence[ClientData]):
         clients = Pooled(x[order], y[order], starts, sizes)
         federation = Federation(clients, *model.init(), register(clients, classes), Seeds.of(0))
 
-    A client costs 16 bytes here, and its row of the table 8 (1 + K) more. Raises InputError for
-    what `fedshift.data.client_data` refuses, and for ranges that leave the pool.
+    A client takes 16 bytes here, and its row of the server's table 8 (1 + K) bytes. Raises
+    InputError for what `fedshift.data.client_data` refuses, and for ranges that leave the pool.
     """
 
     x: Tensor
@@ -37,7 +37,7 @@ class Pooled(Sequence[ClientData]):
     sizes: Tensor
 
     def __post_init__(self) -> None:
-        # The whole pool is checked once, here; clients made later are slices of it.
+        # Check the whole pool once, here, because clients are slices of it.
         object.__setattr__(self, "y", client_data(self.x, self.y, 0).y)
         for name in ("starts", "sizes"):
             values = getattr(self, name)
@@ -70,7 +70,7 @@ class Pooled(Sequence[ClientData]):
         i = client + len(self) if client < 0 else client
         if not 0 <= i < len(self):
             raise IndexError(f"client {client} of {len(self)}")
-        # A slice, not an index: it copies nothing, so x stays mapped from disk.
+        # A slice copies nothing, so x stays mapped from disk; an index tensor would copy.
         rows = slice(int(self.starts[i]), int(self.starts[i] + self.sizes[i]))
         y = self.y[rows]
         return ClientData(self.x[rows], y, torch.ones(len(y)), torch.tensor(i))
@@ -82,10 +82,11 @@ class Pooled(Sequence[ClientData]):
                 f"the pool has label {self.largest_label()}; with {classes} classes labels are "
                 f"0..{classes - 1}: give register a larger number of classes"
             )
-        # Label by label, in O(P + N) memory: a table of labels per row would take O(P K).
+        # Label by label, in O(P + N) memory; a one-hot table of all rows would take O(P K).
         labels = torch.empty(len(self), classes, dtype=torch.float64)
         for k in range(classes):
-            # How many of label k come before each row: a range's count is a difference.
+            # before[r] is the number of rows before r with label k, so the count in a range is a
+            # difference of two entries.
             before = torch.zeros(len(self.y) + 1, dtype=torch.int64)
             torch.cumsum(self.y == k, 0, out=before[1:])
             labels[:, k] = (before[self.starts + self.sizes] - before[self.starts]).double()

@@ -1,8 +1,8 @@
-"""Random streams keyed by what they are for: no draw depends on another one having happened.
+"""Random streams keyed by their purpose, so that no draw depends on which draws came before it.
 
 Every draw in the library comes from a generator made here from (seed, purpose, round, client, ...).
-There is no random *state* to save or restore. Global generators are left as they were: networks
-that draw from them are seeded for each pass (`fedshift.randomness`).
+There is no random *state* to save or restore. Global generators are left unchanged: networks that
+draw from them are seeded for each pass (`fedshift.randomness`).
 """
 
 from __future__ import annotations
@@ -21,31 +21,30 @@ Part = int | str
 def key(*parts: Part) -> int:
     """A 63-bit seed that is a function of the parts alone: BLAKE2b of their representation.
 
-    Integers and strings are kept apart (`1` and `"1"` give different keys) and so are the borders
-    between parts (`("ab", "c")` and `("a", "bc")`).
+    `1` and `"1"` give different keys, and so do `("ab", "c")` and `("a", "bc")`.
     """
-    # Most are int or str already; others, as numpy's integers, are written as Python's. `hash` will
-    # not do: Python salts it anew in every process.
+    # Other integers, such as numpy's, are converted to give the key of the equal int. `hash` would
+    # not do, because Python salts it in every process.
     plain = {int, str}.issuperset(map(type, parts))
     text = repr(parts if plain else tuple(p if isinstance(p, str) else int(p) for p in parts))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
 def generator(*parts: Part) -> torch.Generator:
-    """A CPU torch generator for the stream that `parts` name."""
-    # Always on the CPU: a GPU's generator would give other numbers for the same seed.
+    """A CPU torch generator for the stream named by `parts`."""
+    # Always on the CPU: a GPU's generator gives other numbers for the same seed.
     return torch.Generator().manual_seed(key(*parts))
 
 
 def numpy_generator(*parts: Part) -> np.random.Generator:
-    """A numpy generator for the stream that `parts` name."""
+    """A numpy generator for the stream named by `parts`."""
     # PCG64 by name, because numpy's default may change with its version.
     return np.random.Generator(np.random.PCG64(key(*parts)))
 
 
 @dataclass(frozen=True)
 class Seeds:
-    """The four seeds of a run, apart from one another so that one can change while three stay.
+    """The four seeds of a run, which can be changed one at a time.
 
     `split` draws the clients' and the target's data, `init` the first model, `cohort` the clients
     of each round, `batch` the order of examples within a client. Raises InputError for seeds that

@@ -1,8 +1,8 @@
 """Models and messages as dictionaries of tensors, at most two levels deep.
 
-`Params` is one model or anything shaped like one; `Parts` is a message, an update, a client's
-state or the server's state: named parts of `Params`. The same two levels are a safetensors file
-(`part/name`), a torch.func pytree and a Flower record.
+`Params` is one model or anything shaped like one. `Parts` is a message, an update, a client's state
+or the server's state: named parts, each of them `Params`. These two levels map directly to a
+safetensors file (`part/name`), a torch.func pytree and a Flower record.
 """
 
 from __future__ import annotations
@@ -18,25 +18,26 @@ from fedshift.errors import InputError
 Params = dict[str, Tensor]
 Parts = dict[str, Params]
 
-# Columns that are summed at a time: few enough that their sums stay in the processor's cache, and
-# many, since each is three calls per row. For 10 rows of 11.3 million, 2^14 took 1.9 times as long
-# as this, and for 5 of 157 thousand likewise (of 2^12 to 2^20).
+# Large tensors are summed in blocks of so many columns. A block must be small enough for its sums
+# to stay in the processor's cache, and large because it costs three calls per row. Of 2^12 to 2^20,
+# 2^14 took 1.9 times as long as this, for 10 rows of 11.3 million and for 5 of 157 thousand.
 COLUMNS = 1 << 18
-# Columns and rows of what is summed by a running sum: 200 numbers of 50 clients take 26 us so, and
-# 126 row by row. Of more rows it would hold too many numbers at a time.
+# Tensors with at most FEW entries, of a number of clients in MANY, are summed by one `cumsum`: 200
+# numbers of 50 clients take 26 us instead of 126 row by row. With more rows its result would need
+# too much memory.
 FEW, MANY = 256, range(32, 513)
-# Bytes of memory that are not worth a copy of the part that is kept.
+# A view may keep so many bytes alive before `compact` copies it.
 LITTLE = 1 << 12
 
 
 def map_(f: Callable[..., Tensor], *trees: Params) -> Params:
-    """f applied name by name; all trees must have the names of the first."""
+    """Apply f to the tensors of each name. Raises InputError if trees have different names."""
     first = trees[0]
     for other in trees[1:]:
         if other.keys() != first.keys():
             odd = sorted(other.keys() ^ first.keys())
             raise InputError(f"models with different parameter names: {odd[:5]}")
-    if len(trees) == 2:  # most calls, and several in each step of training
+    if len(trees) == 2:  # a faster way for most calls: each training step makes several
         second = trees[1]
         return {name: f(v, second[name]) for name, v in first.items()}
     return {name: f(*[tree[name] for tree in trees]) for name in first}
@@ -56,20 +57,20 @@ def sub(a: Params, b: Params) -> Params:
 
 @torch.inference_mode(False)
 def ordinary(a: Params) -> Params:
-    """The same numbers in tensors that gradients can be taken of: copies of inference mode's."""
+    """The same numbers in tensors that autograd accepts: those of inference mode are copied."""
     return {k: v.clone() if v.is_inference() else v for k, v in a.items()}
 
 
 def zeros(a: Params) -> Params:
-    """Zeros of the shapes of a."""
+    """Zeros with the shapes of a."""
     return map_(torch.zeros_like, a)
 
 
 def sq_norm(a: Params) -> Tensor:
-    """Sum of squares of all entries, a 0-d tensor; in name order, which files do not keep."""
+    """Sum of squares of all entries, a 0-d tensor."""
     if not a:
         return torch.zeros(())
-    # A fixed order, because rounding of a sum depends on it.
+    # Sorted by name: rounding depends on the order, and files do not keep that of the dictionary.
     return torch.stack([(a[name] * a[name]).sum() for name in sorted(a)]).sum()
 
 
@@ -81,12 +82,12 @@ def split(a: Params, prefixes: Iterable[str]) -> tuple[Params, Params]:
 
 
 def stack(many: Sequence[Parts]) -> Parts:
-    """Leaves [...] of C equal trees to leaves [C, ...]; any difference in names or shapes raises.
+    """Stack C trees: leaves [...] become [C, ...]. Raises InputError if names or shapes differ.
 
-    Strict on purpose: padding a ragged leaf with zeros would change results without a sign.
+    Strict on purpose: padding a shorter leaf with zeros would silently change results.
     """
     first = many[0]
-    # The quick comparison for all; where it fails, a slow one writes the message.
+    # A quick comparison for all; only if it fails does a slow one look for what to report.
     for i, one in enumerate(many):
         if not same_parts(one, first):
             _check_stackable(first, one, i)
@@ -97,7 +98,7 @@ def stack(many: Sequence[Parts]) -> Parts:
 
 
 def same_parts(a: Parts, b: Parts) -> bool:
-    """Whether two messages have the same parts, each of the same names, shapes and types."""
+    """Whether two messages have the same parts with the same names, shapes and types."""
     if a.keys() != b.keys():
         return False
     for part, tree in a.items():
@@ -111,6 +112,7 @@ def same_parts(a: Parts, b: Parts) -> bool:
 
 
 def _check_stackable(first: Parts, one: Parts, i: int) -> None:
+    """Raise InputError, which names what differs, if two trees cannot be stacked."""
     for part in first | one:
         ours, theirs = first.get(part), one.get(part)
         if ours is None or theirs is None or ours.keys() != theirs.keys():
@@ -126,10 +128,10 @@ def _check_stackable(first: Parts, one: Parts, i: int) -> None:
 def weighted_sum(weights: Tensor, stacked: Params) -> Params:
     """sum_i w_i v_i over the first axis; weights [C], leaves [C, ...] -> [...].
 
-    Accumulated in float64, or complex128, in the order of the rows and cast once. Rows of weight
+    Accumulated in float64 (or complex128) in the order of the rows, and cast once. Rows of weight
     exactly 0 are left out before multiplying, because 0 * NaN is NaN.
     """
-    # float64: the rounding of float32 terms would grow with the number of clients.
+    # float64, because the rounding error of a float32 sum grows with the number of clients.
     rows = torch.nonzero(weights).flatten().tolist()
     w = weights.double()
     by = [w[i] for i in rows]
@@ -143,18 +145,19 @@ def weighted_sum(weights: Tensor, stacked: Params) -> Params:
 
 
 def sum_type(kind: torch.dtype) -> torch.dtype:
-    """What tensors of this type are summed in."""
+    """The type in which tensors of this type are summed."""
     return torch.complex128 if kind.is_complex else torch.float64
 
 
 def accumulate(total: Tensor, rows: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
-    """total [...] of `sum_type`, contiguous, += w_i v_i, row after row; rows [...], weights [].
+    """total += w_i v_i in place, row after row; total [...] contiguous and of `sum_type`,
+    rows v_i [...], weights w_i [].
 
-    Row by row within a block of columns: the bits are those of whole rows added in turn, and the
-    block's sums are read and written once for all rows.
+    All three ways below add in the order of the rows, so their bits are the same.
     """
     if total.numel() <= FEW and len(rows) in MANY and total.device.type == "cpu":
-        # A running sum adds in turn, too (not on a GPU), in one call where rows took three each.
+        # cumsum adds in order, too (on a CPU), with one call where the loop below makes three per
+        # row.
         by = torch.stack(list(weights)).view(-1, *[1] * total.dim())
         products = torch.stack(list(rows)).to(total.dtype).mul_(by)
         total.copy_(torch.cat([total[None], products]).cumsum(0)[-1])
@@ -164,7 +167,8 @@ def accumulate(total: Tensor, rows: Sequence[Tensor], weights: Sequence[Tensor])
         for row, w in zip(rows, weights, strict=True):
             total.add_(product.copy_(row).mul_(w))
         return
-    # Large tensors column by column: a product of the whole row would leave the cache.
+    # Large tensors block by block, all rows for each: a product of a whole row would not fit into
+    # the processor's cache.
     scratch = torch.empty(COLUMNS, dtype=total.dtype, device=total.device)
     cut = [torch.split(row.reshape(-1), COLUMNS) for row in rows]
     for i, sums in enumerate(torch.split(total.view(-1), COLUMNS)):
@@ -174,7 +178,7 @@ def accumulate(total: Tensor, rows: Sequence[Tensor], weights: Sequence[Tensor])
 
 
 def compact(v: Tensor) -> Tensor:
-    """The tensor in memory of its own: a view would keep all that it came with alive."""
+    """The tensor, copied if it is a view that keeps much more memory alive than it needs."""
     return v if v.untyped_storage().nbytes() <= max(LITTLE, v.nbytes) else v.clone()
 
 
@@ -199,7 +203,7 @@ def unflatten(flat: Params, parts: Iterable[str] = ()) -> Parts:
         raise InputError(f'the names of parts are the text "{parts}"; give ("{parts}",)')
     tree: Parts = {part: {} for part in parts}
     for path, v in flat.items():
-        # The first slash: names of parts have none, names of tensors may.
+        # Split at the first slash: names of tensors may contain slashes, names of parts do not.
         part, _, name = path.partition("/")
         tree.setdefault(part, {})[name] = v
     return tree

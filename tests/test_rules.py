@@ -114,7 +114,7 @@ def test_values_are_frozen() -> None:
     assert by_file(mutable) == {
         "client/dense/nets.py": {"FirstLayer"},
         "client/plans.py": {"PlansOfGroup", "PlansOfClient"},
-        "deploy/joining.py": {"_Stay"},
+        "deploy/joining.py": {"_Membership"},
         "deploy/monitoring.py": {"Presence"},
         "deploy/watching.py": {"Watch"},
         "engine/device.py": {"_Moved"},

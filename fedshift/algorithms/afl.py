@@ -26,17 +26,16 @@ from fedshift.server.weights import BySize
 from fedshift.sketch import sketched
 from fedshift.tree import Params, Parts
 
-# Rows per pass when losses are measured; many, because no gradients are kept.
+# How losses are measured: in large batches, because no gradients are stored.
 RISK = Local(epochs=1, batch=1000)
 
 
 def project_simplex(v: Tensor, total: float = 1.0, most: Tensor | None = None) -> Tensor:
     """argmin_u ||u - v||^2 over 0 <= u <= most, sum u = total; v [D] -> u [D] in float64.
 
-    most [D]; None: any. u = clip(v - tau, 0, most) with the tau that makes the sum right, computed
-    exactly from the sorted entries in O(D log D). The largest entry is taken off first: the result
-    does not depend on a common constant, and large losses would otherwise cost digits. Raises
-    InputError for an empty or non-finite v, or a total that is not positive.
+    most [D]; None for no limit. u = clip(v - tau, 0, most), where tau makes the sum right; computed
+    exactly from the sorted entries in O(D log D). Raises InputError for an empty or non-finite v,
+    or a total that is not positive.
     """
     if v.ndim != 1 or not len(v) or not bool(torch.isfinite(v).all()):
         raise InputError(f"a projection needs a vector of finite numbers, got {v}")
@@ -45,6 +44,7 @@ def project_simplex(v: Tensor, total: float = 1.0, most: Tensor | None = None) -
     scores = v.double().numpy() / total
     ones = np.ones(len(scores))
     upper = NO_CAP * ones if most is None else most.double().numpy() / total
+    # A common constant does not change the result; without the largest entry, digits are kept.
     return total * torch.from_numpy(allocate(scores - scores.max(), ones, upper))
 
 
@@ -60,7 +60,7 @@ def mean_risk(
     """F = (1/n) sum_j w_j l(theta; x_j, y_j) over all rows of the plan, a 0-d float64 tensor.
 
     In evaluation mode and without gradient, so that clients are compared on the same footing. The
-    plan's batches cover every example once; a padding step counts nothing.
+    plan's batches cover every example once; padding steps have no weight.
     """
     total = torch.zeros((), dtype=torch.float64)
     with torch.no_grad():
@@ -84,24 +84,25 @@ class Afl(SharedModel):
     after local SGD in place of one gradient step. P projects on the simplex; F_d is the mean loss
     of the model *received*, over all local examples, in evaluation mode.
 
-    gamma      step of lambda, in 1/loss; 0 is FedAvg bit for bit
-    domains    the domain of each client; by default every client is one. F_d is then the mean over
-               the domain's examples, and its clients share lambda_d by their sizes
-    whole      what becomes of lambda_d where clients of the domain are absent. False: they take
-               their shares n_i / n_d of it with them. True: the domain keeps it, and those present
-               divide it by their sizes
-    risk       the loss F that is reported; the objective may have regularising terms besides
+    gamma      step size of lambda, in 1/loss; 0 is FedAvg bit for bit
+    domains    the domain of each client; by default every client is one. F_d is the mean over the
+               domain's examples, and its clients share lambda_d in proportion to their sizes
+    whole      what happens to lambda_d if clients of the domain are absent. False: their shares
+               n_i / n_d of it are not used. True: it is divided among the clients present, in
+               proportion to their sizes
+    risk       the loss F that is reported; the objective may have regularising terms as well
     Raises InputError for a negative gamma and for domains that are not numbered 0..D-1.
 
-    Paper: one gradient step at a time, the average of the iterates is returned. Public codes:
-    fair_flearn does the same from uniform lambda, FedTorch takes the last batch's loss. We keep
-    the last iterate. With a sampled cohort S, weights are lambda restricted to S and renormalised,
-    and P acts within S, whose sum of lambda stays: losses are positive, so that M/|S| F_i for the
-    sampled and 0 for the others would favour the clients that were drawn. Under the round's cap P
-    projects on {lambda_d <= cap times the domain's clients}: losses are claims, too.
+    The paper takes one gradient step at a time and returns the average of the iterates. Public
+    codes: fair_flearn does the same from uniform lambda, FedTorch takes the last batch's loss. We
+    keep the last iterate. With a sampled cohort S, weights are lambda restricted to S and
+    renormalised, and P acts within S without changing the sum of lambda in S. (Losses are positive,
+    so the unbiased estimate, M/|S| F_i for the sampled and 0 for the others, would favour the
+    clients that were drawn.) Losses are only claims: under the round's cap, P projects on
+    {lambda_d <= cap times the number of the domain's clients}.
 
     A client with lambda_i = 0 still reports its loss; otherwise its weight could never grow again.
-    Its message has the (empty) part "idle": it then measures the loss without training.
+    Its message has the (empty) part "idle", and it measures the loss without training.
     """
 
     model: Model
@@ -116,19 +117,19 @@ class Afl(SharedModel):
     def __post_init__(self) -> None:
         check_fields(self)
         check_not_negative("gamma", self.gamma)
-        # Gaps would be domains without clients, whose loss is never measured.
+        # A gap would be a domain without clients, whose loss is never measured.
         numbers = set(self.domains or (0,))
         if numbers != set(range(len(numbers))):
             raise InputError(f"domains must be numbered 0..D-1 without gaps, got {sorted(numbers)}")
 
     def init(self, params: Params, buffers: Params, table: Params) -> Parts:
-        # n lambda rather than lambda: it starts at the exact sizes, as FedAvg's weights do.
-        mass = self._by_domain(table["n"], torch.arange(len(table["n"])), table)
+        # Store n lambda, not lambda: it starts at the exact sizes, so that gamma = 0 is FedAvg.
+        mass = self._sum_by_domain(table["n"], torch.arange(len(table["n"])), table)
         state = server_state(self.model, self.server, params, buffers, table)
         return state | {"mixture": {"mass": mass}}
 
     def mixes_counts(self) -> bool:
-        """Its step is measured in shares of all examples."""
+        """True: lambda starts at shares of all clients' examples."""
         return True
 
     def phases(self) -> Mapping[str, Local]:
@@ -140,8 +141,9 @@ class Afl(SharedModel):
         return mass / mass.sum()
 
     def weigh(self, server: Parts, ids: Tensor) -> Tensor:
+        # `whole` divides a domain's mass among the clients present only.
         mass = self._client_mass(server, ids if self.whole else None)[ids]
-        # With idle clients only, nothing moves and any weights will do.
+        # If all clients of the cohort are idle, nothing changes, and any weights will do.
         return BySize()({"n": mass} if bool(mass.any()) else rows(server, ids))
 
     def trains(self, weights: Tensor) -> Tensor:
@@ -150,6 +152,7 @@ class Afl(SharedModel):
 
     def broadcast(self, server: Parts, client: int) -> Parts:
         message: Parts = {"params": server["params"], "buffers": server["buffers"]}
+        # A client without mass need not train, but must still report its loss.
         idle = not bool(self._client_mass(server)[client])
         return message | self.objective.hear(server) | ({"idle": {}} if idle else {})
 
@@ -159,12 +162,11 @@ class Afl(SharedModel):
         params, buffers = message["params"], message["buffers"]
         memory = heard(message, state)
         context = context_of(params, buffers, memory, data)
-        # Measured before training: the model received is the same for all clients, its successors
-        # are not.
+        # Measure before training: the received model is the same for all clients.
         risk = mean_risk(self.model, self.risk, params, buffers, context, data, plans["risk"])
         if "idle" in message:
             idle = update_of(self.model, params, params, buffers, risk.to(data.w.dtype), data)
-            # A change of exactly 0, so that the reply has the same form as all others.
+            # The reply contains a change of exactly 0, so that it has the same form as the others.
             return idle | {"risk": {"loss": risk}}, {}
         end, end_buffers, loss = train_locally(
             self.model, self.objective, numbered(self.local), params, buffers, memory, data, plans
@@ -187,7 +189,7 @@ class Afl(SharedModel):
         risk = "the mean loss of the model received, over the client's examples (sets its weight)"
         return revealed(()) | {"risk": risk}
 
-    def _index(self, clients: int) -> Tensor:
+    def _domain_of_clients(self, clients: int) -> Tensor:
         """The domain of each client, [M]."""
         if self.domains is None:
             return torch.arange(clients)
@@ -198,45 +200,49 @@ class Afl(SharedModel):
             )
         return torch.tensor(self.domains)
 
-    def _by_domain(self, values: Tensor, ids: Tensor, table: Params) -> Tensor:
+    def _sum_by_domain(self, values: Tensor, ids: Tensor, table: Params) -> Tensor:
         """Sums over the domains of values [C] that belong to the clients `ids`, [D]."""
-        index = self._index(len(table["n"]))
+        index = self._domain_of_clients(len(table["n"]))
         return values.new_zeros(int(index.max()) + 1).index_add(0, index[ids], values)
 
     def _client_mass(self, server: Parts, among: Tensor | None = None) -> Tensor:
-        """n lambda_i: each domain's mass, divided among its clients by their sizes, [M].
+        """n lambda_i [M]: the mass of each domain, divided among its clients by their sizes.
 
-        `among` are the ids of those that it is divided among; None: all of the federation.
+        It is divided among the clients with the ids `among`, or among all clients for None.
         """
         table = server["table"]
-        n, index = table["n"], self._index(len(table["n"]))
+        n, index = table["n"], self._domain_of_clients(len(table["n"]))
         ids = torch.arange(len(n)) if among is None else among
-        sizes = self._by_domain(n[ids], ids, table)
+        sizes = self._sum_by_domain(n[ids], ids, table)
         # Multiply first: n_d n_i / n_d is then exactly n_i, so that gamma = 0 is exactly FedAvg.
         return server["mixture"]["mass"][index] * n / sizes[index].clamp(min=1.0)
 
     def _ascend(self, server: Parts, updates: Parts) -> Tensor:
-        """n lambda after the step, within the domains that the cohort has examples of, [D]."""
+        """n lambda [D] after the step; it changes in domains of which the cohort has examples."""
         mass, table, ids = server["mixture"]["mass"], server["table"], updates["cohort"]["id"]
         n = table["n"][ids]
-        sizes = self._by_domain(n, ids, table)
+        sizes = self._sum_by_domain(n, ids, table)
         present = sizes > 0
         total = float(mass[present].sum())
-        # gamma = 0 must leave lambda bit for bit; a cohort without mass has nothing to move.
+        # gamma = 0 must not change a bit of lambda; a cohort without mass has nothing to move.
         if not self.gamma or not total:
             return mass
-        losses = self._by_domain(n * updates["risk"]["loss"], ids, table)[present] / sizes[present]
+        losses = (
+            self._sum_by_domain(n * updates["risk"]["loss"], ids, table)[present] / sizes[present]
+        )
         new_mass = mass.clone()
-        # `mass` is N lambda, N all clients' examples together: so is the step.
+        # `mass` is N lambda, with N the examples of all clients, so multiply the step by N, too.
         step = self.gamma * float(table["n"].sum())
-        most = self._most(updates["cohort"], n > 0, table)
+        most = self._largest_shares(updates["cohort"], n > 0, table)
         most = None if most is None else total * most[present]
         new_mass[present] = project_simplex(mass[present] + step * losses, total, most)
         return new_mass
 
-    def _most(self, cohort: Params, able: Tensor, table: Params) -> Tensor | None:
-        """The largest share of each domain [D], by its clients with examples; None for any."""
+    def _largest_shares(self, cohort: Params, able: Tensor, table: Params) -> Tensor | None:
+        """The largest share of each domain [D], cap times its clients with examples; or None."""
         cap = cap_of(cohort)
         if cap >= 1.0:
             return None
-        return max(cap, 1.0 / int(able.sum())) * self._by_domain(able.double(), cohort["id"], table)
+        return max(cap, 1.0 / int(able.sum())) * self._sum_by_domain(
+            able.double(), cohort["id"], table
+        )

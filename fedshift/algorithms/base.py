@@ -36,8 +36,8 @@ class Algorithm(Protocol):
     7. Everything optional is declared by the methods of `Capabilities`, each with a default.
     8. "delta" has the names of the "params" that were sent, without those of `model.fixed`.
 
-    `server` and `state` are always `Parts`; the server's part "table" holds what clients registered
-    before round 1 (n [N], labels [N, K]), and weights come from it, never from a reply.
+    `server` and `state` are always `Parts`. The server's part "table" has what clients registered
+    before round 1 (n [N], labels [N, K]). Weights come from it, never from a reply.
     """
 
     @property
@@ -48,16 +48,16 @@ class Algorithm(Protocol):
         """The server's state before round 1."""
 
     def init_client(self, params: Params, buffers: Params, data: ClientData) -> Parts:
-        """What stays on a client before its first round; full length for per-example entries."""
+        """A client's state before its first round; per-example entries have their full length."""
 
     def phases(self) -> Mapping[str, Local]:
         """The local phases to draw plans for, by name."""
 
     def weigh(self, server: Parts, ids: Tensor) -> Tensor:
-        """Weights [C] of a cohort, before any client trains; ids [C] ascending."""
+        """Weights [C] of a cohort, called before any client trains; ids [C] ascending."""
 
     def trains(self, weights: Tensor) -> Tensor:
-        """Which of the cohort must be contacted, [C] bool; the others change nothing."""
+        """Which clients of the cohort to contact, [C] bool; the others would change nothing."""
 
     def broadcast(self, server: Parts, client: int) -> Parts:
         """The message to one client; `server` also has the part "cohort" (id [C], weight [C])."""
@@ -73,7 +73,7 @@ class Algorithm(Protocol):
     def model_for(self, server: Parts, state: Parts) -> tuple[Params, Params]:
         """(parameters, buffers) that a client with this state would serve.
 
-        `server` is the server's state; where clients evaluate, what one was sent stands in for it.
+        `server` is the server's state or, if clients evaluate, the message that this one received.
         """
 
     def reveals(self) -> Mapping[str, str]:
@@ -84,7 +84,7 @@ class Algorithm(Protocol):
 
 
 class LabelRules(TypedDict):
-    """How a method treats label sets: as in an experiment file; tune is "none" without tuning."""
+    """How a method treats label sets, in the words of an experiment file; "none" if not tuned."""
 
     mode: str
     tune: str
@@ -94,16 +94,16 @@ class LabelRules(TypedDict):
 class Capabilities(Protocol):
     """What a method may declare in addition; the bodies here are the defaults.
 
-    A method that wraps another answers for both, most often with the answer of `inner`:
-    `ask(self.inner, Capabilities.sums, server, cohort)`. The object from `at(t)` answers for
+    A method that wraps another declares for both. Most often it passes on what `inner` declares:
+    `ask(self.inner, Capabilities.sums, server, cohort)`. The object from `at(t)` declares for
     round t.
     """
 
     def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:
-        """Parts of the update of which the server needs only the sum over clients.
+        """Parts of the update of which the server needs only a weighted sum: part -> weights [C].
 
-        Part -> weights w [C]; `server` as before the round, cohort id, weight [C]. Such a part may
-        reach `server_update` as sum_i w_i v_i, leaves [...], summed as replies arrive;
+        `server` is the state before the round; cohort has id and weight [C]. Such a part may reach
+        `server_update` as sum_i w_i v_i, leaves [...], added up while replies arrive;
         `fedshift.server.combine.total` reads both forms. By default every reply is kept.
         """
         return {}
@@ -120,7 +120,7 @@ class Capabilities(Protocol):
         return True
 
     def trained_model(self: Any) -> Model | None:
-        """The network trained this round, None where no model is sent; `model` by default.
+        """The network trained in this round, None if no model is sent; `model` by default.
 
         A stage that trains another network, such as FedDisk's density, returns that one.
         """
@@ -128,39 +128,40 @@ class Capabilities(Protocol):
         return model
 
     def is_elementwise(self) -> bool:
-        """Whether all that `client_update` does besides training is done entry by entry.
+        """Whether everything that `client_update` does besides training is done entry by entry.
 
-        Then several clients may be given to it at once, all leaves [C, ...], plans included, where
-        one phase is trained so; its answers are stacked likewise. By default not.
+        Then a backend that trains clients together may call it once for several clients, with all
+        leaves [C, ...], plans included; what it returns is stacked in the same way. False by
+        default.
         """
         return False
 
     def needs_classes(self) -> bool:
-        """Whether it reads outputs as class logits, or labels as classes, beside its objective.
+        """Whether the method, apart from its objective, works only with classes; False by default.
 
-        If so, no number can be predicted with it; False by default.
+        If so, it cannot be used to predict numbers.
         """
         return False
 
     def mixes_counts(self) -> bool:
         """Whether a round depends on counts of clients that are not in it; False by default.
 
-        If so, it cannot begin before all clients have registered theirs.
+        If so, the run cannot begin before all clients have registered theirs.
         """
         return False
 
     def label_weights(self, server: Parts, ids: Tensor, weights: Tensor) -> Tensor | None:
-        """How often clients count an example of each label in their loss, w [C, K] float64.
+        """How many times clients count an example of each label in their loss, w [C, K] float64.
 
-        For the clients `ids` with these weights [C]; None, the default, means once.
+        For the clients `ids`, which have these weights [C]. None, the default, means once.
         """
         return None
 
     def most_sent(self, params: Params) -> int:
-        """Bytes of the largest update whose form is not the model's; 0, the default, without one.
+        """Bytes of the largest update that does not have the model's form; 0 (default) for none.
 
-        The bound on replies is in times the model's bytes (`Gate.max_reply`), and is looked at
-        before round 1 by this number.
+        Replies are limited to a multiple of the model's bytes (`Gate.max_reply`). With this number
+        the engine checks before round 1 that the limit allows the method's updates.
         """
         return 0
 
@@ -179,14 +180,14 @@ def ask(
 
     Example: `ask(algorithm, Capabilities.trains_router)`. Methods need not inherit from anything.
     """
-    # By name, because users' methods inherit from nothing.
+    # Look it up by name, because users' methods need not inherit from `Capabilities`.
     defined: Callable[Arguments, Answer] | None = getattr(method, capability.__name__, None)
     return capability(method, *args, **kwargs) if defined is None else defined(*args, **kwargs)
 
 
 def check_method(algorithm: Any) -> None:
     """Raise InputError unless the object has every member of `Algorithm`, and a `Model`."""
-    # More than two missing members: most likely no method at all, so naming one would not help.
+    # If more than two members are missing, it is most likely no method at all: do not name one.
     missing = [name for name in members(Algorithm) if not hasattr(algorithm, name)]
     if isinstance(algorithm, type):
         raise InputError(
@@ -203,10 +204,11 @@ def check_method(algorithm: Any) -> None:
 
 
 def is_elementwise(client_update: Callable[..., Any]) -> bool:
-    """Whether a method says `Capabilities.is_elementwise` of this `client_update`.
+    """Whether this `client_update` may be called for several clients at once.
 
-    It must say so in the class that defines the function, since a subclass may have changed one
-    alone; and its phases must train as `Local` does, which leaves several clients to a `Trainer`.
+    Its method must define `is_elementwise` in the same class as `client_update`: a subclass may
+    have overridden one alone. And its phases must train as `Local` does, since only `Local` passes
+    stacked clients on to a `Trainer`.
     """
     method: Any = getattr(client_update, "__self__", None)
     # The most derived class that defines `client_update`, as Python would look it up.
@@ -222,10 +224,10 @@ def rows(server: Parts, ids: Tensor) -> Params:
 
 
 def numbered(local: Local | tuple[Local, ...], name: str = "train") -> dict[str, Local]:
-    """Phase names `train0`, `train1`, ... for all methods: names are keys of the random streams.
+    """Name the phases `train0`, `train1`, ...; `personal0`, ... if the model stays on the client.
 
-    In every method a phase that trains a model which stays on the client is called `personal0`, ...
-    The same client then sees the same batches in the same round, whichever method it is.
+    All methods use these names, which are keys of the random streams: so a client sees the same
+    batches in the same round with every method.
     """
     phases = local if isinstance(local, tuple) else (local,)
     return {f"{name}{i}": phase for i, phase in enumerate(phases)}

@@ -1,4 +1,4 @@
-"""CCVR: after the last round of training the server fits the classifier to virtual features."""
+"""CCVR: after the last training round, the server fits the classifier to virtual features."""
 
 from __future__ import annotations
 
@@ -28,25 +28,26 @@ WHOLE = Local(epochs=1, batch=256)
 @sketched
 @dataclass(frozen=True)
 class Ccvr(Around):
-    """Rounds 1, ..., `after` are `inner`'s; in later ones the head is fitted anew by the server.
+    """`inner` in rounds 1, ..., `after`; in later rounds the server fits the head anew.
 
         client   E_i[1{y = c}], E_i[1{y = c} f], E_i[1{y = c} f f^T] of its features f, [K, d, d]
         server   their means by the cohort's weights a_i: a Gaussian for each label
                  `virtual` features of each label are drawn, and (W, b) <- softmax regression on
                  them, label c counting `shares`_c
 
-    f is what the head is given, by the model received, in evaluation mode. Labels that no client of
-    the cohort has are left out, and shares made to sum to 1 without them; where none is left, the
-    head stays. Only sums over clients are used.
+    f is the input of the head, computed by the received model in evaluation mode. Labels that no
+    client of the cohort has are left out, and the other shares rescaled to sum to 1; if no label is
+    left, the head does not change. The server uses only sums over clients.
 
-    shares   [K]: 1/K each as in the paper, or the target's, for which the head then is right
+    shares   [K]: 1/K each as in the paper, or the target's shares, for which the head is then right
     ridge    of the regression, `fedshift.server.virtual.refitted`
     head     name prefixes of the last linear layer
 
     Luo et al. 2021, "No fear of heterogeneity: classifier calibration for federated learning with
-    non-IID data" (CCVR), arXiv 2106.05001. Ours: shares in place of as many draws of each label,
-    the regression to its minimum, a covariance divided by n. Raises InputError for settings out of
-    range, and before round 1 for a model without "features", or whose head is no linear layer.
+    non-IID data" (CCVR), arXiv 2106.05001. We differ in three ways: labels are weighted by shares
+    instead of drawn equally often, the regression runs to its minimum, and the covariance is
+    divided by n. Raises InputError for settings out of range, and before round 1 for a model
+    without "features", or with a head that is no linear layer.
     """
 
     inner: Algorithm
@@ -72,7 +73,7 @@ class Ccvr(Around):
                 "CCVR fits the head of one model for all, and clients keep parameters of their "
                 f"{type(self.inner).__name__}; give a method that shares them all"
             )
-        self._layer(params)
+        self._layer(params)  # for its checks
         return server
 
     def init_client(self, params: Params, buffers: Params, data: ClientData) -> Parts:
@@ -86,6 +87,7 @@ class Ccvr(Around):
         return weights > 0
 
     def broadcast(self, server: Parts, client: int) -> Parts:
+        # Not `inner`'s message: its other parts are for training, and nobody trains here.
         return {"params": server["params"], "buffers": server["buffers"]}
 
     def client_update(
@@ -99,15 +101,16 @@ class Ccvr(Around):
     def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
         moments = total(updates, "moments", updates["cohort"]["weight"])
         shares = torch.tensor(self.shares, dtype=torch.float64) * (moments["share"] > 0)
-        if not shares.sum() > 0:
+        if not shares.sum() > 0:  # no label is left
             return {}
         old = server["params"]
         names = self._layer(old)
         fixed = None
-        if not set(names[1:]) - self.model.fixed:  # none, or one that stays as it is
+        if not set(names[1:]) - self.model.fixed:  # the layer has no bias, or a fixed one
             fixed = old[names[1]] if names[1:] else torch.zeros(len(shares))
         virtual = drawn(*gaussians(**moments), self.virtual, seed)
         fitted = refitted(virtual, shares / shares.sum(), self.ridge, fixed)
+        # Not strict: without a bias in the network there is only the name of the matrix.
         new = {k: v.to(old[k]) for k, v in zip(names, fitted, strict=False)}
         return {"params": old | new}
 
@@ -123,7 +126,7 @@ class Ccvr(Around):
         return {"moments": cohort["weight"]}
 
     def needs_classes(self) -> bool:
-        """Its Gaussians are of classes."""
+        """True: it has a Gaussian for each class."""
         return True
 
     def most_sent(self, params: Params) -> int:
@@ -133,7 +136,7 @@ class Ccvr(Around):
         return max(8 * classes * (1 + width + width**2), inner)
 
     def moves_server(self) -> bool:
-        """It does not: clients reply with statistics, and not with a change of the model."""
+        """False: clients reply with statistics, not with a change of the model."""
         return False
 
     def trained_model(self) -> Model | None:
@@ -144,7 +147,7 @@ class Ccvr(Around):
         return self if t > self.after else self.inner.at(t)
 
     def _layer(self, params: Params) -> tuple[str, ...]:
-        """The names of W [K, d] and, if there is one, of b [K]. InputError for another head."""
+        """Names of W [K, d] and, if there is one, of b [K]. Raises InputError for other heads."""
         shapes = {k: tuple(v.shape) for k, v in params.items() if k.startswith(self.head)}
         classes = len(self.shares)
         matrices = [k for k, s in shapes.items() if len(s) == 2 and s[0] == classes]

@@ -1,4 +1,4 @@
-"""What methods do alike: each method's file then says only what it does in another way.
+"""What most methods do alike, so that each method's file has only what it does differently.
 
 `SharedModel` is for methods of one model, `Around` for methods that wrap another.
 """
@@ -21,9 +21,9 @@ from fedshift.tree import Params, Parts
 
 
 class SharedModel(ABC):
-    """Defaults of a method whose clients are all sent the server's whole model and train it.
+    """Defaults for methods whose clients all receive the server's whole model and train it.
 
-    `FedAvg` does not inherit them: it is the method to read first, and reads alone.
+    `FedAvg` does not inherit them: it is the method to read first, and complete in one file.
     """
 
     objective: Term
@@ -55,9 +55,9 @@ class SharedModel(ABC):
 
 @dataclass(frozen=True)
 class Around(ABC):
-    """A method around another one: whatever it does not define, `inner` answers.
+    """A method that wraps another: everything that it does not define is `inner`'s.
 
-    Capabilities are passed on here, in one place: a wrapper that forgot one would hide, for
+    Capabilities are passed on here, in one place. A wrapper that forgot one would hide, for
     example, that its inner method trains a router.
     """
 

@@ -24,19 +24,19 @@ class Ditto(Around):
     """v_i <- v_i - eta (grad F_i(v_i) + lam (v_i - w_t)), beside any method that trains w.
 
     Li, Hu, Beirami and Smith 2021, "Ditto: fair and robust federated learning through
-    personalization", arXiv 2012.04221, Equation 2 and Algorithm 1. w_t is the model received, for
-    all steps of the round. `inner` sees neither v_i nor lam, so w moves as it would alone. A
-    client that is not drawn keeps v_i. v_i starts at the common first model and never leaves.
+    personalization", arXiv 2012.04221, Equation 2 and Algorithm 1. w_t is the received model in all
+    steps of the round. `inner` reads neither v_i nor lam, so w is trained as it would be alone. A
+    client that is not drawn keeps v_i. v_i starts at the common first model and is never sent.
 
     inner     the method that trains w: FedAvg, or another one whose clients receive a whole model
     lam       strength of the pull, 0 or more; for 0 the term is left out
     personal  the phase of v_i, or several in turn, with batches of its own
     objective F_i in the personal phase
 
-    With one plain step the pull moves v_i to w_t at eta lam = 1, and diverges from 2 on. In rounds
-    of `inner` that do not move w (FedDisk's first ones) v_i stays as it is. Raises InputError for
-    lam < 0, an `inner` that moves no model or has private label sets, and (before round 1) for one
-    whose clients keep parameters.
+    The pull moves v_i to w_t in one plain step if eta lam = 1, and diverges if eta lam >= 2. In
+    rounds in which `inner` does not train w (FedDisk's first ones), v_i does not change. Raises
+    InputError for lam < 0, an `inner` that trains no shared model or has private label sets, and
+    (before round 1) for one whose clients keep parameters private.
     """
 
     inner: Algorithm
@@ -63,7 +63,7 @@ class Ditto(Around):
 
     def init(self, params: Params, buffers: Params, table: Params) -> Parts:
         server = self.inner.init(params, buffers, table)
-        # Before any client trains: the pull would fail on the first parameter that is not sent.
+        # Check before any client trains: the pull needs the anchor of every parameter.
         if missing := sorted(params.keys() - server["params"].keys()):
             raise InputError(
                 f"Ditto pulls towards a whole model, and clients would not receive {missing[0]} "
@@ -79,7 +79,7 @@ class Ditto(Around):
         return {**self.inner.phases(), **self._personal_phases()}
 
     def trains(self, weights: Tensor) -> Tensor:
-        # v_i must be trained even where the client weighs nothing in w.
+        # v_i must be trained even if the client has weight 0 in w.
         return torch.ones_like(weights, dtype=torch.bool)
 
     def client_update(
@@ -87,9 +87,10 @@ class Ditto(Around):
     ) -> tuple[Parts, Parts]:
         # `inner` first, from its own state: the personal model must not influence w.
         update, changed = self.inner.client_update(message, state, data, plans)
-        # For lam = 0 the term is left out, not multiplied by 0: the bits are those of local_only.
+        # For lam = 0 leave the term out instead of multiplying by 0: the bits then equal those of
+        # local_only.
         objective = self.objective + Proximal(self.lam) if self.lam else self.objective
-        # The anchor is w as received, not as trained: all clients are pulled to the same w_t.
+        # The anchor is w as received, not as trained here: all clients are pulled to the same w_t.
         context = context_of(message["params"], message["buffers"], state, data)
         personal = state["personal"], state["personal_buffers"]
         end, end_buffers, _ = train_phases(

@@ -31,17 +31,17 @@ class FedAla(SharedModel):
 
     Zhang et al. 2023, "FedALA: adaptive local aggregation for personalized federated learning",
     AAAI, arXiv 2212.01197, Algorithm 1. v_i [all parameters] and W_i [of the top layers] stay on
-    the client; W_i starts at 1. A client serves v_i, its model after its own training. Where the
-    model received equals v_i in every entry (round 1) W_i is left alone. Buffers are the received
-    ones, and those of the passes that teach W_i are dropped.
+    the client; W_i starts at 1. A client serves v_i, its model after its own training. If the
+    received model equals v_i in every entry (round 1), W_i does not change. Buffers are the
+    received ones; changes by the passes that train W_i are dropped.
 
     mix   None takes theta^_i = theta: FedAvg with models served before they are averaged
     head  name prefixes of the classifier's parameters: the layer that `mix.layers` counts from
 
-    How many epochs W_i takes at first depends on its losses, so `client_update` loops in Python
-    over values of tensors. No other method here does; it cannot be vectorised over clients. Unlike
-    in the authors' code, a client that does not take part does not mix, and keeps serving v_i.
-    Raises InputError (before round 1) for more layers than the model has.
+    The first time, the number of epochs for W_i depends on its losses, so `client_update` has a
+    Python loop that ends by a tensor's value. No other method has; this one cannot be vectorised
+    over clients. Unlike in the authors' code, a client that does not take part does not mix, and
+    keeps serving v_i. Raises InputError (before round 1) for more layers than the model has.
     """
 
     model: Model
@@ -56,7 +56,7 @@ class FedAla(SharedModel):
         check_fields(self)
 
     def init(self, params: Params, buffers: Params, table: Params) -> Parts:
-        self._top()  # refuses more layers than the model has
+        self._top()  # raises for more layers than the model has
         return server_state(self.model, self.server, params, buffers, table, self.combine.needs)
 
     def init_client(self, params: Params, buffers: Params, data: ClientData) -> Parts:
@@ -76,7 +76,7 @@ class FedAla(SharedModel):
         return self.combine.weigh(rows(server, ids))
 
     def trains(self, weights: Tensor) -> Tensor:
-        # v_i must be trained even where the client weighs nothing in theta.
+        # v_i must be trained even if the client has weight 0 in theta.
         return torch.ones_like(weights, dtype=torch.bool)
 
     def client_update(
@@ -88,7 +88,7 @@ class FedAla(SharedModel):
         end, end_buffers, loss = train_locally(
             self.model, self.objective, numbered(self.local), start, buffers, memory, data, plans
         )
-        # From the model received, not from the mixture: the server adds the change to its own.
+        # The change is from the received model, not from the mixture: the server adds it to that.
         return update_of(self.model, received, end, end_buffers, loss, data), {
             "personal": end,
             "personal_buffers": end_buffers,
@@ -97,7 +97,7 @@ class FedAla(SharedModel):
         }
 
     def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:
-        """Changes and buffers, unless `combine` must see each client's."""
+        """Changes and buffers, unless `combine` needs each client's."""
         return averaged(cohort) if isinstance(self.combine, Mean) else {}
 
     def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
@@ -121,8 +121,8 @@ class FedAla(SharedModel):
     ) -> tuple[Params, Parts]:
         """theta^_i, the model to train from, and the changed parts of the state."""
         received, buffers, personal = message["params"], message["buffers"], state["personal"]
-        # Equal models have no difference to mix, and W_i would get no gradient. In round 1 all
-        # are equal, and the many epochs of the first fit would be spent on nothing.
+        # Equal models give W_i no gradient. In round 1 all are equal, and the many epochs of the
+        # first fit would be wasted.
         if self.mix is None or all(torch.equal(personal[k], v) for k, v in received.items()):
             return received, {}
         mixing, has_mixed = state["mixing"], bool(state["history"]["mixed"])

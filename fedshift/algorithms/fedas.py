@@ -37,32 +37,33 @@ Match = Literal["classes", "examples"]
 
 @dataclass(frozen=True)
 class FedAs(SharedModel):
-    """FedAvg on the body, F_i in place of n_i, with local heads and features kept in place.
+    """FedAvg on the body with weights F_i instead of n_i, local heads, and aligned features.
 
         align   theta' by SGD from theta on sum_k ||f_theta'(x) - p_ik||^2 / d, p_ik the class means
-                of the features of the client's own last body
+                of the features by the client's last body
         train   (theta_i, phi_i) by SGD on CE from (theta', phi_i)
         server  theta <- server(theta, sum_i F_i (theta_i - theta) / sum_i F_i)
 
     Yang, Huang and Ye 2024, "FedAS: bridging inconsistency in personalized federated learning",
     CVPR, pp. 11986-11995. The alignment loss is `prototypes.ToClassMeans`, F_i is
-    `gradients.gradient_trace` after training, in the batches of `local`. n_i counts only where all
-    F_i are 0, and in the reported mean loss. In the authors' code all clients align one and the
-    same model object, one after the other; here, as in PFLlib, each its own copy.
+    `gradients.gradient_trace` after training, in the batches of `local`. n_i is used only if all
+    F_i are 0, and in the reported mean loss. In the authors' code all clients align the same model
+    object, one after the other; here, as in PFLlib, each has its own copy.
 
-    A client aligns from its second participation on (ours): its first old body is the common first
-    model, which has learned nothing. The steps are taken in the first round too, but their result
-    is not used. In the authors' code and in that of FedDRM it aligns from its first: `first`.
+    A client aligns from its second participation on (our choice), because its first old body is the
+    common first model, which has learned nothing. (The steps are also taken in the first round, but
+    their result is not used.) In the authors' code, and in that of FedDRM, it aligns from its first
+    participation on: `first`.
 
     head   name prefixes of the head's parameters
     align  the alignment phase, of the body alone; None leaves it out
     match  "classes" as above; "examples" matches every example's features to those of the client's
            whole last model (`prototypes.ToPrevious`), as the FedDRM authors' code does
     first  True aligns from a client's first participation on, to the features of the first model.
-           In round 1 that is the model received: "examples" then have no pull, and weight decay of
-           the alignment alone moves the body; "classes" draw features to their own means
-    fisher False takes the weights of `combine` instead of F_i; nothing more than FedPer then leaves
-    combine  any rule with fisher False, else a `Mean`, whose weights count where all F_i are 0
+           In round 1 that is the received model: "examples" then do not pull, and only the weight
+           decay of `align` moves the body; "classes" pull features to their own class means
+    fisher False takes the weights of `combine` instead of F_i; then no more is sent than by FedPer
+    combine  any rule if fisher is False; else a `Mean`, whose weights are used if all F_i are 0
 
     Raises InputError for an `align` that chooses parameters itself, unknown `match` and a `combine`
     that does not fit `fisher`, and before any training for a model without "features".
@@ -107,15 +108,15 @@ class FedAs(SharedModel):
         }
 
     def phases(self) -> Mapping[str, Local]:
-        # One pass in the batches of training: the trace depends on their size.
+        # The pass for the trace uses the batch size of training, on which the trace depends.
         passes = {"pass": replace(self.local, epochs=1, steps=None)}
-        return {**numbered(self.local), **self._align(), **passes}
+        return {**numbered(self.local), **self._align_phase(), **passes}
 
     def weigh(self, server: Parts, ids: Tensor) -> Tensor:
         return self.combine.weigh(rows(server, ids))
 
     def trains(self, weights: Tensor) -> Tensor:
-        # Fisher traces, known only after training, decide the weights.
+        # All must train: the weights depend on Fisher traces, which are computed after training.
         return torch.ones_like(weights, dtype=torch.bool)
 
     def client_update(
@@ -123,7 +124,7 @@ class FedAs(SharedModel):
     ) -> tuple[Parts, Parts]:
         received = message["params"] | state["private"]
         buffers = message["buffers"] | state["private_buffers"]
-        start, start_buffers = self._aligned(received, buffers, state, data, plans)
+        start, start_buffers = self._start_aligned(received, buffers, state, data, plans)
         phases, memory = numbered(self.local), heard(message, state)
         end, end_buffers, loss = train_locally(
             self.model, self.objective, phases, start, start_buffers, memory, data, plans
@@ -135,22 +136,22 @@ class FedAs(SharedModel):
         if self.fisher:
             context = context_of(end, end_buffers, state, data)
             frame = (end, end_buffers, context, data, plans["pass"])
-            # Fisher information is that of the likelihood: regularising terms are no part of it.
+            # Fisher information is defined for the likelihood, so without regularising terms.
             trace = gradient_trace(self.model, CrossEntropy(), *frame)
             update["fisher"] = {"trace": trace}
         done = {"history": {"trained": torch.ones((), dtype=torch.bool)}}
         return update, self._memory(end, end_buffers, data) | done
 
     def needs_classes(self) -> bool:
-        """Fisher traces are of a classifier's likelihood; features are matched by class."""
+        """True with Fisher traces, which need a classifier's likelihood, and with alignment."""
         return self.fisher or self.align is not None
 
     def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
         cohort = updates["cohort"]
         if self.fisher:
-            # A client could claim anything: a sum of squares is not negative, nor may a weight be.
+            # clamp: traces are only claims, and a negative one would give a negative weight.
             traces = updates["fisher"]["trace"].double().clamp(min=0)
-            # All traces are 0: fall back to the weights of `combine`.
+            # If all traces are 0, use the weights of `combine`.
             weight = traces / traces.sum() if bool(traces.any()) else cohort["weight"]
             weight = capped(weight, cap_of(cohort))
             updates = updates | {"cohort": {**cohort, "weight": weight}}
@@ -169,7 +170,7 @@ class FedAs(SharedModel):
         return Share(self.head)
 
     def _memory(self, params: Params, buffers: Params, data: ClientData) -> Parts:
-        """The head, the body beside which it was trained, and what the objective remembers."""
+        """The head, the body that it was trained with, and what the objective remembers."""
         return {
             "private": self._share.kept(params),
             "private_buffers": self._share.kept(buffers),
@@ -178,10 +179,10 @@ class FedAs(SharedModel):
             **self.objective.remember(params, buffers, data),
         }
 
-    def _align(self) -> dict[str, Local]:
+    def _align_phase(self) -> dict[str, Local]:
         return {} if self.align is None else {"align": replace(self.align, frozen=self.head)}
 
-    def _aligned(
+    def _start_aligned(
         self,
         received: Params,
         buffers: Params,
@@ -189,20 +190,20 @@ class FedAs(SharedModel):
         data: ClientData,
         plans: Mapping[str, Plan],
     ) -> tuple[Params, Params]:
-        """The model and buffers to train from: aligned, if there is an old body to keep to."""
+        """(parameters, buffers) to train from: aligned if there is an old body to align to."""
         if self.align is None:
             return received, buffers
         shape = head_shape(self.model, self.head)
         last = state["body"] | state["private"]
         buffers_then = state["body_buffers"] | state["private_buffers"]
         moments = class_moments(self.model, last, buffers_then, data, plans["pass"], shape)
-        # Moments are summed in float64; the pull is computed in the parameters' type.
+        # Moments are float64; the loss is computed in the parameters' type.
         leaf = next(iter(received.values()))
         goal = {"mean": moments.mean.to(leaf.dtype), "held": (moments.n > 0).to(leaf.dtype)}
         targets = {"prototypes": goal, "previous": last, "previous_buffers": buffers_then}
         context = context_of(received, buffers, state, data) | targets
         term = ToClassMeans() if self.match == "classes" else ToPrevious()
-        phase = self._align()["align"]
+        phase = self._align_phase()["align"]
         done = phase(self.model, term, received, buffers, context, data, plans["align"])
         if self.first:
             return done.params, done.buffers

@@ -23,7 +23,7 @@ from fedshift.tree import Params, Parts
 
 @dataclass(frozen=True)
 class FedAvg:
-    """theta <- server(theta, sum_i a_i (theta_i - theta)), theta_i being client i's local model.
+    """theta <- server(theta, sum_i a_i (theta_i - theta)), where theta_i is client i's local model.
 
     McMahan et al. 2017, Algorithm 1, with a_i = n_i / n over the cohort by default. Its fields are
     the axes along which most published methods differ from it:
@@ -39,9 +39,9 @@ class FedAvg:
     >>> model = fs.Model(torch.nn.Linear(4, 3))
     >>> fedprox = fs.FedAvg(model, CrossEntropy() + Proximal(0.1), fs.Local(lr=0.05, epochs=2))
 
-    Floating buffers are combined with the same weights, as values (so that variances stay
-    non-negative under the convex weights); counters take the largest value of the clients that
-    count. Published codes average counters as floats; we do not.
+    Floating buffers are averaged with the same weights, as values, not as changes (so that
+    variances stay non-negative). Counters take the largest value among clients of positive weight;
+    published codes average them as floats.
     """
 
     model: Model
@@ -55,14 +55,14 @@ class FedAvg:
         check_fields(self)
 
     def init(self, params: Params, buffers: Params, table: Params) -> Parts:
-        # Before round 1: a misspelt prefix would share everything without a word.
+        # Check before round 1: a misspelt prefix would silently share everything.
         self.share.check([*params, *buffers])
         shared = self.share.shared(params)
         return {
             "params": shared,
             "buffers": self.share.shared(buffers),
             "optimizer": self.server.init(self.model.trainable(shared)),
-            # Only the columns that the weights need: the server keeps no more than it uses.
+            # Only the columns that the weights need: the server stores no more than it uses.
             "table": {k: table[k] for k in ("n", *self.combine.needs)},
         }
 
@@ -80,7 +80,7 @@ class FedAvg:
         return self.combine.weigh(rows(server, ids))
 
     def trains(self, weights: Tensor) -> Tensor:
-        # A private part must be trained even where the client weighs nothing in the shared one.
+        # A private part must be trained even if the client has weight 0 in the shared part.
         return torch.ones_like(weights, dtype=torch.bool) if self.share.private else weights > 0
 
     def broadcast(self, server: Parts, client: int) -> Parts:
@@ -96,7 +96,7 @@ class FedAvg:
         end, after, loss = train_locally(
             self.model, self.objective, self.phases(), start, buffers, context, data, plans
         )
-        # The change is of the shared part alone: nothing private may reach the update.
+        # Only the shared part goes into the update; nothing private may leave the client.
         shared, private = self.share.shared, self.share.kept
         return update_of(self.model, shared(start), shared(end), shared(after), loss, data), {
             "private": private(end),
@@ -108,8 +108,7 @@ class FedAvg:
         return True
 
     def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:
-        """Changes and buffers, unless `combine` must see each client's."""
-        # A median, for example, cannot be computed from a sum.
+        """Changes and buffers, unless `combine` needs each client's, as a median does."""
         return averaged(cohort) if isinstance(self.combine, Mean) else {}
 
     def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:

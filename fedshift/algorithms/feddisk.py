@@ -1,8 +1,8 @@
 """FedDisk: fit densities, then run any method on examples weighted towards the global density.
 
-The server's state has the parts "density", the global one, and "importance": the clients' sizes
-n [N] and the effective sizes of their weights ess [N]. A client's state has "density", its own, and
-"importance", the weights a [n].
+The server's state has the parts "density" (the global one) and "importance": the clients' sizes
+n [N] and the effective sizes of their weights ess [N]. A client's state has "density" (its own) and
+"importance", the weights a [n] of its examples.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from fedshift.outputs import dry_pass
 from fedshift.server.weights import BySize
 from fedshift.tree import Params, Parts, add, sub, weighted_sum
 
-# Our choice: a suitable range has fewer outliers than this, a wrong one more. Of standardised
-# inputs, for example, a third lies outside [-1, 1].
+# Our choice: a larger share of values outside the range means that the range is wrong. (A third of
+# standardised inputs, for example, is outside [-1, 1].)
 MOST_OUTSIDE = 0.05
 LOCAL = Local(lr=1e-3, epochs=1, batch=100, optimizer="adam")
 
@@ -48,34 +48,35 @@ class FedDisk(Around):
     """min sum_i (n_i / N) (1/n_i) sum_j a_i(x_ij) loss(x_ij, y_ij),  a_i(x) = p(x) / q_i(x).
 
     Rounds 1 to `rounds` fit p, the density of all clients' data, by FedAvg with weights n_i / n
-    over the cohort, and on each client q_i, from scratch: same network, first weights and batches
-    as p, and nothing of it is sent. In the next `weighing` rounds clients weigh their examples. All
-    later ones are rounds of `inner` in which a client's `w` is multiplied by a_i: importance
-    weights are data, so any method can be the inner one. Rates are those of the round of the whole
+    over the cohort. At the same time each client fits its own q_i, which is never sent, with the
+    same network, first weights and batches. In the next `weighing` rounds clients weigh their
+    examples. All later rounds are `inner`'s, with each client's `w` multiplied by a_i: importance
+    weights change the data, so `inner` can be any method. Learning rates continue over the whole
     run.
 
     density   network with outputs "log_density" [B] and "logits" [B, D], without buffers
     ratio     how log p - log q_i is estimated, `fedshift.client.importance`
-    local     one phase of training for p, and the same one for q_i
-    most      a_i is in [n_i / N, most], of mean 1 on each client: `importance.bounded`
+    local     one phase of training, for p and for q_i
+    most      a_i is in [n_i / N, most], with mean 1 on each client: `importance.bounded`
     least_ess the smallest effective share (sum a)^2 / (n_i sum a^2) that is accepted
     useful    a client whose weights have a smaller effective share keeps a_i = 1
-    span      (low, high) of the density's inputs, which must have 95 % of a client's values; None:
-              not checked
-    reach     how many times as far from their middle values may lie; 1 for a density that clips
+    span      (low, high) of the density's inputs: 95 % of a client's values must be within; None
+              does not check
+    reach     widens that range: how many times as far from its middle values may be; 1 for a
+              density that clips
 
-    A client that is not drawn in a weighing round keeps a_i = 1, that is `inner`: give as many
-    weighing rounds as it takes (`weighing.rounds_for_all`), or a cohort of all clients; a
-    NeedlessWarning at the end of weighing names the number. The server's part "importance" has each
-    client's ess [N], 0 for those, and that of the weights as estimated, before `useful` is asked.
+    A client that is not drawn in a weighing round keeps a_i = 1. So give enough weighing rounds
+    (`weighing.rounds_for_all`), or a cohort of all clients; a NeedlessWarning at the end of
+    weighing says how many. The server's part "importance" has each client's ess [N] (0 without
+    weighing), and "estimated" [N], that of the weights before `useful` was applied.
 
     Nguyen, Wu and Chang 2024, "Federated learning for distribution skewed data using sample
-    weights" (FedDisk), arXiv 2401.02586. The authors' code averages densities uniformly, whose
-    masks differ between clients, and uses min-max scaled odds in place of a ratio.
+    weights" (FedDisk), arXiv 2401.02586. The authors' code averages densities uniformly, although
+    their masks differ between clients, and uses min-max scaled odds instead of a ratio.
 
-    Raises InputError for settings out of range, without a density from `init` on, and for a client
-    of which more than 5 % of all values lie further out than `reach` times `span`; TrainingError
-    where a client's weights are worth less than least_ess of its examples.
+    Raises InputError for settings out of range, from `init` on if there is no density, and for a
+    client with more than 5 % of its values outside of `reach` times `span`; TrainingError if a
+    client's weights are worth less than least_ess of its examples.
     """
 
     inner: Algorithm
@@ -122,7 +123,7 @@ class FedDisk(Around):
     def init(self, params: Params, buffers: Params, table: Params) -> Parts:
         if isinstance(self.ratio, Known):
             self.ratio.required()
-        # A clone: `inner` keeps the same column, and safetensors refuses shared memory.
+        # Clone: `inner` has the same column, and safetensors refuses tensors that share memory.
         n = table["n"]
         sizes = {"n": n.clone(), "ess": torch.zeros_like(n), "estimated": torch.zeros_like(n)}
         rest = {"density": self._first(params), "importance": sizes}
@@ -140,7 +141,7 @@ class FedDisk(Around):
     def client_update(
         self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
     ) -> tuple[Parts, Parts]:
-        # Importance weights are data: the inner method only sees other `w`.
+        # Importance weights change the data; the inner method itself need not know of them.
         a = state["importance"]["a"].to(data.w.dtype)
         return self.inner.client_update(message, state, data._replace(w=data.w * a), plans)
 
@@ -158,6 +159,7 @@ class FedDisk(Around):
             bounds = self.most, self.least_ess, self.useful
             last = self.weighing if t == self.rounds_before_inner else 0
             return Before(self, WeighExamples(self.network(), self.ratio, *bounds, last))
+        # The inner method counts its own rounds from 1; schedules use the round of the whole run.
         inner = self.inner.at(t - self.rounds_before_inner)
         return self if inner is self.inner else replace(self, inner=inner)
 
@@ -167,14 +169,15 @@ class FedDisk(Around):
         if self.span is None or not x.numel():
             return
         low, high = self.span
-        more = (self.reach - 1.0) * (high - low) / 2  # exactly 0 where the density clips
+        more = (self.reach - 1.0) * (high - low) / 2  # exactly 0 if the density clips (reach = 1)
         outside = int(((x < low - more) | (x > high + more)).sum()) / x.numel()
         if outside > MOST_OUTSIDE:
             where, ends = "outside", "where the density clips them"
             if more:
                 where = f"more than {self.reach:g} times as far out as"
                 ends = "where the density cannot follow"
-            # No minimum or maximum: they are private data, and on Flower the server gets this text.
+            # Do not name the smallest or largest value: with Flower the server receives this text,
+            # and values are private.
             raise InputError(
                 f"client {int(data.id)}: {100 * outside:.0f} % of its inputs' values lie {where} "
                 f"[low, high] = [{low:g}, {high:g}], {ends}; give low "
@@ -195,7 +198,7 @@ class FedDisk(Around):
 
     def _first(self, like: Params) -> Params:
         """The density's first weights, in the dtype of the model's; the same for all clients."""
-        # Inputs have the model's type, and one network computes in one type.
+        # Inputs have the model's type, and a network's weights must have the type of its inputs.
         kind = next(iter(like.values())).dtype
         return {k: v.to(kind) for k, v in self.network().init()[0].items()}
 
@@ -204,8 +207,8 @@ class FedDisk(Around):
 class FitDensities:
     """p <- p + sum_i a_i (p_i - p) and q_i <- local training from q_i, on the same batches.
 
-    q_i moves by the rounded difference, as p does: a federation of equal clients, or of one, has
-    p = q_i to the last bit.
+    q_i, too, is updated by adding a rounded difference, so that in a federation of equal clients,
+    or of one, p = q_i to the last bit.
     """
 
     density: Model
@@ -224,6 +227,7 @@ class FitDensities:
         self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
     ) -> tuple[Parts, Parts]:
         def trained(start: Params) -> tuple[Params, Tensor]:
+            """The change of a density by training from `start`, and its mean loss."""
             phases, term = self.phases(), NegativeLogDensity()
             end = train_locally(self.density, term, phases, start, {}, {}, data, plans)
             trainable = self.density.trainable
@@ -244,9 +248,9 @@ class FitDensities:
 
 @dataclass(frozen=True)
 class WeighExamples:
-    """a_i(x_j) from the two densities, computed once; the report has their effective size.
+    """a_i(x_j) from the two densities, computed once; their effective size is reported.
 
-    last: in the last weighing round, how many there were; 0 before
+    last  the number of weighing rounds if this is the last of them, else 0
     """
 
     density: Model
@@ -270,10 +274,10 @@ class WeighExamples:
         self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
     ) -> tuple[Parts, Parts]:
         pair = message["params"], state["density"]
-        # Padded to whole blocks: a row's weight must not depend on how many rows follow it.
+        # Pad to whole blocks: a row's weight must not depend on how many rows follow it.
         whole = filled(data)
         log_ratio, loss = self.ratio(self.density, pair, whole, plans)
-        # `least` is n_i / N: p contains q_i with that share, so p / q_i is never below it.
+        # `least` is n_i / N. The mixture p contains q_i with this share, so p / q_i is at least it.
         a = bounded(log_ratio, live(whole), message["share"]["least"], self.most)
         estimated = effective_size(a)
         a = torch.where(estimated < self.useful * live(whole).sum(), live(whole).to(a), a)
@@ -287,7 +291,7 @@ class WeighExamples:
             for name in ("ess", "estimated")
         }
         n = importance["n"]
-        # Checked on the server, which alone knows all sizes.
+        # Check on the server, because only it knows all sizes.
         for i in ids.tolist():
             self._check(i, float(sizes["ess"][i]), float(n[i]), float(n.sum()))
         weighed = importance | sizes
@@ -301,7 +305,7 @@ class WeighExamples:
         if not (self.last and left):
             return texts
         able = int((weighed["n"] > 0).sum())
-        # Those that replied stand for those that a round draws.
+        # Take the number of clients that replied for the number that a round draws.
         cure = cure_for_unweighed(self.last, left, len(ids) / able)
         return [
             *texts,
@@ -323,15 +327,15 @@ class WeighExamples:
 
 @dataclass(frozen=True)
 class Before(Around):
-    """A round before the inner method's first, in which `step` is done.
+    """A round before the inner method's first, which does `step`.
 
-    `inner` is the whole `FedDisk`. The model stays as it is; only the density is sent.
+    `inner` is the whole `FedDisk`. The model does not change; only the density is sent.
     """
 
     step: FitDensities | WeighExamples
 
     def trained_model(self) -> Model | None:
-        """The step's network; None where nothing is trained."""
+        """The step's network; None if nothing is trained."""
         return self.step.trained_model()
 
     def phases(self) -> Mapping[str, Local]:
@@ -359,7 +363,7 @@ class Before(Around):
         return {}
 
     def moves_server(self) -> bool:
-        """It does not: only the density is sent."""
+        """False: only the density is sent."""
         return False
 
     def at(self, t: int) -> Algorithm:

@@ -1,4 +1,4 @@
-"""FedDyn: a linear and a proximal term that make the clients' minima agree with the global one."""
+"""FedDyn: a linear and a proximal term move the clients' minima to the global one."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class FedDyn(SharedModel):
     server  h <- h - (alpha/N) sum_{i in P} (theta_i - theta)
             theta <- (1/C) sum_{i in P} theta_i - h / alpha
 
-    so that h = (1/N) sum_i m_i always, and where the clients agree m_i = grad F_i and h = 0: a
-    minimiser of (1/N) sum_i F_i, however inexact local training is. That holds for SGD and Adam:
-    both stay where the local objective's gradient is 0. The step to the new theta goes through
-    `server`, whose default Sgd(1) is the paper's. The authors' code divides alpha by n_i
+    so that always h = (1/N) sum_i m_i. If the clients agree, m_i = grad F_i and h = 0: theta then
+    minimises (1/N) sum_i F_i, however inexact local training is. This holds for SGD and Adam,
+    because both stop where the local objective's gradient is 0. The step to the new theta goes
+    through `server`, whose default Sgd(1) is the paper's. The authors' code divides alpha by n_i
     over the mean size, clips gradients at norm 10 and reports the mean of the clients' models; we
     follow the paper and serve theta. Raises InputError unless alpha > 0 (alpha -> 0 is not FedAvg).
     """
@@ -68,7 +68,8 @@ class FedDyn(SharedModel):
     ) -> tuple[Parts, Parts]:
         start, buffers = message["params"], message["buffers"]
         objective = self.objective + Proximal(self.alpha)
-        # Once per phase, not as a loss term: the gradient of -<m_i, y> is -m_i at every y.
+        # A constant shift of the gradient instead of a loss term: -<m_i, y> has gradient -m_i at
+        # every y.
         pull = Shift(map_(torch.neg, state["memory"]))
         memory_terms = heard(message, state)
         end, end_buffers, loss = train_locally(
@@ -86,10 +87,10 @@ class FedDyn(SharedModel):
     def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
         weights = updates["cohort"]["weight"]
         mean = total(updates, "delta", weights)
-        # `mean` divides by C, the rule for h by N.
+        # `mean` divides by C, but h needs a division by N.
         share = len(weights) / len(server["table"]["n"])
         memory = add(server["memory"], mean, -self.alpha * share)
-        # As a change, so that the server's optimiser can scale it like any other method's.
+        # Express the new theta as a change, so that the server's optimiser can be applied.
         step = add(mean, memory, -1.0 / self.alpha)
         return fold(server, updates, step, self.server) | {"memory": memory}
 

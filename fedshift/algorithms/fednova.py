@@ -24,7 +24,7 @@ from fedshift.tree import Params, Parts, map_
 
 
 def normaliser(steps: Tensor, momentum: float) -> Tensor:
-    """||a||_1 of `steps` local steps: how far unit gradients would carry a client, over eta; [].
+    """||a||_1 of `steps` local steps: how far unit gradients move a client, divided by eta; [].
 
     tau for plain SGD; (tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho) with momentum rho, because
     the gradient of step s is applied 1 + rho + ... + rho^(tau - s) times. Wang et al. 2020,
@@ -44,14 +44,14 @@ class FedNova(SharedModel):
     cohort and ||a_i||_1 as in `normaliser`; p [C] are the weights of `combine`, n_i/n by default.
     FedAvg's fixed points are those of sum_i p_i ||a_i||_1 F_i instead of sum_i p_i F_i.
 
-    As in the authors' code, weight decay is a part of the gradient, local momentum starts at zero
-    in each round, and the server's momentum (`server`) acts on the combined step. Unlike there, a
-    proximal term is a part of the gradient too; their a_i for it mixes with momentum's.
+    As in the authors' code, weight decay is part of the gradient, local momentum starts at zero in
+    each round, and the server's momentum (`server`) acts on the combined step. Here a proximal term
+    is part of the gradient, too; in their code it changes a_i, together with momentum.
 
-    Under a cap (ours) ||a_i||_1 is the one that registered sizes imply, whatever a client reports,
-    and in tau_eff no client has more than the cap's share, see `capped_sizes`. Raises
-    InputError for several local phases, whose steps differ in learning rate, and for Adam, whose
-    steps are no sum of gradients, so that no ||a_i||_1 belongs to them.
+    Under a cap (our extension) ||a_i||_1 is computed from registered sizes, whatever a client
+    reports, and in tau_eff no client has more than the cap's share, see `capped_sizes`. Raises
+    InputError for several local phases, because their learning rates differ, and for Adam, because
+    ||a_i||_1 is not defined if steps are not sums of gradients.
     """
 
     model: Model
@@ -61,7 +61,7 @@ class FedNova(SharedModel):
     server: ServerOptimizer = Sgd()
 
     def __post_init__(self) -> None:
-        # Before `check_fields`: its message would only say that a tuple does not fit.
+        # Check before `check_fields`, whose message would only say that a tuple does not fit.
         if not isinstance(self.local, Local):
             raise InputError("FedNova counts the steps of one local phase; give one Local")
         check_fields(self)
@@ -85,7 +85,7 @@ class FedNova(SharedModel):
         end, end_buffers, loss = train_locally(
             self.model, self.objective, self.phases(), start, buffers, memory, data, plans
         )
-        # Steps, not epochs: clients of different sizes take different numbers of steps per epoch.
+        # Count steps, not epochs: an epoch has more steps for a client with more examples.
         norm = normaliser(steps_taken(plans["train0"]), self.local.momentum)
         update = update_of(self.model, start, end, end_buffers, loss, data) | {
             "normaliser": {"a": norm}
@@ -95,15 +95,16 @@ class FedNova(SharedModel):
     def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
         cohort = updates["cohort"]
         weights, cap = cohort["weight"], cap_of(cohort)
-        # The client reports this number; below 0 it would reverse the others' changes.
+        # clamp: the client reports this number, and a negative one would reverse others' changes.
         norm = updates["normaliser"]["a"].clamp(min=0)
-        if cap < 1.0:  # claims count only as far as the size that was registered implies them
-            norm = self._implied(server["table"]["n"][cohort["id"]]).to(norm.dtype)
-        ways = weights * norm
-        bounded = capped_sizes(ways, cap)
-        way = weights @ norm if bounded is ways else bounded.sum()
+        if cap < 1.0:  # do not trust reports: compute the number from the registered sizes
+            norm = self._implied_norm(server["table"]["n"][cohort["id"]]).to(norm.dtype)
+        shares = weights * norm
+        bounded = capped_sizes(shares, cap)
+        # Not shares.sum() unless capped: this sum has the bits of runs without a cap.
+        tau_eff = weights @ norm if bounded is shares else bounded.sum()
         # A client that took no step has a change of 0; divide it by 1, not by 0.
-        scale = way / norm.where(norm > 0, 1.0)
+        scale = tau_eff / norm.where(norm > 0, 1.0)
 
         def scaled(v: Tensor) -> Tensor:
             return v * scale.to(v.dtype).view(-1, *[1] * (v.dim() - 1))
@@ -111,7 +112,7 @@ class FedNova(SharedModel):
         delta = self.combine(weights, map_(scaled, updates["delta"]), seed)
         return fold(server, updates, delta, self.server)
 
-    def _implied(self, n: Tensor) -> Tensor:
+    def _implied_norm(self, n: Tensor) -> Tensor:
         """||a_i||_1 [C] of clients that registered n [C] examples."""
         each = (n.double() / self.local.batch).ceil()
         fixed = self.local.steps

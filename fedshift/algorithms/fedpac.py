@@ -32,7 +32,7 @@ from fedshift.server.heads import head_weights, pooled_prototypes
 from fedshift.server.optimizers import ServerOptimizer, Sgd
 from fedshift.tree import Params, Parts, map_, weighted_sum
 
-# Rows per pass when features are averaged; many, because no gradients are kept.
+# How features are averaged: in large batches, because no gradients are stored.
 WHOLE = Local(epochs=1, batch=256)
 
 
@@ -46,17 +46,18 @@ class FedPac(SharedModel):
 
     Xu, Tong and Huang 2023, "Personalized federated learning with feature alignment and classifier
     collaboration" (FedPAC), arXiv 2306.11867, Algorithm 1. f [d] are the "features" that the head
-    is given. alpha_i is that of `server.heads.head_weights`. Its V_i and H_i are taken with the
-    body received, before training; the class means mu_ik after it; both in evaluation mode.
+    takes. alpha_i is that of `server.heads.head_weights`, whose V_i and H_i are computed with the
+    received body, before training; the class means mu_ik are computed after training; both in
+    evaluation mode.
 
-    The pull begins in the second round. A class without c, because the last cohort had none of it,
-    is pulled to the client's own mean before training. Heads live on the server, one row per
-    client: row i is sent to client i, served by it, and replaced when it takes part; the
-    prototypes are those of the last cohort. Clients without examples keep out of the mixtures.
+    The pull begins in the second round. If the last cohort had no example of a class, the class is
+    pulled to the client's own mean before training. Heads are stored on the server, one row per
+    client: row i is sent to client i, served by it, and replaced when it takes part. The prototypes
+    are those of the last cohort. Clients without examples take no part in mixtures.
 
     head         name prefixes of the head's parameters; running statistics are never mixed
     lam          strength of the pull; 0 leaves it out
-    collaborate  False leaves every client its own head
+    collaborate  False lets every client keep its own head
     fit, local   the phase of the head and that of the body
 
     With lam = 0 and collaborate = False this is FedRep. Raises InputError for lam < 0 and phases
@@ -85,12 +86,12 @@ class FedPac(SharedModel):
 
     def init(self, params: Params, buffers: Params, table: Params) -> Parts:
         Share(self.head).check(params)  # the head must exist, and leave a body
-        shared, n = self._shared(params), table["n"]
+        shared, n = self._body_of(params), table["n"]
         shape, like = head_shape(self.model, self.head), next(iter(params.values()))
         state = server_state(self.model, self.server, shared, buffers, table, self.combine.needs)
         return state | {
             # A row per client; all start with the same head.
-            "heads": map_(lambda v: torch.stack([v] * len(n)), self._kept(params)),
+            "heads": map_(lambda v: torch.stack([v] * len(n)), self._head_of(params)),
             "prototypes": {"mean": like.new_zeros(shape), "count": like.new_zeros(shape[0])},
         }
 
@@ -105,7 +106,7 @@ class FedPac(SharedModel):
         return self.combine.weigh(rows(server, ids))
 
     def trains(self, weights: Tensor) -> Tensor:
-        # A head must be trained even where the client weighs nothing in the body.
+        # A head must be trained even if the client has weight 0 in the body.
         return torch.ones_like(weights, dtype=torch.bool)
 
     def broadcast(self, server: Parts, client: int) -> Parts:
@@ -118,29 +119,29 @@ class FedPac(SharedModel):
     ) -> tuple[Parts, Parts]:
         start, buffers = message["params"] | message["head"], message["buffers"]
         shape, leaf = head_shape(self.model, self.head), message["prototypes"]["mean"]
-        # V_i and H_i belong to the body received, as all clients' heads are compared on it.
+        # V_i and H_i are computed with the received body, because heads are compared on it.
         before = class_moments(self.model, start, buffers, data, plans["statistics"], shape)
         memory = heard(message, state) | {"prototypes": _goals(message["prototypes"], before)}
         objective = self.objective + ToPrototypes(self.lam) if self.lam else self.objective
         end, end_buffers, loss = train_locally(
             self.model, objective, self._train(), start, buffers, memory, data, plans
         )
-        # The prototypes that are sent are those of the trained body.
+        # The prototypes to send are those of the trained body.
         moments = class_moments(self.model, end, end_buffers, data, plans["statistics"], shape)
         variance, means = statistics(before)
-        ends = self._shared(start), self._shared(end)
+        ends = self._body_of(start), self._body_of(end)
         return update_of(self.model, *ends, end_buffers, loss, data) | {
-            "head": self._kept(end),
+            "head": self._head_of(end),
             "prototypes": {"mean": moments.mean.to(leaf.dtype), "count": moments.n.to(leaf.dtype)},
             "statistics": {"variance": variance, "means": means.to(leaf.dtype)},
         }, self.objective.remember(end, end_buffers, data)
 
     def needs_classes(self) -> bool:
-        """It compares means of features by class."""
+        """True: it compares means of features by class."""
         return True
 
     def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:
-        """Changes and buffers, unless `combine` must see each client's; heads are never summed."""
+        """Changes and buffers, unless `combine` needs each client's; heads are never summed."""
         return averaged(cohort) if isinstance(self.combine, Mean) else {}
 
     def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
@@ -150,7 +151,7 @@ class FedPac(SharedModel):
             reported, active = updates["statistics"], server["table"]["n"][ids] > 0
             cap = cap_of(updates["cohort"])
             mix = head_weights(reported["variance"], reported["means"], active, cap)
-            # A client of weight 0 for another is left out of its sum exactly.
+            # `weighted_sum` leaves heads of weight 0 out exactly.
             mixed = [weighted_sum(row, new) for row in mix]
             new = {k: torch.stack([head[k] for head in mixed]) for k in new}
         return fold(server, updates, delta, self.server) | {
@@ -159,8 +160,8 @@ class FedPac(SharedModel):
         }
 
     def model_for(self, server: Parts, state: Parts) -> tuple[Params, Params]:
-        # On a client, `server` is its message: the only head in there is its own.
-        received = server.get("head")  # of a message; the server's state has "heads"
+        # `server` may be a client's message, which has its own head only, instead of "heads".
+        received = server.get("head")
         head = received or map_(lambda v: v[state["client"]["id"]], server["heads"])
         return server["params"] | head, server["buffers"]
 
@@ -172,12 +173,12 @@ class FedPac(SharedModel):
             "times the classes' shares, by the model received",
         }
 
-    def _kept(self, params: Params) -> Params:
+    def _head_of(self, params: Params) -> Params:
         """The head without its fixed parameters, which are the same for all clients."""
         return self.model.trainable(Share(self.head).kept(params))
 
-    def _shared(self, params: Params) -> Params:
-        head = self._kept(params)
+    def _body_of(self, params: Params) -> Params:
+        head = self._head_of(params)
         return {k: v for k, v in params.items() if k not in head}
 
     def _train(self) -> dict[str, Local]:
@@ -186,7 +187,7 @@ class FedPac(SharedModel):
 
 
 def _goals(prototypes: Params, local: Moments) -> Params:
-    """c_k where the last cohort had class k, else the client's own mean; held = 0 in round 1."""
+    """c_k if the last cohort had class k, else the client's own mean; held = 0 in round 1."""
     count = prototypes["count"]
     mean = torch.where((count > 0)[:, None], prototypes["mean"], local.mean.to(count.dtype))
     return {"mean": mean, "held": (count.sum() > 0).to(count.dtype).expand(len(count))}

@@ -21,20 +21,20 @@ from fedshift.tree import Params, Parts, map_
 
 @dataclass(frozen=True)
 class FineTune(Around):
-    """Rounds 1, ..., `after` are `inner`'s; in later ones v_i <- local SGD on F_i from v_i.
+    """`inner` in rounds 1, ..., `after`; in later ones v_i <- local SGD on F_i from v_i.
 
-    v_i starts at the model that `inner` would serve on client i after round `after`, when the
-    client is drawn for the first time in a tuning round: that round's message is `inner`'s, later
-    ones are empty. What leaves a client in a tuning round is its report. A client that is not drawn
-    keeps serving `inner`'s model. Schedules continue: rounds are counted over the whole run.
+    v_i starts at the model that `inner` would serve on client i after round `after`. When a client
+    is drawn for the first time in a tuning round, it receives `inner`'s message; later messages are
+    empty. In tuning rounds a client sends only its report. A client that is not drawn keeps serving
+    `inner`'s model. Schedules continue: rounds are counted over the whole run.
 
     tune       one phase of plain SGD, or several in turn (the head first, then all)
-    objective  the loss of the tuning rounds. A term with a memory finds what `inner` keeps for it,
-               and what it remembered last
+    objective  the loss of the tuning rounds. A term with a memory reads what `inner` stores for it,
+               as of the last round of `inner`
 
-    `inner.model_for` must need no more of the server than `inner.broadcast` sends. Raises
-    InputError unless `after` is 0 or more, and for private label sets; after = 0 takes the steps of
-    `LocalOnly`.
+    `inner.model_for` must need no more from the server than `inner.broadcast` sends. Raises
+    InputError unless `after` is 0 or more, and for private label sets. after = 0 takes the same
+    steps as `LocalOnly`.
     """
 
     inner: Algorithm
@@ -60,7 +60,7 @@ class FineTune(Around):
         return self.inner.init(params, buffers, table) | {"tuned": {"client": none}}
 
     def init_client(self, params: Params, buffers: Params, data: ClientData) -> Parts:
-        # Copies: `inner` may keep the same tensors, and safetensors refuses shared memory.
+        # Copy: `inner` may store the same tensors, and safetensors refuses shared memory.
         return self.inner.init_client(params, buffers, data) | {
             "personal": map_(torch.clone, params),
             "personal_buffers": map_(torch.clone, buffers),
@@ -71,21 +71,22 @@ class FineTune(Around):
         return numbered(self.tune, "personal")
 
     def weigh(self, server: Parts, ids: Tensor) -> Tensor:
-        return self._last().weigh(server, ids)
+        return self._last_stage().weigh(server, ids)
 
     def trains(self, weights: Tensor) -> Tensor:
         return torch.ones_like(weights, dtype=torch.bool)
 
     def broadcast(self, server: Parts, client: int) -> Parts:
         has_started = bool(server["tuned"]["client"][client])
-        # A client that has started tunes its own model and needs nothing from the server.
-        return {} if has_started else self._last().broadcast(server, client)
+        # A client that has begun tuning continues from its own model.
+        return {} if has_started else self._last_stage().broadcast(server, client)
 
     def client_update(
         self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
     ) -> tuple[Parts, Parts]:
         personal = state["personal"], state["personal_buffers"]
-        start, buffers = self._last().model_for(message, state) if message else personal
+        # The message is empty if this client has begun tuning: then go on from its own model.
+        start, buffers = self._last_stage().model_for(message, state) if message else personal
         end, end_buffers, loss = train_locally(
             self.model, self.objective, self.phases(), start, buffers, state, data, plans
         )
@@ -96,24 +97,24 @@ class FineTune(Around):
         }
 
     def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
-        tuned = server["tuned"]["client"].clone()  # arguments are never written to
+        tuned = server["tuned"]["client"].clone()  # a method never writes to its arguments
         tuned[updates["cohort"]["id"]] = True
         return {"tuned": {"client": tuned}}
 
     def model_for(self, server: Parts, state: Parts) -> tuple[Params, Params]:
         if bool(state["tuned"]["done"]):
             return state["personal"], state["personal_buffers"]
-        return self._last().model_for(server, state)
+        return self._last_stage().model_for(server, state)
 
     def reveals(self) -> Mapping[str, str]:
         always, inner = ("report", "evaluation", "register"), self.inner.reveals()
         until = ", until tuning begins"
-        # With after = 0 no round is `inner`'s, so none of its parts is ever sent.
+        # With after = 0 there are no rounds of `inner`, and its parts are never sent.
         early = {k: v + until for k, v in inner.items() if k not in always and self.after}
         return early | {k: inner[k] for k in always if k in inner}
 
     def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:
-        """None: nothing but reports is sent."""
+        """None: clients send only reports."""
         return {}
 
     def trains_router(self) -> bool:
@@ -121,14 +122,14 @@ class FineTune(Around):
         return self.after > 0 and ask(self.inner, Capabilities.trains_router)
 
     def moves_server(self) -> bool:
-        """It does not: clients tune models of their own."""
+        """False: clients tune models of their own."""
         return False
 
     def at(self, t: int) -> Algorithm:
         return self if t > self.after else self.inner.at(t)
 
-    def _last(self) -> Algorithm:
-        """The stage of `inner` whose model is tuned; `inner` itself if that stage moves another."""
+    def _last_stage(self) -> Algorithm:
+        """The stage of `inner` whose model is tuned."""
         stage = self.inner.at(max(self.after, 1))
-        # FedDisk's first rounds, for example, train a density: there is no model in them to tune.
+        # FedDisk's first rounds, for example, train only a density: then tune `inner`'s own model.
         return stage if ask(stage, Capabilities.moves_server) else self.inner

@@ -1,4 +1,4 @@
-"""Any method on examples that are weighed by their labels, towards the target."""
+"""Any method, with examples weighted by their labels towards the target."""
 
 from __future__ import annotations
 
@@ -25,22 +25,23 @@ Ratio = Literal["pooled", "node"]
 
 @dataclass(frozen=True)
 class LabelWeights(Around):
-    """`inner`, with an example of label y on client i counting w_iy times in its loss.
+    """`inner`, where an example of label y on client i counts w_iy times in the loss.
 
-    w_iy = T_y n_i / (a_i n_y), a_i the client's weight in the round and n_y the examples of label y
-    on all clients of the round: together they weigh labels as the target does, whether or not
-    clients can be mixed into it. With weights by size that is T_y / p_y, p the pooled label shares.
+    w_iy = T_y n_i / (a_i n_y), with a_i the client's weight in the round and n_y the number of
+    examples of label y on all clients of the round. Together they have the label shares of the
+    target, even if no mixture of clients has them. With weights by size w_iy is T_y / p_y, where p
+    are the pooled label shares.
 
     target  T [K]
-    clip    the largest w_iy, 1 or more; inf: none. Where it bites, labels are not quite mixed to T
-    ratio   "node": w_iy = T_y / S_iy, as if each client had to have the target's labels by itself
+    clip    the largest w_iy, 1 or more, or inf. If it is reached, label shares differ from T
+    ratio   "node": w_iy = T_y / S_iy, so that each client has the target's label shares by itself
 
-    The message has the part "label_weights": w [K], 0 for labels that the client lacks. So clients
-    learn of T what their labels tell. A client without a label of the target trains on nothing:
-    give `inner` weights that leave it out, `fedshift.server.label_weights.JointLabels`.
+    The message has the part "label_weights": w [K], 0 for labels that the client lacks; so a client
+    learns something about T for its own labels. A client without a label of the target trains on
+    nothing: give `inner` weights that leave it out, `fedshift.server.label_weights.JointLabels`.
 
-    Raises InputError for a target that is none, one of other labels than the clients register, one
-    none of whose labels any client has, and a clip below 1.
+    Raises InputError for an invalid target, one whose number of labels differs from the clients',
+    one of which no client has a label, and a clip below 1.
     """
 
     target: tuple[float, ...]
@@ -64,29 +65,30 @@ class LabelWeights(Around):
                 f"the target has {len(self.target)} labels, and clients register "
                 f"{labels.shape[1]}; give T one share per label"
             )
+        # `label_weights` needs label counts, whatever columns `inner` keeps.
         return state | {"table": state["table"] | {"labels": labels}}
 
     def broadcast(self, server: Parts, client: int) -> Parts:
         cohort = server["cohort"]
-        # One row of [C, K]: the others are needed for the sums over the round's clients.
+        # Compute all rows [C, K], because they depend on sums over the cohort, and send one.
         place = int((cohort["id"] == client).nonzero()[0, 0])
         w = self.label_weights(server, cohort["id"], cohort["weight"])[place]
         return self.inner.broadcast(server, client) | {"label_weights": {"w": w}}
 
     def label_weights(self, server: Parts, ids: Tensor, weights: Tensor) -> Tensor:
-        """w [C, K] of the clients `ids`, which have these weights [C] in a round."""
+        """w [C, K] of the clients `ids`, which have these weights [C] in the round."""
         target = torch.tensor(self.target, dtype=torch.float64)
         labels = rows(server, ids)["labels"]
         node = self.ratio == "node"
         w = node_ratios(labels, target) if node else ratios(labels, target, weights)
-        if not w.any():  # by chance, in a round of few clients, or because none ever has one
+        if not w.any():  # by chance, in a small cohort, or because no client has a target's label
             check_reached(server["table"]["labels"], target)
         return w.clamp(max=self.clip)
 
     def client_update(
         self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
     ) -> tuple[Parts, Parts]:
-        # Along the last axis: clients may come stacked, w [C, K] and y [C, n].
+        # Index the last axis, because clients may be stacked: w [C, K] and y [C, n].
         w = message["label_weights"]["w"].to(data.w.dtype).gather(-1, data.y)
         rest = {k: v for k, v in message.items() if k != "label_weights"}
         return self.inner.client_update(rest, state, data._replace(w=data.w * w), plans)

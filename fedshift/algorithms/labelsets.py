@@ -1,4 +1,4 @@
-"""Label sets: clients hold different labels, and may keep secret from one another which."""
+"""Label sets: clients have different labels, and may hide from one another which ones."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ Mode = Literal["private", "public", "holders"]
 
 @dataclass(frozen=True)
 class LabelSets(Around):
-    """`inner` among clients of which client i holds the labels Y_i, its own examples' labels.
+    """`inner` for clients with different label sets: Y_i are the labels of client i's examples.
 
         private   i is sent the body and the rows of Y_i of the head; softmax over Y_i
         holders   i is sent the whole model; softmax over all labels
@@ -58,30 +58,30 @@ class LabelSets(Around):
                   sum_{i in A_y} a_i, A_y the clients of the cohort that hold y ("public": all)
 
     Breitholtz, Listo Zec and Johansson 2025, "Federated learning with heterogeneous and private
-    label sets", arXiv 2508.18774. A label is absent from a round where no client of positive weight
-    holds it: `server["absent"]` tells which ("now" [K] bool) and in how many rounds so far
-    ("rounds" [K]). But for "public" its row keeps its value bit for bit, whatever the server's
-    optimiser does (its moments go on). With label sets that are all full every mode is `inner`, bit
-    for bit.
+    label sets", arXiv 2508.18774. A label is absent from a round if no client of positive weight
+    has it: `server["absent"]` says which labels are ("now" [K] bool) and in how many rounds they
+    were so far ("rounds" [K]). Except in "public" mode, the row of an absent label keeps its bits,
+    whatever the server's optimiser does (only its moments change). If every client has all labels,
+    every mode is `inner`, bit for bit.
 
-    In private mode rows travel in L slots, in an order drawn for each client; empty slots are 0 on
-    the way, masked in the softmax, and never move. A client works with numbers 0, 1, ... of its own
-    labels in ascending order. The first message depends on nothing that others hold; later ones are
-    of sums over them, which tell how many hold each label. The server knows all Y_i, and every
-    client L. A client must not be sent the whole head, not even to score it.
+    In private mode rows are sent in L slots, in an order drawn for each client. Empty slots are
+    sent as 0, masked in the softmax, and never trained. A client numbers its own labels 0, 1, ...
+    in ascending order. The first message is independent of other clients; later ones depend on sums
+    over them, which show how many clients have each label. The server knows all Y_i, and every
+    client knows L. A client must never receive the whole head, not even to score it.
 
     inner   FedAvg (with any objective), Scaffold, or Ditto around one of them. SCAFFOLD's controls
-            have rows as the head has: c(y) = sum_{i: y in Y_i} p_i c_i(y) / sum_{i: y in Y_i} p_i,
-            over the population. Ditto's personal models have the rows of Y_i alone
+            have rows like the head: c(y) = sum_{i: y in Y_i} p_i c_i(y) / sum_{i: y in Y_i} p_i,
+            over the population. Ditto's personal models have only the rows of Y_i
     head    name prefixes of the last linear layer
     slots   L; None for the size of the largest label set
-    seed    of the orders; it must stay secret, as it can undo them
+    seed    for the orders; keep it secret, because it can undo them
 
-    Ours: A_y empty, SCAFFOLD, Ditto, slots. Raises InputError for other methods, combinations that
-    are no weighted mean, parameters kept private; before round 1 for heads not of one row per
-    label; and, in private mode, in a client's first round for one registered with more or fewer
-    labels than it has. Only the number of labels is compared, not which they are: names of labels
-    are never sent. In the other modes the table's sets are taken as they are.
+    Our additions: empty A_y, SCAFFOLD, Ditto, slots. Raises InputError for other methods, for a
+    `combine` that is no weighted mean, and for parameters kept private; before round 1 for heads
+    without one row per label; and, in private mode, in a client's first round if it was registered
+    with more or fewer labels than it has. (Only the number is compared: which labels they are is
+    never sent.) In the other modes the table's sets are taken as they are.
     """
 
     inner: FedAvg | Scaffold | Ditto
@@ -98,7 +98,7 @@ class LabelSets(Around):
             raise InputError(
                 f'slots = {self.slots} and mode = "{self.mode}": whole models travel; drop slots'
             )
-        # Before `check_fields`, whose message could not say which methods are allowed.
+        # Before `check_fields`, whose message would not say which methods are allowed.
         method = self._shared
         check_fields(self)
         if not isinstance(method.combine, Mean):
@@ -126,8 +126,8 @@ class LabelSets(Around):
     def init_client(self, params: Params, buffers: Params, data: ClientData) -> Parts:
         if self.mode != "private":
             return self.inner.init_client(params, buffers, data)
-        # Cut before `inner` sees it: no client may hold rows of labels that it does not have.
-        sliced = rows_of_client(params, self._rows(params), data)
+        # Cut first: `inner` must not store rows of labels that the client does not have.
+        sliced = rows_of_client(params, self._head_names(params), data)
         data = data._replace(y=local_labels(data)[0])
         return {"client": {"id": data.id}, **self.inner.init_client(sliced, buffers, data)}
 
@@ -135,7 +135,7 @@ class LabelSets(Around):
         message = self.inner.broadcast(server, client)
         if self.mode != "private":
             return message
-        names, labels = self._rows(server["params"]), server["sets"]["slot"][client]
+        names, labels = self._head_names(server["params"]), server["sets"]["slot"][client]
         sliced = {
             part: {k: in_slots(v, labels) if k in names else v for k, v in tree.items()}
             for part, tree in message.items()
@@ -148,15 +148,15 @@ class LabelSets(Around):
     ) -> tuple[Parts, Parts]:
         if self.mode != "private":
             return self.inner.client_update(message, state, data, plans)
-        names, local = self._rows(message["params"]), message["slots"]["local"]
+        names, local = self._head_names(message["params"]), message["slots"]["local"]
         y, labels = local_labels(data)
         check_slots(local, labels, data)
-        # Into the client's own order, empty slots last; the update goes back in the wire's order.
+        # Sort rows into the client's own order, empty slots last. The update is sorted back below.
         order = torch.where(local < 0, len(local), local).argsort(stable=True)
         inner_message = reordered({k: v for k, v in message.items() if k != "slots"}, names, order)
         slots = {"slots": {"held": torch.arange(len(local), device=local.device) < labels}}
         inner_state = padded(state, names, len(local)) | slots
-        update, changed = self._masked().client_update(
+        update, changed = self._with_masked_losses().client_update(
             inner_message, inner_state, data._replace(y=y), plans
         )
         return reordered(update, names, order.argsort()), cut_as(changed, names, state)
@@ -164,17 +164,18 @@ class LabelSets(Around):
     def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
         ids, weight = updates["cohort"]["id"], updates["cohort"]["weight"]
         label_sets = server["sets"]["held"][ids]
-        # A client of weight 0 adds nothing to a row, so its labels do not count as present.
+        # A client of weight 0 contributes nothing, so its labels do not count as present.
         absent = ~label_sets[weight > 0].any(0)
         absences = {"absent": {"now": absent, "rounds": server["absent"]["rounds"] + absent}}
         if self.mode == "public":
             return self.inner.server_update(server, updates, seed) | absences
-        names, old = self._rows(server["params"]), server["params"]
+        names, old = self._head_names(server["params"]), server["params"]
         delta = self._by_label(server, ids, updates["delta"])
         shares = holder_shares(weight, label_sets, cap_of(updates["cohort"]))
         delta = row_mean(weight, shares, delta, names)
         changed = fold(server, updates, delta, self._shared.server)
-        # After the optimiser: momentum would move a row even where its change is 0.
+        # Restore absent rows after the optimiser, whose momentum moves them even if their change
+        # is 0.
         changed["params"] = keep_rows(old, changed["params"], absent, names)
         return changed | absences | self._control(server, updates)
 
@@ -182,12 +183,12 @@ class LabelSets(Around):
         params, buffers = self.inner.model_for(server, state)
         if self.mode == "private":
             label_set = server["sets"]["held"][state["client"]["id"]]
-            params = only_labels(params, self._rows(params), label_set)
+            params = only_labels(params, self._head_names(params), label_set)
         return params, buffers
 
     def reveals(self) -> Mapping[str, str]:
         parts = dict(self.inner.reveals())
-        # Even in public mode: the server needs the sets to say which labels are absent.
+        # Also in public mode: the server needs the sets to know which labels are absent.
         parts["register"] += "; which labels it holds, once, to the server alone"
         if self.mode == "private":
             parts["delta"] = (
@@ -199,11 +200,11 @@ class LabelSets(Around):
         return parts
 
     def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:
-        """Those of `inner` in public mode; otherwise rows are averaged one by one."""
+        """Those of `inner` in public mode; none otherwise, because rows are averaged one by one."""
         return self.inner.sums(server, cohort) if self.mode == "public" else {}
 
     def needs_classes(self) -> bool:
-        """Rows of the head are those of labels."""
+        """True: rows of the head belong to labels."""
         return True
 
     def label_rules(self) -> LabelRules:
@@ -211,7 +212,7 @@ class LabelSets(Around):
         return {"mode": self.mode, "tune": "none", "tune_over": None}
 
     def mixes_counts(self) -> bool:
-        """With SCAFFOLD: a row of its c is a mean over all clients that hold the label."""
+        """True with SCAFFOLD: a row of its c is a mean over all clients that have the label."""
         return isinstance(self._shared, Scaffold) or ask(self.inner, Capabilities.mixes_counts)
 
     @property
@@ -225,10 +226,10 @@ class LabelSets(Around):
             )
         return method
 
-    def _rows(self, params: Params) -> tuple[str, ...]:
+    def _head_names(self, params: Params) -> tuple[str, ...]:
         return tuple(k for k in params if k.startswith(self.head))
 
-    def _masked(self) -> FedAvg | Scaffold | Ditto:
+    def _with_masked_losses(self) -> FedAvg | Scaffold | Ditto:
         """`inner` with every loss over the client's own labels."""
         shared = self._shared
         masked = replace(shared, objective=OwnLabels(shared.objective))
@@ -237,8 +238,8 @@ class LabelSets(Around):
         return replace(self.inner, inner=masked, objective=OwnLabels(self.inner.objective))
 
     def _by_label(self, server: Parts, ids: Tensor, stacked: Params) -> Params:
-        """A cohort's entries with the head's rows by label, as the server has them."""
-        names, labels = self._rows(stacked), wire_labels(server, ids)
+        """Entries of a cohort with the head's rows ordered by label, as on the server."""
+        names, labels = self._head_names(stacked), wire_labels(server, ids)
         classes = server["sets"]["held"].shape[1]
         return {k: by_label(v, labels, classes) if k in names else v for k, v in stacked.items()}
 
@@ -247,8 +248,8 @@ class LabelSets(Around):
         if "control" not in updates:
             return {}
         ids, everyone = updates["cohort"]["id"], server["population"]["weight"]
-        # Over the population, so that a client that is not drawn keeps its part in c.
+        # Shares over the population, so that a client that is not drawn keeps its part of c.
         shares = holder_shares(everyone, server["sets"]["held"])[ids]
         new = self._by_label(server, ids, updates["control"])
-        moved = row_mean(everyone[ids], shares, new, self._rows(new))
+        moved = row_mean(everyone[ids], shares, new, self._head_names(new))
         return {"control": add(server["control"], moved)}

@@ -22,11 +22,11 @@ from fedshift.tree import Params, Parts
 
 @dataclass(frozen=True)
 class LocalOnly:
-    """v_i <- local SGD on F_i from v_i, in every round that client i is drawn for; nothing is sent.
+    """v_i <- local SGD on F_i from v_i, in every round that draws client i; no model is sent.
 
-    All v_i start at the common first model. The velocity starts anew in each round, so that a
-    method with the same phases takes the same steps. The server holds no model, so its "params" are
-    empty, and the weights n_i / n only average the reported losses.
+    All v_i start at the common first model. Velocity is reset in each round, so that any method
+    with the same phases takes the same steps. The server has no model, so its "params" are empty,
+    and the weights n_i / n only average the reported losses.
     """
 
     model: Model
@@ -35,11 +35,11 @@ class LocalOnly:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        # A client's model never meets the other clients, so a router in it could learn nothing.
+        # A router cannot learn here: a client's model is trained on this client's examples only.
         check_personal(self.objective)
 
     def init(self, params: Params, buffers: Params, table: Params) -> Parts:
-        # Empty parts, because readers of a state look them up by name.
+        # Empty parts, because other code looks them up by name.
         return {"params": {}, "buffers": {}, "table": {"n": table["n"]}}
 
     def init_client(self, params: Params, buffers: Params, data: ClientData) -> Parts:
@@ -53,7 +53,7 @@ class LocalOnly:
         return BySize()(rows(server, ids))
 
     def trains(self, weights: Tensor) -> Tensor:
-        # Weights only average reported losses; a client of weight 0 trains its model all the same.
+        # Weights only average the reported losses; a client of weight 0 must still train its model.
         return torch.ones_like(weights, dtype=torch.bool)
 
     def broadcast(self, server: Parts, client: int) -> Parts:
@@ -81,7 +81,7 @@ class LocalOnly:
         return sent | {"register": REGISTERED["n"]}
 
     def moves_server(self) -> bool:
-        """It does not: the server has no model."""
+        """False: the server has no model."""
         return False
 
     def at(self, t: int) -> LocalOnly:

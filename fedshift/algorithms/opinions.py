@@ -1,4 +1,4 @@
-"""What a cohort's models say on inputs of the server, for central tuning."""
+"""Predictions of a cohort's models on the server's inputs, for central tuning."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from fedshift.tree import Params, Parts
 
 
 class Opinions(NamedTuple):
-    """What the cohort's models say: p [C, n, L] on inputs x [n, ...], labels [C, L].
+    """Probabilities p [C, n, L] of the cohort's models for their labels [C, L], on x [n, ...].
 
     w [C], or [C, n], are their weights. absent [K] marks the labels that no client of the cohort
-    holds.
+    has.
     """
 
     x: Tensor
@@ -29,18 +29,19 @@ class Opinions(NamedTuple):
 
 
 def answers(inner: Algorithm, server: Parts, updates: Parts, x: Tensor, batch: int) -> Tensor:
-    """Logits [C, n, L] on x of every client's model, rebuilt from what it was sent and sent back.
+    """Logits [C, n, L] on x of every client's model, rebuilt from its message and its update.
 
-    Minus infinity where a client has no label. Raises DivergedError for answers that are none.
+    Minus infinity in slots without a label. Raises DivergedError for outputs that are not finite.
     """
     cohort = updates["cohort"]
     labels, logits = wire_labels(server, cohort["id"]), []
     for j, i in enumerate(cohort["id"].tolist()):
-        # Rebuilt as the client had it: in private mode rows are in that client's slots.
+        # Rebuild the model as the client had it, in private mode with rows in the client's slots.
         sent = inner.broadcast(server | {"cohort": cohort}, i)["params"]
         params = sent | {k: sent[k] + v[j] for k, v in updates["delta"].items()}
         buffers = {k: v[j] for k, v in (updates["buffers"] | updates["counters"]).items()}
-        # Mask nothing for a client without labels: 0/0 = NaN would survive its weight of 0.
+        # For a client without labels mask nothing: its softmax would be 0 / 0, and NaN times its
+        # weight of 0 is NaN.
         empty = (labels[j] < 0) & (labels[j] >= 0).any()
         z = logits_of(inner.model, params, buffers, x, batch).masked_fill(empty, -torch.inf)
         if not bool(torch.isfinite(z.softmax(1)).all()):
@@ -60,5 +61,5 @@ def logits_of(model: Model, params: Params, buffers: Params, x: Tensor, batch: i
 
 
 def cast(x: Tensor, params: Params) -> Tensor:
-    """Inputs in the parameters' type; bytes and token numbers as they are."""
+    """Floating inputs in the parameters' type; bytes and token numbers unchanged."""
     return x.to(next(iter(params.values())).dtype) if x.is_floating_point() else x

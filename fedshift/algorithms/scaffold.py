@@ -40,12 +40,13 @@ class Scaffold(SharedModel):
     server     c <- c + sum over the clients trained of p_i (new c_i - old c_i)
 
     a [C] are the cohort's weights, p [N] those that `combine` gives to the whole population before
-    round 1, under the cap of rounds; the paper's (and our default) are 1/C and 1/N. With others
-    (ours) c = sum_i p_i c_i holds whichever clients take part: one not drawn, or skipped for
-    a_i = 0, keeps c_i. Controls by 1/N would lead to the minimiser of the *uniform* risk, whatever
-    a is. Public codes differ, see docs/methods/scaffold.md. With Adam, which option I allows,
-    g_i(y) - c_i + c is the gradient that Adam is given. Raises InputError for several local phases,
-    for a `combine` that is no weighted mean, and for momentum or Adam with option II.
+    round 1, under the cap of rounds. The paper's (and our default) are 1/C and 1/N. Other weights
+    are our extension: c = sum_i p_i c_i holds whichever clients take part, because a client that is
+    not drawn, or skipped for a_i = 0, keeps c_i. (Controls weighted by 1/N would lead to the
+    minimiser of the *uniform* risk, whatever a is.) Public codes differ, see
+    docs/methods/scaffold.md. With Adam, which option I allows, g_i(y) - c_i + c is Adam's gradient.
+    Raises InputError for several local phases, for a `combine` that is no weighted mean, and for
+    momentum or Adam with option II.
     """
 
     model: Model
@@ -74,7 +75,7 @@ class Scaffold(SharedModel):
     def init(self, params: Params, buffers: Params, table: Params) -> Parts:
         needs = self.combine.needs
         state = server_state(self.model, self.server, params, buffers, table, needs)
-        # Weighed once over all clients: c must stay a mean over the same population all the time.
+        # Weigh all clients once: c must remain a mean with the same weights in all rounds.
         population = {"weight": self.combine.weigh(state["table"])}
         control = zeros(self.model.trainable(params))
         return state | {"control": control, "population": population}
@@ -88,7 +89,7 @@ class Scaffold(SharedModel):
         return numbered(self.local) | (one_pass if self.option == "I" else {})
 
     def mixes_counts(self) -> bool:
-        """Where c is no plain mean: its weights come from the counts of all."""
+        """True if c is no plain mean: its weights then depend on the counts of all clients."""
         return not isinstance(self.combine.weights, Uniform)
 
     def weigh(self, server: Parts, ids: Tensor) -> Tensor:
@@ -102,13 +103,13 @@ class Scaffold(SharedModel):
         self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
     ) -> tuple[Parts, Parts]:
         start, buffers, old = message["params"], message["buffers"], state["control"]
-        # c - c_i stays the same throughout the phase, so it is computed once.
+        # c - c_i is constant during the phase, so compute it once.
         shift, phases = sub(message["control"], old), numbered(self.local)
         memory, trainable = heard(message, state), self.model.trainable
         end, end_buffers, loss = train_locally(
             self.model, self.objective, phases, start, buffers, memory, data, plans, Shift(shift)
         )
-        # Option I needs one more pass over the data, option II only what training moved.
+        # Option I takes one more pass over the data; option II uses how far training moved.
         if self.option == "I":
             frame = (start, buffers, context_of(start, buffers, memory, data), data, plans["pass"])
             new = trainable(pass_gradient(self.local, self.model, self.objective, *frame))
@@ -126,7 +127,7 @@ class Scaffold(SharedModel):
     def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
         cohort = updates["cohort"]
         delta = total(updates, "delta", cohort["weight"])
-        # By the population's weights: summed by the cohort's, c would drift from sum_i p_i c_i.
+        # Use the population's weights: with the cohort's, c would drift from sum_i p_i c_i.
         moved = total(updates, "control", _population(server, cohort))
         control = add(server["control"], moved)
         return fold(server, updates, delta, self.server) | {"control": control}
@@ -137,6 +138,6 @@ class Scaffold(SharedModel):
 
 
 def _population(server: Parts, cohort: Params) -> Tensor:
-    """p_i of the cohort's clients [C], none above the cap: counts are claims here as well."""
+    """p_i of the cohort's clients [C], at most the cap, because counts are only claims."""
     p = server["population"]["weight"]
     return capped(p, cap_of(cohort), p > 0)[cohort["id"]]

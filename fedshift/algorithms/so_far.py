@@ -1,4 +1,4 @@
-"""Any method under FedPALS weights that mix to the target over the rounds, not in each."""
+"""Any method with FedPALS weights that match the target over all rounds together."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from fedshift.tree import Params, Parts
 
 @dataclass(frozen=True)
 class SoFar(Around):
-    """`inner`, weighed for the target minus what earlier rounds mixed: see `weights_so_far`.
+    """`inner`, with weights for the target plus what earlier rounds lacked: see `weights_so_far`.
 
-    D <- D + T - S^T a after every round, a its weights over the cohort. A cohort that lacks a label
-    leaves a debt, which later cohorts pay where they can. For rounds that draw some of the clients:
-    with all of them in every round the weights are those of the rule.
+    D <- D + T - S^T a after every round, where a are its weights. A cohort that lacks a label
+    leaves a debt, which later cohorts pay back if they can. This is for rounds with some of the
+    clients: if all take part in every round, the weights are those of the rule.
 
     rule  FedPALS' rule, with the squared distance
 
-    The server's part "mixed" has the debt [K] and the number of rounds. Nothing more leaves a
-    client than with `rule`. Raises InputError for a rule whose distance is not squared.
+    The server's part "mixed" has the debt [K] and the number of rounds. Clients send no more than
+    with `rule`. Raises InputError for a rule whose distance is not squared.
     """
 
     rule: Pals
@@ -45,13 +45,14 @@ class SoFar(Around):
             "debt": torch.zeros(len(self.rule.target), dtype=torch.float64),
             "rounds": torch.zeros((), dtype=torch.int64),
         }
+        # `weigh` needs label counts, whatever columns `inner` keeps.
         return state | {"mixed": mixed, "table": state["table"] | {"labels": table["labels"]}}
 
     def weigh(self, server: Parts, ids: Tensor) -> Tensor:
         mixed = server["mixed"]
         debt, rounds = mixed["debt"].numpy(), int(mixed["rounds"])
         solved = weights_so_far(self.rule, rows(server, ids), debt, rounds)
-        # A copy: the first round's array is cached and read-only, which torch does not respect.
+        # Copy: the first round's array is cached, and a tensor that shares it could be written to.
         return torch.tensor(solved.weights.tolist(), dtype=torch.float64)
 
     def client_update(

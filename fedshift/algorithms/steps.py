@@ -1,4 +1,4 @@
-"""The pieces that every method with one model per client is made of."""
+"""Building blocks of methods: updates, the server's state and step, and what a client reveals."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def revealed(needs: tuple[str, ...]) -> dict[str, str]:
 
 
 def with_labels(inner: Mapping[str, str]) -> Mapping[str, str]:
-    """What a method reveals that wraps `inner` and has clients register their label counts."""
+    """What `inner` reveals, plus label counts, for a wrapper whose clients register them."""
     labels = REGISTERED["labels"]
     if labels in inner["register"]:
         return inner
@@ -44,7 +44,7 @@ def with_labels(inner: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def heard(message: Parts, state: Parts) -> Parts:
-    """What terms know on a client besides the model: its state, and what else it was sent."""
+    """What terms may read on a client: its state, and its message without the model."""
     return state | {k: v for k, v in message.items() if k not in ("params", "buffers")}
 
 
@@ -53,9 +53,9 @@ def update_of(
 ) -> Parts:
     """The update that leaves a client: change, buffers as values, counters, and the report.
 
-    The change has no names of `model.fixed`.
+    The change does not include `model.fixed`.
     """
-    # Apart, because statistics are averaged and counters never are.
+    # Separate floating statistics, which are averaged, from counters, which never are.
     floats, counters = split_buffers(buffers)
     return {
         "delta": sub(model.trainable(end), model.trainable(start)),
@@ -77,24 +77,24 @@ def server_state(
     return {
         "params": params,
         "buffers": buffers,
-        # Parameters that are not trained are never sent, so the optimiser has no moments for them.
+        # Fixed parameters are never sent, so the optimiser needs no moments for them.
         "optimizer": optimizer.init(model.trainable(params)),
         "table": {k: table[k] for k in ("n", *needs)},
     }
 
 
 def averaged(cohort: Params) -> dict[str, Tensor]:
-    """What `fold` needs of a plain mean of changes: sums by the cohort's weights."""
+    """What `fold` needs for a plain mean of changes: sums with the cohort's weights."""
     return dict.fromkeys(("delta", "buffers"), cohort["weight"])
 
 
 def fold(server: Parts, updates: Parts, delta: Params, optimizer: ServerOptimizer) -> Parts:
-    """The server's step along `delta`, with the buffers combined by the cohort's weights.
+    """The server's step along `delta`, with buffers combined by the cohort's weights.
 
-    Parameters that are never sent (`Model.fixed`) stay as they are.
+    Parameters that are never sent (`Model.fixed`) do not change.
     """
     weights, old = updates["cohort"]["weight"], server["params"]
-    # `delta` has only what was trained; the rest must keep its place and its bits.
+    # `delta` has only trained parameters; `old | moved` keeps the order and bits of all others.
     moved, state = optimizer(
         {k: v for k, v in old.items() if k in delta}, delta, server["optimizer"]
     )

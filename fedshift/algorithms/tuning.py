@@ -27,7 +27,7 @@ from fedshift.server.rows import head_rows, keep_rows, wire_labels
 from fedshift.server.trust import by_confidence, fitted_temperature
 from fedshift.tree import Params, Parts, split
 
-# Probabilities this many roundings of a logit apart count as equal.
+# Probabilities that differ by at most so many roundings of a logit count as equal.
 ROUNDINGS = 16
 Part = Literal["head", "all"]
 Over = Literal["all", "union"]
@@ -35,7 +35,7 @@ Moments = Literal["new", "kept"]
 Weights = Literal["round", "confidence"]
 Temperature = Literal["none", "fitted"]
 Stop = Literal["steps", "held-out"]
-# Every so many steps the held-out inputs are looked at; one of so many inputs is held out.
+# The loss on held-out inputs is computed every LOOK steps; one input in HELD_OUT is held out.
 LOOK, HELD_OUT = 10, 5
 
 
@@ -96,49 +96,49 @@ def _check_fit(
 
 @dataclass(frozen=True)
 class CentralTuning(Around):
-    """`inner`, and after each round theta <- argmin-ward sum_k a_k E_x D(h_k(.|x), h_theta(.|x)).
+    """`inner`, then in each round steps of theta down sum_k a_k E_x D(h_k(.|x), h_theta(.|x)).
 
         mse       D = sum_{y in Y_k} (h_k(y) - h(y))^2
         pairwise  D = sum_{y,y' in Y_k} (h_k(y) h(y') - h_k(y') h(y))^2
         kl        D = sum_{y in Y_k} h_k(y) log(h_k(y) / h|k (y)),  h|k (y) = h(y) / h(Y_k)   (ours)
 
     Breitholtz, Listo Zec and Johansson 2025, arXiv 2508.18774. h_k is client k's model as received
-    this round, a_k its weight, h the softmax over all labels; Y_k are the labels that h_k knows:
-    its own in private mode, all of them in the others. The steps start at the aggregate, on batches
-    of `inputs` [n, ...] that are drawn anew each round. Inputs are cast to the parameters' type.
+    in this round, a_k its weight, h the softmax over all labels. Y_k are the labels of h_k: the
+    client's own in private mode, otherwise all. The steps start at the aggregate and use batches of
+    `inputs` [n, ...], drawn anew in each round. Inputs are cast to the parameters' type.
 
-    over       "union": h is the softmax over labels that the cohort holds, so that no mass can go
-               to the others, and their rows stay bit for bit (ours). "kl" compares h on Y_k alone,
-               and its gradient is exactly 0 for labels of no client: it is for "all" only
-    part       "head" tunes what starts with `head`; "all" the whole model
-    steps      0 leaves `inner` as it is, bit for bit
-    rounds     the first rounds, in which alone it tunes; 0 for all
-    optimizer  "adam" or "sgd", of rate lr
+    over       "union": h is the softmax over labels that the cohort has, so that other labels get
+               no mass, and their rows keep their bits (ours). "kl" is for "all" only: it compares h
+               on Y_k alone, with gradient exactly 0 for labels that no client has
+    part       "head" tunes parameters that start with `head`; "all" the whole model
+    steps      0 leaves `inner` unchanged, bit for bit
+    rounds     tune only in so many first rounds; 0 for all
+    optimizer  "adam" or "sgd", with rate lr
     moments    Adam's: "new" in each round, or "kept" on the server from round to round (ours)
 
     weights    "round": the round's a_k; "confidence": by `by_confidence` on each input (ours)
-    temperature  "fitted": the clients' logits are divided by one number for all, fitted anew each
-               round on `labelled` by `fitted_temperature` (ours)
-    stop       "held-out": every fifth input is held out; every ten steps the loss there is looked
-               at, and the steps end where it no longer falls, at its smallest (ours)
-    labelled   examples that the server has: where each loss would lead is measured on them
+    temperature  "fitted": divide the logits of all clients by one number, fitted in each round on
+               `labelled` by `fitted_temperature` (ours)
+    stop       "held-out": hold out every fifth input, compute the loss there every ten steps, stop
+               when it no longer falls, and take the parameters with the smallest (ours)
+    labelled   examples that the server has, to measure where each loss would lead
 
-    A batch on which h is where the loss is 0, but for rounding, takes no step: its gradient is
-    rounding, which Adam would make full steps of.
+    A batch on which the loss is 0 but for rounding takes no step: Adam would turn its gradient,
+    which is rounding, into a full step.
 
-    All models run in evaluation mode: running statistics stay. `server["tuning"]` holds, before and
-    after: "loss" [2], and "outside" [2], the mean mass that h gives to labels that no client of the
-    cohort holds; both on the inputs drawn. With `labelled` it has "accuracy" [4], too, of the
-    aggregate and of every loss's pointwise optimum over the labels of `over`, and "gain_se" [3],
-    standard errors of optimum minus aggregate (`fedshift.server.optima.accuracies`), even without
-    steps. KL's says whether tuning will pay; in private mode those of the others did not.
-    docs/methods/central_tuning.md says why they matter. Our own choices: `part`, evaluation mode,
-    Adam at 1e-3, 50 steps of 128 inputs; the paper's are unknown.
+    All models run in evaluation mode, so running statistics do not change. `server["tuning"]` has
+    values before and after, on the inputs drawn: "loss" [2], and "outside" [2], the mean mass that
+    h gives to labels that no client of the cohort has. With `labelled` it also has, even without
+    steps, "accuracy" [4], of the aggregate and of every loss's pointwise optimum over the labels of
+    `over`, and "gain_se" [3], standard errors of optimum minus aggregate
+    (`fedshift.server.optima.accuracies`). KL's predicts whether tuning will help; in private mode
+    the others' did not. docs/methods/central_tuning.md says why they matter. Our own choices:
+    `part`, evaluation mode, Adam at 1e-3, 50 steps of 128 inputs; the paper does not give its own.
 
     Raises InputError for values out of range, for inputs that are not finite or that the model does
-    not take, for labels beyond the model's classes, and for an `inner` without label sets or whose
-    clients do not send a whole model; TrainingError when a client's model gives no finite answer,
-    or the steps diverge.
+    not accept, for labels beyond the model's classes, and for an `inner` without label sets or
+    whose clients do not send a whole model; TrainingError if a client's model has outputs that are
+    not finite, or the steps diverge.
     """
 
     inner: Algorithm
@@ -207,7 +207,7 @@ class CentralTuning(Around):
             )
         classes = server["sets"]["held"].shape[1]
         head_rows(params, self.head, classes)
-        if not self._moving(params):
+        if not self._trained_part(params):
             raise InputError(
                 f"central tuning has nothing to move: all of {list(self.head)} has "
                 'requires_grad=False; give part="all", or steps=0'
@@ -222,25 +222,31 @@ class CentralTuning(Around):
         if self.labelled is not None:
             sizes |= {"accuracy": len(MEASURED), "gain_se": len(MEASURED) - 1}
         tuning = {k: torch.zeros(n, dtype=torch.float64) for k, n in sizes.items()}
-        return server | {"tuning": tuning} | self._kept(self._descent().start(self._moving(params)))
+        return (
+            server
+            | {"tuning": tuning}
+            | self._stored(self._descent().start(self._trained_part(params)))
+        )
 
     def at(self, t: int) -> Algorithm:
-        """Without steps once the rounds of tuning are over."""
+        """The method of round t: without steps after the last round of tuning."""
         over = 0 < self.rounds < t
+        # rounds=0, so that the copy does not come back here for ever.
         return replace(self, steps=0, rounds=0).at(t) if over else super().at(t)
 
     def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
         changed = self.inner.server_update(server, updates, seed)
         if not self.steps and self.labelled is None:
             return changed
-        after, record, soft = server | changed, dict(server["tuning"]), 1.0
+        after, record, divisor = server | changed, dict(server["tuning"]), 1.0
+        # What each loss could reach at best, measured even without steps.
         if self.labelled is not None:
             x, y = cast(self.labelled.x, server["params"]), self.labelled.y
             outputs, cohort = self._outputs(server, updates, x), updates["cohort"]
             if self.temperature == "fitted":
                 labels = wire_labels(server, cohort["id"])
-                soft = fitted_temperature(outputs, labels, y, cohort["weight"])
-            opinions = self._opinions(after, server, updates, x, outputs, soft)
+                divisor = fitted_temperature(outputs, labels, y, cohort["weight"])
+            opinions = self._opinions(after, server, updates, x, outputs, divisor)
             z = self._logits(after["params"], after["buffers"], x)
             among = ~opinions.absent if self.over == "union" else None
             record["accuracy"], record["gain_se"] = accuracies(
@@ -250,33 +256,33 @@ class CentralTuning(Around):
             return changed | {"tuning": record}
         batches, inputs = self._batches(seed), cast(self.inputs, server["params"])
         rows = [*batches, self._held_out()] if self.stop == "held-out" else batches
-        # Clients' models run once on each input drawn, however often the batches repeat it.
+        # Run clients' models once on each input drawn, however often batches repeat it.
         drawn = torch.bincount(torch.cat(rows)).nonzero().flatten()
         outputs = self._outputs(server, updates, inputs[drawn])
-        opinions = self._opinions(after, server, updates, inputs[drawn], outputs, soft)
-        # `drawn` is ascending, so the place of an input in it can be searched for.
+        opinions = self._opinions(after, server, updates, inputs[drawn], outputs, divisor)
+        # Positions of the inputs in `drawn`, which is sorted.
         places = [torch.searchsorted(drawn, r) for r in rows]
-        tuned, moments = self._tuned(after, opinions, places)
+        tuned, moments = self._tune(after, opinions, places)
         measured = [self._evaluate(p, after["buffers"], opinions) for p in (after["params"], tuned)]
         loss, outside = (torch.tensor(v, dtype=torch.float64) for v in zip(*measured, strict=True))
         record |= {"loss": loss, "outside": outside}
-        return changed | {"params": tuned, "tuning": record} | self._kept(moments)
+        return changed | {"params": tuned, "tuning": record} | self._stored(moments)
 
     def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:
-        """None: every client's model is needed; where nothing is done, those of `inner`."""
+        """None, because every client's model is needed; those of `inner` if there is no tuning."""
         idle = not self.steps and self.labelled is None
         return ask(self.inner, Capabilities.sums, server, cohort) if idle else {}
 
     def label_rules(self) -> LabelRules | None:
-        """Those of `inner`, and by which loss over which labels is tuned."""
+        """Those of `inner`, plus the loss and the labels of tuning."""
         rules = ask(self.inner, Capabilities.label_rules)
         if rules is None or not self.steps:
             return rules
-        # Where clients know their own labels alone, "kl" moves no other rows.
+        # In private mode clients know only their own labels, and "kl" does not change other rows.
         over = None if (self.loss, rules["mode"]) == ("kl", "private") else self.over
         return {"mode": rules["mode"], "tune": self.loss, "tune_over": over}
 
-    def _moving(self, params: Params) -> Params:
+    def _trained_part(self, params: Params) -> Params:
         part = split(params, self.head)[0] if self.part == "head" else params
         return self.model.trainable(part)
 
@@ -285,6 +291,7 @@ class CentralTuning(Around):
         every = torch.arange(len(self.inputs))
         held_out = self.stop == "held-out"
         free = every[every % HELD_OUT != HELD_OUT - 1] if held_out else every
+        # Of the plan only the rows are used; the rate is applied in `_tune`.
         plan = plan_phase(
             len(free),
             batch=self.batch,
@@ -295,18 +302,18 @@ class CentralTuning(Around):
         return [free[rows[w > 0]] for rows, w in zip(plan.rows, plan.weight, strict=True)]
 
     def _held_out(self) -> Tensor:
-        """Rows of `inputs` that no step sees, in any round."""
+        """Rows of `inputs` that are never used for a step."""
         return torch.arange(HELD_OUT - 1, len(self.inputs), HELD_OUT)
 
     def _outputs(self, server: Parts, updates: Parts, x: Tensor) -> Tensor:
         return answers(self.inner, server, updates, x, self.batch)
 
     def _opinions(
-        self, after: Parts, server: Parts, updates: Parts, x: Tensor, z: Tensor, soft: float
+        self, after: Parts, server: Parts, updates: Parts, x: Tensor, z: Tensor, divisor: float
     ) -> Opinions:
-        """What the clients say on x, whose logits z [C, n, L] are divided by `soft`."""
+        """The clients' predictions on x, from their logits z [C, n, L] divided by `divisor`."""
         cohort = updates["cohort"]
-        p, w = (z if soft == 1.0 else z / soft).softmax(2), cohort["weight"]
+        p, w = (z if divisor == 1.0 else z / divisor).softmax(2), cohort["weight"]
         w = by_confidence(p, w) if self.weights == "confidence" else w
         return Opinions(x, p, wire_labels(server, cohort["id"]), w, after["absent"]["now"])
 
@@ -316,14 +323,14 @@ class CentralTuning(Around):
     def _descent(self) -> Descent:
         return Adam() if self.optimizer == "adam" else HeavyBall()
 
-    def _kept(self, moments: Parts) -> Parts:
-        """What the server keeps of the moments."""
+    def _stored(self, moments: Parts) -> Parts:
+        """The moments as parts of the server's state; {} unless they are kept between rounds."""
         return {f"tuning_{k}": v for k, v in moments.items()} if self.moments == "kept" else {}
 
-    def _seen(self, z: Tensor, opinions: Opinions) -> Tensor:
-        """The server's answer for each client's labels [C, B, L], from its logits [B, K].
+    def _predict(self, z: Tensor, opinions: Opinions) -> Tensor:
+        """The server's predictions for each client's labels [C, B, L], from its logits [B, K].
 
-        As `disagreement` compares it: probabilities, for "kl" logarithms.
+        In the form that `disagreement` takes: probabilities, or logarithms for "kl".
         """
         if self.loss == "kl":
             return restricted(z, opinions.labels)
@@ -331,24 +338,24 @@ class CentralTuning(Around):
         return seen_by(z.softmax(1), opinions.labels)
 
     def _loss(self, z: Tensor, opinions: Opinions, rows: Tensor) -> Tensor:
-        """The loss on some rows of x, of which z [B, K] are the server's model's logits."""
-        q, w = self._seen(z, opinions), opinions.w
+        """The loss on some rows of x, with logits z [B, K] of the server's model."""
+        q, w = self._predict(z, opinions), opinions.w
         w = w if w.ndim == 1 else w[:, rows]
         return disagreement(self.loss, opinions.p[:, rows], q, w)
 
     def _agrees(self, z: Tensor, opinions: Opinions, rows: Tensor) -> Tensor:
         """Whether the loss on these rows is 0 but for rounding, [] bool."""
         w = opinions.w if opinions.w.ndim == 1 else opinions.w[:, rows]
-        far = farthest(self.loss, opinions.p[:, rows], self._seen(z, opinions), w)
+        far = farthest(self.loss, opinions.p[:, rows], self._predict(z, opinions), w)
         return far <= ROUNDINGS * torch.finfo(z.dtype).eps * (1.0 + z.abs().max())
 
-    def _tuned(
+    def _tune(
         self, server: Parts, opinions: Opinions, batches: list[Tensor]
     ) -> tuple[Params, Parts]:
-        """The parameters after all steps, and the moments; the last rows are those held out."""
+        """(parameters, moments) after all steps; `batches` ends with the held-out rows, if any."""
         params, buffers = server["params"], server["buffers"]
-        moving, descent = self._moving(params), self._descent()
-        # New ones by default: the aggregate is another point, and old moments belong to the last.
+        moving, descent = self._trained_part(params), self._descent()
+        # New moments by default: old ones belong to another point than the new aggregate.
         moments = descent.start(moving)
         if self.moments == "kept":
             moments = {k: server[f"tuning_{k}"] for k in moments}
@@ -362,7 +369,7 @@ class CentralTuning(Around):
         held_out = batches.pop() if self.stop == "held-out" else None
         best, least = (moving, moments), self._loss_at(server, {}, opinions, held_out)
         for step, rows in enumerate(batches, start=1):
-            # Parameters that the logits do not depend on (a router's) get gradient zero.
+            # Parameters on which the logits do not depend (a router's) get gradient 0.
             at = slope(partial(value, rows), moving, rows)
             if not bool(at.rest["agrees"]):
                 moving, moments = descent(moving, at.grad, moments, rate)
@@ -373,22 +380,22 @@ class CentralTuning(Around):
                 best, least = (moving, moments), loss
         if held_out is not None:
             moving, moments = best
-        # Checked once at the end: NaN and infinity never become finite again.
+        # One check at the end is enough: NaN and infinity never become finite again.
         if not all(bool(torch.isfinite(v).all()) for v in moving.values()):
             raise DivergedError(f"central tuning diverged at lr = {self.lr}; lower it")
         tuned = {k: moving.get(k, v) for k, v in params.items()}
-        return self._still(params, tuned, opinions), moments
+        return self._restore_rows(params, tuned, opinions), moments
 
     def _loss_at(
         self, server: Parts, moving: Params, opinions: Opinions, rows: Tensor | None
     ) -> float:
-        """The loss on some rows of x, with some of the server's parameters moved."""
+        """The loss on some rows of x, with `moving` instead of the server's; 0 for no rows."""
         if rows is None:
             return 0.0
         z = self._logits(server["params"] | moving, server["buffers"], opinions.x[rows])
         return float(self._loss(z, opinions, rows))
 
-    def _still(self, before: Params, tuned: Params, opinions: Opinions) -> Params:
+    def _restore_rows(self, before: Params, tuned: Params, opinions: Opinions) -> Params:
         """`tuned`, with the rows as they were on which the loss does not depend.
 
         Kept moments would move them, and so would rounding, of which Adam makes full steps: a
@@ -396,17 +403,17 @@ class CentralTuning(Around):
         """
         if self.loss != "kl" and self.over == "all":
             return tuned
-        unheld = opinions.absent
+        unclaimed = opinions.absent
         if self.loss == "kl":
-            speaks = opinions.w.reshape(len(opinions.w), -1).amax(1) > 0
-            present = opinions.labels[speaks].flatten()
-            unheld = torch.ones_like(opinions.absent)
-            unheld[present[present >= 0]] = False
-        return keep_rows(before, tuned, unheld, head_rows(before, self.head, len(unheld)))
+            active = opinions.w.reshape(len(opinions.w), -1).amax(1) > 0
+            present = opinions.labels[active].flatten()
+            unclaimed = torch.ones_like(opinions.absent)
+            unclaimed[present[present >= 0]] = False
+        return keep_rows(before, tuned, unclaimed, head_rows(before, self.head, len(unclaimed)))
 
     def _evaluate(self, params: Params, buffers: Params, opinions: Opinions) -> tuple[float, float]:
         """(loss, mass that the model gives to absent labels) on all of x."""
         z = self._logits(params, buffers, opinions.x)
         loss = self._loss(z, opinions, torch.arange(len(z)))
-        # The pairwise loss is never negative; where it is 0, rounding can take it below.
+        # The pairwise loss is never negative, but rounding can make it so near 0.
         return max(float(loss), 0.0), float(z.softmax(1)[:, opinions.absent].sum(1).mean())

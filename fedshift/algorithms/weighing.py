@@ -1,4 +1,4 @@
-"""What weights of examples are worth, in sentences: of FedDisk's runs and of its warnings."""
+"""Sentences on how useful importance weights are, for FedDisk's runs and warnings."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from fedshift.client.importance import Known, bounded, live
 from fedshift.data import ClientData
 from fedshift.tree import Params, Parts
 
-# Ours. Weights of mean 1 and deviation s have the share 1 / (1 + s^2): above the first, s is below
-# a tenth. Below the second, a client trains as on fewer than a third of its examples; true weights
-# of such a share raised the loss (made/participation, looks).
+# Our limits for the effective share of weights, which is 1 / (1 + s^2) for mean 1 and deviation s.
+# Above IDLE, s is below a tenth. Below COSTLY, a client trains as if on fewer than a third of its
+# examples; even true weights with such a share raised the loss (made/participation, looks).
 IDLE, COSTLY = 0.99, 0.3
-# Ours: the slope of estimated against true log weights that passes for right.
+# Our limits for an acceptable slope of estimated against true log weights.
 LEAST_SLOPE, LARGEST_SLOPE = 0.8, 1.2
 ALIKE = 1e-6
-# Ours: the share of runs in which some client is still left out.
+# Our choice: the share of runs in which some client may still be left out.
 LEFT_OUT = 0.05
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Log weights [n] of all clients, each client's less their mean: true and estimated."""
+    """True and estimated log weights [n] of all clients, with each client's mean subtracted."""
 
     true: NDArray[np.float64]
     estimated: NDArray[np.float64]
@@ -44,8 +44,8 @@ class Estimate:
         return float(np.corrcoef(self.true, self.estimated)[0, 1])
 
     def sentence(self) -> str:
-        """Slope and correlation, outside 0.8 to 1.2 with the cure; "" where one has no spread."""
-        # Weights that are alike, but for rounding, have no slope to speak of.
+        """Slope and correlation, with advice if the slope is out of range; "" without a slope."""
+        # If weights are equal up to rounding, their slope means nothing.
         if min(np.ptp(self.true), np.ptp(self.estimated)) < ALIKE:
             return ""
         figures = (
@@ -67,7 +67,7 @@ class Estimate:
 
 
 def centred(of_clients: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-    """The clients' values, each client's less their mean, in one vector."""
+    """All clients' values in one vector, with each client's mean subtracted."""
     return np.concatenate([v - v.mean() for v in of_clients])
 
 
@@ -126,17 +126,17 @@ def _log_weights(
 
 
 def rounds_for_all(done: int, left: int, drawn: float) -> int:
-    """W = done + ceil(log(0.05 / left) / log(1 - drawn)), weighing rounds that draw every client.
+    """W = done + ceil(log(0.05 / left) / log(1 - drawn)): weighing rounds until all are drawn.
 
     done   weighing rounds so far
-    left   clients, one at least, that none of them has drawn
+    left   clients, at least one, that have not been drawn
     drawn  share of the clients that a round draws, above 0
 
-    Each further round misses a client with probability 1 - drawn, so after r of them one or more
-    of the `left` are missing with probability <= left (1 - drawn)^r (the union bound), <= 0.05 at
-    W. Not the mean number of rounds until all are drawn: of three clients, one a round, that is
-    5.5, and after 6 rounds one is left out in 26 % of runs. Where a round draws all, and a reply
-    was lost, it is one more.
+    Each further round misses a client with probability 1 - drawn. So after r of them some client is
+    still missing with probability <= left (1 - drawn)^r (the union bound), which is <= 0.05 at W.
+    The mean number of rounds until all are drawn would not do: for one of three clients a round it
+    is 5.5, but after 6 rounds a client is missing in 26 % of runs. If a round draws all clients
+    (and a reply was lost), it is one more round.
 
     >>> from fedshift.algorithms.weighing import rounds_for_all
     >>> rounds_for_all(1, left=2, drawn=1 / 3)  # one of three clients a round
@@ -148,13 +148,13 @@ def rounds_for_all(done: int, left: int, drawn: float) -> int:
 
 
 def unweighed(importance: Params) -> list[int]:
-    """Clients with examples that have not weighed them; importance: the server's part."""
+    """Clients that have not weighed their examples; `importance` is the server's part."""
     n, ess = importance["n"], importance["ess"]
     return [i for i in range(len(n)) if float(n[i]) > 0 and not float(ess[i])]
 
 
 def cure_for_unweighed(done: int, left: int, drawn: float) -> str:
-    """What to give so that all clients weigh their examples; arguments as in `rounds_for_all`."""
+    """Advice how to get all clients to weigh their examples; arguments as in `rounds_for_all`."""
     more = rounds_for_all(done, left, drawn) - done
     return (
         f"give weighing_rounds = {done + more}, so that all are drawn in "
@@ -163,13 +163,13 @@ def cure_for_unweighed(done: int, left: int, drawn: float) -> str:
 
 
 def notes(importance: Params, clients: Iterable[int]) -> list[str]:
-    """A sentence, with the cure, on clients whose weights do nothing, and on those whose cost much.
+    """Sentences, with advice, on clients whose weights change nothing or cost too much.
 
-    importance: the server's part. Clients that have not weighed their examples are left out.
+    `importance` is the server's part. Clients that have not weighed their examples are left out.
     """
     n, ess, estimated = (importance[name].tolist() for name in ("n", "ess", "estimated"))
     weighed = {i: estimated[i] / n[i] for i in clients if estimated[i] > 0}
-    # Whatever the bound was: nothing else makes weights worth more than was estimated.
+    # `useful` has replaced weights by 1 if they are worth more than estimated; nothing else does.
     replaced = {i: share for i, share in weighed.items() if ess[i] > estimated[i]}
     kept = {i: share for i, share in weighed.items() if share < COSTLY and i not in replaced}
     idle = {i: share for i, share in weighed.items() if share > IDLE}
@@ -182,14 +182,14 @@ def notes(importance: Params, clients: Iterable[int]) -> list[str]:
         (kept, "which costs more than it mends most often; take feddisk with useful = 0.3"),
     )
     return [
-        f"importance weights of {_named(some)} are worth {100 * min(some.values()):.3g} % of its "
-        f"examples, {end}"
+        f"importance weights of {_name_smallest(some)} are worth "
+        f"{100 * min(some.values()):.3g} % of its examples, {end}"
         for some, end in texts
         if some
     ]
 
 
-def _named(clients: Mapping[int, float]) -> str:
-    """ "client 3", or "client 3 (and of 2 more)", the one of the smallest share."""
+def _name_smallest(clients: Mapping[int, float]) -> str:
+    """Name the client with the smallest share: "client 3", or "client 3 (and of 2 more)"."""
     others = f" (and of {len(clients) - 1} more)" if len(clients) > 1 else ""
     return f"client {min(clients, key=lambda i: clients[i])}{others}"

@@ -1,4 +1,4 @@
-"""How gradients become steps: SGD with momentum, and Adam. All state starts anew in every phase."""
+"""How gradients become steps: SGD with momentum, and Adam. Their state is reset in every phase."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from fedshift.tree import Params, Parts, map_, zeros
 
 
 class Descent(Protocol):
-    """A rule theta, g -> theta with a state of fixed shapes."""
+    """An update rule: parameters and gradient in, parameters out; its state has fixed shapes."""
 
     def start(self, params: Params) -> Parts:
         """The state before the first step."""
 
     def rate(self, params: Params, lr: Tensor) -> Tensor:
-        """lr [] as the steps need it: converted once, not in each step."""
+        """lr [] in the type that the steps need, so that it is converted once, not in each step."""
 
     def __call__(
         self, params: Params, grad: Params, state: Parts, lr: Tensor, *, in_place: bool = False
     ) -> tuple[Params, Parts]:
         """(parameters, state) after one step along `grad` with learning rate lr [].
 
-        in_place: `params` may be overwritten, as nothing else refers to them. The bits are the
-        same.
+        in_place: `params` may be overwritten, because nothing else refers to them. The result has
+        the same bits either way.
         """
 
 
@@ -40,7 +40,7 @@ class HeavyBall:
         return {"velocity": zeros(params)} if self.momentum else {}
 
     def rate(self, params: Params, lr: Tensor) -> Tensor:
-        # With parameters of several types each step converts it for each of them (`_scalar`).
+        # Parameters of several types have no common type: then each step converts lr (`_scalar`).
         kinds = {p.dtype for p in params.values()}
         return lr.to(kinds.pop()) if len(kinds) == 1 else lr
 
@@ -50,7 +50,7 @@ class HeavyBall:
         v = grad
         if self.momentum:
             v = map_(lambda old, g: self.momentum * old + g, state["velocity"], grad)
-        # One kernel, with lr as a tensor: a Python number would have to leave the graph of vmap.
+        # lr stays a tensor: within vmap it differs between clients and cannot become a number.
         # In place, a model's memory stays in the processor's cache from step to step.
         step = Tensor.addcmul_ if in_place else Tensor.addcmul
         moved = map_(lambda p, u: step(p, u, _scalar(lr, p), value=-1.0), params, v)
@@ -71,7 +71,8 @@ class Adam:
     eps: float = 1e-8
 
     def start(self, params: Params) -> Parts:
-        # A tensor, because within vmap clients may have taken different numbers of steps.
+        # The count is a tensor, because within vmap clients may have taken different numbers of
+        # steps.
         steps = torch.zeros((), dtype=torch.float64)
         return {"first": zeros(params), "second": zeros(params), "count": {"steps": steps}}
 

@@ -18,8 +18,9 @@ from fedshift.tree import Params, Parts
 def distilled(view: View, among: Tensor, tau: float) -> Tensor:
     """KL(q^g || q) of each example [B]: q the softmax of z / tau over the labels in `among`.
 
-    q^g is that of the model received, in evaluation mode, with its buffers and without gradient.
-    among is [B, K] or [K], bool; where it has one label or none, the value and its gradient are 0.
+    q^g is the same for the model received, in evaluation mode, with its buffers and without
+    gradient. among is [B, K] or [K], bool; with one label or none in it, the value and its gradient
+    are 0.
     """
     with torch.no_grad():
         anchor, buffers = view.context["anchor"], view.context["anchor_buffers"]
@@ -29,8 +30,8 @@ def distilled(view: View, among: Tensor, tau: float) -> Tensor:
 
 
 def _log_shares(logits: Tensor, among: Tensor, tau: float) -> Tensor:
-    # The lowest number, not minus infinity: what is left out has share 0, and 0 times infinity is
-    # no number.
+    # Mask with the lowest number, not minus infinity: masked labels have share 0, and the sum over
+    # labels would have 0 times infinity, which is NaN.
     low = torch.finfo(logits.dtype).min
     return F.log_softmax((logits / tau).masked_fill(~among, low), 1)
 
@@ -39,9 +40,10 @@ def _log_shares(logits: Tensor, among: Tensor, tau: float) -> Tensor:
 class NotTrueDistillation(Term):
     """(beta/B) sum_b w_b KL(q^g_b || q_b), q_b the softmax of z_b / tau over all labels but y_b.
 
-    q^g is q of the model received. What the client's labels teach stays to the cross-entropy; how
-    the other labels share the rest stays as the server's model has it. By the logits the gradient
-    is beta/(B tau) (q - q^g) for labels other than y_b, and 0 for y_b. With two labels it is 0.
+    q^g is q of the model received. The true label is left to the cross-entropy; the term keeps the
+    proportions of the other labels as the server's model has them. With respect to the logits, the
+    gradient is beta/(B tau) (q - q^g) for labels other than y_b, and 0 for y_b. With two labels it
+    is 0.
 
     Lee et al. 2022, "Preservation of the global knowledge by not-true distillation in federated
     learning" (FedNTD), arXiv 2106.03097. Raises InputError unless beta > 0 and
@@ -69,8 +71,9 @@ class NotTrueDistillation(Term):
 class VacantDistillation(Term):
     """(strength/B) sum_b w_b KL(q^g_b || q_b), q_b the softmax of z_b over the labels with S_c = 0.
 
-    S [K] are the client's label shares, q^g is q of the model received. How it tells apart the
-    labels that the client lacks is kept; where the client lacks one label or none, the term is 0.
+    S [K] are the client's label shares, q^g is q of the model received. The term keeps what that
+    model says about labels of which the client has no example. It is 0 if the client lacks at most
+    one label.
 
     Guo et al. 2025, "Exploring vacant classes in label-skewed federated learning" (FedVLS), arXiv
     2401.02329, as the authors' code computes it. classes is K. Raises InputError unless

@@ -1,4 +1,4 @@
-"""A client's own gradient: by passes over its data, or from the distance that training moved."""
+"""A client's gradient over all its data: by a pass over them, or from how far training moved."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedshift.tree import Params, Parts, add, map_, zeros
 
 
 def steps_taken(plan: Plan) -> Tensor:
-    """Q, the steps of a plan that are not padding, a 0-d float64 tensor."""
+    """Q, the number of steps of a plan that are not padding, a 0-d float64 tensor."""
     return (plan.weight.sum(-1) > 0).sum().double()
 
 
@@ -30,9 +30,9 @@ def pass_gradient(
 ) -> Params:
     """sum_s (B_s / n) g_s(theta) + decay theta over the batches s of one epoch, B_s their sizes.
 
-    That is grad F_i(theta) over all n examples, in pieces that fit in memory; g_s is what the
-    phase's oracles give, in its precision. Parameters that do not move in the phase have gradient
-    0.
+    This is grad F_i(theta) over all n examples, summed in pieces that fit in memory. g_s is what
+    the phase's oracles give, in its precision. Parameters that the phase does not train have
+    gradient 0.
     """
     moving, frozen = phase.parts(model, params)
     sizes = plan.weight.double().sum(-1)
@@ -42,7 +42,7 @@ def pass_gradient(
         oracle = gradient_of(model, objective, frozen, buffers, batch, context, phase.precision)
         for wrap in phase.oracles:
             oracle = wrap(oracle)
-        # By size, since the last batch of an epoch is smaller.
+        # Weighted by size, since the last batch of an epoch is smaller.
         share = sizes[s] / sizes.sum().clamp(min=1.0)
         total = add(total, oracle(moving).grad, share)
     if phase.decay:
@@ -53,10 +53,10 @@ def pass_gradient(
 def travelled_gradient(start: Params, end: Params, shift: Params, plan: Plan) -> Params:
     """(theta - y) / (eta Q) - shift: the mean of g over Q steps y <- y - eta (g(y) + shift).
 
-    Exact for plain SGD, weight decay being a part of g. Without a step it is 0.
+    Exact for plain SGD, where g includes weight decay. Without a step it is 0.
     """
     steps = steps_taken(plan)
-    # At least 1, because the branch that `where` drops is computed all the same: no 0 / 0.
+    # At least 1: `where` below also computes the branch that it drops, and must not meet 0 / 0.
     scale = plan.lr * steps.clamp(min=1.0)
 
     def mean(theta: Tensor, y: Tensor, by: Tensor) -> Tensor:
@@ -77,10 +77,11 @@ def gradient_trace(
 ) -> Tensor:
     """sum_s ||g_s(theta)||^2 over the batches s of one epoch, g_s their mean gradients, [] float64.
 
-    In evaluation mode, over all parameters but `model.fixed`. Of the negative log-likelihood with
-    batches of one example it is n times the trace of the empirical Fisher information; with larger
-    batches gradients cancel within one, and the value depends on the batch size and grows with the
-    number of batches. Yang, Huang and Ye 2024 (FedAS), CVPR, as in the authors' code (clientas.py).
+    In evaluation mode, over all parameters but `model.fixed`. For the negative log-likelihood and
+    batches of one example it is n times the trace of the empirical Fisher information. In larger
+    batches the examples' gradients partly cancel: the value then depends on the batch size, and
+    grows with the number of batches. Yang, Huang and Ye 2024 (FedAS), CVPR, as in the authors'
+    code (clientas.py).
     """
     total = torch.zeros((), dtype=torch.float64, device=data.w.device)
     moving = model.trainable(params)
@@ -94,7 +95,8 @@ def gradient_trace(
 
         grad = slope(value, moving, batch.rows).grad
         squares = [g.double().square().sum() for g in grad.values()]
-        # Not skipped by `if`: within vmap one client's padding is another one's batch.
+        # `where`, not `if`: within vmap a step that is padding for one client is a batch for
+        # another.
         live = plan.weight[s].sum() > 0
         total = total + torch.where(live, torch.stack(squares).sum(), total.new_zeros(()))
     return total

@@ -1,4 +1,4 @@
-"""Importance weights of a client's examples, from a common density and the client's own."""
+"""Importance weights of a client's examples: ratios of a common density and the client's own."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from fedshift.errors import InputError
 from fedshift.model import Model
 from fedshift.tree import Params
 
-# Parameters of the common density and of the client's.
+# (parameters of the common density, parameters of the client's own density)
 Pair = tuple[Params, Params]
 # Rows that a network scores at a time.
 BLOCK = 256
-# Halvings of the interval of log c: 1e4 nats, more than ratios of images span, end below 1e-14.
+# Bisection steps for log c: they shrink an interval of 1e4 nats, wider than the ratios of images
+# need, to below 1e-14.
 HALVINGS = 60
 
 
@@ -60,11 +61,11 @@ class Ratio(Protocol):
 
 @dataclass(frozen=True)
 class Direct:
-    """temper (log p(x) - log q(x)): the two densities' own answers, tempered.
+    """temper (log p(x) - log q(x)): the difference of the two log densities, tempered.
 
-    Reports the mean of -log q. Log densities of images differ by tens of nats where nothing but the
-    training differs; temper < 1 makes a ratio of it that some examples share. Raises InputError
-    unless temper is in (0, 1].
+    Reports the mean of -log q. Two networks trained on the same images give log densities that
+    differ by tens of nats, so that one example would get nearly all the weight; temper < 1 spreads
+    it over several. Raises InputError unless temper is in (0, 1].
     """
 
     temper: float = 1.0
@@ -134,9 +135,10 @@ class Known:
 
 @dataclass(frozen=True)
 class Equal:
-    """0 for every example, so that all weigh 1: the inner method after as many rounds of densities.
+    """0 for every example, so that all weigh 1.
 
-    A control: its cohorts and batches are those of the other estimates, round by round.
+    A control: the same rounds of density training, cohorts and batches as for the other estimates,
+    but the inner method then trains without importance weights.
     """
 
     def phases(self) -> Mapping[str, Local]:
@@ -155,12 +157,13 @@ class Classified:
     s_p(x), s_q(x) [D] are the two densities' conditional probabilities sigmoid(z) for the same x;
     h is `net`, trained to tell s_p (label 1) from s_q (label 0) over the client's examples. Nguyen,
     Wu and Chang 2024 (FedDisk), arXiv 2401.02586, and its authors' code, which also takes h at
-    s_q(x). Both classes have the same size, so no correction for it is needed. h compares two
-    networks at the same points, not samples of p and q: a heuristic.
+    s_q(x). Both classes have the same size, so no correction for it is needed. This is a heuristic:
+    h compares two networks at the same points, not samples of p and q.
 
-    Two copies of h are trained, on even and on odd rows, and each scores the others' rows: a
-    network that has seen a row tells its two vectors apart too well. (The authors score the rows
-    trained on, and stop early; here all epochs are run.) Reports the copies' mean training loss.
+    Two copies of h are trained, one on the even rows and one on the odd, and each scores the rows
+    that it was not trained on: a network that has seen a row tells its two vectors apart too well.
+    (The authors score the training rows, and stop early; here all epochs are run.) Reports the mean
+    training loss of the copies.
 
     Raises InputError unless temper is in (0, 1].
     """
@@ -180,18 +183,21 @@ class Classified:
     ) -> tuple[Tensor, Tensor]:
         answers = [scored(density, params, data.x)["logits"].sigmoid() for params in pair]
         odd = torch.arange(len(data.x), device=data.w.device) % 2 == 1
-        halves = [self._trained(torch.stack(answers, 1), rows, data, plans) for rows in (~odd, odd)]
+        halves = [
+            self._train_net(torch.stack(answers, 1), rows, data, plans) for rows in (~odd, odd)
+        ]
         of_even, of_odd = (scored(self.net, h, answers[1])["logits"] for h, _ in halves)
         loss = torch.stack([loss for _, loss in halves]).mean()
         return self.temper * torch.where(odd, of_even, of_odd).double(), loss
 
-    def _trained(
+    def _train_net(
         self, pairs: Tensor, rows: Tensor, data: ClientData, plans: Mapping[str, Plan]
     ) -> tuple[Params, Tensor]:
-        """h after its training on some of the rows [n], and its mean loss; pairs [n, 2, D]."""
-        # The same first weights for both halves, so that their answers can be compared.
+        """(h, its mean loss) after training on the rows [n] marked True; pairs [n, 2, D]."""
+        # Both halves start from the same weights, so that their answers can be compared.
         start = {k: v.to(pairs) for k, v in self.net.init()[0].items()}
-        # Twice the weight on half of the rows: a batch has the loss of a full one on average.
+        # Double weights, because only half of the rows count: the loss of a batch then has the
+        # same size, on average, as over all rows.
         only = data._replace(x=pairs, w=2.0 * live(data).to(data.w.dtype) * rows)
         done = self.local(self.net, PairEntropy(), start, {}, {}, only, plans["ratio0"])
         return done.params, done.loss
@@ -205,35 +211,42 @@ def bounded(log_ratio: Tensor, mask: Tensor, low: Tensor, high: float) -> Tensor
     cancels. Equal ratios give exactly 1, and so does low = 1.
 
     Why these bounds: p = sum_j (n_j / N) q_j gives p / q_i >= n_i / N, and p / q_i has mean 1 under
-    q_i. Chosen: one c that meets both; clipped ratios divided by their mean can leave the bounds.
+    q_i. Our choice is one c that meets both: ratios that are clipped first and then divided by
+    their mean can leave the bounds.
     """
-    # From the start in float64: as a float32, 1.1 is above 1.1.
+    # float64 from the start: 1.1 rounded to float32 is above 1.1, and would exceed the bound.
     least, most = low.double(), torch.tensor(high, dtype=torch.float64, device=low.device)
     floor, ceiling = least.log(), most.log()
     top = log_ratio.double().masked_fill(~mask, -torch.inf).max()
-    # In logarithms throughout: images' ratios are beyond the largest float. Padding counts as 0.
+    # In logarithms throughout: ratios of images exceed the largest float. Padding counts as 0.
     d = torch.where(mask, log_ratio.double() - top, 0.0)
+    # log c is between: with `left` all entries are clipped to low, with `right` all to high.
     left, right, many = floor, ceiling - d.min(), total(mask.double())
-    # A fixed number of halvings: stopping early would depend on values, and with them on padding.
+    # Always the same number of steps: a test for stopping early would depend on values, and so on
+    # the padding.
     for _ in range(HALVINGS):
         middle = (left + right) / 2
         small = total((d + middle).clamp(floor, ceiling).exp() * mask) <= many
         left, right = torch.where(small, middle, left), torch.where(small, right, middle)
-    # Bisection has shown which entries are at a bound; c of the others has a closed form, which is
-    # free of bisection's error.
+    # Bisection is needed only to learn which entries are at a bound. For the others c has a closed
+    # form, which has no bisection error.
     lowest, highest = mask & (d + left <= floor), mask & (d + left >= ceiling)
     free = mask & ~lowest & ~highest
-    # Masked before exp, which may overflow for those at the ceiling.
+    # Mask before exp, which may overflow for entries at the ceiling.
     r = (d - d.masked_fill(~free, -torch.inf).max()).masked_fill(~free, -torch.inf).exp()
     rest = many - least * lowest.sum() - most * highest.sum()
-    # Not exponentials of the bounds' logarithms, which may be a bit above or below them.
+    # Clamp to the bounds themselves: exp(log(bound)) may differ from them in the last bit.
     inner = (rest * r / total(r)).clamp(least, most)
     bound = torch.where(highest, most, least)
+    # low = 1 allows only ones (a client with all examples), where the above divides 0 by 0.
     return torch.where(floor < 0.0, torch.where(free, inner, bound), torch.ones_like(d)) * mask
 
 
 def total(v: Tensor) -> Tensor:
-    """The sum of v [n], n > 0, in the order of the rows: zeros that follow change no bit of it."""
+    """The sum of v [n], n > 0, in row order, so that trailing zeros (padding) change no bit of it.
+
+    torch's `sum` adds in an order that depends on n.
+    """
     return v.cumsum(0)[-1]
 
 
@@ -248,10 +261,10 @@ def live(data: ClientData) -> Tensor:
 
 
 def filled(data: ClientData) -> ClientData:
-    """The client with padding up to a multiple of `BLOCK` rows.
+    """The client, padded to a multiple of `BLOCK` rows.
 
-    The length of an array can change the last bit of what a processor makes of its entries, and an
-    example's weight must not depend on how much padding follows.
+    The length of an array can change the last bit of what a kernel computes for an entry, and an
+    example's weight must not depend on how much padding follows it.
     """
     short = -len(data.x) % BLOCK  # rows missing to the next multiple
     x, y, w = (torch.cat([v, v.new_zeros(short, *v.shape[1:])]) for v in data[:3])
@@ -259,7 +272,7 @@ def filled(data: ClientData) -> ClientData:
 
 
 def two_values(clients: Sequence[ClientData]) -> tuple[float, float] | None:
-    """(low, high) where every input of every client is one of these two; else None."""
+    """(low, high) if every input of every client is one of these two values; else None."""
     inputs = [c.x for c in clients if c.x.numel()]
     if not inputs or not all(x.is_floating_point() for x in inputs):
         return None

@@ -37,9 +37,9 @@ def gradient_of(
 ) -> GradFn:  # fmt: skip
     """The gradient of the objective on one batch, as a function of the parameters that move.
 
-    Where the model augments, all terms and all passes see the same augmented batch. `precision` is
-    that of the trained model's pass; terms run other models in float32.
+    `precision` is that of the trained model's pass; terms run other models in float32.
     """
+    # Augment once, out here: all terms, and both passes of SAM, must see the same inputs.
     if model.augment is not None:
         batch = batch._replace(x=model.augment(batch.x, batch.seed))
     forward = forward_of(model, precision)
@@ -50,6 +50,7 @@ def gradient_of(
         return objective(View(model, params, out, batch, context)), after
 
     def at(moving: Params) -> Gradient:
+        # A network with BatchNorm would normalise by statistics that include the padding rows.
         sees_padding = batch.padded and model.mixes
         grad, loss, after = slope(value, moving, batch.rows, sees_padding=sees_padding)
         return Gradient(grad, after, loss)
@@ -66,14 +67,14 @@ class Local:
     steps      a fixed number of batches
     batch      batch size B; the last batch of an epoch may be smaller
     momentum   heavy-ball coefficient in [0, 1); the velocity starts at zero in every round
-    decay      weight decay, added to the gradient, for "adam" too (not AdamW's)
-    only       name prefixes of the parameters that move; () moves all
+    decay      weight decay, added to the gradient, also for "adam" (so it is not AdamW)
+    only       name prefixes of the parameters to train; () trains all
     oracles    wrappers of the gradient, applied in order
-    frozen     name prefixes of parameters that stay, bit for bit; they win over `only`
-    optimizer  "adam": `descent.Adam` in place of the step above; moments start at zero in every
-               round, as the FedPALS authors' code does, and momentum must be 0
-    precision  "bfloat16": the network's matrix products and convolutions, forward and backward, in
-               bfloat16, by `torch.autocast`; all else, the objective included, stays float32
+    frozen     name prefixes of parameters that keep their bits; they win over `only`
+    optimizer  "adam" takes the step of `descent.Adam` instead; its moments start at zero in every
+               round, as in the FedPALS authors' code, and momentum must be 0
+    precision  "bfloat16" runs the network's matrix products and convolutions, forward and backward,
+               in bfloat16 by `torch.autocast`; all else, the objective included, stays float32
 
     >>> fs.Local(lr=lambda t: 0.1 / t, steps=20, momentum=0.9).rate(2)
     0.05
@@ -122,12 +123,12 @@ class Local:
         check_name("local precision", self.precision, get_args(Precision))
 
     def rate(self, t: int) -> float:
-        """The learning rate of round t. Raises InputError for what a schedule may not give."""
+        """The learning rate of round t. Raises InputError if the schedule gives no valid rate."""
         if not callable(self.lr):
             return self.lr
         try:
             rate = self.lr(t)
-        except FedshiftError:  # a schedule of ours, which says what is wrong
+        except FedshiftError:  # one of our own schedules: its message needs no wrapping
             raise
         except Exception as e:
             raise InputError(
@@ -155,7 +156,7 @@ class Local:
         )
 
     def parts(self, model: Model, params: Params) -> tuple[Params, Params]:
-        """(parameters that move in this phase, the others, `model.fixed` among them)."""
+        """(parameters that this phase trains, all others, which include `model.fixed`)."""
         moving = model.trainable(params)
         moving = split(moving, self.only)[0] if self.only else moving
         moving = split(moving, self.frozen)[1] if self.frozen else moving
@@ -174,11 +175,11 @@ class Local:
     ) -> Trained:
         """Train from `params` along the plan. A padding step changes nothing, moments included.
 
-        A `Trainer` that is in force trains in its place (`client.trainer.trained_by`).
+        Inside `client.trainer.trained_by` the trainer given there does the work instead.
         """
-        by = trainer()
-        if by is not None:
-            return by(self, model, objective, params, buffers, context, data, plan, *extra)
+        instead = trainer()
+        if instead is not None:
+            return instead(self, model, objective, params, buffers, context, data, plan, *extra)
         along = batches(data, plan)
         return self.along(along, model, objective, params, buffers, context, data, plan, *extra)
 
@@ -201,24 +202,26 @@ class Local:
         losses: list[Tensor] = []
         for s, batch in enumerate(batches):
             oracle = gradient_of(model, objective, frozen, buffers, batch, context, self.precision)
-            # The method's wrappers last: they act on the gradient that is applied.
+            # The method's wrappers are outermost: a control shift must correct the gradient that is
+            # applied, after SAM or clipping.
             for wrap in (*self.oracles, *extra):
                 oracle = wrap(oracle)
             step = _take_step(oracle, moving, batch, data, plan)
-            # Plans with sizes have no padding steps: nothing to select, and no tensor to look at.
+            # A plan with sizes has no padding steps, so no result needs to be masked.
             live = None if plan.sizes is not None else plan.weight[s].sum() > 0
             # The first step must not write into the caller's parameters; later ones write into
             # tensors that this loop has made.
             writable = s > 0 and live is None
             grad = self._decay(moving, step.grad)
             moved, after = descent(moving, grad, moments, lr, in_place=writable)
-            moving, buffers = _keep(live, moved, moving), _keep(live, step.buffers, buffers)
-            moments = {part: _keep(live, after[part], moments[part]) for part in after}
+            moving = _select_live(live, moved, moving)
+            buffers = _select_live(live, step.buffers, buffers)
+            moments = {part: _select_live(live, after[part], moments[part]) for part in after}
             losses.append(step.loss)  # a tensor: `float()` would wait for a GPU in every step
         return Trained(moving | frozen, buffers, _mean_loss(losses, plan, params))
 
     def check(self, model: Model, params: Params) -> None:
-        """Raise InputError for a prefix that matches no parameter, and if no parameter moves."""
+        """Raise InputError for a prefix that matches no parameter, or if nothing is trained."""
         check_prefixes("only", self.only, params)
         check_prefixes("frozen", self.frozen, params)
         if not self.parts(model, params)[0]:
@@ -230,10 +233,10 @@ class Local:
             )
 
     def _split_params(self, model: Model, params: Params, buffers: Params) -> tuple[Params, Params]:
-        model.refresh(params, buffers)
+        model.refresh(params, buffers)  # the user may have changed the network's layers since
         moving, frozen = self.parts(model, params)
         if not moving:
-            self.check(model, params)  # raises, and names the settings that leave nothing
+            self.check(model, params)  # always raises here; its message names the settings
         return moving, frozen
 
     def _descent(self) -> Descent:
@@ -246,11 +249,12 @@ class Local:
 
 
 def _take_step(oracle: GradFn, at: Params, batch: Batch, data: ClientData, plan: Plan) -> Gradient:
-    """The gradient at a point; adds advice if BatchNorm refuses a single example."""
+    """The gradient at a point. If BatchNorm refuses a batch of one example, the error says why."""
     try:
         return oracle(at)
     except ValueError as e:
-        # BatchNorm's message says nothing of clients and batch sizes; any other error is not ours.
+        # BatchNorm's own message does not mention clients or batch sizes. Recognise it by its text,
+        # since torch has no error class for it, and pass any other error on.
         if len(batch.x) != 1 or "more than 1 value" not in str(e):
             raise
         n, size = int((data.w != 0).sum()), plan.rows.shape[1]
@@ -263,31 +267,31 @@ def _take_step(oracle: GradFn, at: Params, batch: Batch, data: ClientData, plan:
 
 
 def _without_remainder(n: int, size: int) -> str:
-    """What to do where n examples leave a batch of one: the nearest size that leaves none."""
+    """Advice for n examples that leave a batch of one: the nearest batch size that does not."""
     if n == 1:
         return "Leave this client out"
     near = (b for far in count(1) for b in (size + far, size - far) if b > 1)
     return f"Use another batch size, such as {next(b for b in near if n % b != 1)}"
 
 
-def _keep(live: Tensor | None, new: Params, old: Params) -> Params:
-    """`new` where the step is live; `live` is None when that is sure."""
+def _select_live(live: Tensor | None, new: Params, old: Params) -> Params:
+    """`new` if the step is live, else `old`; live=None means that it is live for sure."""
     return new if live is None else map_(lambda a, b: torch.where(live, a, b), new, old)
 
 
 def _mean_loss(losses: list[Tensor], plan: Plan, params: Params) -> Tensor:
-    """The mean over steps [], of the type of the parameters where there is no step."""
+    """The mean loss over the steps [], and 0, in the parameters' type, if there are none."""
     if not losses:
         return next(iter(params.values())).new_zeros(())
     if plan.sizes is not None:
         return torch.stack(losses).mean()
-    # A padding step has an empty batch, so its loss is the objective without data: masked.
+    # Mask padding steps: their loss is that of an empty batch, which a proximal term makes nonzero.
     live = (plan.weight.sum(-1) > 0).to(losses[0].dtype)
     return (torch.stack(losses) * live).sum() / live.sum().clamp(min=1.0)
 
 
 def context_of(start: Params, buffers: Params, state: Parts, data: ClientData) -> Parts:
-    """What terms see besides the model and the batch: the client's state, the anchor and the id."""
+    """What terms may read besides model and batch: the client's state and id, and the anchor."""
     return {**state, "anchor": start, "anchor_buffers": buffers, "client": {"id": data.id}}
 
 
@@ -302,7 +306,7 @@ def train_locally(
     plans: Mapping[str, Plan],
     *extra: Oracle,
 ) -> Trained:
-    """All phases in turn from `start`, which is the anchor as well."""
+    """Train all phases in turn from `start`, which is the anchor as well."""
     context = context_of(start, buffers, state, data)
     return train_phases(model, objective, phases, start, buffers, context, data, plans, *extra)
 
@@ -318,7 +322,7 @@ def train_phases(
     plans: Mapping[str, Plan],
     *extra: Oracle,
 ) -> Trained:
-    """All phases in turn from `start`, in a context with an anchor of the caller's."""
+    """Train all phases in turn from `start`; the anchor is the one in the caller's `context`."""
     end, after, losses = start, buffers, []
     for name, phase in phases.items():
         done = phase(model, objective, end, after, context, data, plans[name], *extra)
@@ -342,26 +346,29 @@ def plan_all(
 def plan_many(
     phases: Mapping[str, Local], clients: Sequence[tuple[int, ClientData]], t: int, seed: int
 ) -> list[dict[str, Plan]]:
-    """`plan_all` of several clients; those of equally many examples share what chance leaves."""
-    source, usual = torch.Generator(), dict[tuple[str, int], Plan]()
+    """`plan_all` of several clients.
 
-    def drawn(name: str, phase: Local, n: int, client: int) -> Plan:
-        # Seeded anew for each stream, which is faster than making a generator for each.
+    Clients with the same number of examples share what is not random: weights, sizes and rate.
+    """
+    source, first_of_size = torch.Generator(), dict[tuple[str, int], Plan]()
+
+    def draw(name: str, phase: Local, n: int, client: int) -> Plan:
+        # Re-seed one generator: that is faster than making a new one for each stream.
         source.manual_seed(key(seed, "batch", t, client, name))
-        like = usual.get((name, n))
+        like = first_of_size.get((name, n))
         if like is not None:
             return redrawn(like, n, source)
-        return usual.setdefault((name, n), phase.plan(n, t, source))
+        return first_of_size.setdefault((name, n), phase.plan(n, t, source))
 
-    counts = _counts([data.w for _, data in clients])
+    counts = _example_counts([data.w for _, data in clients])
     return [
-        {name: drawn(name, phase, n, client) for name, phase in phases.items()}
+        {name: draw(name, phase, n, client) for name, phase in phases.items()}
         for (client, _), n in zip(clients, counts, strict=True)
     ]
 
 
-def _counts(importances: Sequence[Tensor]) -> list[int]:
-    """How many of each are not 0."""
-    if len({w.size(0) for w in importances}) == 1:  # at once
+def _example_counts(importances: Sequence[Tensor]) -> list[int]:
+    """The number of nonzero entries, which are the examples, of each client's importances."""
+    if len({w.size(0) for w in importances}) == 1:  # one call for all clients
         return torch.stack(list(importances)).count_nonzero(1).tolist()
     return [int(torch.count_nonzero(w)) for w in importances]

@@ -1,4 +1,4 @@
-"""How much of a received model to start from, learned entry by entry on the client's own data."""
+"""FedALA's mixture of a client's old model and the one received, learned entry by entry."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Layers = int | Literal["all"]
 
 
 def top(model: Model, layers: Layers, head: tuple[str, ...]) -> tuple[str, ...]:
-    """Names of the parameters of the last `layers` modules that hold any, in declaration order.
+    """Names of the parameters of the last `layers` modules with parameters, in declaration order.
 
-    The last one is the last whose parameters' names start with a prefix of `head`: a router that
-    the network declares after its classifier is no part of what classifies. Without such names it
-    is the last of all. Raises InputError for more layers than there are.
+    Counting ends at the last module with a name that starts with a prefix of `head`: a router that
+    the network declares after its classifier does not classify. If no name matches, counting ends
+    at the last module. Raises InputError for more layers than there are.
     """
     names_by_layer = [
         tuple(f"{path}.{name}" if path else name for name, _ in module.named_parameters("", False))
@@ -52,13 +52,14 @@ def mixed(old: Params, new: Params, mixing: Params) -> Params:
 
 def leading(plan: Plan, share: float) -> Plan:
     """The first floor(share n) rows, at least one, of a plan of one epoch over n rows."""
-    # By weights, not by indexing: within vmap clients have different numbers of examples.
+    # Mask instead of cutting: within vmap clients have different numbers of examples, and shapes
+    # must agree.
     wanted = torch.floor(share * plan.weight.sum().double()).clamp(min=1.0)
     before = (plan.weight.flatten().cumsum(0) - plan.weight.flatten()).reshape(plan.weight.shape)
     weight = plan.weight * (before < wanted)
     if plan.sizes is None:
         return plan._replace(weight=weight)
-    # The same rows, but steps without any are cut off instead of masked.
+    # A plan with sizes may not have padding steps (`Local.along`), so cut off the masked steps.
     remaining = max(1, math.floor(share * sum(plan.sizes)))
     sizes: tuple[int, ...] = ()
     for size in plan.sizes:
@@ -74,15 +75,15 @@ class Mix:
     """How W is learned: W <- clip(W - lr (new - old) * grad CE(theta^), 0, 1), batch by batch.
 
     theta^ = `mixed`(old, new, W) is formed anew after each batch; old and new stay. Zhang et al.
-    2023 (FedALA), arXiv 2212.01197, Algorithm 1. The first time a client does so it goes on, epoch
-    by epoch, until the losses of the last batches of its last `window` epochs have a standard
-    deviation below `threshold`, at most `cap` epochs; after that, one epoch per round.
+    2023 (FedALA), arXiv 2212.01197, Algorithm 1. The first time, a client goes on for at most `cap`
+    epochs, until the losses of the last batches of its last `window` epochs have a standard
+    deviation below `threshold`; after that it takes one epoch per round.
 
-    lr      step of W, which has no unit: the gradient is taken with respect to W
-    layers  modules with parameters, counted from the end, in which models are mixed; below them the
-            received model is taken. "all" or 1, 2, ...
-    share   part of the client's examples that W is learned on, drawn anew each round
-    cap     the authors' code has none, and does not end where losses keep moving or are NaN
+    lr      step of W, without unit: the gradient is taken with respect to W
+    layers  how many modules with parameters are mixed, counted from the end: "all" or 1, 2, ...;
+            below them the received model is taken
+    share   part of the client's examples on which W is learned, drawn anew each round
+    cap     the authors' code has none, and never ends if losses keep moving or are NaN
 
     Raises InputError for values outside these ranges.
     """
@@ -146,17 +147,17 @@ class Mix:
         return mixing
 
     def settled(self, losses: list[Tensor]) -> bool:
-        """Whether the last `window` losses hardly differ; not before there are more than those."""
+        """Whether the last `window` losses hardly differ; False until there are more than that."""
         if len(losses) <= self.window:
             return False
-        # correction=0: numpy's `std` in the authors' code divides by the window, too.
+        # correction=0 divides by the window, as numpy's `std` in the authors' code does.
         latest = torch.stack(losses[-self.window :]).double()
         return float(latest.std(correction=0)) < self.threshold
 
     def _step_mixing(
         self, mixing: Params, grad: Params, old: Params, new: Params, live: Tensor
     ) -> Params:
-        """W after one batch; W itself where the batch is padding."""
+        """W after one batch, unchanged if the batch is padding."""
 
         def step(w: Tensor, g: Tensor, a: Tensor, b: Tensor) -> Tensor:
             return torch.where(live, (w - self.lr * (b - a) * g).clamp(0.0, 1.0), w)

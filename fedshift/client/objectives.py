@@ -39,16 +39,16 @@ class View(NamedTuple):
 def batch_mean(per_example: Tensor, batch: Batch) -> Tensor:
     """(1/size) sum_b w_b l_b over the rows that are not padding; per_example [B] -> [].
 
-    Divides by the number of rows and not by sum_b w_b: importance weights have mean 1 over a
-    client, and dividing by their sum in each batch would bias the estimate.
+    Divides by the number of rows, not by sum_b w_b: importance weights have mean 1 over a client,
+    and dividing by their sum in each batch would bias the estimate.
     """
     if _plain(per_example, batch):
-        return per_example.mean()  # the same bits, by one operation instead of three
+        return per_example.mean()  # the same bits with one operation instead of three
     return (per_example * batch.w).sum() / batch.size
 
 
 def _plain(per_example: Tensor, batch: Batch) -> bool:
-    """Whether it is a plain mean: all importances are 1, in the type of the losses."""
+    """Whether `batch_mean` is a plain mean: all importances are 1, and no type is promoted."""
     return batch.even and per_example.dtype == batch.w.dtype
 
 
@@ -60,43 +60,49 @@ class Term(ABC):
         """The term's value for one batch, a 0-d tensor."""
 
     def remember(self, params: Params, buffers: Params, data: ClientData) -> Parts:
-        """Parts of client state that the term needs: from the first model, then after each round.
+        """Parts of client state that the term needs, from the first model, then after each round.
 
-        The term finds them in `view.context` under the same names.
+        The term reads them in `view.context` under the same names.
         """
         return {}
 
     def hear(self, server: Parts) -> Parts:
         """Parts of the server's state that the term needs on the client, this round.
 
-        `server` has the part "cohort" (id [C], weight [C]) besides its own. The term finds what it
-        heard in `view.context` under the same names.
+        `server` is that state, with the part "cohort" (id [C], weight [C]) added. The term reads
+        what this returns in `view.context` under the same names.
         """
         return {}
 
     def summands(self) -> tuple[Term, ...]:
-        """The terms that this one is a sum of, without their factors; itself if it is none."""
+        """The terms that this one adds up, without their factors; (self,) if it is not a sum."""
         return (self,)
 
     def trains_router(self) -> bool:
-        """Whether it learns which client an example comes from, as `ClientEntropy`; a sum: any."""
+        """True if it learns which client an example comes from, as `ClientEntropy` does.
+
+        A sum does if any of its terms does.
+        """
         return any(term.trains_router() for term in self.summands() if term is not self)
 
     def reads_features(self) -> bool:
-        """Whether it looks at the network's "features", as `Contrastive`; a sum: any."""
+        """True if it reads the network's "features", as `Contrastive` does, or a summand does."""
         return any(term.reads_features() for term in self.summands() if term is not self)
 
     def reads_classes(self) -> bool:
-        """Whether logits and labels are classes to it, beside a cross-entropy; a sum: any."""
+        """True if it, or a summand, works only where labels are classes.
+
+        False for `CrossEntropy`, because a task without classes puts its own loss in its place.
+        """
         return any(term.reads_classes() for term in self.summands() if term is not self)
 
     def reads_data(self) -> bool:
-        """Whether the value depends on the client's examples; else it teaches nothing by itself."""
+        """Whether the value depends on the client's examples; if not, it cannot train alone."""
         return True
 
     def __add__(self, other: Term) -> Term:
         check_kind("what is added to a Term", other, Term, "give one, such as Proximal(0.1)")
-        # One flat sum: terms compare equal however they were put together.
+        # Flatten nested sums, so that equal objectives compare equal: (a + b) + c == a + (b + c).
         return Sum((*_summands(self), *_summands(other)))
 
     def __rmul__(self, scale: float) -> Term:
@@ -159,7 +165,7 @@ class Scaled(Term):
         return self.term.hear(server)
 
     def summands(self) -> tuple[Term, ...]:
-        # A term of factor 0 is never part of the loss, whatever it would need.
+        # Factor 0 removes the term from the loss, so what it would need does not count.
         return self.term.summands() if self.scale else ()
 
     def reads_data(self) -> bool:
@@ -172,7 +178,7 @@ class CrossEntropy(Term):
 
     def __call__(self, view: View) -> Tensor:
         logits = view.out["logits"]
-        if _plain(logits, view.batch):  # the gradient has the same bits, and half the operations
+        if _plain(logits, view.batch):  # the gradient has the same bits with half the operations
             return F.cross_entropy(logits, view.batch.y)
         loss = F.cross_entropy(logits, view.batch.y, reduction="none")
         return batch_mean(loss, view.batch)
@@ -182,10 +188,10 @@ class CrossEntropy(Term):
 class Proximal(Term):
     """(mu/2) ||theta - theta_t||^2 over all trainable parameters, theta_t the model received.
 
-    Li et al. 2020 (FedProx), Equation 2. Squared norm as in the paper; several public codes use
-    the norm without the square, which pulls with constant size and is undefined at theta_t.
-    Buffers take no part. Raises InputError unless mu > 0: leave the term out for mu = 0, so that
-    the objective is FedAvg's bit for bit.
+    Li et al. 2020 (FedProx), Equation 2. The norm is squared, as in the paper; in several public
+    codes it is not, so that the pull has constant size and is undefined at theta_t. Buffers are
+    left out. Raises InputError unless mu > 0: leave the term out for mu = 0, so that the objective
+    is FedAvg's bit for bit.
 
     free   name prefixes of parameters that are left out of the norm
     """
@@ -210,16 +216,17 @@ Restriction = Literal["indicator", "frequency"]
 
 @dataclass(frozen=True)
 class RestrictedSoftmax(Term):
-    """-(1/B) sum_b w_b log softmax(a * z_b)[y_b], with a [K] from the labels that a client holds.
+    """-(1/B) sum_b w_b log softmax(a * z_b)[y_b], with a [K] from the labels that a client has.
 
         "indicator"   a_c = 1 where the client has examples of c, else alpha
         "frequency"   a_c = (1 - alpha) p_c / max p + alpha, p the client's label frequencies
 
     Li and Zhan 2021, "FedRS: federated learning with restricted softmax for label distribution
-    non-IID data", KDD, whose text has the first; the authors' code (FedRepo) has the second and,
-    because it overwrites a at every step, 1 - a shrinks there by 1 - alpha per step. Ours stays.
-    The whole logit is scaled, bias included; the authors' classifier has none. A missing logit
-    becomes alpha z_c, not minus infinity. Takes the place of `CrossEntropy`, in training only.
+    non-IID data", KDD. The paper has the first mode, the authors' code (FedRepo) the second. That
+    code overwrites a at every step, so that 1 - a shrinks by 1 - alpha per step; here a stays the
+    same. The whole logit is scaled, bias included; the authors' classifier has no bias. The logit
+    of a missing label becomes alpha z_c, not minus infinity. Replaces `CrossEntropy`, in training
+    only.
 
     classes is K. Raises InputError unless 0 <= alpha < 1: for alpha = 1 use `CrossEntropy`.
     """
@@ -239,9 +246,10 @@ class RestrictedSoftmax(Term):
 
     def scale(self, counts: Tensor) -> Tensor:
         """a [K] for a client with these label counts [K]."""
-        # By `where`, not by indexing: clients may be stacked.
+        # `where`, not indexing: within vmap the number of labels differs between clients.
         if self.mode == "indicator":
-            # Two numbers alone would be of torch's default type, and alpha be rounded to it.
+            # A tensor of ones, because `where` on two plain numbers would round alpha to torch's
+            # default type.
             return torch.where(counts > 0, torch.ones_like(counts), self.alpha)
         return (1.0 - self.alpha) * counts / counts.max().clamp(min=1.0) + self.alpha
 
@@ -260,15 +268,15 @@ class Contrastive(Term):
     """(mu/B) sum_b w_b l_b,  l = -log(e^{s(z, z_g)/tau} / (e^{s(z, z_g)/tau} + e^{s(z, z_p)/tau})).
 
     s is the cosine; z, z_g, z_p [B, d] are the "features" of the model in training, of the model
-    received and of the client's own model after its last round. Li, He and Song 2021,
+    received and of the client's model after its last round. Li, He and Song 2021,
     "Model-contrastive federated learning" (MOON), arXiv 2103.16257, Section 3.3. There z is the
-    output of a projection head: a model that has one returns that as "features".
+    output of a projection head: a model that has one should return it as "features".
 
-    z_g and z_p are taken in evaluation mode, with their own buffers, without gradient. Before a
-    client's first round its previous model is the initial model; then z_g = z_p in round 1, and
-    the term is mu log 2 with gradient exactly 0. In the authors' code the term is 0 in round 1,
-    and a client drawn later for the first time has its own random network as previous model.
-    A client keeps one model (and buffers) from round to round; nothing more leaves it.
+    z_g and z_p are computed in evaluation mode, with their own buffers, without gradient. Before a
+    client's first round its previous model is the initial one; so in round 1 z_g = z_p, and the
+    term is mu log 2 with gradient exactly 0. In the authors' code the term is 0 in round 1, and
+    the previous model of a client that is drawn later for the first time is a random network.
+    Each client stores one more model (and buffers); its messages do not grow.
 
     Raises InputError unless mu > 0 and tau > 0 (leave the term out for mu = 0), and for a model
     without "features".
@@ -289,7 +297,8 @@ class Contrastive(Term):
         return {"previous": params, "previous_buffers": buffers}
 
     def __call__(self, view: View) -> Tensor:
-        # One product for both cosines: s(z, z_g) - s(z, z_p) = u . (u_g - u_p), u of unit length.
+        # One product gives the difference of both cosines: s(z, z_g) - s(z, z_p) = u . (u_g - u_p)
+        # for vectors u of unit length.
         pull = _direction(view, "anchor") - _direction(view, "previous")
         # log(1 + e^-x), x the difference of the cosines, does not overflow, and is exactly log 2
         # where z_g equals z_p.
@@ -310,5 +319,5 @@ def _unit(out: Params) -> Tensor:
             f'Contrastive compares "features", and this model returns {sorted(out)}; '
             'let its forward return {"features": z, "logits": ...}'
         )
-    # eps keeps a zero vector (all units off) at 0 in place of 0/0.
+    # eps: a zero vector (all units off) stays 0 instead of becoming 0 / 0.
     return F.normalize(out["features"].flatten(1), dim=1, eps=1e-8)

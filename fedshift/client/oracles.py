@@ -1,4 +1,4 @@
-"""Gradient oracles: a wrapper takes the gradient function and gives another."""
+"""Gradient oracles: each takes a gradient function and returns a changed one."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from fedshift.tree import Params, add, map_, sq_norm
 class Shift:
     """g(theta) + by: a constant correction, such as SCAFFOLD's c - c_i.
 
-    Names that `by` has beyond the gradient's are ignored: in a phase where only a part of the
-    model moves, only that part is corrected.
+    `by` may have more names than the gradient: a phase that trains a part of the model is corrected
+    in that part.
     """
 
     by: Params
@@ -27,7 +27,7 @@ class Shift:
     def __call__(self, gradient: GradFn) -> GradFn:
         def shifted(params: Params) -> Gradient:
             result = gradient(params)
-            # Added to the gradient, not to the parameters: momentum acts on it as well.
+            # Correct the gradient, not the parameters, so that momentum accumulates the correction.
             return result._replace(grad=add(result.grad, {k: self.by[k] for k in result.grad}))
 
         return shifted
@@ -40,8 +40,8 @@ class Sam:
     Foret et al. 2021, "Sharpness-aware minimization", arXiv 2010.01412, Equations 2 and 3; in
     federated learning Qu et al. 2022 (FedSAM), arXiv 2206.02618, Algorithm 1. The norm is over all
     parameters that move, with 1e-12 added. Weight decay belongs to the step, not to the objective,
-    so it takes no part in the ascent; terms such as FedProx's do. rho is not scaled by the
-    learning rate. Running statistics and the reported loss are those of the first pass, at theta:
+    and is left out of the ascent; terms such as FedProx's are part of it. rho is not scaled by the
+    learning rate. Running statistics and the reported loss come from the first pass, at theta;
     public codes update BatchNorm twice a step. Dropout draws anew in the second pass.
     Raises InputError unless rho > 0: leave the oracle out for rho = 0.
     """
@@ -55,7 +55,7 @@ class Sam:
     def __call__(self, gradient: GradFn) -> GradFn:
         def ascended(params: Params) -> Gradient:
             here = gradient(params)
-            reach = self.rho / (_norm(here.grad) + 1e-12)  # the gradient may be 0
+            reach = self.rho / (_norm(here.grad) + 1e-12)  # + 1e-12: the gradient may be 0
             # Only the gradient is taken from the second pass; loss and buffers are those at theta.
             return here._replace(grad=gradient(add(params, here.grad, reach)).grad)
 
@@ -81,7 +81,8 @@ class Clip:
     def __call__(self, gradient: GradFn) -> GradFn:
         def clipped(params: Params) -> Gradient:
             result = gradient(params)
-            # Clamped to 1, so that a gradient within the bound keeps its bits.
+            # A factor of exactly 1 keeps the bits of a gradient within the bound. A zero gradient
+            # gives norm / 0 = inf, which is clamped to 1 as well.
             factor = (self.norm / _norm(result.grad)).clamp(max=1.0)
             return result._replace(grad=map_(lambda g: torch.mul(g, factor), result.grad))
 

@@ -22,20 +22,20 @@ _UNHEARD = (
 class ClientEntropy(Term):
     """-(1/B) sum_b w_b log softmax_S(z_b)[i], z the "client_logits" [B, N], i this client's id.
 
-    S is the cohort of the round: the softmax runs over the clients that take part. Given that an
-    example comes from a client in S, the probability of its origin is again a softmax, over those
-    rows alone, so that this is an exact likelihood; over all N, absent rows would only be pushed
-    down. Rows outside S have gradient 0. If all clients take part, S is all of them, bit for bit.
+    S is the cohort of the round: the softmax runs over the clients that take part. This is an exact
+    likelihood: given that an example comes from a client in S, the probability of its origin is a
+    softmax over S alone. A softmax over all N would only push the absent clients' logits down. Rows
+    outside S have gradient 0. If all clients take part, the bits are those of a softmax over all.
 
     Wang et al. 2026 (FedDRM), arXiv 2509.23049, Section 2.3, where all clients take part; paper and
     authors' code are silent on smaller cohorts. At logits that are all equal the value is log |S|.
-    Raises InputError for a model without "client_logits", one of another number of clients, and in
+    Raises InputError for a model without "client_logits" or with a wrong number of them, and in
     phases that train no shared model.
     """
 
     def hear(self, server: Parts) -> Parts:
-        # Only the server knows the cohort, and it sends it to every client in it.
-        # All N entries, so that the message has the same form in every round.
+        # Only the server knows the cohort. It sends a mask over all N clients, not a list of ids,
+        # so that the message has the same shape in every round.
         present = torch.zeros(len(server["table"]["n"]), dtype=torch.bool)
         present[server["cohort"]["id"]] = True
         return {"cohort": {"present": present}}
@@ -48,7 +48,7 @@ class ClientEntropy(Term):
             raise InputError(_UNHEARD)
         present = view.context["cohort"]["present"]
         logits = client_logits(view.out, len(present))
-        # Minus infinity, not a large negative number: probability and gradient are exactly 0.
+        # Minus infinity, not a large negative number, makes probability and gradient exactly 0.
         absent = ~present.to(logits.device)
         labels = view.context["client"]["id"].to(logits.device).expand(len(logits))
         loss = F.cross_entropy(logits.masked_fill(absent, -torch.inf), labels, reduction="none")
@@ -56,13 +56,13 @@ class ClientEntropy(Term):
 
 
 def check_personal(objective: Term) -> None:
-    """Raise InputError where an objective for clients' own models would train a router."""
+    """Raise InputError if an objective for the clients' personal models would train a router."""
     if objective.trains_router():
         raise InputError(_UNHEARD)
 
 
 def client_logits(out: Params, clients: int) -> Tensor:
-    """The router's output [B, N] among a model's outputs; InputError where it is not there."""
+    """The router's output [B, N] among a model's outputs. Raises InputError without it."""
     if "client_logits" not in out:
         raise InputError(
             f'routing needs "client_logits", and this model returns {sorted(out)}; let its forward '

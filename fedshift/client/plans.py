@@ -1,4 +1,7 @@
-"""Plans drawn at first use, in the process that uses them."""
+"""Plans drawn at first use, in the process that uses them.
+
+Workers then receive a few numbers (seed, round, client) instead of arrays of batch indices.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,10 @@ from fedshift.data import ClientData, Plan
 
 @dataclass(eq=False)
 class PlansOfGroup:
-    """The plans of some clients in round t, drawn together.
+    """The plans of some clients in round t, drawn together at the first request for one of them.
 
-    Drawn together: alternating with training would evict code and data from the processor's cache.
-    A client's plans are those of `plan_all`, whatever else is drawn.
+    Drawing each just before its client trains would evict code and data from the processor's cache.
+    A client's plans equal those of `plan_all`: they do not depend on the rest of the group.
     """
 
     phases: Mapping[str, Local]
@@ -29,17 +32,17 @@ class PlansOfGroup:
         self.widths = tuple((name, phase.batch) for name, phase in self.phases.items())
 
     def of(self, client: int) -> dict[str, Plan]:
-        """The plans of one of the clients by phase."""
+        """The plans of one of the clients, by phase."""
         if not self._drawn:
             many = plan_many(self.phases, list(self.clients.items()), self.t, self.seed)
             self._drawn = dict(zip(self.clients, many, strict=True))
         return self._drawn[client]
 
 
-# Not frozen, which would take three times as long: there is one for every client and round.
+# Not frozen: that makes construction three times as slow, and each client and round needs one.
 @dataclass(eq=False, slots=True)
 class PlansOfClient(Mapping[str, Plan]):
-    """One client's plans by phase, of those that are drawn together."""
+    """One client's plans by phase; reading one draws the plans of its whole group."""
 
     group: PlansOfGroup
     client: int
@@ -55,7 +58,7 @@ class PlansOfClient(Mapping[str, Plan]):
 
 
 def widths(plans: Mapping[str, Plan]) -> tuple[tuple[str, int], ...]:
-    """(phase, rows of a batch, padding included) of each; nothing is drawn for it."""
+    """(phase, rows of a batch, padding included) of each phase, without drawing any plan."""
     if isinstance(plans, PlansOfClient):
         return plans.group.widths
     return tuple((name, plan.rows.shape[1]) for name, plan in plans.items())

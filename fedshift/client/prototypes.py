@@ -1,4 +1,4 @@
-"""Statistics of a client's features by class, and terms that pull features towards means."""
+"""Statistics of a client's features by class, and terms that pull features towards class means."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedshift.tree import Params
 
 
 class Moments(NamedTuple):
-    """Of each class: examples n [K], mean of the features f [K, d], mean of ||f||^2 [K]; float64.
+    """By class: number of examples n [K], mean feature [K, d], mean of ||f||^2 [K]; all float64.
 
     A class without examples has zeros.
     """
@@ -28,7 +28,7 @@ class Moments(NamedTuple):
 
 
 def features_of(out: Params) -> Tensor:
-    """The "features" that a model returned, one row per input, [B, d]. InputError without them."""
+    """The "features" that a model returned, [B, d]. Raises InputError if it returned none."""
     if "features" not in out:
         raise InputError(
             f'this method looks at "features", and the model returns {sorted(out)}; let its '
@@ -39,18 +39,18 @@ def features_of(out: Params) -> Tensor:
 
 
 def trunk_of(out: Params) -> Tensor:
-    """What a model returned as "trunk", before a projection of its features; else its features."""
+    """A model's "trunk" (features before their projection) if it returns one; else its features."""
     return out["trunk"].flatten(1) if "trunk" in out else features_of(out)
 
 
 def head_shape(model: Model, head: tuple[str, ...]) -> tuple[int, int]:
     """(K, d): the outputs of the head's last matrix and the inputs of its first.
 
-    `head` are the prefixes of its parameters' names, in the order in which the network declares
-    them. Raises InputError where none of them is a matrix.
+    `head` has prefixes of parameter names; first and last are in the order in which the network
+    declares them. Raises InputError if no such parameter is a matrix.
     """
     named = model.net.named_parameters()
-    # Only matrices: biases and normalisation have no inputs to count.
+    # Biases and normalisation layers do not show the width.
     matrices = [p for name, p in named if name.startswith(head) and p.ndim == 2]
     if not matrices:
         raise InputError(
@@ -90,7 +90,7 @@ def class_moments(
 
     In evaluation mode, without gradient; every example counts 1, whatever its importance.
     """
-    # float64: sums over all examples of a client, of which variances are differences.
+    # float64, because variances will be computed as differences of these sums.
     classes, width = shape
     n = torch.zeros(classes, dtype=torch.float64, device=data.w.device)
     total, square = n.new_zeros(classes, width), torch.zeros_like(n)
@@ -118,8 +118,8 @@ def class_products(
 
         share_k = E[1{y = k}],   total_k = E[1{y = k} f],   square_k = E[1{y = k} f f^T]
 
-    In float64; rows, mode and weights as for `class_moments`, 0 without examples. The loss [] is
-    the mean cross-entropy.
+    In float64; 0 without examples. Rows, evaluation mode and weights are as for `class_moments`.
+    The loss [] is the mean cross-entropy.
     """
     classes, width = shape
     share = torch.zeros(classes, dtype=torch.float64, device=data.w.device)
@@ -128,14 +128,14 @@ def class_products(
     with torch.no_grad():
         for s in range(plan.steps):
             batch = take(data, plan, s)
-            of = (batch.y[:, None] == torch.arange(classes, device=share.device)).double()
-            of = of * (batch.w != 0)[:, None]  # [B, K], 0 for padding
+            onehot = (batch.y[:, None] == torch.arange(classes, device=share.device)).double()
+            onehot = onehot * (batch.w != 0)[:, None]  # [B, K], 0 for padding
             out = model(params, buffers, batch.x)
             f = features_of(out).double()
-            share, total = share + of.sum(0), total + of.T @ f
-            loss = loss - (of * out["logits"].double().log_softmax(1)).sum()
-            # Label by label: all at once would be K times the memory of the features.
-            square = square + torch.stack([(f * row[:, None]).T @ f for row in of.unbind(1)])
+            share, total = share + onehot.sum(0), total + onehot.T @ f
+            loss = loss - (onehot * out["logits"].double().log_softmax(1)).sum()
+            # Class by class: one product for all would need K times the memory of the features.
+            square = square + torch.stack([(f * of[:, None]).T @ f for of in onehot.unbind(1)])
     n = share.sum().clamp(min=1.0)
     return {"share": share / n, "total": total / n, "square": square / n}, loss / n
 
@@ -145,20 +145,21 @@ def statistics(moments: Moments) -> tuple[Tensor, Tensor]:
 
         V = (1/n) sum_k (p_k S_k - p_k^2 ||mu_k||^2),    H_k = p_k mu_k
 
-    with n its examples, p_k the share of class k, mu_k and S_k its features' mean and mean squared
-    norm. Xu, Tong and Huang 2023 (FedPAC), arXiv 2306.11867.
+    with n the client's examples and, for each class k, p_k its share of them, mu_k the mean of its
+    features and S_k the mean of their squared norm. Xu, Tong and Huang 2023 (FedPAC), arXiv
+    2306.11867.
     """
     n = moments.n.sum().clamp(min=1.0)
     p = moments.n / n
     means = p[:, None] * moments.mean
-    # Dividing by n: V is the variance of the client's mean features, not of an example's.
+    # Divided by n, because V is the variance of the client's mean features, not of one example's.
     return (p @ moments.square - means.square().sum()) / n, means
 
 
 def to_prototypes(view: View) -> Tensor:
     """(1/d) ||f(x_b) - c_{y_b}||^2 for each example whose class has a prototype, else 0, [B].
 
-    `context["prototypes"]` has c as "mean" [K, d] and "held" [K].
+    `context["prototypes"]` has c as "mean" [K, d]; "held" [K] is 0 for classes without one.
     """
     has_prototype = view.context["prototypes"]["held"][view.batch.y] > 0
     goal = view.context["prototypes"]["mean"][view.batch.y]
@@ -187,14 +188,14 @@ class ToPrototypes(Term):
 class ToClassMeans(Term):
     """sum_k 1/(B_k d) sum_{b: y_b = k} w_b ||f(x_b) - c_k||^2, over the classes k of the batch.
 
-    B_k is the number of the batch's examples of class k: each class counts once, however many of
-    its examples the batch has. Yang, Huang and Ye 2024 (FedAS), authors' code, clientas.py.
+    B_k is the number of examples of class k in the batch, so that every class counts alike. Yang,
+    Huang and Ye 2024 (FedAS), authors' code, clientas.py.
     """
 
     def __call__(self, view: View) -> Tensor:
         batch = view.batch
         has_prototype = view.context["prototypes"]["held"]
-        # Not F.one_hot, which looks at the labels' values.
+        # Not F.one_hot: it checks the labels' values, which vmap does not allow.
         present = (
             batch.y[:, None] == torch.arange(len(has_prototype), device=has_prototype.device)
         ).to(has_prototype.dtype)
@@ -206,8 +207,8 @@ class ToClassMeans(Term):
 class ToPrevious(Term):
     """1/(B d) sum_b w_b ||f(x_b) - f_p(x_b)||^2, p being the client's model after its last round.
 
-    f [d] is the model's "trunk" where it returns one, else its "features". The FedDRM authors'
-    code, algorithms/fedas.py, matches the 512 features of the backbone, before their projection.
+    f [d] is the model's "trunk" if it returns one, else its "features": the FedDRM authors' code,
+    algorithms/fedas.py, matches the 512 features of the backbone, before their projection.
     `context["previous"]` and "previous_buffers" are p, in evaluation mode and without gradient.
     """
 

@@ -13,10 +13,10 @@ from fedshift.errors import InputError
 class Cosine:
     """eta_t = (lr / 2) (1 + cos(pi (t - 1) / T)) for rounds t = 1, ..., T; for `Local(lr=...)`.
 
-    lr is the rate of round 1, T = `rounds` the rounds of the whole run, fine-tuning included; the
-    last rate is small and positive. Loshchilov and Hutter 2017 (SGDR), arXiv 1608.03983,
-    Equation 5 without restarts, one step per round. Raises InputError unless lr > 0 and T >= 1,
-    and for a round outside 1, ..., T.
+    lr is the rate of round 1. T = `rounds` is the number of rounds of the whole run, fine-tuning
+    included. The last rate is small and positive. Loshchilov and Hutter 2017 (SGDR), arXiv
+    1608.03983, Equation 5 without restarts, one step per round. Raises InputError unless lr > 0 and
+    T >= 1, and for a round outside 1, ..., T.
     """
 
     lr: float
@@ -34,5 +34,5 @@ class Cosine:
                 f"the cosine schedule has no rate for round {t}: it was made for rounds 1 to "
                 f"{self.rounds}; give Cosine(rounds=...) the rounds of the whole run"
             )
-        # t - 1: round 1 has the full rate, and the last round's is not yet 0.
+        # t - 1, so that round 1 has the full rate and the last round still trains.
         return self.lr / 2 * (1 + math.cos(math.pi * (t - 1) / self.rounds))

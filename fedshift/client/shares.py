@@ -1,4 +1,4 @@
-"""Terms that look at how many examples of each label the client has: n_c, and shares S_c."""
+"""Terms that depend on the client's label counts n_c, or on its label shares S_c."""
 
 from __future__ import annotations
 
@@ -15,35 +15,37 @@ from fedshift.tree import Params, Parts
 
 # Added to shares before their logarithm, as the FedVLS authors' code does.
 LEAST = 1e-9
-# exp(-MISSING) is 0 in every type of numbers, and half precision holds it.
+# Stands for an infinite margin: exp(-MISSING) is 0 in every floating type, and float16 can
+# represent MISSING itself.
 MISSING = 1e4
 
 
 def remembered(data: ClientData, classes: int) -> Parts:
-    """n [K] as a part of the client's state, the same one for all terms that ask for it."""
+    """n [K] as a part of the client's state, under one name for all terms that need it."""
     return {"labels": {"counts": label_counts(data, classes)}}
 
 
 def counts_in(view: View) -> Tensor:
-    """n [K], in float64: half precision has no counts above 65504, and no share below 6e-8."""
+    """n [K], in float64: float16 has no counts above 65504, and no shares below 6e-8."""
     return view.context["labels"]["counts"].double()
 
 
 def shares_in(view: View) -> Tensor:
     """S [K], in float64."""
     counts = counts_in(view)
-    return counts / counts.sum().clamp(min=1.0)  # clamp: a client without examples trains on none
+    return counts / counts.sum().clamp(min=1.0)  # clamp: 0, not NaN, for a client without examples
 
 
 @dataclass(frozen=True)
 class CountAdjusted(Term):
     """-(1/B) sum_b w_b log softmax(z_b + log max(n, least))[y_b], n [K] the client's label counts.
 
-    The model learns logits for equally many examples of each label, and adds the client's counts in
+    The model learns the logits that fit equally frequent labels; the client's counts are added in
     training only (Ren et al. 2020, balanced softmax, arXiv 2007.10740). A label that the client
-    lacks counts as `least` examples: as one in FedETF, whose code it is; with a tiny number it
-    hardly takes part. By the logits the gradient is w_b/B (softmax(z + log max(n, least)) - 1_y).
-    With equal counts it is `CrossEntropy` exactly; it takes that one's place.
+    lacks counts as `least` examples: 1 as in FedETF's code; with a tiny number the label hardly
+    takes part. With respect to the logits, the gradient is
+    w_b/B (softmax(z + log max(n, least)) - 1_y). Replaces `CrossEntropy`, to which it is exactly
+    equal if all counts are equal.
 
     classes is K. Raises InputError unless least > 0.
     """
@@ -60,7 +62,8 @@ class CountAdjusted(Term):
 
     def __call__(self, view: View) -> Tensor:
         counts = counts_in(view).clamp(min=self.least)
-        # Over their mean, which no softmax sees: equal counts then add exactly 0.
+        # A common factor of the counts does not change the softmax. Dividing by the mean makes
+        # equal counts add exactly 0.
         logits = view.out["logits"]
         logits = logits + (counts / counts.mean()).log().to(logits.dtype)
         return batch_mean(F.cross_entropy(logits, view.batch.y, reduction="none"), view.batch)
@@ -71,9 +74,9 @@ class CountMargins(Term):
     """-(1/B) sum_b w_b log softmax(z_b - m)[y_b], m_c = tau n_c^{-1/4}, n [K] the label counts.
 
     The rarer a label, the more its logit must exceed the others'. A label that the client lacks has
-    an endless margin: it is left out of the softmax. By the logits the gradient is
-    w_b/B (softmax(z - m) - 1_y). With equal counts it is `CrossEntropy` exactly, whose place it
-    takes in training only.
+    an infinite margin: it is left out of the softmax. With respect to the logits, the gradient is
+    w_b/B (softmax(z - m) - 1_y). Replaces `CrossEntropy` in training only; with equal counts it is
+    exactly equal to it.
 
     Zhang et al. 2022, "Federated learning with label distribution skew via logits calibration"
     (FedLC), arXiv 2209.00189. classes is K. Raises InputError unless tau > 0.
@@ -92,8 +95,9 @@ class CountMargins(Term):
     def __call__(self, view: View) -> Tensor:
         counts = counts_in(view)
         margins = self.tau * counts.clamp(min=1.0).pow(-0.25)
-        # Less the smallest, which no softmax sees: equal counts then take off exactly 0. A number
-        # stands for the endless margin, since a client without examples must give one, too.
+        # A constant added to all margins does not change the softmax. Subtracting the smallest
+        # makes equal counts subtract exactly 0. MISSING instead of infinity, because a client
+        # without examples would get NaN.
         margins = torch.where(counts > 0, margins - margins.min(), MISSING)
         logits = view.out["logits"]
         logits = logits - margins.to(logits.dtype)
@@ -105,10 +109,10 @@ class CountMargins(Term):
 class ShareScaled(Term):
     """-(1/B) sum_b w_b log softmax(K S_c z_c)[y_b], S [K] the client's label shares.
 
-    To scale the logits of a classifier without bias is to scale its rows: on an ETF the client
-    trains its features against the directions v_c, of length K S_c each. A missing logit becomes 0,
-    not minus infinity. With equal shares it is `CrossEntropy`, whose place it takes in training
-    only.
+    Scaling the logits of a classifier without bias is the same as scaling its rows: on an ETF the
+    client trains its features against directions v_c of length K S_c. The logit of a label that it
+    lacks becomes 0, not minus infinity. Replaces `CrossEntropy` in training only, to which it is
+    equal if all shares are equal.
 
     Fan et al. 2023, "Federated learning with bilateral curation for partially class-disjoint data"
     (FedGELA), arXiv 2405.18972. classes is K.
@@ -132,10 +136,10 @@ class ShareScaled(Term):
 class LogitSuppression(Term):
     """strength sum_c S_c log( (1/B) sum_b w_b e^{u_bc} ), u_bc = z_bc - log(K S_c); 0 if y_b = c.
 
-    Examples of other labels are to have a small logit for c; the more so, the more examples of c
-    the client has, as its model gives such labels too often. Labels that the client lacks take no
-    part. By the logits the gradient is strength S_c w_b e^{u_bc} / sum_b' w_b' e^{u_b'c} where
-    y_b != c, and 0 where y_b = c.
+    It pushes down the logit for c of examples with other labels; more strongly for labels that are
+    frequent at the client, because its model predicts those too often. Labels that the client lacks
+    are left out. With respect to the logits, the gradient is
+    strength S_c w_b e^{u_bc} / sum_b' w_b' e^{u_b'c} if y_b != c, and 0 if y_b = c.
 
     Guo et al. 2025, "Exploring vacant classes in label-skewed federated learning" (FedVLS), arXiv
     2401.02329, as the authors' code computes it. classes is K. Raises InputError unless
@@ -159,7 +163,7 @@ class LogitSuppression(Term):
         logits, y, shares = view.out["logits"], view.batch.y, shares_in(view)
         u = logits - torch.log(self.classes * (shares + LEAST)).to(logits.dtype)
         others = torch.arange(self.classes, device=y.device) != y[:, None]
-        # Padding has the weight 0; a batch of padding alone must give a number, too.
+        # Padding has weight 0, and log 0 = -inf would make NaN of a batch that is all padding.
         w = view.batch.w.to(u.dtype).clamp(min=torch.finfo(u.dtype).tiny)
         sums = torch.logsumexp(u * others + w.log()[:, None], 0)
         return (

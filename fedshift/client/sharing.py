@@ -11,7 +11,7 @@ from fedshift.tree import Params, split
 
 
 def check_tuple(what: str, prefixes: object) -> None:
-    """Raise InputError for one text in the place of a tuple: it would be taken letter by letter."""
+    """Raise InputError for a string instead of a tuple: its letters would be taken as prefixes."""
     if isinstance(prefixes, str):
         raise InputError(
             f'{what} is the text "{prefixes}"; it must be a tuple of name prefixes: '
@@ -22,7 +22,7 @@ def check_tuple(what: str, prefixes: object) -> None:
 def check_prefixes(what: str, prefixes: Iterable[str], names: Iterable[str]) -> None:
     """Raise InputError for a prefix that matches none of a model's names."""
     all_names = list(names)
-    # The prefix of a module is a better suggestion than one of its parameters.
+    # Suggest a module before its parameters: users usually mean the whole module.
     parts = dict.fromkeys(f"{name.partition('.')[0]}." for name in all_names)
     for prefix in prefixes:
         if not any(name.startswith(prefix) for name in all_names):
@@ -34,7 +34,7 @@ def check_prefixes(what: str, prefixes: Iterable[str], names: Iterable[str]) -> 
 
 @dataclass(frozen=True)
 class Share:
-    """A partition of parameter (and buffer) names: those with a `private` prefix never leave."""
+    """Which parameters and buffers are sent: names with a `private` prefix never leave a client."""
 
     private: tuple[str, ...] = ()
 
@@ -47,7 +47,7 @@ class Share:
         all_names = list(names)
         check_prefixes("private", self.private, all_names)
         if self.private and all(name.startswith(self.private) for name in all_names):
-            # Nothing shared is not wrong in itself, but it is another method.
+            # Sharing nothing would run, but it is another method.
             raise InputError(
                 f"private prefixes {list(self.private)} cover every parameter: nothing is "
                 "shared. Use local-only training instead"

@@ -1,4 +1,4 @@
-"""The gradient of one client's loss."""
+"""The gradient of one client's loss, with autograd or, within vmap, with torch.func."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ GradFn = Callable[[Params], Gradient]
 
 
 class Oracle(Protocol):
-    """A change of how gradients are obtained: GradFn -> GradFn (SAM, clipping, control shift)."""
+    """Wraps a gradient function: GradFn -> GradFn (SAM, clipping, control shift)."""
 
     def __call__(self, gradient: GradFn) -> GradFn: ...
 
 
 class Slope(NamedTuple):
-    """The gradient, the loss [] at the same point, and what else the pass gave."""
+    """The gradient, the loss [] at the same point, and the other outputs of the pass."""
 
     grad: Params
     loss: Tensor
@@ -47,14 +47,14 @@ def slope(
     *,
     sees_padding: bool = False,
 ) -> Slope:
-    """The gradient of `value`, which gives (loss [], what else the pass gives), at a point.
+    """The gradient at a point of `value`, which returns (loss [], other outputs of the pass).
 
-    rows          those of the batch. They show whether this is within `torch.func.vmap` over
-                  clients, which parameters need not show
+    rows          the rows of the batch. They show whether this runs within `torch.func.vmap` over
+                  clients; parameters may be common to all clients, and then do not show it
     sees_padding  whether padding of the batch would change the network's other outputs
 
     A parameter that the loss does not reach (an unused head) has gradient zero. Raises InputError
-    within vmap for a network that would see padding.
+    within vmap if `sees_padding`.
     """
     if within_vmap(rows):
         if sees_padding:
@@ -62,14 +62,14 @@ def slope(
                 "BatchNorm would see the padding of clients with batches of different sizes; give "
                 "`steps` and a batch size that divides every client's examples, or do not stack"
             )
-        # autograd.grad does not work within vmap. This does, at twice the cost per call.
+        # autograd.grad does not work within vmap; torch.func does, at twice the cost per call.
         grad, (loss, rest) = torch.func.grad_and_value(value, has_aux=True)(at)
         return Slope(grad, loss, rest)
-    # New leaves: the gradient is at this point alone, not through how it was reached.
+    # Detach, so that no gradient flows back through the steps that led to this point.
     leaves = {k: v.detach().requires_grad_() for k, v in at.items()}
     loss, rest = value(leaves)
     grads: Sequence[Tensor | None] = (None,) * len(leaves)
-    # A loss that depends on none of them (two networks in one) has no graph to go through.
+    # A loss that depends on no leaf (say, on one of two networks) has no graph to go through.
     if loss.requires_grad and leaves:
         grads = backward(loss, tuple(leaves.values()))
     named = zip(leaves.items(), grads, strict=True)

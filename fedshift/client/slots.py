@@ -1,4 +1,4 @@
-"""Labels numbered anew by each client, and the rows of a head that belong to them."""
+"""Labels numbered from 0 by each client, and the rows of a head that belong to them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ def local_labels(data: ClientData) -> tuple[Tensor, Tensor]:
 
     A local label is the rank of the label among the client's, 0, 1, ...; padding has 0.
     """
-    # By sorting, because the shapes of torch.unique depend on values, which vmap does not allow.
+    # Sort instead of torch.unique: its shapes depend on values, which vmap does not allow.
     present = data.w != 0
     ordered, index = torch.where(present, data.y, PADDING).sort(stable=True)
+    # `new` is 1 at the first example of each label, so its running sum numbers the labels.
     first = ordered.new_ones(min(1, len(ordered)))
     new = torch.cat([first, (ordered[1:] != ordered[:-1]).long()])
     rank = torch.zeros_like(index).scatter(0, index, new.cumsum(0) - 1)
@@ -34,9 +35,9 @@ def local_labels(data: ClientData) -> tuple[Tensor, Tensor]:
 def check_slots(local: Tensor, labels: Tensor, data: ClientData) -> None:
     """Raise InputError unless the server sent as many rows as the client has labels.
 
-    It looks at values, which nothing else in a client's round does: ranks among more or fewer
-    labels than the server's would train the wrong rows without a sign. Other labels of the same
-    number cannot be detected: names of labels do not travel.
+    Nothing else in a client's round looks at values. This check has to, because with another number
+    of labels the client would silently train the wrong rows. Different labels of the same number
+    cannot be detected, since labels are not sent.
     """
     count = int((local >= 0).sum())
     if count != int(labels):
@@ -47,13 +48,13 @@ def check_slots(local: Tensor, labels: Tensor, data: ClientData) -> None:
 
 
 def rows_of_client(params: Params, names: Collection[str], data: ClientData) -> Params:
-    """The first model as this client receives it: of the head, only the rows of its labels."""
+    """The first model as this client receives it: the head has only the rows of its labels."""
     labels = torch.bincount(data.y[data.w != 0]).nonzero().flatten()
     return {k: v[labels] if k in names else v for k, v in params.items()}
 
 
 def reordered(parts: Parts, names: Collection[str], order: Tensor) -> Parts:
-    """`parts` with the rows of all entries called one of `names` in this order [L]."""
+    """`parts` with the rows of every entry in `names` put into this order [L]."""
     # In all parts, because moments, controls and anchors have the head's rows, too.
     return {
         part: {k: v[order] if k in names else v for k, v in tree.items()}
@@ -62,7 +63,7 @@ def reordered(parts: Parts, names: Collection[str], order: Tensor) -> Parts:
 
 
 def padded(parts: Parts, names: Collection[str], rows: int) -> Parts:
-    """`parts` with rows of zeros below those of all entries called one of `names`."""
+    """`parts` with zeros appended to every entry in `names`, up to this number of rows."""
 
     def longer(v: Tensor) -> Tensor:
         return torch.cat([v, v.new_zeros(rows - len(v), *v.shape[1:])])
@@ -74,7 +75,7 @@ def padded(parts: Parts, names: Collection[str], rows: int) -> Parts:
 
 
 def cut_as(parts: Parts, names: Collection[str], like: Parts) -> Parts:
-    """`parts` with all entries called one of `names` cut to as many rows as in `like`."""
+    """`parts` with every entry in `names` cut to the number of rows that it has in `like`."""
     return {
         part: {k: v[: len(like[part][k])] if k in names else v for k, v in tree.items()}
         for part, tree in parts.items()
@@ -83,11 +84,11 @@ def cut_as(parts: Parts, names: Collection[str], like: Parts) -> Parts:
 
 @dataclass(frozen=True)
 class OwnLabels(Term):
-    """`term`, with the logits of slots that hold no label at minus infinity.
+    """`term`, with the logits of slots without a label set to minus infinity.
 
-    `context["slots"]["held"]` [L] says which do. A masked logit has probability and gradient
-    exactly 0, so that the softmax runs over the client's own labels; with all slots held it is
-    `term`, bit for bit.
+    `context["slots"]["held"]` [L] says which slots have one. A masked logit has probability and
+    gradient exactly 0, so that the softmax runs over the client's own labels. If all slots have a
+    label it is `term`, bit for bit.
     """
 
     term: Term

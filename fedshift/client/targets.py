@@ -1,4 +1,4 @@
-"""Losses of what is no class: a number, or several labels. Both lie in the last columns of x."""
+"""Losses for targets in the last columns of x that are not classes: a number, or several labels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedshift.data import last_columns
 
 
 def plain_outputs(out: Tensor) -> Tensor:
-    """Outputs [n, L] of a network as they are compared with `last_columns`: [n] where L is 1."""
+    """Outputs [n, L] in the shape of `last_columns`, which they are compared with: [n] if L = 1."""
     return out[:, 0] if out.shape[1] == 1 else out
 
 

@@ -1,4 +1,4 @@
-"""What trains a phase: the loop of `client.local.Local`, or what the job names instead."""
+"""What trains a phase: the loop of `client.local.Local`, or the trainer that the job names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedshift.tree import Params, Parts
 
 @sketched
 class Trained(NamedTuple):
-    """What a phase leaves: parameters, buffers, and the mean loss over its steps []."""
+    """The result of a phase: parameters, buffers, and the mean loss [] over its steps."""
 
     params: Params
     buffers: Params
@@ -27,7 +27,7 @@ class Trained(NamedTuple):
 
 
 class Trainer(Protocol):
-    """Trains a phase as `Local.__call__` does, by other means: the same result but for rounding."""
+    """Another way to do what `Local.__call__` does, with the same result but for rounding."""
 
     def __call__(
         self, phase: Any, model: Model, objective: Term, params: Params, buffers: Params,
@@ -40,9 +40,10 @@ _TRAINER: ContextVar[Trainer | None] = ContextVar("trainer", default=None)
 
 @contextmanager
 def trained_by(trainer: Trainer | None) -> Iterator[None]:
-    """Within the block phases of this thread are trained by `trainer`; None is `Local`'s loop.
+    """In this block and thread, `trainer` trains all phases; None means `Local`'s own loop.
 
-    Not an argument: every method would have to pass it on, and none of them needs to know of it.
+    A context variable, not an argument: every method would have to pass the argument on, and none
+    of them should know about it.
     """
     token = _TRAINER.set(trainer)
     try:
@@ -52,5 +53,5 @@ def trained_by(trainer: Trainer | None) -> Iterator[None]:
 
 
 def trainer() -> Trainer | None:
-    """What trains phases here; None is `Local`'s loop."""
+    """The trainer in force here; None means `Local`'s own loop."""
     return _TRAINER.get()

@@ -1,1 +1,1 @@
-"""A federation of real machines: keys and certificates, and thin calls of Flower's own commands."""
+"""A federation of real machines: keys and certificates, and thin wrappers of Flower's commands."""

@@ -1,7 +1,7 @@
-"""The app that a client runs: that of its installation, whatever a server sends.
+"""The app that a client runs: always that of its own installation, whatever a server sends.
 
-Flower's servers send an app's code, which its clients unpack and run. Here the code that arrives is
-neither unpacked nor run; only the name of the app in it is compared.
+Flower's servers send the code of an app, which clients unpack and run. Here that code is neither
+unpacked nor run; only the name of the app in it is compared.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fedshift.flower.notices import notify
 
 
 def check_app(sent: bytes) -> None:
-    """Raise InputError where a server's app (a FAB) is not the one that this machine has chosen."""
+    """Raise InputError if the app (FAB) that the server sent is not the one chosen here."""
     from flwr.common.config import get_fab_config
 
     named = get_fab_config(sent)["tool"]["flwr"]["app"]["components"].get("clientapp")
@@ -30,7 +30,7 @@ def check_app(sent: bytes) -> None:
 
 
 def run_the_installed_app() -> None:
-    """Have Flower's process of a client's task, which this is, run the installed app."""
+    """Make this process, Flower's for one task of a client, run the installed app."""
 
     def check(sent: bytes, **_: object) -> None:
         try:

@@ -1,9 +1,9 @@
-"""The socket that a SuperLink listens on: callers without a key get little room and little time.
+"""The socket that a SuperLink listens on, with limits for connections without a client's key.
 
-A connection costs memory and a file handle before it has said anything: half a TLS handshake is
-enough. So connections are counted as they are accepted. A caller that has not proved a client's key
-(`guard`) is one of few, and is cut off after seconds. Where too many wait, the one that has waited
-longest makes room, first among those of the same address: new callers always get in.
+A connection costs memory and a file handle from the start: half a TLS handshake is enough. So
+connections are counted when they are accepted. Only few may exist that have not proved a client's
+key (`guard`), and only for seconds. If there are too many, the one that has waited longest is
+closed, preferably one from the same address, so that new callers always get in.
 """
 
 from __future__ import annotations
@@ -19,31 +19,32 @@ import uvicorn
 
 from fedshift.deploy.inside import listening
 
-# Connections without a proof: of one address, and in all. It takes a client less than a second.
+# Most connections without a proof: from one address, and in all. A client's proof takes less than
+# a second.
 OF_ADDRESS, IN_ALL = 128, 192
-# Connections of one client; a SuperNode uses a few at a time.
+# Most connections of one client; a SuperNode uses a few at a time.
 OF_CLIENT = 64
-# Seconds from the connection to the proof: handshake, headers and all.
+# Seconds from the connection to the proof, including the handshake and headers.
 PATIENCE = 20.0
-# Callers that the kernel keeps until they are accepted, and those that are accepted at a stretch.
+# Length of the kernel's queue of connections, and how many the server accepts in a row.
 QUEUE, AT_ONCE = 1024, 16
-# Bytes that asyncio reads of a connection at a time, and takes from the memory at its beginning
-# (256 KiB by itself); and failed connections until their memory is given back.
+# Size of asyncio's read buffer, which it allocates for each connection (its default: 256 KiB); and
+# after how many failed connections garbage is collected.
 PIECE, GIVE_BACK = 2**15, 64
 
 
 class Callers:
-    """All open connections, by who has proved to be behind them."""
+    """All open connections, with the client that has proved to be behind each of them."""
 
     def __init__(self) -> None:
         self._by_peer: dict[tuple[Any, ...], Caller] = {}
-        # In the order in which they came; dicts for their order.
+        # Dicts used as sets that keep the order of arrival.
         self._waiting: dict[Caller, None] = {}
         self._proven: dict[str, dict[Caller, None]] = {}
         self._failed = 0
 
     def enter(self, caller: Caller) -> None:
-        """Take a new connection in; the one that has waited longest makes room for it."""
+        """Add a new connection; if there are too many, drop the one that has waited longest."""
         same = [c for c in self._waiting if c.peer[0] == caller.peer[0]]
         if len(same) >= OF_ADDRESS:
             self._drop(same[0])
@@ -53,7 +54,7 @@ class Callers:
         self._waiting[caller] = None
 
     def prove(self, peer: tuple[Any, ...], who: str) -> None:
-        """The connection from this address and port is `who`'s, and need not hurry any more."""
+        """The connection from this address and port is client `who`'s: end its time limit."""
         caller = self._by_peer.get(tuple(peer[:2]))
         if caller is None or caller not in self._waiting:
             return
@@ -69,7 +70,7 @@ class Callers:
         """Forget a connection."""
         self._waiting.pop(caller, None)
         self._proven.get(caller.who, {}).pop(caller, None)
-        # A new connection may have the same port already.
+        # A newer connection may have the same port already: keep that one.
         if self._by_peer.get(caller.peer[:2]) is caller:
             del self._by_peer[caller.peer[:2]]
 
@@ -78,7 +79,7 @@ class Callers:
         self.leave(caller)
         if not caller.who:
             self._failed += 1
-            # asyncio leaves failed handshakes in circles, which wait for Python's rare collection.
+            # asyncio leaves failed handshakes in reference cycles: collect them before they grow.
             if self._failed % GIVE_BACK == 0:
                 gc.collect()
 
@@ -92,7 +93,7 @@ class Callers:
 
 
 class Caller(socket.socket):
-    """A connection, which its time-out cuts unless it is proven before."""
+    """A connection that is closed after `PATIENCE` unless a client's key is proved on it."""
 
     def __init__(self, door: Door, handle: int, peer: tuple[Any, ...]) -> None:
         super().__init__(door.family, door.type, door.proto, fileno=handle)
@@ -101,11 +102,11 @@ class Caller(socket.socket):
         self._callers.enter(self)
 
     def stop_clock(self) -> None:
-        """Let the connection stay as long as it likes."""
+        """Remove the time limit."""
         self._clock.cancel()
 
     def cut(self) -> None:
-        """End the connection; the server closes it when it notices."""
+        """Shut the connection down; the server then notices and closes it."""
         self.stop_clock()
         with contextlib.suppress(OSError):
             self.shutdown(socket.SHUT_RDWR)
@@ -118,7 +119,7 @@ class Caller(socket.socket):
 
 
 class Door(socket.socket):
-    """A listening socket for asyncio's own loop, whose connections are in `callers`."""
+    """A listening socket for asyncio's loop that records its connections in `callers`."""
 
     def __init__(self, host: str, port: int, callers: Callers) -> None:
         super().__init__(socket.AF_INET6 if ":" in host else socket.AF_INET)
@@ -127,8 +128,8 @@ class Door(socket.socket):
         self.bind((host, port))
 
     def listen(self, backlog: int = QUEUE, /) -> None:
-        """Listen, with the kernel's queue longer than the server asks for."""
-        # The server's number is also how many it accepts at a stretch, each with a TLS of its own.
+        """Listen, with a longer queue in the kernel than the server asks for."""
+        # The server asks for `AT_ONCE`, since asyncio also accepts that many in a row.
         super().listen(max(backlog, QUEUE))
 
     def accept(self) -> tuple[socket.socket, Any]:
@@ -138,21 +139,21 @@ class Door(socket.socket):
 
 
 def serve(app: Any, *, host: str, port: int, callers: Callers, path: str, **settings: Any) -> None:
-    """`uvicorn.run` with these limits, and also on the Unix socket at `path`, without limits.
+    """`uvicorn.run` with these limits on the port, and without them on the Unix socket at `path`.
 
     It listens until a signal ends the process.
     """
     SSLProtocol.max_size = PIECE
-    # What is there now stays: a collection that passes it over takes milliseconds.
+    # Exclude all present objects, which will stay, so that a collection takes milliseconds.
     gc.freeze()
-    # In this order: once the port answers, the socket does, too.
+    # The socket first: other processes use it as soon as the port answers.
     sockets = [listening(path), Door(host, port, callers)]
     server(app, host=host, port=port, **settings).run(sockets=sockets)
 
 
 def server(app: Any, **settings: Any) -> uvicorn.Server:
-    """uvicorn's server, of parts that this door works with."""
-    # asyncio's loop asks our socket for connections; uvloop would not. h11 bounds headers (64 KiB);
+    """uvicorn's server, with the event loop and the HTTP parser that these limits need."""
+    # asyncio's loop calls our socket's `accept`; uvloop would not. h11 limits headers (64 KiB);
     # httptools does not.
     fixed = {"loop": "asyncio", "http": "h11", "backlog": AT_ONCE}
     return uvicorn.Server(uvicorn.Config(app, **{**settings, **fixed}))

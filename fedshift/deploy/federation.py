@@ -1,4 +1,4 @@
-"""Serving a federation, over Flower's SuperLink and `flwr`."""
+"""Serve a federation with Flower's SuperLink and `flwr`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ KINDS = {
     kind.exit_code: kind
     for kind in (FedshiftError, InputError, DataError, TrainingError, NetworkError)
 }
-# Ports of gRPC, on which no guard stands.
+# Turn off Flower's gRPC ports, which no guard protects.
 CLOSED = {"FLWR_INTERNAL_GRPC_CONTROL_API": "0", "FLWR_INTERNAL_GRPC_FLEET_API": "0"}
 Listener = Callable[[dict[str, Any]], None]
 
@@ -45,8 +45,8 @@ Listener = Callable[[dict[str, Any]], None]
 class Link:
     """A SuperLink that is up, knows the clients' keys, and waits for runs.
 
-    ended: tells which of the server's processes have ended since it was asked last
-    begin: to be called before a run is submitted
+    ended  returns which of the server's processes have ended since the last call
+    begin  call it before a run is submitted
     """
 
     folder: Path
@@ -59,12 +59,12 @@ class Link:
 
 
 def environment(home: Path) -> dict[str, str]:
-    """The environment of Flower's processes: quiet, and without its older ports.
+    """The environment of Flower's processes: quiet, and without its gRPC ports.
 
-    Raises InputError where `home`, the folder for Flower's own files, cannot be made.
+    Raises InputError if `home`, the folder for Flower's own files, cannot be made.
     """
     try:
-        # Flower unpacks apps there, which are run later.
+        # Private, because Flower unpacks apps there that are run later.
         home.mkdir(mode=0o700, exist_ok=True)
     except OSError as e:
         raise InputError(f"{home}: cannot be made: {e.strerror}; Flower writes there") from None
@@ -73,22 +73,23 @@ def environment(home: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def superlink(folder: Path, *, host: str, port: int) -> Iterator[Link]:
-    """A SuperLink with TLS that knows the keys of a federation's clients and no others.
+    """Run a SuperLink with TLS that knows only the keys of the federation's clients.
 
     Only this user may start runs or register keys; others can only be SuperNodes (`guard`). The
     SuperLink ends with the block. Raises InputError for certificates, keys and ports that cannot be
-    used, where server.crt is not for `host`, where the folder has a server already, and where other
-    users may write there.
+    used, if server.crt is not for `host`, if the folder has a server already, or if other users may
+    write there.
     """
-    # Absolute: Flower's processes may have another current folder.
+    # Absolute, because Flower's processes may have another current folder.
     places, folder = clients_of(folder), folder.absolute()
     check_place_unshared(folder)
-    # A second server would write its address where the first one's commands read it.
+    # Lock the folder: a second server would overwrite the address that the first one's commands
+    # read.
     with alone_in(folder):
         check_port(host, port)
-        with _listening(folder, host, port) as link:
-            # Each registration starts a Python process of its own: a hundred clients would take
-            # minutes.
+        with _start_superlink(folder, host, port) as link:
+            # In parallel, because each registration starts a Python process: for a hundred clients
+            # that takes minutes.
             with ThreadPoolExecutor(4) as pool:
                 nodes = list(pool.map(lambda place: _register(place, link.env), places))
             names = dict(zip(nodes, (place.name for place in places), strict=True))
@@ -96,9 +97,9 @@ def superlink(folder: Path, *, host: str, port: int) -> Iterator[Link]:
 
 
 @contextlib.contextmanager
-def _listening(folder: Path, host: str, port: int) -> Iterator[Link]:
-    """A SuperLink that answers, and knows no key yet."""
-    # Flower's commands run here and need an address to connect to, not one to listen on.
+def _start_superlink(folder: Path, host: str, port: int) -> Iterator[Link]:
+    """Run a SuperLink, and wait until it answers. It knows no keys yet."""
+    # Flower's commands on this machine need an address to connect to, not one to listen on.
     address = "127.0.0.1" if host in ("0.0.0.0", "") else host
     words = ["fedshift", "deploy", "server", str(folder), "--host", host, "--port", str(port)]
     env = environment(folder / "flower") | {SERVING: shlex.join(words)}
@@ -114,7 +115,7 @@ def _listening(folder: Path, host: str, port: int) -> Iterator[Link]:
     ]  # fmt: skip
     seen: dict[int, str] = {}
     with private_socket() as place, running(arguments, env := env | place, log, seen) as process:
-        # Keys can only be registered once the SuperLink listens.
+        # Keys can be registered only when the SuperLink listens.
         wait_for(address, port, process, log)
         if why := answers(f"{address}:{port}", folder / "ca.crt"):
             raise FedshiftError(f"{why}; see {log}")
@@ -125,15 +126,15 @@ def _listening(folder: Path, host: str, port: int) -> Iterator[Link]:
 def submit(link: Link, out: Path, listen: Listener, **config: str | float) -> None:
     """Run the federation's app once, with these values of its configuration, and wait for its end.
 
-    An unfinished run in `out` is resumed. New events of the run are passed to `listen`. Raises what
-    the run raised: the error's own class if it is one of ours, else TrainingError.
+    An unfinished run in `out` is resumed. New events of the run are passed to `listen`. Raises the
+    error of the run: in its own class if that is one of ours, else as TrainingError.
     """
-    # JSON's texts and numbers are TOML's as well.
+    # JSON strings and numbers are valid TOML.
     lines = "".join(f"{k} = {json.dumps(v)}\n" for k, v in config.items())
     settings = link.folder / "flower" / "run.toml"
     settings.write_text(f"out = {json.dumps(str(out.absolute()))}\n{lines}", encoding="utf-8")
     start = ["run", str(link.folder / "app"), NAME, "--run-config", str(settings)]
-    # Events of the interrupted run are there already and were shown then.
+    # Skip the events of an interrupted run, which were shown then.
     seen = len(_events(out))
     link.begin()
     run = str(run_flower([*start, "--format", "json"], link.env)["run-id"])
@@ -156,11 +157,14 @@ def serve(
 ) -> None:
     """Run the experiment of a federation's folder once all its clients have joined.
 
-    patience: seconds to wait for all clients, after which `min_clients` are enough; timeout:
-    seconds that a client has for a round; refit: also fit a router by gradients; experiment: its
-    TOML, the app's if left out; beside: what goes on while the SuperLink is up. All processes are
-    ended again, also after a failure. The run's folder is `out`; an unfinished run there is
-    resumed.
+    out          the run's folder; an unfinished run there is resumed
+    patience     seconds to wait for all clients; after that, `min_clients` are enough
+    timeout      seconds that a client has for a round
+    refit        also fit a router by gradients
+    experiment   its TOML; the app's if left out
+    beside       a context to be in while the SuperLink is up
+
+    All processes are ended again, also after a failure.
     """
     clients, given = len(clients_of(folder)), dict[str, str | float]()
     given |= {"refit": True} if refit else {}
@@ -175,7 +179,7 @@ def serve(
 
 
 def _check_app(folder: Path, given: Mapping[str, str | float]) -> None:
-    """Raise InputError for an app of an earlier version that lacks a key: Flower sets no other."""
+    """Raise InputError if the app, of an earlier version, lacks a key that Flower is to set."""
     app = folder / "app" / "pyproject.toml"
     text = app.read_text(encoding="utf-8")
     for key, value in given.items():
@@ -188,7 +192,7 @@ def _check_app(folder: Path, given: Mapping[str, str | float]) -> None:
 
 
 def _register(place: Path, env: Mapping[str, str]) -> str:
-    """Register a client's key; Flower's id of its node."""
+    """Register a client's key; return Flower's id of its node."""
     arguments = ["supernode", "register", str(place / "key.pub"), NAME]
     return str(run_flower([*arguments, "--name", place.name, "--format", "json"], env)["node-id"])
 
@@ -197,34 +201,34 @@ def follow(run: str, out: Path, link: Link, listen: Listener, seen: int = 0) -> 
     """Pass on events after the first `seen` until the run ends. Raises the error of the run."""
     passed_on, checked, silences = seen, time.monotonic(), 0
     while True:
-        # Before the events are read: what has ended wrote its last ones before.
+        # Ask this before reading events: then the events of a process that has ended are complete.
         ended = link.ended()
         events = _events(out)
         for event in events[passed_on:]:
             # A failure is not passed on as an event: it is raised below.
             if event["event"] != "failed":
                 listen(event)
-            # Flower keeps what its ServerApp logs to itself.
+            # Write news to the log here, because Flower does not pass on what its ServerApp logs.
             if line := news_text(event):
                 when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(event["time"]))
                 level = "INFO" if event["event"] in ("waiting", "joined") else "WARN"
                 append(link.log, f"{when} {level} [fedshift] {line}")
         passed_on = len(events)
-        # Written last: its existence means that the run is complete.
+        # The summary is written last, so if it exists the run is complete.
         if (out / SUMMARY).exists():
             return
         if len(events) > seen and events[-1]["event"] == "failed":
             kind = KINDS.get(events[-1].get("exit_code", 0), TrainingError)
             raise kind(str(events[-1]["error"]))
-        if ended and (error := _loss(ended, run, out, link)):
+        if ended and (error := _error_of_loss(ended, run, out, link)):
             raise error
         if time.monotonic() - checked > STATUS:
             status, why = _status(run, link.env)
             checked, silences = time.monotonic(), 0 if status else silences + 1
-            # One silence is a busy machine; after several the run's end would go unnoticed.
+            # Once may be a busy machine; after several times we might miss the end of the run.
             if silences == SILENCES:
                 raise FedshiftError(f"Flower does not say how the run is: {why} (see {link.log})")
-            # Since we read the events the run may have ended well, or written more.
+            # The run may have written more events, or ended well, since they were read above.
             goes_on = bool(_events(out)[passed_on:]) or (out / SUMMARY).exists()
             if status.startswith("finished") and not goes_on:
                 raise failure_of(status, run, link)
@@ -236,12 +240,12 @@ def _events(out: Path) -> list[dict[str, Any]]:
         lines = (out / EVENTS).read_text(encoding="utf-8").split("\n")
     except OSError:
         return []
-    # The last line may be half written: it is read once its line break is there.
+    # The last line may be incomplete: it is read when it has its line break.
     return [event for line in lines[:-1] if (event := _event(line))]
 
 
 def _event(line: str) -> dict[str, Any] | None:
-    """One event; None for an incomplete line, as a full disk leaves it."""
+    """One event; None for an incomplete line, such as a full disk causes."""
     try:
         event = json.loads(line)
     except ValueError:
@@ -250,7 +254,7 @@ def _event(line: str) -> dict[str, Any] | None:
 
 
 def _status(run: str, env: Mapping[str, str]) -> tuple[str, str]:
-    """(status, "") or ("", reason): a busy machine that does not answer must not end a run."""
+    """(status, "") or ("", reason). It never raises: a busy machine must not end a run."""
     try:
         listed = run_flower(["ls", NAME, "--run-id", run, "--format", "json"], env)
         return str(listed["runs"][0]["status"]), ""
@@ -258,11 +262,11 @@ def _status(run: str, env: Mapping[str, str]) -> tuple[str, str]:
         return "", str(e)
 
 
-def _loss(ended: Ended, run: str, out: Path, link: Link) -> FedshiftError | None:
-    """The error of a run that one of the server's processes did not survive."""
+def _error_of_loss(ended: Ended, run: str, out: Path, link: Link) -> FedshiftError | None:
+    """The error of a run during which one of the server's processes ended."""
     if list(ended) == [SERVERAPP]:
         status, _ = _status(run, link.env)
-        # Failures before there is a run folder end it, too, and Flower has their reason.
+        # A ServerApp also ends if it fails before there is a run folder; Flower knows the reason.
         if status.startswith("finished"):
             return failure_of(status, run, link)
     process, code = next(iter(ended.items()))
@@ -270,7 +274,7 @@ def _loss(ended: Ended, run: str, out: Path, link: Link) -> FedshiftError | None
 
 
 def failure_of(status: str, run: str, link: Link) -> FedshiftError:
-    """The error of a run that left none in its events, taken from Flower's log of the run."""
+    """The error of a run without one in its events, taken from Flower's log of the run."""
     arguments = [*inside("flwr"), "log", run, NAME, "--show"]
     done = subprocess.run(
         arguments, env=dict(link.env), capture_output=True, text=True, check=False

@@ -2,18 +2,18 @@
 
 FOLDER is the federation's, ADDRESS is in its certificate; then come the arguments of
 `flower-superlink`. Flower serves all requests on one port. SuperNodes are identified by their keys
-(/v1/fleet/). Starting runs, registering keys (/v1/control/) and acting as the server of a run
-(/v1/runtime/) need no credentials at all. Who reaches the port could therefore run an app on the
-server and on all clients: another machine, or another user of this one. With this guard the port
-only serves /v1/fleet/. All else comes over a socket that only the server's user can open
+(/v1/fleet/). But starting runs, registering keys (/v1/control/) and acting as the server of a run
+(/v1/runtime/) need no credentials at all. So any machine, or other user of this machine, that
+reaches the port could run an app on the server and on all clients. With this guard the port serves
+only /v1/fleet/. Everything else comes over a socket that only the server's user can open
 (`inside`).
 
-Flower also reads a request's whole body before it looks at the key. The guard checks the key first,
-which is in the headers: without one a body may be small, with one it may be as large as Flower's
-pieces of a model. `door` limits the connections themselves.
+Flower also reads a request's whole body before it checks the key. The guard first checks the key,
+which is in the headers: without a valid one a body must be small, with one it may be as large as
+Flower's pieces of a model. `door` limits the connections themselves.
 
-Until all keys are registered SuperNodes are told to wait (503): Flower would refuse a client whose
-key it does not know yet, as it refuses strangers.
+Until all keys are registered, SuperNodes are told to wait (503). Flower would refuse a client whose
+key it does not know yet, like a stranger.
 """
 
 from __future__ import annotations
@@ -41,14 +41,16 @@ from fedshift.deploy.uploads import CALLER, watch_uploads
 from fedshift.flower.installed import put_in_place
 
 FLEET = "/v1/fleet/"
-# Bytes of a body: without a client's key, with one in all that is no answer, in the form of an
-# answer and over the server's socket, and where pieces of models are sent. A SuperNode asks with
-# numbers, its key or a hash, in less than 1 KiB. Flower cuts arrays into pieces of 5 MiB; the
-# server's app sends what it keeps (push-task-output) whole.
+# Most bytes of a body:
+# UNPROVEN  without a client's key
+# ASKING    with one, in requests that are no answers (numbers, a key or a hash, less than 1 KiB)
+# PROVEN    in the outline of an answer, and over the server's socket
+# LARGE     in pieces of models: Flower cuts arrays into pieces of 5 MiB, but the server's app sends
+#           its state (push-task-output) in one piece
 UNPROVEN, ASKING, PROVEN, LARGE = 2**12, 2**16, 2**23, 2**25
 REGISTER = "/v1/control/register-node"
 LARGE_ONES = ("/push-object", "/push-task-output")
-# Seconds without a byte of a body that was announced.
+# Seconds without a byte after which a body that was announced is given up.
 STALLED = 60.0
 HERE = "this user"
 Scope = MutableMapping[str, Any]
@@ -60,12 +62,15 @@ REFUSAL = "only the user that runs the server may ask for this, over its socket"
 
 
 class Guard:
-    """An ASGI application around `app` that refuses by socket, key and size of the body.
+    """An ASGI application around `app` that refuses requests by socket, key and size of the body.
 
-    The port gives what SuperNodes need, else 403; the Unix socket at `path` gives all. Bodies that
-    are too large for who sends them get 413, and those of unknown size 411, unread. allowance: of
-    clients' answers. unregistered: how many keys must be registered before SuperNodes get anything
-    but 503. end_upload: called with a client whose answer is refused.
+    The port serves what SuperNodes need, and 403 otherwise; the Unix socket at `path` serves all.
+    Bodies that are too large for their sender get 413, those of unknown size 411; they are not
+    read.
+
+    allowance     limit of clients' answers
+    unregistered  number of keys still to be registered; until then SuperNodes get 503
+    end_upload    called with a client whose answer is refused
     """
 
     def __init__(
@@ -78,29 +83,29 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request, or refuse it."""
-        if scope["type"] == "lifespan":
+        if scope["type"] == "lifespan":  # the server's own start and end, not a request
             await self.app(scope, receive, send)
-        elif not (over(scope, self.path) or for_nodes(scope)):
+        elif not (came_over_socket(scope, self.path) or is_for_nodes(scope)):
             await refuse(scope, send, 403, REFUSAL)
         elif scope["type"] != "http":
             await self.app(scope, receive, send)
-        elif for_nodes(scope) and self.unregistered > 0:
+        elif is_for_nodes(scope) and self.unregistered > 0:
             await refuse(scope, send, 503, "keys are being registered; try again")
         elif scope["path"] == REGISTER:
-            await self._handle(scope, receive, self._counting(send))
+            await self._handle(scope, receive, self._count_registrations(send))
         else:
             await self._handle(scope, receive, send)
 
-    def _counting(self, send: Send) -> Send:
+    def _count_registrations(self, send: Send) -> Send:
         async def counted(message: MutableMapping[str, Any]) -> None:
-            if message.get("status") == 200:
+            if message.get("status") == 200:  # Flower has accepted the key
                 self.unregistered -= 1
             await send(message)
 
         return counted
 
     def _allows(self, path: str, who: str, size: int) -> bool:
-        """Whether a request's body is within the allowance; the server's questions renew it."""
+        """Whether a body is within the allowance, which each question of the server renews."""
         if who == HERE and path == QUESTION:
             self.allowance.ask()
         elif who == HERE and path == PIECE:
@@ -109,7 +114,7 @@ class Guard:
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
-        who = client_of(headers, self.keys) if for_nodes(scope) else HERE
+        who = client_of(headers, self.keys) if is_for_nodes(scope) else HERE
         if b"transfer-encoding" in headers:
             await refuse(scope, send, 411, "say how long the body is")
         elif (size := int(headers.get(b"content-length", b"0"))) > (most := body_limit(scope, who)):
@@ -126,9 +131,9 @@ class Guard:
 
 
 async def refuse(scope: Scope, send: Send, status: int, why: str) -> None:
-    """Answer a request without reading its body, and hang up."""
+    """Answer a request without reading its body, and close the connection."""
     if scope["type"] == "http":
-        # Otherwise the server would read the body after all, to get at the next request.
+        # "close", or the server would read the body after all to get at the next request.
         headers = [(b"content-type", b"text/plain"), (b"connection", b"close")]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": why.encode()})
@@ -138,13 +143,13 @@ async def refuse(scope: Scope, send: Send, status: int, why: str) -> None:
 
 
 def in_time(receive: Receive) -> Receive:
-    """`receive`, which counts a caller as gone whose body does not go on for a minute."""
+    """`receive`, but a caller that sends no part of its body for a minute counts as gone."""
     more = True
 
     async def received() -> MutableMapping[str, Any]:
         nonlocal more
         try:
-            # After the body it waits for the end of the connection, for as long as that takes.
+            # After the body, `receive` waits for the end of the connection: without a limit.
             message = await asyncio.wait_for(receive(), STALLED if more else None)
         except TimeoutError:
             return {"type": "http.disconnect"}
@@ -159,16 +164,17 @@ def body_limit(scope: Scope, who: str) -> int:
     path = str(scope["path"])
     if not who:
         return UNPROVEN
-    # Answers are counted together (`allowance`); all else would be read on each connection at once.
+    # Answers are limited by `allowance`. Other bodies must be small, because a client may send one
+    # on each of its connections at the same time.
     if who != HERE and path not in ANSWERS:
         return ASKING
     return LARGE if path.endswith(LARGE_ONES) else PROVEN
 
 
 def client_of(headers: Mapping[bytes, bytes], keys: Keys) -> str:
-    """The client that has signed a request's headers; "" for none.
+    """The client that has signed a request's headers; "" if none has.
 
-    Flower checks later that the signed time is now, and that the key is the node's.
+    Flower later checks that the signed time is the present, and that the key is the node's.
     """
     try:
         key, signature = (
@@ -182,24 +188,25 @@ def client_of(headers: Mapping[bytes, bytes], keys: Keys) -> str:
     return name
 
 
-def for_nodes(scope: Scope) -> bool:
+def is_for_nodes(scope: Scope) -> bool:
     """Whether Flower itself checks a SuperNode's key for this request."""
     return scope["type"] == "http" and str(scope["path"]).startswith(FLEET)
 
 
-def over(scope: Scope, path: str) -> bool:
+def came_over_socket(scope: Scope, path: str) -> bool:
     """Whether a request came over the Unix socket at this path."""
-    # Not by the caller's address: that of a connection that has just ended is missing, too.
+    # Do not use the caller's address, which is also missing for a TCP connection that has just
+    # ended.
     return (scope.get("server") or ("",))[0] == path
 
 
 def put_up(folder: Path) -> None:
-    """Put the guard before the SuperLink that Flower makes in this process."""
+    """Put the guard in front of the SuperLink that Flower makes in this process."""
     import uvicorn
     from flwr.superlink import extensions
     from starlette.middleware import Middleware
 
-    # Otherwise the server would believe a request's header about its origin.
+    # With this variable uvicorn would believe what a request's headers say about its origin.
     os.environ.pop("FORWARDED_ALLOW_IPS", None)
     callers, keys = Callers(), dict[bytes, tuple[str, ec.EllipticCurvePublicKey]]()
     path = os.environ[SOCKET]
@@ -212,12 +219,12 @@ def put_up(folder: Path) -> None:
         "allowance": Allowance(times_of(folder / EXPERIMENT)), "end_upload": watch_uploads(),
     }  # fmt: skip
     put_in_place(extensions, "get_middleware", lambda: (Middleware(Guard, **given),))
-    # For the server itself Flower has no hook.
+    # Flower has no hook for the server itself, so replace the function that it calls.
     uvicorn.run = functools.partial(serve, callers=callers, path=path)
 
 
 def main() -> None:
-    """Run the SuperLink, and what starts its tasks. Its address is the one in the certificate."""
+    """Run the SuperLink and the process that starts its tasks, by the certificate's address."""
     from flwr.superlink.cli import flower_superlink
 
     folder, address = Path(sys.argv.pop(1)), sys.argv.pop(1)

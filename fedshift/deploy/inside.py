@@ -1,12 +1,12 @@
-"""Flower's commands, which here talk to each other over a socket that only its owner can open.
+"""Flower's commands, changed to talk to each other over a socket that only its owner can open.
 
 `python -m fedshift.deploy.inside COMMAND ...` is Flower's COMMAND with three differences:
 
-- Whoever reaches a port of Flower's can act as the server or as a client: tasks are given to the
-  first that asks, and each task's token stands in the list of processes. So starting runs,
-  registering keys and all work on tasks go over a Unix socket in a folder of mode 0700 (`SOCKET`).
-- The token of a task comes by the standard input, not as an argument.
-- Only tasks of servers and clients are run, and a client runs the app that is installed (`app`).
+- It uses a Unix socket in a folder of mode 0700 (`SOCKET`) for starting runs, registering keys and
+  all work on tasks. With Flower's ports, any user of the machine could act as the server or as a
+  client: a task is given to the first process that asks, with a token that `ps` shows.
+- It reads the token of a task from standard input, not from an argument.
+- It runs only tasks of servers and clients, and a client runs the app that is installed (`app`).
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ from fedshift.flower.notices import notify
 if TYPE_CHECKING:
     from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
 
-# The environment variable that holds the socket's path; the path is no secret.
+# The environment variable with the socket's path, which is no secret.
 SOCKET = "FEDSHIFT_SOCKET"
-# Bytes of a socket's path that every system allows (macOS: 103, Linux: 107).
+# Longest path of a socket, in bytes, that all systems allow (macOS: 103, Linux: 107).
 LONGEST = 103
-# Seconds between two looks whether a process is there.
+# Seconds between two checks whether a process is still there.
 LOOK = 1.0
-# Seconds within which a signal reaches all processes of a group.
+# Seconds within which a signal to a group reaches all of its processes.
 GROUP = 1.0
 TASKS = ("flwr-serverapp", "flwr-clientapp")
 
 
 @contextlib.contextmanager
 def private_socket() -> Iterator[dict[str, str]]:
-    """The environment variable of a new socket, which this user alone can open.
+    """A path for a new socket that only this user can open, as an environment variable.
 
-    Raises InputError where the folder for temporary files cannot be used for it.
+    Raises InputError if the folder for temporary files cannot be used for it.
     """
     try:
-        # Of mode 0700, whatever the umask. Not in the federation's folder: paths of sockets are
-        # short, and some disks have none.
+        # This has mode 0700, whatever the umask. The federation's folder would not do: its path may
+        # be too long, and some file systems have no sockets.
         folder = tempfile.TemporaryDirectory(prefix="fedshift-")
     except OSError as e:
         raise InputError(f"no temporary folder can be made: {e.strerror}; set TMPDIR") from None
@@ -75,17 +75,17 @@ def listening(path: str) -> socket.socket:
 
 def inside(name: str, *arguments: str) -> list[str]:
     """The command line of one of Flower's commands, run as this module says."""
-    # -P: modules in the current folder must not take the place of installed ones.
+    # -P: modules in the current folder must not replace installed ones.
     return [sys.executable, "-P", "-m", "fedshift.deploy.inside", name, *arguments]
 
 
 @contextlib.contextmanager
 def executor(address: str, *trust: str, needed: bool = False) -> Iterator[Event]:
-    """Flower's SuperExec, which starts the processes of tasks; it ends with the block.
+    """Run Flower's SuperExec, which starts the processes of tasks, for the time of the block.
 
-    needed: this process ends, with code 1, where the SuperExec ends before the block does, or
-    before the event is set that the block gets. A SuperNode without one stays connected and answers
-    nothing. A SuperLink goes on: the server looks for each of its processes (`watching`).
+    needed: end this process, with code 1, if the SuperExec ends before the block, or before the
+    yielded event is set. That is for SuperNodes, which would stay connected but never answer. A
+    SuperLink may go on, because the server checks each of its processes (`watching`).
     """
     arguments, over = ["--runtime-api-address", address, "--parent-pid", str(os.getpid())], Event()
     with subprocess.Popen(inside("flower-superexec", *trust, *arguments)) as process:
@@ -100,17 +100,17 @@ def executor(address: str, *trust: str, needed: bool = False) -> Iterator[Event]
 
 def _end_without_it(process: subprocess.Popen[bytes], over: Event) -> None:
     code = process.wait()
-    # A signal to the whole group may reach it first.
+    # A signal to the whole group may reach the SuperExec first: wait whether it reaches us, too.
     if over.wait(GROUP):
         return
     how = f"by signal {-code}, perhaps for lack of memory" if code < 0 else f"with code {code}"
     print(f"Flower's SuperExec was ended {how}", file=sys.stderr, flush=True)
-    # Not by an exception: the main thread waits for messages.
+    # An exception would not end the main thread, which waits for messages.
     os._exit(1)
 
 
 def _tell_of_a_kill(process: subprocess.Popen[str]) -> None:
-    """Tell a client's operator at once what Flower notices after a minute, and tells the server."""
+    """Tell the client's operator at once. (Flower tells only the server, after a minute.)"""
     code = process.wait()
     if code < 0 and -code not in (signal.SIGTERM, signal.SIGINT):
         how = f"was ended by signal {-code}, perhaps for lack of memory"
@@ -118,18 +118,18 @@ def _tell_of_a_kill(process: subprocess.Popen[str]) -> None:
 
 
 class Launcher:
-    """Flower's `Executor`: a process per task, for tasks of servers and clients and no others."""
+    """Flower's `Executor`: one process per task, only for tasks of servers and clients."""
 
     def get_eligible_capacity(
         self, supported_task_types: set[Any], **_: object
     ) -> tuple[set[Any], set[str]]:
-        """The tasks to ask for."""
+        """The types of tasks to ask for: those that Flower offers and `TASKS` names."""
         from flwr.supercore.constant import TASK_TYPE_TO_COMMAND
 
         return {kind for kind in supported_task_types if TASK_TYPE_TO_COMMAND[kind] in TASKS}, set()
 
     def launch(self, spec: ExecutionSpec) -> LaunchResult:
-        """Start a task's process, and give it the task's token."""
+        """Start a task's process, and write the task's token to its standard input."""
         from flwr.supercore.constant import TASK_TYPE_TO_COMMAND
         from flwr.supercore.superexec.executor import LaunchResult
 
@@ -145,21 +145,21 @@ class Launcher:
             inside(name, *arguments), stdin=subprocess.PIPE, stdout=out, stderr=out, text=True
         )
         assert process.stdin is not None
-        # A process that has ended already is noticed by Flower, which waits for its signs of life.
+        # If the process has ended already, Flower notices that by its missing heartbeats.
         with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
             pipe.write(spec.token + "\n")
         threading.Thread(target=_tell_of_a_kill, args=(process,), daemon=True).start()
         return LaunchResult.accepted()
 
     def reconcile(self) -> None:
-        """There is nothing to tidy up between tasks."""
+        """Nothing to clean up between tasks."""
 
     def close(self) -> None:
-        """There is nothing to give back."""
+        """Nothing to release."""
 
 
 def call_over(path: str) -> None:
-    """Have all of Flower's clients in this process call over the socket at this path."""
+    """Make all of Flower's HTTP clients in this process use the socket at this path."""
     import httpx
     from flwr.supercore.protobuf.client import ProtobufClient
 
@@ -179,11 +179,12 @@ def call_over(path: str) -> None:
 
 
 def end_without(path: str) -> None:
-    """End this process at once when the one that listens at this path is gone.
+    """End this process at once when the process that listens at this path is gone.
 
-    Flower looks whether its parent exists: one that was killed still does where it is waited for by
-    no process, as in a container. A server's app would keep the run's folder locked, and try to
-    reach its SuperLink, for minutes. What it has written is whole at any time.
+    Flower checks whether its parent exists. But a killed parent that no process waits for, as in a
+    container, still exists as a zombie. A server's app would then keep the run's folder locked for
+    minutes, and go on trying to reach its SuperLink. Ending at once is safe, because files are
+    always written whole.
     """
 
     def look() -> None:
@@ -196,28 +197,28 @@ def end_without(path: str) -> None:
                 except (ConnectionRefusedError, FileNotFoundError):
                     if seen:
                         print("what started this process is gone, so it ends", file=sys.stderr)
-                        # Not by an exception: other threads wait for answers that cannot come.
+                        # An exception would not end the other threads, which wait for answers.
                         os._exit(1)
                 except OSError:
-                    pass  # a busy one is there
+                    pass  # the listener is there, but busy
             time.sleep(LOOK)
 
     threading.Thread(target=look, daemon=True).start()
 
 
 def serve_over(path: str) -> None:
-    """Have the SuperNode of this process serve tasks over the socket at this path."""
+    """Make the SuperNode in this process serve tasks over the socket at this path."""
     import uvicorn
     from flwr.supercore.exit import add_exit_handler
 
-    # A function of the same name hides this module.
+    # import_module, because in the package a function of the same name hides this module.
     node: Any = import_module("flwr.supernode.cli.flower_supernode")
     start = node.start_client_internal
 
     def started(*, runtime_api_address: str, **more: Any) -> None:
-        # Now the SuperNode listens, so the socket is its own.
+        # Flower calls this when the SuperNode listens, so that the SuperExec can connect.
         with executor(runtime_api_address, "--insecure", needed=True) as over:
-            # A SuperNode that was told to end has time to say so to the server.
+            # A SuperNode that is told to end needs time to sign off at the server.
             add_exit_handler(over.set)
             start(runtime_api_address=runtime_api_address, **more)
 
@@ -227,7 +228,7 @@ def serve_over(path: str) -> None:
 
 
 def prepare(name: str, path: str) -> None:
-    """Change what one of Flower's commands needs to have changed."""
+    """Make the changes that one of Flower's commands needs."""
     if name == "flower-supernode":
         serve_over(path)
         return

@@ -1,4 +1,4 @@
-"""Joining a federation as a client, over Flower's SuperNode."""
+"""Join a federation as a client, with Flower's SuperNode."""
 
 from __future__ import annotations
 
@@ -28,33 +28,33 @@ from fedshift.record.in_use import alone_in
 
 # Seconds between two attempts, at first and at most.
 PAUSE, LONGEST = 2.0, 60.0
-# Seconds between two looks whether the server is there, and for its answer then: a SuperNode says
-# nothing while it trains, and tries for ever to reach a server that is gone.
+# Seconds between two checks whether the server is there, and to wait for its answer. They are
+# needed because a SuperNode logs nothing while it trains, and never gives up on a server.
 EVERY, ANSWER = 5.0, 5.0
-# Seconds that a SuperNode has to join a server that answers, whatever the patience.
+# Seconds that a SuperNode always has to join a server that answers.
 BEGINS = 60.0
-# What client.json may say of the client's code and data, and how its processes learn it.
+# Keys of client.json for the client's code and data, and the variables that tell its processes.
 CHOSEN = {"app": APP, "site": SITE}
 MODULE = re.compile(r"[\w.]+:\w+")
-# For so long a server counts a SuperNode that was killed as connected, and refuses another.
+# For so many seconds a server counts a killed SuperNode as connected, and refuses another.
 FORGETS = 90.0
-# A SuperNode that was up for so long was well: the next end is news.
+# If a SuperNode was up for so many seconds, its end is reported again.
 WELL = 600.0
 # A text for the operator, and its level in a log: info, warning or error.
 Say = Callable[[str, str], None]
 # Why the client cannot take part in a round now; "" if it can.
 Unready = Callable[[], str]
 NOT_JOINED = "not joined"
-# Of a machine that is there, and no server on it.
+# The error if the machine is there, but no server listens on it.
 REFUSED = os.strerror(errno.ECONNREFUSED)
 
 
 def print_nothing(text: str, level: str) -> None:
-    """Print nothing."""
+    """A `say` that prints nothing."""
 
 
 def unwatched(unready: Unready) -> None:
-    """Watch no client."""
+    """A `watch` that ignores the client's state."""
 
 
 def join(
@@ -68,26 +68,35 @@ def join(
     """Be a client of the federation at `server` ("host:port") until it is interrupted.
 
     `place` is the client's folder, as `fedshift deploy init` made it. If the server is not up yet,
-    or is gone, the client tries again for `patience` seconds from when it notices that; it joins
-    again, too, when its SuperNode was killed. `watch` gets a function that tells at any time
-    whether the client can take part. Raises InputError for a folder that is in use, a folder, key
-    or certificate that cannot be used, and for a server that does not answer, shows a certificate
-    that is not the federation's, or does not let this client in.
+    or is gone, the client tries again for `patience` seconds after it has noticed that. It also
+    joins again if its SuperNode was killed. `watch` receives a function that returns at any time
+    why the client cannot take part. Raises InputError for a folder that is in use, for a folder,
+    key or certificate that cannot be used, and for a server that does not answer, has a certificate
+    of another federation, or refuses this client.
     """
     node = node_command(place, server)
     with alone_in(place):
-        stay = _Stay(node, place, server, patience, say)
-        watch(lambda: stay.unready)
-        stay.for_ever()
+        membership = _Membership(node, place, server, patience, say)
+        watch(lambda: membership.unready)
+        membership.stay()
 
 
 @dataclass
-class _Stay:
-    """A client that joins again and again, and says each reason once.
+class _Membership:
+    """A client that joins again and again, and reports each reason once.
 
-    until: when its patience is over. begun: when its SuperNode was started. lost: the server does
-    not answer while that one is up. absent: why it has not joined, apart from that. over: the
-    server's end was told. played: the last round that the client answered, and of how many.
+    unready             why it cannot take part now; "" if it can
+    not_joined_because  the same, apart from `server_lost`, while it has not joined
+    deadline            when its patience ends
+    started_at          when its SuperNode was started; checked_at: when the server was checked
+    joined              its SuperNode has joined
+    server_lost         its SuperNode is up, but the server does not answer
+    end_reported        the end of the run, or of the server, was reported
+    last_round          the last round that the client answered, and of how many
+    last_report         the last report on the server; last_trouble: the app's last one
+    report_joined       report when it joins: False if nothing was reported since it last joined
+    pause               seconds until the next attempt
+    killed_at           when its SuperNode was killed last
     """
 
     node: list[str]
@@ -96,165 +105,173 @@ class _Stay:
     patience: float
     say: Say
     unready: str = NOT_JOINED
-    absent: str = NOT_JOINED
-    until: float = math.inf
-    begun: float = 0.0
-    looked: float = 0.0
+    not_joined_because: str = NOT_JOINED
+    deadline: float = math.inf
+    started_at: float = 0.0
+    checked_at: float = 0.0
     joined: bool = False
-    lost: bool = False
-    over: bool = False
-    played: tuple[int, int] | None = None
-    latest: str = ""
-    trouble: str = ""
-    news: bool = True
+    server_lost: bool = False
+    end_reported: bool = False
+    last_round: tuple[int, int] | None = None
+    last_report: str = ""
+    last_trouble: str = ""
+    report_joined: bool = True
     pause: float = PAUSE
-    killed: float = -math.inf
+    killed_at: float = -math.inf
 
     @property
     def log(self) -> Path:
         return self.place / "supernode.log"
 
-    def for_ever(self) -> None:
+    def stay(self) -> None:
         self._be_patient()
         while True:
             if why := answers(self.server, self.place / "ca.crt"):
                 self._wait_for_server(why)
-            elif (ended := self._stay()).joined:
-                self._join_again(ended, time.monotonic() - self.begun)
-            elif ended.refused and time.monotonic() < self.killed + FORGETS:
-                # The server counts the one before as connected, and soon no more.
-                self.until = max(self.until, self.killed + FORGETS)
+            elif (ended := self._run_node()).joined:
+                self._join_again(ended, time.monotonic() - self.started_at)
+            elif ended.refused and time.monotonic() < self.killed_at + FORGETS:
+                # The server still counts the killed SuperNode as connected: wait until it does not.
+                self.deadline = max(self.deadline, self.killed_at + FORGETS)
             else:
-                self.absent = self._why_not(ended)
-                self._wait_for_server(self.absent)
-            # No longer than there is patience for a server that may be gone.
-            time.sleep(min(self.pause, max(PAUSE, self.until - time.monotonic())))
+                self.not_joined_because = self._why_not(ended)
+                self._wait_for_server(self.not_joined_because)
+            # Pause, but not beyond the end of our patience.
+            time.sleep(min(self.pause, max(PAUSE, self.deadline - time.monotonic())))
 
     def _be_patient(self) -> None:
-        self.until = time.monotonic() + self.patience
+        self.deadline = time.monotonic() + self.patience
 
-    def _stay(self) -> Ended:
-        self.joined, self.lost = False, False
-        self.begun = self.looked = time.monotonic()
-        self.unready = self.absent
+    def _run_node(self) -> Ended:
+        """Run a SuperNode until it ends."""
+        self.joined, self.server_lost = False, False
+        self.started_at = self.checked_at = time.monotonic()
+        self.unready = self.not_joined_because
         try:
-            return run_node(self.node, _environment(self.place), self.log, self._look)
+            return run_node(self.node, _environment(self.place), self.log, self._check)
         finally:
-            self.unready = self.absent
+            self.unready = self.not_joined_because
 
-    def _look(self, node: Node) -> None:
+    def _check(self, node: Node) -> None:
+        """Called twice a second: read notices, and check the server from time to time."""
         for notice in node.notices():
-            self._hear(notice)
+            self._report_notice(notice)
         if node.joined and not self.joined:
-            self._tell_joined()
+            self._report_joined()
         now = time.monotonic()
-        if node.up and (now >= self.looked + EVERY or (self.lost and now >= self.until)):
-            self._look_for_server(node)
-            self.looked = time.monotonic()
+        if node.up and (
+            now >= self.checked_at + EVERY or (self.server_lost and now >= self.deadline)
+        ):
+            self._check_server(node)
+            self.checked_at = time.monotonic()
 
-    def _look_for_server(self, node: Node) -> None:
+    def _check_server(self, node: Node) -> None:
+        """Check whether the server answers, and whether the SuperNode has joined it."""
         if why := self._unreachable():
-            if node.joined and not self.lost:
-                # News, also where the same was said before it had joined.
+            if node.joined and not self.server_lost:
+                # Start to be patient, and report this even if it was the latest report.
                 self._be_patient()
-                self.latest = ""
-            self.lost, self.unready = True, why
-            # One that only is silent may still be evaluating.
-            if self.played and self.played[0] >= self.played[1] and REFUSED in why:
-                self._tell_end()
+                self.last_report = ""
+            self.server_lost, self.unready = True, why
+            # After the last round a closed port means the end; a silent server may be evaluating.
+            if self.last_round and self.last_round[0] >= self.last_round[1] and REFUSED in why:
+                self._report_end()
             self._wait_for_server(why)
-        elif not node.joined and time.monotonic() >= max(self.until, self.begun + BEGINS):
+        elif not node.joined and time.monotonic() >= max(self.deadline, self.started_at + BEGINS):
             why = f"{self.server} answers, but the SuperNode has not joined it (see {self.log})"
-            raise InputError(f"{why}, for {time.monotonic() - self.begun:.0f} s now")
+            raise InputError(f"{why}, for {time.monotonic() - self.started_at:.0f} s now")
         elif node.joined:
             self._be_patient()
             self.unready = f"{self.server} has not answered the SuperNode yet" if node.away else ""
-            if self.lost and not node.away:
-                self.lost, self.latest = False, ""
+            if self.server_lost and not node.away:
+                self.server_lost, self.last_report = False, ""
                 self.say(f"{self.server} answers again", "info")
 
     def _unreachable(self) -> str:
         try:
             return answers(self.server, self.place / "ca.crt", ANSWER)
         except InputError as e:
-            # Of another server there, perhaps for a while. A round that is under way may go on.
+            # Another server may be there for a while. Do not raise: a round may be under way.
             return str(e)
 
-    def _hear(self, notice: Mapping[str, Any]) -> None:
-        """Tell what the client's app has to say, again only once it has answered a round."""
+    def _report_notice(self, notice: Mapping[str, Any]) -> None:
+        """Report a notice of the client's app; the same one again only after an answered round."""
         if "trouble" in notice:
             text = from_elsewhere(str(notice["trouble"]), 1000)
-            if text != self.trouble:
+            if text != self.last_trouble:
                 self.say(text, "error")
-            self.trouble = text
+            self.last_trouble = text
         elif notice.keys() >= {"round", "rounds"}:
-            self.trouble, self.played = "", (int(notice["round"]), int(notice["rounds"]))
+            self.last_trouble, self.last_round = "", (int(notice["round"]), int(notice["rounds"]))
 
-    def _tell(self, text: str, level: str) -> None:
+    def _report(self, text: str, level: str) -> None:
         self.say(text, level)
-        self.news = True
+        self.report_joined = True
 
-    def _tell_joined(self) -> None:
+    def _report_joined(self) -> None:
         self._be_patient()
-        # What came in after the end of a run is not of the next one.
-        self.played = None if self.over else self.played
-        self.joined, self.over, self.trouble, self.unready = True, False, "", ""
-        self.absent = NOT_JOINED
-        # Not of a SuperNode that is killed again and again: of its end there is one line, too.
-        if self.news:
+        # A notice that arrived after the end of a run does not belong to the next one.
+        self.last_round = None if self.end_reported else self.last_round
+        self.joined, self.end_reported, self.last_trouble, self.unready = True, False, "", ""
+        self.not_joined_because = NOT_JOINED
+        # If a SuperNode is killed again and again, report neither each end nor each new start.
+        if self.report_joined:
             self.say(f"joined {self.server}", "info")
-        self.news = False
+        self.report_joined = False
 
-    def _tell_end(self) -> None:
-        if self.over:
+    def _report_end(self) -> None:
+        """Report once that the run, or the server, has ended."""
+        if self.end_reported:
             return
-        t, rounds = self.played or (0, 0)
-        self.over, self.played = True, None
+        t, rounds = self.last_round or (0, 0)
+        self.end_reported, self.last_round = True, None
         if not rounds:
             text = "the server has ended"
         elif t < rounds:
             text = f"the server has ended; this client last answered in round {t} of {rounds}"
         else:
             text = f"the run has ended after {rounds} round{'s' * (rounds > 1)}"
-        self._tell(f"{text}; waiting for the next one", "info")
+        self._report(f"{text}; waiting for the next one", "info")
 
     def _wait_for_server(self, why: str) -> None:
+        """Report that the server is missing; raises InputError when the patience is over."""
         now = time.monotonic()
-        if now >= self.until:
+        if now >= self.deadline:
             raise InputError(f"{why}, for {self.patience:g} s now")
-        if why != self.latest:
-            self._tell(f"{why}; trying again for {self.until - now:.0f} s", "warning")
-        self.latest = self.unready = why
+        if why != self.last_report:
+            self._report(f"{why}; trying again for {self.deadline - now:.0f} s", "warning")
+        self.last_report = self.unready = why
 
     def _why_not(self, ended: Ended) -> str:
-        """Why it has not joined. Only what the server has said is called its word."""
+        """Why it has not joined; a refusal only if it really came from the server."""
         if not ended.refused:
-            return f"{_how(ended)} before it had joined (see {self.log})"
+            return f"{_how_ended(ended)} before it had joined (see {self.log})"
         return clocks(self.server, self.place / "ca.crt") or (
             f"{self.server} does not let this client in ({ended.message}): it does not know the "
             f"key {self.place / 'key'}, or another process has joined with it"
         )
 
     def _join_again(self, ended: Ended, seconds: float) -> None:
-        if not self.lost:
+        """After a SuperNode that had joined has ended: report it, and how long to pause."""
+        if not self.server_lost:
             self._be_patient()
         if ended.code == 0:
-            # That it is gone may have been told already.
-            self.latest, self.pause = self.latest if self.lost else "", PAUSE
-            self._tell_end()
+            # If the server's absence was reported already, keep that as the latest report.
+            self.last_report, self.pause = self.last_report if self.server_lost else "", PAUSE
+            self._report_end()
             return
-        self.killed = time.monotonic()
-        text = _how(ended)
-        # Where memory is too small it would end again and again: less and less often.
+        self.killed_at = time.monotonic()
+        text = _how_ended(ended)
+        # If it is killed for lack of memory, that will happen again: wait longer each time.
         self.pause = PAUSE if seconds > WELL else min(2 * self.pause, LONGEST)
-        if text != self.latest or seconds > WELL:
+        if text != self.last_report or seconds > WELL:
             more = f"joining again, which may take a minute (see {self.log})"
-            self._tell(f"{text}; {more}", "warning")
-        self.latest, self.absent = text, f"{text}; joining again"
-        self.unready = self.absent
+            self._report(f"{text}; {more}", "warning")
+        self.last_report, self.not_joined_because = text, f"{text}; joining again"
+        self.unready = self.not_joined_because
 
 
-def _how(ended: Ended) -> str:
+def _how_ended(ended: Ended) -> str:
     if ended.code >= 0:
         return f"the SuperNode failed ({ended.message})"
     return f"the SuperNode was ended by signal {-ended.code}, perhaps for lack of memory"
@@ -263,8 +280,7 @@ def _how(ended: Ended) -> str:
 def node_command(place: Path, server: str) -> list[str]:
     """The SuperNode's command. Raises InputError as `join` does for its inputs."""
     node_config = check_place(place)
-    # For its error, before any process is started.
-    address_of(server)
+    address_of(server)  # raises for an invalid address, before any process is started
     return [
         *inside("flower-supernode", "--isolation", "process", "--superlink", server),
         "--root-certificates", str(place / "ca.crt"),
@@ -273,10 +289,10 @@ def node_command(place: Path, server: str) -> list[str]:
 
 
 def check_place(place: Path) -> str:
-    """What a client's folder says of its node. Raises InputError for files that cannot be used."""
-    client = _description(place)
+    """The node's configuration from a client's folder. Raises InputError for unusable files."""
+    client = _read_description(place)
     files = ("ca.crt", "key", "key.pub", "client.json", "site.toml", "experiment.toml", "flower")
-    # A site's own code is run, too.
+    # The folder's Python files are checked, too, because a site's own code is run.
     check_unshared(place, *(place / name for name in files), *place.glob("*.py"))
     check_certificate(place / "ca.crt")
     check_pair(place / "key")
@@ -285,12 +301,12 @@ def check_place(place: Path) -> str:
 
 
 def number_of(place: Path) -> int:
-    """Which client a folder is of, from 0 on. Raises InputError."""
-    return int(_description(place)["partition"])
+    """The number of the client, from 0, whose folder this is. Raises InputError for others."""
+    return int(_read_description(place)["partition"])
 
 
 def _check_chosen(file: Path, client: dict[str, Any]) -> None:
-    """Raise InputError for code that client.json names and this installation does not have."""
+    """Raise InputError if client.json names code that this installation does not have."""
     for key, kind, what in (("app", ClientApp, "a ClientApp of Flower"), ("site", object, "")):
         if key not in client:
             continue
@@ -308,8 +324,8 @@ def _check_chosen(file: Path, client: dict[str, Any]) -> None:
 _OR_NONE = "give one of this installation, or leave {} out for the library's"
 
 
-def _description(place: Path) -> dict[str, Any]:
-    """A client's folder in its own words (client.json). Raises InputError."""
+def _read_description(place: Path) -> dict[str, Any]:
+    """The contents of client.json. Raises InputError if they are not valid."""
     try:
         client = json.loads((place / "client.json").read_text(encoding="utf-8"))
         numbers = {name: int(client[name]) for name in ("partition", "partitions")}
@@ -336,7 +352,7 @@ def _description(place: Path) -> dict[str, Any]:
 
 def _environment(place: Path) -> dict[str, str]:
     """The environment of a client's SuperNode and of its apps."""
-    client, kept = _description(place), _state_folder(place.absolute())
+    client, kept = _read_description(place), _state_folder(place.absolute())
     chosen = {variable: client[key] for key, variable in CHOSEN.items() if key in client}
     return {**environment(place.absolute() / "flower"), KEEP: str(kept), **chosen}
 

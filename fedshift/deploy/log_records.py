@@ -1,6 +1,7 @@
-"""Logs of Flower's processes without control characters: what other machines say goes into them.
+"""Keep control characters out of the logs of Flower's processes.
 
-A terminal obeys such characters when the log is shown: they clear lines, and write others.
+Texts from other machines go into these logs. A terminal that shows a log obeys such characters:
+they could clear lines, and write others.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from fedshift.errors import FedshiftError, visible
 
 
 def show_controls() -> None:
-    """Have all log records of this process show control characters, as in \\x1b.
+    """Make all log records of this process show control characters as text, as in \\x1b.
 
-    Line breaks stay in formats and tracebacks, which are Flower's; in values they are shown, too.
+    Line breaks are kept in formats and tracebacks, which are Flower's own, but not in values.
     """
     made = logging.getLogRecordFactory()
 
@@ -24,7 +25,7 @@ def show_controls() -> None:
         if isinstance(one.args, tuple):
             one.args = tuple(_shown(value) for value in one.args)
         if one.exc_info:
-            # What a formatter takes instead of writing the traceback itself.
+            # Formatters use exc_text, if it is set, instead of formatting the traceback.
             text = logging.Formatter().formatException(one.exc_info)
             one.exc_text = visible(text, keep="\n\t")
         return one
@@ -33,10 +34,11 @@ def show_controls() -> None:
 
 
 def leave_out_tracebacks() -> None:
-    """Have log records of this process give errors for users in a line, without a traceback."""
+    """Make log records of this process show errors for users in one line, without a traceback."""
     made = logging.getLogRecordFactory()
 
     def record(*args: Any, **more: Any) -> logging.LogRecord:
+        """A log record of the former factory, with errors for users in one line."""
         one = made(*args, **more)
         if one.exc_info and isinstance(one.exc_info[1], FedshiftError):
             one.msg, one.args = f"{one.getMessage()}: {one.exc_info[1]}", ()
@@ -47,5 +49,5 @@ def leave_out_tracebacks() -> None:
 
 
 def _shown(value: object) -> object:
-    # Formats may want numbers, as in %d.
+    # Keep numbers, because formats such as %d need them.
     return value if isinstance(value, int | float) else visible(str(value))

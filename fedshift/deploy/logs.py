@@ -1,6 +1,6 @@
 """Lines of a JSON log, one object each.
 
-Imports the standard library only: the command line needs it before all else.
+Imports only the standard library, because the command line needs it before anything else.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ def log_line(event: str, level: str = "info", *, at: float | None = None, **fiel
 def line_of(event: Mapping[str, Any]) -> str:
     """The line of one event of a run (docs/files.md), with the event's time."""
     fields = {k: v for k, v in event.items() if k not in ("event", "time")}
-    # What an operator looks at first: rounds that lack a client, or have changed nothing; liars.
+    # Warnings are what an operator should look at: rounds that lack a client or have changed
+    # nothing, and clients that are suspected of false claims.
     missing = event["event"] in ("dropped", "unscored", "refused")
     odd = missing or {"skipped", "dropped"} & event.keys()
     level = "warning" if odd or event.get("suspicions") else "info"

@@ -1,8 +1,7 @@
-"""A federation's numbers for Prometheus, from the events of its run and from who is connected.
+"""A federation's metrics for Prometheus, from the events of its run and the connected clients.
 
-Labels are clients' folder names and kinds of drop-outs, and nothing else: any program that reaches
-the port can read it, so no sizes, label counts, weights or scores of a client are there, nor the
-texts of its errors, which are its own.
+Labels are only clients' folder names and kinds of drop-outs. Any program that reaches the port can
+read them, so they contain no client's sizes, label counts, weights or scores, nor its error texts.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from prometheus_client import (
 
 from fedshift.record import drops
 
-# Else each counter has a second series: when it was made, which is of no use here.
+# Otherwise each counter has a second series with the time when it was created.
 disable_created_metrics()  # type: ignore[no-untyped-call]
-# As labels; "other" for an event that says none.
+# Labels for kinds of drop-outs; "other" if an event names none.
 KINDS = (*drops.KINDS, "other")
 SECONDS = (5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
-# By name: what it is, and the keys of events that have it, the first that is there counts.
+# Name: (description, keys of events; the first one that is present counts).
 GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "train_loss": ("The clients' mean training loss in the last round.", ("train_loss",)),
     "ess_examples": ("Effective sample size of the last round's weights.", ("ess",)),
@@ -40,10 +39,10 @@ GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 class ServerMetrics:
-    """What a server counts: give it each event of its run, and who is connected.
+    """A server's metrics: call it with each event of the run, and `connect` with who is connected.
 
-    clients: the names of their folders; expires: when the server's certificate ends, in seconds
-    since 1970.
+    clients  the names of their folders
+    expires  when the server's certificate ends, in seconds since 1970
     """
 
     def __init__(self, clients: Sequence[str], expires: float) -> None:
@@ -63,13 +62,13 @@ class ServerMetrics:
         )
         self._bytes = self._counter("message_bytes", "Bytes of rounds' tensors.", "direction")
         self._last = {name: self._gauge(name, GAUGES[name][0]) for name in GAUGES}
-        # Numbers that are not there yet are no zeros.
+        # NaN, not 0, as long as there is no value.
         for gauge in (self._round, self._rounds, self._ended, *self._last.values()):
             gauge.set(math.nan)
         self._connected = self._gauge("client_connected", "1 if it is connected.", "client")
         self._gauge("clients_expected", "Clients of the federation.").set(len(clients))
         self._gauge("certificate_end_timestamp_seconds", "End of server.crt.").set(expires)
-        # From the beginning: Prometheus sees no increase in a series that begins with 1.
+        # Create all series now: Prometheus sees no increase in a series that begins at 1.
         for client in clients:
             self._connected.labels(client)
             for kind in KINDS:
@@ -102,6 +101,7 @@ class ServerMetrics:
             self._connected.labels(client).set(client in clients)
 
     def _count(self, event: Mapping[str, Any]) -> None:
+        """Count a round that is complete."""
         self._round.set(event["round"])
         self._ended.set(event["time"])
         self._seconds.observe(event["seconds"])
@@ -112,7 +112,7 @@ class ServerMetrics:
             self._drop(event["round"], lost)
 
     def _drop(self, t: int, lost: Mapping[str, Any]) -> None:
-        # The end of the round names those again that were missed while it went on.
+        # The event at the end of a round repeats drop-outs that were reported during the round.
         if (t, lost["client"]) not in self._counted:
             self._counted.add((t, lost["client"]))
             self._dropped.labels(*_labels(lost)).inc()
@@ -125,12 +125,12 @@ class ServerMetrics:
 
 
 def _labels(lost: Mapping[str, Any]) -> tuple[str, str]:
-    """The client's name, and the kind of drop-out."""
+    """(client's name, kind of drop-out)."""
     return f"client-{lost['client']}", lost["kind"] if lost.get("kind") in KINDS else "other"
 
 
 def client_metrics(joined: Callable[[], bool], expires: float) -> CollectorRegistry:
-    """What a client tells: whether it can take part, and when its copy of ca.crt ends."""
+    """A client's metrics: whether it can take part, and when its copy of ca.crt ends."""
     registry = CollectorRegistry()
     what = "1 if the client has joined, and its server answers."
     Gauge("fedshift_joined", what, registry=registry).set_function(joined)
@@ -140,5 +140,5 @@ def client_metrics(joined: Callable[[], bool], expires: float) -> CollectorRegis
 
 
 def _number(value: Any) -> float:
-    """An event's number; infinity is a text there, and what does not exist null."""
+    """A number of an event, where infinity is text, and a missing number is null."""
     return math.nan if value is None else float(value)

@@ -1,4 +1,4 @@
-"""/healthz, /readyz and /metrics of a process, for supervisors and Prometheus. Reads only."""
+"""Serve /healthz, /readyz and /metrics of a process, for supervisors and Prometheus; read-only."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from fedshift.errors import FedshiftError, InputError
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-# Why something is not as it should be; "" where it is.
+# Returns why something is not as it should be; "" if all is well.
 Check = Callable[[], str]
-# Seconds between two looks at who is connected (each starts a process of Flower's), and without an
-# answer until the server counts as ill.
+# Seconds between two queries for connected clients (each starts a process of Flower's), and without
+# an answer until the server counts as unhealthy.
 EVERY, SILENT = 15.0, 90.0
-# Connections at once: more than supervisors need, and a bound for everyone else.
+# Most connections at a time: more than supervisors need, but a limit for anyone else.
 AT_ONCE = 32
-# Before there is a SuperLink whose clients could be asked for.
+# Why a server is not ready before there is a SuperLink.
 STARTING = "starting"
 INSTALL = "pip install 'fedshift[ops]'"
 
 
 class Monitor(NamedTuple):
-    """Listens to a run's events, and looks who is connected `beside` a SuperLink."""
+    """`listen` counts a run's events; `beside` is a context that tracks a SuperLink's clients."""
 
     listen: Listener
     beside: Callable[[Link], contextlib.AbstractContextManager[object]]
@@ -44,10 +44,11 @@ class Monitor(NamedTuple):
 
 @dataclass
 class Presence:
-    """Which of the clients are connected, asked again and again beside the run.
+    """Tracks which clients are connected, by asking again and again during the run.
 
-    ask: the names of those connected; hear: gets each answer; required: how many must be there for
-    the server to be ready.
+    ask       returns the names of the connected clients
+    hear      called with each answer
+    required  how many must be connected for the server to be ready
     """
 
     clients: tuple[str, ...]
@@ -58,12 +59,12 @@ class Presence:
     answered: float = field(default_factory=time.monotonic)
 
     def healthy(self) -> str:
-        """Why the server is ill: Flower has not answered for long."""
+        """Why the server is unhealthy: Flower has not answered for a long time; "" if it is not."""
         silent = time.monotonic() - self.answered
         return "" if silent < SILENT else f"the SuperLink has not answered for {silent:.0f} s"
 
     def ready(self) -> str:
-        """Why no round can be played now."""
+        """Why no round can be played now; "" if one can."""
         missing = [name for name in self.clients if name not in self.connected]
         present = len(self.clients) - len(missing)
         if why := self.healthy():
@@ -74,7 +75,7 @@ class Presence:
         return ""
 
     def look(self) -> None:
-        """Ask once; a busy SuperLink that does not answer is asked again later."""
+        """Ask once, and ignore errors: a busy SuperLink is asked again later."""
         with contextlib.suppress(FedshiftError, LookupError):
             self.connected, self.answered = self.ask(), time.monotonic()
             self.hear(self.connected)
@@ -89,7 +90,7 @@ class Presence:
             while not over.wait(EVERY):
                 self.look()
 
-        # A daemon: an answer that is under way must not hold up the end.
+        # A daemon thread, so that a query that is under way does not delay the end.
         threading.Thread(target=watch, daemon=True).start()
         try:
             yield
@@ -98,20 +99,20 @@ class Presence:
 
 
 def connected(link: Link) -> frozenset[str]:
-    """The folder names of the clients that are connected, by Flower's word. Raises InputError."""
+    """The folder names of the clients that Flower lists as connected. Raises InputError."""
     listed = run_flower(["supernode", "list", NAME, "--format", "json"], link.env)
     online = [node["node-id"] for node in listed["nodes"] if node["status"] == "online"]
     return frozenset(link.names[node] for node in online if node in link.names)
 
 
 def open_port(address: str) -> socket.socket:
-    """A listening socket for "HOST:PORT", or for "PORT" of loopback.
+    """A listening socket for "HOST:PORT", or for "PORT" on loopback.
 
-    Raises InputError where it cannot be opened, or what serves metrics is not installed.
+    Raises InputError if it cannot be opened, or prometheus_client is not installed.
     """
     if find_spec("prometheus_client") is None:
         raise InputError(f"--metrics needs prometheus_client, which is not installed: {INSTALL}")
-    # Loopback by default: neither a key nor TLS is needed to read what is served there.
+    # Loopback by default, because reading needs neither a key nor TLS.
     given = f"127.0.0.1:{address}" if address.isdecimal() else address
     host, port = address_of(given, "--metrics")
     try:
@@ -127,18 +128,21 @@ def open_port(address: str) -> socket.socket:
 def monitored(
     address: str | None, folder: Path, tell: Listener, required: int | None = None
 ) -> Iterator[Monitor]:
-    """What passes events on to `tell`, counts them, and serves the numbers.
+    """Serve a server's metrics and checks; yields a `Monitor` that passes events on to `tell`.
 
-    Serves at once, until a SuperLink has been up: a server that starts is healthy, and not ready.
-    address: as in `open_port`; None serves and counts nothing. required: how many clients must be
-    connected for the server to be ready; all, if left out. Raises InputError as `open_port`, and
-    for a folder without the server's files.
+    It serves from the beginning until the SuperLink ends: a server that is starting is healthy, but
+    not ready.
+
+    address   as in `open_port`; None serves and counts nothing
+    required  how many clients must be connected for the server to be ready; all by default
+
+    Raises InputError as `open_port`, and for a folder without the server's files.
     """
     if address is None:
         yield Monitor(tell, contextlib.nullcontext)
         return
     with open_port(address) as port, contextlib.ExitStack() as serving:
-        # Here: the command line works without prometheus_client.
+        # Imported here, because the command line must work without prometheus_client.
         from fedshift.deploy.metrics import ServerMetrics
 
         clients = tuple(place.name for place in clients_of(folder))
@@ -156,7 +160,7 @@ def monitored(
                 clients, lambda: connected(link), metrics.connect, required or len(clients)
             )
             up.append(presence)
-            # No answers while the SuperLink ends: none is there to be asked.
+            # `serving` ends here, too: while the SuperLink shuts down there are no answers.
             with presence.watched(), serving:
                 yield
 
@@ -169,9 +173,9 @@ def monitored(
 
 @contextlib.contextmanager
 def client_monitored(address: str | None, place: Path) -> Iterator[Callable[[Unready], None]]:
-    """Serves whether a client can take part: gets what tells it, from `join`.
+    """Serve whether a client can take part; yields the `watch` for `join`.
 
-    A client that waits for its server is healthy, and not ready. Raises as `open_port`.
+    A client that waits for its server is healthy, but not ready. Raises InputError as `open_port`.
     """
     latest: list[Unready] = [lambda: NOT_JOINED]
     if address is None:
@@ -190,9 +194,9 @@ def client_monitored(address: str | None, place: Path) -> Iterator[Callable[[Unr
 def answering(
     port: socket.socket, checks: Mapping[str, Check], registry: CollectorRegistry
 ) -> Iterator[None]:
-    """Answer on this socket, by a thread, while the block runs: checks by path, and /metrics.
+    """Serve checks, by path, and /metrics on this socket, in a thread, while the block runs.
 
-    A check is answered by 200 where it has nothing to say, else by 503 with the reason.
+    A check that returns "" is answered with 200, any other with 503 and the reason.
     """
     import uvicorn
     from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -214,7 +218,7 @@ def answering(
     paths = {path: of(check) for path, check in checks.items()} | {"/metrics": numbers}
     config = uvicorn.Config(
         Starlette(routes=[Route(path, answer) for path, answer in paths.items()]),
-        # Of rubbish that others send it would write a bare line among the command's own.
+        # Otherwise uvicorn would log invalid requests of others among the command's own lines.
         log_config=None, log_level="critical",
         access_log=False, lifespan="off", ws="none", limit_concurrency=AT_ONCE,
         timeout_keep_alive=5, timeout_graceful_shutdown=1,

@@ -1,11 +1,11 @@
 """A federation's folder: the files of the server, and those for each client.
 
-ca.crt, ca.key            the federation's own authority; ca.key signs, and never leaves
+ca.crt, ca.key            the federation's own authority; ca.key signs, and never leaves this folder
 server.crt, server.key    the server's certificate
-clients/client-I/         for client I alone: ca.crt, key, key.pub, client.json; where clients have
-                          data of their own, site.toml and experiment.toml as well
-experiment.toml           what the federation runs; `fedshift run` of it gives the same numbers
-app/pyproject.toml        a Flower app of nothing but the installed library and the experiment
+clients/client-I/         for client I only: ca.crt, key, key.pub, client.json; if clients have data
+                          of their own, also site.toml and experiment.toml
+experiment.toml           what the federation runs; `fedshift run` with it gives the same numbers
+app/pyproject.toml        a Flower app that consists of the installed library and the experiment
 """
 
 from __future__ import annotations
@@ -68,13 +68,15 @@ def make_place(
     beside: Sequence[Mapping[str, str]] = (),
     keys: Path | None = None,
 ) -> None:
-    """Write the folder. `experiment` is the TOML of a run; `site` names what loads clients' data.
+    """Write a federation's folder, which only its owner can read.
 
-    beside: more files for each client's folder, by name. keys: another federation's folder, whose
-    authority and clients' keys this one has as well; without `hosts`, its server's names, too.
+    experiment  the TOML of a run
+    site        "module:name" of what loads clients' data
+    beside      more files for each client's folder, by name
+    keys        another federation's folder, to take over its authority and clients' keys, and
+                without `hosts` also its server's names
 
-    Its owner alone can read it. Raises InputError for a folder that is not empty, or cannot be
-    written; then it stays empty.
+    Raises InputError for a folder that is not empty, or cannot be written; then it is left empty.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -88,17 +90,17 @@ def make_place(
         check_place_unshared(keys)
     try:
         _fill(folder, experiment, clients, hosts, site, keys)
-        # Rules of a folder that is there may give what is made in it to others.
+        # Check again: access rules of an existing folder may share what is created in it.
         check_place_unshared(folder)
         for i, files in enumerate(beside):
             for name, text in files.items():
                 place = folder / "clients" / f"client-{i}"
                 (place / name).write_text(text, encoding="utf-8")
     except BaseException as e:
-        # Half a federation is useless, and the next attempt needs an empty folder.
+        # Remove everything, because the next attempt needs an empty folder.
         for entry in folder.iterdir():
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-        # Of the disk; errors of hosts and keys are messages for the user already.
+        # Errors of the disk need a message; those of hosts and keys have one.
         if isinstance(e, OSError):
             path = e.filename or folder
             raise InputError(f"{path}: cannot be written: {e.strerror}") from None
@@ -122,13 +124,13 @@ def _fill(
         place.mkdir(parents=True)
         shutil.copyfile(folder / "ca.crt", place / "ca.crt")
         if place.name in before:
-            # The private one may have left the server with the client's folder.
+            # The private key may be missing: the server's operator may have moved it to the client.
             for key in before[place.name].glob("key*"):
                 shutil.copy(key, place)
         else:
             write_client_key(place / "key")
         description: dict[str, int | str] = {"partition": i, "partitions": clients}
-        # A client gives the data that its own file names, whatever the server says.
+        # A client loads its data with what its own file names, whatever the server says.
         description |= {} if site == CHOICES[SITE] else {"site": site}
         (place / "client.json").write_text(json.dumps(description) + "\n", encoding="utf-8")
     (folder / EXPERIMENT).write_text(experiment, encoding="utf-8")
@@ -139,7 +141,7 @@ def _fill(
 
 
 def renew_certificate(folder: Path, hosts: Sequence[str] = ()) -> bool:
-    """Renew the server's certificate; whether clients need their new ca.crt (`renew_server`)."""
+    """Renew the server's certificate; True if clients need a new ca.crt (`renew_server`)."""
     check_place_unshared(folder)
     again = renew_server(folder, hosts)
     for place in clients_of(folder) if again else ():
@@ -148,9 +150,9 @@ def renew_certificate(folder: Path, hosts: Sequence[str] = ()) -> bool:
 
 
 def renew_client(folder: Path, client: int) -> Path:
-    """Give a client a new key, and return its folder. Raises InputError for none of this number."""
+    """Give a client a new key, and return its folder. Raises InputError for a missing client."""
     check_place_unshared(folder)
-    # Two clients of one key are mended so.
+    # Not `clients_of`, which raises for two clients with one key: this call is the cure.
     places = {place.name: place for place in _places(folder)}
     if (name := f"client-{client}") not in places:
         raise InputError(
@@ -163,7 +165,7 @@ def renew_client(folder: Path, client: int) -> Path:
 def clients_of(folder: Path) -> list[Path]:
     """The clients' folders in order.
 
-    Raises InputError for a folder without the server's files, and for two clients of one key.
+    Raises InputError for a folder without the server's files, and for two clients with one key.
     """
     places, keys = _places(folder), dict[bytes, Path]()
     for place in places:
@@ -193,9 +195,9 @@ def _places(folder: Path) -> list[Path]:
 
 
 def check_place_unshared(folder: Path) -> None:
-    """Raise InputError where other users may change a federation's code, keys or settings."""
+    """Raise InputError if other users may change a federation's code, keys or settings."""
     names = ("ca.crt", "ca.key", "server.crt", "server.key", EXPERIMENT, "flower", "app", "clients")
-    # Flower sends, and the server runs, all that lies in app.
+    # All files in app: Flower sends them, and the server runs them.
     app, clients = (folder / "app").rglob("*"), (folder / "clients").glob("client-*")
     places = [path for place in clients for path in (place, place / "key.pub")]
     check_unshared(folder, *(folder / name for name in names), *app, *places)

@@ -1,4 +1,4 @@
-"""Run Flower's commands as processes in groups of their own, and end whole groups."""
+"""Run Flower's commands in process groups of their own, and end them with all descendants."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ DIE_WITH_PARENT = 1  # Linux: PR_SET_PDEATHSIG of prctl(2)
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that no process listens on now."""
+    """A port on which no process listens at present."""
     with socket.socket() as s:
         s.bind((host, 0))
         return int(s.getsockname()[1])
 
 
 def check_port(host: str, port: int) -> None:
-    """Raise InputError where the port is in use, or not ours to open."""
+    """Raise InputError if the port is in use, or may not be opened."""
     with socket.socket() as s:
-        # As servers do: a port of connections that have just ended counts as free.
+        # As servers do: a port whose connections have just ended counts as free.
         s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             s.bind((host, port))
@@ -51,11 +51,11 @@ def running(
     log: Path,
     others: Mapping[int, str] = MappingProxyType({}),
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process and its children, in a group that ends with the block; it writes to `log`.
+    """Run a process, with its output in `log`; it and its children end with the block.
 
-    Files that they make can be read by this user alone. others: as in `end`, read at the end of the
-    block. On Linux the process also gets SIGTERM when this one is killed. Raises InputError where
-    the log cannot be written.
+    Only this user can read files that they make. others: as in `end`, read at the end of the block.
+    On Linux the process also gets SIGTERM if this one is killed. Raises InputError if the log
+    cannot be written.
     """
     linux = sys.platform == "linux"
     try:
@@ -65,8 +65,8 @@ def running(
         raise InputError(f"{log}: cannot be written: {e.strerror}") from None
     with out:
         process = subprocess.Popen(
-            # A session of its own: Ctrl-C in the terminal reaches this process alone, which ends
-            # the others.
+            # In a session of its own, so that Ctrl-C reaches only this process, which then ends the
+            # others in order.
             arguments, env=dict(env), stdout=out, stderr=out, start_new_session=True, umask=0o077,
             preexec_fn=_die_with_parent if linux else None,
         )  # fmt: skip
@@ -77,7 +77,7 @@ def running(
 
 
 def _die_with_parent() -> None:
-    # Without it Flower's processes would go on, and hold their ports, when fedshift is killed.
+    # Otherwise Flower's processes would go on, and keep their ports, if fedshift is killed.
     ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGTERM)
 
 
@@ -86,14 +86,15 @@ def end(
     others: Mapping[int, str] = MappingProxyType({}),
     patience: float = 10.0,
 ) -> None:
-    """End a process, its group and all descendants: SIGTERM first, SIGKILL after `patience` s each.
+    """End a process, its group and all descendants: SIGTERM, then SIGKILL after `patience` seconds.
 
-    Flower starts some processes in sessions of their own, which a signal to the group misses.
-    others: commands by process id that are to end as well, descendants whose parent is gone.
+    Descendants are signalled one by one, because Flower starts some of them in sessions of their
+    own, which a signal to the group does not reach. others: commands by process id that are to end
+    as well, such as descendants whose parent is gone.
     """
-    # What a process that has ended left behind waits for it in vain: an operator should not.
+    # If the process itself has ended, the rest cannot end in order: do not make the operator wait.
     patience = min(patience, 1.0) if process.poll() is not None else patience
-    # Before any signal: once a parent is gone, its children can no longer be traced to it.
+    # List descendants before any signal: when a parent is gone, its children cannot be traced.
     below = {**others, **descendants(process.pid)}
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -112,14 +113,14 @@ def end(
 def descendants(process: int) -> dict[int, str]:
     """The commands of all processes that descend from this one, by process id."""
     processes, pids = _processes(), {process}
-    # Children of children, until a pass adds none.
+    # Add children of children until no new ones appear.
     while new := {pid for pid, (parent, _) in processes.items() if parent in pids} - pids:
         pids |= new
     return {pid: processes[pid][1] for pid in pids - {process}}
 
 
 def still_running(commands: Mapping[int, str]) -> list[int]:
-    """The ids that still run the same command; an id may have been given to another process."""
+    """The ids that still run the same command, since an id may have been reused."""
     running_now = _processes() if commands else {}
     return [pid for pid, line in commands.items() if running_now.get(pid, (0, ""))[1] == line]
 
@@ -133,7 +134,7 @@ def _signal(commands: Mapping[int, str], number: int) -> None:
 def _processes() -> dict[int, tuple[int, str]]:
     """(parent, command) of every process that is not a zombie; empty without `ps`."""
     try:
-        # -ww: the whole command line, by which a process is recognised later.
+        # -ww gives the whole command line, by which a process is recognised later.
         output = subprocess.run(
             ["ps", "-wweo", "pid,ppid,stat,args"], capture_output=True, text=True, check=True
         ).stdout
@@ -144,6 +145,7 @@ def _processes() -> dict[int, tuple[int, str]]:
 
 
 def _alive(group: int) -> bool:
+    """Whether the process group still has a process."""
     try:
         os.killpg(group, 0)
     except (ProcessLookupError, PermissionError):
@@ -176,7 +178,7 @@ def run_flower(
     output = " ".join((done.stdout + done.stderr).split())[-500:]
     subcommand = " ".join(arguments[:2])
     try:
-        # Flower may print warnings before its document.
+        # Flower may print warnings before the JSON.
         answer: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
     except ValueError:
         raise FedshiftError(f"`flwr {subcommand}` failed: {output}") from None

@@ -13,10 +13,10 @@ from pathlib import Path
 from fedshift.errors import InputError
 
 WAIT = 10.0
-# OpenSSL's numbers for a certificate that is not valid yet, or not any more.
+# OpenSSL's error codes for a certificate that is not valid yet, or not any more.
 CLOCK = {9: "is not valid yet", 10: "has expired"}
-# Seconds by which a client's clock may be ahead of the server's, and behind it: Flower's limits
-# for the time that a SuperNode signs.
+# Seconds by which a client's clock may be ahead of the server's, or behind it. These are Flower's
+# limits for the time that a SuperNode signs.
 AHEAD, BEHIND = 5.0, 305.0
 
 
@@ -25,7 +25,7 @@ def address_of(server: str, what: str = "server") -> tuple[str, int]:
     host, _, port = server.rpartition(":")
     good = port.isdecimal() and 0 < int(port) < 65536 and not set("/@ ") & set(host)
     try:
-        # As names are resolved: not with an empty part or one of 64 letters, as in "fed..org".
+        # idna refuses what cannot be resolved: empty parts, as in "fed..org", or 64 letters.
         good = good and bool(host.encode("idna"))
     except UnicodeError:
         good = False
@@ -34,8 +34,8 @@ def address_of(server: str, what: str = "server") -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _trusting(authority: Path) -> ssl.SSLContext:
-    """Trust in this certificate alone. Raises InputError where it is not there, or half copied."""
+def _trust_context(authority: Path) -> ssl.SSLContext:
+    """A context that trusts only this certificate. Raises InputError if it cannot be read."""
     try:
         return ssl.create_default_context(cafile=str(authority))
     except OSError as e:
@@ -46,14 +46,14 @@ def _trusting(authority: Path) -> ssl.SSLContext:
 def answers(server: str, authority: Path, wait: float = WAIT) -> str:
     """Why a server cannot be reached now, within `wait` seconds; "" if it can.
 
-    Raises InputError for a certificate that is not signed by `authority`, is not valid today, or is
-    for another host name, for a server without TLS, where Flower's SuperNode would retry for ever,
-    and for an `authority` that cannot be read.
+    Raises InputError if waiting would not help (Flower's SuperNode would retry for ever): for a
+    certificate that is not signed by `authority`, is not valid today, or is for another host name,
+    for a server without TLS, and for an `authority` that cannot be read.
     """
     host, port = address_of(server)
-    context = _trusting(authority)
+    context = _trust_context(authority)
     try:
-        # A handshake and no more: it shows whether the certificate is right.
+        # Only a TLS handshake, which shows whether the certificate is right.
         with (
             socket.create_connection((host, port), wait) as plain,
             context.wrap_socket(plain, server_hostname=host),
@@ -84,12 +84,12 @@ def answers(server: str, authority: Path, wait: float = WAIT) -> str:
 
 
 def clocks(server: str, authority: Path) -> str:
-    """Why a server that answers cannot take this machine's signed times; "" if it can.
+    """Why a server that answers will refuse the times that this machine signs; "" if it will not.
 
-    Every answer of an HTTP server has its time, to the second.
+    The server's time is in the headers of any of its answers.
     """
     host, port = address_of(server)
-    context = _trusting(authority)
+    context = _trust_context(authority)
     connection = http.client.HTTPSConnection(host, port, timeout=WAIT, context=context)
     try:
         with contextlib.closing(connection):
@@ -98,7 +98,7 @@ def clocks(server: str, authority: Path) -> str:
     except (OSError, http.client.HTTPException, TypeError, ValueError):
         return ""
     ahead = (datetime.datetime.now(datetime.UTC) - theirs).total_seconds()
-    # The server's time is cut to the second.
+    # 1: the server's time is truncated to the second.
     if 1 - BEHIND < ahead < AHEAD:
         return ""
     where = "ahead of" if ahead > 0 else "behind"

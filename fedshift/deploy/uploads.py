@@ -1,7 +1,7 @@
-"""Clients' uploads to the SuperLink, and how one ends at once whose pieces the guard refuses.
+"""End a client's upload to the SuperLink at once if the guard refuses one of its pieces.
 
-Flower waits three minutes for the next piece of an answer that was announced. The client whose
-piece was refused sends no more, so that the round would wait for nothing.
+Flower waits three minutes for the next piece of an answer that was announced. A client whose piece
+was refused sends no more, so the round would wait for nothing.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from typing import Any
 
 from fedshift.flower.installed import put_in_place
 
-# The client whose request is handled; "" outside of one.
+# The client whose request is being handled; "" outside of requests.
 CALLER: ContextVar[str] = ContextVar("caller", default="")
 
 
 def watch_uploads() -> Callable[[str], None]:
-    """Note which upload each client has begun; the result ends a client's latest one.
+    """Record which upload each client has begun; return a function that ends a client's latest.
 
-    It ends by the clock: the server's app is then answered that the pieces will not come.
+    It sets the upload's time limit to now: Flower then tells the server's app that no more pieces
+    will come.
     """
     from flwr.supercore.corestate.in_memory_corestate import InMemoryCoreState
     from flwr.supercore.date import now
@@ -35,13 +36,14 @@ def watch_uploads() -> Callable[[str], None]:
     def stored(
         state: Any, run_id: int, session_id: str, object_id: str, object_content: bytes
     ) -> bool:
-        # A client sends several pieces at once. One that was under way at the refusal would renew
-        # the upload, or take it away before the server's app has asked for it and is answered.
+        # A client sends several pieces at once. A piece that was under way at the refusal would
+        # renew the time limit, or remove the upload before the server's app has asked for it.
         if session_id in ended:
             return False
         return store(state, run_id, session_id, object_id, object_content)
 
     def end(client: str) -> None:
+        """End a client's latest upload, if it has one."""
         state, session = latest.pop(client, (None, ""))
         if state is not None:
             ended.add(session)

@@ -1,4 +1,4 @@
-"""Notice that one of the server's processes has ended: a SuperLink, and those that it starts."""
+"""Notice when one of the server's processes has ended: the SuperLink, or one that it started."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 from fedshift.deploy.processes import descendants, still_running
 from fedshift.errors import TrainingError
 
-# Seconds between two looks: one lists all processes of the machine.
+# Seconds between two checks, each of which lists all processes of the machine.
 PAUSE = 1.0
 SUPERLINK, SUPEREXEC, SERVERAPP = "SuperLink", "SuperExec", "ServerApp"
-# A word of the command that each of them runs.
+# A word in the command line of each of them.
 COMMANDS = {SUPEREXEC: "flower-superexec", SERVERAPP: "flwr-serverapp"}
 
 
@@ -22,15 +22,16 @@ Ended = Mapping[str, int | None]
 
 
 def nothing() -> Ended:
-    """For processes that are not watched."""
+    """An `ended` for processes that are not watched."""
     return {}
 
 
 @dataclass
 class Watch:
-    """A SuperLink's processes. `seen` also has those that are no longer its descendants.
+    """A SuperLink and its processes; `seen` has their commands by process id.
 
-    Flower's processes end with their parents, but not with one that is killed and not waited for.
+    It keeps processes that are no longer its descendants: if a parent was killed, a process of
+    Flower's may go on.
     """
 
     process: subprocess.Popen[bytes]
@@ -39,15 +40,16 @@ class Watch:
     _looked: float = 0.0
 
     def begin(self) -> None:
-        """A run begins: a ServerApp that is still there is that of the run before, and may end."""
+        """Call when a run begins: a ServerApp that exists now is the last run's, and may end."""
         self.seen.update(descendants(self.process.pid))
         word = COMMANDS[SERVERAPP]
         self._before = frozenset(pid for pid, command in self.seen.items() if word in command)
 
     def __call__(self) -> Ended:
-        """What has ended since the last look, and its exit code where there is one.
+        """What has ended since the last call, with its exit code if known.
 
-        Looks once a second. A ServerApp counts as ended where there is no other.
+        Checks at most once a second. A process counts as ended only if there is no other of its
+        kind.
         """
         if time.monotonic() - self._looked < PAUSE:
             return {}
@@ -58,16 +60,16 @@ class Watch:
         lost = [command for pid, command in ended.items() if pid not in self._before]
         self.seen.update(descendants(self.process.pid))
         over = {} if code is None else {SUPERLINK: code}
-        return over | {name: None for name, word in COMMANDS.items() if self._lost(word, lost)}
+        return over | {name: None for name, word in COMMANDS.items() if self._has_ended(word, lost)}
 
-    def _lost(self, word: str, lost: Iterable[str]) -> bool:
+    def _has_ended(self, word: str, lost: Iterable[str]) -> bool:
         return any(word in c for c in lost) and not any(word in c for c in self.seen.values())
 
 
 def ending(process: str, code: int | None, out: Path, log: Path, *, begun: bool) -> TrainingError:
     """The error for a server's process that ended in the middle of a run.
 
-    code: its exit code where there is one. begun: whether a round is over, from which to go on.
+    code: its exit code, if known. begun: whether a round is complete from which to resume.
     """
     how = f" by signal {-code}" if code and code < 0 else f" with code {code}" if code else ""
     option = f" --resume {out}" if begun else ""

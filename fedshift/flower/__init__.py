@@ -1,7 +1,7 @@
 """Flower: any algorithm of this library as a Flower strategy and client app, and FedPALS for apps.
 
-Names are loaded when they are asked for, so that Flower is imported only where it is used (and
-after `fedshift.flower.quiet` could set its environment). Needs the extra "flower".
+Names are loaded on first use, so that Flower is imported only if it is needed, and after
+`fedshift.flower.quiet` has set its environment. Needs the extra "flower".
 """
 
 from __future__ import annotations

@@ -17,17 +17,17 @@ Arrays = dict[str, NDArray[Any]]
 def arrays_of(record: ArrayRecord, like: Mapping[str, NDArray[Any]] | None = None) -> Arrays:
     """The arrays of a record.
 
-    like: the model that was sent. Raises InputError for other names, shapes or types than its, for
+    like: the model that was sent. Raises InputError if names, shapes or types differ from it, for
     numbers that are not finite, and for arrays that are not NumPy's.
     """
     try:
         arrays = {name: _read(array) for name, array in record.items()}
     except Exception as e:
-        # The bytes come from another machine: any exception of NumPy means that they are bad.
+        # The bytes come from another machine: any exception of NumPy means that they are invalid.
         raise InputError(f"its arrays cannot be read: {str(e) or type(e).__name__}") from None
     if like is None:
         return arrays
-    # Checked here, since a mean over different models would broadcast or fail far from the cause.
+    # Check here: a mean over different models would broadcast, or fail far from the cause.
     if arrays.keys() != like.keys():
         differing = sorted(arrays.keys() ^ like.keys())
         raise InputError(f"its model has other arrays than the one that was sent: {differing[:5]}")
@@ -55,7 +55,7 @@ def to_arrays(arrays: Arrays) -> ArrayRecord:
 
 
 def mean_arrays(many: Sequence[Arrays], weights: NDArray[np.float64]) -> Arrays:
-    """sum_i a_i v_i, in float64 in the given order, cast once; the largest for integers.
+    """sum_i a_i v_i, in float64 in the given order, cast once; for integers the largest value.
 
     Clients of weight exactly 0 are left out.
     """
@@ -63,7 +63,7 @@ def mean_arrays(many: Sequence[Arrays], weights: NDArray[np.float64]) -> Arrays:
 
     def total(name: str) -> NDArray[Any]:
         first = used[0][0][name]
-        # Counters, as BatchNorm's number of batches: a mean of counts means nothing.
+        # Integers are counters, such as BatchNorm's number of batches; their mean has no meaning.
         if not np.issubdtype(first.dtype, np.inexact):
             return np.asarray(np.max(np.stack([arrays[name] for arrays, _ in used]), axis=0))
         out = np.zeros(first.shape, dtype=np.float64)
@@ -77,20 +77,19 @@ def mean_arrays(many: Sequence[Arrays], weights: NDArray[np.float64]) -> Arrays:
 def mean_metrics(
     contents: Sequence[RecordDict], weights: NDArray[np.float64], but: Collection[str]
 ) -> dict[str, float | list[float]]:
-    """The weighted mean of each metric that all used replies have; those in `but` are left out."""
+    """The weighted mean of each metric, except those in `but`, over replies of positive weight."""
     used = weights > 0  # 0 * NaN is NaN
     metrics = [
         {k: v for r in c.metric_records.values() for k, v in r.items()}
         for c, a in zip(contents, used, strict=True)
         if a
     ]
-    # A metric that some replies lack has no mean over all of them.
+    # Leave out a metric that some replies lack: it has no mean over all of them.
     common = [k for k in metrics[0] if k not in but and all(k in reported for reported in metrics)]
     means: dict[str, float | list[float]] = {}
     for key in common:
         values = [np.asarray(reported[key], dtype=np.float64) for reported in metrics]
-        # Lists of different lengths cannot be averaged, and are left out like other foreign
-        # metrics.
+        # Lists of different lengths cannot be averaged, and are left out.
         if all(v.shape == values[0].shape for v in values):
             mean = np.tensordot(weights[used], np.stack(values), axes=1)
             means[key] = mean.tolist()

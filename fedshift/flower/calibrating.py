@@ -1,4 +1,4 @@
-"""A calibrator by messages: one question for each Newton step, which clients answer with sums.
+"""Fit a calibrator by messages: one question for each Newton step, answered with sums.
 
 The server sends a model, a scale and K biases. Each client answers with `CalibrationSums` over its
 validation examples; only their sum over clients is used.
@@ -24,19 +24,19 @@ from fedshift.server.prior import LARGEST, CalibrationSums, Correction, calibrat
 from fedshift.tree import Parts
 
 Floats = NDArray[np.float64]
-# The kind of message, and names of records: of the question, and of the answer.
+# The type of message, and the names of the records of a question and of its answer.
 CALIBRATE, AT, SUMS = "calibrate", "calibrator", "sums"
 FIELDS = ("loss", "gradient", "hessian", "counts")
 
 
 def asked_at(scale: float, bias: Floats) -> dict[str, ArrayRecord]:
-    """The record of a question: sums, or scores, at this scale and these biases."""
+    """The record of a question for sums, or scores, at this scale and these biases."""
     at = {"scale": torch.tensor(scale, dtype=torch.float64), "bias": torch.from_numpy(bias)}
     return {AT: to_record(at)}
 
 
 def correction_in(content: RecordDict) -> Correction | None:
-    """Of the model to score, as `asked_at` has it; None where it is scored as it is."""
+    """The correction of the model to score, from the record of `asked_at`; None without one."""
     if AT not in content:
         return None
     at = to_parts(content.array_records, AT)[""]
@@ -49,16 +49,16 @@ class Validating(Protocol):
 
     @property
     def algorithm(self) -> Algorithm:
-        """Of the run."""
+        """The run's method."""
 
     @property
     def validation(self) -> Examples | None:
-        """Not trained on."""
+        """Examples that are not used for training."""
 
 
 @torch.inference_mode(False)
 def sums_for(client: Validating, content: RecordDict) -> RecordDict:
-    """A client's answer: sums over its validation examples, zeros without any."""
+    """A client's answer: sums over its validation examples; zeros if it has none."""
     at, sent = (to_parts(content.array_records, name) for name in (AT, MODEL))
     scale, bias = float(at[""]["scale"]), at[""]["bias"].numpy()
     stage, examples = (
@@ -76,10 +76,9 @@ def sums_for(client: Validating, content: RecordDict) -> RecordDict:
 
 
 def sums_in(parts: Parts, counts: Tensor | None, classes: int) -> CalibrationSums:
-    """The inverse of `sums_for`. counts [K]: of the client's examples, where the server has them.
+    """The inverse of `sums_for`. counts [K]: the client's examples by label, if the server knows.
 
-    Raises InputError for sums that no examples have: the gradient of K biases is sum_x p - 1_y, and
-    the Hessian is that of a softmax.
+    Raises InputError for sums that no examples can have (`possible`).
     """
     sent = parts.get(SUMS, {})
     wide = classes + 1
@@ -97,22 +96,25 @@ def sums_in(parts: Parts, counts: Tensor | None, classes: int) -> CalibrationSum
 
 
 def possible(loss: Tensor, gradient: Tensor, hessian: Tensor, counts: Tensor) -> bool:
-    """Whether some examples could have these sums."""
+    """Whether some examples could have these sums.
+
+    The gradient by the K biases is sum_x (p - 1_y), and the Hessian is that of a softmax.
+    """
     if not bool((counts >= 0).all() and (counts == counts.round()).all() and loss >= 0):
         return False
     n, moved = float(counts.sum()), gradient[1:] + counts
-    # Of logits up to LARGEST: their difference from a mean of them, and their variance.
+    # Logits are at most LARGEST, which bounds their difference from a mean, and their variance.
     if abs(float(gradient[0])) > 2 * n * LARGEST or float(hessian[0, 0]) > n * LARGEST**2:
         return False
     near = 1e-9 * (1.0 + n)
-    # sum_x p_y lies between 0 and n, and over the labels they are n.
+    # For each label y, 0 <= sum_x p_y <= n; over all labels these sum to n.
     if not bool((moved >= -near).all() and (moved <= n + near).all()):
         return False
     if abs(float(moved.sum()) - n) > near:
         return False
     size = 1e-9 * (1.0 + float(hessian.diagonal().abs().sum()))
     symmetric = (hessian - hessian.T).abs().max() <= size
-    # Of one example diag(p) - p p^T: rows of 0 sum, and no diagonal above 1/4.
+    # One example adds diag(p) - p p^T, whose rows sum to 0, with no diagonal entry above 1/4.
     inner = hessian[1:, 1:]
     bounded = (inner.diagonal() <= n / 4 + near).all() and (inner.sum(1).abs() <= size).all()
     return bool(symmetric and bounded and torch.linalg.eigvalsh(hessian).min() >= -size)

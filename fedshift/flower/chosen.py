@@ -1,6 +1,6 @@
-"""What a client's machine decides, and no message changes: the app it runs, and where its data is.
+"""What only the client's machine decides, never a message: which app it runs, and its data source.
 
-Both are written "module:name". `fedshift deploy client` passes them on as environment variables.
+Both have the form "module:name". `fedshift deploy client` passes them on as environment variables.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 from fedshift.errors import InputError, shown
 
 APP, SITE = "FEDSHIFT_APP", "FEDSHIFT_SITE"
-# By default: the library's app, and the share that the experiment deals to each client.
+# Defaults: the library's app, and the share of the experiment's data that each client gets.
 CHOICES = {
     APP: "fedshift.experiments.machines.deployed:client_app",
     SITE: "fedshift.experiments.machines.on_flower:configured_site",
 }
 
-# The same in federations that earlier versions made.
+# Names of the defaults in federations that were made with earlier versions.
 FORMER = {
     "fedshift.experiments.deployed:client_app": CHOICES[APP],
     "fedshift.experiments.on_flower:configured_site": CHOICES[SITE],
@@ -26,17 +26,17 @@ FORMER = {
 
 
 def present(name: str) -> str:
-    """What a name of an earlier version is called now."""
+    """The present name of something that an earlier version called `name`."""
     return FORMER.get(name, name)
 
 
 def chosen(variable: str) -> str:
-    """What is chosen on this machine: the environment variable, or what `CHOICES` says."""
+    """This machine's choice: the environment variable, or the default."""
     return present(os.environ.get(variable, CHOICES[variable]))
 
 
 def imported(name: str) -> Any:
-    """What "module:name" stands for. Raises InputError where it is not there."""
+    """Import "module:name". Raises InputError if it does not exist."""
     module, _, inner = present(name).partition(":")
     try:
         return getattr(import_module(module), inner)
@@ -45,10 +45,10 @@ def imported(name: str) -> Any:
 
 
 def check_source(named: str) -> None:
-    """Raise InputError where a server names another source of data than this machine has chosen.
+    """Raise InputError if the server names another source of data than this machine's choice.
 
-    A name that a server could choose would be code that it runs. The other way about, its report
-    would say that clients had the experiment's data.
+    A client never imports a name that the server sends: that would let the server run code here.
+    And it must not silently use its own: the server's report would name the wrong data.
     """
     mine = chosen(SITE)
     if present(named) != mine:

@@ -1,4 +1,4 @@
-"""The client's side: an algorithm's client half as a Flower ClientApp."""
+"""The client side: an algorithm's `client_update` and evaluation as a Flower ClientApp."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Handler = Callable[[Message, Context], Message]
 
 
 class Own(NamedTuple):
-    """The model that a client serves after round t of a run, and what its network was made for."""
+    """The model that a client serves after round t of a run, and the sizes of its network."""
 
     name: str
     t: int
@@ -55,13 +55,13 @@ Note = Callable[[RecordDict, Context], None]
 @sketched
 @dataclass(frozen=True, eq=False)
 class Site:
-    """Everything that one client has: the method, its examples, the seed of its batches.
+    """All that one client needs: the method, its examples, the seed of its batches.
 
     data        its id is the partition id that Flower gives to the node
     seed        the run's `seeds.batch`, the same on all clients
     validation  examples to score models on, for federated evaluation
     first       the first (parameters, buffers); the network's own if left out
-    tests       examples to test the model on that the client serves, or None
+    tests       examples to test the model that the client serves, or None
 
     Raises InputError for importances that are not one number per example, finite and 0 or more.
     """
@@ -85,7 +85,7 @@ class Site:
 
 
 def partition(context: Context) -> int:
-    """The client that a node is. Raises InputError for a node without partition-id."""
+    """The client id of a node. Raises InputError for a node without partition-id."""
     client = context.node_config.get("partition-id")
     if client is None:
         raise InputError(
@@ -103,7 +103,7 @@ def form_of(params: Params, buffers: Params) -> list[str]:
 def digest_of(params: Params, buffers: Params) -> str:
     """A checksum of a model's numbers."""
     digest = hashlib.blake2b(digest_size=16)
-    # Sorted: the order of a dictionary is no part of a model.
+    # Sort, because models do not differ by the order of their dictionaries.
     for name, v in sorted((params | buffers).items()):
         digest.update(name.encode() + v.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
@@ -116,19 +116,19 @@ def client_app(
     open_states: bool = False,
     keep: Path | None = None,
 ) -> ClientApp:
-    """An algorithm's client half on Flower.
+    """A Flower ClientApp that runs an algorithm's client side.
 
-    site         from the partition id to what this client has. In a simulation it is pickled with
-                 each message: it should load (and keep) data, not carry them
+    site         a function from the partition id to this client's `Site`. In a simulation it is
+                 pickled with each message, so let it load (and cache) data, not contain them
     threads      torch threads while a message is handled; results depend on them in the last bit
     open_states  send the client's state to the server on request. For simulations and tests, where
                  the server's process owns the clients; never in a deployment
     keep         a folder on the node for the client's state in runs with a name
-                 (`AlgorithmStrategy`), so that they can go on after the server was killed. None:
-                 the state ends with Flower's run
+                 (`AlgorithmStrategy`), so that they can resume after the server was killed. None:
+                 the state is lost when Flower's run ends
 
-    A client that fails, or whose training diverges, keeps what it had before the round. Raises
-    InputError where `site` is no function.
+    If a client fails or its training diverges, its state stays that before the round. Raises
+    InputError if `site` is not a function.
     """
     if not callable(site):
         raise InputError(
@@ -144,11 +144,12 @@ def app_of(
     leave: Leave = lambda context, evaluation: None,
     note: Note = lambda sent, context: None,
 ) -> ClientApp:  # fmt: skip
-    """`client_app`, where what a client has depends on the run's configuration as well.
+    """`client_app` for sites that also depend on the run's configuration.
 
-    private: whether the text of an error that is not ours stays here: it may hold rows or paths.
-    leave: gets the model that the client serves each time that it was tested here. note: gets each
-    message that the client has an answer to.
+    private  whether to withhold the texts of other libraries' errors, which may contain rows or
+             paths, from the server
+    leave    called with the model that the client serves, each time that it was tested here
+    note     called with each message that the client has answered
     """
     app, visit = ClientApp(), _checked_site(site, threads)
     failing = partial(_with_failures, private, note)
@@ -162,18 +163,18 @@ def app_of(
     @failing
     def train(message: Message, context: Context) -> RecordDict:
         _check_new(message.content, context)
-        kept = _place_of(keep, message.content, context)
+        kept = _state_place(keep, message.content, context)
         update, state = _train(visit(context), message.content, context, kept)
         _check_size(update, message.content)
         answer = RecordDict({**to_records(update), "run": message.content["run"]})
-        # Written last, so that a failure before it leaves the client as it was.
-        _keep(state, _round(message.content), context, kept)
+        # Store the state last, so that a failure before does not change the client.
+        _store_state(state, _round(message.content), context, kept)
         return answer
 
     @app.evaluate()
     @failing
     def evaluate(message: Message, context: Context) -> RecordDict:
-        kept = _place_of(keep, message.content, context)
+        kept = _state_place(keep, message.content, context)
         return _evaluate(visit(context), message.content, context, kept, leave)
 
     app.query("router")(failing(lambda m, c: _answer_router(visit(c), m.content)))
@@ -187,28 +188,31 @@ def _answer_state(message: Message, context: Context) -> RecordDict:
     return RecordDict(dict(to_records(to_parts(context.state.array_records, STATE), STATE)))
 
 
-def _keep(state: Parts, t: int, context: Context, disk: Kept | None) -> None:
+def _store_state(state: Parts, t: int, context: Context, disk: Kept | None) -> None:
     """Store the client's state after round t: on disk first, since that may fail."""
     has_state = any(state.values())
-    # Most methods keep nothing on a client: then no file is written.
+    # Most methods have no client state: then write no file.
     if has_state and disk is not None:
         disk.remember(state, t)
     for name, record in to_records(state, STATE).items():
         context.state[name] = record
-    # The round is noted only with a state: without one, training twice does no harm.
+    # Note the round only with a state: without one, training twice does no harm.
     if has_state:
         context.state[DONE] = ConfigRecord({"round": t})
 
 
 def _check_new(sent: RecordDict, context: Context) -> None:
-    """Refuse a round that was trained before: the client's state would change twice."""
+    """Raise InputError for a round that was trained before: the state would change twice."""
     t = _round(sent)
     if DONE in context.state and fields_of(context.state, DONE)["round"] == t:
         raise InputError(f"round {t} was trained here before, and its answer was lost")
 
 
 def _check_size(update: Parts, sent: RecordDict) -> None:
-    """Refuse here what the server would not load: its refusal takes minutes and has no reason."""
+    """Raise InputError for a reply that is too large for the server.
+
+    The server's own refusal would take minutes and give no reason.
+    """
     size, most = size_in_bytes(update), fields_of(sent, "run").get("most_bytes")
     if most is not None and size > most:
         raise InputError(
@@ -224,7 +228,7 @@ def _checked_site(site: Callable[[Context], Site], threads: int) -> Callable[[Co
     """`site`, with a check that the data belong to the node's partition."""
 
     def visit(context: Context) -> Site:
-        # Per message: Ray's actors and SuperNodes start with torch's default.
+        # Set for each message, because Ray's actors and SuperNodes start with torch's default.
         torch.set_num_threads(threads)
         checked, client = site(context), partition(context)
         if int(checked.data.id) != client:
@@ -240,9 +244,9 @@ def _checked_site(site: Callable[[Context], Site], threads: int) -> Callable[[Co
 def _with_failures(
     private: Callable[[Context], bool], note: Note, work: Callable[[Message, Context], RecordDict]
 ) -> Handler:
-    """A handler whose answer holds the reason if it fails, in the same words as other engines.
+    """A handler that answers with the reason if `work` fails, in the same words as other engines.
 
-    private, note: as of `app_of`.
+    private, note: as for `app_of`.
     """
 
     def handle(message: Message, context: Context) -> Message:
@@ -253,7 +257,7 @@ def _with_failures(
             tell_here(e)
             content = failed(str(e))
         except Exception as e:
-            # Any failure of user code: the answer tells the server, the log has the traceback.
+            # User code may raise anything. The server gets the reason, the log the traceback.
             tell_here(e)
             text = "the client's log says more" if private(context) else str(e)
             content = failed(f"{type(e).__name__}: {text}")
@@ -263,7 +267,7 @@ def _with_failures(
 
 
 def tell_here(error: Exception) -> None:
-    """Tell the client's operator why there is no answer; a traceback is for defects alone."""
+    """Tell the client's operator why there is no answer; unexpected errors have a traceback."""
     if isinstance(error, FedshiftError):
         text = words_for_here(error)
         LOG.error("no answer: %s", text)
@@ -274,7 +278,7 @@ def tell_here(error: Exception) -> None:
 
 
 def _register(site: Site, request: RecordDict) -> RecordDict:
-    """The client's id, its columns of the table that the method reads, and its model's form."""
+    """The client's id, its row of the columns that the method reads, and its model's form."""
     data, config = site.data, fields_of(request, "ask")
     columns, classes = [str(c) for c in config["columns"]], int(config["classes"])
     client, largest = int(data.id), int(data.y.max()) if len(data.y) else -1
@@ -290,8 +294,8 @@ def _register(site: Site, request: RecordDict) -> RecordDict:
     return RecordDict({"who": identity, "table": to_record({k: table[k] for k in columns})})
 
 
-def _place_of(keep: Path | None, sent: RecordDict, context: Context) -> Kept | None:
-    """The place of this client's state in the run; None without a folder or a name of the run."""
+def _state_place(keep: Path | None, sent: RecordDict, context: Context) -> Kept | None:
+    """Where this client's state in the run is stored; None without a folder or a run's name."""
     run = fields_of(sent, "run")
     if keep is None or "name" not in run:
         return None
@@ -301,17 +305,18 @@ def _place_of(keep: Path | None, sent: RecordDict, context: Context) -> Kept | N
 
 def _state(site: Site, context: Context, disk: Kept | None) -> Parts:
     kept = to_parts(context.state.array_records, STATE)
-    # Flower's own state comes first: it is of this run, and of the latest round.
+    # Prefer Flower's own state: it belongs to this run and to the latest round.
     if not kept and disk is not None:
         kept = disk.recall() or {}
     return kept or site.algorithm.init_client(*site.start, site.data)
 
 
+# The caller may be in inference mode, which takes no gradients.
 @torch.inference_mode(False)
 def _train(
     site: Site, sent: RecordDict, context: Context, disk: Kept | None
 ) -> tuple[Parts, Parts]:
-    """(update for the server, everything that the client keeps)."""
+    """(update for the server, the client's whole new state)."""
     t, client = _round(sent), int(site.data.id)
     stage, state = site.algorithm.at(t), _state(site, context, disk)
     job = job_of(stage, parts_of(sent), state, site.data, client, t, site.seed)
@@ -325,9 +330,9 @@ def _train(
 def _evaluate(
     site: Site, sent: RecordDict, context: Context, disk: Kept | None, leave: Leave
 ) -> RecordDict:
-    """Counts on the client's validation examples, of the model sent or of the one it serves.
+    """Counts on the client's validation examples, for the model sent or for the one it serves.
 
-    The latter is scored on the client's test examples as well, where it has some, and left here.
+    The latter is also scored on the client's test examples, if it has some, and passed to `leave`.
     """
     run, examples = fields_of(sent, "run"), site.validation
     t, classes = int(run["round"]), int(run["classes"])
@@ -355,9 +360,9 @@ def _evaluate(
 
 @torch.inference_mode(False)
 def _answer_router(site: Site, sent: RecordDict) -> RecordDict:
-    """What a fit of the router asks, of the server's model on this client's examples."""
+    """Answers for a fit of the router, with the server's model on this client's examples."""
     message, first = to_parts(sent.array_records, MODEL), site.start
-    # What clients keep to themselves is no part of what the router reads.
+    # Tensors that are not shared keep their first values: the router does not depend on them.
     pair = first[0] | message["params"], first[1] | message["buffers"]
     stage = site.algorithm.at(_round(sent))
     return RecordDict({**answers_to(sent, stage, pair, site.data), "run": sent["run"]})

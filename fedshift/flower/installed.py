@@ -8,16 +8,16 @@ from typing import Any
 
 from fedshift.errors import FedshiftError, InputError
 
-# By minor version: Flower changes private places that this package uses (`deploy.guard`, `uploads`,
-# `deploy.inside`, `deploy.app`, `arriving`, `local`). They are the same in both. 1.42 differs in
-# what is not used here: traces of a task's requests, the number of tokens of an agent's context,
-# and the release of uv that it asks for.
+# Minor versions that were tested. Others may have changed the private parts of Flower that this
+# package uses (in `deploy.guard`, `uploads`, `deploy.inside`, `deploy.app`, `arriving`, `local`).
+# They are the same in these two. 1.42 differs in what is not used here: traces of a task's
+# requests, the number of tokens of an agent's context, and the release of uv that it needs.
 TRIED = ("1.41", "1.42")
 INSTALL = "pip install 'fedshift[flower]'"
 
 
 def check_flower(*, simulation: bool = False) -> None:
-    """Raises InputError, with what to install, where flwr (or ray for a simulation) is missing."""
+    """Raise InputError, with what to install, if flwr (or ray for a simulation) is missing."""
     try:
         installed = version("flwr")
     except PackageNotFoundError:
@@ -35,10 +35,10 @@ def check_flower(*, simulation: bool = False) -> None:
 
 
 def put_in_place(owner: Any, name: str, value: object) -> None:
-    """Put a value in the place of something of Flower's, for which Flower has no setting.
+    """Replace an attribute of Flower's, for which Flower has no setting.
 
-    Raises FedshiftError where there is nothing of this name: a version that calls it otherwise
-    would go on without what was put there, as without the guard.
+    Raises FedshiftError if there is no such attribute: a version that has renamed it would silently
+    run without our replacement, such as the guard.
     """
     if not hasattr(owner, name):
         where = getattr(owner, "__name__", owner)

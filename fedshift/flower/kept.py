@@ -1,9 +1,9 @@
 """A client's state between rounds, stored on its own disk so that it outlives Flower's processes.
 
-Flower ties what a node keeps to one run of one SuperLink. A server that is killed and goes on from
-its last checkpoint is another run of Flower's, in which nodes have nothing; and so has a SuperNode
-that is started again. A client's folder holds its last two rounds of each run of the server's, as
-checkpoints (`engine.storage.checkpoint`). Nothing of it leaves the client.
+Flower keeps a node's state for one run of one SuperLink only. If a server is killed and resumes
+from its last checkpoint, that is a new run for Flower, without state; a SuperNode that is started
+again has no state either. A client's folder has its last two rounds of each run of the server, as
+checkpoints (`engine.storage.checkpoint`). They never leave the client.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from fedshift.engine.storage.checkpoint import read_round, remove_round, rounds_
 from fedshift.errors import InputError, shown
 from fedshift.tree import Parts
 
-# No dots and slashes: a token becomes the name of a folder.
+# Without dots and slashes, because a token becomes the name of a folder.
 TOKEN = re.compile(r"[0-9a-f]{32}")
 
 
 class Kept(NamedTuple):
-    """The place of a client's state in one run, and the rounds in it that are valid.
+    """Where a client's state in one run is stored, and which rounds of it are valid.
 
     run    Flower's id of the current run
     after  the round of the server's checkpoint from which this run of Flower began; 0 without one
@@ -39,9 +39,9 @@ class Kept(NamedTuple):
     def recall(self) -> Parts | None:
         """The state after the last valid round; None if there is none.
 
-        Rounds after the server's checkpoint are valid only if they belong to the current run: the
-        server lost the others and plays them again, so they are removed. Raises DataError for a
-        damaged file, since an older state would be a wrong one.
+        Rounds after the server's checkpoint are valid only if they belong to the current run. The
+        server has lost the others and will play them again, so they are removed. Raises DataError
+        for a damaged file: going on from an older state would silently be wrong.
         """
         for t in rounds_in(self.folder):
             saved = read_round(self.folder, t)
@@ -52,7 +52,7 @@ class Kept(NamedTuple):
 
     def remember(self, state: Parts, t: int) -> None:
         """Write the client's state after round t. Raises InputError if that fails."""
-        # A round of one client: the checkpoint's format and its checks serve for states as well.
+        # Write it as a checkpoint of a round with one client, to use its format and its checks.
         ids = torch.tensor([self.client])
         played = Round(t, {}, {self.client: state}, ids, torch.ones(1), (self.client,), math.nan)
         write_checkpoint(self.folder, played, {"run": self.run})

@@ -21,10 +21,10 @@ LEAST, MOST = 1e-9, 1e15
 
 
 class LabelTable:
-    """Label counts [K] by node; a node's first row is kept for the whole run.
+    """Label counts [K] by node; a node's first row stays valid for the whole run.
 
-    given: rows by partition id (a sequence, or a mapping with whole numbers) or by node name;
-    None where clients report their own.
+    given: rows by partition id (a sequence, or a mapping with whole numbers) or by node name; None
+    if clients report their own.
     """
 
     def __init__(
@@ -48,10 +48,10 @@ class LabelTable:
         metrics = {k: v for record in content.metric_records.values() for k, v in record.items()}
         by_reply = self.given is None
         row = self._row_from_reply(metrics) if by_reply else self._row_from_table(name, metrics)
-        # Its weight would be 0/0 in the programme.
+        # The label shares of such a client would be 0 / 0.
         if not row.any():
             raise InputError("it has no examples: all its label counts are 0")
-        # The first report counts for the whole run: a later one could buy weight.
+        # Keep the first report for the whole run: with a later one a client could gain weight.
         first = self.rows.setdefault(node, row)
         if PARTITION in metrics:
             self.partitions.setdefault(node, _whole(metrics[PARTITION]))
@@ -59,11 +59,11 @@ class LabelTable:
             LOG.warning("node %d reports other label counts than at first; the first stay", node)
 
     def order(self, node: int) -> tuple[int, int]:
-        """A key that sorts nodes by partition where it is known, so that sums are reproducible."""
+        """A key that sorts nodes by partition, if it is known, so that sums are reproducible."""
         return self.partitions.get(node, -1), node
 
     def sharing_partitions(self, nodes: Iterable[int]) -> dict[int, str]:
-        """Nodes that share a partition, with the reason: none of them can be trusted to be it."""
+        """Nodes that claim the same partition, with the reason to refuse all of them."""
         by_partition: dict[int, list[int]] = {}
         for node in nodes:
             if node in self.partitions:
@@ -76,6 +76,7 @@ class LabelTable:
         }
 
     def _row_from_reply(self, metrics: Mapping[str, Any]) -> Floats:
+        """The label counts that a client reports with its reply."""
         if COUNTS not in metrics:
             raise InputError(
                 f'its reply has no "{COUNTS}"; put the {self.classes} numbers of examples by label '
@@ -84,6 +85,7 @@ class LabelTable:
         return self._row(metrics[COUNTS], f'"{COUNTS}"')
 
     def _row_from_table(self, name: str | None, metrics: Mapping[str, Any]) -> Floats:
+        """The label counts that were given to the server, by the node's name or its partition."""
         assert self.given is not None
         if name is not None and name in self.given:
             return self.given[name]
@@ -99,6 +101,7 @@ class LabelTable:
         return self.given[client]
 
     def _row(self, counts: Any, what: str) -> Floats:
+        """Label counts [K]. Raises InputError unless they are K counts of 0 or more."""
         try:
             row = numbers(counts)
         except ValueError:

@@ -14,7 +14,7 @@ from fedshift.flower.records import bytes_of
 
 @dataclass
 class Traffic:
-    """Bytes of arrays, to a client and from it, by message type."""
+    """Bytes of arrays to clients (down) and from them (up), by message type."""
 
     down: dict[str, int] = field(default_factory=dict)
     up: dict[str, int] = field(default_factory=dict)
@@ -22,14 +22,16 @@ class Traffic:
 
 
 class LocalGrid(Grid):
-    """Every node in this process. Replies come in reverse order, and node ids are not client ids.
+    """A Flower grid with all nodes in this process.
+
+    To expose wrong assumptions, replies come in reverse order, and node ids are not client ids.
 
     partitions  the partition id of each node; 0..n-1 by default
-    absent      node ids that answer nothing and are not connected
-    to_pull     the reply to each message that was pushed, by the name that the push gave it
-    traffic     bytes of arrays that went either way, counted on the messages
+    absent      ids of nodes that are not connected and do not answer
+    to_pull     replies that wait to be pulled, by the id that the push returned
+    traffic     bytes of arrays in both directions, counted on the messages
 
-    It sets Flower's private task identity, which a ServerApp's process has and others lack.
+    It sets Flower's private task identity, which otherwise only a ServerApp's process has.
     """
 
     def __init__(
@@ -42,7 +44,7 @@ class LocalGrid(Grid):
         self.app = app
         client_of = {i: i for i in range(clients)} if partitions is None else partitions
         self.contexts = {
-            # Ids that are no client's: code that mixes them up fails in tests.
+            # No node id is a client id, so that code that mixes them up fails in tests.
             1000 + 7 * node: Context(
                 run_id=1,
                 node_id=1000 + 7 * node,
@@ -73,7 +75,7 @@ class LocalGrid(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """The replies to these messages, the last first."""
-        # Reversed, so that no result can depend on the order of arrival.
+        # Reversed, so that tests fail if a result depends on the order of arrival.
         return [self.to_pull[name] for name in reversed(list(message_ids))]
 
     def send_and_receive(
@@ -89,7 +91,7 @@ class LocalGrid(Grid):
         try:
             return self.app(message, self.contexts[message.metadata.dst_node_id])
         except Exception as e:
-            # As in the simulation: an exception of a client becomes its answer.
+            # As in Flower's simulation, a client's exception becomes its answer.
             reason = f"<class 'flwr.clientapp.client_app.ClientAppException'>:<'{e}'>"
             return Message(Error(code=2, reason=reason), reply_to=message)
 

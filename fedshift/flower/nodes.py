@@ -29,7 +29,7 @@ from fedshift.tree import Params
 
 LOG = logging.getLogger("fedshift.flower")
 COLUMNS = ("n", "labels")
-# Bytes of a client's row beside its numbers, and tensors of a model that are compared by name.
+# Bytes that a client's row may have besides its numbers; most tensors of a model that are compared.
 ROOM, MOST_LINES = 1 << 16, 100_000
 
 
@@ -38,8 +38,9 @@ class Met:
     """The registered federation: the node of each client, and the server's table.
 
     Clients that have not joined have no node, and rows of 0.
-    strangers: clients whose first model has the right form but other numbers
-    refused: nodes that cannot take part, as long as they are connected
+
+    strangers  clients whose first model has the right form but other numbers
+    refused    nodes that cannot take part; they are not asked again while they are connected
     """
 
     nodes: Mapping[int, int]
@@ -52,7 +53,7 @@ class Met:
 class Expected:
     """What the server expects: numbers of clients and classes, the columns, the first model.
 
-    places: nodes were registered by their clients' folders, and are these clients alone.
+    places: nodes were registered with the names of clients' folders, and may only be these clients.
     """
 
     clients: int
@@ -68,7 +69,7 @@ def columns_read(
 ) -> tuple[str, ...]:
     """The columns of the clients' table that the method reads; no other column leaves a client.
 
-    Found by starting the method on a table of ones; all columns if it refuses that table.
+    Determined by calling the method's `init` with a table of ones; all columns if it refuses that.
     """
     table = _Watched({"n": (clients,), "labels": (clients, classes)})
     try:
@@ -79,14 +80,14 @@ def columns_read(
 
 
 class _Watched(Mapping[str, Tensor]):
-    """Columns of ones that remember which of them were read."""
+    """A table of ones that records which columns were read."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self.shapes = shapes
         self.read: set[str] = set()
 
     def __getitem__(self, name: str) -> Tensor:
-        # Ones: a method that divides by sizes gets no zeros.
+        # Ones, not zeros, because a method may divide by sizes.
         column = torch.ones(self.shapes[name], dtype=torch.float64)
         self.read.add(name)
         return column
@@ -99,7 +100,7 @@ class _Watched(Mapping[str, Tensor]):
 
 
 def check_min_clients(min_clients: int | None, clients: int) -> None:
-    """Raise InputError for a number of clients to start with that cannot be."""
+    """Raise InputError unless the number of clients to start with is possible."""
     if min_clients is not None:
         check_whole("min_clients", min_clients)
         if not 1 <= min_clients <= clients:
@@ -107,7 +108,7 @@ def check_min_clients(min_clients: int | None, clients: int) -> None:
 
 
 def tell_nothing(event: object) -> None:
-    """Who is missing, or cannot take part, is of no interest."""
+    """A listener that ignores events."""
 
 
 def meet(
@@ -116,13 +117,15 @@ def meet(
 ) -> Met:  # fmt: skip
     """Wait for all clients, and ask each for its id and its row of the table.
 
-    patience: seconds to wait for the nodes, and again for their answers; with min_clients, that
-    many are then enough, and the rows of the others are 0. tell: gets who is missing. Raises
-    InputError for fewer clients than expected, two nodes of one partition, partitions that do not
-    exist, and clients with another model or another number of classes.
+    patience     seconds to wait for the nodes, and again for their answers
+    min_clients  after that, so many clients are enough; the rows of the others are 0
+    tell         called with events about missing clients
+
+    Raises InputError for fewer clients than expected, two nodes of one partition, partitions that
+    do not exist, and clients with another model or another number of classes.
     """
     least = expected.clients if min_clients is None else min_clients
-    ids = _wait(grid, expected.clients, least, patience, tell)
+    ids = _wait_for_nodes(grid, expected.clients, least, patience, tell)
     names = names_of(grid)
     replies = _ask(grid, ids, expected, patience)
     registered = _by_client(
@@ -140,14 +143,16 @@ def meet(
 def join(
     grid: Grid, expected: Expected, met: Met, patience: float, tell: Tell = tell_nothing
 ) -> Met:
-    """The federation with the nodes that have connected since.
+    """The federation, extended by nodes that have connected since.
 
-    patience: seconds to wait for their answers. Those that were refused are not asked again while
-    they are connected: a silent one would make every round wait. tell: gets why others cannot.
+    patience  seconds to wait for their answers. Nodes that were refused are not asked again while
+              they are connected: a silent one would delay every round
+    tell      called with events about nodes that cannot take part
     """
     new = set(grid.get_node_ids()) - set(met.nodes.values())
     asked = sorted(new - met.refused)
     names, nodes, table, strangers = names_of(grid), dict(met.nodes), met.table, met.strangers
+    # The reason for each node, until its answer gives a better one, or none.
     problems = dict.fromkeys(asked, "it does not answer")
     for reply in _ask(grid, asked, expected, patience) if asked else ():
         node = reply.metadata.src_node_id
@@ -160,15 +165,17 @@ def join(
             continue
         del problems[node]
         nodes[one.client] = node
+        # In both tables the rows of clients that are not in it are 0.
         table = {c: table[c] + late.table[c] for c in expected.columns}
         strangers += late.strangers
         LOG.info("client %d has joined", one.client)
     tell_refused(problems, names, tell)
+    # Forget refused nodes that have left: the operator may repair them and start them again.
     return Met(nodes, table, strangers, (met.refused & new) | problems.keys())
 
 
 def tell_refused(problems: Mapping[int, str], names: Mapping[int, str], tell: Tell) -> None:
-    """Why these nodes, which have joined late, cannot take part."""
+    """Log and tell why these nodes, which have joined late, cannot take part."""
     for node, why in problems.items():
         LOG.warning("%s has joined late, and cannot take part: %s", named(node, names), why)
         tell({"event": "refused", "node": names.get(node) or named(node, names), "reason": why})
@@ -177,6 +184,7 @@ def tell_refused(problems: Mapping[int, str], names: Mapping[int, str], tell: Te
 def _ask(
     grid: Grid, nodes: Iterable[int], expected: Expected, patience: float
 ) -> Iterable[Message]:
+    """Ask these nodes to register, and wait for their answers."""
     request = ConfigRecord({"columns": list(expected.columns), "classes": expected.classes})
     messages = [
         Message(RecordDict({"ask": request}), message_type="query.register", dst_node_id=node)
@@ -191,12 +199,12 @@ def names_of(grid: Grid) -> dict[int, str]:
 
 
 def named(node: int, names: Mapping[int, str]) -> str:
-    """A node in messages: its id and, where it has one, its name."""
+    """How messages refer to a node: by its id and, if it has one, its name."""
     return f'node {node} ("{names[node]}")' if node in names else f"node {node}"
 
 
 def check_name(node: int, client: int, names: Mapping[int, str]) -> None:
-    """InputError for a node whose key, by the name that it was registered with, is another's."""
+    """Raise InputError if the name with which a node's key was registered is another client's."""
     name = names.get(node, f"client-{client}")
     if name != f"client-{client}":
         raise InputError(
@@ -205,12 +213,12 @@ def check_name(node: int, client: int, names: Mapping[int, str]) -> None:
         )
 
 
-def _wait(grid: Grid, clients: int, least: int, patience: float, tell: Tell) -> list[int]:
-    """The ids of all nodes, once there are as many as clients, or in the end at least `least`."""
+def _wait_for_nodes(grid: Grid, clients: int, least: int, patience: float, tell: Tell) -> list[int]:
+    """The ids of all nodes, when all clients are connected, or `least` of them after `patience`."""
     end, attendance = time.monotonic() + patience, Attendance(clients, tell)
 
     def missing() -> list[str]:
-        return _absent(clients, names_of(grid))
+        return _absent_clients(clients, names_of(grid))
 
     while len(ids := sorted(grid.get_node_ids())) < clients:
         attendance.see(ids, missing)
@@ -219,29 +227,29 @@ def _wait(grid: Grid, clients: int, least: int, patience: float, tell: Tell) -> 
                 break
             raise InputError(
                 f"{len(ids)} of {clients} clients are connected after {patience:g} s"
-                f"{_missing(clients, names_of(grid))}; start the others, or expect fewer"
+                f"{_missing_text(clients, names_of(grid))}; start the others, or expect fewer"
             )
         time.sleep(0.05)  # Flower has no event for a new node
     attendance.see(ids, missing)
     return ids
 
 
-def _missing(clients: int, names: Mapping[int, str]) -> str:
-    """Which clients are not connected, or which are; "" where nodes have no names."""
-    if absent := _absent(clients, names):
+def _missing_text(clients: int, names: Mapping[int, str]) -> str:
+    """Text that names the missing clients, else the connected nodes; "" if nodes have no names."""
+    if absent := _absent_clients(clients, names):
         return f", without {', '.join(absent)}"
     return f" ({', '.join(sorted(names.values()))})" if names else ""
 
 
-def _absent(clients: int, names: Mapping[int, str]) -> list[str]:
-    """The clients that are not connected, where nodes have the names of a federation's folders."""
+def _absent_clients(clients: int, names: Mapping[int, str]) -> list[str]:
+    """The clients that are not connected; [] if nodes do not have the names of clients' folders."""
     connected, places = set(names.values()), [f"client-{i}" for i in range(clients)]
     ours = connected and not connected - set(places)
     return [one for one in places if one not in connected] if ours else []
 
 
 class _Registration(NamedTuple):
-    """What a node registered with."""
+    """A node's registration: its client id, its model's form and digest, its row of the table."""
 
     node: int
     client: int
@@ -251,7 +259,7 @@ class _Registration(NamedTuple):
 
 
 def _registration(reply: Message, names: Mapping[int, str], expected: Expected) -> _Registration:
-    """A node's registration. Raises InputError, naming it, where it cannot be read."""
+    """A node's registration. Raises InputError, which names the node, if it cannot be read."""
     node = reply.metadata.src_node_id
     try:
         if (why := failure_of(reply)) is None:
@@ -263,7 +271,7 @@ def _registration(reply: Message, names: Mapping[int, str], expected: Expected) 
             form = [str(line) for line in identity["form"][:MOST_LINES]]
             return _Registration(node, int(identity["client"]), form, str(identity["digest"]), row)
     except Exception as e:
-        # The bytes come from another machine: any exception means that they are bad.
+        # The bytes come from another machine: any exception means that they are invalid.
         problem = f"its answer cannot be read: {type(e).__name__}: {e}"
         why = str(e) if isinstance(e, InputError) else problem
     raise InputError(f"{named(node, names)} cannot take part: {from_elsewhere(why)}")
@@ -272,7 +280,9 @@ def _registration(reply: Message, names: Mapping[int, str], expected: Expected) 
 def _by_client(
     registrations: Iterable[_Registration], clients: int, names: Mapping[int, str]
 ) -> dict[int, _Registration]:
+    """The registrations by client id. Raises InputError if two nodes are the same client."""
     by_client: dict[int, _Registration] = {}
+    # By node, so that the message does not depend on which reply came first.
     for one in sorted(registrations, key=lambda one: one.node):
         taken = {client: other.node for client, other in by_client.items()}
         _check_place(one, clients, taken, names)
@@ -283,7 +293,7 @@ def _by_client(
 def _check_place(
     one: _Registration, clients: int, taken: Mapping[int, int], names: Mapping[int, str]
 ) -> None:
-    """InputError for a partition that does not exist, or that another node has."""
+    """Raise InputError for a partition that does not exist, or that another node has."""
     node, client = one.node, one.client
     if not 0 <= client < clients:
         raise InputError(
@@ -298,7 +308,7 @@ def _check_place(
 
 
 def _federation(registrations: Mapping[int, _Registration], expected: Expected) -> Met:
-    """The clients that registered; the rows of all others are 0."""
+    """The federation of the clients that registered; the rows of all others are 0."""
     form = form_of(expected.params, expected.buffers)
     digest, strangers = digest_of(expected.params, expected.buffers), []
     shapes = {"n": (expected.clients,), "labels": (expected.clients, expected.classes)}
@@ -315,6 +325,7 @@ def _federation(registrations: Mapping[int, _Registration], expected: Expected) 
 
 
 def _check_form(client: int, theirs: Sequence[str], ours: Sequence[str]) -> None:
+    """Raise InputError if a client's model has other tensors than the server's."""
     if list(theirs) == list(ours):
         return
     extra = [from_elsewhere(line, 100) for line in theirs if line not in ours] or [
@@ -328,13 +339,13 @@ def _check_form(client: int, theirs: Sequence[str], ours: Sequence[str]) -> None
 
 
 def _row(client: int, row: Params, expected: Expected) -> Params:
-    """The client's row, checked: sizes and counts are finite, whole and not negative."""
+    """The client's row. Raises InputError unless sizes and counts are whole and not negative."""
     shapes = {"n": (), "labels": (expected.classes,)}
     for c in expected.columns:
         v = row.get(c)
         if v is None or tuple(v.shape) != shapes[c] or v.dtype != torch.float64:
             raise InputError(f'client {client} registered with a misshapen "{c}"')
-        # NaN is neither.
+        # NaN fails all of these comparisons.
         if not bool(((v >= 0) & (v <= MOST_EXAMPLES) & (v == v.round())).all()):
             raise InputError(
                 f'client {client} registered with "{c}" = {v.tolist()}: no counts, which are whole '

@@ -1,7 +1,7 @@
-"""What a client's app has to say to the client's operator, who sees `fedshift deploy client`.
+"""Notices from a client's app to the client's operator, who watches `fedshift deploy client`.
 
-The app runs in a process of its own for each message, and writes into Flower's log. So it leaves
-lines of JSON in a file that `deploy client` names, reads and removes.
+The app runs in a process of its own for each message, and its output goes to Flower's log. So it
+appends lines of JSON to a file, which `deploy client` names, reads and removes.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ NOTICES = "FEDSHIFT_NOTICES"
 
 
 def notify(**fields: Any) -> None:
-    """Leave one notice; nothing where no client's process reads it.
+    """Append one notice, if a `deploy client` process reads them.
 
-    round, rounds: what the client has answered, of how many. trouble: why it cannot answer.
+    round, rounds: the round that the client has answered, and of how many. trouble: why it cannot
+    answer.
     """
     if path := os.environ.get(NOTICES):
-        # An answer to the server is worth more than a line on the screen.
+        # A full disk must not prevent the answer to the server.
         with contextlib.suppress(OSError), open(path, "a", encoding="utf-8") as f:
             f.write(json.dumps(fields) + "\n")
 
 
 def read_notice(line: str) -> dict[str, Any]:
-    """One notice; empty where the line is none."""
+    """One notice; {} if the line is not valid."""
     try:
         notice = json.loads(line)
     except ValueError:
@@ -38,5 +39,5 @@ def read_notice(line: str) -> dict[str, Any]:
 
 
 def words_for_here(error: FedshiftError) -> str:
-    """What the client's own operator may read: all, where the server reads less."""
+    """The text for the client's own operator, with details that the server may not see."""
     return str(getattr(error, "detail", error))

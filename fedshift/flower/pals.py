@@ -1,4 +1,4 @@
-"""FedPALS as a strategy for Flower apps that know nothing else of this library."""
+"""FedPALS as a strategy for Flower apps that use nothing else of this library."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from fedshift.server.prior import Correction, prior_shift
 from fedshift.server.weights import Pals
 
 LOG = logging.getLogger("fedshift.flower")
-# Strategies whose step is a function of the clients' weighted mean alone.
+# Strategies whose step depends only on the clients' weighted mean.
 SOUND = (FedAvg, FedAvgM, FedAdagrad, FedAdam, FedYogi, FedProx)
 
 
@@ -47,22 +47,22 @@ class FedPALS(Strategy):
 
     target        T [K], the share of each label where the model will be used
     lam, ess, cap, fidelity   as in `fedshift.pals_weights`; give exactly one of lam and ess
-    label_counts  the clients' label counts, where the server knows them: rows [M, K] or
+    label_counts  the clients' label counts, if the server knows them: rows [M, K] or
                   {partition id: counts}, and clients put "partition-id" into the metrics of their
                   train replies; or {node name: counts}, for nodes that were registered by name.
                   If left out, clients put "label-counts", K numbers, into those metrics
     inner         a Flower strategy that samples, evaluates, and steps: FedAvg (default), FedAvgM,
-                  FedAdagrad, FedAdam, FedYogi or FedProx. It is handed the weighted mean as the
-                  only reply, so that its step is the one it would take for these weights
+                  FedAdagrad, FedAdam, FedYogi or FedProx. It receives the weighted mean as the
+                  only reply, so that its step is the one it would take with these weights
 
     A client's first report is its row of the table for the whole run; a later one that differs is
-    ignored, and so is "num-examples": a reply cannot change its own weight. A reply that is an
-    error, lacks a row, differs in names, shapes or types from the model that was sent, or holds
-    numbers that are not finite is left out, with the reason in the log; so are nodes that report
-    one partition, and clients without examples. Where no weights exist over those left (a cap that
-    too few would have to share), the model stays as it was. `weights`, `gap` (the norm of
-    T - S^T a) and `correction` (log T - log S^T a) are those of the last round, the second also in
-    its metrics, as "pals-gap", beside "pals-ess". `corrected` writes the third into a model.
+    ignored, and so is "num-examples": a reply cannot change its own weight. A reply is left out,
+    with the reason in the log, if it is an error, lacks a row, differs in names, shapes or types
+    from the model that was sent, or has numbers that are not finite. So are nodes that report the
+    same partition, and clients without examples. If no weights exist for the rest (because of a
+    cap, and too few clients), the model does not change. `weights`, `gap` (the norm of T - S^T a)
+    and `correction` (log T - log S^T a) are those of the last round; the gap is also in its
+    metrics, as "pals-gap", beside "pals-ess". `corrected` adds the correction to a model.
 
     FedPALS, eq. 8 and 9. Raises InputError for settings out of range, for an inner strategy whose
     step is no function of the mean (medians, Krum, q-FedAvg, trees, differential privacy), and in
@@ -85,7 +85,7 @@ class FedPALS(Strategy):
                 raise InputError(f"{name}={described(value)}: must be a number")
         self.rule = Pals(_shares(target), lam, ess, cap, fidelity)
         self.table = LabelTable(len(self.rule.target), label_counts)
-        self.inner = FedAvg() if inner is None else _sound(inner)
+        self.inner = FedAvg() if inner is None else _check_sound(inner)
         self.sent: Arrays = {}
         self.names: dict[int, str] = {}
         self.asked = 0
@@ -97,7 +97,7 @@ class FedPALS(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As the inner strategy does; remembers the model, to compare replies with it."""
+        """As the inner strategy; also remembers the model, to compare replies with it."""
         self.sent = arrays_of(arrays)
         self.names = names_of(grid)
         messages = list(self.inner.configure_train(server_round, arrays, config, grid))
@@ -107,8 +107,8 @@ class FedPALS(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The weighted mean of the replies that can be used, through the inner strategy's step."""
-        # By node: a fixed order, so that logs do not depend on which reply came first.
+        """The inner strategy's step with the weighted mean of the usable replies."""
+        # Sort by node, so that logs do not depend on which reply came first.
         used, refused = self._usable(sorted(replies, key=_node))
         for node, why in refused.items():
             LOG.warning("round %d: left out %s: %s", server_round, named(node, self.names), why)
@@ -123,7 +123,7 @@ class FedPALS(Strategy):
             LOG.error("round %d: no weights; the model stays: %s", server_round, e)
             return None, None
         mean = mean_arrays([arrays for _, arrays in used], a)
-        # Label counts stay out of the results: they are what a client would rather not show.
+        # Keep label counts out of the results, because they are private.
         excluded = (COUNTS, PARTITION, self.inner.weighted_by_key)
         metrics = mean_metrics([message.content for message, _ in used], a, excluded)
         figures = {"pals-gap": self.gap, "pals-ess": effective_sample_size(a, counts.sum(1))}
@@ -135,8 +135,8 @@ class FedPALS(Strategy):
     def corrected(self, arrays: ArrayRecord, bias: str) -> ArrayRecord:
         """The model, with the last round's correction added to the last layer's bias [K].
 
-        bias: the name of that array. For the model that is served: training goes on from the one
-        that it is given. Raises InputError before the first round, for an array that is no bias of
+        bias: the name of that array. Use the result for serving only: training must go on from the
+        uncorrected model. Raises InputError before the first round, for an array that is no bias of
         K labels, and for a model that was corrected here before.
         """
         if self.correction is None:
@@ -174,7 +174,7 @@ class FedPALS(Strategy):
     def _usable(
         self, replies: Sequence[Message]
     ) -> tuple[list[tuple[Message, Arrays]], dict[int, str]]:
-        """(replies with their arrays, in the order of clients; why others are left out)."""
+        """(usable replies with their arrays, in the order of clients; why others are left out)."""
         used, refused = [], {}
         for message in replies:
             try:
@@ -183,7 +183,7 @@ class FedPALS(Strategy):
                 refused[_node(message)] = str(e)
         refused |= self.table.sharing_partitions(_node(message) for message, _ in used)
         used = [pair for pair in used if _node(pair[0]) not in refused]
-        # A fixed order of clients: sums in floating point depend on it.
+        # Sort by client, because sums in floating point depend on the order.
         used.sort(key=lambda pair: self.table.order(_node(pair[0])))
         return used, refused
 
@@ -198,6 +198,7 @@ class FedPALS(Strategy):
         return arrays_of(records[0], like=self.sent)
 
     def _weigh(self, counts: np.ndarray, nodes: Sequence[int]) -> np.ndarray:
+        """Solve for the weights of these nodes; stores them with the gap and the correction."""
         table = {"labels": torch.from_numpy(counts), "n": torch.from_numpy(counts.sum(1))}
         a: np.ndarray = self.rule(table).numpy()
         rows = counts / np.maximum(counts.sum(1, keepdims=True), 1.0)
@@ -215,18 +216,18 @@ class FedPALS(Strategy):
         metrics: dict[str, float | list[float]],
         figures: dict[str, float],
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The inner strategy's step, given the mean as the only reply, of weight 1."""
-        # FedAvg's own step is the mean itself; subclasses may do more.
+        """The inner strategy's step, with the mean as the only reply, of weight 1."""
+        # FedAvg's step is the mean itself; subclasses may do more.
         if type(self.inner) is FedAvg:
             return to_arrays(mean), MetricRecord({**metrics, **figures})
-        # A reply needs metadata that only Flower's own messages have.
+        # Copy a reply: only Flower can make a message with the metadata that the step reads.
         mean_reply = copy.copy(reply)
         record = MetricRecord({**metrics, self.inner.weighted_by_key: 1.0})
         mean_reply.content = RecordDict({"arrays": to_arrays(mean), "metrics": record})
         stepped, inner_metrics = self.inner.aggregate_train(server_round, [mean_reply])
         if stepped is None:
             return None, inner_metrics
-        # Optimisers must not touch counters or change dtypes.
+        # Flower's optimisers change counters and dtypes: restore both.
         kept_types = {
             k: (v if np.issubdtype(mean[k].dtype, np.inexact) else mean[k]).astype(mean[k].dtype)
             for k, v in arrays_of(stepped).items()
@@ -236,7 +237,7 @@ class FedPALS(Strategy):
     def _no_reply(
         self, server_round: int, refused: Mapping[int, str]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        # In round 1 the setup itself is probably wrong; later, the next round may go well.
+        # In round 1 the setup is probably wrong: raise. Later the next round may succeed: go on.
         if refused and (server_round == 1 or not self.table.rows):
             node, why = next(iter(refused.items()))
             raise InputError(f"no reply can be used; {named(node, self.names)}: {why}")
@@ -246,7 +247,7 @@ class FedPALS(Strategy):
 
 def _shares(target: Sequence[float]) -> tuple[float, ...]:
     try:
-        # A mapping would be read as its keys, and text letter by letter.
+        # `list` would turn a mapping into its keys, and text into letters.
         if isinstance(target, Mapping | str):
             raise TypeError
         shares = numbers(list(target))
@@ -264,9 +265,9 @@ def _node(message: Message) -> int:
     return int(message.metadata.src_node_id)
 
 
-def _sound(inner: Strategy) -> FedAvg:
-    """The strategy, if its step is one of `SOUND`'s; a subclass may sample differently."""
-    # By method, not by class: a subclass that overrides the step may not be sound.
+def _check_sound(inner: Strategy) -> FedAvg:
+    """The strategy, if its step is one of `SOUND`'s. Raises InputError otherwise."""
+    # Compare the method, not the class: a subclass may sample differently, but not step.
     steps = {one.aggregate_train for one in SOUND}
     if not isinstance(inner, FedAvg) or type(inner).aggregate_train not in steps:
         raise InputError(

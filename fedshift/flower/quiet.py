@@ -1,6 +1,6 @@
 """The environment of Flower's processes: without telemetry, update checks and downloads.
 
-Imports nothing of Flower, and no torch: a process that waits for another should be small.
+Imports neither Flower nor torch, because processes that only wait for others should be small.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ KEEP = "FEDSHIFT_KEEP"
 def quiet_environment(home: Path) -> dict[str, str]:
     """Variables that keep Flower and Ray off the network, with Flower's files below `home`.
 
-    Flower reads the first when it is imported, so set it before.
+    Set them before Flower is imported, which reads the first one then.
     """
     return {
         "FLWR_TELEMETRY_ENABLED": "0",
@@ -26,7 +26,7 @@ def quiet_environment(home: Path) -> dict[str, str]:
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "FLWR_HOME": str(home),
         "RAY_USAGE_STATS_ENABLED": "0",
-        # Ray runs its workers at the lowest priority by default; here they do the work.
+        # By default Ray runs its workers at the lowest priority, but here they do all the work.
         "RAY_worker_niceness": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     }

@@ -35,11 +35,11 @@ def to_records(parts: Parts, prefix: str = "") -> dict[str, ArrayRecord]:
 
 
 def to_shared_records(many: Mapping[int, Parts]) -> dict[int, dict[str, ArrayRecord]]:
-    """`to_records` of each; parts of identical tensor objects are written once and shared."""
+    """`to_records` of each; parts with the same tensor objects are converted once and shared."""
     written: dict[tuple[tuple[str, int], ...], ArrayRecord] = {}
 
     def record(tree: Params) -> ArrayRecord:
-        # The tensors are alive in `many`, so that no two have one id.
+        # ids are unique here, because all tensors are alive in `many`.
         key = tuple((name, id(v)) for name, v in tree.items())
         if key not in written:
             written[key] = to_record(tree)
@@ -51,7 +51,8 @@ def to_shared_records(many: Mapping[int, Parts]) -> dict[int, dict[str, ArrayRec
 def to_parts(records: Mapping[str, ArrayRecord], prefix: str = "") -> Parts:
     """The inverse of `to_records`, for the records whose name starts with the prefix.
 
-    Copied into memory of torch: NumPy aligns less, and kernels may then round differently.
+    Tensors are copied into memory of torch: NumPy's is less aligned, and kernels may then round
+    differently.
     """
     return {
         name.removeprefix(prefix): {k: v.clone() for k, v in record.to_torch_state_dict().items()}
@@ -66,7 +67,7 @@ def parts_of(content: RecordDict) -> Parts:
 
 
 def fields_of(content: RecordDict, name: str) -> dict[str, Any]:
-    """A record of numbers and words. Raises InputError if the message has none of this name."""
+    """A record of numbers and words. Raises InputError if the message lacks it."""
     if name not in content:
         raise InputError(
             f'a message without "{name}": is the other side a fedshift app of the same version?'
@@ -93,7 +94,7 @@ KILLED = "the actor that it ran in was killed, perhaps for lack of memory; give 
 def failure_of(message: Message) -> str | None:
     """Why a client failed, in one line; None if it did not.
 
-    Our clients give the reason; otherwise it is Flower's text, without its frames and classes.
+    Our own clients give a reason; otherwise it is Flower's text, without frames and classes.
     """
     if not message.has_error():
         record = message.content.config_records.get(FAILURE)
@@ -101,10 +102,10 @@ def failure_of(message: Message) -> str | None:
             return None
         return from_elsewhere(str(record.get("reason", "it did not say why")))
     text = from_elsewhere(message.error.reason or f"error {message.error.code}", 2000)
-    # Ray's own text is a dozen lines about its workers.
+    # Replace Ray's own text, a dozen lines about its workers.
     if re.match(r"<class 'ray\.exceptions\.(ActorDied|OutOfMemory|WorkerCrashed)Error'>", text):
         return KILLED
-    # The two ways in which Flower wraps the text of an exception.
+    # Flower wraps the text of an exception in one of these two ways.
     for frame in (r"Message: (.*?)(?:'>)?$", r"""^<class '[^']*'>:<'(.*)'>$"""):
         if matches := re.findall(frame, text):
             return from_elsewhere(str(matches[-1]))

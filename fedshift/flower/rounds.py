@@ -34,15 +34,15 @@ def play(
     *,
     states: Callable[[int], bool] = lambda t: False,
 ) -> Iterator[Round]:
-    """What `strategy.start(grid, ...)` does, but yields the state after each round up to `rounds`.
+    """Do what `strategy.start(grid, ...)` does, and yield the state after each round to `rounds`.
 
     states: after which rounds to ask clients for their state (they answer only if their app was
-    made with `open_states`); `Round.states` is empty after all others. Raises as the
-    strategy does, and InputError for a schedule that has no rate for the last round.
+    made with `open_states`); after all others `Round.states` is empty. Raises what the strategy
+    raises, and InputError for a schedule that has no rate for the last round.
     """
     first = 1 if strategy.current is None else strategy.current.t + 1
     check_schedule(strategy.algorithm, first, rounds)
-    # The strategy holds the model itself; Flower's interface wants records all the same.
+    # The strategy has the model itself; Flower's interface requires records nevertheless.
     nothing, config = ArrayRecord(), ConfigRecord()
     for t in range(first, rounds + 1):
         messages = strategy.configure_train(t, nothing, config, grid)
@@ -53,13 +53,13 @@ def play(
             strategy.aggregate_evaluate(t, replies)
         current = strategy.current
         assert current is not None  # aggregate_train has set it, or raised
-        yield current._replace(states=kept_by(strategy, grid)) if states(t) else current
+        yield current._replace(states=client_states(strategy, grid)) if states(t) else current
 
 
 def sites_of(strategy: AlgorithmStrategy, grid: Grid) -> RemoteClients:
     """All clients, for fits of the last round's router.
 
-    Their questions raise InputError where a client that took part does not answer.
+    A question raises InputError if a client that took part does not answer.
     """
 
     def send(questions: Sequence[Question]) -> dict[int, list[Params]]:
@@ -79,7 +79,7 @@ def sites_of(strategy: AlgorithmStrategy, grid: Grid) -> RemoteClients:
         registered = {} if strategy.met is None else strategy.met.table
         for i, given in answers.items():
             for answer in given:
-                # A client that claims more than it registered would count for more.
+                # A client that claims more examples than it registered would gain influence.
                 if float(answer.get("n", 0.0)) > registered["n"][i]:
                     raise InputError(f"client {i} sent sums of more examples than it has")
         return answers
@@ -88,7 +88,7 @@ def sites_of(strategy: AlgorithmStrategy, grid: Grid) -> RemoteClients:
 
 
 def _wait_for(client_of: Mapping[int, int], grid: Grid, patience: float) -> None:
-    """Wait for clients that joined before, by node. Raises InputError if they stay away."""
+    """Wait until these nodes are connected again. Raises InputError after `patience` seconds."""
     end = time.monotonic() + patience
     while gone := sorted(client_of[node] for node in client_of.keys() - set(grid.get_node_ids())):
         if time.monotonic() >= end:
@@ -99,10 +99,11 @@ def _wait_for(client_of: Mapping[int, int], grid: Grid, patience: float) -> None
 def answered(
     grid: Grid, messages: Iterable[Message], timeout: float, retries: int
 ) -> list[Message]:
-    """The answers; a client that reports a failure is asked again while retries and time are left.
+    """Send messages and collect the answers. Clients that report a failure are asked again.
 
-    A silent client is not asked again: it may still be working. A client that has trained does not
-    train twice for one round (`fedshift.flower.client`).
+    They are asked up to `retries` times, within `timeout` seconds in all. A silent client is not
+    asked again, because it may still be working. No client trains twice for one round
+    (`fedshift.flower.client`).
     """
     end, questions = time.monotonic() + timeout, list(messages)
     replies = list(grid.send_and_receive(questions, timeout=timeout))
@@ -114,13 +115,13 @@ def answered(
         repeated = [_copy(m, seconds_left) for m in questions if m.metadata.dst_node_id in failing]
         new_replies = list(grid.send_and_receive(repeated, timeout=seconds_left))
         answering = {r.metadata.src_node_id for r in new_replies}
-        # A client that fails again keeps its last reason; one that is silent now, its first.
+        # The last answer of each client counts; for one that is silent now, the one before.
         replies = [r for r in replies if r.metadata.src_node_id not in answering] + new_replies
     return replies
 
 
 def _copy(message: Message, ttl: float) -> Message:
-    """The same question as a new message: Flower gives each message one id."""
+    """The same question as a new message, because Flower does not send a message twice."""
     metadata = message.metadata
     return Message(
         message.content,
@@ -131,9 +132,9 @@ def _copy(message: Message, ttl: float) -> Message:
 
 
 def overhear(grid: Grid, hear: Callable[[Message], None]) -> None:
-    """Have `hear` called with each message when it is pulled.
+    """Call `hear` with each message as soon as it arrives.
 
-    Flower's `send_and_receive` pulls again and again, and returns once all have come.
+    Flower's `send_and_receive` pulls messages as they come, but returns only when all are there.
     """
     pull = grid.pull_messages
 
@@ -143,15 +144,15 @@ def overhear(grid: Grid, hear: Callable[[Message], None]) -> None:
             hear(message)
         return messages
 
-    # On this grid alone: its own `send_and_receive` has to go through it.
+    # Replace it on this grid object only; its `send_and_receive` calls it.
     grid.pull_messages = pulled  # type: ignore[method-assign]
 
 
 def measured_by_clients(
     strategy: AlgorithmStrategy, grid: Grid, played: Round, correction: Correction | None = None
 ) -> Mapping[int, Score]:
-    """What connected clients measure of a round's model on their own validation examples."""
-    strategy.begin(grid)  # of a run that goes on after its last round
+    """The scores of a round's model that connected clients measure on their validation examples."""
+    strategy.begin(grid)  # a run that resumes after its last round has not registered clients yet
     beside = {} if correction is None else asked_at(correction.scale, correction.bias)
     questions = strategy.questions(played, grid, beside)
     replies = grid.send_and_receive(questions, timeout=strategy.timeout)
@@ -160,7 +161,7 @@ def measured_by_clients(
 
 
 class _MissingError(Exception):
-    """Clients without sums that can be used."""
+    """Raised with the clients that sent no usable sums."""
 
     def __init__(self, clients: Sequence[Dropped]) -> None:
         super().__init__()
@@ -173,11 +174,11 @@ def calibrated_by(
 ) -> Calibrator:  # fmt: skip
     """The calibrator of a round's model, from connected clients' sums (`calibrating`).
 
-    counts: of each client's validation examples by label, where the server has them. A client
-    that does not answer, or whose sums no examples have, is named and left out from the start:
-    all steps are of the same clients. Raises InputError where none is left.
+    counts: each client's validation examples by label, if the server knows them. If a client does
+    not answer, or sends impossible sums, the fit starts again without it, since all steps must be
+    over the same clients. Raises InputError if no client is left.
     """
-    strategy.begin(grid)  # of a run that goes on after its last round
+    strategy.begin(grid)  # a run that resumes after its last round has not registered clients yet
     nodes = {} if strategy.met is None else strategy.met.nodes
     clients = [i for i in sorted(nodes) if nodes[i] in set(grid.get_node_ids())]
     while clients:
@@ -196,7 +197,7 @@ def _sums_at(
     strategy: AlgorithmStrategy, grid: Grid, played: Round, counts: Mapping[int, Tensor] | None,
     clients: Sequence[int], scale: float, bias: NDArray[np.float64],
 ) -> CalibrationSums:  # fmt: skip
-    """The sum over these clients, by id. Raises _MissingError."""
+    """The sum over these clients. Raises _MissingError unless all sent usable sums."""
     messages = strategy.ask_for_sums(CALIBRATE, asked_at(scale, bias), clients, played)
     replies = answered(grid, messages.values(), strategy.timeout, strategy.retries)
     received, sums = strategy.read(replies), dict[int, CalibrationSums]()
@@ -212,12 +213,12 @@ def _sums_at(
             missing[one.client] = Dropped(one.client, str(e), "reply")
     if missing:
         raise _MissingError([missing[i] for i in sorted(missing)])
-    # In the order of ids: sums depend on it in the last bit.
+    # Add in the order of ids, because the last bit of a sum depends on the order.
     first, *others = (sums[i] for i in sorted(sums))
     return reduce(add, others, first)
 
 
-def kept_by(strategy: AlgorithmStrategy, grid: Grid) -> Mapping[int, Parts]:
+def client_states(strategy: AlgorithmStrategy, grid: Grid) -> Mapping[int, Parts]:
     """Ask for the state of every client that has trained. Raises TrainingError if one refuses."""
     nodes = {} if strategy.met is None else strategy.met.nodes
     messages = [

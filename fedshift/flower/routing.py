@@ -1,7 +1,7 @@
-"""A router's fits by messages: what each client sends, and the server's side of the exchange.
+"""Fit a router by messages: what each client sends, and the server's side of the exchange.
 
-After the rounds the server asks for sums over examples that stay where they are: moments of the
-client features, sums of gradients, sums over what each client holds out (`router.parts`).
+After the rounds the server asks for sums over examples that stay at the clients: moments of client
+features, sums of gradients, sums over held-out examples (`router.parts`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fedshift.router.score import ClientHead
 from fedshift.router.sight import Sight
 from fedshift.tree import Params, Parts
 
-# Names of records, or how they begin.
+# Names of records; those that end with a dot are prefixes.
 ASK, MODEL, HEADS, ANSWER = "ask", "model.", "heads.", "answer."
 What = Literal["moments", "origin_sums", "held_out_sums"]
 SENT: dict[What, tuple[str, ...]] = {
@@ -40,7 +40,7 @@ Given = TypeVar("Given")
 
 
 class Question(NamedTuple):
-    """One question to all clients, on all examples (fold -1), or on those of a fold's two parts."""
+    """One question to all clients, about all examples (fold -1) or one of the parts of a fold."""
 
     what: What
     fold: int = -1
@@ -75,11 +75,11 @@ def questions_in(
 def answers_to(
     content: RecordDict, stage: Algorithm, pair: tuple[Params, Params], data: ClientData
 ) -> dict[str, ArrayRecord]:
-    """A client's answers. pair: a whole model, with the server's tensors for all that is shared."""
+    """A client's answers. pair: a whole model, with the server's values for all shared tensors."""
     fields = fields_of(content, ASK)
     heads = to_parts(content.array_records, HEADS)
     client, mask = int(data.id), torch.tensor(fields["present"], dtype=torch.float64)
-    # The other clients' examples are elsewhere: here they have none, and add exactly 0 to sums.
+    # `Here` computes for all clients. Here the others have no examples, and add exactly 0 to sums.
     inputs = [data.x[:0]] * len(mask)
     inputs[client] = data.x[data.w != 0]
     outputs = Sight(stage.model, pair, None, mask).of_clients(inputs, "an example")
@@ -106,12 +106,12 @@ def _answer(
         return part.origin_sums(heads[0])[client]._asdict()
     if what != "held_out_sums":
         raise InputError(f'the question "{what}"; is the server of the same version?')
-    # Of this client alone, or of none where nothing of it is held out.
+    # There is one for this client, or none if the fold holds none of its examples out.
     return next((one._asdict() for one in part.held_out_sums(heads)), {})
 
 
 def answers_in(parts: Parts, questions: Sequence[Question], client: int) -> list[Params]:
-    """The inverse of `answers_to`. Raises InputError for other numbers than were asked for."""
+    """The inverse of `answers_to`. Raises InputError for answers that do not fit the questions."""
     answers = [parts.get(f"{ANSWER}{k}", {}) for k in range(len(questions))]
     for one, answer in zip(questions, answers, strict=True):
         names = SENT[one.what]
@@ -142,7 +142,8 @@ def possible(question: Question, answer: Params) -> bool:
     total, square = answer["sum"], answer["square"]
     if total.dim() != 1 or square.shape != (len(total), len(total)):
         return False
-    # sum_b (h_b - mean)(h_b - mean)^T is symmetric and has no negative eigenvalue, up to rounding.
+    # sum_b (h_b - mean)(h_b - mean)^T must be symmetric without negative eigenvalues, up to
+    # rounding.
     spread = square - torch.outer(total, total) / n.clamp(min=1.0)
     rounding = 1e-9 * (1.0 + square.diagonal().abs().sum())
     if not spread.isfinite().all() or (spread - spread.T).abs().max() > rounding:
@@ -153,17 +154,19 @@ def possible(question: Question, answer: Params) -> bool:
 class RemoteClients:
     """All clients of a fit, each at its site (`router.parts.Clients`).
 
-    send: puts questions to the clients that took part, and gives each one's answers. `each` asks
-    for several fits at once, so that a message has the questions of all.
+    send: sends questions to the clients that took part, and returns each one's answers. `each` runs
+    several fits in threads, so that one message can carry the questions of all.
     """
 
     def __init__(self, send: Send, clients: int) -> None:
         self.send, self.clients = send, clients
-        self._turn, self._marks = Condition(), count()
+        # A question gets a number, waits in `_waiting`, and finds its result in `_answers`.
+        self._lock, self._numbers = Condition(), count()
+        # Threads of `each` that are not done; an error of `send`, which all of them must raise.
         self._working, self._failure = 0, list[BaseException]()
         self._waiting: dict[int, Question] = {}
-        self._given: dict[int, list[Params]] = {}
-        self._fixed: dict[Question, list[Params]] = {}
+        self._answers: dict[int, list[Params]] = {}
+        self._cached: dict[Question, list[Params]] = {}
 
     @property
     def whole(self) -> Part:
@@ -173,7 +176,7 @@ class RemoteClients:
         return Fold(_AtSites(self, k, False), _AtSites(self, k, True))
 
     def each(self, work: Callable[[Item], Given], items: Sequence[Item]) -> list[Given]:
-        """As `Each`: in threads, of which all but one wait for the answers of the next message."""
+        """Call `work` for each item, in one thread each; all threads share the messages."""
         if not items:
             return []
         self._working, self._failure = len(items), []
@@ -183,33 +186,35 @@ class RemoteClients:
         return [future.result() for future in futures]
 
     def ask(self, question: Question) -> list[Params]:
-        """The answers of clients 0..N-1. Raises InputError where one does not answer."""
-        if not question.heads and question in self._fixed:
-            return self._fixed[question]
-        with self._turn:
-            if not self._working:
+        """The answers of clients 0..N-1. Raises InputError if one does not answer."""
+        # Answers to questions without heads never change: ask them once.
+        if not question.heads and question in self._cached:
+            return self._cached[question]
+        with self._lock:
+            if not self._working:  # outside of `each` this is the only thread
                 self._failure.clear()
-            mark = next(self._marks)
-            self._waiting[mark] = question
+            number = next(self._numbers)
+            self._waiting[number] = question
             self._exchange()
-            self._turn.wait_for(lambda: mark in self._given or self._failure)
+            self._lock.wait_for(lambda: number in self._answers or self._failure)
             if self._failure:
                 raise self._failure[0]
-            answers = self._given.pop(mark)
+            answers = self._answers.pop(number)
         if not question.heads:
-            self._fixed[question] = answers
+            self._cached[question] = answers
         return answers
 
     def _work(self, work: Callable[[Item], Given], item: Item) -> Given:
         try:
             return work(item)
         finally:
-            with self._turn:
+            with self._lock:
                 self._working -= 1
+                # The others may have waited only for this thread.
                 self._exchange()
 
     def _exchange(self) -> None:
-        """Send all questions once every thread waits; with the lock held."""
+        """Send all waiting questions once every running thread waits; call with the lock held."""
         if not self._waiting or len(self._waiting) < self._working:
             return
         waiting, self._waiting = self._waiting, {}
@@ -219,15 +224,16 @@ class RemoteClients:
             received = self.send(questions)
             for k, question in enumerate(questions):
                 answers = self._in_order({i: one[k] for i, one in received.items()})
-                self._given |= {mark: answers for mark, q in waiting.items() if q == question}
+                self._answers |= {number: answers for number, q in waiting.items() if q == question}
         except BaseException as e:
+            # Kept for all threads: raising it here would leave the others waiting for ever.
             self._failure.append(e)
-        self._turn.notify_all()
+        self._lock.notify_all()
 
     def _in_order(self, answers: Mapping[int, Params]) -> list[Params]:
-        """Of clients 0..N-1; zeros for those that were not asked: they have no examples."""
+        """Answers of clients 0..N-1; zeros for clients without examples, which were not asked."""
         forms = {i: tuple(v.shape for v in one.values()) for i, one in answers.items() if one}
-        # The most frequent: a single client may not make the others look odd.
+        # Compare with the most frequent form: the error must name the client that differs.
         ((form, _),) = Counter(forms.values()).most_common(1) or [((), 0)]
         for i, other in forms.items():
             if other != form:
@@ -238,7 +244,7 @@ class RemoteClients:
 
 
 class _AtSites(NamedTuple):
-    """A `Part` of all clients' examples, at their sites."""
+    """A `Part` of all clients' examples, which stay at their sites."""
 
     sites: RemoteClients
     of_fold: int

@@ -1,4 +1,4 @@
-"""Evaluation on clients: counts of right answers and sums of losses, which are all that is sent."""
+"""Evaluation on clients, which send only counts of right answers and sums of losses."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ from fedshift.server.prior import Correction
 from fedshift.tree import Params, Parts
 
 COUNTS = ("correct", "total", "predicted")
-# Examples of a client: sums over many such clients are exact in float64, and fit into 64 bits.
+# Most examples of a client: sums over many such clients are exact in float64 and fit into int64.
 MOST_EXAMPLES = 10**12
-# The records of an answer: the model that the client serves on its validation and its test
-# examples, the server's model on the test examples, and where a router would send these.
+# The records of an answer: scores of the model that the client serves on its validation examples
+# and on its test examples, scores of the server's model on the latter, and where a router would
+# send them.
 SCORE, TEST, SHARED, ROUTER = "score", "test", "shared", "router"
 
 
@@ -34,7 +35,9 @@ def scored(
     stage: Algorithm, pair: tuple[Params, Params], examples: Examples, classes: int, *,
     confusion: bool = False, correction: Correction | None = None,
 ) -> MetricRecord:  # fmt: skip
-    """The counts of one model, as a record; confusion: also which label is taken for which."""
+    """The counts of one model as a record, with `confusion` also how often each label is taken
+    for each other.
+    """
     result = score(
         stage.model, *pair, examples, classes, confusion=confusion, correction=correction
     )
@@ -48,9 +51,9 @@ def scored_tests(
     stage: Algorithm, message: Parts, pair: tuple[Params, Params], tests: Examples, classes: int,
     present: Sequence[int],
 ) -> dict[str, MetricRecord]:  # fmt: skip
-    """The records of `OwnScores`; pair: what the client serves.
+    """The records of `OwnScores`; pair: the model that the client serves.
 
-    present [M]: 1 for clients that took part, which a router may send queries to.
+    present [M]: 1 for clients that took part, to which a router may send queries.
     """
     records = {TEST: scored(stage, pair, tests, classes)}
     received = message.get("params", {}), message.get("buffers", {})
@@ -67,7 +70,7 @@ def scored_tests(
 
 
 def score_in(content: RecordDict, classes: int, name: str = SCORE) -> Score:
-    """The counts of a record. Raises InputError for numbers that are no counts."""
+    """The counts of a record. Raises InputError for numbers that cannot be counts."""
     fields = fields_of(content, name)
 
     def counts(name: str, *shape: int) -> Tensor:
@@ -76,7 +79,7 @@ def score_in(content: RecordDict, classes: int, name: str = SCORE) -> Score:
     right, total, predicted = (counts(name, classes) for name in COUNTS)
     confused = counts("confusion", classes, classes) if "confusion" in fields else None
     made = Score(right, total, predicted, float(fields["loss_sum"]), confused)
-    # One client's impossible counts must not spoil the accuracy over all.
+    # Refuse impossible counts: those of one client would spoil the accuracy over all.
     possible = bool((right >= 0).all() and (right <= total).all() and (right <= predicted).all())
     few = bool((total <= MOST_EXAMPLES).all() and (predicted <= MOST_EXAMPLES * classes).all())
     if (
@@ -91,7 +94,7 @@ def score_in(content: RecordDict, classes: int, name: str = SCORE) -> Score:
 
 
 class Gathered(NamedTuple):
-    """What clients answered, by id: of validation and test examples, and why others gave none."""
+    """Clients' scores on validation and test examples by id, and why others have none."""
 
     scores: dict[int, Score]
     tests: dict[int, OwnScores]
@@ -102,7 +105,7 @@ def scores_of(
     replies: Iterable[Message], client_of: Callable[[Message], int | None], classes: int,
     clients: int, check: Callable[[int, Score, OwnScores | None], None],
 ) -> Gathered:  # fmt: skip
-    """Each client's counts; check: raises InputError for those that a client cannot have.
+    """Each client's counts; `check` raises InputError for counts that a client cannot have.
 
     Messages of nodes that are no client are left out.
     """
@@ -120,20 +123,21 @@ def scores_of(
                 read.scores[client] = one
                 read.tests.update({} if tested is None else {client: tested})
         except Exception as e:
-            # The numbers come from another machine: any exception means that they are bad.
+            # The numbers come from another machine: any exception means that they are invalid.
             bad = Dropped(client, from_elsewhere(str(e) or type(e).__name__), "reply")
         read.bad.update({} if bad is None else {client: bad})
     return read
 
 
 def own_scores_in(content: RecordDict, classes: int, clients: int) -> OwnScores:
-    """The inverse of `scored_tests`. Raises InputError for numbers that are no counts."""
+    """The inverse of `scored_tests`. Raises InputError for numbers that cannot be counts."""
     validation, test = score_in(content, classes), score_in(content, classes, TEST)
     shared = score_in(content, classes, SHARED) if SHARED in content else None
     sent = None
     if ROUTER in content:
         fields = fields_of(content, ROUTER)
         sent = torch.tensor(fields["sent"], dtype=torch.int64).reshape(clients)
+    # All of these must be over the same test examples.
     totals = [test.n if shared is None else shared.n, test.n if sent is None else int(sent.sum())]
     if totals != [test.n, test.n] or (sent is not None and bool((sent < 0).any())):
         raise InputError("its counts are none: they are of different numbers of examples")

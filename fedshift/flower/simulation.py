@@ -1,7 +1,7 @@
-"""Flower's simulation (Ray) as a grid for the calling thread, which ends with its block.
+"""Flower's simulation (Ray) as a context manager that gives its grid to the calling thread.
 
-Flower's own entry point takes the main thread and gives the grid to another one. Here it is the
-other way round: an interruption ends the round at once, and no process of Ray is left behind.
+Flower's own entry point blocks the main thread and passes the grid to another one. Here it is the
+other way round, so that Ctrl-C ends the round at once and no process of Ray is left behind.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedshift.errors import FedshiftError, InputError
 from fedshift.flower.installed import check_flower
 
+# Seconds between two looks for replies, and seconds that the simulation may take to start.
 POLL = 0.02
 START = 300.0
 
@@ -39,16 +40,17 @@ class _Runtime:
 
 @contextlib.contextmanager
 def simulation(app: ClientApp, clients: int, *, actors: int | None = None) -> Iterator[Grid]:
-    """Flower's simulation runtime with `clients` nodes, while the block runs.
+    """Run Flower's simulation with `clients` nodes for the time of the block.
 
-    actors: processes that clients run in, each with one CPU; by default, as many as there are CPUs.
-    With RAY_ADDRESS set they are those of the cluster there. Raises InputError where Flower or Ray
-    is missing, and FedshiftError where the runtime fails.
+    actors: number of processes in which clients run, each with one CPU; by default as many as there
+    are CPUs. With RAY_ADDRESS set, the cluster there decides. Raises InputError if Flower or Ray is
+    missing, and FedshiftError if the simulation fails.
     """
     check_flower(simulation=True)
     if actors is not None and actors < 1:
         raise InputError(f"{actors} actors; give 1 or more")
     runtime = _Runtime()
+    # A daemon, so that a simulation that hangs does not keep this process from ending.
     thread = threading.Thread(
         target=_run, args=(runtime, app, clients, actors), name="flower-simulation", daemon=True
     )
@@ -58,18 +60,20 @@ def simulation(app: ClientApp, clients: int, *, actors: int | None = None) -> It
             yield _wait_until_ready(runtime)
         finally:
             runtime.over.set()
-            # Ray may need some seconds to end its actors; then it is ended by force.
+            # Ray may need some seconds to end its actors; after that, force it to.
             thread.join(60.0)
             _shut_down()
 
 
 def _run(runtime: _Runtime, app: ClientApp, clients: int, actors: int | None) -> None:
+    """Run the simulation until `runtime.over` is set; in a thread of its own."""
     from flwr.simulation import run_simulation
 
     server = ServerApp()
 
     @server.main()
     def main(grid: Grid, context: Context) -> None:
+        # Hand the grid to the calling thread, and keep the simulation alive until it is done.
         runtime.grid = grid
         runtime.ready.set()
         runtime.over.wait()
@@ -81,15 +85,17 @@ def _run(runtime: _Runtime, app: ClientApp, clients: int, actors: int | None) ->
     resources = {"init_args": init, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
     try:
         run_simulation(server, app, clients, backend_config=resources)
-    # Kept for the calling thread, which would otherwise wait for ever.
+    # Pass any error to the calling thread, which would otherwise wait for ever.
     except BaseException as e:
         runtime.failure = e
     finally:
+        # Wake the calling thread if it still waits for the start.
         runtime.ready.set()
         runtime.over.set()
 
 
 def _wait_until_ready(runtime: _Runtime) -> Grid:
+    """The simulation's grid when it is up. Raises FedshiftError if it fails to start."""
     if not runtime.ready.wait(START) or runtime.grid is None:
         why = runtime.failure or f"it did not start within {START:g} s"
         raise FedshiftError(f"Flower's simulation failed: {_root(why)}")
@@ -97,7 +103,7 @@ def _wait_until_ready(runtime: _Runtime) -> Grid:
 
 
 def _root(error: BaseException | str) -> str:
-    """The text of the original error: Flower wraps it in errors without a reason."""
+    """The text of the original error, which Flower wraps in errors without a reason."""
     while isinstance(error, BaseException) and error.__cause__ is not None:
         error = error.__cause__
     return " ".join(str(error).split()) or type(error).__name__
@@ -105,7 +111,7 @@ def _root(error: BaseException | str) -> str:
 
 @contextlib.contextmanager
 def _silence_flower() -> Iterator[None]:
-    """Silence Flower's log for a block: the strategy reports what happens to clients."""
+    """Silence Flower's log for a block; our strategy reports what happens to clients."""
     logger = logging.getLogger("flwr")
     before = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -116,9 +122,9 @@ def _silence_flower() -> Iterator[None]:
 
 
 def _restore_sigterm() -> None:
-    """Restore the handler of SIGTERM: Ray's own prints the stack and aborts after three seconds.
+    """Restore the handler of SIGTERM; Ray's prints the stack and aborts after three seconds.
 
-    Setting Python's handler again replaces Ray's.
+    Ray has installed its own below Python, so setting Python's handler again replaces it.
     """
     if threading.current_thread() is threading.main_thread():
         handler = signal.getsignal(signal.SIGTERM)
@@ -127,7 +133,7 @@ def _restore_sigterm() -> None:
 
 
 def _shut_down() -> None:
-    """End what is left of Ray, if the simulation did not end normally."""
+    """End what is left of Ray if the simulation did not end normally."""
     with contextlib.suppress(ImportError):
         import ray
 
@@ -144,7 +150,7 @@ class _Watched(Grid):
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
         """The replies that come within `timeout` seconds."""
-        # Polled here, not by Flower's own method: an error of the simulation must end the wait.
+        # Do not use Flower's own method, which would go on waiting after the simulation has failed.
         waiting = set(self.grid.push_messages(messages))
         end = time.monotonic() + timeout if timeout is not None else float("inf")
         received: list[Message] = []
@@ -158,6 +164,7 @@ class _Watched(Grid):
         return received
 
     def _check(self) -> None:
+        """Raise FedshiftError if the simulation has ended."""
         _restore_sigterm()
         if self.runtime.over.is_set():
             why = self.runtime.failure or "it ended before the run did"

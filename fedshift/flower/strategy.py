@@ -1,4 +1,4 @@
-"""The server's side: an algorithm's server half as a Flower Strategy."""
+"""The server side: an algorithm's weights and `server_update` as a Flower Strategy."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ from fedshift.seeds import Seeds
 from fedshift.tree import Params, Parts, size_in_bytes
 
 LOG = logging.getLogger("fedshift.flower")
-# Seconds for the registration of those that join late: a round waits for it.
+# Seconds for the registration of clients that join late; a round waits for it.
 LATE = 60.0
 GONE, NOT_YET = "its node is not connected", "it has not joined yet"
 Listener = Callable[[Round], None]
@@ -92,8 +92,8 @@ def _check_given(algorithm: object, seeds: object, gate: object, **whole: object
         check_whole(what, value)
 
 
-def _begun(name: str, after: Round | None) -> ConfigRecord:
-    """Tells clients the run's name and the last valid round, to check the states that they keep."""
+def _run_fields(name: str, after: Round | None) -> ConfigRecord:
+    """The run's name and last valid round, by which clients check the states that they stored."""
     return ConfigRecord({"name": name, "after": 0 if after is None else after.t} if name else {})
 
 
@@ -102,35 +102,35 @@ class AlgorithmStrategy(Strategy):
 
     clients   N; clients are the partition ids 0..N-1
     classes   K
-    seeds     of the run: the cohort's and the batches'; clients must have the same `seeds.batch`
+    seeds     seeds of cohorts and batches; clients must have the same `seeds.batch`
     cohort    clients drawn per round; None means all
     first     the first (parameters, buffers); the network's own if left out
     patience  seconds to wait for all nodes before round 1
-    min_clients  how many are enough once patience is over; all by default. Others join later
-    timeout   seconds that a client has for one round; an answer that comes later is not used
+    min_clients  how many are enough after `patience`; all by default. Others may join later
+    timeout   seconds that a client has for one round; later answers are not used
     own       federated evaluation scores the models that clients serve, not the server's
     retries   how often a client that reports a failure is asked again, while there is time (by
               `play`; Flower's own `start` asks once)
     gate      limits of what is accepted; with `on_bad` "drop", rounds without enough usable answers
               are skipped
     listen    called with each round that was played
-    registers called with the table of all clients, n [N] and what else the method reads, before
-              round 1, and again when others have joined late
+    registers called with the table of all clients, n [N] and the other columns that the method
+              reads, before round 1, and again when clients have joined late
     dropping  called with the round and a client that drops out of it, as soon as that is clear
-    tell      called with events: who is missing before round 1, joins later or is refused then,
-              and gives no scores
-    places    nodes are named client-0, client-1, ... by who registered their keys: each may only be
-              the client of its name
+    tell      called with events: clients that are missing before round 1, join later or are then
+              refused, or give no scores
+    places    nodes have the names client-0, client-1, ... with which their keys were registered:
+              each may only be the client of its name
     scoring   called with each client's scores; raises InputError for those that it cannot have
-    after     the state after the last round of an interrupted run, to resume it. Clients' states
-              end with a run of Flower, except on clients with a folder for them
+    after     the state after the last round of an interrupted run, to resume it. Clients lose their
+              states with a run of Flower, unless they have a folder for them
     name      of the run, 32 digits and letters a-f, the same when it resumes: clients find their
               states by it. Without a name they store nothing on disk
 
     Before round 1 the server asks every node for its partition and for what the method registers.
     A client that is absent, fails, answers too late, or sends an unusable reply drops out of the
-    round: the weights are solved again over those present. Raises InputError for a federation that
-    is not as expected (`nodes.meet`) and TrainingError for a round that cannot be settled.
+    round: weights are solved again over the clients present. Raises InputError for a federation
+    that is not as expected (`nodes.meet`) and TrainingError for a round that cannot be settled.
     `current` is the state after the last round, `traffic` the bytes of its tensors.
     """
 
@@ -165,13 +165,13 @@ class AlgorithmStrategy(Strategy):
         draw_cohort(clients, size, 1, seeds.cohort)  # only to refuse impossible sizes
         self.algorithm, self.clients, self.classes, self.seeds = algorithm, clients, classes, seeds
         self.params, self.buffers = algorithm.model.init() if first is None else first
-        self.patience, self.timeout, self.own, self.places = patience, timeout, own, places
-        self.evaluates, self.listen, self.scoring = evaluates, listen, scoring
-        self.gate, self.retries, self.registers, self.least = gate, retries, registers, min_clients
+        self.patience, self.timeout, self.gate, self.retries = patience, timeout, gate, retries
+        self.own, self.places, self.evaluates, self.listen = own, places, evaluates, listen
+        self.scoring, self.registers, self.min_clients = scoring, registers, min_clients
         self.cohort, self.current, self.took_part = size, after, set(after.states if after else ())
-        self.dropping, self.tell, self.goes_on = dropping, tell, _begun(name, after)
-        self.lost, self.posted = list[Dropped](), list[tuple[int, Metadata]]()
-        self.named, self.sent, self.traffic = set[int](), dict[int, int](), Traffic()
+        self.dropping, self.tell, self.run_fields = dropping, tell, _run_fields(name, after)
+        self.lost, self.sent_messages = list[Dropped](), list[tuple[int, Metadata]]()
+        self.reported, self.sent, self.traffic = set[int](), dict[int, int](), Traffic()
         self.scores, self.tests = dict[int, Score](), dict[int, OwnScores]()
         check_training(algorithm, self.params, 1)
         check_whole_models(algorithm, ON_SERVER, sent=evaluates is not never and not own)
@@ -181,24 +181,24 @@ class AlgorithmStrategy(Strategy):
     @torch.inference_mode(False)
     def begin(self, grid: Grid) -> Round:
         """Register the clients, unless that is done, and set up the server's state."""
-        # Flower's `start` calls `configure_train` for each round; registration happens once.
+        # Called in each round: later calls only register clients that have joined since.
         if self.current is not None and self.met is not None:
             if len(self.met.nodes) < self.clients:
                 self._take_late(grid, self.current, self.met)
             return self.current
         expected = self._expected()
         self.met = meet(
-            grid, expected, patience=self.patience, min_clients=self.least, tell=self.tell
+            grid, expected, patience=self.patience, min_clients=self.min_clients, tell=self.tell
         )
         if absent := [i for i in range(self.clients) if i not in self.met.nodes]:
             LOG.warning("clients %s have not joined; their counts are not known yet", absent)
             check_can_wait(self.algorithm, absent)
         self.current = adopt(self.algorithm, self.params, self.buffers, self.current, self.met)
-        self._meet(self.met)
+        self._report_registered(self.met)
         return self.current
 
-    def _meet(self, met: Met, before: Sequence[int] = ()) -> None:
-        """Report what clients registered; before: strangers that were warned of already."""
+    def _report_registered(self, met: Met, before: Sequence[int] = ()) -> None:
+        """Report what clients registered; before: strangers that were reported already."""
         if new := [i for i in met.strangers if i not in before]:
             LOG.warning(
                 "clients %s start from a first model with other numbers than the server's; "
@@ -215,18 +215,19 @@ class AlgorithmStrategy(Strategy):
         return Expected(*numbers, self.params, self.buffers, self.places)
 
     def _take_late(self, grid: Grid, current: Round, met: Met) -> None:
+        """Register clients that have connected since; refuse them if the method cannot add them."""
         patience = min(self.patience, self.timeout, LATE)
         self.met = join(grid, self._expected(), met, patience, self.tell)
         try:
             self.current = adopt(self.algorithm, self.params, self.buffers, current, self.met)
-        except InputError as e:
+        except InputError as e:  # go on without them
             new = set(self.met.nodes.values()) - set(met.nodes.values())
             tell_refused(dict.fromkeys(sorted(new), str(e)), names_of(grid), self.tell)
             self.met = replace(met, refused=self.met.refused | new)
         for i in sorted(self.met.nodes.keys() - met.nodes.keys()):
             self.tell({"event": "joined", "round": current.t + 1, "client": i})
         if self.met.nodes != met.nodes:
-            self._meet(self.met, met.strangers)
+            self._report_registered(self.met, met.strangers)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -236,13 +237,14 @@ class AlgorithmStrategy(Strategy):
         drawn = draw_cohort(self.clients, self.cohort, t, self.seeds.cohort)
         connected = set(grid.get_node_ids())
         self.lost = self._absent(drawn.tolist(), connected)
-        # Absent clients are left out before weights are solved, so that the others get theirs.
-        self.opened = self._open(current, drawn, t)
-        self.named, self.posted = set(), []
-        self._name(t, self.lost)
+        # Leave absent clients out before weights are solved, so that the others share all weight.
+        self.opened = self._open_for_connected(current, drawn, t)
+        self.reported, self.sent_messages = set(), []
+        self._report_drops(t, self.lost)
         asked = self.opened.ids[self.opened.asked].tolist()
         messages = {i: self.opened.message(i) for i in asked}
         self.sent = {i: size_in_bytes(message) for i, message in messages.items()}
+        # Clients refuse to send a reply that the server would refuse to read.
         most = most_bytes(self.gate.max_reply, self.params, self.buffers, messages.values())
         run = {"round": t, "most_bytes": most}
         return [
@@ -261,14 +263,14 @@ class AlgorithmStrategy(Strategy):
         admitted = self._admit(opened, replies)
         good, lost = admitted.good, [*self.lost, *admitted.bad]
         up = sum(size_in_bytes(block.updates) for block in good)
-        # Of those that answered alone: what others were sent is no part of a mean over these.
+        # Count only clients that answered: traffic is reported as a mean over them.
         self.traffic = Traffic(len(good), sum(self.sent[i] for i in admitted.clients), up)
         table = {} if self.met is None else self.met.table
         played = settle(
             opened, current.server, admitted, lost, self.gate, dict(table), self.seeds.batch
         )
-        # Before skips are counted, since that may end the run.
-        self._name(played.t, played.dropped)
+        # Report before counting skips, which may end the run with an error.
+        self._report_drops(played.t, played.dropped)
         self.listen(played)
         self.current = count_skips(played, current, self.gate)
         self.took_part |= set(played.trained)
@@ -279,7 +281,7 @@ class AlgorithmStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """In rounds for which `evaluates` is true: ask every connected client for its scores."""
+        """In rounds for which `evaluates` is true, ask every connected client for its scores."""
         self.scores, self.tests = {}, {}
         if self.current is None or not self.evaluates(server_round):
             return []
@@ -288,12 +290,12 @@ class AlgorithmStrategy(Strategy):
     def questions(
         self, played: Round, grid: Grid, beside: Mapping[str, ArrayRecord] = {},
     ) -> list[Message]:  # fmt: skip
-        """Ask every connected client for its scores of a round's model, or of the one it serves."""
-        self.scores, self.tests, self.posted = {}, {}, []
+        """Messages that ask clients for scores of a round's model, or of the models they serve."""
+        self.scores, self.tests, self.sent_messages = {}, {}, []
         if not self.own:
             check_whole_models(self.algorithm, ON_SERVER)
         stage, server = self.algorithm.at(played.t), played.server
-        # Evaluation is not sampled: scores are over all connected clients.
+        # Not a cohort: all connected clients evaluate.
         everyone = torch.arange(self.clients)
         weights = weigh(stage, server, everyone, self.gate.max_weight)
         context = server | {"cohort": {"id": everyone, "weight": weights}}
@@ -302,7 +304,7 @@ class AlgorithmStrategy(Strategy):
             "round": played.t, "own": self.own, "classes": self.classes, "present": self.present,
         }  # fmt: skip
         absent = self._absent(range(self.clients), set(grid.get_node_ids()))
-        self._miss_scores(played.t, absent)
+        self._report_missing_scores(played.t, absent)
         asked = sorted({*range(self.clients)} - {one.client for one in absent})
         messages = {i: shared | stage.broadcast(context, i) if self.own else shared for i in asked}
         return [
@@ -313,37 +315,37 @@ class AlgorithmStrategy(Strategy):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Keep each client's counts in `scores`; return accuracy and loss over all."""
+        """Store each client's counts in `scores`; return accuracy and loss over all clients."""
         late = f"no answer within {self.timeout:g} s"
-        missed = {client: Dropped(client, late, "timeout") for client, _ in self.posted}
+        missed = {client: Dropped(client, late, "timeout") for client, _ in self.sent_messages}
         read = scores_of(replies, self._client, self.classes, self.clients, self.scoring)
         self.scores |= read.scores
         self.tests |= read.tests
         missed = {i: one for i, one in missed.items() if i not in read.scores} | read.bad
-        self._miss_scores(server_round, missed.values())
+        self._report_missing_scores(server_round, missed.values())
         if not self.scores:
             return None
-        # By client id: sums of losses depend on the order in the last bit.
+        # Add in the order of ids, because the last bit of a sum depends on the order.
         first, *others = (self.scores[i] for i in sorted(self.scores))
         pooled = sum(others, start=first)
         metrics = {"accuracy": pooled.accuracy, "loss": pooled.loss, "n": pooled.n}
         return MetricRecord({k: v for k, v in metrics.items() if not math.isnan(v)})
 
-    def _miss_scores(self, t: int, missed: Iterable[Dropped]) -> None:
-        """Tell of clients whose scores after round t are missing, and why."""
+    def _report_missing_scores(self, t: int, missed: Iterable[Dropped]) -> None:
+        """Report clients whose scores after round t are missing, and why."""
         for one in missed:
             LOG.warning("no score of client %d: %s", one.client, one.reason)
             self.tell({"event": "unscored", "round": t, **one._asdict()})
 
     def _absent(self, clients: Iterable[int], connected: Collection[int]) -> list[Dropped]:
-        """Those of the clients that are not connected, with the reason."""
+        """The clients that are not connected, with the reason."""
         return [
             Dropped(i, NOT_YET if self._node(i) < 0 else GONE, "lost")
             for i in clients if self._node(i) not in connected
         ]  # fmt: skip
 
     def summary(self) -> None:
-        """Log what is run."""
+        """Log the method and the numbers of clients."""
         LOG.info(
             "%s, %d clients, %d per round", type(self.algorithm).__name__, self.clients, self.cohort
         )
@@ -355,15 +357,15 @@ class AlgorithmStrategy(Strategy):
         nodes = {} if self.met is None else self.met.nodes
         by_node = {node: client for client, node in nodes.items()}
         if reply.has_error() and reply.metadata.src_node_id not in by_node:
-            # The SuperLink's own word, in the place of a node that is gone. Messages got their ids
-            # when they were sent.
-            by_message = {sent.message_id: client for client, sent in self.posted}
+            # The SuperLink answers for a node that is gone: find the client by the message that it
+            # was sent. (Ids are only known now, as messages get theirs when they are sent.)
+            by_message = {sent.message_id: client for client, sent in self.sent_messages}
             return by_message.get(reply.metadata.reply_to_message_id)
         return by_node.get(reply.metadata.src_node_id)
 
     @property
     def present(self) -> list[int]:
-        """[N]: 1 for clients that have trained in some round and have examples."""
+        """[N]: 1 for clients with examples that have trained in some round, else 0."""
         n = None if self.met is None else self.met.table.get("n")
         return [int(i in self.took_part and (n is None or n[i] > 0)) for i in range(self.clients)]
 
@@ -371,14 +373,14 @@ class AlgorithmStrategy(Strategy):
         self, kind: str, records: Mapping[str, ArrayRecord | ConfigRecord], ids: Iterable[int],
         played: Round,
     ) -> dict[int, Message]:  # fmt: skip
-        """A message to each of these clients, about a round's model; see `routing`."""
+        """Messages that ask these clients for sums with a round's model; see `routing`."""
         check_whole_models(self.algorithm, ON_SERVER)
         shared = {name: played.server.get(name, {}) for name in ("params", "buffers")}
         asked, run = {**to_records(shared, MODEL), **records}, {"round": played.t}
         return {i: self._message(f"query.{kind}", i, asked, run) for i in ids}
 
     def read(self, replies: Iterable[Message], most: int | None = None) -> Arrived:
-        """The replies that can be read, of at most so many bytes, or as many as the gate allows."""
+        """The replies that can be read, of at most `most` bytes and at most the gate's limit."""
         limit = self.gate.max_bytes if most is None else min(most, self.gate.max_bytes)
         return arrived(replies, self._client, limit)
 
@@ -386,33 +388,34 @@ class AlgorithmStrategy(Strategy):
         self, kind: str, client: int, records: Mapping[str, ArrayRecord | ConfigRecord],
         run: Mapping[str, int | list[int]],
     ) -> Message:  # fmt: skip
-        content = RecordDict({**records, "run": ConfigRecord({**run, **self.goes_on})})
+        """One message to a client, with the fields of the run; its metadata are stored."""
+        content = RecordDict({**records, "run": ConfigRecord({**run, **self.run_fields})})
         node, life = self._node(client), self.timeout
         message = Message(content, message_type=kind, dst_node_id=node, ttl=life)
-        self.posted.append((client, message.metadata))
+        self.sent_messages.append((client, message.metadata))
         return message
 
-    def _open(self, current: Round, drawn: Tensor, t: int) -> Opened:
-        """Open the round for connected clients; ask none if there are no weights over them."""
+    def _open_for_connected(self, current: Round, drawn: Tensor, t: int) -> Opened:
+        """Open the round for connected clients; contact none if no weights exist for them."""
         lost = {dropped.client for dropped in self.lost}
         present = [i for i in drawn.tolist() if i not in lost]
         try:
             if present:
-                return self._opened(current, torch.tensor(present), t)
+                return self._open_round(current, torch.tensor(present), t)
         except InputError as e:
             if not lost:
                 raise
             why = f"not asked: there are no weights over those connected: {e}"
             self.lost += [Dropped(i, why, "lost") for i in present]
-        # No client can be asked; the same code then closes the round: it is skipped or refused.
-        opened = self._opened(current, drawn, t)
+        # Open it without asking anyone: the usual code then closes the round (skips or refuses it).
+        opened = self._open_round(current, drawn, t)
         return opened._replace(asked=torch.zeros_like(opened.asked))
 
-    def _opened(self, current: Round, ids: Tensor, t: int) -> Opened:
+    def _open_round(self, current: Round, ids: Tensor, t: int) -> Opened:
         return open_round(self.algorithm, current.server, ids, t, self.gate.max_weight)
 
     def _admit(self, opened: Opened, messages: Iterable[Message]) -> Admitted:
-        """The replies that the gate accepts, with reasons for the others."""
+        """The replies that the gate accepts, and reasons for the others."""
         sent = map(opened.message, opened.ids[opened.asked].tolist())
         most = most_bytes(self.gate.max_reply, self.params, self.buffers, sent)
         received = self.read(messages, most)
@@ -422,19 +425,19 @@ class AlgorithmStrategy(Strategy):
         return admitted._replace(bad=tuple(unread.get(one.client, one) for one in admitted.bad))
 
     def hear(self, message: Message) -> None:
-        """Say at once that a client has failed in this round, while others are still working."""
+        """Report a client that has failed in this round at once, while others are still working."""
         client = self._client(message)
-        # With retries it is asked again: only the end of the round says whether it drops out.
+        # With retries it is asked again, so that only the end of the round decides.
         if self.opened is None or self.retries or client is None:
             return
         if message.metadata.message_type == "train" and (bad := failed_client(client, message)):
-            self._name(self.opened.t, [bad])
+            self._report_drops(self.opened.t, [bad])
 
-    def _name(self, t: int, lost: Iterable[Dropped]) -> None:
-        """Say of clients that they drop out of round t, each once."""
+    def _report_drops(self, t: int, lost: Iterable[Dropped]) -> None:
+        """Report clients that drop out of round t, each once."""
         for one in lost:
-            if one.client not in self.named:
-                self.named.add(one.client)
+            if one.client not in self.reported:
+                self.reported.add(one.client)
                 LOG.warning("round %d: client %d dropped out: %s", t, one.client, one.reason)
                 self.dropping(t, one)
 

@@ -1,5 +1,5 @@
-"""Shortcuts through torch: its private names, and faster ways to the same numbers.
+"""Shortcuts through torch: faster ways to the same numbers, some by private names of torch.
 
-Nothing outside of this folder uses a private or undocumented name of torch. FEDSHIFT_PLAIN=1 turns
-all shortcuts off (`torch_private`). The folder knows nothing of clients, models or methods.
+Only this folder uses private or undocumented names of torch. FEDSHIFT_PLAIN=1 turns all shortcuts
+off (`torch_private`). The folder knows nothing about clients, models or methods.
 """

@@ -7,16 +7,17 @@ import sys
 
 from fedshift.kernels.torch_private import plain
 
-# M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h, and the largest values that are taken.
+# M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h, and the largest values that mallopt accepts.
 TRIM, MMAP = -1, -3
 LARGEST_TRIM, LARGEST_MMAP = 2**31 - 1, 1 << 30
 
 
 def keep_memory() -> bool:
-    """Keep freed blocks in the process instead of returning them to the system, where glibc can.
+    """Tell glibc to keep freed blocks in the process instead of returning them to the system.
 
-    Without it every training step pays page faults for its activations, and processes side by side
-    wait for one another in the kernel. Nothing but speed changes. True if it was done.
+    Otherwise every training step causes page faults for its activations, and processes that run
+    side by side wait for one another in the kernel. Only speed changes. Returns False if this
+    system has no glibc, or shortcuts are turned off.
     """
     if plain() or not sys.platform.startswith("linux"):
         return False
@@ -24,5 +25,6 @@ def keep_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):  # another C library
         return False
-    # Blocks up to MMAP come from the heap, which is trimmed only beyond TRIM.
+    # Blocks up to LARGEST_MMAP then come from the heap, of which glibc returns memory to the system
+    # only if more than LARGEST_TRIM is free.
     return bool(mallopt(MMAP, LARGEST_MMAP) and mallopt(TRIM, LARGEST_TRIM))

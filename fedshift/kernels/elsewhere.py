@@ -1,4 +1,4 @@
-"""Outputs in evaluation mode from another device: they are computed there and come back."""
+"""Evaluation on another device: inputs are copied there, and outputs come back."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Evaluate = Callable[[Params, Params, Tensor], Params]
 
 @contextlib.contextmanager
 def outputs_on(device: str | torch.device) -> Iterator[None]:
-    """Within the block, models in evaluation mode compute on `device`; all else stays in place.
+    """In this block, models in evaluation mode compute on `device`; everything else stays put.
 
-    Weights and inputs are copied at each call and the outputs come back, so that evaluation
-    is written once. Outputs are those of the processor but for rounding.
+    Weights and inputs are copied at each call and outputs are copied back, so that code that
+    evaluates need not know about devices. Outputs differ from the processor's by rounding alone.
 
         with outputs_on("cuda"):
             model(params, buffers, x)["logits"].device  # that of x
@@ -33,7 +33,7 @@ def outputs_on(device: str | torch.device) -> Iterator[None]:
 
 
 def elsewhere(evaluate: Evaluate, params: Params, buffers: Params, x: Tensor) -> Params:
-    """evaluate(params, buffers, x) on the device of `outputs_on`; here, where there is none."""
+    """evaluate(params, buffers, x) on the device of `outputs_on`, or here outside such a block."""
     place = _PLACE.get()
     if place is None or x.device == place:
         return evaluate(params, buffers, x)

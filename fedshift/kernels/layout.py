@@ -9,11 +9,11 @@ from fedshift.errors import UnfitError
 
 
 def channels_last(x: Tensor) -> Tensor:
-    """The same images [B, C, H, W] with an example's channels of one pixel side by side in memory.
+    """The same images [B, C, H, W] with the channels of a pixel side by side in memory.
 
-    Convolutions and what follows them then keep to that layout, whose pooling is vectorised. Values
-    are the same, and what kernels make of them is but for rounding. Raises UnfitError for inputs of
-    another form.
+    Convolutions and the layers after them keep this layout, in which torch's pooling is vectorised.
+    The values stay the same; what kernels compute from them differs by rounding. Raises UnfitError
+    for inputs that are not images.
     """
     if x.dim() != 4:
         raise UnfitError(
@@ -21,7 +21,7 @@ def channels_last(x: Tensor) -> Tensor:
             f"{tuple(x.shape)}. Use another backend"
         )
     _, c, h, w = x.shape
-    # Strides are written out: with one channel both layouts are the same, and torch would report
-    # the other one, by which convolutions choose their kernels.
+    # Set the strides by hand: with one channel both layouts are the same memory, and torch would
+    # report the other one. Convolutions choose their kernels by the strides.
     laid = x.contiguous(memory_format=torch.channels_last)
     return laid.as_strided(x.shape, (c * h * w, 1, w * c, c))

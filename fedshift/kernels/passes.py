@@ -1,4 +1,4 @@
-"""A module's forward pass with given tensors in place of those that it holds."""
+"""A module's forward pass with other tensors in place of its own parameters and buffers."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from fedshift.kernels.torch_private import (
 )
 from fedshift.tree import Params
 
-# Where a tensor is: its holder and the key in it, as `tensors_of` gives them.
+# Where a module stores a tensor: (holder, key in it), as `tensors_of` yields them.
 Place = tuple[Any, Any]
 Places = dict[str, tuple[Place, ...]]
-# Each module, its submodules, and how many parameters and buffers it has itself.
+# (module, its direct submodules, number of its own parameters and buffers) for each module.
 Modules = tuple[tuple[nn.Module, tuple[nn.Module | None, ...], int], ...]
 
 
 def places(net: nn.Module) -> Places:
-    """Where the module holds each parameter and buffer, by the name that it has there.
+    """Where each parameter and buffer is stored, by its name in the network.
 
     A tensor that several modules share has one name and several places.
     """
@@ -44,7 +44,10 @@ def places(net: nn.Module) -> Places:
 
 
 def same_places(one: Places, other: Places) -> bool:
-    """Whether both have the same names in the same places."""
+    """Whether both have the same names in the same places.
+
+    Holders are compared by identity: dictionaries of tensors have no usable `==`.
+    """
 
     def by_id(places: Places) -> dict[str, list[tuple[int, Any]]]:
         return {name: [(id(v), key) for v, key in where] for name, where in places.items()}
@@ -53,17 +56,17 @@ def same_places(one: Places, other: Places) -> bool:
 
 
 def modules_of(net: nn.Module) -> Modules:
-    """What every module of the network consists of, for `changed`."""
+    """The parts of every module of the network, for `changed` to compare with later."""
     return tuple((m, *parts_of(m)) for m in net.modules())
 
 
 def changed(modules: Modules) -> bool:
-    """Whether one of these modules has other parts, or more or fewer tensors, than it had."""
+    """Whether a module has other parts, or more or fewer tensors, than `modules_of` recorded."""
     return any(parts_of(m) != (parts, count) for m, parts, count in modules)
 
 
 def retied(places: Places) -> bool:
-    """Whether a name's places hold several tensors now, or several names hold one tensor."""
+    """Whether ties have changed: the places of one name differ, or two names share a tensor."""
     distinct = set[int]()
     for where in places.values():
         ids = {id(tensor_at(*place)) for place in where}
@@ -74,21 +77,23 @@ def retied(places: Places) -> bool:
 
 
 def passing(net: nn.Module) -> list[Tensor]:
-    """What layers keep of their last pass (`weight_norm` its product), and compute again at the
-    next one. It cannot be copied.
+    """Intermediate results that layers store as attributes (`weight_norm` its product).
+
+    The next pass computes them again. `copy.deepcopy` refuses them, because they have a graph.
     """
     kept = (v for module in net.modules() for v in vars(module).values() if isinstance(v, Tensor))
     return [v for v in kept if within_vmap(v) or v.grad_fn is not None]
 
 
 def wrote(copy: Tensor, before: int | None, x: Tensor) -> bool | None:
-    """Whether a pass wrote into `copy`, which was x and of version `before`.
+    """Whether a pass wrote into `copy`, which before it had the values of x and version `before`.
 
-    None where it cannot be seen: where torch tells no versions, and within vmap.
+    None if that cannot be known: this torch counts no versions, or the pass ran within vmap.
     """
     if not supported("version") or within_vmap(copy):
         return None
-    # A tensor of the device "meta" has no values at all.
+    # Values are compared, too, because writing through `.data` does not change the version. A
+    # tensor on the device "meta" has no values.
     return before != version(copy) or not (copy.is_meta or torch.equal(copy, x))
 
 
@@ -97,19 +102,19 @@ def call(
 ) -> Any:
     """net(*inputs) with `tensors` by name; names that are not given keep the module's tensors.
 
-    What the pass writes goes to the given tensors. `written` receives tensors that the pass
-    replaced, for the names that it already has. Does what
-    `torch.func.functional_call` does, whose checks at every call cost as much as a small layer.
-    Raises InputError for a name that the module does not have.
+    If the pass writes into a tensor, it writes into the given one. If it replaces a tensor by a new
+    one whose name is in `written`, the new one is stored there. The same as
+    `torch.func.functional_call`, without its checks, which at every call cost as much as a small
+    layer. Raises InputError for a name that the module does not have.
     """
     try:
-        # Read first, all of them: an unknown name must be refused before anything is replaced.
+        # Look all of them up first: an unknown name must be refused before anything is replaced.
         before = [
             (holder, key, tensor_at(holder, key)) for name in tensors for holder, key in where[name]
         ]
     except KeyError:
         raise misfit(where, tensors) from None
-    # `tensors_of` gives the module itself as holder where torch's dictionaries may not be used.
+    # The holder is the module itself if torch's private dictionaries may not be used.
     if before and isinstance(before[0][0], nn.Module):
         return _functional_call(net, where, tensors, inputs, written)
     try:
@@ -124,6 +129,7 @@ def call(
                 written[name] = holder[key]  # type: ignore[index]
         return out
     finally:
+        # Put the module's own tensors back, also after an error in the pass.
         for holder, key, tensor in before:
             holder[key] = tensor
 
@@ -131,14 +137,15 @@ def call(
 def _functional_call(
     net: nn.Module, where: Places, tensors: Params, inputs: Any, written: Params | None
 ) -> Any:
-    """`call` by documented parts of torch alone."""
+    """`call` with documented functions of torch only."""
     paths = {id(module): path for path, module in net.named_modules()}
 
     def full(holder: nn.Module, key: str) -> str:
         return f"{paths[id(holder)]}.{key}".lstrip(".")
 
     given = {full(*place): v for name, v in tensors.items() for place in where[name]}
-    # All places are given: torch's handling of ties would leave a layer that is used twice changed.
+    # Give every place of a tied tensor: torch's own handling of ties does not restore a layer that
+    # is used twice.
     out = functional_call(net, given, inputs, tie_weights=False)
     for name in written or ():
         written[name] = given[full(*where[name][0])]  # type: ignore[index]
@@ -146,7 +153,7 @@ def _functional_call(
 
 
 def misfit(where: Places, tensors: Params) -> InputError:
-    """The error for tensors that are not the module's, by the first name that is odd or missing."""
+    """The error for tensors that do not fit the module; names the first unknown or missing one."""
     some = ", ".join(list(where)[:8])
     for name in tensors:
         if not all(
@@ -166,23 +173,23 @@ def misfit(where: Places, tensors: Params) -> InputError:
 
 
 def check_own(net: nn.Module, outputs: Iterable[Tensor], given: Iterable[Tensor]) -> None:
-    """Raise InputError where a network used the tensors that it holds instead of those given.
+    """Raise InputError if a network used its own tensors instead of those given.
 
-    outputs: of a pass by `call` on the leaves `given`, with their graph. By the time of a backward
-    pass the module holds its tensors again, and those that it reads by other references were never
-    replaced.
+    outputs: those of a pass by `call` with the leaves `given`, with their graph. `call` replaces
+    tensors where modules store them, and puts the module's own back after the pass. So it misses
+    tensors that the network also keeps elsewhere, and layers that run again in the backward pass.
     """
-    # One number that depends on every output, so that one backward pass reaches all it was made of.
+    # One number that depends on every output, so that one backward pass reaches every input.
     total = torch.stack([v.abs().sum().double() for v in outputs if v.requires_grad]).sum()
     parameters = {name: p for name, p in net.named_parameters() if p.requires_grad}
     again: list[nn.Module] = []
-    inside = set(net.modules())  # other threads may run other networks at the same time
+    modules = set(net.modules())  # the hook also sees networks that other threads run meanwhile
 
     def note(module: nn.Module, inputs: Any) -> None:
-        if module in inside:
+        if module in modules:
             again.append(module)
 
-    # Checkpointing calls modules again during the backward pass, which only a global hook sees.
+    # Checkpointing calls modules again in the backward pass; only a global hook notices.
     hook = register_module_forward_pre_hook(note)
     try:
         reached = torch.autograd.grad(total, (*parameters.values(), *given), allow_unused=True)

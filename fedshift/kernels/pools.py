@@ -1,11 +1,10 @@
-"""Max-pools with the same numbers for less work, in every `nn.Sequential` that is called as one.
+"""Two ways to make max-pools cheaper, with the same numbers, in any `nn.Sequential`.
 
-Rectifiers after a pool instead of before it: relu(max_j z_j) = max_j relu(z_j), as relu is
-monotone. Both send a gradient to the first largest z_j if it is above 0, and to none if it is not.
-A pool of 2 x 2 leaves a quarter of the entries.
-
-Pools of 2 x 2 as maxima of every second row, then of every second column, which is vectorised.
-Where channels come first, torch's own kernel compares one entry after the other.
+1. Run a ReLU after the pool instead of before it, on a quarter of the entries if the pool is 2 x 2.
+   relu(max_j z_j) = max_j relu(z_j), as relu is monotone. Both orders send the gradient to the
+   first of the largest z_j if it is above 0, and to none if it is not.
+2. Compute 2 x 2 pools as maxima of pairs of rows, then of pairs of columns, which is vectorised.
+   For images with channels first, torch's own kernel compares one entry after the other.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from fedshift.kernels.torch_private import (
     supported,
 )
 
-# Entries of a batch of images below which torch's own pool is as fast.
+# For batches with fewer entries than this, torch's own pool is as fast.
 LARGE = 1 << 16
 POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
-# Layers that make a new tensor, which nothing else refers to: it may be overwritten.
+# Layers whose output is a new tensor that nothing else refers to, so that it may be overwritten.
 FRESH = (
     nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, nn.GroupNorm,
     nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d,
@@ -37,9 +36,10 @@ FRESH = (
 
 
 def with_pools(net: nn.Module) -> tuple[nn.Sequential, ...]:
-    """The `nn.Sequential`s whose max-pools may be computed for less.
+    """The `nn.Sequential`s with max-pools that can be made cheaper.
 
-    Not subclasses, whose forward may be another; none where hooks cannot be seen.
+    Subclasses are left out, because they may define another forward. So is everything if this torch
+    does not show hooks.
     """
     if not supported("global_hooks", "hooks", "max_pool_backward"):
         return ()
@@ -49,14 +49,14 @@ def with_pools(net: nn.Module) -> tuple[nn.Sequential, ...]:
 
 @contextlib.contextmanager
 def pooled(sequences: Sequence[nn.Sequential]) -> Iterator[None]:
-    """Within the block, calls of these sequences run faster.
+    """In this block, calls of these sequences run faster.
 
-    Their layers stay in place, so code that calls single layers or slices gets the originals. If
-    another thread leaves the block first, only time is lost.
+    Only their `forward` is replaced: code that calls single layers or slices gets the originals. If
+    another thread with the same network leaves the block first, this one merely runs slower.
     """
     try:
         for sequence in sequences:
-            # A sequence with its own forward keeps it.
+            # setdefault: a user may have given the sequence a forward of its own.
             vars(sequence).setdefault("forward", partial(_run, sequence))
         yield
     finally:
@@ -67,8 +67,8 @@ def pooled(sequences: Sequence[nn.Sequential]) -> Iterator[None]:
 
 
 def _run(sequence: nn.Sequential, x: Any) -> Any:
-    """Run the sequence on x; at every call, check which layers can be swapped."""
-    if has_global_hooks():  # they must see every layer
+    """Run the sequence on x. Users may change layers or hooks, so each call checks what to swap."""
+    if has_global_hooks():  # hooks must see every layer, in its place
         return nn.Sequential.forward(sequence, x)  # type: ignore[no-untyped-call]
     layers, i = tuple(sequence), 0
     while i < len(layers):
@@ -84,13 +84,14 @@ def _can_swap(layers: Sequence[nn.Module], i: int) -> bool:
     if type(layers[i]) is not nn.ReLU or i + 1 == len(layers):
         return False
     relu, pool, before = layers[i], layers[i + 1], layers[i - 1] if i else None
-    # Indices of a window below 0 differ: after a rectifier all entries are 0, and the first counts.
+    # A pool that returns indices must stay behind the ReLU: in a window without positive entries
+    # all are 0 after the ReLU, and the index is the first one, not that of the largest.
     if type(pool) not in POOLS or getattr(pool, "return_indices", False):
         return False
-    # An in-place rectifier may be moved only if nothing else refers to its input, which would see
-    # the unrectified values.
-    alone = not relu.inplace or (before is not None and type(before) in FRESH and _plain(before))
-    return alone and _plain(relu) and _plain(pool)
+    # An in-place ReLU also changes the tensor for others that refer to it. So it may move only if
+    # there are none, that is, after a layer that made the tensor.
+    safe = not relu.inplace or (before is not None and type(before) in FRESH and _plain(before))
+    return safe and _plain(relu) and _plain(pool)
 
 
 def _pool(layer: nn.Module, x: Any) -> Any:
@@ -98,7 +99,7 @@ def _pool(layer: nn.Module, x: Any) -> Any:
 
 
 def _is_halving(layer: nn.Module) -> bool:
-    """Whether it is a max-pool whose windows are 2 x 2, side by side."""
+    """Whether the layer is a max-pool of 2 x 2 windows that do not overlap."""
     if type(layer) is not nn.MaxPool2d or layer.ceil_mode or layer.return_indices:
         return False
     sizes = layer.kernel_size, layer.stride, layer.padding, layer.dilation
@@ -107,12 +108,12 @@ def _is_halving(layer: nn.Module) -> bool:
 
 
 def _plain(layer: nn.Module) -> bool:
-    """Whether it has torch's own forward, and no hooks."""
+    """Whether the layer has torch's forward and no hooks."""
     return "forward" not in vars(layer) and not has_hooks(layer)
 
 
 def halved(x: Tensor) -> Tensor:
-    """`max_pool2d(x, 2)`, by maxima of rows and columns where these are faster."""
+    """`max_pool2d(x, 2)`, by maxima of rows and columns if they are faster."""
     large = x.dim() == 4 and x.numel() >= LARGE and min(x.shape[2:]) > 1
     if not large or x.device.type != "cpu" or not x.is_contiguous():
         return max_pool2d(x, 2)
@@ -121,11 +122,10 @@ def halved(x: Tensor) -> Tensor:
 
 
 class _Maxima(torch.autograd.Function):
-    """The largest of each window of x [n, c, h, w], and where it is: [n, c, h // 2, w // 2] twice.
+    """(maximum, its index) of each window of x [n, c, h, w]; both [n, c, h // 2, w // 2].
 
-    The place is an index into the h w entries of the image; among equals it is the first in
-    row-major order, as in torch. In a window with NaN it may differ from torch's. Of zeros of both
-    signs, either may be the largest.
+    The index counts the h w entries of the image; ties go to the first in row-major order, as in
+    torch. In a window with NaN it may differ from torch's. Of +0 and -0, either may be taken.
     """
 
     generate_vmap_rule = True
@@ -134,10 +134,12 @@ class _Maxima(torch.autograd.Function):
     def forward(x: Tensor) -> tuple[Tensor, Tensor]:
         h, w = (v // 2 * 2 for v in x.shape[-2:])
         top, bottom = x[..., :h:2, :w], x[..., 1:h:2, :w]
+        # `low`: the larger of the two rows is the lower one. Then the same for pairs of columns.
         low, tall = bottom > top, torch.maximum(top, bottom)
         left, right = tall[..., ::2], tall[..., 1::2]
         low_left, low_right = low[..., ::2], low[..., 1::2]
-        # If the lower left and the upper right entry are equal, the latter comes first.
+        # The right column wins if it is larger, and a tie if its entry is in the upper row and the
+        # left one is in the lower row: the upper right entry comes first in row-major order.
         other = (right > left) | ((right == left) & (low_left > low_right))
         across, wide = torch.arange(0, w, 2, device=x.device), x.shape[-1]
         corner = torch.arange(0, h * wide, 2 * wide, device=x.device)[:, None] + across
@@ -146,7 +148,7 @@ class _Maxima(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        # Not the output: the rectifier after it may write there.
+        # Save the indices, not the maxima: the ReLU after the pool may write into those.
         ctx.save_for_backward(*inputs, output[1])
         ctx.save_for_forward(output[1])
 

@@ -1,9 +1,8 @@
 """Every private or undocumented name of torch that the package uses, with a public fallback.
 
-A name is used only where `supported` says so: this torch has it, it takes the arguments that we
-give it, and the environment variable FEDSHIFT_PLAIN is not 1. That variable turns off all shortcuts
-of this folder at once. Results are then the same, some of them but for rounding, and training is
-slower.
+A name is used only if this torch has it, it accepts our arguments, and the environment variable
+FEDSHIFT_PLAIN is not 1 (`supported`). That variable turns off all shortcuts of this folder at once.
+Training is then slower; some results differ by rounding, the others not at all.
 """
 
 from __future__ import annotations
@@ -19,56 +18,57 @@ from torch.nn.functional import linear
 from torch.overrides import has_torch_function
 
 SWITCH = "FEDSHIFT_PLAIN"
-# Switches of single shortcuts in earlier versions: set to 0, each now turns off all shortcuts.
+# Earlier versions had a switch for each shortcut. Users may still set one of them to 0, which now
+# turns off all shortcuts.
 EARLIER = ("ONEDNN", "SHORT_BACKWARD", "AWAKE", "KEEP_MEMORY")
 
-# Where a module keeps its tensors and its parts.
+# Attributes in which a module stores its tensors and submodules, and its hooks.
 HOLDERS = ("_parameters", "_buffers", "_modules")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-def _tried(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """The function, after one call with arguments as ours: another torch may take others."""
+def _after_trial(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    """The function, after a trial call: in another torch it may take other arguments."""
     function(*arguments, **named)
     return function
 
 
-def _tried_backward() -> Any:
-    # In one call: within vmap `requires_grad_` is refused.
+def _try_backward() -> Any:
+    # requires_grad=True on creation, because vmap refuses `requires_grad_`.
     x = torch.ones(1, dtype=torch.float32, device="cpu", requires_grad=True)
     run = torch.autograd.Variable._execution_engine.run_backward
     options = {"allow_unreachable": True, "accumulate_grad": False}
-    return _tried(run, ((2 * x).sum(),), (_ones(),), False, False, (x,), **options)
+    return _after_trial(run, ((2 * x).sum(),), (_ones(),), False, False, (x,), **options)
 
 
 def _ones(*shape: int) -> Tensor:
-    # Whatever device and type a program has made the default.
+    # Device and type are explicit, because a program may have changed torch's defaults.
     return torch.ones(shape, dtype=torch.float32, device="cpu")
 
 
-def _tried_max_pool() -> Any:
+def _try_max_pool() -> Any:
     place = torch.zeros((1, 1, 1, 1), dtype=torch.int64, device="cpu")
     function = torch.ops.aten.max_pool2d_with_indices_backward.default
     given, x = _ones(1, 1, 1, 1), _ones(1, 1, 2, 2)
-    return _tried(function, given, x, [2, 2], [2, 2], [0, 0], [1, 1], False, place)
+    return _after_trial(function, given, x, [2, 2], [2, 2], [0, 0], [1, 1], False, place)
 
 
-# Functions, so that a name is looked up when it is first needed: a torch without it still imports
-# this module. Each raises an exception where the name is missing or is called in another way.
+# Functions, not values: a torch that lacks a name must still import this module. Each raises an
+# exception if the name is missing or does not accept our arguments.
 _NAMES: dict[str, Callable[[], Any]] = {
-    "run_backward": _tried_backward,
-    "linear_pointwise": lambda: _tried(
+    "run_backward": _try_backward,
+    "linear_pointwise": lambda: _after_trial(
         torch.ops.mkldnn._linear_pointwise.default,
         *(_ones(2, 3), _ones(4, 3), None, "none", [], ""),
     ),
-    "log_softmax_backward": lambda: _tried(
+    "log_softmax_backward": lambda: _after_trial(
         torch.ops.aten._log_softmax_backward_data.default,
         *(_ones(1, 2), _ones(1, 2), 1, torch.float32),
     ),
-    "threshold_backward": lambda: _tried(
+    "threshold_backward": lambda: _after_trial(
         torch.ops.aten.threshold_backward.default, _ones(2), _ones(2), 0.0
     ),
-    "max_pool_backward": _tried_max_pool,
+    "max_pool_backward": _try_max_pool,
     "global_hooks": lambda: nn.modules.module._has_any_global_hook,
     "is_wrapped": lambda: torch._C._functorch.is_functorch_wrapped_tensor,
     "holders": lambda: [getattr(nn.Identity(), name) for name in HOLDERS],
@@ -82,24 +82,24 @@ _NAMES: dict[str, Callable[[], Any]] = {
 
 @cache
 def plain() -> bool:
-    """Whether all shortcuts are turned off; read once in a process."""
+    """Whether all shortcuts are turned off; the environment is read once in a process."""
     earlier = any(os.environ.get(f"FEDSHIFT_{name}") == "0" for name in EARLIER)
     return earlier or os.environ.get(SWITCH) == "1"
 
 
 @cache
 def private(name: str) -> Any:
-    """What torch has under a private name; None where it has no such name, or `plain`.
+    """What torch has under a private name.
 
-    None, too, where torch has it and refuses our arguments.
+    None if torch has no such name, if it refuses our arguments, or if shortcuts are turned off.
     """
     if plain():
         return None
     try:
-        # Training may begin where gradients are off, and then they must be on for the trial.
+        # The caller may have turned gradients off, and the trial calls need them.
         with torch.inference_mode(False), torch.enable_grad():
             return _NAMES[name]()
-    except Exception:  # whatever another version of torch raises
+    except Exception:  # another version of torch may raise anything
         return None
 
 
@@ -109,14 +109,13 @@ def supported(*names: str) -> bool:
 
 
 def backward(loss: Tensor, at: tuple[Tensor, ...]) -> Sequence[Tensor | None]:
-    """The gradient of a loss [] at each of `at`, None for what it does not reach.
+    """The gradient of a loss [] by each tensor of `at`; None for those that it does not reach.
 
-    `torch.autograd.grad` calls `run_backward` in the end. What it does before, for outputs and
-    gradients of any kind, takes a tenth of a small model's step. Raises RuntimeError for a loss
-    that is no single number.
+    The same as `torch.autograd.grad`, whose checks before it calls `run_backward` take a tenth of a
+    small model's step. Raises RuntimeError unless the loss is a single number.
     """
     one = loss.new_ones(())
-    # Subclasses of tensors and torch function modes may define `grad` in their own way.
+    # Tensor subclasses and torch function modes may override `grad`, so do not go around it.
     run = None if has_torch_function((loss, *at)) else private("run_backward")
     if run is None:
         return torch.autograd.grad(loss, at, one, allow_unused=True)
@@ -127,7 +126,7 @@ def backward(loss: Tensor, at: tuple[Tensor, ...]) -> Sequence[Tensor | None]:
 
 
 def onednn_linear(x: Tensor, w: Tensor) -> Tensor:
-    """x w^T [n, h] of x [n, d] and w [h, d], by oneDNN; torch.nn.functional.linear takes MKL."""
+    """x w^T [n, h] of x [n, d] and w [h, d] by oneDNN; torch.nn.functional.linear uses MKL."""
     multiply = private("linear_pointwise")
     if multiply is None:
         return linear(x, w)
@@ -136,7 +135,9 @@ def onednn_linear(x: Tensor, w: Tensor) -> Tensor:
 
 
 def log_softmax_backward(given: Tensor, log: Tensor, dim: int) -> Tensor:
-    """given - softmax sum(given): the gradient before a log-softmax `log`, from that after it."""
+    """Gradient by the input of a log-softmax, from that by its output `log`:
+    given - softmax * sum(given).
+    """
     back = private("log_softmax_backward")
     if back is None:
         return given - log.exp() * given.sum(dim, keepdim=True)
@@ -145,7 +146,7 @@ def log_softmax_backward(given: Tensor, log: Tensor, dim: int) -> Tensor:
 
 
 def relu_backward(given: Tensor, out: Tensor) -> Tensor:
-    """The gradient before a ReLU that gave `out`, from that after it."""
+    """Gradient by the input of a ReLU, from that by its output `out`."""
     back = private("threshold_backward")
     if back is None:
         return given.masked_fill(out <= 0, 0.0)
@@ -154,7 +155,7 @@ def relu_backward(given: Tensor, out: Tensor) -> Tensor:
 
 
 def max_pool_backward(given: Tensor, x: Tensor, place: Tensor) -> Tensor:
-    """The gradient before a max-pool 2 x 2 of x that took the entries at `place`."""
+    """Gradient by the input x of a 2 x 2 max-pool that took the entries at the indices `place`."""
     back = private("max_pool_backward")
     if back is None:
         return nn.functional.max_unpool2d(given, place, [2, 2], [2, 2], output_size=x.shape)
@@ -163,44 +164,42 @@ def max_pool_backward(given: Tensor, x: Tensor, place: Tensor) -> Tensor:
 
 
 def has_global_hooks() -> bool:
-    """Whether hooks are registered for all modules; True where torch does not say."""
+    """Whether hooks are registered for all modules; True if torch does not say."""
     function = private("global_hooks")
     return function is None or bool(function())
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether hooks are registered for this module; True where torch does not say.
+    """Whether hooks are registered for this module; True if torch does not say.
 
-    FEDSHIFT_PLAIN does not matter here: knowing of hooks only makes callers more careful.
+    Not switched off by FEDSHIFT_PLAIN: the answer only makes callers more careful.
     """
     return any(getattr(module, name, True) for name in HOOKS)
 
 
 def version(v: Tensor) -> int | None:
-    """How often a tensor was written to; None where torch does not say.
-
-    Tensors of inference mode do not count it.
-    """
+    """A counter of writes to the tensor; None if torch does not say, or in inference mode."""
     return v._version if supported("version") and not v.is_inference() else None
 
 
 def within_vmap(v: Tensor) -> bool:
-    """Whether a tensor is batched by vmap over clients, and its values cannot be read."""
+    """Whether the tensor is batched by vmap over clients, so that its values cannot be read."""
     function = private("is_wrapped")
     if function is not None:
         return bool(function(v))
     try:
         v.untyped_storage()
-    except NotImplementedError:  # wrapped tensors have no storage, and neither have sparse ones
+    except NotImplementedError:  # raised for wrapped tensors, but also for sparse ones
         return v.layout == torch.strided
     return False
 
 
 def tensors_of(module: nn.Module) -> Iterator[tuple[Any, Any, Any]]:
-    """(holder, key, tensor or None) of each tensor of a module without its parts.
+    """(holder, key, tensor or None) for each tensor of the module itself, not of its submodules.
 
-    Setting holder[key] replaces the tensor. Where private names may not be used, the holder is the
-    module itself, the key an attribute of it, and nothing can be replaced.
+    Assigning to holder[key] replaces the tensor. If private names may not be used, the holder is
+    the module itself and the key is the name of an attribute: `tensor_at` then reads it, and
+    nothing can be replaced.
     """
     if not supported("holders", "flat_weights"):
         parameters = module.named_parameters(recurse=False, remove_duplicate=False)
@@ -209,24 +208,24 @@ def tensors_of(module: nn.Module) -> Iterator[tuple[Any, Any, Any]]:
         return
     yield from ((module._parameters, k, v) for k, v in module._parameters.items())
     yield from ((module._buffers, k, v) for k, v in module._buffers.items())
-    if isinstance(module, nn.RNNBase):  # its forward reads a list of its own
+    if isinstance(module, nn.RNNBase):  # its forward reads its weights from this list
         yield from ((module._flat_weights, k, v) for k, v in enumerate(module._flat_weights))
 
 
 def tensor_at(holder: Any, key: Any) -> Any:
-    """The tensor at a place that `tensors_of` gave."""
+    """The tensor at a (holder, key) of `tensors_of`."""
     return getattr(holder, key) if isinstance(holder, nn.Module) else holder[key]
 
 
 def parts_of(module: nn.Module) -> tuple[tuple[nn.Module | None, ...], int]:
-    """The modules that a module is made of, and how many tensors it has besides."""
+    """(direct submodules, number of parameters and buffers of the module itself)."""
     if not supported("holders"):
         return tuple(v for _, v in module.named_children()), sum(1 for _ in tensors_of(module))
     return tuple(module._modules.values()), len(module._parameters) + len(module._buffers)
 
 
 def is_dropout(module: nn.Module) -> bool:
-    """Whether it is one of torch's layers of dropout."""
+    """Whether the module is one of torch's dropout layers."""
     public = (
         nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout,
         nn.FeatureAlphaDropout,
@@ -235,6 +234,6 @@ def is_dropout(module: nn.Module) -> bool:
 
 
 def is_batch_norm(module: nn.Module) -> bool:
-    """Whether it is one of torch's layers of batch normalisation."""
+    """Whether the module is one of torch's batch normalisation layers."""
     public = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
     return isinstance(module, private("any_batch_norm") or public)

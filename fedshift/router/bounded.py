@@ -1,4 +1,4 @@
-"""Clients under a cap, as a fit sees them: none counts for more, whatever size it claims."""
+"""Clients under a cap: in a fit no client counts for more, whatever size it claims."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ Answer = TypeVar("Answer")
 
 
 def bounded(clients: Clients, cap: float) -> Clients:
-    """The clients with no share of the examples above the cap; themselves for a cap of 1."""
+    """The clients, with each share of the examples limited to the cap; unchanged for a cap of 1."""
     return clients if cap >= 1.0 else _Bounded(clients, cap)
 
 
 @dataclass(frozen=True, eq=False)
 class _Bounded:
-    """Each client's sums times m_i / n_i, m the `capped_sizes` of n: a fit weighs its examples so.
+    """Multiplies each client's sums by m_i / n_i, where m are the `capped_sizes` of n.
 
-    In what is held out sizes are those of the examples held out. At the clients nothing changes.
+    This gives its examples less weight in a fit. For held-out examples, sizes are their numbers.
+    Nothing changes at the clients.
     """
 
     clients: Clients

@@ -1,8 +1,8 @@
-"""How well calibrated a router is, and the choice of the best calibrated fit, from sums.
+"""How well calibrated a router is, and which of several fits to choose, from sums over clients.
 
-Clients hold out some examples from a fit. For every candidate each client sends the held-out loss
-and calibration gaps, which add up over clients. Shapes: N clients, n examples of one client, C
-candidates, G bins.
+Clients hold out some examples from a fit. For every candidate each client sends sums of held-out
+losses and calibration gaps, which add up over clients. Shapes: N clients, n examples of one client,
+C candidates, G bins.
 """
 
 from __future__ import annotations
@@ -20,21 +20,23 @@ from fedshift.errors import TrainingError
 from fedshift.router.parts import Each, Fold, HeldOutSums, Part
 from fedshift.router.score import ClientHead
 
-# None below 1: the network was trained on these examples, on which clients are easier to
-# distinguish than on new queries. A router that seems too cautious here is too sure there.
+# None is below 1. The network was trained on these examples, so clients are easier to distinguish
+# on them than on new queries: a router that is too cautious here may be overconfident there.
 TEMPERATURES = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 8.0)
-# A refit is better only if its loss is lower by this many standard errors. Chance, and examples
-# that the network was trained on, flatter refits: by two on 643 patients where they were worse.
+# A refit must reduce the loss by this many standard errors to count as better. Chance, and examples
+# that the network was trained on, favour refits: on 643 patients by two, although they were worse.
 CLEARLY = 3.0
 
 Fit = Callable[[Part, float], ClientHead]
 
 
 class HeldOut(NamedTuple):
-    """Figures of held-out examples: their number, the mean loss of the origin in nats, and ECE.
+    """Measures on held-out examples, over all clients together.
 
-    ECE is that of `quality.calibration_error`, over all clients' examples together; square is the
-    mean square of an example's change of loss.
+    examples  their number
+    loss      mean loss for the true client, in nats
+    error     ECE, as in `quality.calibration_error`
+    square    mean square of the change of an example's loss
     """
 
     examples: int
@@ -45,10 +47,12 @@ class HeldOut(NamedTuple):
 
 @dataclass(frozen=True)
 class Calibration:
-    """Held-out figures of the router that was refitted, and of the refit that was chosen.
+    """Held-out measures of the router before the refit, and of the refit that was chosen.
 
-    before is None where the router had no logits for these clients; strength is the refit's penalty
-    or loading, temperature what its log density ratios were divided by.
+    before       None if the router had no logits for these clients
+    after        those of the refit
+    strength     the refit's penalty or loading
+    temperature  by which its log density ratios were divided
     """
 
     before: HeldOut | None
@@ -60,14 +64,14 @@ class Calibration:
     def better(self) -> bool:
         """Whether the refit is recommended: clearly less loss, and no larger calibration error.
 
-        Clearly: by more than `CLEARLY` standard errors of the mean change.
+        "Clearly" means by more than `CLEARLY` standard errors of the mean change.
         """
         before, after = self.before, self.after
         if before is None:
             return True
         gain = before.loss - after.loss
-        # The standard error of the mean change, example by example; a difference of two means'
-        # errors would be far too large, since both are of the same examples.
+        # Take the standard error of the mean change per example. Treating the two means as
+        # independent would give far too much, since both are over the same examples.
         error = math.sqrt(max(after.square - gain**2, 0.0) / after.examples)
         return gain > CLEARLY * error and after.error <= before.error
 
@@ -85,22 +89,22 @@ class Calibration:
 
 
 def before(folds: Sequence[Fold], each: Each) -> HeldOut | None:
-    """The figures of the router before the refit, on the same held-out examples."""
+    """The measures of the router before the refit, on the same held-out examples."""
     sums = [s for sent in each(lambda fold: fold.held_out.held_out_sums(()), folds) for s in sent]
     return figures(sums)[0] if sums else None
 
 
 def tempered(head: ClientHead, sizes: Tensor, temperature: float) -> ClientHead:
-    """z -> (z - log n/N) / T + log n/N: log density ratios over T; itself at T = 1."""
+    """z -> (z - log n/N) / T + log n/N: divides log density ratios by T; the same head at T = 1."""
     if temperature == 1.0:
         return head
-    # The prior is left out of the division: only the evidence of the features is tempered.
+    # Do not divide the prior: only the evidence of the features is to be tempered.
     log_shares = _log_shares(sizes)
     return ClientHead((head.gamma - log_shares) / temperature + log_shares, head.xi / temperature)
 
 
 def figures(sums: Sequence[HeldOutSums]) -> list[HeldOut]:
-    """The figures of each candidate over all clients, from their sums."""
+    """The measures of each candidate over all clients, from their sums."""
     n, loss, gaps, square = (torch.stack(part).sum(0) for part in zip(*sums, strict=True))
     error = gaps.abs().sum(1) / n
     rows = zip((loss / n).tolist(), error.tolist(), (square / n).tolist(), strict=True)
@@ -108,7 +112,7 @@ def figures(sums: Sequence[HeldOutSums]) -> list[HeldOut]:
 
 
 class Chosen(NamedTuple):
-    """The strength and temperature of least held-out loss, with their figures."""
+    """The strength and temperature with the smallest held-out loss, and their measures."""
 
     strength: float
     temperature: float
@@ -119,13 +123,14 @@ def choose(
     fit: Fit, strengths: Sequence[float], temperatures: Sequence[float], folds: Sequence[Fold],
     each: Each,
 ) -> Chosen:  # fmt: skip
-    """The candidate of least held-out loss, the first of equals.
+    """The candidate with the smallest held-out loss; ties go to the first.
 
-    fit makes a head of a part of all clients' examples and a strength. A strength whose fit does
-    not converge for some fold is left out; raises its TrainingError if none converges.
+    fit makes a head from a part of all clients' examples and a strength. A strength whose fit does
+    not converge in some fold is left out; if none converges, raises the last TrainingError.
     """
 
     def attempt(candidate: tuple[float, Fold]) -> Sequence[HeldOutSums] | TrainingError:
+        """The held-out sums of one candidate in one fold, or the error of its fit."""
         strength, fold = candidate
         try:
             head = fit(fold.fit, strength)
@@ -134,6 +139,7 @@ def choose(
         heads = [tempered(head, fold.fit.sizes, t) for t in temperatures]
         return fold.held_out.held_out_sums(heads)
 
+    # All attempts in one call of `each`, so that their messages can be combined.
     sent = iter(each(attempt, [(strength, fold) for strength in strengths for fold in folds]))
     candidates, failed = list[Chosen](), list[TrainingError]()
     for strength in strengths:
@@ -147,7 +153,7 @@ def choose(
         candidates += [Chosen(strength, t, f) for t, f in pairs]
     if not candidates:
         raise failed[-1]
-    # NaN compares as neither less nor more: count it as the worst.
+    # Count NaN as the worst: all comparisons with it are False.
     return min(
         candidates, key=lambda c: c.figures.loss if math.isfinite(c.figures.loss) else math.inf
     )

@@ -21,7 +21,7 @@ from fedshift.sketch import sketched
 class Moments(NamedTuple):
     """A client's only message: n [], sum_b h_b [e], sum_b h_b h_b^T [e, e]; float64.
 
-    Of the last, only the sum over clients is used, until a client leaves.
+    Of the third, only the sum over clients is used, unless a client leaves.
     """
 
     n: Tensor
@@ -38,13 +38,13 @@ def moments(features: Tensor) -> Moments:
 @sketched
 @dataclass(frozen=True, eq=False)
 class Gaussians:
-    """N Gaussians of one covariance: means [N, e], factor [e, e], sizes n [N]; float64.
+    """N Gaussians with a common covariance: means [N, e], factor [e, e], sizes n [N]; float64.
 
     factor is the lower Cholesky factor of the loaded pooled within-client covariance
 
         S = (1/N) sum_i sum_b (h_b - mu_i)(h_b - mu_i)^T + loading * mean(diag) * I.
 
-    `sent` and `loading` are the arguments of `pooled`, from which they were made.
+    `sent` and `loading` are the arguments of `pooled` from which they were made.
     """
 
     means: Tensor
@@ -62,7 +62,7 @@ class Gaussians:
     def head(self) -> ClientHead:
         """Linear discriminant analysis: xi_i = S^-1 mu_i, gamma_i = -mu_i^T xi_i / 2 + log n_i/N.
 
-        softmax(gamma + xi h) is then P(client | h) where client i's features are N(mu_i, S).
+        If client i's features are N(mu_i, S), softmax(gamma + xi h) is P(client | h).
         """
         xi = torch.cholesky_solve(self.means.T, self.factor).T
         gamma = -0.5 * (self.means * xi).sum(1) + (self.sizes / self.sizes.sum()).log()
@@ -71,23 +71,23 @@ class Gaussians:
     def novelty(self, features: Tensor) -> Tensor:
         """min_i (h - mu_i)^T S^-1 (h - mu_i) over clients with examples; h [B, e] -> [B].
 
-        Lee et al. 2018, arXiv 1807.03888, Equation 2, with clients for classes. Around e for a
-        query like the clients' own, if their features are Gaussian.
+        Lee et al. 2018, arXiv 1807.03888, Equation 2, with clients instead of classes. It is around
+        e for a query like the clients' own, if their features are Gaussian.
         """
-        # The mean of a client without examples is 0, and stands for no data.
+        # Leave out clients without examples, whose mean of 0 is not that of any data.
         means = self.means[self.sizes > 0].to(features.device)
         factor = self.factor.to(features.device)
         h = torch.linalg.solve_triangular(factor, features.double().T, upper=False).T
         centres = torch.linalg.solve_triangular(factor, means.T, upper=False).T
-        # Client by client: a table of B x N x e differences could be very large.
+        # One client at a time, because all B x N x e differences could need too much memory.
         return torch.stack([(h - c).square().sum(1) for c in centres]).amin(0)
 
 
 def pooled(sent: Sequence[Moments], loading: float = 0.01) -> Gaussians:
-    """The Gaussians of clients 0..N-1 from what they sent.
+    """The Gaussians of clients 0..N-1 from the moments that they sent.
 
     loading is the share of the mean variance that is added to every variance. Raises InputError for
-    a loading below 0, for features of no variance at all, and for no examples.
+    a loading below 0, for features without any variance, and without examples.
     """
     if not loading >= 0.0:
         raise InputError(f"loading must be 0 or more, got {loading}")
@@ -95,11 +95,11 @@ def pooled(sent: Sequence[Moments], loading: float = 0.01) -> Gaussians:
     if not n.sum() > 0:
         raise InputError("no client has examples; a router needs some")
     means = total / n.clamp(min=1.0)[:, None]
-    # Pooled within clients: differences between clients are what the router separates by.
+    # The covariance within clients: differences between clients are the signal, not the noise.
     within = torch.stack([m.square for m in sent]).sum(0) - (means * n[:, None]).T @ means
     scale = (within / n.sum()).diagonal().mean()
     covariance = within / n.sum() + loading * scale * torch.eye(len(within), dtype=within.dtype)
-    # cholesky_ex reports failure in a number; cholesky would raise an error of torch.
+    # cholesky_ex returns whether it failed; cholesky would raise torch's own error.
     factor, failed = torch.linalg.cholesky_ex(covariance)
     if int(failed) or not scale > 0:
         raise InputError(

@@ -1,4 +1,4 @@
-"""Some of all clients' examples, as a fit sees them: by what each client may send of them.
+"""Parts of all clients' examples, which a fit reads only through the sums that clients may send.
 
 Shapes: N clients, n examples of one client, e client features, C candidates, G bins.
 """
@@ -18,7 +18,7 @@ from fedshift.router.score import ClientHead
 from fedshift.seeds import generator
 
 FOLDS = 5
-# Folds are held out in turn until this many examples were: more fits would change nothing.
+# Folds are held out in turn until this many examples have been; more fits would change little.
 ENOUGH = 2000
 
 Features = Sequence[Tensor]
@@ -35,7 +35,7 @@ class OriginSums(NamedTuple):
 
 
 class HeldOutSums(NamedTuple):
-    """A client's one message on its held-out examples: n [], loss [C], gaps [C, G], square [C].
+    """A client's one message about its held-out examples: n [], loss [C], gaps [C, G], square [C].
 
     All float64.
     """
@@ -47,27 +47,27 @@ class HeldOutSums(NamedTuple):
 
 
 class Part(Protocol):
-    """Some examples of all clients, seen only by what each of them may send."""
+    """A part of all clients' examples, accessible only through what each client may send."""
 
     @property
     def sizes(self) -> Tensor:
-        """How many of each client [N], float64."""
+        """How many examples each client has in it, [N] float64."""
 
     def moments(self) -> Sequence[Moments]:
-        """Of each client, in the order of ids."""
+        """The moments of each client, in the order of ids."""
 
     def origin_sums(self, head: ClientHead) -> Sequence[OriginSums]:
-        """Of each client, in the order of ids."""
+        """The sums of each client for this head, in the order of ids."""
 
     def held_out_sums(self, heads: Sequence[ClientHead]) -> Sequence[HeldOutSums]:
-        """Of each client with examples, for candidate heads; of the router as it was for none.
+        """The sums of each client with examples, for candidate heads.
 
-        Nothing where that router has no logits.
+        Without heads, those of the router before the fit; [] if it has no logits.
         """
 
 
 class Fold(NamedTuple):
-    """All clients' examples with some held out: those to fit on, and those held out."""
+    """All clients' examples in two parts: those to fit on, and those held out."""
 
     fit: Part
     held_out: Part
@@ -77,7 +77,7 @@ class Each(Protocol):
     """How fits for several candidates are done: one by one, or side by side."""
 
     def __call__(self, work: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
-        """What `work` gives for each."""
+        """The results of `work` for each item."""
 
 
 class Clients(Protocol):
@@ -88,17 +88,17 @@ class Clients(Protocol):
         """All examples."""
 
     def fold(self, k: int) -> Fold:
-        """With the k-th of `FOLDS` folds held out (`assigned_folds`)."""
+        """All examples, with the k-th of `FOLDS` folds held out (`assigned_folds`)."""
 
     def each(self, work: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
-        """As `Each`; the questions of all may travel together."""
+        """As `Each`; the messages of all items may be combined."""
 
 
 def origin_sums(head: ClientHead, features: Tensor, client: int) -> OriginSums:
     """sum_b -log softmax(z(h_b))[client] over a client's features h [n, e], and its gradient."""
     h = features.double()
     logs = head(h).log_softmax(1)
-    # The gradient of -log softmax in the logits: the posterior, less 1 for the right client.
+    # The gradient of -log softmax by the logits is the posterior, minus 1 for the true client.
     slope = logs.exp()
     slope[:, client] -= 1.0
     return OriginSums(-logs[:, client].sum(), slope.sum(0), slope.T @ h)
@@ -113,7 +113,7 @@ def held_out_sums(logits: Tensor, client: int, before: Tensor | None = None) -> 
     logs = logits.double().log_softmax(2)
     loss = -logs[..., client]
     loss_before = loss if before is None else -before.double().log_softmax(1)[:, client]
-    # All of a client's examples have the same origin: itself.
+    # All examples of a client have the same true origin.
     origin = torch.full((logits.shape[1],), client)
     gaps = torch.stack([calibration_gaps(p, origin) for p in logs.exp()])
     square = (loss - loss_before).square().sum(1)
@@ -121,15 +121,17 @@ def held_out_sums(logits: Tensor, client: int, before: Tensor | None = None) -> 
 
 
 def summed(replies: Iterable[tuple[Tensor, ...]]) -> list[Tensor]:
-    """Entry by entry, the sums of what clients sent."""
+    """The sums over clients of each entry that they sent."""
     return [torch.stack(part).sum(0) for part in zip(*replies, strict=True)]
 
 
 @dataclass(frozen=True, eq=False)
 class Here:
-    """Clients whose features h [n, e], and logits [n, N] of the router before, are in this process.
+    """Clients whose examples are in this process; it is both a `Part` and `Clients`.
 
-    seed: of the folds. Both a `Part` and `Clients`.
+    features  h [n, e] of each client
+    logits    [n, N] of each client, by the router before the fit; or None
+    seed      for drawing the folds
     """
 
     features: Features
@@ -163,6 +165,7 @@ class Here:
 
     def fold(self, k: int) -> Fold:
         assigned = [assigned_folds(len(h), self.seed, i) for i, h in enumerate(self.features)]
+        # Examples in no fold (-1) are always fitted on.
         return Fold(self._of([f != k for f in assigned]), self._of([f == k for f in assigned]))
 
     def each(self, work: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
@@ -175,22 +178,21 @@ class Here:
 
 
 def assigned_folds(n: int, seed: int, client: int) -> Tensor:
-    """The fold [n] that each example is held out in; -1 for one that never is.
+    """The fold [n] in which each example is held out; -1 for never.
 
-    A permutation by a generator of (seed, client), about 1/5 in each fold. A client with a single
-    example keeps it for the fits.
+    About 1/5 of the examples are in each fold. The single example of a client is never held out.
     """
     if n < 2:
         return torch.full((n,), -1)
-    # A client's folds depend on its own id alone, not on which other clients there are.
+    # Keyed by (seed, client), so that a client's folds do not depend on the other clients.
     return torch.randperm(n, generator=generator(seed, "calibration", client)) % FOLDS
 
 
 def folds_of(sizes: Tensor) -> list[int]:
-    """The folds that are held out in turn; sizes n [N]. None if no client has two examples."""
+    """The folds to hold out in turn, for sizes n [N]; [] if no client has two examples."""
     folds, count = list[int](), 0
     for k in range(FOLDS):
-        # By number: a client may claim more examples than a permutation has room for.
+        # Compute the number: a client may claim so many examples that a permutation would not fit.
         held_out = sum((int(n) + FOLDS - 1 - k) // FOLDS for n in sizes.tolist() if n >= 2)
         if count < ENOUGH and held_out:
             count += held_out

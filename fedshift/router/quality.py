@@ -1,4 +1,4 @@
-"""How good a router is: accuracy, calibration, and what is gained by refusing queries.
+"""How good a router is: accuracy, calibration, and the gain from refusing queries.
 
 Shapes: B queries of known origin [B] (client ids), N clients.
 """
@@ -18,9 +18,9 @@ from fedshift.sketch import sketched
 
 
 def client_accuracy(chosen: Tensor, origin: Tensor) -> float:
-    """The share of queries sent to the client that they come from; chosen [B], or [B, k].
+    """The share of queries that are sent to the client they come from; chosen [B], or [B, k].
 
-    With k columns any of them may be right. A refused query counts as wrong. Wang et al. 2026
+    With k columns one of them must be right. A refused query counts as wrong. Wang et al. 2026
     (FedDRM).
     """
     _check(len(chosen), origin)
@@ -39,8 +39,8 @@ def brier(probabilities: Tensor, origin: Tensor) -> float:
 def calibration_error(probabilities: Tensor, origin: Tensor, bins: int = 15) -> float:
     """ECE: sum_g (B_g / B) |accuracy_g - mean confidence_g|, groups by confidence max_i r_i.
 
-    `bins` intervals of equal width, each with its upper end. Guo et al. 2017, arXiv 1706.04599,
-    Equation 3.
+    The groups are `bins` intervals of equal width that include their upper ends. Guo et al. 2017,
+    arXiv 1706.04599, Equation 3.
     """
     return float(calibration_gaps(probabilities, origin, bins).abs().sum() / len(origin))
 
@@ -51,7 +51,7 @@ def calibration_gaps(probabilities: Tensor, origin: Tensor, bins: int = 15) -> T
     if bins < 1:
         raise InputError(f"bins must be 1 or more, got {bins}")
     confidence, best = probabilities.double().max(1)
-    # Each interval has its upper end; confidence 0 goes to the first one.
+    # ceil: intervals include their upper ends. clamp: confidence 0 goes to the first one.
     group = (confidence * bins).ceil().long().clamp(1, bins) - 1
     gap = (best == origin).double() - confidence
     return torch.bincount(group, weights=gap, minlength=bins)
@@ -60,8 +60,8 @@ def calibration_gaps(probabilities: Tensor, origin: Tensor, bins: int = 15) -> T
 def pairwise_auc(scores: Tensor, origin: Tensor) -> Tensor:
     """P(d(x) > d(x')) + P(=)/2, d = s_i - s_j, x from client i, x' from client j; [N, N] float64.
 
-    Symmetric; 1/2: the router cannot distinguish the two clients' queries. NaN on the
-    diagonal and where a client has no query. It does not depend on sizes, priors or prices.
+    It is symmetric; 1/2 means that the router cannot distinguish the two clients' queries. NaN on
+    the diagonal and if a client has no query. It does not depend on sizes, priors or prices.
     Mann-Whitney; Hand and Till 2001 use it for several classes.
     """
     _check(len(scores), origin)
@@ -70,7 +70,7 @@ def pairwise_auc(scores: Tensor, origin: Tensor) -> Tensor:
     table = np.full((clients, clients), np.nan)
     for i in range(clients):
         for j in range(i):
-            # A client's prior adds a constant to its score, which changes no order of margins.
+            # Priors add constants to scores, which do not change the order of margins.
             margin = s[:, i] - s[:, j]
             table[i, j] = table[j, i] = auc(margin[client == i], margin[client == j])
     return torch.from_numpy(table)
@@ -79,7 +79,7 @@ def pairwise_auc(scores: Tensor, origin: Tensor) -> Tensor:
 @sketched
 @dataclass(frozen=True, eq=False)
 class RiskCoverage:
-    """Error among the queries that are answered, as fewer and fewer are: coverage, risk [B]."""
+    """Error among the queries that are answered (risk [B]), by their share (coverage [B])."""
 
     coverage: Tensor
     risk: Tensor
@@ -93,9 +93,9 @@ class RiskCoverage:
 def risk_coverage(confidence: Tensor, wrong: Tensor) -> RiskCoverage:
     """Risk (1/k) sum of errors among the k most confident, k = 1..B; confidence, wrong [B].
 
-    Equal confidences count as if taken in random order (the expected risk), so the curve does not
-    depend on how queries are listed. For novelty pass its negative. Geifman, Uziel and El-Yaniv
-    2019, arXiv 1805.08206.
+    Ties in confidence get the expected risk in random order, so that the curve does not depend on
+    the order of queries. For novelty, pass its negative. Geifman, Uziel and El-Yaniv 2019, arXiv
+    1805.08206.
     """
     _check_vector("confidence", confidence)
     _check_vector("wrong", wrong)
@@ -113,9 +113,9 @@ def risk_coverage(confidence: Tensor, wrong: Tensor) -> RiskCoverage:
 def threshold(confidence: Tensor, coverage: float) -> float:
     """The largest t for which at least this share of queries has confidence >= t.
 
-    For `min_posterior` from held-out posteriors; for `max_novelty`, minus the threshold of minus
-    the novelty. Raises InputError unless 0 < coverage <= 1, and for confidences that are no vector
-    of numbers.
+    Use it for `min_posterior` with held-out posteriors, and for `max_novelty` as minus the
+    threshold of minus the novelty. Raises InputError unless 0 < coverage <= 1, and for confidences
+    that are no vector of numbers.
     """
     check_number("coverage", coverage)
     _check_vector("confidence", confidence)
@@ -124,7 +124,7 @@ def threshold(confidence: Tensor, coverage: float) -> float:
             f"coverage {coverage} of {len(confidence)} queries; give at least one query and a "
             "coverage in (0, 1]"
         )
-    # The small subtrahend keeps 0.29 * 100 = 28.999999999999996 + 1 ulp from asking for one more.
+    # 1e-9: a product that rounding puts just above a whole number must not count as one more.
     k = max(int(np.ceil(coverage * len(confidence) - 1e-9)), 1)
     return float(confidence.sort(descending=True).values[k - 1])
 

@@ -1,4 +1,4 @@
-"""Checks of what a router is given: queries that its network can read, and thresholds.
+"""Checks of a router's inputs: queries that its network can read, and thresholds.
 
 Shapes: B queries.
 """
@@ -19,12 +19,12 @@ from fedshift.model import Model
 from fedshift.tree import Params
 
 Pair = tuple[Params, Params]
-# Queries of one pass: a router is asked for many at a time, and memory must not depend on how many.
+# Queries in one pass, so that memory does not depend on how many are asked at a time.
 BLOCK = 1000
 
 
 def check_server(server: object) -> None:
-    """Raise InputError unless it is a round's `server`, and not the clients' states."""
+    """Raise InputError unless this is a round's `server`, not, for example, the clients' states."""
     cure = "give Router.of(method, played.server, played.states)"
     check_kind("server", server, dict, cure)
     if isinstance(server, dict) and "params" not in server:
@@ -44,9 +44,9 @@ def check_served(shared: Pair, served: Mapping[int, Pair]) -> None:
 
 
 def check_queries(x: object, what: str = "query") -> Tensor:
-    """Return x if it is a tensor [B, ...] of at least one query, all finite; else InputError.
+    """Return x. Raises InputError unless it is a tensor [B, ...] of at least one finite query.
 
-    A query of NaN has no posterior: any answer would be made up.
+    A query with NaN has no posterior, so any answer to it would be meaningless.
     """
     if not isinstance(x, Tensor):
         raise InputError(
@@ -69,7 +69,7 @@ def check_queries(x: object, what: str = "query") -> Tensor:
 def outputs(model: Model, pair: Pair, x: Tensor, what: str = "query") -> Params:
     """The network's outputs for all queries x [B, ...], in blocks of `BLOCK`, without gradient.
 
-    Raises InputError for queries as `check_queries`, and for those that the network cannot read.
+    Raises InputError as `check_queries`, and for queries that the network cannot read.
     """
     x = check_queries(x, what)
     parts = [read(model, pair, block) for block in torch.split(x, BLOCK)]
@@ -79,13 +79,13 @@ def outputs(model: Model, pair: Pair, x: Tensor, what: str = "query") -> Params:
 def read(model: Model, pair: Pair, x: Tensor) -> Params:
     """The network's outputs for one block of queries that `check_queries` has accepted.
 
-    Raises InputError for those that the network cannot read.
+    Raises InputError for queries that the network cannot read.
     """
     try:
         with torch.no_grad():
             out = model(*pair, x)
     except Exception as e:
-        # A network may raise anything at inputs that it was not made for.
+        # A network may raise anything for inputs that it was not made for.
         raise InputError(_misfit(model, pair, x, str(e))) from e
     if out["logits"].ndim != 2 or len(out["logits"]) != len(x):
         reason = f"it gives logits {tuple(out['logits'].shape)} for them"
@@ -94,7 +94,7 @@ def read(model: Model, pair: Pair, x: Tensor) -> Params:
 
 
 def _misfit(model: Model, pair: Pair, x: Tensor, reason: str) -> str:
-    """The message, with the likeliest mistake: another type, or one query without its axis."""
+    """The message, with the likeliest mistake: a wrong type, or one query without its axis."""
     problem = f"the network cannot read queries {x.dtype} {tuple(x.shape)}: {reason}. "
     kind = next((v.dtype for v in pair[0].values()), x.dtype)
     if x.dtype != kind:
@@ -117,14 +117,15 @@ def _fits(model: Model, pair: Pair, x: Tensor) -> bool:
 
 
 def finite_logits(z: Tensor, sizes: Tensor) -> Tensor:
-    """z [B, N]; InputError for a query whose logits overflow, or are -inf for all clients of some
-    size [N]: -inf is a client left out.
+    """The logits z [B, N]. Raises InputError for a query whose logits overflow or are all -inf.
+
+    A logit of -inf leaves a client out, so it is allowed unless all clients with examples (sizes
+    [N]) have it.
     """
-    if bool(z.sum().isfinite()):  # and so are all: the rest takes ten times as long
+    if bool(z.sum().isfinite()):  # then all are finite; the tests below take ten times as long
         return z
-    # A logit of -inf is allowed for some clients, but not for all of those that have examples.
     most = z.masked_fill(sizes == 0, -torch.inf).amax(1)
-    bad = ~((z < torch.inf).all(1) & (most > -torch.inf))  # nor where there is a NaN
+    bad = ~((z < torch.inf).all(1) & (most > -torch.inf))  # NaN fails these comparisons, too
     if bool(bad.any()):
         raise InputError(
             f"query {int(bad.nonzero()[0])}: the client logits are not finite; its values are far "
@@ -134,7 +135,7 @@ def finite_logits(z: Tensor, sizes: Tensor) -> Tensor:
 
 
 def check_thresholds(min_posterior: float | None, max_novelty: float | None) -> None:
-    """Raise InputError unless 0 <= min_posterior <= 1 and max_novelty >= 0, where given."""
+    """Raise InputError unless 0 <= min_posterior <= 1 and max_novelty >= 0, if given."""
     for name, v, largest in (
         ("min_posterior", min_posterior, 1.0),
         ("max_novelty", max_novelty, float("inf")),

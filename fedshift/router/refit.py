@@ -1,9 +1,9 @@
-"""Refit the client head on frozen features, from what the clients send: two ways (`Way`).
+"""Refit the client head on frozen features, from what clients send, in one of two ways (`Way`).
 
-`refit` is the pooled logistic fit, from a loss and a gradient in each round; the other is the
-discriminant of `moments.py`, from moments sent once. With frozen features the logistic fit is
-convex. Local training drifts, because a client sees only its own label; sums of gradients do not.
-Shapes: N clients, n examples of one client, e client features.
+`refit` is the pooled logistic fit, from a loss and a gradient of each client in each round. The
+other way is the discriminant of `moments.py`, from moments sent once. With frozen features the
+logistic fit is convex. Local training would drift, because each client sees only its own id as a
+label; sums of gradients do not. Shapes: N clients, n examples of one client, e client features.
 """
 
 from __future__ import annotations
@@ -32,19 +32,20 @@ from fedshift.router.parts import Each, Fold, Here, OriginSums, Part, summed
 from fedshift.router.parts import origin_sums as origin_sums
 from fedshift.router.score import ClientHead, shares
 
-# Gradient pairs that L-BFGS remembers, on the server: 100 take half the rounds that 20 take.
+# How many gradient pairs L-BFGS stores (on the server): with 100 it needs half the rounds that it
+# needs with 20.
 MEMORY = 100
-# Below this, rounding of the loss can hide further decrease, whatever the tolerance.
+# Gradients below this may be out of reach: rounding of the loss hides any further decrease.
 REACHABLE = 1e-6
-# Measured: intercepts that move three times as fast save up to a third of the rounds where clients
-# are nearly separable, and cost none elsewhere; ten times as fast is worse again.
+# Scale of the intercepts in the search. As measured, 3 saves up to a third of the rounds if clients
+# are nearly separable, and costs none otherwise; 10 is worse again.
 BEND = 3.0
 
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1)
 LOADINGS = (0.01, 0.1, 1.0)
 LOADING = 0.01
-# At this tolerance answers have long stopped changing; the search for a penalty needs no more.
+# The tolerance in the search for a penalty: answers stop changing long before it is reached.
 ROUGH = 1e-4
 
 
@@ -55,8 +56,8 @@ Ask = Callable[[ClientHead], OriginSums]
 class Refit:
     """The fitted head, the rounds of communication, and the largest remaining gradient entry.
 
-    The gradient is that of the objective, in nats, in the units of the search: along each slope
-    its curvature at the start is 1, along an intercept 9.
+    The gradient is that of the objective, in nats, in the units of the search (`_Units`): at the
+    start the curvature is 1 along each slope, and 9 along each intercept.
     """
 
     head: ClientHead
@@ -75,20 +76,20 @@ def refit(
 ) -> Refit:
     """argmin of (1/N) sum_ij -log softmax(gamma + xi h_ij)[i] + penalty ||xi||^2, N = sum_i n_i.
 
-    ask        one round: sends a head to every client and returns the sum of what they send back
+    ask        one round: sends a head to every client and returns the sum of their replies
     sizes      n [N]
     whole      the sum of all clients' `moments`; it only sets the units of the search
-    penalty    0 or more; the intercepts are free, so sum_ij softmax_l = n_l at the solution
+    penalty    0 or more; intercepts are not penalised, so sum_ij softmax_l = n_l at the solution
     tolerance  of the largest gradient entry, see `Refit`
     rounds     largest number of rounds
 
-    L-BFGS on gradients over all examples (FedSGD's, one per round), so that the result is the
+    L-BFGS with gradients over all examples (as in FedSGD, one per round), so the result is the
     pooled multinomial logistic fit. gamma has mean 0 over clients with examples; the others get
-    gamma = -inf. At penalty 0, clients that can be separated without error have no finite
-    solution; the head returned then has very large entries.
+    gamma = -inf. At penalty 0 there is no finite solution if clients can be separated without
+    error; the head returned then has very large entries.
 
-    Not in the FedDRM paper. Raises InputError for a negative penalty, and TrainingError where
-    `rounds` do not suffice.
+    Not in the FedDRM paper. Raises InputError for a negative penalty, and TrainingError if `rounds`
+    are not enough.
     """
     check_not_negative("penalty", penalty)
     units, total = _Units.of(whole, sizes, penalty), float(sizes.sum())
@@ -98,7 +99,7 @@ def refit(
         value, slope = _objective(ask(head), head, total, penalty)
         return value, units.flat_gradient(slope)
 
-    # ftol = 0: stop by the gradient alone; the loss stops changing much earlier.
+    # ftol = 0: stop only by the gradient, because the loss stops changing much earlier.
     options = {"gtol": tolerance, "ftol": 0.0, "maxcor": MEMORY, "maxiter": rounds}
     solution = scipy.optimize.minimize(
         loss,
@@ -108,7 +109,7 @@ def refit(
         options=options | {"maxfun": rounds},
     )
     gradient = float(np.abs(solution.jac).max())
-    # NaN is no small gradient.
+    # `not <=`, because NaN must count as too large.
     if not gradient <= max(10 * tolerance, REACHABLE):
         raise TrainingError(
             f"the refit of the router stands at gradient {gradient:.1e} after {solution.nfev} "
@@ -159,9 +160,9 @@ class _Units:
 
         slope_ij = (w_i (1 - w_i) s_j + 2 penalty)^(-1/2),    bend_i = BEND (w_i (1 - w_i))^(-1/2).
 
-    At the start, xi = 0 and gamma = log w, the objective's curvature along a slope is then 1,
-    whatever features and penalty. In plain units of the features' standard deviations, features
-    that hardly vary or nearly repeat one another would cost ten times the rounds or never converge.
+    Then the objective's curvature along a slope at the start, xi = 0 and gamma = log w, is 1 for
+    any features and penalty. In units of the features' standard deviations, features that hardly
+    vary, or that nearly repeat one another, would need ten times the rounds or never converge.
     """
 
     log_share: Tensor
@@ -174,9 +175,9 @@ class _Units:
     def of(cls, whole: Moments, sizes: Tensor, penalty: float) -> _Units:
         w, mean = shares(sizes), whole.sum / whole.n
         second = whole.square / whole.n
-        # Eigenvectors of a covariance: along them features are uncorrelated.
+        # Along the eigenvectors of their covariance, features are uncorrelated.
         variance, axes = torch.linalg.eigh(second - torch.outer(mean, mean))
-        # Below this a variance is rounding; the slope along such an axis is, and stays, 0.
+        # A smaller variance is rounding: keep the slope along such an axis at 0.
         varies = variance > 1e-13 * second.diagonal().max()
         odds = w * (1.0 - w)
         curvature = odds[:, None] * torch.where(varies, variance, 1.0) + 2.0 * penalty
@@ -189,13 +190,13 @@ class _Units:
         return len(self.log_share) * (1 + len(self.mean))
 
     def head(self, v: Floats) -> ClientHead:
-        """The head of the flat vector v of the search."""
+        """The head that corresponds to the flat vector v of the search."""
         table = torch.from_numpy(v).reshape(len(self.log_share), -1)
         xi = (table[:, 1:] * self.slope) @ self.axes.T
         return ClientHead(self.log_share + self.bend * table[:, 0] - xi @ self.mean, xi)
 
     def flat_gradient(self, slope: Tensor) -> Floats:
-        """The gradient [N, 1 + e] in (gamma, xi), in these units and flat."""
+        """The gradient [N, 1 + e] by (gamma, xi), converted to these units and flattened."""
         inner = ((slope[:, 1:] - slope[:, :1] * self.mean) @ self.axes) * self.slope
         flat: Floats = torch.cat([slope[:, :1] * self.bend[:, None], inner], 1).flatten().numpy()
         return flat
@@ -204,13 +205,13 @@ class _Units:
         """The head of v, with gamma of mean 0 over clients with examples."""
         head = self.head(v)
         present = torch.isfinite(self.log_share)
-        # A constant in gamma changes nothing; with mean 0 two fits can be compared.
+        # A constant in gamma has no effect; with mean 0 two fits can be compared.
         return ClientHead(head.gamma - head.gamma[present].mean(), head.xi)
 
 
 @dataclass(frozen=True)
 class Way:
-    """A way to fit: quickly for a trial on some examples, exactly on all, and the grid to try."""
+    """A way to fit: a rough fit to try candidates, the exact fit, and the grid of candidates."""
 
     rough: Fit
     exact: Fit
@@ -219,7 +220,7 @@ class Way:
 
 
 def penalised(penalty: float | None, tolerance: float, rounds: int) -> Way:
-    """`refit.refit` at one penalty, or at the one of least held-out loss."""
+    """The way of `refit`, with this penalty, or for None the one with the least held-out loss."""
     if not 0.0 <= tolerance < math.inf or rounds < 1:
         raise InputError(
             f"tolerance={tolerance}, rounds={rounds}; give a finite tolerance of 0 or more, as "
@@ -237,7 +238,7 @@ def penalised(penalty: float | None, tolerance: float, rounds: int) -> Way:
 
 
 def discriminant(loading: float | None) -> Way:
-    """`Gaussians.head` at one loading, or at the one of least held-out loss."""
+    """The way of `Gaussians.head`, with this loading, or for None that of least held-out loss."""
 
     def fit(part: Part, loading: float) -> ClientHead:
         return pooled(part.moments(), loading).head()
@@ -249,9 +250,9 @@ def discriminant(loading: float | None) -> Way:
 def fit_again(
     way: Way, whole: Part, folds: Sequence[Fold], each: Each
 ) -> tuple[ClientHead, Calibration | None]:
-    """The head of all examples at what `folds` chose, and its held-out figures.
+    """The head fitted to all examples, with the strength chosen on `folds`, and its measures.
 
-    each: how the candidates are tried. Raises InputError where there is a choice to make and
+    each: how the candidates are tried. Raises InputError if there are several candidates but
     nothing was held out.
     """
     if not folds and len(way.strengths) > 1:

@@ -1,4 +1,4 @@
-"""Send a query to the client whose data it resembles, or to several, or refuse it.
+"""Send each query to the client whose data it resembles, or to several, or refuse it.
 
 Shapes: B queries, N clients, K classes, e client features.
 """
@@ -39,8 +39,8 @@ Mode = Literal["hard", "mixture"] | int
 class Routed(NamedTuple):
     """clients [B, k], best first, and their posterior probabilities [B, k] among all clients.
 
-    A refused query has ABSTAIN (-1) in all k places; its probabilities are those that it would
-    have had. Where fewer than k clients have a probability above 0, ABSTAIN fills the last places.
+    A refused query has ABSTAIN (-1) in all k places, with the probabilities that it would have had.
+    If fewer than k clients have a probability above 0, ABSTAIN fills the last places.
     """
 
     clients: Tensor
@@ -48,8 +48,8 @@ class Routed(NamedTuple):
 
 
 def best(score: Tensor, k: int) -> Tensor:
-    """The k clients of the highest scores [B, N], best first, ties to the smaller id: [B, k]."""
-    if k == 1:  # argmax takes the first of ties too, and is ten times as fast for 100 clients
+    """The k clients with the highest scores [B, N], best first, ties to the smaller id: [B, k]."""
+    if k == 1:  # argmax takes the first of ties, too, and is ten times as fast for 100 clients
         return score.argmax(1, keepdim=True)
     return score.sort(dim=1, descending=True, stable=True).indices[:, :k]
 
@@ -62,13 +62,13 @@ class Router:
     model        the network: "logits", "client_logits", and "client_features" for refits and
                  novelty
     shared       (parameters, buffers) with which client logits are computed
-    served       client id -> (parameters, buffers) that this client would answer with
-    sizes        n [N]; 0 for clients that cannot be routed to (N in formulas is then the others'
-                 sum)
-    prior        the rule when a call names none, see `fedshift.router.score.scores`
-    head         a refitted client head, used in place of the model's
-    gaussians    client features' moments, for novelty
-    calibration  held-out figures of a refit, and of the router before it
+    served       client id -> (parameters, buffers) with which this client would answer
+    sizes        n [N]; 0 for clients that cannot be routed to (in formulas, N is then the sum of
+                 the others)
+    prior        the prior for calls that give none, see `fedshift.router.score.scores`
+    head         a refitted client head, used instead of the model's
+    gaussians    moments of client features, for novelty
+    calibration  held-out measures of a refit, and of the router before it
 
     docs/routing.md has an example.
     """
@@ -94,14 +94,16 @@ class Router:
     ) -> Router:
         """The router after a round: pass the round's `server` and `states`.
 
-        A client that never took part has no model, and no query is sent to it; the odds between the
-        others stay the same. Client logits are computed with the server's parameters, so all that
-        they depend on must be shared. Of a method with stages pass `algorithm.at(t)`.
+        A client that never took part has no model, so no query is sent to it; the odds between the
+        others do not change. Client logits are computed with the server's parameters, so all
+        parameters that they depend on must be shared. For a method with stages pass
+        `algorithm.at(t)`.
 
-        untrained: accept a method that trained no router, to refit it; its routes mean nothing yet.
+        untrained: accept a method that trained no router, in order to refit it; before that its
+        routes mean nothing.
 
-        Raises InputError for a method that trains no router, when no client has a model, when
-        "router." is not shared, and for a prior that is no distribution.
+        Raises InputError for a method that trains no router, if no client has a model, if "router."
+        is not shared, and for a prior that is no distribution.
         """
         check_method(algorithm)
         check_server(server)
@@ -114,7 +116,8 @@ class Router:
         if not states:
             raise InputError("no client has taken part yet: train for a round, then route")
         served = {i: algorithm.model_for(server, states[i]) for i in sorted(states)}
-        return cls._made(algorithm.model, server, served[min(served)], served, served, prior)
+        # Private tensors of any client will do: the router must not depend on them.
+        return cls._make(algorithm.model, server, served[min(served)], served, served, prior)
 
     @classmethod
     def of_sites(
@@ -125,15 +128,15 @@ class Router:
         took_part: Iterable[int],
         prior: Prior = "posterior",
     ) -> Router:
-        """The router where each client's model stays at its site: `route` names the site to ask.
+        """The router if clients' models stay at their sites: `route` names the site to ask.
 
-        first: the first model, for parts that clients keep and the router does not read. Raises
-        InputError as `of`; `predict` of the result does.
+        first: the first model, for private parts, which the router does not depend on. Raises
+        InputError as `of` does. `predict` of the result always raises InputError.
         """
-        return cls._made(algorithm.model, server, first, sorted(took_part), {}, prior)
+        return cls._make(algorithm.model, server, first, sorted(took_part), {}, prior)
 
     @classmethod
-    def _made(
+    def _make(
         cls, model: Model, server: Parts, pair: tuple[Params, Params], ids: Iterable[int],
         served: Mapping[int, tuple[Params, Params]], prior: Prior,
     ) -> Router:  # fmt: skip
@@ -144,25 +147,25 @@ class Router:
                 f'"{private[0]}" stays on the clients, so each has a router of its own; share '
                 'all of "router." and all that it reads (private parts are for the classifier)'
             )
-        # Sizes of 0 keep clients without a model out of every score and every sum.
+        # A size of 0 keeps a client without a model out of all scores and sums.
         present = torch.zeros(len(server["table"]["n"]), dtype=torch.bool)
         present[list(ids)] = True
         n = torch.where(present, server["table"]["n"].cpu().double(), 0.0)
-        log_tilt(n, prior)  # refuses a prior that does not fit, here and not at the first query
+        log_tilt(n, prior)  # raises for an invalid prior now, not at the first query
         shared = (params | server["params"], buffers | server["buffers"])
         return cls(model, shared, served, n, prior)
 
     @property
     def clients(self) -> list[int]:
-        """Ids that queries can be sent to."""
+        """Ids of the clients that queries can be sent to."""
         return self.sizes.nonzero().flatten().tolist()
 
     def logits(self, x: Tensor) -> Tensor:
-        """Client logits z [B, N], of the refitted head where there is one."""
+        """Client logits z [B, N], by the refitted head if there is one."""
         return self._sight.logits(x)
 
     def features(self, x: Tensor) -> Tensor:
-        """Client features h [B, e]; InputError for a model that does not return them."""
+        """Client features h [B, e]. Raises InputError for a model that does not return them."""
         return self._sight.features(x)
 
     def scores(
@@ -191,10 +194,11 @@ class Router:
     ) -> Routed:
         """The k best clients for each query x [B, ...] and their probabilities.
 
-        min_posterior  refuse where the best client's probability is smaller: ambiguous queries
-        max_novelty    refuse where no client's data is within this squared distance: new ones
-        Raises InputError for a k that is not 1 to the number of clients, invalid thresholds, and
-        queries that the network cannot read or that are not finite: it names the first.
+        min_posterior  refuse ambiguous queries, whose best client has a smaller probability
+        max_novelty    refuse new queries, with no client's data within this squared distance
+        Raises InputError for a k that is not from 1 to the number of clients, for invalid
+        thresholds, and for queries that the network cannot read or that are not finite; it names
+        the first.
         """
         k = self._check_width(k)
         check_thresholds(min_posterior, max_novelty)
@@ -207,7 +211,7 @@ class Router:
             refused |= probabilities.amax(1) < min_posterior
         if max_novelty is not None:
             refused |= self.novelty(x) > max_novelty
-        # A refused query keeps its probabilities: they show why it was refused.
+        # Keep the probabilities of refused queries: they show why these were refused.
         shares = probabilities.gather(1, chosen)
         return Routed(chosen.masked_fill(refused[:, None] | (shares == 0.0), ABSTAIN), shares)
 
@@ -222,9 +226,10 @@ class Router:
         """Class probabilities [B, K] float64: P(y | x) = sum_i r_i(x) P_i(y | x) / sum_i r_i(x).
 
         The sums run over the chosen clients: one for "hard", k for a number, all for "mixture",
-        which is Bayes' rule for queries from the prior's mix. Where clients differ in classifiers
-        alone, any cost one pass and the classifiers asked (those of float32 are mixed in float32,
-        right to 1e-6); else each takes a pass for its queries. Raises InputError as `route`.
+        which is Bayes' rule for queries drawn from the prior. If clients differ only in their
+        classifiers, any of these costs one pass plus the classifiers (those in float32 are mixed in
+        float32, to 1e-6); otherwise each client takes a pass for its queries. Raises InputError as
+        `route`.
         """
         if away := [i for i in self.clients if i not in self.served]:
             raise InputError(
@@ -238,9 +243,9 @@ class Router:
     def without(self, client: int) -> Router:
         """The router after a client has left: no query is sent to it any more.
 
-        The odds between the others stay as they are, and novelty is as if the client had never
-        existed; later fits leave it out. Raises InputError for a client
-        that cannot be routed to, the last one, and one that has all of the prior.
+        The odds between the others do not change, novelty is as if the client had never existed,
+        and later fits leave it out. Raises InputError for a client that cannot be routed to, for
+        the last one, and for one that has all of the prior.
         """
         is_number = isinstance(client, Integral) and not isinstance(client, bool)
         if not is_number or client not in self.clients:
@@ -249,7 +254,7 @@ class Router:
             raise InputError(f"client {client} is the last one; nothing would be left to route to")
         sizes = self.sizes.clone()
         sizes[int(client)] = 0.0
-        log_tilt(sizes, self.prior)  # refuses where all of the prior's mass would be gone
+        log_tilt(sizes, self.prior)  # raises if the prior has no mass left
         gaussians = self.gaussians and self.gaussians.without(int(client))
         return replace(self, sizes=sizes, gaussians=gaussians, calibration=None)
 
@@ -265,16 +270,16 @@ class Router:
         seed: int = 0,
         cap: float = 1.0,
     ) -> Router:
-        """With the client head fitted again on frozen features, see `fedshift.router.refit`.
+        """A router with the client head refitted on frozen features, see `fedshift.router.refit`.
 
         clients  all, in the order of their ids, as in training
         fresh    inputs [n, ...] of each client that the network was not trained on; without them
-                 the clients hold out folds of their examples in turn, drawn by `seed`
-        penalty  left out, the one of `PENALTIES` of least held-out loss, with a temperature
-        cap      the largest share of all examples that one client's may have in the fit
+                 clients hold out folds of their examples in turn, drawn by `seed`
+        penalty  if left out, that of `PENALTIES` with the least held-out loss, and a temperature
+        cap      the largest share of all examples that one client may have in the fit
 
-        `calibration` of the result has its figures on held-out examples. Raises InputError for
-        other clients and invalid numbers, TrainingError where `rounds` do not suffice.
+        `calibration` of the result has measures on held-out examples. Raises InputError for other
+        clients and invalid numbers, TrainingError if `rounds` are not enough.
         """
         return self._fit_head(penalised(penalty, tolerance, rounds), clients, fresh, seed, cap=cap)
 
@@ -288,9 +293,10 @@ class Router:
         seed: int = 0,
         cap: float = 1.0,
     ) -> Router:
-        """With the moments and, from them, a client head in closed form: `Gaussians.head`.
+        """A router with moments, and a client head from them in closed form (`Gaussians.head`).
 
-        fresh, seed and cap as in `refitted`, with `LOADINGS`. Novelty has `loading`, or 0.01.
+        fresh, seed and cap as in `refitted`; if `loading` is left out, it is chosen from
+        `LOADINGS`, and novelty uses 0.01.
         """
         novelty = LOADING if loading is None else loading
         return self._fit_head(discriminant(loading), clients, fresh, seed, novelty, cap)
@@ -299,20 +305,20 @@ class Router:
     def calibrated(
         self, clients: Sequence[ClientData], *, fresh: Sequence[Tensor] | None = None, seed: int = 0
     ) -> Router:
-        """The refit of least held-out loss; this router if no refit is better.
+        """The refit with the least held-out loss, or this router if no refit is better.
 
-        See `Calibration.better`; `calibration` has the figures. fresh and seed as in `refitted`.
+        See `Calibration.better`; `calibration` has the measures. fresh and seed as in `refitted`.
         """
         refits = [f(clients, fresh=fresh, seed=seed) for f in (self.refitted, self.from_moments)]
         measured = [(r.calibration, r) for r in refits if r.calibration is not None]
-        # By held-out loss; the best one that is also clearly better than this router is taken.
+        # In the order of held-out loss, take the first that is clearly better than this router.
         ranked = sorted(measured, key=lambda pair: pair[0].after.loss)
         unchanged = replace(self, calibration=ranked[0][0])
         return next((r for figures, r in ranked if figures.better), unchanged)
 
     @torch.inference_mode(False)
     def with_moments(self, clients: Sequence[ClientData], *, loading: float = LOADING) -> Router:
-        """With the clients' feature moments, for novelty; the client head stays."""
+        """This router with moments of client features, for novelty; same client head."""
         sent = [moments(h) for h in self._outputs_of(clients).features]
         return replace(self, gaussians=pooled(sent, loading))
 
@@ -320,32 +326,33 @@ class Router:
         self, way: Way, clients: Sequence[ClientData], fresh: Sequence[Tensor] | None, seed: int,
         novelty: float | None = None, cap: float = 1.0,
     ) -> Router:  # fmt: skip
+        """Refit the head on these clients' examples, with held-out folds or on `fresh` inputs."""
         here = Here(*self._outputs_of(clients), seed)
         if fresh is None:
             return self.fitted(way, here, seed, novelty, cap)
         fresh_ones = Here(*self._sight.of_clients(fresh, "a held-out example"))
         fold = Fold(bounded(here, cap).whole, bounded(fresh_ones, cap).whole)
-        return self._fitted(way, bounded(here, cap), [fold], novelty)
+        return self._fit(way, bounded(here, cap), [fold], novelty)
 
     def fitted(
         self, way: Way, clients: Clients, seed: int = 0, novelty: float | None = None,
         cap: float = 1.0,
     ) -> Router:  # fmt: skip
-        """With the head refitted by what clients send, wherever they are.
+        """This router with the head refitted from what clients send, wherever they are.
 
-        novelty: set the moments as well, with this loading; cap: as in `refitted`, as all that
-        it raises.
+        novelty: set the moments as well, with this loading. cap and errors: as in `refitted`.
         """
         clients = bounded(clients, cap)
         folds = [clients.fold(k) for k in folds_of(clients.whole.sizes)]
-        return self._fitted(way, clients, folds, novelty)
+        return self._fit(way, clients, folds, novelty)
 
-    def _fitted(
+    def _fit(
         self, way: Way, clients: Clients, folds: Sequence[Fold], novelty: float | None
     ) -> Router:
         whole = clients.whole
         head, figures = fit_again(way, whole, folds, clients.each)
-        # The sizes that a head was fitted to are in its intercepts; clients left out keep 0.
+        # The head's intercepts contain the sizes that it was fitted to, so store these. Clients
+        # that were left out keep 0.
         sizes = torch.where(self.sizes > 0, whole.sizes, 0.0)
         gaussians = self.gaussians if novelty is None else pooled(whole.moments(), novelty)
         return replace(self, head=head, sizes=sizes, calibration=figures, gaussians=gaussians)
@@ -363,22 +370,23 @@ class Router:
         return Answers(self.model, self.shared, self.served)
 
     def _predict(self, x: Tensor, k: int, rule: Prior, prices: Numbers | None) -> Tensor:
+        """Class probabilities for one block of queries, by the k best clients for each."""
         outputs = self._answers.see(x)
         z = self._sight.logits_of(outputs.out)
-        if k == 1:  # no mixture: each client's model runs on its queries alone
+        if k == 1:  # no mixture: each client's model runs only on its own queries
             client = best(self._choice_scores(z, rule, prices), 1)[:, 0]
             return finite_answers(self._answers.chosen(x, outputs, client))
         score = scores(z, self.sizes, rule)
         if k < len(self.clients):
-            # By scores with prices, but mixed by the posterior: a price is no evidence.
+            # Choose by scores with prices, but mix by the posterior: a price is no evidence.
             chosen = best(self._choice_scores(z, rule, prices), k)
             chosen_scores = score.gather(1, chosen)
             score = torch.full_like(score, -torch.inf).scatter(1, chosen, chosen_scores)
-        # Softmax over the chosen alone: their posterior, renormalised without underflow.
+        # Softmax over the chosen clients is their posterior, renormalised without underflow.
         return finite_answers(self._answers.mixed(x, outputs, score.softmax(1)))
 
     def _choice_scores(self, z: Tensor, rule: Prior, prices: Numbers | None) -> Tensor:
-        """The scores to choose by [B, N]; no price buys a client of probability 0."""
+        """The scores to choose by [B, N]; a client of probability 0 is not chosen at any price."""
         score = scores(z, self.sizes, rule, prices)
         if prices is None:
             return score
@@ -388,6 +396,7 @@ class Router:
         return self.prior if prior is None else prior
 
     def _clients_asked(self, mode: Mode) -> int:
+        """How many clients answer a query in this mode."""
         if not isinstance(mode, str):
             return self._check_width(mode)
         widths = {"hard": 1, "mixture": len(self.clients)}

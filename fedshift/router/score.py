@@ -1,4 +1,4 @@
-"""The client head, and from its logits to scores, posteriors and priors.
+"""The client head, and scores, posteriors and priors from its logits.
 
 Shapes: B queries, N clients, e client features.
 """
@@ -26,15 +26,15 @@ RULES = ("posterior", "density")
 class ClientHead:
     """z = gamma + xi h: gamma [N], xi [N, e], client features h [B, e] -> client logits [B, N].
 
-    softmax(z) is P(client | h) at the clients' own sizes, so gamma holds log(n_i / N). Adding one
-    number to all of gamma, or one row to all of xi, changes nothing. float64.
+    softmax(z) is P(client | h) at the clients' own sizes, so gamma contains log(n_i / N). Adding
+    one number to all of gamma, or one row to all of xi, changes nothing. float64.
     """
 
     gamma: Tensor
     xi: Tensor
 
     def __call__(self, features: Tensor) -> Tensor:
-        # In float64: a few hundred features are summed, and posteriors depend on differences.
+        # float64, because posteriors depend on differences of sums over hundreds of features.
         xi, gamma = self.xi.to(features.device), self.gamma.to(features.device)
         return gamma + features.double() @ xi.T
 
@@ -55,12 +55,11 @@ def scores(
 
     Only clients with n_i > 0 count in N, and q is conditioned on x coming from one of them.
 
-    prices mu [N], in nats, make a client at capacity less attractive. A client with n_i = 0
-    or q_i = 0 scores minus infinity. Logarithms are taken in float64.
+    prices mu [N], in nats, make clients less attractive, for example at their capacity. A client
+    with n_i = 0 or q_i = 0 scores minus infinity. Logarithms are taken in float64.
 
     Source: Wang et al. 2026 (FedDRM), arXiv 2509.23049, Section 2.3; other priors: Saerens, Latinne
-    and Decaestecker 2002. Raises InputError for a prior, sizes or prices that do not
-    fit.
+    and Decaestecker 2002. Raises InputError for invalid priors, sizes or prices.
     """
     if logits.ndim != 2 or logits.shape[1:] != sizes.shape:
         raise InputError(
@@ -86,7 +85,7 @@ def log_tilt(sizes: Tensor, prior: Prior) -> Tensor:
     client_shares = shares(sizes)
     if not isinstance(prior, str):
         prior_shares = _checked_prior(_numbers("a prior", prior), client_shares)
-        # The mass of clients that get no queries is shared out among the others.
+        # Distribute the mass of clients that get no queries among the others.
         unusable = float(prior_shares[client_shares == 0].sum())
         q = prior_shares / (1.0 - unusable) if unusable else prior_shares
     elif prior == "density":
@@ -95,13 +94,13 @@ def log_tilt(sizes: Tensor, prior: Prior) -> Tensor:
         return torch.zeros_like(client_shares).masked_fill(client_shares == 0, -torch.inf)
     else:
         raise unknown("prior", prior, RULES)
-    # The router was not fitted to a client without examples, so its logit is meaningless.
+    # The logit of a client without examples is meaningless: the router was not fitted to it.
     return torch.where(client_shares > 0, q.log() - client_shares.log(), -torch.inf)
 
 
 def shares(sizes: Tensor) -> Tensor:
-    """n_i / N [N] in float64; InputError unless sizes are 0 or more and not all 0."""
-    # On the CPU, where it is a handful of numbers and checks need not wait for a GPU.
+    """n_i / N [N] in float64. Raises InputError unless sizes are 0 or more and not all 0."""
+    # On the CPU: these are a few numbers, and checks of values would make a GPU wait.
     n = sizes.detach().cpu().double()
     total = float(n.sum())
     if n.ndim != 1 or bool((n < 0).any()) or not 0.0 < total < float("inf"):
@@ -119,6 +118,7 @@ def _numbers(what: str, values: Numbers) -> Tensor:
 
 
 def _checked_prior(q: Tensor, client_shares: Tensor) -> Tensor:
+    """The prior. Raises InputError unless it is a distribution over clients, one of them usable."""
     if q.shape != client_shares.shape:
         raise InputError(
             f"a prior of shape {tuple(q.shape)} for {len(client_shares)} clients; give one each"
@@ -155,8 +155,8 @@ def estimate_prior(
     w_l), from q = w until the change sum_i |dq_i| is below the tolerance.
 
     Source: Saerens, Latinne and Decaestecker 2002, "Adjusting the outputs of a classifier to new a
-    priori probabilities: a simple procedure", Neural Computation 14. Consistent where r is
-    calibrated; refit the router before. Raises InputError without queries.
+    priori probabilities: a simple procedure", Neural Computation 14. The estimate is consistent if
+    r is calibrated, so refit the router before. Raises InputError without queries.
     """
     if not len(logits):
         raise InputError("no queries to estimate a prior from; give at least one")
@@ -165,7 +165,7 @@ def estimate_prior(
     # r_i / w_i up to a factor per query, which cancels in every step and avoids overflow.
     log_ratio = scores(logits, sizes, "density").cpu()[:, present]
     ratio = (log_ratio - log_ratio.amax(1, keepdim=True)).exp()
-    # Expectation-maximisation; each step cannot lower the likelihood.
+    # Expectation-maximisation: no step lowers the likelihood.
     q = client_shares[present]
     for _ in range(steps):
         joint = ratio * q

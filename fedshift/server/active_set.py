@@ -1,10 +1,12 @@
 """Exact solution on a guessed active set, repair of that guess, and a proven error bound.
 
-With r = T - S^T a and w = r / lam, the optimum of f satisfies a_i = clip(n_i (rows_i . w + theta),
-0, u_i), less n_i price_i / (2 lam) inside the clip where there is a price (`simplex.pull`).
-Everything here is written in w and theta rather than in the gradient: both stay of moderate size as
-lam -> 0, and at lam = 0 they are the multipliers of the max-ESS problem
-min sum a_i^2 / n_i  subject to  S^T a = v. One code path therefore serves every lam >= 0.
+The active set says which weights are at zero, at their cap, or free between the two. With
+r = T - S^T a and w = r / lam, the optimum of f has a_i = clip(n_i (rows_i . w + theta), 0, u_i); a
+price subtracts n_i price_i / (2 lam) inside the clip (`simplex.pull`).
+
+All formulas use w and theta, not the gradient: both stay of moderate size as lam -> 0, and at
+lam = 0 they are the multipliers of the max-ESS problem min sum a_i^2 / n_i subject to S^T a = v.
+So the same code serves every lam >= 0.
 """
 
 from __future__ import annotations
@@ -33,25 +35,30 @@ from fedshift.server.simplex import (
 # Block pivoting either settles within a few rounds or cycles between near-ties.
 BLOCK_ROUNDS = 12
 RATIO_ROUNDS = 400
-# Multiply-adds, M K min(M, K) a round, after which the ratio-test method gives up: some seconds.
+# The ratio-test method gives up after so many multiply-adds (M K min(M, K) a round): some seconds.
 RATIO_WORK = 5e9
-# A bound on ||a - a*||_1 below which pivoting further would only chase rounding errors.
+# With a bound on ||a - a*||_1 below this, further pivoting would only chase rounding errors.
 SETTLED = 1e-10
-# An error bound below which the ratio-test method is not worth its cost.
+# With an error bound below this, the ratio-test method is not worth its cost.
 GOOD = 1e-8
-# A face whose span is further than this from the target does not reach it; nearer, it may be the
-# rounding of a nearly dependent span. A guide for pivoting only, no part of any proof.
+# If the span of a face is further than this from the target, the face does not reach the target. A
+# smaller distance may be rounding in a nearly dependent span. This only guides pivoting; no proof
+# depends on it.
 MISSED = 1e-13
-# A lam so small that r / lam drowns every finite multiplier, for r above that rounding.
+# Stands for lam -> 0 where a residual above rounding is divided by it: the quotient then exceeds
+# every finite multiplier.
 VANISHING = 1e-18
-# By how much prices may pull weights, in L1, for the sum and the difference of their pulls to be
-# exact; beyond it, and where rows hardly express them, a price is split (`_split_price`).
+# Up to this pull of prices on weights, in L1, the terms with and without a price add without
+# cancellation. Beyond it a price is split (`_split_price`).
 MILD = 1e5
 
 
 @dataclass(frozen=True)
 class Face:
-    """Exact minimiser with weights at a bound fixed: weights [M] (maybe infeasible), w, theta."""
+    """The exact minimiser if all weights at a bound stay there: weights [M], w, theta.
+
+    The free weights may lie outside their bounds.
+    """
 
     weights: Floats
     w: Floats
@@ -59,18 +66,18 @@ class Face:
 
 
 def solve_face(problem: Problem, lam: float, status: Codes, *, exact: bool = False) -> Face:
-    """Minimise f with every weight at a bound kept there; the others only have to sum to the rest.
+    """Minimise f with all weights at a bound fixed; the free ones only have to sum to the rest.
 
     With free mass m, free total n_F and n-weighted mean row p: a_F = m n_F / n + sqrt(n) u, where
     u = argmin ||d - X^T u||^2 + lam ||u||^2, X = sqrt(n) (rows - p), d = -m p - rows_U^T u_U.
-    lam = 0 means lam -> 0+: the least-norm u, i.e. the largest effective sample size. `exact` asks
-    for the orthogonal solver where the faster normal equations would do otherwise. A price, which
-    takes lam > 0, moves the target as far as the rows can express it (`_split_price`).
+    lam = 0 means lam -> 0+: the least-norm u, i.e. the largest effective sample size. `exact` takes
+    the orthogonal solver instead of the faster normal equations. A price needs lam > 0; it moves
+    the target as far as the rows can express it (`_split_price`).
     """
     free, at_cap = status == FREE, status == AT_CAP
     weights = np.where(at_cap, problem.upper, 0.0)
     if not free.any():
-        return _vertex(problem, lam, status, weights)
+        return _solve_vertex(problem, lam, status, weights)
     sizes, rows = problem.sizes[free], problem.rows[free]
     total, root = sizes.sum(), np.sqrt(sizes)
     mean = sizes @ rows / total
@@ -79,7 +86,8 @@ def solve_face(problem: Problem, lam: float, status: Codes, *, exact: bool = Fal
     x *= root[:, None]
     d = -mass * mean - weights[at_cap] @ problem.rows[at_cap]
 
-    solve = _orthogonal if exact or lam == 0.0 else _ridge
+    solve = _solve_orthogonal if exact or lam == 0.0 else _solve_ridge
+    # Singular values of X below this are rounding: X is scaled by sqrt(n).
     noise = RANK_TOLERANCE * math.sqrt(total)
     if problem.price is None:
         u, w = solve(x, d, lam, noise)
@@ -88,36 +96,38 @@ def solve_face(problem: Problem, lam: float, status: Codes, *, exact: bool = Fal
         level = float(sizes @ problem.price[free] / total) / (2.0 * lam)
         c = root * (problem.price[free] / 2.0 - level * lam)
         if math.sqrt(total) * float(np.linalg.norm(c)) <= MILD * lam:
-            # The ridge has another centre: u = v - c / lam, where v solves for d + X^T c / lam.
+            # A linear term moves the centre of the ridge: u = v - c / lam, where v solves the
+            # problem for d + X^T c / lam.
             u, w = solve(x, d + c @ x / lam, lam, noise)
             u = u - c / lam
         else:
             moved, rest = _split_price(x, c)
             u, w = solve(x, d - moved, lam, noise)
             u, w = u - rest / lam, w + moved / lam
-    # Rounding leaves u with a small sum of its own, which would change the total weight.
+    # root . u is 0 but for rounding; remove that, or it would change the total weight.
     u -= root * (root @ u) / total
     weights[free] = mass * sizes / total + root * u
     return Face(weights, w, float(mass / total - mean @ w) + level)
 
 
 def _split_price(x: Floats, c: Floats) -> tuple[Floats, Floats]:
-    """(q, c - X q) with q [K] of least squares: 2 c . u = 2 q . X^T u + 2 (c - X q) . u.
+    """(q, c - X q), where q [K] is the least-squares solution of X q = c.
 
-    ||d - X^T u||^2 + 2 c . u is ||d - q - X^T u||^2 + 2 (c - X q) . u up to a constant: for a small
-    lam the first form would divide all of the price by lam, which cancels.
+    Then 2 c . u = 2 q . X^T u + 2 (c - X q) . u, so ||d - X^T u||^2 + 2 c . u equals
+    ||d - q - X^T u||^2 + 2 (c - X q) . u up to a constant. For a small lam the second form is
+    needed: the first one divides the whole price by lam, and the large terms cancel.
     """
     q, rest = np.zeros(x.shape[1]), c
-    for _ in range(2):  # the second time for what rounding left
+    for _ in range(2):  # the second pass corrects the rounding of the first
         q = q + np.linalg.lstsq(x, rest, rcond=RANK_TOLERANCE)[0]
         rest = c - x @ q
     rounding = 1e-15 * (np.abs(c) + np.abs(x) @ np.abs(q))
     return q, np.where(np.abs(rest) <= rounding, 0.0, rest)
 
 
-def _vertex(problem: Problem, lam: float, status: Codes, weights: Floats) -> Face:
+def _solve_vertex(problem: Problem, lam: float, status: Codes, weights: Floats) -> Face:
     w = residual(problem, weights) / lam if lam > 0.0 else np.zeros(problem.rows.shape[1])
-    # Without a free weight theta is not determined: take the middle of the allowed interval.
+    # Without a free weight theta may be anything between two bounds: take the middle.
     score = pull(problem, lam, w, 0.0)
     highest = -score[status == AT_ZERO]
     lowest = (problem.upper / problem.sizes - score)[status == AT_CAP]
@@ -125,27 +135,31 @@ def _vertex(problem: Problem, lam: float, status: Codes, weights: Floats) -> Fac
     return Face(weights, w, float(ends[np.isfinite(ends)].mean()))
 
 
-def _ridge(x: Floats, d: Floats, lam: float, noise: float) -> tuple[Floats, Floats]:
+def _solve_ridge(x: Floats, d: Floats, lam: float, noise: float) -> tuple[Floats, Floats]:
     """u and w = (d - X^T u) / lam for the ridge problem of `solve_face`, by normal equations."""
     try:
-        return _ridge_wide(x, d, lam) if x.shape[0] < x.shape[1] else _ridge_tall(x, d, lam)
+        return (
+            _solve_ridge_wide(x, d, lam)
+            if x.shape[0] < x.shape[1]
+            else _solve_ridge_tall(x, d, lam)
+        )
     except scipy.linalg.LinAlgError:
-        return _orthogonal(x, d, lam, noise)
+        return _solve_orthogonal(x, d, lam, noise)
 
 
-def _ridge_tall(x: Floats, d: Floats, lam: float) -> tuple[Floats, Floats]:
+def _solve_ridge_tall(x: Floats, d: Floats, lam: float) -> tuple[Floats, Floats]:
     inner = x.T @ x
     shifted = inner.copy()
     shifted[np.diag_indices_from(shifted)] += lam
     factor = scipy.linalg.cho_factor(shifted, overwrite_a=True, check_finite=False)
     w = scipy.linalg.cho_solve(factor, d, check_finite=False)
-    # Iterative refinement: the normal equations square the condition number.
+    # Iterative refinement, because the normal equations square the condition number.
     for _ in range(2):
         w += scipy.linalg.cho_solve(factor, d - (inner @ w + lam * w), check_finite=False)
     return x @ w, w
 
 
-def _ridge_wide(x: Floats, d: Floats, lam: float) -> tuple[Floats, Floats]:
+def _solve_ridge_wide(x: Floats, d: Floats, lam: float) -> tuple[Floats, Floats]:
     inner = x @ x.T
     inner[np.diag_indices_from(inner)] += lam
     factor = scipy.linalg.cho_factor(inner, overwrite_a=True, check_finite=False)
@@ -153,19 +167,21 @@ def _ridge_wide(x: Floats, d: Floats, lam: float) -> tuple[Floats, Floats]:
     for _ in range(2):
         u += scipy.linalg.cho_solve(factor, x @ (d - u @ x) - lam * u, check_finite=False)
     w = (d - u @ x) / lam
-    # Dividing by a small lam magnifies rounding; u = X w restores the part of w that decides a.
+    # Dividing by a small lam magnifies rounding. Refining u = X w restores the part of w on which
+    # the weights depend.
     for _ in range(2):
         w += scipy.linalg.cho_solve(factor, u - x @ w, check_finite=False) @ x
     return u, w
 
 
-def _orthogonal(x: Floats, d: Floats, lam: float, noise: float) -> tuple[Floats, Floats]:
-    """The same from singular vectors, lam = 0 included: then u is the least-norm least squares.
+def _solve_orthogonal(x: Floats, d: Floats, lam: float, noise: float) -> tuple[Floats, Floats]:
+    """`_solve_ridge` by singular vectors, also for lam = 0 (u is then the shortest solution).
 
-    The part of d that no row reaches is divided by lam in w and must not leak into u, and u is not
-    computed as X w: where clients of 1 and of 1e5 examples share a face, that cancels. Both happen
-    in the normal equations.
+    It avoids two errors of the normal equations. In w, the part of d outside the span of the rows
+    is divided by lam; here it cannot leak into u. And u is not computed as X w, which cancels if
+    clients of 1 and of 1e5 examples are on one face.
     """
+    # QR first: then the SVD is of a small triangle instead of a tall matrix.
     q, triangle = np.linalg.qr(x)
     left, values, basis = np.linalg.svd(triangle, full_matrices=False)
     keep = values > noise
@@ -173,13 +189,15 @@ def _orthogonal(x: Floats, d: Floats, lam: float, noise: float) -> tuple[Floats,
     filtered = values / (values**2 + lam)
     u = left @ (filtered * (basis @ d))
     if lam == 0.0:
+        # One step of iterative refinement: without a ridge, S^T a = v must hold to rounding.
         u += left @ (filtered * (basis @ (d - u @ x)))
     w = ((basis @ d) / (values**2 + lam)) @ basis
     missed = d - (basis @ d) @ basis
     if lam > 0.0:
         w = w + missed / lam
     elif float(np.linalg.norm(missed)) > MISSED:
-        # The face misses the target, so w = r / lam has no limit: let r rule the signs.
+        # The face does not reach the target, so w = r / lam grows without limit as lam -> 0: make
+        # it so large that r alone decides the signs of the multipliers.
         w = w + missed / VANISHING
     return u, w
 
@@ -189,8 +207,8 @@ def allocation_gap(
 ) -> float:
     """sum_i [(a_i - n_i h_i)^2 - (b_i - n_i h_i)^2] / n_i, h = `pull`, b = clip(n h, 0, u).
 
-    By how much sum_i a_i^2/n_i - 2 h . a exceeds its least value over the box; no term is negative.
-    `lam` is read only where the problem has a price.
+    How far sum_i a_i^2/n_i - 2 h . a is above its minimum over the box; no term is negative.
+    `lam` is used only if the problem has a price.
     """
     wanted = problem.sizes * pull(problem, lam, w, theta)
     best = np.clip(wanted, 0.0, problem.upper)
@@ -203,10 +221,11 @@ def error_bound(problem: Problem, lam: float, weights: Floats, w: Floats, theta:
 
     For any w and theta, G / lam = ||r - lam w||^2 / lam + `allocation_gap`, and f(a) - f* <= G
     because ||r||^2 >= 2 lam w . r - lam^2 ||w||^2. f is 2 lam-strongly convex in the norm
-    sum a_i^2/n_i, which gives the bound. No term is negative, so nothing cancels, and G is of
-    second order in the error of w, where the Frank-Wolfe gap is of first.
-    At lam = 0, a* is the max-ESS answer among the weights with the S^T a of a, and the bound is inf
-    if that is not T to rounding. What rounding moves comes on top, see `rounding_error`.
+    sum a_i^2/n_i, which gives the bound. No term is negative, so nothing cancels. G is of second
+    order in the error of w, the Frank-Wolfe gap only of first.
+    At lam = 0, a* is the max-ESS point among the weights with the same S^T a, and the bound is inf
+    unless S^T a = T up to rounding. Errors by rounding of the data come on top, see
+    `rounding_error`.
     """
     r = residual(problem, weights)
     gap = allocation_gap(problem, weights, w, theta, lam)
@@ -221,7 +240,7 @@ def error_bound(problem: Problem, lam: float, weights: Floats, w: Floats, theta:
 def _candidate(problem: Problem, lam: float, face: Face, status: Codes) -> Solution:
     """The face's minimiser made feasible, with its error bound."""
     weights = np.clip(face.weights, 0.0, problem.upper)
-    # Clipping changes the sum; re-allocate only if it does so by more than rounding.
+    # Clipping changes the sum of the weights. Re-allocate only if the change exceeds rounding.
     short = 1.0 - weights.sum()
     if abs(short) > 1e-15:
         weights = allocate(face.weights / problem.sizes, problem.sizes, problem.upper)
@@ -231,7 +250,11 @@ def _candidate(problem: Problem, lam: float, face: Face, status: Codes) -> Solut
 
 @dataclass(frozen=True)
 class _Faults:
-    """What a face's minimiser violates, [M] each: bounds of free weights, signs of multipliers."""
+    """What the minimiser of a face violates, [M] each.
+
+    below, above  free weights outside their bounds
+    release       by how much the multiplier of a weight at a bound has the wrong sign, else 0
+    """
 
     below: Codes
     above: Codes
@@ -242,8 +265,8 @@ class _Faults:
         return bool(self.below.any() or self.above.any())
 
 
-def _faults(problem: Problem, lam: float, status: Codes, face: Face) -> _Faults:
-    # Smaller violations are rounding; pivoting on them would cycle.
+def _find_faults(problem: Problem, lam: float, status: Codes, face: Face) -> _Faults:
+    # Smaller violations are rounding, and pivoting on them would cycle.
     tolerance = 1e-13 / problem.sizes.size
     rounding = problem.sizes * (1e-15 * float(np.linalg.norm(face.w)))
     free = status == FREE
@@ -258,11 +281,13 @@ def _faults(problem: Problem, lam: float, status: Codes, face: Face) -> _Faults:
 
 
 def block_pivots(problem: Problem, lam: float, status: Codes) -> Iterator[Solution]:
-    """Pivot every violator at once: drop until the face is feasible, then release, and so on."""
+    """Pivot all violators at once: fix weights until the face is feasible, then free some, and so
+    on.
+    """
     for _ in range(BLOCK_ROUNDS):
         face = solve_face(problem, lam, status)
         yield _candidate(problem, lam, face, status)
-        faults = _faults(problem, lam, status, face)
+        faults = _find_faults(problem, lam, status, face)
         following = status.copy()
         if faults.infeasible:
             following[faults.below > 0] = AT_ZERO
@@ -273,20 +298,22 @@ def block_pivots(problem: Problem, lam: float, status: Codes) -> Iterator[Soluti
             break
         status = following
     if lam > 0.0:
+        # The normal equations may have been too inaccurate for a proof: solve the last face again.
         yield _candidate(problem, lam, solve_face(problem, lam, status, exact=True), status)
 
 
 def ratio_tests(problem: Problem, lam: float, start: Solution) -> Iterator[Solution]:
-    """Primal active-set method from a feasible point; finite, since f falls at every full step."""
+    """Primal active-set method from a feasible point; ends, because f falls at each full step."""
     weights, status = start.weights.copy(), start.status.copy()
+    # Take the status from the weights: `_candidate` may have clipped free ones to a bound.
     status[weights <= 0.0], status[weights >= problem.upper] = AT_ZERO, AT_CAP
     status[(weights > 0.0) & (weights < problem.upper)] = FREE
     affordable = 5 + int(RATIO_WORK / (problem.rows.size * min(problem.rows.shape)))
     for _ in range(min(RATIO_ROUNDS, affordable)):
         face = solve_face(problem, lam, status)
-        faults = _faults(problem, lam, status, face)
+        faults = _find_faults(problem, lam, status, face)
         if faults.infeasible:
-            weights, status = _towards(problem, weights, face.weights, status, faults)
+            weights, status = _step_towards(problem, weights, face.weights, status, faults)
             continue
         weights = face.weights
         yield _candidate(problem, lam, face, status)
@@ -295,10 +322,10 @@ def ratio_tests(problem: Problem, lam: float, start: Solution) -> Iterator[Solut
         status = _release(status, faults.release)
 
 
-def _towards(
+def _step_towards(
     problem: Problem, weights: Floats, goal: Floats, status: Codes, faults: _Faults
 ) -> tuple[Floats, Codes]:
-    """The longest feasible step to the face's minimiser, and the bounds it runs into."""
+    """(weights, status) after the longest feasible step towards the face's minimiser `goal`."""
     step = goal - weights
     reach = np.full_like(weights, np.inf)
     below = (faults.below > 0) & (step < 0.0)
@@ -315,7 +342,10 @@ def _towards(
 
 
 def _release(status: Codes, release: Floats) -> Codes:
-    """Free the worst violator; with no free weight, the worst at each bound (mass must move)."""
+    """Free the worst violator; if no weight is free, the worst at each bound.
+
+    Two are needed in that case, because the sum of the weights must stay 1.
+    """
     following = status.copy()
     if (status == FREE).any():
         following[int(np.argmax(release))] = FREE
@@ -327,7 +357,7 @@ def _release(status: Codes, release: Floats) -> Codes:
 
 
 def pivots(problem: Problem, lam: float, status: Codes) -> Iterator[Solution]:
-    """Candidates from a guessed status [M]: block pivoting and, where that fails, ratio tests."""
+    """Candidates from a guessed status [M]: by block pivoting and, if that fails, ratio tests."""
     best = None
     for candidate in block_pivots(problem, lam, status):
         yield candidate
@@ -337,9 +367,10 @@ def pivots(problem: Problem, lam: float, status: Codes) -> Iterator[Solution]:
 
 
 def polish(problem: Problem, lam: float, status: Codes, *, fallback: bool = True) -> Solution:
-    """The best answer that pivoting from a guessed status [M] finds, with its proven L1 error.
+    """The best solution from pivoting at a guessed status [M], with its proven L1 error.
 
-    The error bound decides, not the signs of multipliers: among near-ties the signs are noise.
+    Solutions are compared by their error bounds, not by the signs of their multipliers, which are
+    noise in near-ties.
     """
     method = pivots if fallback else block_pivots
     candidates = method(problem, lam, status)

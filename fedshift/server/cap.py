@@ -1,7 +1,7 @@
-"""No client counts more than a cap, whatever it claims: every rule's weights go through here.
+"""The largest weight that a client can get, whatever it claims: all rules' weights pass here.
 
-Sizes and label counts are claims, and so are losses and Fisher traces: a client that says it has
-10^9 examples would otherwise have all the weight.
+Sizes, label counts, losses and Fisher traces are only claims: a client that claims 10^9 examples
+would otherwise get all the weight.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fedshift.errors import InputError
 from fedshift.real import described, number
 from fedshift.tree import Params
 
-# Weights this little above the cap are the rounding of a solver that has the cap as well.
+# A solver that respects the cap itself may exceed it by this much, in relative terms.
 ROUNDING = 1e-12
 
 
@@ -28,16 +28,17 @@ def check_cap(name: str, cap: float) -> None:
 def capped(weights: Tensor, cap: float, able: Tensor | None = None) -> Tensor:
     """argmin_b KL(b || a) over sum b = 1, 0 <= b_i <= max(cap, 1/C); weights a [C] -> b [C].
 
-    b_i = min(cap, s a_i) with the one s that makes the sum 1: what is above the cap goes to the
-    others in proportion to their weights (water-filling). Clients below the cap so keep the ratios
-    that the rule gave them. For sizes n_i it is FedPALS under the cap at lambda = inf, the largest
-    ESS that the cap allows. The Euclidean projection would give each of the others the same amount,
-    and thus lift small clients most.
+    b_i = min(cap, s a_i), where s makes the sum 1 (water-filling): what is above the cap goes to
+    the others in proportion to their weights, so that clients below the cap keep their ratios. For
+    sizes n_i this is FedPALS under the cap at lambda = inf, the largest ESS that the cap allows. (A
+    Euclidean projection would give each of the others the same amount, and lift small clients
+    most.)
 
-    able [C] bool: clients that may have weight, C of them; None: all. If those of positive weight
-    cannot carry the sum, each has the cap, and the others that are able share the rest evenly. That
-    is the limit of the above for weights that go to 0 together. `weights` itself comes back where
-    none is above the cap. Raises InputError unless 0 < cap <= 1. The I-projection: Csiszar 1975.
+    able [C] bool marks the clients that may have weight, and C counts these; None: all. If the
+    clients of positive weight cannot sum to 1 under the cap, each gets the cap, and the other able
+    ones share the rest evenly. That is the limit of the above if their weights go to 0 together.
+    Returns `weights` itself if none is above the cap. Raises InputError unless 0 < cap <= 1. The
+    I-projection: Csiszar 1975.
 
     >>> import torch
     >>> from fedshift.server.cap import capped
@@ -55,7 +56,8 @@ def capped(weights: Tensor, cap: float, able: Tensor | None = None) -> Tensor:
         rest = able & ~some
         return most * some.double() + (1.0 - carried) / max(int(rest.sum()), 1) * rest.double()
     a, place = weights.double().sort(descending=True, stable=True)
-    # With the k largest at the cap, client j has (1 - k cap) a_j / sum of all from k on.
+    # If the k largest are at the cap, each other client j gets (1 - k cap) a_j / sum_(l >= k) a_l.
+    # The right k is the first for which the largest of these is within the cap.
     below = a.flip(0).cumsum(0).flip(0)
     left = 1.0 - most * torch.arange(len(a), dtype=torch.float64)
     k = int((left * (a / below) <= most).nonzero()[0])
@@ -64,7 +66,7 @@ def capped(weights: Tensor, cap: float, able: Tensor | None = None) -> Tensor:
 
 
 def capped_columns(shares: Tensor, cap: float, able: Tensor) -> Tensor:
-    """`capped` of each column of shares [C, K], over those that are able [C, K] bool."""
+    """`capped` of each column of shares [C, K], with the able clients of each, [C, K] bool."""
     if cap >= 1.0:
         return shares
     columns = zip(shares.unbind(1), able.unbind(1), strict=True)
@@ -72,10 +74,10 @@ def capped_columns(shares: Tensor, cap: float, able: Tensor) -> Tensor:
 
 
 def capped_sizes(n: Tensor, cap: float) -> Tensor:
-    """Sizes [C] whose shares are `capped`: n_i where that is below the cap, less where above.
+    """Sizes [C] whose shares are `capped`: smaller than n_i for clients above the cap, else n_i.
 
-    m_i = b_i min_j n_j / b_j over clients with n_j > 0, b the shares under the cap (or 1 / their
-    number). n [C] itself comes back where no share is above the cap.
+    m_i = b_i min_j n_j / b_j over clients with n_j > 0, b the shares under the cap (or under 1 /
+    their number). Returns n [C] itself if no share is above the cap.
 
     >>> import torch
     >>> from fedshift.server.cap import capped_sizes
@@ -87,10 +89,11 @@ def capped_sizes(n: Tensor, cap: float) -> Tensor:
     bounded = capped(shares, cap, some)
     if bounded is shares:
         return n
+    # The largest common factor with which no size exceeds what the client has claimed.
     ratio = (n.double()[some] / bounded[some]).min()
     return torch.minimum(bounded * ratio, n.double())
 
 
 def cap_of(cohort: Params) -> float:
-    """The cap of a round, as the server's part "cohort" has it; 1 where it has none."""
+    """The cap of a round, from the server's part "cohort"; 1 if there is none."""
     return float(cohort["cap"]) if "cap" in cohort else 1.0

@@ -21,7 +21,7 @@ UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 
 
 class Combine(Protocol):
-    """weights [C] and leaves [C, ...] -> [...]; the weights are known before any client trains."""
+    """From weights [C] and leaves [C, ...] to [...]; weights are fixed before any client trains."""
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -69,7 +69,7 @@ class Mean(Weighed):
 
 
 def _check_needs(rule: Weights) -> None:
-    """A text would be read letter by letter, and another column is registered by no client."""
+    """Raise InputError for columns that clients do not register, or a string for the tuple."""
     needs = rule.needs
     if isinstance(needs, str) or not set(needs) <= {"n", "labels"}:
         raise InputError(
@@ -89,13 +89,13 @@ def total(updates: Parts, part: str, weights: Tensor) -> Params:
     if summed_by is None:
         return weighted_sum(weights, updates[part])
     if not torch.equal(summed_by, weights):
-        # No user's mistake: the method asks for other weights than its `sums` declared.
+        # A bug of the method, not of the user: it declared other weights in its `sums`.
         raise ValueError(f'"{part}" was summed by other weights than the server asks for')
     return updates[part]
 
 
 def combined(combine: Combine, updates: Parts, seed: int) -> Params:
-    """Combine the cohort's changes by a rule; a `Mean` may already be summed, see `total`."""
+    """Combine the cohort's changes by a rule; for a `Mean` they may be summed already (`total`)."""
     weights = updates["cohort"]["weight"]
     if isinstance(combine, Mean):
         return total(updates, "delta", weights)
@@ -104,27 +104,24 @@ def combined(combine: Combine, updates: Parts, seed: int) -> Params:
 
 def combine_counters(weights: Tensor, stacked: Params) -> Params:
     """The largest value among clients of positive weight; counters [C, ...] are never averaged."""
-    # A client of weight 0 may not have trained, and its counters say nothing about the model.
+    # A client of weight 0 may not have trained, and then its counters mean nothing.
     active = weights > 0
 
     def largest(v: Tensor) -> Tensor:
-        # torch cannot compare unsigned integers wider than a byte.
+        # torch has no `amax` for unsigned integers wider than a byte.
         return (v.long() if v.dtype in UNSIGNED else v)[active].amax(0).to(v.dtype)
 
     return {k: largest(v) for k, v in stacked.items()}
 
 
 def check_weights(weights: Tensor, count: int) -> None:
-    """Weights used in aggregation are finite, non-negative and sum to 1 within 1e-9.
-
-    Raises InputError for all other weights, with the reason.
-    """
+    """Raise InputError unless weights are finite, 0 or more, and sum to 1 within 1e-9."""
     if weights.shape != (count,):
         raise InputError(
             f"a cohort of {count} clients was given weights of shape {tuple(weights.shape)}; a "
             f"weight rule returns one number for each, of shape ({count},)"
         )
-    total = float(weights.sum())  # not finite if any weight is not
+    total = float(weights.sum())  # one test for all: NaN or infinity in a weight is in the sum, too
     if not math.isfinite(total):
         raise InputError(_not_finite(weights))
     if abs(total - 1.0) > 1e-9 or float(weights.min()) < 0:
@@ -135,6 +132,7 @@ def check_weights(weights: Tensor, count: int) -> None:
 
 
 def _not_finite(weights: Tensor) -> str:
+    """The message for weights without a finite sum: names the first bad one, or an overflow."""
     bad = (~torch.isfinite(weights)).nonzero().flatten().tolist()
     if bad:
         return f"weights must be finite; that of client {bad[0]} of the cohort is {weights[bad[0]]}"

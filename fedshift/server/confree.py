@@ -1,7 +1,7 @@
 """ConFREE: a common direction with the conflicts between clients' changes removed.
 
-Everything depends on the changes u_i through their inner products only, and every answer is a
-combination of them. The changes are therefore reduced to coordinates in their span, [n, r] with
+The method uses only inner products of the changes u_i, and its result is a combination of them. So
+the changes, with millions of entries, are first reduced to coordinates in their span, [n, r] with
 r <= n, and the result is n coefficients.
 """
 
@@ -29,26 +29,27 @@ from fedshift.tree import Params, weighted_sum
 
 Scope = Literal["tensor", "model"]
 Dual = Literal["exact", "slsqp"]
-# Columns of the changes reduced at a time; n times as many float64 numbers are in memory.
+# Entries of the changes that are reduced at a time; n times as many float64 are in memory.
 BLOCK = 65536
-# A guidance shorter than this, relative to the longest change, is rounding and counts as zero.
+# A guidance that is shorter than this, relative to the longest change, is rounding: zero.
 NOTHING = 1e-12
-# The search for a combination u_w stops this close to zero, relative to the longest change.
+# The search for the shortest combination u_w stops at this length, relative to the longest change.
 SHORTEST = 1e-7
-# What the authors' code, and FedDRM's, add to what they divide by or take a root of.
+# The authors' code, and FedDRM's, add this to denominators and below square roots.
 ADDED = 1e-8
 
 
 def coordinates(leaves: Iterable[Tensor]) -> Floats:
-    """Rows [n, r], r <= n, with the inner products of the changes; leaves [n, ...] of one model.
+    """Rows [n, r], r <= n, with the same inner products as the changes; leaves [n, ...] of a model.
 
-    R' of the QR decomposition of the changes as columns, block by block, so that no inner product
-    is squared before it is needed.
+    They are R' of a QR decomposition whose columns are the changes, block by block. (The matrix of
+    inner products would square the condition number.)
     """
     triangle = torch.zeros(0, 0, dtype=torch.float64)
     for leaf in leaves:
         for block in torch.split(leaf.flatten(1), BLOCK, dim=1):
             columns = block.T.double()
+            # R of (R of the earlier rows, stacked on new rows) is R of all of them.
             tall = torch.cat([triangle, columns]) if len(triangle) else columns
             triangle = torch.linalg.qr(tall, mode="r").R
     rows: Floats = triangle.T.numpy()
@@ -62,12 +63,12 @@ def guidance(rows: Floats, rng: np.random.Generator, normalise: bool = True) -> 
         v_i <- v_i - min(0, <v_i, u_j>) u_j / ||u_j||^2
 
     Yu et al. 2020, "Gradient surgery for multi-task learning" (PCGrad), arXiv 2001.06782,
-    Algorithm 1. normalise=False leaves out the division, as ConFREE's authors' code does.
+    Algorithm 1. normalise=False does not divide, as in ConFREE's authors' code.
     """
     n = len(rows)
     gram = rows @ rows.T
     square = np.diag(gram)
-    # Work on coefficients alone: row i of `mixes` times `rows` is v_i.
+    # Only coefficients are updated: v_i is row i of `mixes` times `rows`.
     mixes = np.eye(n)
     for i in range(n):
         for j in rng.permutation(n):
@@ -90,11 +91,13 @@ def fairest(rows: Floats, start: Floats, alpha: float) -> Floats:
 
         min over the simplex of <u_w, g_0> + alpha ||g_0|| ||u_w||,    u_w = sum_i w_i u_i,
 
-    and d = g_0 + alpha ||g_0|| u_w / ||u_w||; Liu et al. 2021 (CAGrad), arXiv 2110.14048. With
-    ||u|| = min over s > 0 of (||u||^2/s + s)/2 and s held, u_w is the point of the changes' hull
-    nearest to -(s/alpha) g_0/||g_0||: a unique point, though w may not be. ||u_w||/s falls in s,
-    and s is right where it is 1. If it never is, the dual has its minimum at u_w = 0, where w does
-    not determine d; u_w / s at a small s then gives it, at a loss of at most alpha ||g_0|| s / 4.
+    and d = g_0 + alpha ||g_0|| u_w / ||u_w||; Liu et al. 2021 (CAGrad), arXiv 2110.14048.
+
+    Solved by a search over s, with ||u|| = min over s > 0 of (||u||^2/s + s)/2. For a fixed s, u_w
+    is the point of the changes' hull nearest to -(s/alpha) g_0/||g_0||, which is unique although w
+    may not be. ||u_w||/s falls in s, and the right s is where it is 1. If there is none, the dual
+    has its minimum at u_w = 0, where w does not determine d: then u_w / s at a small s is used, at
+    a loss of at most alpha ||g_0|| s / 4.
     """
     longest, reach = _longest(rows), alpha * float(np.linalg.norm(start @ rows))
     if reach <= alpha * NOTHING * longest:
@@ -113,7 +116,8 @@ def fairest(rows: Floats, start: Floats, alpha: float) -> Floats:
 
     s = SHORTEST
     if excess(math.log(SHORTEST)) > 0.0:
-        # Rounding can lift the upper end, where the hull's longest point has length 1, above 0.
+        # No point of the hull is longer than 1, so the root is at log s <= 0. The upper end is a
+        # little above 0 because of rounding.
         s = math.exp(scipy.optimize.brentq(excess, math.log(SHORTEST), 1e-9, xtol=1e-13))
     w = nearest(s)
     length = max(s, float(np.linalg.norm(w @ unit)))
@@ -122,14 +126,14 @@ def fairest(rows: Floats, start: Floats, alpha: float) -> Floats:
 
 
 def stopped(rows: Floats, start: Floats, alpha: float) -> Floats:
-    """Coefficients [n] as `fairest`, the dual left where SciPy's SLSQP stops: ConFREE.py.
+    """As `fairest`, but with the dual where SciPy's SLSQP stops, as in the authors' ConFREE.py.
 
         w from 1/n by SLSQP at its default tolerance of 1e-6, on <u_w, g_0> + c sqrt(||u_w||^2 + e)
         d = g_0 + c u_w / (||u_w|| + e),    c = alpha ||g_0|| + e,  e = 1e-8
 
-    The dual is of the size of ||u||^2: that of short changes is below the tolerance, and w stays
-    1/n. Of eight random changes of length 0.03 it did in all of 200 draws, and d was then about
-    a fifth of its length off.
+    For short changes SLSQP stops at its start, w = 1/n: the dual is of the size of ||u||^2, which
+    is below the tolerance. It did so for eight random changes of length 0.03, in all of 200 draws,
+    and the error of d was then about a fifth of its length.
     """
     gram, n = rows @ rows.T, len(rows)
     reach = alpha * float(np.linalg.norm(start @ rows)) + ADDED
@@ -152,20 +156,21 @@ class ConFree(Weighed):
     """theta <- theta + d / (1 + alpha^2), d as in `fairest` from g_0 as in `guidance`.
 
     Zheng et al. 2025, "ConFREE: conflict-free client update aggregation for personalized federated
-    learning", AAAI, doi 10.1609/aaai.v39i21.34449. The cohort's changes count alike, whatever the
-    clients' sizes; buffers are averaged by the same 1/C. d makes the worst client's improvement
-    min_i <u_i, d> at least that of g_0.
+    learning", AAAI, doi 10.1609/aaai.v39i21.34449. All clients of the cohort count alike, whatever
+    their sizes; buffers are averaged with the same 1/C. With d the worst client's improvement
+    min_i <u_i, d> is at least that with g_0.
 
     alpha      how far d may be from g_0, relative to its length; 0 takes g_0. Neither the paper's
-               abstract nor the authors' code says which they use; 0.5 is CAGrad's
-    normalise  False projects as the authors' code does, without division by ||u_j||^2: for changes
+               abstract nor the authors' code says which value they use; 0.5 is CAGrad's
+    normalise  False projects without division by ||u_j||^2, as the authors' code does: for changes
                much shorter than 1 that does nearly nothing, and the result depends on their scale
-    scope      "tensor": every parameter tensor by itself, as the authors' code does; or "model"
-    dual       "exact": `fairest`; or "slsqp": `stopped`, as the authors' code. For changes as short
-               as those of training the two are far apart
+    scope      "tensor" treats every parameter tensor by itself, as the authors' code does; "model"
+               all together
+    dual       "exact" is `fairest`, "slsqp" is `stopped`, as in the authors' code. For changes as
+               short as those of training the two differ much
 
-    The order of PCGrad's projections is drawn from the server's seed. All changes must be seen one
-    by one: no secure aggregation. Raises InputError for alpha outside [0, inf), unknown scopes and
+    The order of PCGrad's projections is drawn from the server's seed. The server must see each
+    change: no secure aggregation. Raises InputError for alpha outside [0, inf), unknown scopes and
     duals.
     """
 
@@ -182,7 +187,7 @@ class ConFree(Weighed):
         check_name("dual of ConFree", self.dual, ("exact", "slsqp"))
 
     def __call__(self, weights: Tensor, stacked: Params, seed: int) -> Params:
-        # Sorted names: the result must not depend on the order of the parameters.
+        # Sort names, so that the result does not depend on the order of the parameters.
         groups = [[name] for name in sorted(stacked)]
         if self.scope == "model":
             groups = [sorted(stacked)]
@@ -194,6 +199,7 @@ class ConFree(Weighed):
         return {name: combined[name] for name in stacked}
 
     def _coefficients(self, rows: Floats, rng: np.random.Generator) -> Tensor:
+        """The coefficients [n] of the combined change, from the changes' coordinates [n, r]."""
         start = guidance(rows, rng, self.normalise)
         direction = fairest if self.dual == "exact" else stopped
         d = direction(rows, start, self.alpha) if self.alpha else start
@@ -204,15 +210,15 @@ class ConFree(Weighed):
 class PairwiseProjection(Weighed):
     """sum_i a_i v_i,   v_i = u_i - sum_{j != i} min(0, <u_i, u_j>) u_j / (||u_j||^2 + 1e-8).
 
-    What the FedDRM authors' code, algorithms/confree.py, runs in the place of ConFREE: inner
-    products of the changes as they came, over all parameters at once, and weights a by size. Their
-    1e-8 matters for changes of length 1e-3 or less.
+    This is what the FedDRM authors' code, algorithms/confree.py, runs as ConFREE: inner products of
+    the original changes, over all parameters at once, and weights a by size. Its 1e-8 matters for
+    changes of length 1e-3 or less.
     """
 
     weights: Weights = BySize()
 
     def __call__(self, weights: Tensor, stacked: Params, seed: int) -> Params:
-        # Sorted names: the result must not depend on the order of the parameters.
+        # Sort names, so that the result does not depend on the order of the parameters.
         rows = coordinates(stacked[name] for name in sorted(stacked))
         gram = rows @ rows.T
         square = np.diag(gram)

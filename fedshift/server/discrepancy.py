@@ -1,4 +1,4 @@
-"""FedDisco's rule: sizes, less a part of how far a client's labels are from given shares."""
+"""FedDisco's weight rule: sizes, reduced by how far a client's labels are from given shares."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class Disco:
     [0.75, 0.25]
 
     Ye et al. 2023, "FedDisco: federated learning with discrepancy-aware collaboration", arXiv
-    2305.19229, with the authors' code's division of d by its sum, also for "l2". Raises InputError
-    for a or b below 0, for shares that do not sum to 1 or are of other labels than the clients',
-    for "kl" to shares of 0, and for a cohort in which all r_i are 0.
+    2305.19229; d is divided by its sum as in the authors' code, also for "l2". Raises InputError
+    for a or b below 0, for shares that do not sum to 1 or whose number is not that of the clients'
+    labels, for "kl" with a share of 0, and for a cohort in which all r_i are 0.
     """
 
     towards: tuple[float, ...]
@@ -65,7 +65,7 @@ class Disco:
         if not self.a and not self.b:
             return by_size
         rest = by_size - self.a * self.distances(table["labels"]) + self.b
-        # A client without examples teaches nothing, however large b is.
+        # A client without examples gets no weight, however large b is.
         rest = torch.where(table["n"] > 0, rest.clamp(min=0.0), 0.0)
         if not rest.sum() > 0:
             raise InputError(
@@ -76,8 +76,8 @@ class Disco:
         return rest / rest.sum()
 
     def distances(self, labels: Tensor) -> Tensor:
-        """d [C] of clients with these label counts [C, K], summing to 1; all 0 if none is apart."""
-        if len(self.towards) != labels.shape[1]:  # one share alone would stand for all labels
+        """d [C] of clients with these label counts [C, K]; sum 1, or all 0 if all distances are."""
+        if len(self.towards) != labels.shape[1]:  # a single share would be broadcast to all labels
             raise InputError(
                 f"FedDisco's distances are to shares of {len(self.towards)} labels, and clients "
                 f"have {labels.shape[1]}; give a share for each label"
@@ -85,8 +85,10 @@ class Disco:
         towards = torch.tensor(numbers(self.towards).tolist(), dtype=labels.dtype)
         shares = labels / labels.sum(1, keepdim=True).clamp(min=1e-300)
         if self.distance == "kl":
-            apart = torch.xlogy(shares, shares / towards).sum(1).clamp(min=0.0)
+            # clamp: rounding may make it slightly negative.
+            distance = torch.xlogy(shares, shares / towards).sum(1).clamp(min=0.0)
         else:
-            apart = (shares - towards).norm(dim=1)
-        apart = torch.where(labels.sum(1) > 0, apart, 0.0)  # no part in the sum, either
-        return apart / apart.sum() if apart.sum() > 0 else apart
+            distance = (shares - towards).norm(dim=1)
+        # Clients without examples must not enter the sum.
+        distance = torch.where(labels.sum(1) > 0, distance, 0.0)
+        return distance / distance.sum() if distance.sum() > 0 else distance

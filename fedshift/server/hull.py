@@ -1,7 +1,7 @@
-"""Where lam -> 0+ leads: the point of the clients' hull nearest to the target, and its weights.
+"""The limit lam -> 0+: the point of the clients' hull nearest to the target, and its weights.
 
-The hull (with caps, part of it) is {S^T a : sum a = 1, 0 <= a <= u}. Its point nearest to T is
-unique, the weights that mix to it are not; the limit takes those of largest ESS.
+The hull (with caps, a part of it) is {S^T a : sum a = 1, 0 <= a <= u}. Its point nearest to T is
+unique; the weights that mix to it are not, and the limit takes those with the largest ESS.
 """
 
 from __future__ import annotations
@@ -44,38 +44,40 @@ from fedshift.server.simplex import (
     residual,
 )
 
-# Slopes this close (beyond the gap of the projection) are a tie, for clients that differ by 1; by
-# less where all lie near each other and the target, see `_tie`.
+# Slopes that differ by less than this (besides the gap of the projection) count as equal, for
+# clients whose rows differ by 1. If all are near each other and the target it is less, see
+# `_tie_tolerance`.
 TIE = 1e-14
-# A projection of this gap is exact where clients differ by more than `APART`; nearer ones ask for
-# less in proportion to the square of how far they differ, as the gap is of that order.
+# A projection with this gap is exact if clients differ by more than `APART`. For clients that are
+# closer the gap must be smaller, in proportion to the square of their distance.
 EXACT = 1e-15
 APART = 1e-2
-# The lam / N tried where SMALL_LAM was too large.
+# The lam / N to try if SMALL_LAM was too large.
 TINY_LAM = 1e-14
 
 
 def project(problem: Problem) -> Floats:
-    """Weights [M] of the point of the (capped) hull nearest to T; any of them, not the max-ESS one.
+    """Some weights [M] that mix to the point of the (capped) hull nearest to T, of any ESS.
 
-    Without a cap this is non-negative least squares (Lawson & Hanson 1974, ch. 23): the
-    minimiser x of ||rows^T x||^2 + (1 . x - 1)^2 over x >= 0 is a multiple of the one sought.
+    Without a cap this is non-negative least squares (Lawson & Hanson 1974, ch. 23): the minimiser x
+    of ||rows^T x||^2 + (1 . x - 1)^2 over x >= 0 is a multiple of such weights.
     """
     if too_large(problem):
         return accelerated_gradient(problem, SMALL_LAM * problem.total).weights
     if (problem.upper >= 1.0).all():
-        # Non-negative least squares cannot express upper bounds.
+        # Only without a cap: non-negative least squares has no upper bounds.
         try:
             near = _project_by_columns(problem.rows)
-            # Small differences between clients drown beside the added row of ones (sum a = 1).
-            far = _reach(problem, near) >= APART
+            # If clients differ little, their differences are lost beside the added row of ones
+            # (sum a = 1): accept the result only if its gap is small enough.
+            far = _largest_distance(problem, near) >= APART
             if far or _distance_gap(problem, near) <= _exact_gap(problem, near):
                 return near
         except RuntimeError:
-            pass  # Lawson-Hanson ran out of iterations: use the general method
-    # Sizes play no part in the distance; equal ones keep the faces well conditioned. Ratio tests
-    # from a feasible point make the distance fall at every step, whereas block pivoting at lam = 0
-    # leaves the neighbourhood as soon as a face reaches T outside the simplex.
+            pass  # Lawson-Hanson ran out of iterations: use the general method below
+    # The distance does not depend on sizes, and equal ones keep the faces well conditioned. Ratio
+    # tests from a feasible point reduce the distance at every step. Block pivoting at lam = 0 would
+    # jump away as soon as a face reaches T outside the simplex.
     problem = replace(problem, sizes=np.ones_like(problem.sizes))
     small = minimise(problem, SMALL_LAM * problem.total)
     best, least = small.weights, np.inf
@@ -95,31 +97,33 @@ def _distance_gap(problem: Problem, weights: Floats) -> float:
 
 
 def _exact_gap(problem: Problem, weights: Floats) -> float:
-    """The gap at which a projection counts as exact."""
-    return EXACT * min(1.0, (_reach(problem, weights) / APART) ** 2)
+    """The gap up to which a projection counts as exact."""
+    return EXACT * min(1.0, (_largest_distance(problem, weights) / APART) ** 2)
 
 
-def _reach(problem: Problem, weights: Floats) -> float:
+def _largest_distance(problem: Problem, weights: Floats) -> float:
     """max_i ||S_i - S^T a||: the largest distance of a client from the given mixture."""
     offsets = problem.rows - weights @ problem.rows
     return float(np.sqrt(np.einsum("ij,ij->i", offsets, offsets).max()))
 
 
 def _project_by_columns(rows: Floats) -> Floats:
-    """Column generation: solve on a pool of clients, add those that would bring T nearer."""
+    """Column generation: solve for a pool of clients, add those that would reduce the distance."""
     clients, classes = rows.shape
     lifted = np.vstack([rows.T, np.ones(clients)])
     goal = np.append(np.zeros(classes), 1.0)
     # A solution has at most `classes` + 1 positive weights; a larger pool saves iterations.
     batch = 2 * classes + 100
+    # Start with the clients nearest to the target.
     pool = np.argsort(np.einsum("ij,ij->i", rows, rows), kind="stable")[:batch]
     while True:
         x, _ = scipy.optimize.nnls(lifted[:, pool], goal, maxiter=20 * pool.size + 1000)
         weights = np.zeros(clients)
         weights[pool] = x / x.sum()
         slopes = rows @ (weights @ rows)
+        # Below 0 now: clients with a smaller slope than those in use would reduce the distance.
         slopes -= slopes[weights > 0.0].min() - 1e-15
-        slopes[pool] = 0.0  # optimal already, up to rounding that must not add them again
+        slopes[pool] = 0.0  # the pool is solved already; rounding must not add a client twice
         better = np.argsort(slopes, kind="stable")[:batch]
         better = better[slopes[better] < 0.0]
         if better.size == 0:
@@ -130,11 +134,12 @@ def _project_by_columns(rows: Floats) -> Floats:
 def max_ess(problem: Problem, nearest: Floats, barred: Flags) -> Solution:
     """The limit lam -> 0+: least sum a_i^2/n_i among the weights whose S^T a is nearest to T.
 
-    `nearest` [M] are any weights that attain the projection v; `barred` [M] marks clients known to
-    be zero in all of them. The slopes of the distance fix all others off the exposed face (to zero,
-    or to their cap); on the face the problem is solved again with v as the target.
+    `nearest` [M] are some weights that mix to the nearest point v; `barred` [M] marks clients that
+    have weight 0 in all such weights. The slopes of the distance show which clients are on the face
+    of the hull that v lies on. The others are fixed (at zero, or at their cap), and the problem is
+    solved again on the face, with v as the target.
     """
-    face = _face(problem, nearest, barred)
+    face = _make_face(problem, nearest, barred)
     if too_large(problem) or face.mass < 1e-14:
         error = np.inf if too_large(problem) else face.off_face
         zero = np.zeros(problem.rows.shape[1])
@@ -144,14 +149,15 @@ def max_ess(problem: Problem, nearest: Floats, barred: Flags) -> Solution:
 
 
 def near_max_ess(problem: Problem, lam: float, nearest: Floats, limit: Solution) -> Solution:
-    """The optimum at a lam too small for `minimise`, on the exposed face and from the limit there.
+    """The optimum at a lam too small for `minimise`, from the limit and its face of the hull.
 
-    With v the nearest point and r = T - v, f = ||r||^2 + ||v - S^T a||^2 + lam sum a_i^2/n_i on the
-    exposed face, which is the problem with v for T; `_stays_off` proves that no other client joins.
-    Besides its solution at lam the limit a0 itself is tried: S^T a0 = v, so that any w and theta
-    prove ||a - a0||_1 <= sqrt(N (allocation_gap + lam ||w||^2)).
+    With v the nearest point and r = T - v, on that face f = ||r||^2 + ||v - S^T a||^2 +
+    lam sum a_i^2/n_i, which is the problem with v instead of T; `_stays_off` proves that no other
+    client joins. Two candidates are compared by their proofs: the solution of that problem at lam,
+    and the limit a0 itself. Because S^T a0 = v, any w and theta prove for the latter that
+    ||a - a0||_1 <= sqrt(N (allocation_gap + lam ||w||^2)).
     """
-    face = _face(problem, nearest, np.zeros_like(nearest, dtype=np.bool_))
+    face = _make_face(problem, nearest, np.zeros_like(nearest, dtype=np.bool_))
     if too_large(problem) or face.mass < 1e-14:
         return replace(limit, error=np.inf)
     part = face.part
@@ -171,12 +177,17 @@ def near_max_ess(problem: Problem, lam: float, nearest: Floats, limit: Solution)
 
 @dataclass(frozen=True)
 class _Face:
-    """The exposed face: status [M] (free on it), fixed weights [M], the remaining mass.
+    """The face of the hull on which the nearest point v lies, and the problem of its clients.
 
-    `part` is the problem of the free clients alone with v, seen from the face, as the target and
-    their weights divided by `mass`; `shift` is that target minus T, and `distance` that of v to T,
-    in the scale of `part`. `missed` is by how much v can miss the nearest point, in that scale too,
-    and `off_face` the L1 of weights that the nearest point could have off the face.
+    status    [M], free for the clients on the face
+    fixed     [M], the weights of all others
+    mass      what is left for the free clients
+    part      the problem of the free clients alone, with v (as a mixture of their rows) as the
+              target, and weights divided by `mass`
+    shift     that target minus T
+    distance  of v to T, in the scale of `part`
+    missed    how far v can be from the true nearest point, in the scale of `part`
+    off_face  how much weight, in L1, the true nearest point could have off the face
     """
 
     status: Codes
@@ -194,7 +205,7 @@ class _Face:
         return np.asarray(self.status == FREE)
 
     def whole(self, solution: Solution, rounding: float) -> Solution:
-        """A solution of `part` as one of all clients, with a charge for rounding on its error."""
+        """A solution of `part` as one of all clients; `rounding` is added to its error."""
         weights, status = self.fixed.copy(), self.status.copy()
         free = self.free
         weights[free], status[free] = self.mass * solution.weights, solution.status
@@ -204,14 +215,14 @@ class _Face:
         return Solution(weights, status, w, theta, error)
 
 
-def _face(problem: Problem, nearest: Floats, barred: Flags) -> _Face:
-    status = _exposed(problem, nearest)
+def _make_face(problem: Problem, nearest: Floats, barred: Flags) -> _Face:
+    status = _face_status(problem, nearest)
     status[barred] = AT_ZERO
     fixed = np.where(status == AT_CAP, problem.upper, 0.0)
     mass, free = 1.0 - float(fixed.sum()), status == FREE
     tiny = np.finfo(float).tiny
     size = max(mass, tiny)
-    # A mixture of the free rows: v minus the fixed part would cancel.
+    # Computed as a mixture of the free rows, because v minus the fixed part would cancel.
     shift = nearest[free] @ problem.rows[free] / max(float(nearest[free].sum()), tiny)
     part = Problem(
         problem.rows[free] - shift,
@@ -226,9 +237,9 @@ def _face(problem: Problem, nearest: Floats, barred: Flags) -> _Face:
 
 
 def _barred_mass(problem: Problem, nearest: Floats, barred: Flags, missed: float) -> float:
-    """Bound on the L1 of weights that barred clients could have, if v is off v* by `missed`.
+    """How much weight, in L1, barred clients could have if v is off the true v* by `missed`.
 
-    Of a label of which v* has v_k, a client with the share s_k has at most the weight v_k / s_k.
+    If v* has the share v_k of a label and a client s_k, its weight is at most v_k / s_k.
     """
     if problem.counts is None or not barred.any():
         return 0.0
@@ -242,13 +253,13 @@ def _barred_mass(problem: Problem, nearest: Floats, barred: Flags, missed: float
 def _projection_error(
     problem: Problem, nearest: Floats, status: Codes, barred: Flags
 ) -> tuple[float, float]:
-    """How far v can be from the point nearest to T, and the L1 of weights off the face `status`.
+    """(how far v can be from the true nearest point v*, the weight of v* off the face in L1).
 
-    With g the part of v - T in the span of the face, v is the exact projection of T + g where every
-    client off the face is on its side, s_i the slopes (S_i - v) . (v - T - g): s_i >= m at zero and
-    s_i <= -m at the cap, m > 0. A projection moves no further than its target does: ||v - v*|| <=
-    ||g||. Both are nearest points, so m times the weight off the face is at most ||g||^2 / 4. What
-    rounding of the slopes adds to g is charged for with the spectrum of the face.
+    Let g be the part of v - T in the span of the face, and s_i = (S_i - v) . (v - T - g). If
+    s_i >= m for all clients at zero and s_i <= -m at their cap, m > 0, then v is the exact
+    projection of T + g. A projection moves no further than its target, so ||v - v*|| <= ||g||. And
+    because both are nearest points, m times the weight off the face is at most ||g||^2 / 4.
+    Rounding of the slopes is charged for elsewhere, with the spectrum of the face.
     """
     off = nearest @ problem.rows
     length = float(np.linalg.norm(off))
@@ -264,35 +275,36 @@ def _projection_error(
     if margins.size == 0:
         return missed, 0.0
     least = float(margins.min())
-    if least < _tie(problem, nearest) / 4:
+    if least < _tie_tolerance(problem, nearest) / 4:
         return missed, math.inf
     return missed, missed**2 / (2.0 * least)
 
 
 def _stays_off(problem: Problem, lam: float, nearest: Floats, solution: Solution) -> bool:
-    """Whether the slopes of the distance keep every client that is off the face where it is.
+    """Whether every client off the face stays at its bound at this lam, by the slopes s.
 
-    With s the slopes and l their level on the face this is s_i - l >= lam (rows_i . w + theta) at
-    zero and s_i - l <= lam (rows_i . w + theta - u_i / n_i) at the cap, by more than rounding.
+    With l the slope on the face, this needs s_i - l >= lam (rows_i . w + theta) at zero and
+    s_i - l <= lam (rows_i . w + theta - u_i / n_i) at the cap, by more than rounding.
     """
-    slopes, status = _slopes(problem, nearest), _exposed(problem, nearest)
+    slopes, status = _slopes(problem, nearest), _face_status(problem, nearest)
     level = slopes[linear_minimiser(slopes, problem.upper) > 0.0].max()
     pull = lam * (problem.rows @ solution.w + solution.theta)
     zero, capped = status == AT_ZERO, status == AT_CAP
     least = slopes[zero] - level - pull[zero]
     most = slopes[capped] - level - pull[capped] + lam * (problem.upper / problem.sizes)[capped]
-    margin = _tie(problem, nearest) / 4
+    margin = _tie_tolerance(problem, nearest) / 4
     return bool((least >= margin).all() and (most <= -margin).all())
 
 
 def _least_squares_on_target(problem: Problem) -> Solution:
     """min sum a_i^2/n_i with S^T a = T, T in the hull: the limit lam -> 0+ of `minimise`.
 
-    The active set at a small lam is that of the limit unless some weight is so small that the
-    regulariser has outweighed it. Then a smaller lam is tried, at which only the interior point is
-    reliable, and as a last resort its point itself is moved onto the target.
+    A small lam usually has the active set of the limit. If not, because the regulariser hides some
+    very small weight, a smaller lam is tried, where only the interior-point method is reliable. As
+    a last resort its own point is moved onto the target.
     """
     if problem.upper.sum() <= 1.0 + 1e-12:
+        # The caps leave a single point, with every client at its cap.
         capped, zero = np.full(problem.sizes.shape, AT_CAP), np.zeros(problem.rows.shape[1])
         return Solution(problem.upper / problem.upper.sum(), capped, zero, 0.0, 0.0)
     small = minimise(problem, SMALL_LAM * problem.total)
@@ -306,7 +318,7 @@ def _least_squares_on_target(problem: Problem) -> Solution:
 
 
 def _onto_target(problem: Problem, near: Solution) -> Solution:
-    """The least relative change of positive weights that makes S^T a = T and sum a = 1 exact."""
+    """`near` with its weights changed, by as little as possible in relative terms, to S^T a = T."""
     a = near.weights
     system = np.column_stack([problem.rows, np.ones(a.size)]) * a[:, None]
     missing = np.append(residual(problem, a), 1.0 - a.sum())
@@ -320,26 +332,28 @@ def _onto_target(problem: Problem, near: Solution) -> Solution:
     )
 
 
-def _exposed(problem: Problem, nearest: Floats) -> Codes:
-    """Free where the slope ties with the level at which a linear minimiser stops filling, [M].
+def _face_status(problem: Problem, nearest: Floats) -> Codes:
+    """The status [M] of clients at v: free where the slope equals that at which filling stops.
 
-    Ties are exact for label counts (clients with no example of a class lie in a common face), so
-    the tolerance has to cover rounding only. With T in the hull all slopes are rounding.
+    "Filling" gives weight to clients in ascending order of slopes until the sum is 1
+    (`linear_minimiser`). For label counts ties are exact (all clients without an example of some
+    class lie on one face), so the tolerance only has to cover rounding. If T is in the hull, all
+    slopes are rounding and all clients are free.
     """
     slopes = _slopes(problem, nearest)
     status = np.full(slopes.shape, FREE)
     if float(np.linalg.norm(nearest @ problem.rows)) <= ON_TARGET:
         return status
     level = slopes[linear_minimiser(slopes, problem.upper) > 0.0].max()
-    tie = _tie(problem, nearest) + linear_gap(slopes, nearest, problem.upper)
+    tie = _tie_tolerance(problem, nearest) + linear_gap(slopes, nearest, problem.upper)
     status[(slopes > level + tie) & (nearest <= 0.0)] = AT_ZERO
     status[(slopes < level - tie) & (nearest >= problem.upper)] = AT_CAP
     return status
 
 
-def _tie(problem: Problem, nearest: Floats) -> float:
-    """How close slopes count as equal: their rounding is in proportion to both their factors."""
-    scale = _reach(problem, nearest) + float(np.linalg.norm(nearest @ problem.rows))
+def _tie_tolerance(problem: Problem, nearest: Floats) -> float:
+    """Slopes that differ by less count as equal. It scales as the rounding of the products does."""
+    scale = _largest_distance(problem, nearest) + float(np.linalg.norm(nearest @ problem.rows))
     return TIE * min(1.0, scale)
 
 

@@ -23,8 +23,8 @@ from fedshift.tree import Params
 def masses(labels: Tensor, target: Tensor) -> Tensor:
     """A [C, K]: A_iy = T_y n_iy / n_y, for label counts n_iy [C, K] and T [K]; float64.
 
-    A label that none of these clients has is left out, and T rescaled to the others. All 0 where
-    no label is left.
+    A label that none of these clients has is left out, and T is rescaled to the others. All 0 if no
+    label is left.
 
     >>> import torch
     >>> from fedshift.server.label_weights import masses
@@ -33,15 +33,16 @@ def masses(labels: Tensor, target: Tensor) -> Tensor:
     """
     n, T = labels.double().sum(0), target.double()
     T = torch.where(n > 0, T, 0.0)
+    # The clamps turn 0 / 0 into 0.
     return T / T.sum().clamp(min=1e-300) * (labels / n.clamp(min=1e-300))
 
 
 def ratios(labels: Tensor, target: Tensor, weights: Tensor) -> Tensor:
-    """w [C, K] with a_i S_iy w_iy = `masses`, for the weights a [C] that clients have.
+    """w [C, K] with a_i S_iy w_iy = `masses`, for clients' weights a [C].
 
-    w_iy = T_y n_i / (a_i n_y). With a_i = n_i / n it is T_y / p_y, p the pooled label shares:
-    importance weighting; with a_i = sum_y A_iy its mean over a client's examples is 1. 0 for labels
-    that a client lacks, which it so learns nothing of, and where a_i = 0.
+    w_iy = T_y n_i / (a_i n_y). With a_i = n_i / n it is T_y / p_y, where p are the pooled label
+    shares: importance weighting. With a_i = sum_y A_iy its mean over a client's examples is 1. It
+    is 0 for labels that the client lacks, and if a_i = 0.
     """
     mean = weights.double()[:, None] * labels
     n = labels.double().sum(1, keepdim=True)
@@ -49,7 +50,7 @@ def ratios(labels: Tensor, target: Tensor, weights: Tensor) -> Tensor:
 
 
 def node_ratios(labels: Tensor, target: Tensor) -> Tensor:
-    """w [C, K] = T_y / S_iy, by each client's own shares; 0 for labels that it lacks."""
+    """w [C, K] = T_y / S_iy, S_i the client's label shares; 0 for labels that it lacks."""
     S = labels.double() / labels.double().sum(1, keepdim=True).clamp(min=1.0)
     return torch.where(S > 0, target.double() / S.clamp(min=1e-300), 0.0)
 
@@ -57,8 +58,8 @@ def node_ratios(labels: Tensor, target: Tensor) -> Tensor:
 def mass_ess(mass: Tensor, labels: Tensor) -> float:
     """ESS = 1 / sum_iy A_iy^2 / n_iy in examples, for masses A [C, K] that sum to 1.
 
-    For `masses` it is 1 / sum_y T_y^2 / n_y, at least the ESS of FedPALS at lambda = 0 wherever
-    clients can be mixed into T. NaN where a label without examples has mass, or nothing has any.
+    For `masses` it is 1 / sum_y T_y^2 / n_y, and at least the ESS of FedPALS at lambda = 0 if
+    clients can be mixed into T. NaN if a label without examples has mass, or if no label has any.
     """
     used = mass > 0
     if not used.any() or bool((labels[used] <= 0).any()):
@@ -67,7 +68,7 @@ def mass_ess(mass: Tensor, labels: Tensor) -> float:
 
 
 def check_reached(labels: Tensor, target: Tensor) -> None:
-    """Raise InputError where no client has an example of any label of the target."""
+    """Raise InputError if no client has an example of any label of the target."""
     if not bool((labels.sum(0)[target > 0] > 0).any()):
         raise InputError(
             "no client has an example of a label that the target has, and no weight makes up for "
@@ -80,8 +81,8 @@ def check_reached(labels: Tensor, target: Tensor) -> None:
 class JointLabels:
     """a_i = sum_y T_y n_iy / n_y: a client's share of the target's labels; a weight rule.
 
-    To be used with `LabelWeights`, which weighs a client's examples by the rest. By size where no
-    client of a cohort has a label of the target.
+    Use it with `LabelWeights`, which weighs the examples within each client. If no client of a
+    cohort has a label of the target, weights are by size.
 
     >>> import torch
     >>> from fedshift.server.label_weights import JointLabels

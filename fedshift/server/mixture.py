@@ -29,23 +29,25 @@ from fedshift.server.simplex import (
     linear_gap,
 )
 
-# An ESS this close to the wanted one (relative) reaches it.
+# An ESS this close to the requested one, relatively, reaches it.
 ESS_TOLERANCE = 1e-12
-# A proven L1 error that is good enough: no other method is tried.
+# With a proven L1 error below this, no other method is tried.
 PROVEN = 1e-7
-# No larger lam / N is tried: there the weights are n / N to the last bit.
+# The largest lam / N to try: there the weights are n / N to the last bit.
 MOST_LAM = 1e30
-# Below this a label's share is rounding dust.
+# A label's share below this is rounding.
 ABSENT = 1e-14
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """Clients with examples, and the smaller problem with the same optimum.
+    """Clients with examples, and a smaller problem with the same optimum.
 
-    `full` holds every client; `merged` one row per group, `group` [M] says which. `nearest` are
-    weights of `merged` whose S^T a is v, the point of the hull nearest to T. `barred` marks groups
-    with examples of a label of which v has none: no weights that mix to v can use them.
+    full     the problem of all clients
+    merged   that of groups of equal clients, one row per group
+    group    [M], the group of each client
+    nearest  weights of `merged` that mix to v, the point of the hull nearest to T
+    barred   groups with examples of a label of which v has none: no weights that mix to v use them
     """
 
     full: Problem
@@ -56,14 +58,14 @@ class Mixture:
 
     @property
     def only_equal(self) -> bool:
-        """Whether the cap leaves a single point: every client at its cap."""
+        """Whether the cap allows a single point only: every client at its cap."""
         return bool(self.full.upper.sum() <= 1.0 + 1e-12)
 
     def expand(self, weights: Floats) -> Floats:
-        """Weights of groups to weights of clients: in a group, a_i is proportional to n_i."""
+        """Weights of clients from weights of groups: in a group, a_i is proportional to n_i."""
         share = self.full.sizes / self.merged.sizes[self.group]
         spread = np.minimum(weights[self.group] * share, self.full.upper)
-        # A group at its cap is a client at its cap, to the last bit.
+        # If a group is at its cap, set its clients to theirs, to the last bit.
         return np.where((weights >= self.merged.upper)[self.group], self.full.upper, spread)
 
 
@@ -75,16 +77,15 @@ def mixture(
     counts: Floats | None = None,
     price: Floats | None = None,
 ) -> Mixture:
-    """Merge what is equal and project the target; `shares` [M, K], `sizes` [M], all n_i > 0.
+    """Merge equal clients and project the target; `shares` [M, K], `sizes` [M], all n_i > 0.
 
-    Equal rows enter f only through their sum, and sum a_i^2/n_i is then least for a_i proportional
-    to n_i: the group is one client with n = sum n_i. A cap breaks this where it binds on the larger
-    members only, so that with a cap only clients equal in row and size are merged: their weights
-    are equal at the (unique) optimum, and the group's cap is the sum of theirs. `counts`, of
-    which the shares are the rounding, separate exact ties between clients from near ties. Clients
-    of different prices differ.
+    Without a cap, clients with equal rows merge into one with n = sum n_i: f depends only on the
+    sum of their weights, and sum a_i^2/n_i is least if a_i is proportional to n_i. A cap could bind
+    for the larger members only. So with a cap, clients must be equal in row and size to merge:
+    their weights are equal at the (unique) optimum, and the group's cap is the sum of theirs.
+    Clients with different prices do not merge. `counts`, from which the shares were rounded, tell
+    exact ties between clients from near ties.
     """
-    # Without a cap clients of equal shares merge whatever their sizes; see the docstring.
     capped = bound < 1.0
     keys = np.column_stack([shares, sizes]) if capped else shares
     if price is not None:
@@ -102,17 +103,17 @@ def mixture(
     nearest = (
         merged.upper / merged.upper.sum() if only_equal else project(replace(merged, price=None))
     )
-    # Of embeddings, which may be negative, only a column without a negative entry can say this.
+    # A column of embeddings may have negative entries; then clients can cancel, and bar no one.
     absent = (nearest @ shares[first] <= ABSENT) & (shares >= 0.0).all(axis=0)
     barred = (shares[first][:, absent] > 0.0).any(axis=1) & (nearest <= ABSENT)
     return Mixture(full, merged, group, nearest, barred)
 
 
 def _equal_rows(keys: Floats) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """First row of each group and the group of each row; groups sorted by their bytes.
+    """(first row of each group, group of each row); groups are sorted by the bytes of their rows.
 
-    Division is correctly rounded, so proportional integer counts give bitwise equal shares. The
-    sorted order makes the solve independent of the order of the clients, bit for bit.
+    Comparing bytes is enough: division is correctly rounded, so that proportional integer counts
+    give equal bits. Sorting makes the result independent of the order of clients, bit for bit.
     """
     # + 0.0 turns -0.0 into 0.0, whose bytes differ.
     rows = np.ascontiguousarray(keys + 0.0)
@@ -122,7 +123,7 @@ def _equal_rows(keys: Floats) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
 
 
 def narrow(rows: Floats) -> Floats:
-    """Rows in an orthonormal basis of their span when M < K: same distances, M columns."""
+    """If M < K, the rows in an orthonormal basis of their span: same distances, M columns."""
     if rows.shape[0] >= rows.shape[1]:
         return rows
     triangle = scipy.linalg.qr(rows.T, mode="r", check_finite=False)[0][: rows.shape[0]]
@@ -135,10 +136,10 @@ def ess_fraction(problem: Problem, weights: Floats) -> float:
 
 
 def at_lam(clients: Mixture, lam: float) -> Solution:
-    """The squared problem at 0 <= lam <= inf.
+    """Solve the squared problem at 0 <= lam <= inf.
 
-    Below lam = 1e-12 N the limit lam -> 0+ or its active set solved at lam, whichever is proven
-    nearer to the answer at this lam; with neither proven, the one of the smaller gap.
+    Below lam = 1e-12 N, take the limit lam -> 0+ or the solution at lam on its active set,
+    whichever has the better proof at this lam; without a proof, the one with the smallest gap.
     """
     problem = clients.merged
     zero = np.zeros(problem.rows.shape[1])
@@ -148,6 +149,7 @@ def at_lam(clients: Mixture, lam: float) -> Solution:
     if lam == math.inf:
         weights = problem.sizes / problem.total
         if (weights > problem.upper).any():
+            # Scores of 0: least sum a_i^2 / n_i under the caps.
             weights = allocate(np.zeros_like(weights), problem.sizes, problem.upper)
         return Solution(weights, np.full(weights.shape, FREE), zero, 0.0, 0.0)
     if lam >= LEAST_LAM * problem.total:
@@ -167,7 +169,7 @@ def at_lam(clients: Mixture, lam: float) -> Solution:
 
 
 def charged(problem: Problem, lam: float, solution: Solution) -> Solution:
-    """The solution, and in its error what rounding of the input can move."""
+    """The solution, with the effect of rounding of the input added to its error."""
     if not math.isfinite(solution.error):
         return solution
     return replace(solution, error=solution.error + rounding_error(problem, lam, solution))
@@ -179,14 +181,15 @@ Score = Callable[[float, Solution], float]
 def root(
     problem: Problem, score: Score, low: float, high: float, limit: Solution
 ) -> tuple[float, Solution]:
-    """lam in [low, high] where the score, monotone in lam, is zero (Brent's method on log lam).
+    """(lam, solution) in [low, high] where the score, monotone in lam, is 0: Brent on log lam.
 
-    Each solve starts from the one before; below 1e-12 N from `limit`, the solution at lam -> 0+.
+    Below 1e-12 N every solve starts from `limit`, the solution at lam -> 0+.
     """
-    # Solutions at neighbouring lam share most of their active set: each starts the next.
+    # Above, each solve starts from the one before: neighbours share most of their active set.
     latest = minimise(problem, high)
 
     def score_at(log_lam: float) -> float:
+        """The score at this lam; also stores the solution, from which the next solve starts."""
         nonlocal latest
         lam = math.exp(log_lam)
         if lam >= LEAST_LAM * problem.total:
@@ -197,7 +200,7 @@ def root(
 
     ends = math.log(high), math.log(low)
     if score_at(ends[0]) * score_at(ends[1]) > 0.0:
-        # By rounding there is no sign change: take the end that is nearer to zero.
+        # Rounding has hidden the change of sign: take the end with the score nearer to 0.
         log_root = min(ends, key=lambda t: abs(score_at(t)))
     else:
         log_root = scipy.optimize.brentq(score_at, *ends, xtol=1e-13, rtol=1e-15)
@@ -208,9 +211,9 @@ def root(
 def at_ess(clients: Mixture, fraction: float) -> tuple[float, Solution]:
     """The smallest lam of the squared problem with ESS / N >= fraction, and its solution.
 
-    ESS is non-decreasing in lam, and constant only from 0 up to some lam or where it is at its top.
-    A fraction at the top, 1 without a cap, is reached at lam = inf. Returns lam = nan when even
-    lam = inf stays below the fraction, which takes a cap.
+    ESS does not decrease in lam, and is constant only from 0 up to some lam and at its maximum. The
+    maximum (1 without a cap) is reached at lam = inf. Returns lam = nan if even lam = inf stays
+    below the fraction, which only a cap can cause.
     """
     problem, goal = clients.merged, fraction * (1.0 - ESS_TOLERANCE)
     bottom = at_lam(clients, 0.0)
@@ -221,7 +224,7 @@ def at_ess(clients: Mixture, fraction: float) -> tuple[float, Solution]:
     if goal >= highest * (1.0 - 2.0 * ESS_TOLERANCE):
         return (math.inf if goal <= highest else math.nan), top
 
-    # The logarithm is nearly linear in log lam, which suits Brent's method.
+    # The log of ESS is nearly linear in log lam, which suits Brent's method.
     def log_excess(lam: float, solution: Solution) -> float:
         return math.log(ess_fraction(problem, solution.weights) / fraction)
 
@@ -229,7 +232,10 @@ def at_ess(clients: Mixture, fraction: float) -> tuple[float, Solution]:
 
 
 def _bracket(problem: Problem, score: Score) -> tuple[float, float]:
-    """lam a factor of 16 apart with the score below zero at the first, from lam = N outwards."""
+    """(low, high), a factor of 16 apart, with a score below 0 at low and not at high.
+
+    Searched from lam = N, downwards if the score is 0 or more there, else upwards.
+    """
     low = high = problem.total
     solution = minimise(problem, low)
     falling = score(low, solution) >= 0.0
@@ -241,7 +247,7 @@ def _bracket(problem: Problem, score: Score) -> tuple[float, float]:
         else:
             low, high = high, edge
         reached = score(edge, solution) >= 0.0
-        # A goal that rounding puts next to the top may not be reached at all.
+        # Stop at the limits, too: rounding may keep a goal next to the maximum out of reach.
         within = LEAST_LAM * problem.total <= edge <= MOST_LAM * problem.total
         if reached != falling or not within:
             return low, high
@@ -252,7 +258,7 @@ def _gap(problem: Problem, lam: float, weights: Floats) -> float:
 
 
 def squared_gap(clients: Mixture, lam: float, weights: Floats) -> float:
-    """Frank-Wolfe gap of weights [M] in the full problem; at lam = inf of sum a_i^2/n_i alone."""
+    """Frank-Wolfe gap of weights [M] in the full problem; at lam = inf, that of sum a_i^2/n_i."""
     if lam == math.inf:
         return linear_gap(2.0 * weights / clients.full.sizes, weights, clients.full.upper)
     return _gap(clients.full, lam, weights)

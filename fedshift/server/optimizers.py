@@ -14,7 +14,7 @@ from fedshift.tree import Params, add, map_, zeros
 
 
 class ServerOptimizer(Protocol):
-    """(params, delta, state) -> (params, state); `delta` is the combined change of the clients."""
+    """(params, delta, state) -> (params, state), `delta` being the clients' combined change."""
 
     def init(self, params: Params) -> Params:
         """The state before round 1."""
@@ -43,7 +43,7 @@ class Sgd:
         return zeros(params) if self.momentum else {}
 
     def __call__(self, params: Params, delta: Params, state: Params) -> tuple[Params, Params]:
-        # Without momentum there is no state to keep, send to a file, or restore.
+        # Without momentum there is no state that a checkpoint would have to store.
         if not self.momentum:
             return add(params, delta, self.lr), {}
         moment = map_(lambda m, d: self.momentum * m + d, state, delta)
@@ -85,7 +85,7 @@ class Yogi:
     """As `Adam`, with v <- v - (1 - beta2) delta^2 sign(v - delta^2).
 
     Reddi et al. 2021, arXiv 2003.00295, Algorithm 2 (FedYogi). v changes by at most
-    (1 - beta2) delta^2 in a round, so that it forgets large changes slowly; it stays non-negative.
+    (1 - beta2) delta^2 in a round, so it forgets large changes slowly; it never becomes negative.
     Flower's FedYogi starts v at 0. Raises InputError as `Adam` does.
     """
 
@@ -118,7 +118,7 @@ def _check_moments(lr: float, beta1: float, beta2: float, tau: float) -> None:
 
 
 def _first_moments(params: Params, tau: float) -> Params:
-    # tau^2, the least that the paper allows: from 0 the first steps would be of size lr / tau.
+    # tau^2 is the least that the paper allows. With v = 0 the first steps would have size lr / tau.
     v = map_(lambda p: torch.full_like(p, tau**2), params)
     return _prefixed("m", zeros(params)) | _prefixed("v", v)
 

@@ -2,7 +2,7 @@
 
     a = argmin over the simplex of ||T - S^T a||^2 + lam * sum_i a_i^2 / n_i     (FedPALS, eq. 8-9)
 
-S [M, K] holds the clients' label marginals, n [M] their sizes, T [K] the target marginal. The
+S [M, K] has the clients' label shares, n [M] their sizes, T [K] the target's label shares. The
 second term is lam / ESS(a): lam trades the match of the labels against effective sample size.
 """
 
@@ -25,8 +25,8 @@ from fedshift.server.programme import Programme, lam_of_ess, prepare
 from fedshift.server.simplex import Floats, Solution, objective, residual
 from fedshift.sketch import sketched
 
-# An answer counts as exact up to this gap and this proven L1 error. The gap's own
-# rounding is about 1e-16 |f|; the bound on the error is of second order in rounding.
+# A result counts as exact up to this gap and this proven L1 error. (Rounding of the gap itself is
+# about 1e-16 |f|; in the bound on the error, rounding is of second order.)
 GAP_TOLERANCE = 1e-12
 L1_TOLERANCE = 1e-6
 
@@ -38,18 +38,18 @@ class PalsWeights:
 
     weights       a [M], which sum to 1
     ess           1 / sum_i a_i^2/n_i, in examples; ess_fraction is ess / N
-    distance      ||T - S^T a0||, a0 the answer at lam = 0: how far T lies outside what the clients
-                  can mix (under the cap)
+    distance      ||T - S^T a0||, a0 the weights at lam = 0: how far T is from the nearest mixture
+                  of the clients (under the cap)
     residual      [K], T - S^T a
     gap           the Frank-Wolfe gap, a bound on f(a) - f*
     l1_bound      sqrt(N gap / lam), which bounds ||a - a*||_1; inf at lam = 0
     certified     the gap is at most 1e-12 max(1, |f|), a is on the simplex to 1e-12, and
-                  ||a - a*||_1 <= 1e-6 by the duality gap of the active set and a charge for
-                  rounding and for the projection at lam = 0
-    lam           the lambda of these weights; where `ess` was given, the smallest that reaches it
-    note          says so where `ess` changes nothing because lam = 0 already has as much
+                  ||a - a*||_1 <= 1e-6 is proved by the duality gap of the active set, with
+                  allowances for rounding and for the projection at lam = 0
+    lam           the lambda of these weights; if `ess` was given, the smallest that reaches it
+    note          if `ess` changes nothing because lam = 0 already has as much, says so
 
-    a* is the optimum for the very numbers given, at `lam`; at lam = 0 the max-ESS minimiser.
+    a* is the optimum at `lam` for exactly the numbers given; at lam = 0 the max-ESS minimiser.
     """
 
     weights: Floats
@@ -67,8 +67,8 @@ class PalsWeights:
 def effective_sample_size(weights: ArrayLike, sizes: ArrayLike) -> float:
     """ESS(a) = 1 / sum_i a_i^2 / n_i over the clients with a_i > 0, in examples (Kish 1965).
 
-    It is N at a = n / N, its largest value, and n_i when client i has all the weight. Raises
-    InputError when the lengths differ or a client without examples has a positive weight.
+    Its largest value is N, at a = n / N; it is n_i if client i has all the weight. Raises
+    InputError if the lengths differ or a client without examples has a positive weight.
 
     >>> from fedshift.server.pals import effective_sample_size
     >>> effective_sample_size([0.5, 0.5], [100, 300])
@@ -120,24 +120,25 @@ def pals_weights(
     fidelity      "norm" minimises ||T - S^T a|| + lam sum_i a_i^2/n_i, not squared; it is solved
                   as a_norm(lam) = a_squared(2 r lam) with r = ||T - S^T a|| at the solution
 
-    lam = 0 is the limit lam -> 0+, the minimiser of the distance with the largest ESS, and so is
-    any lam below 1e-12 N; lam = inf is n / N (with a cap, the largest ESS under it).
+    lam = 0 means the limit lam -> 0+, which of all minimisers of the distance is the one with the
+    largest ESS; so does any lam below 1e-12 N. lam = inf is n / N (with a cap, the largest ESS
+    under it).
 
     Three more arguments make f(a) = ||T - S^T a||^2 + sum_i (cost_i + lam/n_i) a_i^2 + price . a:
 
-    cost   [M], above 0: what a client's weight costs beside lam/n_i, such as the noise of its
-           counts. With it, lam and ess may be left out (lam = 0); cost = lam/n is that lam
-    price  [M], of either sign: a large one leaves the client out. Only differences count
-    rows   [M, d], rows S_i that are embeddings and may be negative; the target [d] is one as well,
+    cost   [M], above 0: what a client's weight costs besides lam/n_i, such as the noise of its
+           counts. With it, lam and ess may be left out (lam = 0); cost = lam/n equals that lam
+    price  [M], of either sign: a large one leaves the client out. Only differences matter
+    rows   [M, d], embeddings to use as S_i, which may be negative; the target [d] is one as well,
            and label_counts may be the sizes [M]
 
     >>> solved = fs.pals_weights([[90, 10], [20, 80]], [0.5, 0.5], lam=0)
     >>> solved.weights.round(3).tolist(), round(solved.ess), solved.certified
     ([0.429, 0.571], 196, True)
 
-    Raises InputError for counts or a target of another form, for clients of less than 1e-12
-    or more than 1e18 examples, for lam and ess both or neither or out of range (lam > 0 goes from
-    1e-100 to 1e100), and for a cap or an ess that cannot be met.
+    Raises InputError for counts or a target in another form, for clients with less than 1e-12
+    or more than 1e18 examples, for both lam and ess or neither, for values out of range (lam > 0
+    goes from 1e-100 to 1e100), and for a cap or an ess that cannot be met.
 
     FedPALS, eq. 8 and 9. The authors' development code minimises the unsquared form, by SLSQP,
     which is too loose for the second term; eq. 8 and we square the norm. Cap, cost, price and rows
@@ -150,13 +151,13 @@ def pals_weights(
         raise InputError(f'fidelity="norm" takes no {given}; leave fidelity out: it is "squared"')
     clients, lam = prepare(label_counts, target, lam, cap, normalise_target, cost, price, rows)
     if ess is not None:
-        return _unscaled(_with_ess(clients, number(ess), fidelity), clients.scale)
+        return _undo_scaling(_with_ess(clients, number(ess), fidelity), clients.scale)
     solved = _with_lam(clients, number(lam) + 0.0, fidelity)  # -0.0 is 0.0
-    return _unscaled(solved, clients.scale)
+    return _undo_scaling(solved, clients.scale)
 
 
-def _unscaled(solved: PalsWeights, scale: float) -> PalsWeights:
-    """The result in the units of the rows given."""
+def _undo_scaling(solved: PalsWeights, scale: float) -> PalsWeights:
+    """The result in the units of the user's rows, which `prepare` may have divided by `scale`."""
     if scale == 1.0:
         return solved
     unmatched = solved.residual * scale
@@ -182,7 +183,7 @@ def ess_curve(
     cap: float | None = None,
     fidelity: Fidelity = "squared",
 ) -> tuple[PalsWeights, ...]:
-    """`pals_weights` at each ESS fraction, in the order given; the hull is searched only once.
+    """`pals_weights` at each ESS fraction, in the order given; the target is projected only once.
 
     Raises InputError as `pals_weights` does, and for fractions outside (0, 1].
 
@@ -205,6 +206,7 @@ def ess_curve(
 
 
 def _with_ess(clients: Programme, fraction: float, fidelity: Fidelity) -> PalsWeights:
+    """The weights at the smallest lam that reaches this fraction."""
     if clients.cost is not None:
         lam = lam_of_ess(clients, fraction)
         if not math.isnan(lam):
@@ -213,12 +215,13 @@ def _with_ess(clients: Programme, fraction: float, fidelity: Fidelity) -> PalsWe
     else:
         lam, solution = at_ess(clients.mixture, fraction)
     if math.isnan(lam):
+        # The solution is then the one with the largest ESS.
         most = ess_fraction(clients.mixture.merged, solution.weights)
         raise InputError(
             f"ess={fraction:g} cannot be met: under this cap the largest ESS is {most:.6g} of the "
             "examples; raise cap or lower ess"
         )
-    # At both ends the two forms have the same solution.
+    # At lam = 0 and inf the squared and the unsquared form have the same solution.
     if fidelity == "squared" or lam in (0.0, math.inf):
         return _with_note(_result(clients, lam, solution), fraction)
     distance = _distance(clients, solution)
@@ -226,7 +229,7 @@ def _with_ess(clients: Programme, fraction: float, fidelity: Fidelity) -> PalsWe
 
 
 def _with_note(solved: PalsWeights, fraction: float) -> PalsWeights:
-    """Add a note where the requested ESS is below that of lambda = 0."""
+    """Add a note if the requested ESS is below that of lambda = 0."""
     if solved.lam or not solved.ess_fraction > fraction * (1 + 1e-9):
         return solved
     return replace(
@@ -237,6 +240,7 @@ def _with_note(solved: PalsWeights, fraction: float) -> PalsWeights:
 
 
 def _with_lam(clients: Programme, lam: float, fidelity: Fidelity) -> PalsWeights:
+    """The weights at this lam; a programme with costs is solved at lam = 1 (`Programme.costed`)."""
     if clients.cost is not None and lam < math.inf:
         at = clients.costed(lam)
         return replace(_result(at, 1.0, at_lam(at.mixture, 1.0)), lam=lam)
@@ -247,6 +251,7 @@ def _with_lam(clients: Programme, lam: float, fidelity: Fidelity) -> PalsWeights
 
 
 def _result(clients: Programme, lam: float, solution: Solution) -> PalsWeights:
+    """Weights and evidence from a solution of the squared problem."""
     weights = clients.mixture.expand(solution.weights)
     f = objective(clients.mixture.full, 0.0 if lam == math.inf else lam, weights)
     gap = squared_gap(clients.mixture, lam, weights)
@@ -254,6 +259,7 @@ def _result(clients: Programme, lam: float, solution: Solution) -> PalsWeights:
 
 
 def _norm_result(clients: Programme, lam: float, mu: float, solution: Solution) -> PalsWeights:
+    """Weights and evidence for the unsquared problem; the squared one at mu has this solution."""
     weights = clients.mixture.expand(solution.weights)
     n = clients.mixture.full.sizes
     size = _distance(clients, solution)
@@ -264,17 +270,18 @@ def _norm_result(clients: Programme, lam: float, mu: float, solution: Solution) 
 def _report(
     clients: Programme, lam: float, active: Floats, f: float, gap: float, error: float
 ) -> PalsWeights:
+    """`PalsWeights` of all clients from the weights of those with examples."""
     full, n = clients.mixture.full, clients.examples
     weights = np.zeros(clients.count)
     weights[clients.places] = active
     unmatched = residual(full, active)
     nearest = residual(full, clients.mixture.expand(clients.mixture.nearest))
-    # Read-only: results may be cached and handed out again.
+    # Read-only, because results may be cached and returned again.
     for array in (weights, unmatched):
         array.setflags(write=False)
     exact = gap <= GAP_TOLERANCE * max(1.0, abs(f)) and error <= L1_TOLERANCE
     on_simplex = abs(float(active.sum()) - 1.0) <= SUM_TOLERANCE and float(active.min()) >= 0.0
-    # Never above N, so that the fraction can be given back as `ess`.
+    # At most N, despite rounding, so that the fraction can be used as `ess` again.
     total = float(n.sum())
     ess = min(effective_sample_size(active, n), total)
     return PalsWeights(

@@ -1,4 +1,4 @@
-"""What FedPALS weights are computed from: counts, a target and a setting, or an `InputError`."""
+"""Checks of what FedPALS weights are computed from: counts, a target and a setting."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ Fidelity = Literal["squared", "norm"]
 
 # How far the sum of weights may be from 1.
 SUM_TOLERANCE = 1e-12
-# Examples of a client that has any, and lambdas above 0: beyond these squares and quotients leave
-# the range of floats, and one client's weight drowns in the rounding of another's.
+# Limits for the examples of a client that has any, and for lambdas above 0. Beyond them squares and
+# quotients leave the range of floats, and one client's weight is lost in another's rounding.
 LEAST_SIZE, LARGEST_SIZE = 1e-12, 1e18
 LEAST_LAM, LARGEST_LAM = 1e-100, 1e100
-# Costs and prices beside distances of order 1.
+# Limits for costs and prices, beside distances of order 1.
 LEAST_COST, LARGEST_COST = 1e-100, 1e12
 
 
 def checked_counts(label_counts: ArrayLike) -> Floats:
-    """Label counts [M, K]: finite, not negative, some positive; `InputError` for all else."""
+    """Label counts [M, K]. Raises InputError unless they are finite, 0 or more, and not all 0."""
     try:
         counts = numbers(label_counts)
     except ValueError as error:
@@ -53,6 +53,7 @@ def checked_counts(label_counts: ArrayLike) -> Floats:
 
 
 def _check_sizes(counts: Floats) -> None:
+    """Raise InputError for a client whose number of examples is out of the allowed range."""
     with np.errstate(over="ignore"):
         sizes = counts.sum(axis=1)
     bad = (sizes > 0.0) & ((sizes < LEAST_SIZE) | (sizes > LARGEST_SIZE))
@@ -65,16 +66,16 @@ def _check_sizes(counts: Floats) -> None:
 
 
 def checked_sizes(label_counts: ArrayLike) -> Floats:
-    """Counts [M, K], or sizes [M] as a table of one column: enough where `rows` are given."""
+    """Counts [M, K], or sizes [M] as a table with one column, which suffices with `rows`."""
     try:
         given = numbers(label_counts)
     except ValueError:
-        return checked_counts(label_counts)  # says what is wrong
+        return checked_counts(label_counts)  # raises, with what is wrong
     return checked_counts(given[:, None] if given.ndim == 1 else given)
 
 
 def checked_rows(rows: ArrayLike, target: ArrayLike, clients: int) -> tuple[Floats, Floats]:
-    """Embeddings [M, d] and that of the target [d], finite; `InputError` for all else."""
+    """Embeddings of clients [M, d] and of the target [d]. Raises InputError unless finite."""
     table = _finite("rows", rows, "a table of numbers [clients, d]")
     if table.ndim != 2 or table.shape[0] != clients or table.shape[1] == 0:
         raise InputError(
@@ -91,7 +92,7 @@ def checked_rows(rows: ArrayLike, target: ArrayLike, clients: int) -> tuple[Floa
 
 
 def checked_per_client(name: str, given: ArrayLike, clients: int, least: float) -> Floats:
-    """`cost` or `price`: a finite number above `least` for each client; `InputError` otherwise."""
+    """`cost` or `price` [M]. Raises InputError unless all are finite and above `least`."""
     values = _finite(name, given, f"a list of {clients} numbers")
     if values.shape != (clients,):
         raise InputError(
@@ -110,6 +111,7 @@ def checked_per_client(name: str, given: ArrayLike, clients: int, least: float) 
 
 
 def _finite(name: str, given: ArrayLike, form: str) -> Floats:
+    """The numbers of an argument. Raises InputError, which names the first that is not finite."""
     try:
         values = numbers(given)
     except ValueError as error:
@@ -121,7 +123,7 @@ def _finite(name: str, given: ArrayLike, form: str) -> Floats:
 
 
 def checked_target(target: ArrayLike, classes: int, rescale: bool) -> Floats:
-    """A target [K] that sums to 1 within 1e-6, or is rescaled to; `InputError` for all else."""
+    """The target [K]. Raises InputError unless it sums to 1 within 1e-6, or is to be rescaled."""
     if not isinstance(rescale, bool | np.bool_):
         raise InputError(f"normalise_target must be True or False; got {described(rescale)}")
     try:
@@ -139,7 +141,7 @@ def checked_target(target: ArrayLike, classes: int, rescale: bool) -> Floats:
             raise InputError(f"target[{k}] is {shares[k]:g}, which is {what}; allowed: 0 to 1")
     with np.errstate(over="ignore"):
         total = float(shares.sum())
-    # An infinite total passes, too: `rescaled` divides by the largest entry first.
+    # A total that overflows to infinity is fine: `rescaled` divides by the largest entry first.
     if rescale and total > 0.0:
         return rescaled(shares)
     if abs(total - 1.0) > 1e-6:
@@ -151,7 +153,7 @@ def checked_target(target: ArrayLike, classes: int, rescale: bool) -> Floats:
 
 
 def rescaled(wanted: Floats) -> Floats:
-    """A target divided by its sum, which may lie beyond the range of floats."""
+    """A target divided by its sum, even if the sum is out of the range of floats."""
     with np.errstate(over="ignore"):
         total = float(wanted.sum())
     if not LEAST_LAM <= total <= LARGEST_LAM:
@@ -162,14 +164,14 @@ def rescaled(wanted: Floats) -> Floats:
 def check_setting(
     lam: float | None, ess: float | None, cap: float | None, fidelity: Fidelity
 ) -> None:
-    """Raise InputError unless exactly one of lam and ess is given and all lie in their ranges."""
+    """Raise InputError unless exactly one of lam and ess is given and all are in range."""
     check_name("fidelity", fidelity, get_args(Fidelity))
     if (lam is None) == (ess is None):
         given = "neither" if lam is None else f"both (lam={described(lam)}, ess={described(ess)})"
         raise InputError(f"give exactly one of lam and ess; got {given}")
     for name, value in (("lam", lam), ("ess", ess), ("cap", cap)):
         if value is not None and math.isnan(number(value)):
-            check_number(name, value)  # NaN itself is left to the ranges
+            check_number(name, value)  # text; NaN itself is refused by the ranges below
     if lam is not None:
         _check_lam(lam)
     if ess is not None and not 0.0 < number(ess) <= 1.0:
@@ -179,6 +181,7 @@ def check_setting(
 
 
 def _check_lam(lam: float) -> None:
+    """Raise InputError for a lam that is out of range."""
     value = number(lam)
     if not value >= 0.0:
         raise InputError(f"lam must be a number >= 0, inf allowed; got {described(lam)}")
@@ -192,7 +195,7 @@ def _check_lam(lam: float) -> None:
 
 def check_cap(cap: float, active: int) -> None:
     """Raise InputError for a cap under which the weights of `active` clients sum to less than 1."""
-    # cap = 1/M must pass, although M times its float may be below 1.
+    # The tolerance lets cap = 1/M pass, although M times its float may be below 1.
     if cap * active < 1.0 - SUM_TOLERANCE:
         raise InputError(
             f"cap={cap:g} cannot be met: {active} clients with examples could carry "

@@ -1,8 +1,8 @@
-"""Prior correction: a trained model's logits, moved to the label shares of the target.
+"""Prior correction: adapt a trained model's logits to the label shares of the target.
 
-Under label shift p(x | y) is the same everywhere, so a model of p(y | x) under label shares p is
-one of the target after adding log T_y - log p_y to its logits. It costs no training and no message,
-and one model serves any number of targets.
+Under label shift p(x | y) is the same everywhere. So a model of p(y | x) under label shares p
+becomes one for the target by adding log T_y - log p_y to its logits. That needs no training and no
+message, and one model serves any number of targets.
 """
 
 from __future__ import annotations
@@ -21,27 +21,28 @@ from fedshift.sketch import sketched
 
 Floats = NDArray[np.float64]
 
-# Stands for a share of 0 in a logarithm: such a label is never predicted.
+# Replaces a share of 0 in a logarithm; a label with this share is practically never predicted.
 NO_SHARE = 1e-12
-# Of a label with less, the model has seen so little that its logit means nothing.
+# A model has seen too little of a label with a smaller share for its logit to mean anything.
 FLOOR = 1e-3
-# Pulls the scale to 1 and the bias to 0 by as much as a thousandth of an example: it settles what
-# the examples leave open (a constant in the bias, a label that none has, examples all predicted).
+# Pulls the scale to 1 and the bias to 0 with the force of a thousandth of an example. It decides
+# what the examples leave open: a constant in the bias, labels without examples, examples that are
+# all predicted with certainty.
 RIDGE = 1e-3
 STEPS, HALVINGS, NEAR = 50, 20, 1e-9
-# Of logits, scale and biases: products stay finite, so that one client's wild sums cannot lead to
-# where the sums of all others are no numbers. The ridge keeps a minimum far below it.
+# Limit for scale and biases, far above any minimum because of the ridge. Without it, wrong sums
+# from one client could move them to where the other clients' sums overflow.
 LARGEST = 1e6
 
 
 @sketched
 @dataclass(frozen=True, eq=False)
 class Correction:
-    """Logits at the target are scale z + bias, for a model's logits z [..., K].
+    """The correction scale z + bias of a model's logits z [..., K].
 
     bias         [K]
-    correctable  [K] bool: False for labels that the model was hardly trained on. They get log T_y
-                 alone: dividing by a share near 0 would promote a logit that means nothing
+    correctable  [K] bool: False for labels that the model was hardly trained on. Only log T_y is
+                 added to these: dividing by a share near 0 would promote a meaningless logit
     """
 
     scale: float
@@ -57,29 +58,29 @@ def prior_shift(target: ArrayLike, trained_on: ArrayLike, floor: float = FLOOR) 
     """log T_y - log p_y, for a model trained on the label shares p.
 
     target      T [K], shares of the labels at the target
-    trained_on  p [K], of the mixture that the model was trained on: S^T a of its weights
-    floor       labels with p_y below it get log T_y alone, and are not `correctable`
+    trained_on  p [K], label shares of the mixture that the model was trained on, S^T a
+    floor       labels with a smaller p_y get log T_y only, and are not `correctable`
 
     >>> fs.prior_shift([0.9, 0.1], [0.5, 0.5]).bias.round(3).tolist()
     [0.588, -1.609]
 
     With T = p the bias is 0. Source: Saerens, Latinne and Decaestecker 2002; Menon et al. 2021
-    (logit adjustment). Raises InputError for what are no shares, or of unequal length.
+    (logit adjustment). Raises InputError unless both are shares of the same number of labels.
     """
     T, p = _shares(target, "target"), _shares(trained_on, "trained_on")
     if len(T) != len(p):
         raise InputError(f"target has {len(T)} labels, and trained_on has {len(p)}")
     correctable = p >= floor
-    return Correction(1.0, _ratio(T, p, correctable), correctable)
+    return Correction(1.0, _log_ratio(T, p, correctable), correctable)
 
 
 def shares_in_model(
     mixed: Floats, target: Floats, *, even: bool = False, at_target: bool = False
 ) -> Floats:
-    """[K]: the label shares in a model whose clients' labels mix to `mixed`, by its training.
+    """The label shares [K] that a model has learned if its clients' labels mix to `mixed`.
 
-    even       training takes the shares out: they are equal over the labels that are mixed
-    at_target  training puts T, the `target`, in their place
+    even       training balances the labels: shares are equal over all labels in the mixture
+    at_target  training replaces the shares by T, the `target`
     """
     if even:
         return (mixed > 0) / np.count_nonzero(mixed)
@@ -88,12 +89,12 @@ def shares_in_model(
 
 @dataclass(frozen=True, eq=False)
 class CalibrationSums:
-    """What one client says of its validation examples at softmax(scale z + bias). Sums add.
+    """Sums over a client's validation examples at softmax(scale z + bias). Clients' sums add up.
 
     loss      summed cross-entropy
-    gradient  [K + 1] of the loss, by the scale first and the bias then
+    gradient  [K + 1], of the loss by (scale, bias)
     hessian   [K + 1, K + 1]
-    counts    [K] examples of each label
+    counts    [K], examples of each label
     """
 
     loss: float
@@ -138,9 +139,10 @@ def calibration_sums(
 @sketched
 @dataclass(frozen=True, eq=False)
 class Calibrator:
-    """softmax(scale z + bias) fitted to validation examples; prior [K]: its mean over them.
+    """softmax(scale z + bias), fitted to validation examples.
 
-    counts [K]: these examples, by label.
+    prior   [K], its mean over these examples
+    counts  [K], the examples of each label
     """
 
     scale: float
@@ -150,18 +152,19 @@ class Calibrator:
 
 
 def calibrate(ask: Callable[[float, Floats], CalibrationSums], classes: int) -> Calibrator:
-    """Bias-corrected temperature scaling by sums: argmin over (scale, bias) of the summed loss.
+    """Bias-corrected temperature scaling from sums: argmin over (scale, bias) of the summed loss.
 
         sum_x -log softmax(scale z + bias)_y + RIDGE/2 ((scale - 1)^2 + |bias|^2),  scale >= 0
 
-    ask      the pooled sums of all clients at (scale, bias); each Newton step asks once or more
+    ask      returns the sums of all clients at (scale, bias); each Newton step calls it once or
+             more
     classes  K
 
-    The loss is convex, and halved steps go down, so the result does not depend on the start. A
-    model whose logits point the wrong way gets scale 0: its logits then count for nothing.
+    The loss is convex, and halved steps reduce it, so the result does not depend on the start. A
+    model whose logits point the wrong way gets scale 0, so that they are ignored.
 
-    Source: Alexandari, Kundaje and Shrikumar 2020 (bias-corrected temperature scaling). They fit by
-    a general optimiser on pooled logits; here only sums leave a client. Raises InputError where
+    Source: Alexandari, Kundaje and Shrikumar 2020 (bias-corrected temperature scaling). They fit
+    pooled logits with a general optimiser; here only sums leave a client. Raises InputError if
     there are no validation examples.
     """
     centre = np.concatenate([[1.0], np.zeros(classes)])
@@ -173,22 +176,22 @@ def calibrate(ask: Callable[[float, Floats], CalibrationSums], classes: int) -> 
             'or take prior = "target"'
         )
     if here.loss > n * math.log(classes):
-        # Large and wrong logits, worse than none: so straight is the loss there that Newton's steps
-        # are too long to go down.
+        # Large, wrong logits are worse than none. The loss is nearly linear there, so that Newton
+        # steps would be far too long: start without logits instead.
         at = np.zeros(classes + 1)
         here = ask(0.0, at[1:])
     for _ in range(STEPS):
         gradient = here.gradient + RIDGE * (at - centre)
         hessian = here.hessian + RIDGE * np.eye(classes + 1)
-        # At scale 0 with a slope that would make it negative, the bias alone moves.
+        # If the scale is 0 and the step would make it negative, keep it there.
         free = np.ones(classes + 1, dtype=bool)
         free[0] = not (at[0] == 0.0 and gradient[0] > 0)
         if np.abs(gradient[free]).max() <= NEAR * n:
             break
         step = np.zeros(classes + 1)
         step[free] = np.linalg.solve(hessian[np.ix_(free, free)], -gradient[free])
-        after = _lower(ask, here, at, step, gradient, centre)
-        if after is None:  # what is left is below rounding
+        after = _descend(ask, here, at, step, gradient, centre)
+        if after is None:  # no step reduces the loss: the rest is rounding
             break
         at, here = after
     prior = (here.counts + here.gradient[1:]) / n
@@ -196,42 +199,48 @@ def calibrate(ask: Callable[[float, Floats], CalibrationSums], classes: int) -> 
 
 
 def calibrated_shift(calibrator: Calibrator, target: ArrayLike, floor: float = FLOOR) -> Correction:
-    """scale z + bias + log T_y - log p_y, p being the calibrator's prior.
+    """scale z + bias + log T_y - log p_y, where p is the calibrator's prior.
 
-    Labels with p_y below `floor` get log T_y alone.
+    Labels with p_y below `floor` get log T_y only.
     """
     T = _shares(target, "target")
     correctable = calibrator.prior >= floor
-    bias = np.where(correctable, calibrator.bias, 0.0) + _ratio(T, calibrator.prior, correctable)
+    bias = np.where(correctable, calibrator.bias, 0.0) + _log_ratio(
+        T, calibrator.prior, correctable
+    )
     return Correction(calibrator.scale, bias, correctable)
 
 
-def _lower(
+def _descend(
     ask: Callable[[float, Floats], CalibrationSums], here: CalibrationSums, at: Floats,
     step: Floats, gradient: Floats, centre: Floats,
 ) -> tuple[Floats, CalibrationSums] | None:  # fmt: skip
-    """The first of the steps, halved, after which the loss is lower; None where none is."""
-    loss = _penalised(here, at, centre)
+    """(new point, its sums) after the longest of step, step / 2, ... that reduces the loss enough.
+
+    None if none of them does.
+    """
+    loss = _penalised_loss(here, at, centre)
     for halving in range(HALVINGS):
         there = np.clip(at + 0.5**halving * step, -LARGEST, LARGEST)
         there[0] = max(0.0, there[0])
         sums = ask(float(there[0]), there[1:])
-        if _penalised(sums, there, centre) <= loss + 1e-4 * float(gradient @ (there - at)):
+        if _penalised_loss(sums, there, centre) <= loss + 1e-4 * float(gradient @ (there - at)):
             return there, sums
     return None
 
 
-def _penalised(sums: CalibrationSums, at: Floats, centre: Floats) -> float:
+def _penalised_loss(sums: CalibrationSums, at: Floats, centre: Floats) -> float:
     return sums.loss + 0.5 * RIDGE * float((at - centre) @ (at - centre))
 
 
-def _ratio(T: Floats, p: Floats, correctable: NDArray[np.bool_]) -> Floats:
+def _log_ratio(T: Floats, p: Floats, correctable: NDArray[np.bool_]) -> Floats:
     log_p = np.log(np.where(correctable, p, 1.0))
     result: Floats = np.log(np.maximum(T, NO_SHARE)) - log_p
     return result
 
 
 def _shares(given: ArrayLike, name: str) -> Floats:
+    """Label shares [K]. Raises InputError unless they are 0 or more and sum to 1."""
     try:
         shares = numbers(given)
     except ValueError as e:

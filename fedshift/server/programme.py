@@ -1,8 +1,8 @@
-"""From what `pals_weights` is given to the programme that is solved: the clients with examples.
+"""Turn the arguments of `pals_weights` into the problem to solve, for the clients with examples.
 
     minimise ||T - S^T a||^2 + sum_i (cost_i + lam / n_i) a_i^2 + price . a
 
-A cost beside lam / n_i is a client of another size, 1 / (cost_i + lam / n_i), at lam = 1.
+A client with a cost is handled as one of size 1 / (cost_i + lam / n_i) at lam = 1.
 """
 
 from __future__ import annotations
@@ -29,17 +29,21 @@ from fedshift.server.pals_input import (
 )
 from fedshift.server.simplex import NO_CAP, Floats
 
-# Embeddings whose largest number is beyond these are brought to 1: the solver's tolerances are
-# those of label shares.
+# Embeddings are rescaled to about 1 if their largest number is outside these limits, because the
+# solver's tolerances are made for label shares.
 SMALL_ROWS, LARGE_ROWS = 1.0 / 128.0, 1.0
 
 
 @dataclass(frozen=True, eq=False)
 class Programme:
-    """The clients with examples as a mixture, their `places` among all `count`, and their n.
+    """The problem of the clients with examples.
 
-    cost   [active] beside lam / n_i; None without one, where `mixture` has the sizes n
-    scale  a power of 2 by which rows and target were divided; costs, prices and lam by its square
+    mixture   its clients; their sizes there are n if there is no cost
+    places    [active], positions of these clients among all
+    count     number of all clients
+    examples  [active], n
+    cost      [active], or None
+    scale     a power of 2: rows and target were divided by it; costs, prices and lam by its square
     """
 
     mixture: Mixture
@@ -50,17 +54,18 @@ class Programme:
     scale: float = 1.0
 
     def costed(self, lam: float) -> Programme:
-        """The programme with its costs and a finite lam in the sizes, to be solved at lam = 1."""
+        """The programme with costs and a finite lam absorbed in the sizes: solve it at lam = 1."""
         assert self.cost is not None
         full = self.mixture.full
         bound = float(full.upper[0])
         sizes = 1.0 / (self.cost + lam / self.examples)
+        # The rows are S_i - T already, so that the target is 0.
         zero = np.zeros(full.rows.shape[1])
         mixed = mixture(full.rows, sizes, zero, bound, price=full.price)
         return replace(self, mixture=mixed, cost=None)
 
     def fraction(self, lam: float) -> float:
-        """ESS / N at a lam of a programme with costs."""
+        """ESS / N at this lam, for a programme with costs."""
         if lam == math.inf:
             mixed, at = self.mixture, lam
         else:
@@ -79,7 +84,7 @@ def prepare(
     price: ArrayLike | None = None,
     rows: ArrayLike | None = None,
 ) -> tuple[Programme, float | None]:
-    """The programme and its lam, both in the programme's scale. InputError for what cannot be."""
+    """(programme, lam), both in the programme's scale. Raises InputError for invalid arguments."""
     counts = checked_counts(label_counts) if rows is None else checked_sizes(label_counts)
     sizes = counts.sum(axis=1)
     active = np.flatnonzero(sizes > 0.0)
@@ -88,23 +93,24 @@ def prepare(
         goal = checked_target(target, counts.shape[1], rescale)
         shares, exact, scale = counts[active] / n[:, None], counts[active], 1.0
     else:
-        shares, goal, scale = _embedded(rows, target, active, sizes.size, rescale)
+        shares, goal, scale = _rescale_rows(rows, target, active, sizes.size, rescale)
         exact = None
     lam = None if lam is None else number(lam) / scale**2
     costs, prices = (
         _costs(cost, sizes.size, active, scale),
         _prices(price, sizes.size, active, scale),
     )
-    if costs is not None and lam == 0.0 and (common := _as_lam(costs, n)) is not None:
+    # Costs lam / n_i mean an ordinary lam: solve for that, to the same bits as without costs.
+    if costs is not None and lam == 0.0 and (common := _lam_equal_to(costs, n)) is not None:
         costs, lam = None, common
-    mixed = mixture(shares, n, goal, _bound(cap, active.size), exact, prices)
+    mixed = mixture(shares, n, goal, _upper_bound(cap, active.size), exact, prices)
     return Programme(mixed, active, sizes.size, n, costs, scale), lam
 
 
-def _embedded(
+def _rescale_rows(
     rows: ArrayLike, target: ArrayLike, active: NDArray[np.intp], count: int, rescale: bool
 ) -> tuple[Floats, Floats, float]:
-    """Rows of the clients with examples and the target, both divided by a scale, and the scale."""
+    """(rows of the clients with examples, target, scale), the first two divided by the scale."""
     if rescale:
         raise InputError(
             "normalise_target is for label shares; beside rows the target is an embedding, "
@@ -113,6 +119,7 @@ def _embedded(
     table, goal = checked_rows(rows, target, count)
     largest = float(max(np.abs(table[active]).max(), np.abs(goal).max()))
     fits = largest == 0.0 or SMALL_ROWS <= largest <= LARGE_ROWS
+    # Division by a power of 2 is exact.
     scale = 1.0 if fits else 2.0 ** math.ceil(math.log2(largest))
     return table[active] / scale, goal / scale, scale
 
@@ -128,15 +135,15 @@ def _costs(
 def _prices(
     price: ArrayLike | None, count: int, active: NDArray[np.intp], scale: float
 ) -> Floats | None:
-    """Prices above the lowest; None where all are equal, which changes no weight and no bit."""
+    """Prices minus the lowest; None if all are equal, so that no weight changes by a bit."""
     if price is None:
         return None
     prices = checked_per_client("price", price, count, -2.0 * LARGEST_COST)[active]
     return (prices - prices.min()) / scale**2 if np.ptp(prices) > 0.0 else None
 
 
-def _bound(cap: float | None, clients: int) -> float:
-    """The cap, NO_CAP for none; up to its rounding all clients at it sum to 1."""
+def _upper_bound(cap: float | None, clients: int) -> float:
+    """The cap, or NO_CAP. At least 1 / clients, so that rounding cannot make it impossible."""
     if cap is None:
         return NO_CAP
     largest = number(cap)
@@ -144,7 +151,7 @@ def _bound(cap: float | None, clients: int) -> float:
     return NO_CAP if largest >= 1.0 else max(largest, 1.0 / clients)
 
 
-def _as_lam(cost: Floats, sizes: Floats) -> float | None:
+def _lam_equal_to(cost: Floats, sizes: Floats) -> float | None:
     """The lam with lam / n_i = cost_i to the last bit; None if there is none."""
     guess = float(cost[0] * sizes[0])
     for lam in (guess, math.nextafter(guess, 0.0), math.nextafter(guess, math.inf)):
@@ -154,17 +161,19 @@ def _as_lam(cost: Floats, sizes: Floats) -> float | None:
 
 
 def lam_of_ess(programme: Programme, fraction: float) -> float:
-    """The smallest lam with ESS / N >= fraction beside costs; nan where a cap keeps it from that.
+    """The smallest lam with ESS / N >= fraction in a programme with costs; nan if no lam has it.
 
-    ESS grows with lam, as it does without costs: it is the part of f that lam multiplies.
+    ESS grows with lam, as it does without costs: lam multiplies 1 / ESS in f.
     """
     goal = fraction * (1.0 - ESS_TOLERANCE)
     if programme.fraction(0.0) >= goal:
         return 0.0
     highest = programme.fraction(math.inf)
+    # Near its limit ESS hardly depends on lam, and a finite one would be arbitrary.
     if goal >= highest * (1.0 - 2.0 * ESS_TOLERANCE):
         return math.inf if goal <= highest else math.nan
 
+    # lam can have any order of magnitude, so its logarithm is searched.
     def excess(log_lam: float) -> float:
         return math.log(programme.fraction(math.exp(log_lam)) / fraction)
 
@@ -173,6 +182,6 @@ def lam_of_ess(programme: Programme, fraction: float) -> float:
         high += 3.0
     while excess(low) >= 0.0 and low > -200.0:
         low -= 3.0
-    if excess(low) * excess(high) > 0.0:  # by rounding
+    if excess(low) * excess(high) > 0.0:  # rounding has hidden the change of sign
         return math.exp(high)
     return math.exp(float(scipy.optimize.brentq(excess, low, high, xtol=1e-13, rtol=1e-15)))

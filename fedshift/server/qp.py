@@ -4,8 +4,8 @@
     subject to sum_i a_i = 1,  0 <= a_i <= u_i
 
 `interior_point` (Mehrotra 1992, predictor-corrector) guesses which weights are zero, free or at
-their cap; `fedshift.server.active_set.polish` solves that guess exactly, repairs it and proves how
-far the answer can be off. Beyond `MAX_WORK` a projected gradient method takes their place.
+their cap. `fedshift.server.active_set.polish` solves exactly for that guess, repairs it and proves
+a bound on the error. Beyond `MAX_WORK` a projected gradient method replaces both.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ from fedshift.server.simplex import (
     residual,
 )
 
-# Multiply-adds of one Newton system, M K min(M, K): about 20 s of one core at the limit.
+# Most multiply-adds of a Newton system, M K min(M, K): about 20 s of one core.
 MAX_WORK = 4e11
-# lam / N below this is lam -> 0+: the regulariser would drown in the rounding of the residual.
+# A lam / N below this is treated as lam -> 0+: the regulariser would be lost in the rounding of the
+# residual.
 LEAST_LAM = 1e-12
-# The lam / N that stands for lam -> 0+ while the active set is sought.
+# The lam / N that replaces lam -> 0+ in the search for the active set.
 SMALL_LAM = 1e-10
-# A proven L1 error that makes a warm start good enough.
+# A warm start with a proven L1 error below this is good enough.
 GOAL = 1e-9
-# A weight or slack this small is at its bound; further steps would only underflow.
+# A weight or slack below this is at its bound; further steps would only underflow.
 VANISHED = 1e-100
 
 
@@ -51,7 +52,7 @@ VANISHED = 1e-100
 class _Iterate:
     """A primal-dual point: a, s = u - a, multipliers z of a >= 0, v of a <= u, y of sum a = 1.
 
-    s is carried along, not computed: near the cap the subtraction would cancel to zero.
+    s is stored, because near the cap u - a would cancel to zero.
     """
 
     a: Floats
@@ -76,12 +77,12 @@ class _Iterate:
         return float(self.a @ self.z + self.s @ self.v)
 
     def length(self, step: _Iterate) -> float:
-        """The part of a step, at most 1, that keeps a, s, z and v positive."""
+        """The longest part of a step, at most 1, that keeps a, s, z and v positive."""
         return min(
-            _longest(self.a, step.a),
-            _longest(self.s, step.s),
-            _longest(self.z, step.z),
-            _longest(self.v, step.v),
+            _longest_step(self.a, step.a),
+            _longest_step(self.s, step.s),
+            _longest_step(self.z, step.z),
+            _longest_step(self.v, step.v),
         )
 
 
@@ -96,27 +97,30 @@ class _Newton:
         inner[np.diag_indices_from(inner)] += 0.5
         self._factor = scipy.linalg.cho_factor(inner, overwrite_a=True, check_finite=False)
 
-    def _once(self, b: Floats) -> Floats:
+    def _solve_once(self, b: Floats) -> Floats:
         t = self._inverse * b
         inner = scipy.linalg.cho_solve(self._factor, t @ self._rows, check_finite=False)
         x: Floats = t - self._inverse * (self._rows @ inner)
         return x
 
     def __call__(self, b: Floats) -> Floats:
-        x = self._once(b)
-        return x + self._once(b - (2.0 * (self._rows @ (x @ self._rows)) + self._diagonal * x))
+        x = self._solve_once(b)
+        return x + self._solve_once(
+            b - (2.0 * (self._rows @ (x @ self._rows)) + self._diagonal * x)
+        )
 
 
 def _start(problem: Problem, lam: float) -> _Iterate:
     a = problem.upper / problem.upper.sum()
     g = gradient(problem, lam, a)
-    # Multipliers must start well above 0, or the first steps are cut short.
+    # Start with multipliers well above 0, or the first steps would be very short.
     push = max(1e-2 * float(np.abs(g).max()), 1e-12)
     z, v = g - g.min() + push, np.full_like(a, push)
     return _Iterate(a, problem.upper - a, z, v, float(g.min()))
 
 
-def _longest(x: Floats, dx: Floats) -> float:
+def _longest_step(x: Floats, dx: Floats) -> float:
+    """The longest step t <= 1 with x + t dx > 0."""
     falling = dx < 0.0
     # Stop just short of the bound: the next Newton system divides by the distance to it.
     return min(1.0, 0.9995 * float(np.min(-x[falling] / dx[falling]))) if falling.any() else 1.0
@@ -125,6 +129,7 @@ def _longest(x: Floats, dx: Floats) -> float:
 def _mehrotra_step(problem: Problem, lam: float, point: _Iterate) -> _Iterate:
     """One predictor-corrector iteration (Mehrotra 1992, SIAM J. Optim. 2(4), 575-601)."""
     a, slack, z, v = point.a, point.s, point.z, point.v
+    # The residuals of stationarity and of sum a = 1.
     dual = gradient(problem, lam, a) - point.y - z + v
     short = a.sum() - 1.0
     solve = _Newton(problem.rows, 2.0 * lam / problem.sizes + z / a + v / slack)
@@ -136,6 +141,8 @@ def _mehrotra_step(problem: Problem, lam: float, point: _Iterate) -> _Iterate:
         da = x + dy * ones
         return _Iterate(da, -da, (-low - z * da) / a, (-high + v * da) / slack, float(dy))
 
+    # Predictor: aim at complementarity 0. The less of that it achieves, the larger the value that
+    # the corrector aims at (Mehrotra's cube).
     predictor = direction(a * z, slack * v)
     gap = point.complementarity
     predicted = point.moved(predictor, point.length(predictor)).complementarity
@@ -163,7 +170,7 @@ def interior_point(problem: Problem, lam: float, rounds: int = 80) -> Solution:
             break
         after = following.complementarity
         if not np.isfinite(after) or after > 10.0 * before:
-            break
+            break  # rounding has taken over: keep the point before
         point = following
         stalled = after > 0.9 * before and after < 1e-11
         if after <= goal or stalled or min(point.a.min(), point.s.min()) < VANISHED:
@@ -172,11 +179,11 @@ def interior_point(problem: Problem, lam: float, rounds: int = 80) -> Solution:
     w = residual(problem, weights) / lam
     theta = point.y / (2.0 * lam)
     error = error_bound(problem, lam, weights, w, theta)
-    return Solution(weights, _guess(problem, lam, point), w, theta, error)
+    return Solution(weights, _guess_status(problem, lam, point), w, theta, error)
 
 
-def _guess(problem: Problem, lam: float, point: _Iterate) -> Codes:
-    """The status that one semismooth Newton step would give: where n h leaves [0, u]."""
+def _guess_status(problem: Problem, lam: float, point: _Iterate) -> Codes:
+    """The status [M] after one semismooth Newton step: at a bound where n h is outside [0, u]."""
     pull = 2.0 * lam / problem.sizes
     status = np.full(point.a.shape, FREE)
     status[point.z > pull * point.a] = AT_ZERO
@@ -188,12 +195,12 @@ def _guess(problem: Problem, lam: float, point: _Iterate) -> Codes:
 
 
 def minimise(problem: Problem, lam: float, start: Codes | None = None) -> Solution:
-    """argmin f for lam > 0, with its proven L1 error; `start` is a neighbour's status [M]."""
+    """argmin f for lam > 0, with its proven L1 error; `start` is the status [M] at a nearby lam."""
     kept = affordable(problem, lam)
     if not kept.all():
         begin = None if start is None else start[kept]
         return among(kept, minimise(only(problem, kept), lam, begin))
-    # A large lam pulls all weights to n / N, so that all are free.
+    # A large lam pulls all weights towards n / N, where all are free.
     if start is None and lam >= problem.total:
         start = np.full(problem.sizes.shape, FREE)
     if start is not None:
@@ -208,10 +215,11 @@ def minimise(problem: Problem, lam: float, start: Codes | None = None) -> Soluti
 
 
 def affordable(problem: Problem, lam: float) -> Flags:
-    """Clients [M] whose price does not by itself exclude them from the optimum at `lam`.
+    """The clients [M] that are not too expensive to have weight in the optimum at `lam`.
 
-    With j the cheapest client, a_i > 0 takes price_i - price_j <= 2 (S_i - S_j) . r + 2 lam / n_j,
-    and ||r|| and ||S_i - T|| are at most R = max ||S_i - T||. A cap may force more clients in.
+    With j the cheapest client, a_i > 0 needs price_i - price_j <= 2 (S_i - S_j) . r + 2 lam / n_j,
+    and ||r|| and ||S_i - T|| are at most R = max ||S_i - T||. With a cap all are returned, because
+    it may force expensive clients in.
     """
     if problem.price is None or not (problem.upper >= 1.0).all():
         return np.ones(problem.sizes.shape, dtype=np.bool_)
@@ -223,13 +231,13 @@ def affordable(problem: Problem, lam: float) -> Flags:
 
 
 def only(problem: Problem, kept: Flags) -> Problem:
-    """The problem of some of its clients."""
+    """The problem of the kept clients [M] bool alone."""
     fields = (problem.rows, problem.sizes, problem.upper, problem.counts, problem.price)
     return Problem(*(None if v is None else v[kept] for v in fields))  # type: ignore[arg-type]
 
 
 def among(kept: Flags, solution: Solution) -> Solution:
-    """A solution of some clients as one of all; the others have weight 0."""
+    """A solution of the kept clients as one of all clients; the others have weight 0."""
     weights, status = np.zeros(kept.shape), np.full(kept.shape, AT_ZERO)
     weights[kept], status[kept] = solution.weights, solution.status
     return Solution(weights, status, solution.w, solution.theta, solution.error)
@@ -252,7 +260,7 @@ def accelerated_gradient(problem: Problem, lam: float, rounds: int = 2000) -> So
     for count in range(rounds):
         scores = ahead / problem.sizes - gradient(problem, lam, ahead) / steepest
         following = allocate(scores, problem.sizes, problem.upper)
-        # Momentum points uphill: drop it and restart from the last point.
+        # If momentum points uphill, drop it and restart from the last point.
         if ((ahead - following) / problem.sizes) @ (following - weights) > 0.0:
             ahead, momentum = weights, 1.0
             continue
@@ -280,4 +288,4 @@ def _curvature(problem: Problem, rounds: int = 30) -> float:
         if size == 0.0:
             return 0.0
         x = x / size
-    return 1.05 * size  # power iteration approaches from below; too large a step would diverge
+    return 1.05 * size  # power iteration gives a lower estimate, with which steps could diverge

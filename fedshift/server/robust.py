@@ -1,7 +1,7 @@
 """Combination rules that a minority of arbitrary changes cannot move far.
 
-One client has one vote: sizes and labels are claims, and a claim must not buy influence here.
-Non-finite changes never get here: the engine refuses them and names the client.
+Each client has one vote, since sizes and labels are only claims, which must not give influence. The
+engine has refused changes that are not finite before they get here, and named the client.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from fedshift.server.combine import Weighed
 from fedshift.server.weights import Uniform, Weights
 from fedshift.tree import Params, map_, weighted_sum
 
-# Columns of a change that are in float64 at a time.
+# Entries of a change that are converted to float64 at a time.
 BLOCK = 1 << 16
 
 
 @dataclass(frozen=True)
 class Median(Weighed):
-    """v_k = median_i v_ik, coordinate by coordinate; the mean of the middle two where C is even.
+    """v_k = median_i v_ik, coordinate by coordinate; the mean of the middle two if C is even.
 
     Yin et al. 2018, "Byzantine-robust distributed learning: towards optimal statistical rates",
-    arXiv 1803.01498, Definition 1. Leaves [C, ...] -> [...], whatever the weights.
+    arXiv 1803.01498, Definition 1. Leaves [C, ...] -> [...]; weights are ignored.
     """
 
     def __call__(self, weights: Tensor, stacked: Params, seed: int) -> Params:
-        return map_(lambda leaf: _middle(leaf, (len(leaf) - 1) // 2), stacked)
+        return map_(lambda leaf: _trimmed_mean(leaf, (len(leaf) - 1) // 2), stacked)
 
 
 @dataclass(frozen=True)
 class Trimmed(Weighed):
-    """Coordinate by coordinate the mean without the floor(share C) smallest and as many largest.
+    """Coordinate by coordinate, the mean without the floor(share C) smallest and largest values.
 
     Yin et al. 2018, arXiv 1803.01498, Definition 2. share = 0 is the plain mean. Raises InputError
     for a share outside [0, 0.5).
@@ -54,8 +54,8 @@ class Trimmed(Weighed):
             )
 
     def __call__(self, weights: Tensor, stacked: Params, seed: int) -> Params:
-        # 1e-9 keeps whole numbers whole: 0.29 * 100 is 28.999999999999996 in floating point.
-        return map_(lambda leaf: _middle(leaf, int(self.share * len(leaf) + 1e-9)), stacked)
+        # 1e-9, because in floating point 0.29 * 100 is 28.999999999999996, and must count as 29.
+        return map_(lambda leaf: _trimmed_mean(leaf, int(self.share * len(leaf) + 1e-9)), stacked)
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,10 @@ class Krum(Weighed):
 
         s_i = sum of the C - f - 2 smallest ||v_i - v_j||^2 over j != i,
 
-    f = `byzantine` being how many clients may be bad. Blanchard et al. 2017, "Machine learning with
-    adversaries", arXiv 1703.02757, Section 4; keep = 1 is Krum, more is Multi-Krum. Of equal scores
-    the lower client goes first. Raises InputError for f < 0 or keep < 1, and for a cohort smaller
-    than 2f + 3 or than keep + f.
+    where f = `byzantine` is how many clients may be malicious. Blanchard et al. 2017, "Machine
+    learning with adversaries", arXiv 1703.02757, Section 4; keep = 1 is Krum, more is Multi-Krum.
+    Ties go to the lower client id. Raises InputError for f < 0 or keep < 1, and for a cohort
+    smaller than 2f + 3 or than keep + f.
     """
 
     byzantine: int = 1
@@ -82,12 +82,12 @@ class Krum(Weighed):
             )
 
     def weigh(self, table: Params) -> Tensor:
-        # Checked here too: a run with too few clients is refused before any client trains.
+        # Checked here, too, so that a run with too few clients is refused before a client trains.
         self._check(len(table["n"]))
         return super().weigh(table)
 
     def __call__(self, weights: Tensor, stacked: Params, seed: int) -> Params:
-        # A stable sort, so that among equal scores the lower client goes first.
+        # A stable sort, so that ties go to the lower client id.
         near = self.scores(stacked).argsort(stable=True)[: self.keep]
         chosen = torch.zeros_like(weights).index_fill(0, near, 1.0 / self.keep)
         return weighted_sum(chosen, stacked)
@@ -101,6 +101,7 @@ class Krum(Weighed):
         return square.sort(dim=1).values[:, : count - self.byzantine - 2].sum(1)
 
     def _check(self, count: int) -> None:
+        """Raise InputError for a cohort that is too small."""
         least = max(2 * self.byzantine + 3, self.keep + self.byzantine)
         if count < least:
             raise InputError(
@@ -116,10 +117,10 @@ class Geometric(Weighed):
         b_i = a_i / max(`floor`, ||v - v_i||),  v <- sum_i b_i v_i / sum_i b_i
 
     Pillutla, Kakade and Harchaoui 2019, "Robust aggregation for federated learning" (RFA), arXiv
-    1912.13445, Algorithm 2. The steps start at the median of each coordinate (the paper: at the
-    mean, from where a huge change takes long to leave) and go on until no coefficient b_i / sum b
-    moves by more than `tolerance`, or for `steps`; the paper takes a few. a_i is 1/C by default,
-    n_i / n in the paper. Raises InputError for values out of range.
+    1912.13445, Algorithm 2. The steps start at the median of each coordinate; in the paper they
+    start at the mean, which one huge change moves so far that many steps are needed. They end when
+    no coefficient b_i / sum b changes by more than `tolerance`, or after `steps`; the paper takes a
+    few. a_i is 1/C by default, n_i / n in the paper. Raises InputError for values out of range.
     """
 
     weights: Weights = Uniform()
@@ -137,7 +138,7 @@ class Geometric(Weighed):
             )
 
     def __call__(self, weights: Tensor, stacked: Params, seed: int) -> Params:
-        # Not the mean: one huge change moves it far away, and leaving from there takes many steps.
+        # Start at the median, not at the mean, which one huge change moves far away.
         v = Median()(weights, stacked, seed)
         before = torch.zeros_like(weights)
         for _ in range(self.steps):
@@ -153,11 +154,12 @@ class Geometric(Weighed):
 def square_distances(stacked: Params) -> Tensor:
     """||v_i - v_j||^2 [C, C] in float64; leaves [C, ...] of one model.
 
-    From differences, not from inner products: one huge change would drown the others' distances.
+    Computed from differences: from inner products, one huge change would hide the distances between
+    the others in rounding.
     """
     count = len(next(iter(stacked.values())))
     total = torch.zeros(count, count, dtype=torch.float64)
-    # torch's default is a matrix product, which loses small distances.
+    # cdist by default takes inner products for large inputs.
     exact = "donot_use_mm_for_euclid_dist"
     for block in (piece for leaf in stacked.values() for piece in _blocks(leaf)):
         total += torch.cdist(block, block, compute_mode=exact).square()
@@ -175,13 +177,13 @@ def distances_to(v: Params, stacked: Params) -> Tensor:
 
 
 def _blocks(leaf: Tensor) -> Iterator[Tensor]:
-    """leaf [C, ...] in pieces [C, BLOCK] or less, one at a time in float64."""
+    """Yield leaf [C, ...] in pieces of at most [C, BLOCK], each converted to float64."""
     for piece in torch.split(leaf.flatten(1), BLOCK, dim=1):
         yield piece.double()
 
 
-def _middle(leaf: Tensor, cut: int) -> Tensor:
+def _trimmed_mean(leaf: Tensor, cut: int) -> Tensor:
     """The mean over the first axis of `leaf` [C, ...] without `cut` values at either end."""
-    # Sorted in the type of the leaf; only the few values that are averaged become float64.
+    # Sort in the leaf's own type; convert only the values that are averaged.
     middle = leaf.sort(dim=0).values[cut : len(leaf) - cut]
     return middle.double().mean(0).to(leaf.dtype)

@@ -1,8 +1,8 @@
-"""How far rounding can move the weights: the conditioning of the clients that share the mass.
+"""How far rounding can move the weights, by the conditioning of the clients with weight.
 
-Label shares, the target and residuals carry rounding of about 1e-16. Where the rows of the free
-clients are nearly dependent it is magnified, and an answer that fits every number it was given may
-still be far from that of the counts themselves. A proof of error has to charge for it.
+Label shares, the target and residuals are rounded, by about 1e-16. If the rows of the free clients
+are nearly dependent, that is magnified: the exact solution for the rounded numbers may be far from
+the solution for the counts. A proved bound on the error has to include this.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ ROUNDING = 4e-16
 RANK_TOLERANCE = 1e-15
 # A residual up to this is rounding: the weights mix to the target.
 ON_TARGET = 2e-15
-# Stands for a singular value that is not zero but is lost in rounding.
+# Replaces a singular value that is not zero but lost in rounding.
 HIDDEN = 1e-100
-# A charge this small need not be computed more exactly.
+# A bound this small need not be computed more exactly.
 NEGLIGIBLE = 1e-9
-# A rank modulo a prime is never too large, and too small only where the prime divides all the
-# minors that count: by chance for one in 2^31 of tables, and for two primes at once for none.
+# The rank modulo a prime is never too large. It is too small only if the prime divides all minors
+# that matter, which happens by chance for one table in 2^31; two primes make it negligible.
 PRIMES = (2**31 - 1, 2**31 - 19)
 
 Integers = NDArray[np.int64]
@@ -35,7 +35,7 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Spectrum:
-    """Singular values of sqrt(n_i / n_F) (rows_i - mean) above rounding; are there null ones?"""
+    """Singular values of sqrt(n_i / n_F) (rows_i - mean) above rounding; null: are there zeros?"""
 
     values: Floats
     null: bool
@@ -46,13 +46,14 @@ class Spectrum:
         return float(self.values.min(initial=np.inf))
 
     def inward(self, ridge: float) -> float:
-        """max s / (s^2 + ridge): the L1 change of a per change of the target, [1]."""
+        """max s / (s^2 + ridge): how much a changes, in L1, per change of the target."""
         return float((self.values / (self.values**2 + ridge)).max(initial=0.0))
 
     def sideways(self, ridge: float) -> float:
-        """max 1 / (s^2 + ridge): the L1 change of a per change of the rows along the residual, [1].
+        """max 1 / (s^2 + ridge): how much a changes, in L1, per change of rows along the residual.
 
-        With no ridge the null directions are exact ties, which rounding is taken not to break.
+        Without a ridge, null directions are exact ties, and we assume that rounding does not break
+        them.
         """
         if self.null and ridge > 0.0:
             return 1.0 / ridge
@@ -67,25 +68,28 @@ def spectrum(problem: Problem, face: Flags) -> Spectrum:
     share = sizes / sizes.sum()
     x = np.sqrt(share)[:, None] * (rows - share @ rows)
     if x.shape[0] > x.shape[1]:
-        x = np.linalg.qr(x, mode="r")
+        x = np.linalg.qr(x, mode="r")  # a smaller matrix with the same singular values
     values = np.linalg.svd(x, compute_uv=False)
     above = values[values > RANK_TOLERANCE]
     if _nearly_dependent(problem, face, above.size):
+        # The counts show one more direction, which rounding hides. Without a ridge, its effect has
+        # no bound.
         above = np.append(above, HIDDEN)
     return Spectrum(above, above.size < sizes.size - 1)
 
 
 def _nearly_dependent(problem: Problem, face: Flags, count: int) -> bool:
-    """Whether the counts have a higher rank than the `count` values that survive rounding."""
+    """Whether the exact rank of the counts is higher than the `count` values above rounding say."""
     if problem.counts is None or count >= _most_modes(problem, face):
         return False
     return count < rank(problem.counts[face]) - 1
 
 
 def _most_modes(problem: Problem, face: Flags) -> int:
-    """How many singular values above 0 a face can have.
+    """The largest number of singular values above 0 that a face can have.
 
-    Centred rows sum to zero, and a label that none of these clients has adds nothing.
+    Centred rows sum to zero, which takes one away. Labels that none of the clients has do not
+    count.
     """
     labels: int = problem.rows.shape[1]
     if problem.counts is not None:
@@ -94,7 +98,7 @@ def _most_modes(problem: Problem, face: Flags) -> int:
 
 
 def span_part(rows: Floats, x: Floats) -> Floats:
-    """The part of x [K] in the span of centred rows [M, K], as far as it is above rounding."""
+    """The part of x [K] in the span of centred rows [M, K], without directions below rounding."""
     square = np.linalg.qr(rows, mode="r") if rows.shape[0] > rows.shape[1] else rows
     _, values, basis = np.linalg.svd(square, full_matrices=False)
     basis = basis[values > RANK_TOLERANCE]
@@ -111,24 +115,26 @@ def rounding_error(
 ) -> float:
     """A bound on the L1 change of the optimum that rounding of the rows and the target can cause.
 
-    On a face F the optimum is a_F = m n_F / n + sqrt(n) u with (X X^T + lam) u = X d. To first
-    order, rows off by e and a target off by e, at ||r|| from the target, move it in L1 by at most
+    On a face F the optimum is a_F = m n_F / n + sqrt(n) u with (X X^T + lam) u = X d. If rows and
+    target are off by e, it moves in L1, to first order, by at most
         e max 1/(s^2 + lam/n_F) ||r|| + e max s/(s^2 + lam/n_F) sqrt(n_F sum a_i^2/n_i)
-    over the singular values s of X / sqrt(n_F); at lam = 0 what S^T a misses of T counts as e does.
-    The optimum is continuous in the data, so that only faces it can reach matter: F, and F without
-    or with the clients about to meet or leave a bound. Whatever the face, no term exceeds the one
-    with s^2 = 0 and max s/(s^2 + x) = 1/sqrt(x), which is tried first. `distance` is that of the
-    hull to the target where `problem` has its nearest point in the target's place; if T is outside,
-    the rows of all clients decide where that point is. `shifted` is how far from there it may be,
-    and counts as a target off by as much does.
+    over the singular values s of X / sqrt(n_F). At lam = 0, T - S^T a counts like e.
+
+    The optimum is continuous in the data, so only faces near F matter: F without or with the
+    clients that are about to meet or to leave a bound. A bound for all faces, with s^2 = 0 and
+    max s/(s^2 + x) = 1/sqrt(x), is tried first.
+
+    distance  of the hull to the target, if `problem` has the hull's nearest point as its target.
+              (If T is outside the hull, the rows of all clients decide where that point is.)
+    shifted   how far that point may be off, which counts like a target that is off
     """
     missed = float(np.linalg.norm(residual(problem, solution.weights)))
     length = missed if distance is None else max(distance, missed)
-    if problem.price is not None:  # its rounding moves the optimum as that of rows along r does
+    if problem.price is not None:  # rounding of prices acts like rounding of rows along r
         used = problem.price[solution.weights > 0.0]
         length += float(np.ptp(used)) / 2.0
     if lam > 0.0:
-        # First the bound that holds for any face; it costs no singular values.
+        # First the bound for all faces, which needs no singular values.
         ridge = lam / problem.total
         moved = shifted + ROUNDING * _spread(problem, solution)
         anywhere = ROUNDING * length / ridge + moved / math.sqrt(ridge)
@@ -138,9 +144,11 @@ def rounding_error(
     missed += shifted
     free = (solution.weights > 0.0) & (solution.weights < problem.upper)
     modes = spectrum(problem, free)
-    charge = _on_face(problem, lam, solution, free, modes, missed, length)
-    for face in _reachable(problem, lam, solution, free, modes, charge, length):
-        more = _on_face(problem, lam, solution, face, spectrum(problem, face), missed, length)
+    charge = _charge_on_face(problem, lam, solution, free, modes, missed, length)
+    for face in _reachable_faces(problem, lam, solution, free, modes, charge, length):
+        more = _charge_on_face(
+            problem, lam, solution, face, spectrum(problem, face), missed, length
+        )
         charge = max(charge, more)
     return charge if lam == 0.0 else min(charge, anywhere)
 
@@ -150,7 +158,7 @@ def _spread(problem: Problem, solution: Solution) -> float:
     return math.sqrt(problem.total * float(np.sum(solution.weights**2 / problem.sizes)))
 
 
-def _on_face(
+def _charge_on_face(
     problem: Problem,
     lam: float,
     solution: Solution,
@@ -159,6 +167,7 @@ def _on_face(
     missed: float,
     length: float,
 ) -> float:
+    """The charge for rounding on one face, with the singular values `modes`."""
     if not face.any():
         return 0.0
     ridge = lam / float(problem.sizes[face].sum())
@@ -166,7 +175,7 @@ def _on_face(
     return moved + ROUNDING * length * modes.sideways(ridge)
 
 
-def _reachable(
+def _reachable_faces(
     problem: Problem,
     lam: float,
     solution: Solution,
@@ -175,14 +184,15 @@ def _reachable(
     charge: float,
     length: float,
 ) -> list[Flags]:
-    """The free clients without or with those that the charge could bring to a bound.
+    """The faces that rounding could reach: some clients meet a bound, or leave one.
 
-    At lam = 0 all clients, too, where T is outside, or where the free ones span less than all do: a
-    target that rounding moves off that span can only be met by others.
+    At lam = 0 also the face of all clients, if T is outside the hull, or if the free clients span
+    less than all do: if rounding moves the target off their span, only others can reach it.
     """
     a, upper, n = solution.weights, problem.upper, problem.sizes
     total = float(n[free].sum()) or problem.total
     slack = np.minimum(a, upper - a)
+    # A weight is about to meet a bound if the charge, in its units, exceeds its distance to it.
     leaving = free & (slack <= np.sqrt(n / total) * charge)
     wanted = pull(problem, lam, solution.w, solution.theta)
     margin = np.where(a >= upper, wanted - upper / n, -wanted)
@@ -201,14 +211,16 @@ def _reachable(
 
 
 def rank(counts: Floats) -> int:
-    """The rank of counts [M, K], whole numbers or not, without rounding."""
+    """The rank of counts [M, K], computed without rounding; they need not be whole numbers."""
     if min(counts.shape, default=0) == 0:
         return 0
     return max(_rank_modulo(_remainders(counts, p), p) for p in PRIMES)
 
 
 def _remainders(counts: Floats, prime: int) -> Integers:
-    """Every row as integers modulo a prime; floats are whole multiples of a power of 2."""
+    """Every row as integers modulo a prime. Each float is a whole multiple of a power of 2, so a
+    common factor makes a row of integers.
+    """
     if (counts == np.rint(counts)).all() and float(np.abs(counts).max()) < 2.0**62:
         return counts.astype(np.int64) % prime
     rows = []
@@ -220,7 +232,7 @@ def _remainders(counts: Floats, prime: int) -> Integers:
 
 
 def _rank_modulo(table: Integers, prime: int) -> int:
-    """By elimination; products of two remainders stay below 2^62."""
+    """The rank modulo a prime, by elimination; products of two remainders fit into int64."""
     rest = table if table.shape[0] <= table.shape[1] else np.ascontiguousarray(table.T)
     count = 0
     while rest.size:

@@ -1,4 +1,4 @@
-"""Heads row by row: which clients have a label, the slot it travels in, sums over its holders.
+"""Heads row by row: the slots in which rows are sent, and sums over the clients with a label.
 
 Shapes: N clients, C of them in the cohort, K labels, L slots.
 """
@@ -19,8 +19,8 @@ from fedshift.tree import Params, Parts, weighted_sum
 def head_rows(params: Params, head: tuple[str, ...], labels: int) -> tuple[str, ...]:
     """Names of the head's parameters; each must have one row per label.
 
-    Raises InputError where none starts with a prefix of `head`, one has another number of rows, or
-    only some of a layer's are named.
+    Raises InputError if no parameter starts with a prefix of `head`, if one has another number of
+    rows, or if `head` matches only some parameters of a layer.
     """
     names = tuple(k for k in params if k.startswith(head)) if head else ()
     if not names:
@@ -41,7 +41,7 @@ def head_rows(params: Params, head: tuple[str, ...], labels: int) -> tuple[str, 
 
 
 def _check_layers(params: Params, names: tuple[str, ...]) -> None:
-    """InputError where the head has some of a layer's parameters: their rows go together."""
+    """Raise InputError if the head has only some parameters of a layer: they belong together."""
     for name in names:
         layer = name.rpartition(".")[0] + "."
         for other in params:
@@ -54,9 +54,9 @@ def _check_layers(params: Params, names: tuple[str, ...]) -> None:
 def slot_table(label_sets: Tensor, slots: int | None, seed: int) -> Tensor:
     """The label in each slot of each client, -1 if empty: label_sets [N, K] bool -> [N, L] int64.
 
-    L is `slots`, or the size of the largest label set. A client's labels, and the empty slots
-    between them, are in an order drawn from (seed, client). The order reveals nothing about the
-    numbers that labels have on the server. Raises InputError where L is too small.
+    L is `slots`, or the size of the largest label set. A client's labels and its empty slots are in
+    an order drawn from (seed, client), so that it reveals nothing about the labels' numbers on the
+    server. Raises InputError if L is too small.
     """
     largest = int(label_sets.sum(1).max())
     width = max(largest, 1) if slots is None else slots
@@ -76,28 +76,28 @@ def slot_table(label_sets: Tensor, slots: int | None, seed: int) -> Tensor:
 
 
 def local_numbers(labels: Tensor, label_set: Tensor) -> Tensor:
-    """The client's own number of the label in each slot: its rank in the label set, -1 if empty.
+    """The client's number of the label in each slot: its rank in the label set, -1 if empty.
 
     labels [L] as in a row of the table, label_set [K] bool.
     """
-    # clamp: an empty slot has no rank, but must have some index.
+    # clamp: an empty slot has no rank, but needs a valid index; `where` discards the result.
     rank = label_set.long().cumsum(0) - 1
     return torch.where(labels < 0, labels, rank[labels.clamp(min=0)])
 
 
 def in_slots(v: Tensor, labels: Tensor) -> Tensor:
-    """Rows by label to rows by slot, zero in empty ones: v [K, ...], labels [L] -> [L, ...]."""
+    """Rows by slot from rows by label, zero in empty slots: v [K, ...], labels [L] -> [L, ...]."""
     empty = (labels < 0).reshape(-1, *[1] * (v.ndim - 1))
     return v[labels.clamp(min=0)].masked_fill(empty, 0)
 
 
 def by_label(v: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """Rows by slot to rows by label, zero where there is none: [C, L, ...], [C, L] -> [C, K, ...].
+    """Rows by label from rows by slot: v [C, L, ...], labels [C, L] -> [C, K, ...].
 
-    The contents of empty slots are dropped.
+    Labels without a slot get zeros; the contents of empty slots are dropped.
     """
     index = torch.where(labels < 0, classes, labels).reshape(*labels.shape, *[1] * (v.ndim - 2))
-    # One more row, `classes`, collects what lies in empty slots; it is cut off below.
+    # An extra row, number `classes`, takes the contents of empty slots; it is cut off below.
     out = v.new_zeros(len(v), classes + 1, *v.shape[2:])
     return out.scatter(1, index.expand_as(v), v)[:, :classes]
 
@@ -105,18 +105,17 @@ def by_label(v: Tensor, labels: Tensor, classes: int) -> Tensor:
 def holder_shares(weights: Tensor, label_sets: Tensor, cap: float = 1.0) -> Tensor:
     """a_iy = a_i 1{y in Y_i} / sum_j a_j 1{y in Y_j}, [C, K] float64.
 
-    weights [C], label_sets [C, K] bool. Of h clients that hold a label none has a share above the
-    cap, or 1/h.
-
-    A label that no client of positive weight holds has share 0 everywhere. A label that all of them
-    hold gets the weights as they are: dividing by a sum of 1 up to rounding would change bits where
-    every client has every label.
+    weights [C], label_sets [C, K] bool. If h clients have a label, none gets a share above the cap
+    (or 1/h, if larger). A label that no client of positive weight has gets share 0 everywhere.
     """
-    # Renormalised per label: a row is a mean over its holders, not shrunk by all other clients.
+    # Renormalise for each label: its row is a mean over the clients that have it, and must not
+    # shrink with the number of the others.
     masses = weights.double()[:, None] * label_sets
     total = masses.sum(0)
     share = masses / torch.where(total > 0, total, 1.0)
     share = capped_columns(share, cap, masses > 0)
+    # A label that all clients have takes the weights unchanged. Dividing by their sum, 1 up to
+    # rounding, would change bits in runs where every client has every label.
     by_all = (label_sets | (weights == 0)[:, None]).all(0)
     return torch.where(by_all, weights.double()[:, None], share)
 
@@ -129,19 +128,19 @@ def row_sum(shares: Tensor, stacked: Tensor) -> Tensor:
     out = torch.zeros(stacked.shape[1:], dtype=torch.float64, device=stacked.device)
     for share, rows in zip(shares, stacked, strict=True):
         factor = share.reshape(-1, *[1] * (rows.ndim - 1))
-        # Masked after multiplying: 0 * NaN is NaN.
+        # Mask after multiplying, because 0 * NaN is NaN.
         out.add_((rows.double() * factor).masked_fill(factor == 0, 0))
     return out.to(stacked.dtype)
 
 
 def row_mean(weights: Tensor, shares: Tensor, stacked: Params, names: Collection[str]) -> Params:
-    """The rows of `names` by `row_sum`, all other entries by weights [C], as `weighted_sum`."""
+    """The entries in `names` combined by `row_sum`, all others by `weighted_sum`, weights [C]."""
     body = weighted_sum(weights, {k: v for k, v in stacked.items() if k not in names})
     return {k: row_sum(shares, v) if k in names else body[k] for k, v in stacked.items()}
 
 
 def keep_rows(old: Params, new: Params, rows: Tensor, names: Collection[str]) -> Params:
-    """`new`, with the rows [K] bool of `names` as they are in `old`, bit for bit."""
+    """`new`, but for the marked rows [K] bool of the entries in `names`, taken from `old`."""
 
     def kept(name: str, v: Tensor) -> Tensor:
         wide = rows.reshape(-1, *[1] * (v.ndim - 1))
@@ -151,10 +150,10 @@ def keep_rows(old: Params, new: Params, rows: Tensor, names: Collection[str]) ->
 
 
 def only_labels(params: Params, names: Collection[str], label_set: Tensor) -> Params:
-    """A model of all K labels that gives labels outside `label_set` [K] bool probability 0.
+    """A model of all K labels that gives probability 0 to labels outside `label_set` [K] bool.
 
-    The head of `params` has K rows, or only those of the set, in ascending order. In the others
-    weights are 0 and biases minus infinity. Raises InputError for a head without a bias.
+    The head of `params` has all K rows, or only those of the set, in ascending order. The rows of
+    other labels get weights 0 and biases minus infinity. Raises InputError for a head without bias.
     """
     if not any(params[k].ndim == 1 for k in names):
         raise InputError(
@@ -163,7 +162,7 @@ def only_labels(params: Params, names: Collection[str], label_set: Tensor) -> Pa
         )
 
     def whole(v: Tensor) -> Tensor:
-        # -inf in the bias, not a large negative number: the softmax is then exactly 0.
+        # Minus infinity in the bias, so that the softmax is exactly 0.
         out = v.new_full((len(label_set), *v.shape[1:]), -torch.inf if v.ndim == 1 else 0.0)
         out[label_set] = v if len(v) != len(label_set) else v[label_set]
         return out

@@ -2,8 +2,8 @@
 
     f(a) = ||T - S^T a||^2 + lam * sum_i a_i^2 / n_i + price . a
 
-A problem stores the rows S_i - T, not S and T: on the simplex T - S^T a = -rows^T a, so that f has
-no linear term and a residual near zero is computed without cancellation between large terms. Most
+A problem stores the rows S_i - T, not S and T. On the simplex T - S^T a = -rows^T a, so f has no
+linear term, and a residual near zero is computed without cancellation between large terms. Most
 problems have no price.
 """
 
@@ -18,9 +18,9 @@ Floats = NDArray[np.float64]
 Codes = NDArray[np.int8]
 Flags = NDArray[np.bool_]
 
-# A weight on the simplex never exceeds one, so an upper bound of two is never active.
+# Weights on the simplex are at most 1, so an upper bound of 2 is never active.
 NO_CAP = 2.0
-# A sum of weights this far from 1 is more than ordinary rounding.
+# If the sum of weights differs from 1 by more than this, it is more than ordinary rounding.
 DRIFTED = 1e-9
 TINY = float(np.finfo(float).tiny)
 AT_ZERO, FREE, AT_CAP = np.int8(-1), np.int8(0), np.int8(1)
@@ -28,11 +28,13 @@ AT_ZERO, FREE, AT_CAP = np.int8(-1), np.int8(0), np.int8(1)
 
 @dataclass(frozen=True)
 class Problem:
-    """Clients of positive size, seen from the target.
+    """A problem for clients of positive size, with the target as the origin.
 
-    `rows` [M, K] holds S_i - T, `sizes` [M] the n_i, `upper` [M] the caps (`NO_CAP` for none).
-    `counts` [M, K] are what the rows were rounded from, each up to a factor; None if not known.
-    `price` [M] is linear in the weights; None for none.
+    rows    [M, K], S_i - T
+    sizes   [M], n_i
+    upper   [M], the caps; `NO_CAP` for none
+    counts  [M, K], the exact numbers from which rows were rounded, each row up to a factor; or None
+    price   [M], cost per unit of weight; or None
     """
 
     rows: Floats
@@ -49,9 +51,9 @@ class Problem:
 
 @dataclass(frozen=True)
 class Solution:
-    """Weights [M], their status (zero, free, at cap) [M], multipliers w [K] and theta, and a bound.
+    """Weights [M], their status [M] (zero, free, at cap), and multipliers w [K] and theta.
 
-    `error` is a proven bound on ||a - a*||_1, see `error_bound`.
+    `error` is a proved bound on ||a - a*||_1, see `error_bound`.
     """
 
     weights: Floats
@@ -74,7 +76,7 @@ def allocate(scores: Floats, sizes: Floats, upper: Floats) -> Floats:
     linear and increasing in theta, so theta follows from its 2M sorted breakpoints.
     """
     breaks = np.concatenate([-scores, upper / sizes - scores])
-    # Between two breakpoints the sum is linear, with the total size of free clients as its slope.
+    # Between two breakpoints the sum is linear; its slope is the total size of the free clients.
     order = np.argsort(breaks, kind="stable")
     sorted_breaks = breaks[order]
     slope = np.cumsum(np.concatenate([sizes, -sizes])[order])
@@ -83,7 +85,7 @@ def allocate(scores: Floats, sizes: Floats, upper: Floats) -> Floats:
     theta = sorted_breaks[k] + (1.0 - mass[k]) / slope[k] if slope[k] > 0.0 else sorted_breaks[k]
     weights: Floats = np.clip(sizes * (scores + theta), 0.0, upper)
     free = (weights > 0.0) & (weights < upper)
-    # One exact re-balance on the final support: cumulative sums over 2M terms lose a few digits.
+    # Cumulative sums over 2M terms lose a few digits, so rebalance once over the free clients.
     short = 1.0 - weights.sum()
     weights[free] += short * sizes[free] / max(sizes[free].sum(), TINY)
     np.clip(weights, 0.0, upper, out=weights)
@@ -93,9 +95,9 @@ def allocate(scores: Floats, sizes: Floats, upper: Floats) -> Floats:
 
 
 def _allocate_by_bisection(scores: Floats, sizes: Floats, upper: Floats, breaks: Floats) -> Floats:
-    """`allocate` where sizes differ so much that running sums lose the small ones altogether.
+    """`allocate` for sizes that differ so much that cumulative sums lose the small ones.
 
-    Bisection over the sorted breakpoints gives the segment of theta, each sum from scratch.
+    Bisection over the sorted breakpoints locates theta, and computes each sum from scratch.
     """
     low, high = 0, breaks.size - 1
     while high - low > 1:
@@ -144,8 +146,8 @@ def linear_minimiser(slopes: Floats, upper: Floats) -> Floats:
 def linear_gap(slopes: Floats, weights: Floats, upper: Floats) -> float:
     """max_s slopes . (a - s) over the capped simplex; with the gradient, the Frank-Wolfe gap.
 
-    Both a and s sum to one, so any constant may be taken off the slopes first; the slope at which
-    s stops filling makes every term non-negative, so that nothing cancels.
+    Both a and s sum to 1, so a constant may be subtracted from the slopes. The last slope that s
+    fills makes every term non-negative, so that nothing cancels.
     """
     best = linear_minimiser(slopes, upper)
     level = slopes[best > 0.0].max()

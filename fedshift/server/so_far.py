@@ -1,4 +1,4 @@
-"""FedPALS weights of a cohort for what earlier rounds have not mixed."""
+"""FedPALS weights of a cohort that also make up for what earlier rounds lacked of the target."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedshift.tree import Params
 
 
 def check_rule(rule: Pals) -> None:
-    """Raise InputError for a rule whose distance is not squared: debts of rounds would not add."""
+    """Raise InputError unless the rule's distance is squared: other debts would not add up."""
     if rule.fidelity != "squared":
         raise InputError(
             f'so_far adds up squared distances, got fidelity = "{rule.fidelity}"; leave out one of '
@@ -24,7 +24,7 @@ def check_rule(rule: Pals) -> None:
 
 
 def shares_of(table: Params) -> NDArray[np.float64]:
-    """S [C, K], a client's label shares; zeros for a client without examples."""
+    """S [C, K], the clients' label shares; zeros for a client without examples."""
     labels = table["labels"].numpy()
     shares: NDArray[np.float64] = labels / np.maximum(labels.sum(1, keepdims=True), 1.0)
     return shares
@@ -35,14 +35,17 @@ def weights_so_far(
 ) -> PalsWeights:
     """argmin over the simplex of ||T + D - S^T a||^2 + t lam sum_i a_i^2 / n_i, in round t.
 
-    D = sum_{s<t} (T - S_s^T a_s) is the debt of the t - 1 rounds before. Given their weights, a
-    minimises t ||T - m||^2 + lam sum_s sum_i a_si^2 / n_i, m the mean mixture of the t rounds.
+    D = sum_{s<t} (T - S_s^T a_s) is the debt of the t - 1 earlier rounds. Given their weights, a
+    minimises t ||T - m||^2 + lam sum_s sum_i a_si^2 / n_i, where m is the mean mixture of all t
+    rounds.
 
+    rule    its lam is used as above; an ess is reached in this cohort by the smallest lam
     table   the cohort's "labels" [C, K], float64
-    debt    D [K]; rounds: t - 1. Without any, these are the rule's own weights, bit for bit
-    rule    its lam counts as above; its ess is reached in this cohort by the smallest lam
+    debt    D [K]
+    rounds  t - 1; if it is 0, these are the rule's own weights, bit for bit
 
-    Ours: the paper solves for T in every round. With all clients in every round it is the same.
+    This is our extension: the paper solves for T in every round. If all clients take part in every
+    round, both are the same.
     """
     if not rounds:
         return rule.solved(table)
@@ -50,6 +53,7 @@ def weights_so_far(
     sizes = labels.sum(1)
     target = np.asarray(rule.target, dtype=np.float64) + debt
     cap = rule.cap_among(int((sizes > 0).sum()))
+    # Not as label counts: T + D may have negative entries, which no target of labels has.
     solve = partial(pals_weights, sizes, target, cap=cap, rows=shares_of(table))
     if rule.lam is not None:
         return solve(lam=(rounds + 1) * float(rule.lam))

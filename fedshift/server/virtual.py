@@ -1,4 +1,4 @@
-"""A classifier from class statistics alone: Gaussians of features, drawn from and fitted to."""
+"""A classifier from class statistics alone: draw features from Gaussians, fit a head to them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from fedshift.seeds import generator
 
 Floats = NDArray[np.float64]
 MOST_STEPS = 200
-# Relative to a covariance's largest variance: what is less is rounding, whose root would not be.
+# Eigenvalues below this, relative to the largest one of their covariance, are rounding and set to
+# 0: their square root, 1e-6, would no longer be negligible.
 ROUNDING = 1e-12
-# Of a mean, and of a standard deviation. Beyond it the fit does not come to its minimum, or to an
-# end; it is what a model that diverged sends, or a client that lies.
+# Limit for means and standard deviations. Larger ones come from a model that diverged, or from a
+# malicious client; with them the fit would not reach its minimum, or would not end.
 LARGEST = 1e6
 
 
@@ -27,26 +28,26 @@ def gaussians(share: Tensor, total: Tensor, square: Tensor) -> tuple[Tensor, Ten
         mean_c = total_c / share_c,   covariance_c = square_c / share_c - mean_c mean_c^T
 
     share [K] P(y = c), total [K, d] E[1{y = c} f], square [K, d, d] E[1{y = c} f f^T], float64.
-    A label of share 0 has zeros. Raises DivergedError for numbers beyond `LARGEST`, or not finite.
+    A label with share 0 gets zeros. Raises DivergedError for numbers beyond `LARGEST` or NaN.
     """
     by = share.clamp(min=1e-300)
     seen = (share > 0).double()
     mean = total / by[:, None] * seen[:, None]
     covariance = square / by[:, None, None] * seen[:, None, None] - mean[:, :, None] * mean[:, None]
     sized = (mean.abs() <= LARGEST).all() and (covariance.abs() <= LARGEST**2).all()
-    if not bool(sized):  # so also of NaN
+    if not bool(sized):  # NaN fails the comparisons, too
         raise DivergedError(
             "the clients' class statistics are of features that are not finite, or beyond "
             f"{LARGEST:g}; lower the clients' lr"
         )
     values, vectors = torch.linalg.eigh((covariance + covariance.mT) / 2)
     values = values * (values > ROUNDING * values.amax(1, keepdim=True))
-    # The symmetric root: it does not depend on the signs that eigenvectors happen to have.
+    # Take the symmetric root, which does not depend on the arbitrary signs of eigenvectors.
     return mean, (vectors * values.sqrt()[:, None]) @ vectors.mT
 
 
 def drawn(mean: Tensor, root: Tensor, draws: int, seed: int) -> Tensor:
-    """Virtual features [K, draws, d] from each label's Gaussian; each label has its stream."""
+    """Virtual features [K, draws, d] from each label's Gaussian, one random stream per label."""
     noise = [
         torch.randn(draws, mean.shape[1], dtype=torch.float64, generator=source)
         for source in (generator(seed, "virtual features", c) for c in range(len(mean)))
@@ -57,16 +58,16 @@ def drawn(mean: Tensor, root: Tensor, draws: int, seed: int) -> Tensor:
 def refitted(
     features: Tensor, shares: Tensor, ridge: float, fixed: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """(W [K, d], b [K]) of the softmax regression on features [K, m, d] whose labels have shares.
+    """(W [K, d], b [K]) of softmax regression on features [K, m, d], labels weighted by shares [K].
 
         argmin  -sum_c (shares_c / m) sum_j log softmax(W f_cj + b)[c] + ridge/2 (||W||^2 + ||b||^2)
 
-    The ridge makes the minimum one point, to which Newton's method comes from 0. fixed [K]: b,
-    where it is not to be fitted; it then has no ridge. Raises DivergedError for features that are
-    not finite.
+    The ridge makes the minimum unique; Newton's method reaches it from 0. fixed [K] is a given b,
+    which is then not fitted and has no ridge. Raises DivergedError for features that are not
+    finite.
     """
     labels, draws, width = features.shape
-    # One column of ones more is the bias.
+    # A column of ones stands for the bias; zeros if the bias is given.
     ones = features.new_full((labels, draws, 1), float(fixed is None))
     f = torch.cat([features, ones], 2).cpu().numpy()
     if not np.isfinite(f).all():
@@ -86,12 +87,14 @@ def refitted(
         return slope
 
     def value(flat: Floats) -> tuple[float, Floats]:
+        """The objective and its gradient."""
         log_p, p = at(flat)
         loss = -float(w @ log_p[rows, y]) + ridge / 2 * float(flat @ flat)
         p[rows, y] -= 1.0
         return loss, joined(p, flat)
 
     def curvature(flat: Floats, along: Floats) -> Floats:
+        """The Hessian of the objective times the vector `along`."""
         p = at(flat)[1]
         change = p * (x @ along.reshape(labels, width + 1).T)
         return joined(change - p * change.sum(1, keepdims=True), along)

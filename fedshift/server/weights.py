@@ -1,7 +1,8 @@
 """Weight rules: from the server's table of a cohort to weights on the simplex.
 
-A rule sees what clients registered, never what they claim with an update: `table["n"]` [C] and,
-where the rule needs it, `table["labels"]` [C, K], both float64. It returns weights [C] in float64.
+A rule reads what clients have registered, `table["n"]` [C] and, if it needs it, `table["labels"]`
+[C, K], both float64; it never reads what they claim with an update. It returns weights [C] in
+float64.
 """
 
 from __future__ import annotations
@@ -87,11 +88,11 @@ def check_target(target: tuple[float, ...]) -> None:
 class Pals:
     """FedPALS: argmin over the simplex of ||T - S^T a||^2 + lam sum_i a_i^2 / n_i.
 
-    Solved over every cohort, with `lam` fixed or `ess` (a fraction of the cohort's examples)
-    reached by the smallest lam. See `fedshift.pals_weights` for the arguments and the solver.
+    Solved for every cohort, with a fixed `lam`, or with the smallest lam that reaches `ess` (a
+    fraction of the cohort's examples). See `fedshift.pals_weights` for arguments and solver.
 
-    strict  False: the cap goes before all else. In a cohort of C clients it is no less than 1/C,
-            and an `ess` out of reach under it becomes the largest ESS that is not. True refuses
+    strict  True raises InputError if the cap or `ess` cannot be met in a cohort. False relaxes
+            them: the cap becomes at least 1/C, and `ess` the largest ESS possible under the cap
 
     >>> import torch
     >>> from fedshift.server.weights import Pals
@@ -110,39 +111,39 @@ class Pals:
     needs = ("n", "labels")
 
     def __post_init__(self) -> None:
-        # First, because its messages know the ranges; `check_fields` only knows types.
+        # Check ranges before types: these messages say which values are allowed.
         check_setting(self.lam, self.ess, self.cap, self.fidelity)
         check_fields(self)
         check_target(self.target)
 
     def __call__(self, table: Params) -> Tensor:
-        # A copy: the cached array is read-only, which torch does not respect.
+        # Copy: the array is cached and read-only, but a tensor that shares it could be written to.
         return torch.tensor(self.solved(table).weights.tolist(), dtype=torch.float64)
 
     def solved(self, table: Params) -> PalsWeights:
         """The weights [C] with their lambda, their ESS and whether they are proved optimal."""
+        # The cache below needs arguments that can be hashed, hence bytes, floats and tuples.
         labels = np.ascontiguousarray(table["labels"].numpy(), dtype=np.float64)
-        # Plain floats and tuples: the cache below needs hashable arguments.
         lam, ess = (None if value is None else number(value) for value in (self.lam, self.ess))
         cap = self.cap_among(int((labels.sum(1) > 0).sum()))
         rule = tuple(numbers(self.target).tolist()), lam, ess, cap, self.fidelity, self.strict
-        return _solved(labels.tobytes(), labels.shape, *rule)
+        return _solve_cached(labels.tobytes(), labels.shape, *rule)
 
     def cap_among(self, clients: int) -> float | None:
-        """The cap in a cohort of so many clients with examples; None without one."""
+        """The cap in a cohort with this number of clients with examples; None without a cap."""
         if self.cap is None or self.strict:
             return None if self.cap is None else number(self.cap)
         return max(number(self.cap), 1.0 / max(clients, 1))
 
 
 @lru_cache(maxsize=1)
-def _solved(
+def _solve_cached(
     labels: bytes, shape: tuple[int, ...], target: tuple[float, ...],
     lam: float | None, ess: float | None, cap: float | None, fidelity: Fidelity, strict: bool,
 ) -> PalsWeights:  # fmt: skip
-    """Weights for a table of label counts; cached for a cohort that comes twice in a row.
+    """Weights for a table of label counts; cached for when the same cohort comes again at once.
 
-    The solver takes milliseconds, which in a small federation is as long as training.
+    The solver takes milliseconds, as long as training in a small federation.
     """
     counts = np.frombuffer(labels).reshape(shape)
     solve = partial(pals_weights, counts, target, cap=cap, fidelity=fidelity)

@@ -1,1 +1,1 @@
-"""Attacks and faults that users can try on their federation before others do."""
+"""Attacks and faults that users can try on their own federation."""

@@ -1,7 +1,7 @@
-"""Bad answers that a client can send in place of its update, by name: a corpus of data, not code.
+"""Invalid replies that a client could send instead of its update, by name: a table, not code.
 
-An attack is a row: what is changed, where, and into what. `spoil` turns one honest reply into the
-replies that arrive in its place: one, none (drop) or two (duplicate).
+Each attack is a row: what is changed, where, and into what. `spoil` turns one honest reply into the
+replies that arrive instead: one, none (drop) or two (duplicate).
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ BIG = torch.finfo(torch.float32).max
 
 @dataclass(frozen=True)
 class Attack:
-    """One row of the corpus.
+    """One row of the table.
 
-    kind   value: one entry of a tensor is `to`; all: every entry; shape, type: of a tensor; name,
-           part: names of tensors and parts; round, id, client: the round and client that it claims;
-           copies: how often it arrives
-    part   of the update; the tensor in it is drawn
+    kind   what is changed: "value" one entry of a tensor, "all" every entry, its "shape" or "type",
+           the "name" of a tensor, a "part", the "round", "id" or "client" that the reply claims, or
+           how many "copies" arrive
+    to     into what
+    part   the part of the update that is changed; the tensor in it is drawn
     """
 
     kind: Kind
@@ -119,8 +120,8 @@ def attack(name: str) -> Attack:
 def spoil(name: str, reply: Reply, seed: int = 0) -> tuple[Reply, ...]:
     """The replies that arrive in place of `reply`; the tensor and entry are drawn from the seed.
 
-    Raises InputError for an unknown name, and where the update has no such part (counters, where
-    the model has none).
+    Raises InputError for an unknown name, and if the update lacks the part (such as counters of a
+    model that has none).
     """
     row, rng = attack(name), generator(seed, "attack", name, reply.t, reply.client)
     if row.kind == "copies":
@@ -133,13 +134,13 @@ def spoil(name: str, reply: Reply, seed: int = 0) -> tuple[Reply, ...]:
 def _copies(count: int, reply: Reply) -> tuple[Reply, ...]:
     if count >= 0:
         return (reply,) * count
-    # A second answer with other numbers: equal ones could be taken for a repeated message.
+    # The second reply has other numbers: an equal one could pass as a repeated message.
     halved = {k: v / 2 for k, v in reply.update.get("delta", {}).items()}
     return reply, reply._replace(update={**reply.update, "delta": halved})
 
 
 def _draw_tensor(update: Parts, row: Attack, rng: torch.Generator) -> str:
-    """A tensor of the attacked part that has something to spoil."""
+    """Draw a tensor of the attacked part, from those with entries."""
     tree = update.get(row.part, {})
     names = [k for k, v in tree.items() if v.numel() and (row.part != "report" or k == "loss")]
     if not names:
@@ -172,7 +173,7 @@ SHAPES: Mapping[str, Callable[[Tensor], Tensor]] = {
     "flat": lambda v: v.flatten() if v.dim() != 1 else v[:, None],
     "empty": lambda v: v.flatten()[:0],
     "half": lambda v: v.flatten()[: v.numel() // 2],
-    # One number in memory: only what reads or copies it would need the terabytes.
+    # Only one number in memory; code that copies the tensor would need terabytes.
     "terabytes": lambda v: v.flatten()[:1].expand(1 << 40),
 }
 
@@ -193,6 +194,7 @@ def _tensor(update: Parts, row: Attack, rng: torch.Generator) -> Parts:
 
 
 def _name(update: Parts, row: Attack, rng: torch.Generator) -> Parts:
+    """Remove, rename or add a tensor."""
     name = _draw_tensor(update, row, rng)
     tree = dict(update[row.part])
     v = tree.pop(name)
@@ -208,6 +210,7 @@ def _name(update: Parts, row: Attack, rng: torch.Generator) -> Parts:
 
 
 def _part(update: Parts, row: Attack, rng: torch.Generator) -> Parts:
+    """Remove a part, or add one with a claim."""
     if row.to == "missing":
         return {k: v for k, v in update.items() if k != row.part}
     if row.to == "none":
@@ -219,7 +222,7 @@ def _part(update: Parts, row: Attack, rng: torch.Generator) -> Parts:
         "table": {"n": torch.tensor([1e9], dtype=torch.float64)},
         FAILED: {"reason": torch.full((5000,), 255, dtype=torch.uint8)},
     }
-    # Claims that would buy influence if the server took weights or tables from replies.
+    # With these claims a client would gain influence if the server took weights from replies.
     if row.to in claims:
         return {**update, row.to: claims[row.to]}
     size = torch.tensor(1e9 if row.to == "n" else -1e9, dtype=torch.float64)

@@ -15,7 +15,7 @@ from fedshift.errors import FedshiftError
 from fedshift.seeds import numpy_generator
 
 Change = Callable[[bytes, np.random.Generator], bytes]
-# Starts of other formats: zip, PNG, gzip, a pickle, tar's name field, NumPy, idx, safetensors.
+# First bytes of other formats: zip, PNG, gzip, a pickle, tar's name field, NumPy, idx, safetensors.
 MAGIC = (b"PK\x03\x04", b"\x89PNG\r\n\x1a\n", b"\x1f\x8b\x08\x00", b"\x80\x04\x95", b"../../x\0",
          b"\x93NUMPY\x01\x00", b"\x00\x00\x08\x03", b"\xff" * 8, b"\0" * 8)  # fmt: skip
 # Values on which parsers of text and numbers often fail.
@@ -27,7 +27,7 @@ NUMBER = re.compile(rb"-?\d+\.?\d*")
 
 
 def damaged(data: bytes, rng: np.random.Generator) -> bytes:
-    """The bytes after one to three changes."""
+    """The bytes after one to three random changes."""
     for _ in range(1 + int(rng.integers(3))):
         data = CHANGES[int(rng.integers(len(CHANGES)))](data, rng)
     return data
@@ -55,7 +55,7 @@ def _start(data: bytes, rng: np.random.Generator) -> bytes:
 
 
 def _header(data: bytes, rng: np.random.Generator) -> bytes:
-    """A length near the start that is larger than the file."""
+    """Write a length, mostly larger than the file, near the start."""
     length = (1 << 62, 1 << 40, 1 << 31, 99_999_999, len(data), 0)[int(rng.integers(6))]
     start = int(rng.integers(5))
     return data[:start] + struct.pack("<>"[int(rng.integers(2))] + "Q", length) + data[start + 8 :]
@@ -76,17 +76,17 @@ def _odd(data: bytes, rng: np.random.Generator) -> bytes:
 
 
 def _span(data: bytes, rng: np.random.Generator) -> bytes:
-    """Leave out a stretch, repeat it, or replace it by another."""
+    """Remove a section, repeat it, or replace it by another."""
     first, last = sorted((_place(data, rng), _place(data, rng)))
-    last = min(last, first + 4096)  # files stay about as large, and runs as fast
+    last = min(last, first + 4096)  # so that files do not grow much
     at = _place(data, rng)
     kinds = (b"", data[first:last] * 2, data[at : at + last - first])
     return data[:first] + kinds[int(rng.integers(3))] + data[last:]
 
 
 def _place(data: bytes, rng: np.random.Generator) -> int:
-    """Anywhere; half of the time among the first 300 bytes, where headers are."""
-    # Otherwise damage would hit the numbers nearly always, and hardly ever what describes them.
+    """A random position; half of the time among the first 300 bytes, where headers are."""
+    # Otherwise nearly all damage would hit the data, and hardly any the headers.
     end = min(300, len(data)) if rng.random() < 0.5 else len(data)
     return int(rng.integers(end + 1))
 
@@ -96,10 +96,7 @@ CHANGES: Sequence[Change] = (_cut, _bits, _noise, _start, _header, _number, _odd
 
 @dataclass(frozen=True)
 class Reader:
-    """An intact file and its reader.
-
-    most: the most seconds that reading may take
-    """
+    """An intact file and its reader; `most` is how many seconds reading may take."""
 
     name: str
     path: Path
@@ -109,7 +106,7 @@ class Reader:
 
 @dataclass(frozen=True)
 class Read:
-    """Damaged files: how many were accepted, how many refused, and what went wrong."""
+    """The result: how many damaged files were accepted, how many refused, and what went wrong."""
 
     taken: int
     refused: int
@@ -117,15 +114,15 @@ class Read:
 
 
 def fuzz_file(reader: Reader, times: int, seed: int) -> Read:
-    """Read the file in `times` damaged forms; afterwards the file is intact again.
+    """Read the file in `times` damaged versions, and restore it.
 
-    A form counts as broken if its reader raises anything but the library's own errors, if a line of
-    the message does not name the file (or its folder), if the message is longer than a page, or if
-    reading takes longer than `most`.
+    A version counts as broken if the reader raises anything but the library's own errors, if a line
+    of the message does not name the file (or its folder), if the message is longer than a page, or
+    if reading takes longer than `most`.
     """
     whole, rng = reader.path.read_bytes(), numpy_generator(seed, "damage", reader.name)
     taken, broken = 0, list[str]()
-    reader.read()  # the intact file must be readable, or all refusals would look right
+    reader.read()  # a control: if the intact file were refused, all refusals would look right
     try:
         for i in range(times):
             reader.path.write_bytes(damaged(whole, rng))
@@ -133,7 +130,7 @@ def fuzz_file(reader: Reader, times: int, seed: int) -> Read:
             try:
                 reader.read()
                 taken += 1
-            except FedshiftError as e:  # refused, as it should be, if the message is clear
+            except FedshiftError as e:  # a refusal is right if its message is clear
                 broken += _unclear(reader, str(e), i)
             except Exception as e:
                 broken.append(f"{reader.name} {i}: {type(e).__name__}: {str(e)[:200]}")
@@ -145,7 +142,7 @@ def fuzz_file(reader: Reader, times: int, seed: int) -> Read:
 
 
 def _unclear(reader: Reader, message: str, i: int) -> list[str]:
-    """What is wrong with a refusal's message; it may have a line for each of several mistakes."""
+    """What is wrong with a refusal's message, which may have one line for each mistake."""
     lines = message.split("\n")
     names = (reader.path.name, str(reader.path.parent))
     if all(any(name in line for name in names) for line in lines) and len(message) < 5000:

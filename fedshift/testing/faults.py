@@ -1,11 +1,11 @@
-"""Clients that misbehave by a plan: see what a round of your federation does then.
+"""Clients that misbehave according to a plan, to see how your federation reacts.
 
     plan = seeded(0.1, ("drop", "nan", "delay"), seed=0)
     for played in run(algorithm, federation, 50, backend=Faulty(plan)):
         print(played.t, played.dropped, played.skipped)
 
-with a federation whose gate drops (`Gate(on_bad="drop")`); with the usual gate the first bad reply
-ends the run. The names are those of `fedshift.testing.attacks.ATTACKS`.
+with a federation whose gate drops (`Gate(on_bad="drop")`); with the default gate the first bad
+reply ends the run. The names are those of `fedshift.testing.attacks.ATTACKS`.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from fedshift.errors import InputError
 from fedshift.seeds import generator, key
 from fedshift.testing.attacks import ATTACKS, attack, spoil
 
-# From (round, client) to what goes wrong there; None for nothing.
+# From (round, client) to the name of a fault; None for none.
 FaultPlan = Callable[[int, int], str | None]
 
 
 def at(faults: Mapping[tuple[int, int], str]) -> FaultPlan:
-    """These faults: {(round, client): name}. Raises InputError for unknown names."""
+    """A plan with these faults: {(round, client): name}. Raises InputError for unknown names."""
     for name in faults.values():
         attack(name)
     return lambda t, client: faults.get((t, client))
 
 
 def seeded(rate: float, names: Sequence[str] = tuple(ATTACKS), seed: int = 0) -> FaultPlan:
-    """Each client in each round misbehaves with probability `rate`, in a way drawn from `names`.
+    """A plan: each client misbehaves in each round with probability `rate`, with one of `names`.
 
-    A function of (seed, round, client) alone. Raises InputError for a rate outside [0, 1] and
+    It depends only on (seed, round, client). Raises InputError for a rate outside [0, 1] and
     unknown names.
     """
     if not 0.0 <= rate <= 1.0 or not names:
         raise InputError(f"rate={rate}, {len(names)} names; allowed: 0 to 1, and at least one")
-    # Now, not in the round in which a misspelt name happens to be drawn.
+    # Check names now, not in the round in which a misspelt one happens to be drawn.
     for name in names:
         attack(name)
 
@@ -51,9 +51,9 @@ def seeded(rate: float, names: Sequence[str] = tuple(ATTACKS), seed: int = 0) ->
 
 
 class Faulty:
-    """A backend whose clients misbehave as `plan` says; `done` lists (round, client, fault).
+    """A backend whose clients misbehave by `plan`; `done` lists (round, client, fault).
 
-    A delayed reply arrives in the next round, in addition to the one that its client sends then.
+    A delayed reply arrives in the next round, in addition to that round's reply of its client.
     """
 
     def __init__(self, plan: FaultPlan, backend: Backend = loop, seed: int = 0) -> None:
@@ -63,13 +63,14 @@ class Faulty:
 
     def __call__(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
         """The replies that arrive, in the backend's order; late ones come first."""
-        # Emptied before training: replies that are delayed now belong to the next round.
+        # Empty the list first, because replies that are delayed now belong to the next round.
         arriving, self.late = self.late, []
         yield from arriving
         for reply in self.backend(update, jobs):
-            yield from self._spoilt(reply)
+            yield from self._spoil(reply)
 
-    def _spoilt(self, reply: Reply) -> tuple[Reply, ...]:
+    def _spoil(self, reply: Reply) -> tuple[Reply, ...]:
+        """The replies that arrive instead of this one, by the plan."""
         name = self.plan(reply.t, reply.client)
         if name is None:
             return (reply,)

@@ -1,4 +1,4 @@
-"""A Flower client app that misbehaves by a plan, in whole messages and not only in tensors."""
+"""A Flower client app that misbehaves by a plan, in its messages' bytes as well as in tensors."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ BYTES: Mapping[str, Callable[[bytes], bytes]] = {
 
 
 def faulty_app(app: ClientApp, plan: FaultPlan, seed: int = 0) -> ClientApp:
-    """The app, whose answers to "train" are spoilt as `plan` says; other messages pass.
+    """The app, with its answers to "train" spoilt by `plan`; other messages are passed on.
 
-    plan: as in `fedshift.testing.faults`; `BYTES` names more. An app answers once: "drop" and
-    "delay" become errors, duplicates arrive once. Raises InputError for unknown names.
+    plan: as in `fedshift.testing.faults`, with the names of `BYTES` as well. An app answers each
+    message once, so "drop" and "delay" become errors, and duplicates arrive once. Raises InputError
+    for unknown names.
     """
     faulty = ClientApp()
 
@@ -49,6 +50,7 @@ def faulty_app(app: ClientApp, plan: FaultPlan, seed: int = 0) -> ClientApp:
     def evaluate(message: Message, context: Context) -> Message:
         return app(message, context)
 
+    # Other queries pass unchanged: the faults are those of training.
     for kind in ("register", "state"):
 
         @faulty.query(kind)
@@ -61,14 +63,14 @@ def faulty_app(app: ClientApp, plan: FaultPlan, seed: int = 0) -> ClientApp:
 def spoilt(name: str, content: RecordDict, client: int, t: int, seed: int = 0) -> RecordDict:
     """A client's answer to "train" after the attack of this name.
 
-    Raises RuntimeError for answers that never come, as a client that breaks down would.
+    Raises RuntimeError for answers that never come, as a failing client would.
     """
     if name in BYTES:
         return _bytes(BYTES[name], content)
     if name not in ATTACKS:
         raise unknown("attack", name, [*ATTACKS, *BYTES])
     replies = spoil(name, Reply(client, parts_of(content), {}, t), seed)
-    # Flower waits for one answer per message: one that is late or lost is an error to it.
+    # Flower waits for one answer per message, so one that is late or lost must become an error.
     if not replies or name == "delay":
         raise RuntimeError("no answer")
     run = ConfigRecord({"round": replies[0].t})
@@ -76,9 +78,9 @@ def spoilt(name: str, content: RecordDict, client: int, t: int, seed: int = 0) -
 
 
 def _bytes(change: Callable[[bytes], bytes], content: RecordDict) -> RecordDict:
-    """The answer with the first array of its change replaced."""
+    """The answer with the bytes of one array changed."""
     record = content.array_records["delta"]
-    # One array suffices: a reader must refuse the whole answer for it.
+    # One array is enough, since the reader must then refuse the whole answer.
     name, array = next(iter(record.items()))
     data = change(array.data)
     forged = Array(dtype=array.dtype, shape=array.shape, stype=array.stype, data=data)

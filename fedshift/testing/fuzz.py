@@ -1,4 +1,4 @@
-"""Rounds with randomly changed replies: what the gate accepts, and what the server becomes."""
+"""Rounds with randomly changed replies, to test what the gate accepts and what the server does."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ODD = (
 
 @dataclass(frozen=True, eq=False)
 class Arena:
-    """One round of a federation with every client's honest reply, to be settled repeatedly.
+    """One round of a federation with every client's honest reply, to be settled again and again.
 
     Raises InputError for a gate that stops at the first bad reply.
     """
@@ -53,7 +53,7 @@ class Arena:
 
 
 def arena(algorithm: Algorithm, federation: Federation, gate: Gate) -> Arena:
-    """Round 1 of a federation, all of whose clients train once."""
+    """Round 1 of a federation, in which all clients train once."""
     server = start(algorithm, federation).server
     clients, seed = federation.clients, federation.seeds.batch
     opened = open_round(algorithm, server, torch.arange(len(clients)), 1, gate.max_weight)
@@ -87,13 +87,13 @@ def fuzz(place: Arena, replies: int, seed: int) -> Tally:
     rng, references = numpy_generator(seed, "fuzz"), dict[frozenset[int], Parts]()
     done, used, broken = 0, 0, list[str]()
     while done < replies:
-        # Never a majority: the honest clients must be able to finish the round.
+        # At most half, so that the honest clients can complete the round.
         count = 1 + int(rng.integers(max(1, (len(place.honest) - 1) // 2)))
         touched = {int(i) for i in rng.choice(len(place.honest), count, replace=False)}
         arriving: list[Reply] = []
         for i, reply in enumerate(place.honest):
             arriving += fuzzed(reply, rng) if i in touched else [reply]
-        # Any order of arrival must give the same result.
+        # Shuffle, because the result must not depend on the order of arrival.
         order = rng.permutation(len(arriving)).tolist()
         clients = {place.honest[i].client for i in touched}
         accepted, wrong = _judge(place, [arriving[i] for i in order], clients, references)
@@ -108,7 +108,7 @@ def _judge(
     touched: set[int],
     references: dict[frozenset[int], Parts],
 ) -> tuple[int, list[str]]:
-    """(number of touched clients that were accepted, list of what is wrong with the round)."""
+    """(how many of the touched clients were accepted, what is wrong with the round)."""
     try:
         played = place.settled(arriving)
     except Exception as e:
@@ -119,7 +119,7 @@ def _judge(
     wrong += [f"skipped: {played.skipped}"] if played.skipped else []
     wrong += list(_odd(played.server, place.server))
     if not accepted and not wrong:
-        # Once for each set of dropped clients: many fuzzed rounds drop the same ones.
+        # Cached by the set of dropped clients: many fuzzed rounds drop the same ones.
         if dropped not in references:
             rest = [reply for reply in place.honest if reply.client not in dropped]
             references[dropped] = place.settled(rest).server
@@ -137,6 +137,7 @@ def different(a: Parts, b: Parts) -> list[str]:
 
 
 def _odd(after: Parts, before: Parts) -> Iterator[str]:
+    """What is wrong with the server's tensors after a round: other forms, or not finite."""
     x, y = flatten(after), flatten(before)
     yield from sorted(x.keys() ^ y.keys())
     for k in x.keys() & y.keys():
@@ -147,9 +148,9 @@ def _odd(after: Parts, before: Parts) -> Iterator[str]:
 
 
 def fuzzed(reply: Reply, rng: np.random.Generator) -> list[Reply]:
-    """The replies in place of one: an attack of the corpus, or one to three random changes.
+    """The replies instead of one: an attack of the table, or one to three random changes.
 
-    A reply may come out unchanged; the gate must then accept it.
+    A reply may happen to stay the same; the gate must then accept it.
     """
     if rng.random() < 0.2:
         name = _pick(rng, list(ATTACKS))
@@ -159,7 +160,7 @@ def fuzzed(reply: Reply, rng: np.random.Generator) -> list[Reply]:
             return [reply]
     for _ in range(1 + int(rng.integers(3))):
         reply = reply._replace(update=_mutate(reply.update, rng))
-    # Random tensors alone would hardly ever test what is checked before them.
+    # Change the round, too: it is checked before any tensor.
     if rng.random() < 0.1:
         reply = reply._replace(t=reply.t + int(rng.integers(-3, 4)))
     return [reply] * (2 if rng.random() < 0.05 else 1)
@@ -170,7 +171,7 @@ def _pick(rng: np.random.Generator, options: Sequence[Any]) -> Any:
 
 
 def _mutate(update: Parts, rng: np.random.Generator) -> Parts:
-    """One tensor changed: its numbers, its form, its name, or its place."""
+    """Change one tensor: its numbers, shape or type, its name, or its part."""
     places = [(part, name) for part, tree in update.items() for name in tree]
     if not places:
         return {"delta": {"x": torch.zeros(1)}}
@@ -194,16 +195,16 @@ def _numbers(v: Tensor, rng: np.random.Generator) -> Tensor:
     v, number = v.contiguous().clone(), _pick(rng, ODD)
     if not v.is_floating_point():
         number = float(np.clip(np.nan_to_num(number), -(2.0**30), 2.0**30))
-    # Through float64: assigning a number too large for float32 would raise an error.
+    # As a float64 tensor: assigning a Python number too large for float32 would raise an error.
     v.view(-1)[int(rng.integers(v.numel()))] = torch.tensor(number, dtype=torch.float64)
     return v
 
 
 def _bits(v: Tensor, rng: np.random.Generator) -> Tensor:
-    """One bit flipped."""
+    """Flip one bit."""
     if not v.numel() or v.dtype == torch.bool:
         return v
-    # Through bytes: any bit may flip, those of exponents and signs, too.
+    # View the tensor as bytes, so that bits of exponents and signs are flipped as well.
     v = v.contiguous().clone()
     raw = v.view(-1).view(torch.uint8)
     raw[int(rng.integers(raw.numel()))] ^= 1 << int(rng.integers(8))

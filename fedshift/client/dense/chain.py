@@ -13,7 +13,7 @@ from fedshift.model import Model
 
 
 class Chained(Protocol):
-    """A network that lists the modules which, applied in turn, give its logits."""
+    """A network with a method that lists the modules which, applied in turn, give its logits."""
 
     def chain(self) -> Sequence[nn.Module]: ...
 
@@ -30,8 +30,9 @@ def layers_of(model: Model, dims: int) -> tuple[Layer, ...]:
     """The layers of a model for inputs x [n, ...] of `dims` dimensions.
 
     Raises UnfitError, with the reason, unless the network is an `nn.Sequential` (or `Chained`) of
-    `nn.Flatten`, `nn.Linear` and `nn.ReLU` themselves, each ReLU after a linear layer, the last
-    layer linear, without hooks, shared, further or frozen-norm parameters, buffers or augmentation.
+    `nn.Flatten`, `nn.Linear` and `nn.ReLU` (subclasses are refused), each ReLU after a linear
+    layer, the last layer linear. Hooks, shared parameters, parameters outside of these layers,
+    buffers and augmentation are refused, too: the closed form would ignore them.
     """
     if model.augment is not None:
         raise not_dense("the model augments its inputs")
@@ -49,7 +50,7 @@ def layers_of(model: Model, dims: int) -> tuple[Layer, ...]:
         else:
             kind = type(module).__name__
             raise not_dense(f"the network has {kind} where only Flatten, Linear or ReLU may be")
-    # Each parameter exactly once: a shared one would need the sum of two gradients.
+    # Every parameter must appear exactly once: a shared one would need the sum of two gradients.
     used = [name for layer in layers for name in layer[:2] if name is not None]
     if sorted(used) != sorted(names.values()):
         raise not_dense("layers share parameters, or the network has others beside its layers")
@@ -59,12 +60,12 @@ def layers_of(model: Model, dims: int) -> tuple[Layer, ...]:
 
 
 def _modules(net: nn.Module) -> Iterator[nn.Module]:
-    """The modules of a chain in turn, those of nested ones in their places."""
+    """The modules of a chain in order, with nested chains expanded."""
     if has_hooks(net):
         raise not_dense(f"{type(net).__name__} has hooks")
     if type(net) is nn.Sequential:
         inner: Sequence[nn.Module] = tuple(net)
-    # Asked of the class: nn.Module searches long before it raises for a missing attribute.
+    # Ask the class: on an instance, nn.Module searches long before it misses an attribute.
     elif hasattr(type(net), "chain") and _of_one_class(net):
         inner = cast(Chained, net).chain()
     else:
@@ -75,7 +76,10 @@ def _modules(net: nn.Module) -> Iterator[nn.Module]:
 
 
 def _of_one_class(net: nn.Module) -> bool:
-    """Whether one class wrote `chain` and `forward`: a subclass may have changed one alone."""
+    """Whether `chain` and `forward` come from one class.
+
+    A subclass that overrides `forward` alone computes something that `chain` does not describe.
+    """
     chain, forward = (
         next(kind for kind in type(net).__mro__ if name in vars(kind))
         for name in ("chain", "forward")
@@ -84,7 +88,7 @@ def _of_one_class(net: nn.Module) -> bool:
 
 
 def not_dense(why: str) -> UnfitError:
-    """The error for what cannot be trained densely, with the reason."""
+    """The error for something that cannot be trained densely, with the reason."""
     return UnfitError(
         f"the backend dense trains chains of linear layers and ReLUs by plain SGD alone: {why}. "
         "Use the backend stacked, loop or workers"

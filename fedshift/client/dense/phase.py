@@ -1,15 +1,14 @@
 """A phase of SGD on a chain of linear layers, without autograd, for many clients at a time.
 
-With a_0 = x, z_l = W_l a_(l-1) + b_l, a_l = relu(z_l), an example a column each, and softmax
+With a_0 = x, z_l = W_l a_(l-1) + b_l and a_l = relu(z_l), one column for each example, and softmax
 cross-entropy at the end,
 
     delta_L = (softmax(z_L) - onehot(y)) diag(w / size)
     delta_(l-1) = (W_l^T delta_l) 1[a_(l-1) > 0]
     dW_l = delta_l a_(l-1)^T,   db_l = sum_b delta_l[:, b]
 
-and each step adds -lr dW_l to W_l (`nets.py`). As many clients are trained together as have
-parameters that fit in the processor's cache. A client's result is that of `client.local.Local` but
-for the order of sums.
+and each step adds -lr dW_l to W_l (`nets.py`). Clients are trained in groups whose parameters fit
+in the processor's cache. The result is that of `client.local.Local` but for the order of sums.
 """
 
 from __future__ import annotations
@@ -35,10 +34,11 @@ from fedshift.kernels.torch_private import log_softmax_backward
 from fedshift.model import Model
 from fedshift.tree import Params, Parts
 
-# Bytes of parameters that are trained together, in second-level caches of a core: with fewer, calls
-# cost more than the cache saves; with more, parameters fall out of it. On an MLP
-# 784-200-10, processors with 1 MB were fastest with 4 MB (of 0.5 to 16), by a tenth against 8 where
-# two processes share the third level; one with 2 MB at 8 to 32 (of 2 to 32).
+# Size of the parameters that are trained together, in multiples of a core's second-level cache.
+# With fewer clients the calls cost more than the cache saves; with more, parameters fall out of it.
+# Measured on an MLP 784-200-10: processors with 1 MB were fastest with 4 MB (of 0.5 to 16), a tenth
+# faster than with 8 if two processes share the third level; one with 2 MB, with 8 to 32 (of 2 to
+# 32).
 CACHES = 4
 SIZE = Path("/sys/devices/system/cpu/cpu0/cache/index2/size")
 USUAL = 1 << 20
@@ -57,7 +57,7 @@ class Drawn(NamedTuple):
 
 
 class Phase(Protocol):
-    """What dense training reads of a phase (`client.local.Local`)."""
+    """What dense training needs from a phase, a `client.local.Local`."""
 
     @property
     def oracles(self) -> tuple[Oracle, ...]: ...
@@ -75,23 +75,23 @@ class Phase(Protocol):
     def decay(self) -> float: ...
 
     def parts(self, model: Model, params: Params) -> tuple[Params, Params]:
-        """(parameters that move, the others)."""
+        """(trained parameters, all others)."""
 
     def check(self, model: Model, params: Params) -> None:
-        """Raise InputError if no parameter moves."""
+        """Raise InputError if no parameter is trained."""
 
 
 def train(
     phase: Phase, model: Model, objective: Term, params: Params, buffers: Params, context: Parts,
     data: ClientData, plan: Plan, *extra: Oracle,
 ) -> Trained:  # fmt: skip
-    """What a phase leaves, as a `client.trainer.Trainer`. Raises UnfitError for all but this:
+    """Train a phase, as a `client.trainer.Trainer`. Raises UnfitError for anything but:
 
-    chains as `client.dense.chain.layers_of` has them; `CrossEntropy` alone or with `Proximal`; SGD,
-    with momentum and weight decay as they come, precision "float32"; no oracle but `Shift`; inputs
-    of the parameters' type.
+    networks that `client.dense.chain.layers_of` takes; `CrossEntropy` alone or with `Proximal`;
+    SGD with any momentum and weight decay, in float32; no oracle but `Shift`; inputs of the
+    parameters' type.
 
-    Clients that come stacked, their plan's rows [C, S, B], are trained at once, all [C, ...].
+    Stacked clients (plan.rows [C, S, B], everything else [C, ...]) are trained at once.
     """
     model.refresh(params, buffers)
     oracles, many = (*phase.oracles, *extra), plan.rows.dim() == 3
@@ -115,7 +115,7 @@ def train(
     )
     named = {f"at {k}": v for k, v in params.items()}
     named |= {f"anchor {k}": context["anchor"][k] for k in pulled}
-    # One that is the same for all clients has no axis for them.
+    # A shift that is the same for all clients has no client axis: expand it.
     named |= {
         f"shift {k}": sum((by[k] for by in shifts[1:]), shifts[0][k]).expand(params[k].shape)
         for k in recipe.shifted
@@ -129,7 +129,7 @@ def train(
 
 
 def _proximal(objective: Term) -> list[tuple[float, tuple[str, ...]]]:
-    """(mu, free) of the proximal terms beside one cross-entropy."""
+    """(mu, free) of each proximal term; UnfitError for any term but these and one cross-entropy."""
     terms = objective.terms if type(objective) is Sum else (objective,)
     kinds = [type(term) for term in terms]
     if kinds.count(CrossEntropy) != 1 or set(kinds) - {CrossEntropy, Proximal}:
@@ -139,25 +139,28 @@ def _proximal(objective: Term) -> list[tuple[float, tuple[str, ...]]]:
 
 
 class _Phase(torch.autograd.Function):
-    """The phase as one operation, which `torch.func.vmap` hands all clients at once."""
+    """The phase as one autograd function: its `vmap` receives the tensors of all clients at once,
+    where `torch.func.vmap` would otherwise map every small operation.
+    """
 
     generate_vmap_rule = False
 
     @staticmethod
     def forward(recipe: Recipe, names: tuple[str, ...], *given: Tensor) -> tuple[Tensor, ...]:
-        one = [v[None] for v in given]
+        one = [v[None] for v in given]  # a stack of one client
         losses, ends = descend(recipe, Drawn(*one[:6]), dict(zip(names, one[6:], strict=True)))
         return losses[0], *(v[0] for v in ends.values())
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
+        pass  # nothing to save: there is no backward pass through a phase
 
     @staticmethod
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], recipe: Recipe, names: tuple[str, ...],
         *given: Tensor,
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:  # fmt: skip
+        # `dim` is the client axis of each tensor; None means that all clients share the tensor.
         many = [
             v.expand(info.batch_size, *v.shape) if dim is None else v.movedim(dim, 0)
             for v, dim in zip(given, in_dims[2:], strict=True)
@@ -169,7 +172,7 @@ class _Phase(torch.autograd.Function):
 
 @cache
 def cache_of_a_core() -> int:
-    """Bytes of the second level, as Linux says; 1 MB where it does not."""
+    """Bytes of a core's second-level cache as Linux reports them; 1 MB where it does not."""
     try:
         size = re.fullmatch(r"(\d+)K", SIZE.read_text().strip())
     except OSError:
@@ -178,12 +181,17 @@ def cache_of_a_core() -> int:
 
 
 class Steps(NamedTuple):
-    """Computed beforehand for S steps of c clients: rows [S, c, B] among all clients' examples,
-    labels [S, c, 1, B], share [S, c, 1, B] of each example in its batch's loss, live [S, c, 1], 1
-    where a client has a batch, rates [S, c, 1, 1] and slope [S, c, 1, B].
+    """What S steps of c clients need, computed before the first step.
 
-    slope is the loss by the log-softmax of each label. delta is linear in it, so that plain SGD's
-    -lr is in it and need not be multiplied in layer by layer.
+    rows [S, c, B]       indices of the batches among the examples of all clients
+    labels [S, c, 1, B]
+    share [S, c, 1, B]   weight of each example in the loss of its batch
+    live [S, c, 1]       1 if the client has a batch in this step, else 0
+    rates [S, c, 1, 1]   learning rates
+    slope [S, c, 1, B]   derivative of the loss by the log-softmax of each label
+
+    All deltas are linear in slope. So without momentum the factor -lr is multiplied into it once,
+    instead of into the gradient of every layer.
     """
 
     rows: Tensor
@@ -198,12 +206,13 @@ class Steps(NamedTuple):
     def of(recipe: Recipe, drawn: Drawn) -> Steps:
         """The steps of all clients."""
         kind, (clients, n) = drawn.x.dtype, drawn.y.shape
-        # Rows among all clients' examples: one look-up serves all.
+        # Number rows across all clients, so that one look-up serves all of them.
         first = torch.arange(0, clients * n, n, device=drawn.rows.device)
         rows = (drawn.rows + first[:, None, None]).transpose(0, 1)
         weight = drawn.weight.transpose(0, 1)
         sizes = weight.sum(-1, keepdim=True)
-        # In the finer of both types: for float64 inputs 1 / size must not be rounded to float32.
+        # Compute in the wider of the two types: for float64 inputs, 1 / size must not be rounded to
+        # float32.
         finer = torch.promote_types(kind, drawn.w.dtype)
         share = weight.to(finer) * drawn.w.reshape(-1)[rows] / sizes.to(finer).clamp(min=1.0)
         share = share.to(kind)[..., None, :]
@@ -214,61 +223,63 @@ class Steps(NamedTuple):
         return Steps(rows, labels, share, live, rates, slope)
 
     def mean(self, losses: Tensor) -> Tensor:
-        """[c] of the losses [S, c] of steps."""
+        """The mean [c] of the losses [S, c] over the steps that each client takes."""
         live = self.live[..., 0]
         return (losses * live).sum(0) / live.sum(0).clamp(min=1.0)
 
 
 def descend(recipe: Recipe, drawn: Drawn, named: Mapping[str, Tensor]) -> tuple[Tensor, Params]:
-    """(mean losses [C], parameters that move [C, ...]) of C clients, some at a time."""
+    """Train C clients in groups: (mean losses [C], trained parameters [C, ...])."""
     clients, examples = len(drawn.lr), drawn.x.reshape(drawn.y.numel(), -1)
     ends = {k: named[f"at {k}"].new_empty(named[f"at {k}"].shape) for k in recipe.moving}
+    # Memory of one client: its parameters, the velocity that momentum adds, and a batch.
     bytes_each = sum(v[0].nbytes for v in ends.values()) * (2 if recipe.momentum else 1)
     bytes_each += drawn.rows.shape[-1] * drawn.x[0, 0].nbytes
     fit = max(1, CACHES * cache_of_a_core() // max(1, bytes_each))
-    # As equal as possible: three times four clients, not twice six and none.
-    some = -(-clients // -(-clients // fit))
+    # Groups of nearly equal size: if 5 of 12 clients fit, train 4 + 4 + 4, not 5 + 5 + 2.
+    group = -(-clients // -(-clients // fit))
     steps, losses = Steps.of(recipe, drawn), []
-    for start in range(0, clients, some):
-        part = slice(start, start + some)
+    for start in range(0, clients, group):
+        part = slice(start, start + group)
         here = {k: v[part] for k, v in named.items()}
         at = {k: here[f"at {k}"] for layer in recipe.layers for k in layer[:2] if k is not None}
         at |= {k: v[part] for k, v in ends.items()}
         net = Nets.of(recipe, at, here)
-        losses.append(_train(net, examples, Steps(*(v[:, part] for v in steps))))
+        losses.append(_take_steps(net, examples, Steps(*(v[:, part] for v in steps))))
     return torch.cat(losses), ends
 
 
-# No gradient goes through it, so torch need not record what one would need.
+# No gradient flows through a phase, so torch need not record anything.
 @torch.inference_mode()
-def _train(net: Nets, examples: Tensor, steps: Steps) -> Tensor:
-    """Take the steps with c clients' networks, from where clients start; the mean losses [c]."""
+def _take_steps(net: Nets, examples: Tensor, steps: Steps) -> Tensor:
+    """Take all steps with the networks of c clients; return their mean losses [c]."""
     count, clients, batch = steps.rows.shape
     net.begin()
     if not count:
         return examples.new_zeros(clients)
     wide = net.at[net.recipe.layers[-1].weight].shape[1]
+    # The derivative of the loss by all log-softmax outputs: 0 but for the true label.
     slopes = steps.slope.new_zeros(count, clients, wide, batch)
     slopes.scatter_(-2, steps.labels, steps.slope)
     picked, pulled = [], []
-    # Taken apart at once: an index in every step costs as much as a small product.
+    # Unbind once: indexing in every step would cost as much as a small product.
     each = zip(*(v.unbind() for v in (steps.labels, slopes, steps.rates)), strict=True)
     together = net.together(batch)
-    # The same memory for all batches: it is in the processor's cache.
-    room = examples.new_empty(clients * together * batch, examples.shape[1])
-    for some in torch.split(steps.rows, together):
-        chosen = some.transpose(0, 1).reshape(-1)
-        columns = torch.index_select(examples, 0, chosen, out=room[: len(chosen)])
-        lowest = FirstLayer(net, columns.view(clients, -1, columns.shape[1]), batch)
-        # `lowest` first: zip asks it for one step too many, which moves the layer, and takes no
-        # further element of `each`.
-        for z, (labels, by_log, rate) in zip(lowest, each, strict=False):
-            inputs, logits = net.forward(z)
+    # Reuse one buffer for all batches: it stays in the processor's cache.
+    buffer = examples.new_empty(clients * together * batch, examples.shape[1])
+    for rows in torch.split(steps.rows, together):
+        chosen = rows.transpose(0, 1).reshape(-1)
+        inputs = torch.index_select(examples, 0, chosen, out=buffer[: len(chosen)])
+        first = FirstLayer(net, inputs.view(clients, -1, inputs.shape[1]), batch)
+        # `first` must come first: zip asks it for one element too many, which ends its iteration
+        # and so moves the layer, before zip would take another element from `each`.
+        for z, (labels, slope, rate) in zip(first, each, strict=False):
+            hidden, logits = net.forward(z)
             log = F.log_softmax(logits, -2)
             picked.append(log.gather(-2, labels))
             if net.recipe.pulled:
                 pulled.append(net.pull())
-            delta = log_softmax_backward(by_log, log, -2)
-            lowest.step(net.backward(inputs, delta, rate), rate)
+            delta = log_softmax_backward(slope, log, -2)
+            first.step(net.backward(hidden, delta, rate), rate)
     losses = -(torch.stack(picked) * steps.share).sum((-1, -2))  # [S, c]
     return steps.mean(losses + torch.stack(pulled) if pulled else losses)
