@@ -202,6 +202,13 @@ class Optima:
         """Optimum minus aggregate, by loss."""
         return {k: getattr(self, k) - self.aggregate for k in ("mse", "pairwise", "kl")}
 
+    def gain_text(self, loss: str) -> str:
+        """A gain in points, and its standard error; one of 0 without a gain is no certainty."""
+        gain, error = 100 * self.gains[loss], (self.gain_se or {}).get(loss)
+        if error is None:
+            return f"{gain:+.1f}"
+        return f"{gain:+.1f} ± {100 * error:.1f}" if error or gain else "+0.0 (no example changed)"
+
 
 @dataclass(frozen=True)
 class SetRound:
@@ -227,11 +234,13 @@ class LabelSets:
     """`summary.json`: clients that hold each label, rounds in which it was absent, both [K].
 
     mode, tune, tune_over are the method's; None in folders of versions that did not say them.
+    labelled: examples of the server on which optima are measured, if it has some.
     """
 
     mode: str | None = None
     tune: str | None = None
     tune_over: Literal["all", "union"] | None = None
+    labelled: Whole | None = field(default=None, metadata={"if any": True})
     holders: tuple[Whole, ...]
     absent_rounds: tuple[Whole, ...]
     rounds: tuple[SetRound, ...]

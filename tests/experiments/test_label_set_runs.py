@@ -20,7 +20,7 @@ from fedshift.engine.traffic import Meter, Traffic
 from fedshift.experiments.config.load import load_config, validate
 from fedshift.experiments.experiment import record
 from fedshift.experiments.folder.run_folder import summary_of
-from fedshift.experiments.measures.label_sets import sentences
+from fedshift.experiments.measures.label_sets import BLIND, described, sentences
 from fedshift.experiments.task.preparing import prepare
 from fedshift.experiments.training import silent
 from fedshift.model import Model
@@ -173,20 +173,23 @@ def test_a_run_says_whether_tuning_will_pay(tmp_path: Path) -> None:
     errors = second["optima"].pop("gain_se")
     assert list(second["optima"].values()) == last["tuning"]["accuracy"].tolist()
     assert list(errors.values()) == last["tuning"]["gain_se"].tolist()
+    assert found["label_sets"]["labelled"] == 50
     assert first["optima"] != second["optima"]
     assert found["final"]["sets_optimum_kl"] == second["optima"]["kl"]
-    aggregate = found["final"]["sets_aggregate"]
-    assert aggregate == second["optima"]["aggregate"]
-    gains = [f"{100 * (second['optima'][k] - aggregate):+.1f}" for k in ("mse", "pairwise", "kl")]
+    assert found["final"]["sets_aggregate"] == second["optima"]["aggregate"]
+    aggregate = first["optima"]["aggregate"]
+    gains = {
+        k: f"{100 * (first['optima'][k] - aggregate):+.1f} ± {100 * e:.1f}"
+        for k, e in first["optima"]["gain_se"].items()
+    }
     (said,) = (s for s in found["why"] if s.startswith("Will tuning pay?"))
-    assert f"In round 2 the aggregate has {aggregate:.1%} on the server's labelled examples" in said
-    mse, pairwise, kl = (
-        f"{k} {v} ± {100 * errors[k]:.1f}" for k, v in zip(errors, gains, strict=True)
-    )
-    assert f"over these examples: {kl}; beside it {mse}, {pairwise}. With mode" in said
-    assert not any("gain_se" in k for k in found["final"])
+    assert f"In round 1 the aggregate has {aggregate:.1%} on the server's 50 labelled" in said
+    mse, pairwise, kl = (f"{k} {v}" for k, v in gains.items())
+    assert f"with its standard error: {kl}; beside it {mse}, {pairwise}. With mode" in said
+    assert not any("gain_se" in k or "labelled" in k for k in found["final"])
     text = re.sub(r"(<[^>]*>\s*)+", "|", page([read_run(tmp_path / "run")]))
-    assert f"|2|{aggregate:.1%}|{'|'.join(gains)}|" in text
+    assert f"|1|{aggregate:.1%}|{'|'.join(gains.values())}|" in text
+    assert "will tuning pay? (50 labelled examples)" in text
     assert "optima of MSE and of the pairwise loss did not tell in our runs" in text
     summary = (tmp_path / "run" / "summary.json").read_text()
     (tmp_path / "run" / "summary.json").write_text(summary.replace('"private"', '"public"'))
@@ -194,7 +197,59 @@ def test_a_run_says_whether_tuning_will_pay(tmp_path: Path) -> None:
     without = validate(tables(method=method, server={"validation": 0}) | {"name": "none"})
     record(tmp_path / "none", without, prepare(without), silent)
     assert "optima" not in (tmp_path / "none" / "summary.json").read_text()
-    assert "will tuning pay" not in page([read_run(tmp_path / "none")]).lower()
+    assert BLIND in summary_of(tmp_path / "none")["why"]
+    assert "labelled examples)" not in page([read_run(tmp_path / "none")]).lower()
+
+
+@pytest.mark.parametrize(
+    ("gain", "error", "answer"),
+    [
+        (0.05, 0.02, "Yes. In round 1"),
+        (-0.05, 0.02, "No: this loss leads away from the truth. In round 1"),
+        (0.05, 0.026, "Cannot tell: the gain is within two standard errors. In round 1"),
+        (0.0, 0.0, "Cannot tell: no example changed. In round 1"),
+    ],
+)
+def test_will_tuning_pay_is_answered(gain: float, error: float, answer: str) -> None:
+    """By the first round that measured it, whatever later ones say."""
+    of = {"mse": 0.01, "pairwise": 0.01, "kl": error}
+    first = SetRound(1, 0, optima=Optima(0.5, 0.5, 0.5, 0.5 + gain, of))
+    late = SetRound(9, 0, optima=Optima(0.9, 0.1, 0.1, 0.1, of))
+    sets = LabelSets(
+        mode="public", tune="kl", labelled=500, holders=(1,), absent_rounds=(0,),
+        rounds=(SetRound(0, 0), first, late),
+    )  # fmt: skip
+    (said,) = sentences(sets, ("cat",))
+    assert said.startswith(f"Will tuning pay? {answer} the aggregate has 50.0% on the server's 500")
+    assert ("kl +0.0 (no example changed);" in said) == (not error)
+    assert "± 0.0" not in said
+    assert "tried for round 1" not in said
+    (said,) = sentences(replace(sets, rounds=(late,)), ("cat",))
+    assert "Forecasts were tried for round 1 alone." in said
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(
+    ("options", "advised"),
+    [
+        ({}, True),
+        ({"tune_part": "all"}, False),
+        ({"tune_rounds": 3}, False),
+        ({"mode": "public"}, False),
+        ({"tune": "mse"}, False),
+        ({"tune_steps": 0}, False),
+    ],
+)
+def test_kl_of_the_head_in_all_rounds_is_advised_against(
+    options: dict[str, Any], advised: bool, mlp: Model
+) -> None:
+    given = {"tune": "kl"} | options
+    setting = Setting(mlp, (0.2,) * 5, server_inputs=torch.zeros(3, 12))
+    method = recipes.labelset_fedavg(setting, **given)
+    server = {"sets": {"held": torch.ones(1, 1)}, "absent": {"rounds": torch.zeros(1)}}
+    sets = described(method, server, [SetRound(1, 0)])
+    assert sets is not None
+    assert any("tune_rounds = 3" in s for s in sentences(sets, ("cat",), method)) == advised
 
 
 @pytest.mark.parametrize(
@@ -215,7 +270,9 @@ def test_the_runs_loss_is_told_first_and_the_doubt_where_there_is_one(
     )
     (said,) = sentences(sets, ("cat",))
     others = ", ".join(v for k, v in texts.items() if k != first)
-    assert f"examples: {texts[first]}; beside it {others}." in said
+    assert f"standard error: {texts[first]}; beside it {others}." in said
+    unclear = (mode, tune) == ("private", "mse")
+    assert ("Will tuning pay? Cannot tell: with mode" in said) == unclear
     assert ("optima of mse and pairwise did not tell in our runs" in said) == (mode == "private")
     old = replace(optima, gain_se=None)  # of a folder of an earlier version
     without = replace(sets, rounds=(SetRound(4, 0, optima=old),))
@@ -265,9 +322,11 @@ def test_sentences_name_labels_of_nobody_and_labels_absent_at_times() -> None:
         'Rounds of 9 in which no client of the cohort held a label: "cat" (4).',
         "In the last round central tuning moved the mass on the 2 absent labels from 25.0% to "
         "75.0%.",
+        BLIND,
     ]
     calm = LabelSets(holders=(1,), absent_rounds=(0,), rounds=(replace(one, absent=0),), **PRIVATE)
-    assert sentences(calm, ("cat",)) == []
+    assert sentences(calm, ("cat",)) == [BLIND]
+    assert sentences(replace(calm, tune="none"), ("cat",)) == []
 
 
 @pytest.mark.few(1)
@@ -312,14 +371,22 @@ def test_an_experiment_file_can_say_all_this(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("rounds", "kept"), [(2, [1, 2, 3]), (0, [3])])
-def test_rounds_that_tune_alone_are_kept(rounds: int, kept: list[int], tmp_path: Path) -> None:
-    """Also where none of them is evaluated; the control: tuning in all rounds."""
-    given = tables(training={"rounds": 3, "evaluate_every": 3}, method={"tune_rounds": rounds})
+@pytest.mark.parametrize(
+    ("rounds", "labelled", "kept"), [(2, 50, [1, 2, 3]), (0, 50, [1, 3]), (0, 0, [3])]
+)
+def test_rounds_that_are_kept_unevaluated(
+    rounds: int, labelled: int, kept: list[int], tmp_path: Path
+) -> None:
+    """Rounds that tune alone, and round 1 for its forecast; the control: neither."""
+    given = tables(
+        training={"rounds": 3, "evaluate_every": 3},
+        method={"tune_rounds": rounds},
+        server={"validation": labelled},
+    )
     config = validate(given | {"name": "early"})
     record(tmp_path, config, prepare(config), silent)
     seen = summary_of(tmp_path)["label_sets"]["rounds"]
     assert [r["round"] for r in seen] == kept
     assert [r["loss_after"] is not None for r in seen] == (
-        [True, True, False] if rounds else [True]
+        [True, True, False] if rounds else [True] * len(kept)
     )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Any
 
 from fedshift.algorithms.base import Algorithm, Capabilities, ask
+from fedshift.algorithms.tuning import CentralTuning
 from fedshift.engine.run import Round
 from fedshift.record.summary import LabelSets, Optima, SetRound
 from fedshift.server.optima import MEASURED
@@ -13,6 +15,21 @@ from fedshift.tree import Params, Parts
 
 # A smaller rise of a loss, relative or in nats, is rounding in float32.
 RISES, NATS = 1e-4, 1e-6
+# A gain within so many standard errors may be none.
+ERRORS = 2.0
+PAGE = "docs/methods/central_tuning.md"
+BLIND = (
+    "Will tuning pay? This run cannot tell: give server.validation, or compare with the same run "
+    'under tune = "none".'
+)
+DOUBT = (
+    'with mode = "private" the optima of mse and pairwise did not tell in our runs whether tuning '
+    f"gains; that of kl did ({PAGE})"
+)
+DISCOURAGED = (
+    'tune = "kl" moves the head alone here, in every round, which gained nothing in our runs; '
+    f'tune_part = "all" with tune_rounds = 3 gained where averaging is poor ({PAGE}).'
+)
 
 
 def set_round(current: Round, algorithm: Algorithm) -> tuple[SetRound, ...]:
@@ -42,10 +59,13 @@ def _optima(tuning: Params) -> Optima:
 
 
 def tuned_early(current: Round, algorithm: Algorithm, rounds: int) -> tuple[SetRound, ...]:
-    """`set_round` of a round that tunes where the last of all `rounds` does not; else ().
+    """`set_round` of a round that a run keeps even where it is not evaluated; else ().
 
-    A run keeps these rounds even where they are not evaluated: evaluation may begin after them.
+    Round 1 where optima are measured: it is the one whose forecasts were tried. And rounds that
+    tune where the last of all `rounds` does not: evaluation may begin after them.
     """
+    if current.t == 1 and "accuracy" in current.server.get("tuning", {}):
+        return set_round(current, algorithm)
     now, at_end = (ask(algorithm.at(t), Capabilities.label_rules) for t in (current.t, rounds))
     if now is None or at_end is None or now["tune"] == "none" or at_end["tune"] != "none":
         return ()
@@ -71,16 +91,27 @@ def described(algorithm: Algorithm, server: Parts, rounds: Sequence[SetRound]) -
     """
     if not rounds:
         return None
-    rules = ask(algorithm, Capabilities.label_rules)
+    rules, tuning = ask(algorithm, Capabilities.label_rules), _tuning(algorithm)
+    labelled = None if tuning is None or tuning.labelled is None else len(tuning.labelled)
     return LabelSets(
         **(rules or {"mode": None, "tune": "none", "tune_over": None}),
+        labelled=labelled,
         holders=tuple(server["sets"]["held"].sum(0).tolist()),
         absent_rounds=tuple(server["absent"]["rounds"].tolist()),
         rounds=tuple(rounds),
     )
 
 
-def sentences(sets: LabelSets, classes: Sequence[str]) -> list[str]:
+def _tuning(algorithm: Any) -> CentralTuning | None:
+    """The method that tunes, or the one within it; None where there is none."""
+    if algorithm is None or isinstance(algorithm, CentralTuning):
+        return algorithm
+    return _tuning(getattr(algorithm, "inner", None))
+
+
+def sentences(
+    sets: LabelSets, classes: Sequence[str], algorithm: Algorithm | None = None
+) -> list[str]:
     """Sentences on labels without a holder or absent at times, and on what tuning did and may."""
     last, lines = sets.rounds[-1], list[str]()
     # Absent in every round, and so named once and not by its number of rounds.
@@ -103,7 +134,7 @@ def sentences(sets: LabelSets, classes: Sequence[str]) -> list[str]:
             f"label{'s' * (last.absent > 1)} from {last.outside_before:.1%} to "
             f"{last.outside_after:.1%}."
         )
-    return lines + _rise(sets.rounds) + ([_prospects(sets, last.optima)] if last.optima else [])
+    return lines + _rise(sets.rounds) + _prospects(sets) + _discouraged(sets, algorithm)
 
 
 def _rise(rounds: Sequence[SetRound]) -> list[str]:
@@ -124,23 +155,45 @@ def _rise(rounds: Sequence[SetRound]) -> list[str]:
     ]
 
 
-def _prospects(sets: LabelSets, optima: Optima) -> str:
-    """A sentence on what central tuning can gain: the optimum of each loss, the run's first."""
-    errors = {k: f" ± {100 * error:.1f}" for k, error in (optima.gain_se or {}).items()}
-    gains = {k: f"{k} {100 * v:+.1f}{errors.get(k, '')}" for k, v in optima.gains.items()}
+def _discouraged(sets: LabelSets, algorithm: Algorithm | None) -> list[str]:
+    """A sentence where the run tunes as our runs advise against."""
+    tuning = _tuning(algorithm)
+    if tuning is None or (sets.mode, sets.tune) != ("private", "kl"):
+        return []
+    return [DISCOURAGED] if tuning.part == "head" and not tuning.rounds else []
+
+
+def _prospects(sets: LabelSets) -> list[str]:
+    """Whether central tuning will pay: the loss's optimum in the first round that measured it."""
+    first = next((r for r in sets.rounds if r.optima), None)
+    if first is None or first.optima is None:
+        return [BLIND] if sets.tune not in (None, "none") else []
     # Without steps the method has no loss of its own, and "kl" is the one that tells.
-    first = sets.tune if sets.tune in gains else "kl"
-    others = ", ".join(text for k, text in gains.items() if k != first)
-    doubt = (
-        ' With mode = "private" the optima of mse and pairwise did not tell in our runs whether '
-        "tuning gains; that of kl did (docs/methods/central_tuning.md)."
-    )
-    return (
-        f"Will tuning pay? In round {sets.rounds[-1].round} the aggregate has "
-        f"{optima.aggregate:.1%} on the server's labelled examples. The optimum of each loss "
-        "there, in points more, with its standard error over these examples: "
-        f"{gains[first]}; beside it {others}.{doubt if sets.mode == 'private' else ''}"
-    )
+    optima, loss = first.optima, sets.tune if sets.tune in first.optima.gains else "kl"
+    texts = {k: f"{k} {optima.gain_text(k)}" for k in optima.gains}
+    others = ", ".join(text for k, text in texts.items() if k != loss)
+    late = " Forecasts were tried for round 1 alone." if first.round > 1 else ""
+    doubt = f" W{DOUBT[1:]}." if sets.mode == "private" and loss == "kl" else ""
+    examples = "" if sets.labelled is None else f"{sets.labelled:,} "
+    return [
+        f"Will tuning pay? {_answer(sets, optima, loss)}. In round {first.round} the aggregate has "
+        f"{optima.aggregate:.1%} on the server's {examples}labelled examples, and the optimum of "
+        f"each loss, in points more, with its standard error: {texts[loss]}; beside it {others}."
+        f"{late}{doubt}"
+    ]
+
+
+def _answer(sets: LabelSets, optima: Optima, loss: str) -> str:
+    """Yes, no or cannot tell, by the optimum of one loss; and why not."""
+    gain, error = optima.gains[loss], (optima.gain_se or {}).get(loss)
+    if sets.mode == "private" and loss != "kl":
+        return f"Cannot tell: {DOUBT}"
+    # One of 0 is no certainty: all examples did the same.
+    if not error:
+        return f"Cannot tell: {'the gain has no standard error' if gain else 'no example changed'}"
+    if abs(gain) <= ERRORS * error:
+        return "Cannot tell: the gain is within two standard errors"
+    return "Yes" if gain > 0 else "No: this loss leads away from the truth"
 
 
 def _rows_without_holder(sets: LabelSets) -> str:
