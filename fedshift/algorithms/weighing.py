@@ -18,6 +18,8 @@ IDLE, COSTLY = 0.99, 0.3
 # Ours: the slope of estimated against true log weights that passes for right.
 LEAST_SLOPE, LARGEST_SLOPE = 0.8, 1.2
 ALIKE = 1e-6
+# What follows best in made/slope: feddisk's options where weights do too little.
+BEST = ('estimator="direct"', "temper=1", 'density="auto"')
 # Ours: the share of runs in which some client is still left out.
 LEFT_OUT = 0.05
 
@@ -39,8 +41,11 @@ class Estimate:
         """Pearson's r."""
         return float(np.corrcoef(self.true, self.estimated)[0, 1])
 
-    def sentence(self) -> str:
-        """Slope and correlation, outside 0.8 to 1.2 with the cure; "" where one has no spread."""
+    def sentence(self, differs: Sequence[str] = BEST) -> str:
+        """Slope and correlation, outside 0.8 to 1.2 with the cure; "" where one has no spread.
+
+        differs: those of `BEST` that the run does not have yet
+        """
         # Weights that are alike, but for rounding, have no slope to speak of.
         if min(np.ptp(self.true), np.ptp(self.estimated)) < ALIKE:
             return ""
@@ -49,17 +54,25 @@ class Estimate:
             f"correlation {self.correlation:.2f}"
         )
         if self.slope < LEAST_SLOPE:
-            return (
-                f"{figures}: below {LEAST_SLOPE:g} they do too little. Fit for more rounds "
-                '(density_rounds), or take feddisk with estimator="direct", temper=1 and '
-                'density="auto"'
+            cure = (
+                f"Fit for more rounds (density_rounds), or take feddisk with {_listed(differs)}"
+                if differs
+                else "More density_rounds or more examples are what is left: the options are the "
+                "best that we have"
             )
+            return f"{figures}: below {LEAST_SLOPE:g} they do too little. {cure}"
         if self.slope > LARGEST_SLOPE:
             return (
                 f"{figures}: above {LARGEST_SLOPE:g} they do too much. Fit for more rounds "
                 f"(density_rounds), or take feddisk with temper {1 / self.slope:.2f} times as large"
             )
         return figures
+
+
+def _listed(texts: Sequence[str]) -> str:
+    """ "a", "a and b", "a, b and c"."""
+    *others, last = texts
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def centred(of_clients: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:

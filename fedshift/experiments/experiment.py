@@ -59,6 +59,7 @@ from fedshift.experiments.measured import (
 )
 from fedshift.experiments.measures.correcting import Correcting, Prior, check_prior, corrected
 from fedshift.experiments.measures.custom_metrics import try_metrics
+from fedshift.experiments.measures.example_weights import untrained
 from fedshift.experiments.measures.label_sets import set_round, tuned_early
 from fedshift.experiments.measures.played import Played, describe_weights, registered, sizes_alone
 from fedshift.experiments.measures.served import unused
@@ -223,7 +224,11 @@ def check_method(method: Method, training: Training, ready: Prepared) -> list[st
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NeedlessWarning)  # the summary says it
         run(algorithm, federation, training.rounds, cohort=training.cohort)  # plays no round yet
-    return unused(recipe_of(method, ready.custom).name, algorithm, federation, ready.task)
+    name = recipe_of(method, ready.custom).name
+    return [
+        *unused(name, algorithm, federation, ready.task),
+        *untrained(name, algorithm, training.rounds),
+    ]
 
 
 def _checked(
